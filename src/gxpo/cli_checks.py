@@ -1,4 +1,4 @@
-"""Commands that check and measure before a run: check-reward, check-template, check-env, signal."""
+"""Commands that check and measure before a run: check-reward, check-model, check-template, check-env, signal."""
 
 from __future__ import annotations
 
@@ -51,6 +51,26 @@ def check_template(
     report = check(model, None if template is None else str(template))
     say(json.dumps(report.to_dict(), indent=1) if as_json else report.text())
     if strict and not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def check_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, an id on the hub, or tiny:cold.")],
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64.")] = "float32",
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a problem.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show how gxpo runs a model (fast or by transformers, and why), and compare sampler, learner and transformers.
+
+    Example: gxpo check-model Qwen/Qwen2.5-0.5B-Instruct --dtype bfloat16
+    """
+    from gxpo.models.check import check
+
+    quiet()
+    found = check(model, dtype=dtype)
+    say(json.dumps(found.to_dict(), indent=1) if as_json else found.text())
+    if strict and found.problems:
         raise typer.Exit(1)
 
 

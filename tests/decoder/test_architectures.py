@@ -124,3 +124,97 @@ def test_the_sampler_s_log_probs_are_the_learner_s(name, long):
     expected = learner(model).outputs(forest)["logprob"]
     assert torch.allclose(forest.path_behaviour_logprob, expected, rtol=0, atol=1e-5)
     assert float(expected.std()) > 0.1
+
+
+@pytest.mark.parametrize("name", some(RUN, ["smollm3", "gemma3", "phi3"]))
+def test_adapters(name):
+    """They train, act in the sampler, are off in the reference, and merge into the same model."""
+    model, targets = made(name), ("q_proj", "v_proj") if name == "falcon-h1" else "all-linear"
+    before = alone(model, FORKED)["logprob"].detach()
+    own = learner(model, lora=LoraSettings(rank=4, targets=targets), reference=True)
+    draw = torch.Generator().manual_seed(1)
+    own.restore({n: x + 0.1 * torch.randn(x.shape, generator=draw) for n, x in own.snapshot().items()})
+    bare = alone(own.model, FORKED)
+    assert float((bare["logprob"] - before).abs().max()) > 0.05
+    loss(bare).backward()
+    expected = {n: p.grad.clone() for n, p in own.model.named_parameters() if p.grad is not None}
+    own.model.zero_grad()
+    assert all("lora" in n for n in expected)
+    assert torch.allclose(own.outputs(FORKED)["logprob"], bare["logprob"].detach(), rtol=0, atol=1e-5)
+    assert torch.allclose(own.outputs(FORKED, policy="reference")["logprob"], before, rtol=0, atol=1e-5)
+    assert farthest(own.gradient(FORKED, loss, names=NAMES), expected) < 1e-4
+    forest = sampled(engine(own.model), False)
+    close = 3e-5 if KINDS[name].expected == "flat" else 1e-5  # recurrences are computed by chunks, or token by token
+    assert torch.allclose(
+        forest.path_behaviour_logprob, alone(own.model, forest)["logprob"].detach(), rtol=0, atol=close
+    )
+    one = merged(copy.deepcopy(own.model))
+    assert torch.allclose(alone(one, FORKED)["logprob"], bare["logprob"], rtol=0, atol=2e-5)
+
+
+SINGLE = (  # parts of transformers that compute in float32 whatever they are given, beside norms
+    "gemma2",  # the softmax of eager attention
+    "qwen3-moe", "qwen2-moe", "mixtral", "olmoe", "qwen3-next",  # that of routers
+    "falcon-h1",  # the scan
+)  # fmt: skip
+
+
+def widened(model):
+    """Norms in float64 throughout: those of transformers compute in float32."""
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            more, eps = "Gemma" in type(module).__name__, getattr(module, "variance_epsilon", None)
+            eps = module.eps if eps is None else eps
+            module.forward = lambda x, m=module, more=more, eps=eps: (
+                x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * (m.weight + more)
+            )
+    return model
+
+
+@pytest.mark.parametrize("name", some(FAST, ["llama-3", "mistral-window", "gemma3", "phi3", "gpt-neox"]))
+def test_in_float64_they_agree_to_more_digits(name):
+    model = widened(made(name).double())
+    if hasattr(model.model if hasattr(model, "model") else model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # the grouped products of torch have no float64
+    bare, forest = alone(model, FORKED), sampled(engine(model), True)
+    loss(bare).backward()
+    expected = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    own, close = learner(model), 1e-6 if name in SINGLE else 1e-10
+    assert own._readout.decoder is not None
+    assert torch.allclose(own.outputs(FORKED)["logprob"], bare["logprob"].detach(), rtol=0, atol=close)
+    assert torch.allclose(own.outputs(forest)["logprob"], forest.path_behaviour_logprob, rtol=0, atol=close)
+    gradient = own.gradient(FORKED, loss, names=NAMES)
+    assert farthest({n: gradient[n] for n in expected}, expected) < 10 * close
+
+
+@pytest.mark.parametrize("name", some(RUN, ["llama-3", "gemma3"]))
+def test_in_bfloat16_sampler_and_learner_differ_by_rounding(name):
+    model = made(name).bfloat16()
+    forest = sampled(engine(model), True)
+    gap = (forest.path_behaviour_logprob - learner(model).outputs(forest)["logprob"]).abs()
+    assert float(gap.median()) < 0.05
+
+
+@pytest.mark.parametrize("name", some(RUN, ["smollm3", "mistral-window", "lfm2"]))
+def test_turns_go_on_from_a_kept_cache_or_are_read_anew(name):
+    model = made(name)
+    sampler, prompt = engine(model), (5, 6, 7, 8, 9)
+    for turn in range(3):
+        asked = Request(prompt, (StreamKey(0, turn, "a", 0),), ("a",))
+        ((said,),) = sampler.sample([asked], Sampling(max_new_tokens=5))
+        rows = model(input_ids=torch.tensor([[*prompt, *said.tokens]]), use_cache=False).logits[0].double()
+        expected = rows.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, torch.tensor(said.tokens)[:, None])
+        assert torch.allclose(torch.tensor(said.logprobs), expected[:, 0].float(), rtol=0, atol=1e-5)
+        prompt = (*prompt, *said.tokens, 10 + turn, 4)
+    assert (sampler.reused_tokens > 0) != (sampler.unkept > 0)
+
+
+def test_what_peft_can_not_adapt_is_refused_with_the_reason():
+    with pytest.raises(ModelError, match=r"FalconH1ForCausalLM can't be given these adapters: .*learner.lora_targets"):
+        learner(made("falcon-h1"), lora=LoraSettings(rank=4))
+
+
+def test_a_model_without_rows_in_its_cache_is_refused_with_the_reason():
+    with pytest.raises(ModelError, match="MambaForCausalLM keeps no cache whose rows can be reordered"):
+        engine(made("mamba"))

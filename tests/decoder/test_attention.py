@@ -36,14 +36,16 @@ def trees(draw):
     return chains, seen
 
 
-def by_mask(qkv, cos, sin, seen, scale):
+def by_mask(qkv, cos, sin, seen, scale, cap=None):
     """The same by one softmax a token, in loops over heads."""
-    n = qkv.shape[0]
+    n, turning = qkv.shape[0], cos.shape[1]
     x = qkv.view(n, HEADS + 2 * KV, SIZE)
 
     def turn(v):
-        half = SIZE // 2
-        return v * cos[:, None] + torch.cat([-v[..., half:], v[..., :half]], -1) * sin[:, None]
+        half, rest = turning // 2, v[..., turning:]
+        v = v[..., :turning]
+        v = v * cos[:, None] + torch.cat([-v[..., half:], v[..., :half]], -1) * sin[:, None]
+        return torch.cat([v, rest], -1)
 
     q, k, v = turn(x[:, :HEADS]), turn(x[:, HEADS : HEADS + KV]), x[:, HEADS + KV :]
     rows = []
@@ -52,6 +54,7 @@ def by_mask(qkv, cos, sin, seen, scale):
         for h in range(HEADS):
             own = h // (HEADS // KV)
             scores = torch.stack([q[i, h] @ k[j, own] for j in seen[i]]) * scale
+            scores = scores if cap is None else cap * (scores / cap).tanh()
             heads.append(scores.softmax(0) @ torch.stack([v[j, own] for j in seen[i]]))
         rows.append(torch.cat(heads))
     return torch.stack(rows)
@@ -72,6 +75,37 @@ def test_blocks_equal_a_softmax_over_what_each_token_sees(tree, seed):
     (found * slope).sum().backward()
     (expected * slope).sum().backward()
     assert torch.allclose(a.grad, b.grad, rtol=0, atol=1e-11)
+
+
+@settings(max_examples=40, deadline=None)
+@given(trees(), st.integers(1, 9), st.sampled_from([0, 2, 4, SIZE]), st.sampled_from([None, 1.5]))
+def test_windows_partial_rotation_and_capped_scores(tree, window, turning, cap):
+    """A token sees the last `window` of what leads to it; positions turn the first numbers of a head alone."""
+    chains, seen = tree
+    position, generator = torch.tensor([len(each) - 1 for each in seen]), torch.Generator().manual_seed(window)
+    qkv = torch.randn(len(seen), (HEADS + 2 * KV) * SIZE, generator=generator, dtype=torch.float64)
+    angle = torch.randn(len(seen), turning // 2, generator=generator, dtype=torch.float64).repeat(1, 2)
+    slope = torch.randn(len(seen), HEADS * SIZE, generator=generator, dtype=torch.float64)
+    a, b = qkv.clone().requires_grad_(), qkv.clone().requires_grad_()
+    plan = Plan.within(chains, window, position, torch.float64)
+    found = TreeAttention.apply(a, angle.cos(), angle.sin(), plan, Heads(HEADS, SIZE, 0.7, cap))
+    expected = by_mask(b, angle.cos(), angle.sin(), [each[-window:] for each in seen], 0.7, cap)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+    (found * slope).sum().backward()
+    (expected * slope).sum().backward()
+    assert torch.allclose(a.grad, b.grad, rtol=0, atol=1e-11)
+
+
+def test_blocks_within_a_window():
+    # a prompt of 5 with answers of 2 and 3, window 3: pieces 0..2 and 3..4; the second answer's last token (depth 7)
+    # sees 5 6 7 alone, so it is left out; what the window's edge runs through has a mask
+    chains, position = [Chain(0, 5, 10), Chain(5, 7, 7), Chain(7, 10, 10)], [0, 1, 2, 3, 4, 5, 6, 5, 6, 7]
+    plan = Plan.within(chains, 3, torch.tensor(position), torch.float64)
+    near, far = sorted(plan.rectangles, key=lambda r: -r.keys.start)
+    assert (near.rows, near.keys) == (slice(5, 9), slice(3, 5)) and (far.rows, far.keys) == (slice(3, 5), slice(0, 3))
+    assert (near.mask[0, 0] == 0).tolist() == [[True, True], [False, True], [True, True], [False, True]]
+    assert (far.mask[0, 0] == 0).tolist() == [[False, True, True], [False, False, True]]
+    assert Plan.within(chains, 8, torch.tensor(position), torch.float64).rectangles == Plan.of(chains).rectangles
 
 
 @pytest.mark.parametrize("units", [False, True])

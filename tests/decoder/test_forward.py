@@ -8,6 +8,8 @@ from transformers import (
     GPT2LMHeadModel,
     MistralConfig,
     MistralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -25,6 +27,7 @@ SMALL = {
 }  # fmt: skip
 FAMILY = {
     "llama": small_llama,
+    "llama with another activation": lambda: small_llama(hidden_act="gelu"),
     "llama with biases": lambda: small_llama(attention_bias=True, mlp_bias=True),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL)),
@@ -65,8 +68,8 @@ def test_log_probs_and_gradients_are_those_of_transformers(name, recompute):
     ("model", "why"),
     [
         (lambda: GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9)), "GPT2LMHeadModel is not"),
-        (lambda: small_llama(hidden_act="gelu"), "its activation is gelu"),
-        (lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)), "layers other than full attention"),
+        (lambda: OlmoeForCausalLM(OlmoeConfig(**SMALL, num_experts=4, clip_qkv=3.0)), "its clip_qkv is set"),
+        (lambda: small_llama(layer_types=["full_attention", "chunked_attention"]), "it has chunked_attention layers"),
     ],
 )
 def test_other_models_are_left_to_transformers(model, why):

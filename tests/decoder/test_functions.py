@@ -1,9 +1,10 @@
 """Linear parts of a layer: values and gradients against autograd through the definitions, in float64."""
 
+import pytest
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
-from gxpo.decoder.functions import AddLinear, GatedMLP, NormLinears
+from gxpo.decoder.functions import ACTIVATIONS, AddLinear, GatedMLP, NormLinears
 
 EPS = 1e-5
 
@@ -46,13 +47,24 @@ def test_a_map_added():
     )  # fmt: skip
 
 
-def test_the_gated_perceptron():
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("act", ACTIVATIONS)
+def test_the_gated_perceptron(act, residual):
     x, w = numbers(7, 8), 1 + 0.1 * numbers(8, seed=1)
+    raised = {"silu": silu, "gelu_pytorch_tanh": lambda y: gelu(y, approximate="tanh")}[act]
     compare(
-        lambda x, w, g, u, d: GatedMLP.apply(x, w, EPS, torch.float32, g, u, d),
-        lambda x, w, g, u, d: x + (silu(norm(x, w) @ g.t()) * (norm(x, w) @ u.t())) @ d.t(),
+        lambda x, w, g, u, d: GatedMLP.apply(x, w, EPS, torch.float32, ACTIVATIONS[act], residual, d, g, u),
+        lambda x, w, g, u, d: residual * x + (raised(norm(x, w) @ g.t()) * (norm(x, w) @ u.t())) @ d.t(),
         x, w, numbers(6, 8, seed=2), numbers(6, 8, seed=3), numbers(8, 6, seed=4), close=2e-5,
     )  # fmt: skip
+
+
+def test_gate_and_up_in_one_map():
+    x, w, both, down = numbers(7, 8), torch.ones(8), numbers(12, 8, seed=2), numbers(8, 6, seed=3)
+    inputs = [t.float() for t in (x, w, down, both)]
+    one = GatedMLP.apply(*inputs[:2], EPS, torch.float32, ACTIVATIONS["silu"], True, *inputs[2:])
+    two = GatedMLP.apply(*inputs[:2], EPS, torch.float32, ACTIVATIONS["silu"], True, inputs[2], *inputs[3].chunk(2))
+    assert torch.allclose(one, two, rtol=0, atol=1e-6)
 
 
 def test_weights_that_are_not_trained_get_no_gradient():

@@ -199,12 +199,12 @@ def test_refusals():
         engine.sample(requests(), Sampling(max_new_tokens=125))
     with pytest.raises(ModelError, match="top_p"):
         engine.sample(requests(), Sampling(top_p=0.0))
-    with pytest.raises(ModelError, match="MambaForCausalLM keeps no key-value cache"):
+    with pytest.raises(ModelError, match="MambaForCausalLM keeps no cache whose rows"):
         TorchEngine(MambaForCausalLM(MambaConfig(vocab_size=31, hidden_size=16, num_hidden_layers=1, state_size=4)))
     layer = DynamicLayer()
     check_rows(SimpleNamespace(layers=[layer]), "Plain")
     layer.conv_states = None  # as a layer with attention and a recurrent state has, which selects rows of the former
-    with pytest.raises(ModelError, match="Mixed keeps no key-value cache"):
+    with pytest.raises(ModelError, match="Mixed keeps no cache whose rows"):
         check_rows(SimpleNamespace(layers=[layer]), "Mixed")
     assert engine.sample([], Sampling()) == []
     assert engine.sample([Request((5,), ())], Sampling(max_new_tokens=2)) == [[]]

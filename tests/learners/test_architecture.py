@@ -36,6 +36,7 @@ PACKED = {
     "qwen2, whose window is off": lambda: Qwen2ForCausalLM(
         Qwen2Config(**LLAMAS, sliding_window=4, use_sliding_window=False)
     ),
+    "mistral with a window": lambda: MistralForCausalLM(MistralConfig(**LLAMAS, sliding_window=4)),
 }
 FLAT = {
     "a window of 4|sliding_attention": lambda: MistralForCausalLM(MistralConfig(**LLAMAS, sliding_window=4)),
@@ -86,6 +87,6 @@ def test_packed(name):
 def test_flat_and_said_once(reason):
     model = made(FLAT[reason])
     with pytest.warns(UserWarning, match=f"trained flat, without sharing prefixes: .*({reason})") as said:
-        learner = TorchLearner(model, lr=0.0)
+        learner = TorchLearner(model, lr=0.0, kernels="transformers")
     assert len(said) == 1 and learner.layout == "flat"
     assert torch.allclose(learner.outputs(FOREST)["logprob"], alone(model), rtol=0, atol=2e-5)

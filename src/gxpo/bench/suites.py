@@ -76,6 +76,12 @@ def _agreement(plan: Plan) -> list[Entry]:
     return [Entry(case, lambda plan, case=case: measure(case, plan), timed=False, trl=True) for case in cases]
 
 
+def _models(plan: Plan) -> list[Entry]:
+    from gxpo.bench.models import cases
+
+    return [of_case(case) for case in cases(plan.quick)]
+
+
 def _fidelity(plan: Plan) -> list[Entry]:
     from gxpo.bench.fidelity import entries
 
@@ -95,6 +101,7 @@ SUITES: dict[str, Suite] = {
     "update": Suite(FASTER, _update),  # forward, backward, optimiser step
     "step": Suite(FASTER, _step),  # whole steps of the trainer
     "peer": Suite(FASTER, _peer),  # whole steps, against TRL's GRPOTrainer
+    "models": Suite(FASTER, _models),  # by architecture: sampling against generate, updates against unshared rows
     "fidelity": Suite(TRUE, _fidelity),  # credit against the true advantage of turns
     "agreement": Suite(SAME, _agreement),  # the same rollouts in TRL and under grpo@trl
 }

@@ -81,10 +81,8 @@ def _rope(kind: str, **settings: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **settings}}
 
 
-LLAMA3 = _rope(
-    "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
-)
-EXPERTS = {"moe_intermediate_size": "$head", "num_experts": "$experts", "num_experts_per_tok": 2}
+LLAMA3 = _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+EXPERTS = {"moe_intermediate_size": "$inner", "num_experts": "$experts", "num_experts_per_tok": 2}
 NO_HEAD = {"head_dim": None}
 KINDS: Mapping[str, Kind] = {
     "llama": Kind("Llama", "Llama 2, TinyLlama, SmolLM 1 and 2, most others"),
@@ -134,7 +132,7 @@ KINDS: Mapping[str, Kind] = {
     "qwen3-moe": Kind("Qwen3Moe", "Qwen 3 mixtures of experts", EXPERTS),
     "qwen2-moe": Kind(
         "Qwen2Moe", "Qwen 2 mixtures of experts, with a shared one",
-        {**EXPERTS, "shared_expert_intermediate_size": "$head", "decoder_sparse_step": 1},
+        {**EXPERTS, "shared_expert_intermediate_size": "$inner", "decoder_sparse_step": 1},
     ),
     "mixtral": Kind("Mixtral", "Mixtral", {"num_local_experts": "$experts", "num_experts_per_tok": 2}),
     "olmoe": Kind("Olmoe", "OLMoE", {**EXPERTS, **NO_HEAD}),
@@ -146,7 +144,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "qwen3-next": Kind(
         "Qwen3Next", "Qwen3-Next: gated delta rule beside attention, experts",
-        {**EXPERTS, "shared_expert_intermediate_size": "$head", "linear_num_value_heads": 4,
+        {**EXPERTS, "shared_expert_intermediate_size": "$inner", "linear_num_value_heads": 4,
          "linear_num_key_heads": 2, "linear_key_head_dim": "$head", "linear_value_head_dim": "$head",
          "full_attention_interval": 2},
         "flat",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -206,8 +206,7 @@ def why_not(causal: Any) -> str | None:
     """Why a model can't be described by one of the families, from its class and configuration."""
     name, family, config = type(causal).__name__, family_of(causal), causal.config
     if family is None:
-        known = ", ".join(each.removesuffix("ForCausalLM") for each in FAMILIES)
-        return f"{name} is not one of the architectures with a fast forward pass ({known})"
+        return f"{name} is not one of the architectures with a fast forward pass (docs/models.md)"
     if backbone_of(causal) is None or not len(backbone_of(causal).layers):
         return "it has no layers"
     if set_ := [key for key in family.must_be_none if getattr(config, key, None) is not None]:
@@ -221,19 +220,23 @@ def why_not(causal: Any) -> str | None:
 class Head:
     """Hidden states [n, H] to logits [n, V]: the last linear map, then `scale`, then a soft cap."""
 
-    module: Any
+    causal: Any
     scale: float = 1.0
     cap: float | None = None
+
+    @property
+    def module(self) -> Any:
+        """The last map, as it is now: adapters replace it."""
+        return self.causal.get_output_embeddings()
 
     @staticmethod
     def of(causal: Any) -> Head | None:
         """The head of a model; None if it names no last map."""
-        module = causal.get_output_embeddings() if hasattr(causal, "get_output_embeddings") else None
-        if module is None:
+        if not hasattr(causal, "get_output_embeddings") or causal.get_output_embeddings() is None:
             return None
         config = causal.config.get_text_config()
         scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
-        return Head(module, scale, getattr(config, "final_logit_softcapping", None))
+        return Head(causal, scale, getattr(config, "final_logit_softcapping", None))
 
     def __call__(self, states: Tensor, weight: Tensor | None = None) -> Tensor:
         """weight: of the map, in the dtype of products; None: the map runs as it is."""
@@ -242,7 +245,7 @@ class Head:
         return logits if self.cap is None else self.cap * (logits / self.cap).tanh()
 
 
-def rope_settings(config: Any) -> list[Mapping[str, Any]]:
+def rope_settings(config: Any) -> Sequence[Mapping[str, Any]]:
     """Settings of the rotary embeddings that a configuration names, for all layers or by type of layer."""
     settings = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     nested = [x for x in settings.values() if isinstance(x, dict)]

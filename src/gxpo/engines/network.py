@@ -67,7 +67,7 @@ class Network:
         self.causal = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.name = type(self.causal).__name__
         accepted = inspect.signature(self.causal.forward).parameters
-        if "past_key_values" not in accepted:
+        if not any(x.name == "past_key_values" or x.kind is x.VAR_KEYWORD for x in accepted.values()):
             check_rows(None, self.name)
         self._accepts = {name for name in ("position_ids", "logits_to_keep") if name in accepted}
         self.positions, self.limited_by = positions(self.causal.config.get_text_config())

@@ -85,6 +85,17 @@ def why_flat(readout: Readout) -> str | None:
     return None if _tree_equals_branches(readout) else "its layers do not follow a mask of ancestors"
 
 
+def untrained_loss(causal: Any) -> str | None:
+    """What of a mixture of experts' own loss is not in the objective; None if there is nothing."""
+    coefficient = getattr(causal.config.get_text_config(), "router_aux_loss_coef", None)
+    if not coefficient:
+        return None
+    return (
+        f"{type(causal).__name__} routes tokens to experts: its load-balancing loss (router_aux_loss_coef "
+        f"{coefficient:g}) is not part of the objective; watch the experts' use over long runs"
+    )
+
+
 @torch.no_grad()
 def _tree_equals_branches(readout: Readout) -> bool:
     parameter = next(readout.causal.parameters())

@@ -52,16 +52,37 @@ def with_lora(model: Any, settings: LoraSettings, base: str | None = None, adapt
         # peft 0.21 reads a name that transformers 5.23 has deprecated; users can change neither
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         torch.manual_seed(_seed(settings.seed, first))
-        wrapped = peft.get_peft_model(model, config, adapter_name=first)
+        try:
+            wrapped = peft.get_peft_model(model, config, adapter_name=first)
+        except ValueError as error:  # modules that peft can't adapt, or names that there are not
+            raise ModelError(
+                f"{type(model).__name__} can't be given these adapters: {' '.join(str(error).split())[:300]} "
+                "(learner.lora_targets names modules, such as [q_proj, v_proj])"
+            ) from error
         for name in others:
             torch.manual_seed(_seed(settings.seed, name))
             wrapped.add_adapter(name, configs[name])
+    _check_tied(wrapped)
     for name in adapters:
         if base is not None:
             wrapped.peft_config[name].base_model_name_or_path = base
     for p in adapter_parameters(wrapped, adapters):  # peft freezes all but the active one
         p.requires_grad_(True)
     return wrapped
+
+
+def _check_tied(wrapped: Any) -> None:
+    """Raise `ModelError` where adapters are on one of two modules that share a weight: merged, it would change both."""
+    base = wrapped.get_base_model()
+    ends = {"the embedding": base.get_input_embeddings(), "the head": base.get_output_embeddings()}
+    weights = [getattr(end, "base_layer", end).weight for end in ends.values() if end is not None]
+    adapted = [name for name, end in ends.items() if hasattr(end, "base_layer")]
+    if adapted and len(weights) == 2 and weights[0] is weights[1]:
+        raise ModelError(
+            f"learner.lora_targets names {' and '.join(adapted)} of a model whose head is its embedding "
+            "(tie_word_embeddings): merged into one of them the adapter would change the other. Leave it out, or save "
+            "the model untied"
+        )
 
 
 def _seed(seed: int, adapter: str) -> int:

@@ -104,7 +104,6 @@ class Readout:
         self.vocabulary = int(config.vocab_size)
         self.positions, self.limited_by = positions(config)
         self._backbone, self._head = backbone_of(causal), Head.of(causal)
-        self.head = None if self._head is None else self._head.module
         self.split = self._reproduces_logits() if split is None else split
         if not self.split:
             warnings.warn(
@@ -126,6 +125,11 @@ class Readout:
         enable = getattr(self.causal, "activation_checkpointing_enable", self.causal.gradient_checkpointing_enable)
         enable({"use_reentrant": False})
         self._trains_layers = True
+
+    @property
+    def head(self) -> Any:
+        """The last map, as it is now: adapters replace it."""
+        return None if self._head is None else self._head.module
 
     @property
     def width(self) -> int:

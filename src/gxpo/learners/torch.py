@@ -18,7 +18,7 @@ from gxpo.decoder.forward import Kernels, Products
 from gxpo.decoder.measure import Trial
 from gxpo.errors import ConfigError, ModelError
 from gxpo.forest import Forest
-from gxpo.learners.architecture import additive, padded, why_flat
+from gxpo.learners.architecture import additive, padded, untrained_loss, why_flat
 from gxpo.learners.base import InProcess, Optimiser, Schedule, States
 from gxpo.learners.lora import ALONE, Adapters, LoraSettings, adapter_of, trained_policies, with_lora
 from gxpo.learners.packing import Layout, MicroBatch, Packing, Sheet, outputs_of
@@ -96,6 +96,8 @@ class TorchLearner(InProcess):
         self._kernels: dict[str, Any] = {"kernels": kernels, "products": products, "recompute": recompute}
         self._readout = Readout(self.model, **self._kernels)
         self.layout: Layout = _layout_for(self._readout, layout)
+        if (said := untrained_loss(model)) is not None:
+            warnings.warn(said, stacklevel=2)
         self._reference: Readout | None = None
         self.policies = dict(policies or {ALONE: "trained"})
         trained = trained_policies(self.policies)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gxpo import chat, models, worlds
+from gxpo.decoder.architecture import positions
 from gxpo.engines.flow import FlowEngine
 from gxpo.errors import ConfigError
 from gxpo.learners.flow import FlowLearner
@@ -65,7 +66,7 @@ class Policy:
     def positions(self) -> int:
         """Tokens that a context may have."""
         config = getattr(self.learner.model, "config", None)  # a flow has none, and no limit
-        found = None if config is None else getattr(config.get_text_config(), "max_position_embeddings", None)
+        found = None if config is None else positions(config.get_text_config())[0]
         return found or 1 << 30
 
 
