@@ -32,9 +32,9 @@ FORKED = Forest.from_records(
 )  # fmt: skip
 
 
-def made(name, **more):
+def made(name, sizes=TINY, **more):
     """A random model whose norms and biases are not all one and zero."""
-    model = KINDS[name].model(TINY, **more)
+    model = KINDS[name].model(sizes, **more)
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
