@@ -185,15 +185,12 @@ class _Conversion:
             elif kind == "function" and self.path.suffix == ".py":
                 named[f"{self.path}:{value.value}"] = float(weight)
             else:
-                known = {"model": "a reward model", "trl": "trl.rewards", "function": "of a notebook"}
+                known = {"model": "a reward model", "trl": "trl.rewards", "function": "in a notebook"}
                 what = known.get(kind, "not a function of this file")
-                self.notes.append((value.where, f"reward {value.value}: {what}; write it as a function of one rollout"))
-        if any(kind == "function" for kind, _ in self.found.rewards):
-            self.notes.append((where, "reward functions score a batch in TRL and one completion in gxpo: "
-                                      "def reward(completion, answer) -> float"))  # fmt: skip
-            if not self.found.guarded or self.path.suffix == ".ipynb":
-                own = f"importing {self.path.name} would train: move its reward functions to a file of their own"
-                self.notes.append((where, own))
+                self.notes.append((value.where, f"reward {value.value}: {what}; put it into a file of its own"))
+        if not self.found.guarded and any(kind == "function" for kind, _ in self.found.rewards):
+            own = f"importing {self.path.name} would train: move its reward functions to a file of their own"
+            self.notes.append((where, own))
         if len(named) == 1 and set(named.values()) == {1.0}:
             self.keys["reward"], self.origins["reward"] = next(iter(named)), where
         elif named:
