@@ -140,7 +140,7 @@ def test_what_can_be_known_is_refused_without_a_run(capsys, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("raise SystemExit('was run')\nclass World: ...\ndef score(completion): ...\n")
     (tmp_path / "broken.py").write_text("x = 1\nclass World(:\n")
-    (tmp_path / "plain.jsonl").write_text("".join(f'{{"prompt": "{i}", "answer": "{i}"}}\n' for i in range(40)))
+    (tmp_path / "plain.jsonl").write_text("".join(f'{{"prompt": "{i}", "answer": "{i}"}}\n' for i in range(400)))
     flags = [x for s in sets for x in ("--set", s)]
     for command in (["train", "--dry-run"], ["plan", "--no-probe"]):
         code, out, err = run(capsys, command[0], config(tmp_path), command[1], *flags)
@@ -218,7 +218,8 @@ def test_a_missing_file(capsys, tmp_path):
     ("lines", "message"),
     [
         ('{"prompt": "1+1=", "answer": "2"}\n{"prompt": \n', "tasks.jsonl, line 2"),
-        ('{"prompt": "1+1="}\n', "answer"),
+        ('{"prompt": "1+1="}\n', "leaves no held-out task"),
+        ('{"answer": "2"}\n', "prompt"),
         ("", "tasks.jsonl"),
     ],
 )

@@ -31,6 +31,7 @@ ARGUMENTS = {
     "check-reward": "rewards.py:exact --task data.jsonl --n 4",
     "check-template": "tiny:cold --template chat.jinja",
     "check-env": "sokoban --episodes 1",
+    "check-model": "tiny:cold",
     "signal": "tiny:cold arithmetic --sizes 2 --tasks 4 --set sampling.max_new_tokens=4",
     "compare": "a=runs/a b=runs/b",
     "tasks": "data.jsonl",

@@ -215,7 +215,7 @@ def test_every_part_that_has_a_name_can_be_made():
             try:
                 kind()
             except ConfigError as error:  # a part that is nothing without its settings says which
-                assert name in ("spans",), error
+                assert name in ("spans", "agent"), error
 
 
 def test_a_function_as_credit_from_python_and_from_a_file(tmp_path):

@@ -192,7 +192,7 @@ def another(key, entry):
     if isinstance(default, list):
         return ["x"]
     if isinstance(default, dict):
-        return {"x": {"y": 1}}
+        return {"judge_tokens": 2} if key == "logging.prices" else {"x": {"y": 1}}
     return "x" if str in (hint, *get_args(hint)) else 2
 
 

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.pipeline import Method
     from gxpo.protocols import PolicyTokens, Task, TimeStep
+    from gxpo.trainer.handle import Run
     from gxpo.trainer.loop import Trainer
-    from gxpo.trainer.run import Run, resume, train
+    from gxpo.trainer.run import resume, train
     from gxpo.version import __version__ as __version__
 
 _HOMES = {
@@ -32,7 +33,7 @@ _HOMES = {
     "Task": "gxpo.protocols",
     "TimeStep": "gxpo.protocols",
     "Trainer": "gxpo.trainer.loop",
-    "Run": "gxpo.trainer.run",
+    "Run": "gxpo.trainer.handle",
     "resume": "gxpo.trainer.run",
     "train": "gxpo.trainer.run",
     "__version__": "gxpo.version",

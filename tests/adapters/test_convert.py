@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,9 @@ def test_what_is_printed_passes_the_plan(here):
     Path("train.py").write_text(SCRIPT.replace("Qwen/Qwen2-0.5B-Instruct", "tiny:cold"))  # the plan looks for the model
     printed = CliRunner().invoke(app, ["convert", "trl", "train.py"])
     assert printed.exit_code == 0 and "# not carried over:\n#   line 21: GRPOConfig: weight_decay" in printed.output
-    Path("run.yaml").write_text(printed.output)
+    Path("tasks.jsonl").write_text("".join(f'{{"prompt": "{i}", "answer": "{i}"}}\n' for i in range(400)))
+    own = re.sub(r"^task: .*\n|^tasks.options.*\n", "", printed.output, flags=re.M)  # the data set is on the hub
+    Path("run.yaml").write_text(f"{own}\ntask: tasks.jsonl\n")
     for command in (["plan", "--no-probe"], ["train", "--dry-run"]):
         planned = CliRunner().invoke(app, [*command, "run.yaml", "--json"])
         assert planned.exit_code == 0, planned.output

@@ -160,7 +160,7 @@ def test_a_reward_of_python_is_asked_for_again(old: gxpo.Run, tmp_path: Path) ->
     keys = config.read(old.path / "config.yaml") | {"reward": Stated("python:mine", "argument")}
     (tmp_path / "config.yaml").write_text(config.resolve(keys).to_yaml())
     shutil.copytree(old.path / "checkpoints", tmp_path / "checkpoints")
-    with pytest.raises(ConfigError, match=r"was a Python function \(python:mine\): give it again"):
+    with pytest.raises(ConfigError, match=r"was a Python object \(python:mine\): give it again"):
         continued(tmp_path, {})
     assert continued(tmp_path, {"reward": Stated("correct", "--set")})["reward"].value == "correct"
 

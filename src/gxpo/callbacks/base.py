@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from gxpo.trainer.run import Run
+from pathlib import Path
+from typing import Any, Protocol
 
 Row = Mapping[str, Any]  # a line of metrics.jsonl (docs/metrics.md)
 Sample = Mapping[str, Any]  # a row of a table of rollouts (`gxpo.callbacks.samples.COLUMNS`)
+
+
+class Run(Protocol):
+    """What a callback sees of a run: the `gxpo.Run` that `gxpo.train` will return."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def config(self) -> dict[str, Any]: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def resumed(self) -> bool: ...
+    @property
+    def metrics(self) -> list[dict[str, Any]]: ...
+    @property
+    def evaluations(self) -> list[dict[str, Any]]: ...
+    def stop(self, reason: str) -> None: ...
 
 
 class Callback:

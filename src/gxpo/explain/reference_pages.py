@@ -114,7 +114,7 @@ def _settings(model: type[BaseModel], section: str) -> dict[str, list[tuple[str,
     for name, entry in model.model_fields.items():
         kind = entry.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found |= _settings(kind, name)
+            found |= _settings(kind, f"{section}.{name}" if section else name)
             continue
         hint = _plain(hints[name])
         rule = ranges.rule_of(hint)

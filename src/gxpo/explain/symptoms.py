@@ -84,7 +84,7 @@ SYMPTOMS: dict[str, Symptom] = {
     ),
     "all-right groups": Symptom(
         "every answer of a group is right: samples are paid for and teach nothing",
-        ("tasks too easy", "always solved", "saturated", "no contrast", "empty steps", "zero signal"),
+        ("tasks too easy", "always solved", "saturated", "no contrast", "empty steps"),
         (
             Advice("dapo", "such groups are dropped and others sampled in their place", "rollouts"),
             Advice(

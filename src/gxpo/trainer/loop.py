@@ -29,6 +29,7 @@ from gxpo.trainer.checkup import Checkup
 from gxpo.trainer.directory import CONFIG, EVALUATIONS, METRICS, default, free, refuse_another, refuse_links
 from gxpo.trainer.evaluate import EVALUATION, Evaluation, evaluate
 from gxpo.trainer.given import Given
+from gxpo.trainer.handle import Run
 from gxpo.trainer.lock import Lock
 from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.session import Session, decoder
@@ -107,8 +108,6 @@ class Trainer(Stages):
             self._lock.release()
 
     def _train(self, watch: Callable[[dict[str, Any]], bool | None] | None) -> None:
-        from gxpo.trainer.run import Run  # what callbacks are given is what the caller will be
-
         self._own()
         self.stopped = self.early.reason if self.early is not None and self.early.over else None
         self.run = Run(self.out, self)
