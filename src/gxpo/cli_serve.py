@@ -39,9 +39,9 @@ def serve(
     quiet()
     with serving.stages_of(what, sets or [], lambda line: typer.echo(line, err=True)) as stages:
         if play is not None:
-            forest = serving.play(stages, play, out)
+            forest, decoded = serving.play(stages, play, out)
             for row in range(forest.n_trajectories):
-                say(json.dumps(forest.to_records()[row]) if as_json else serving.transcript(forest, row))
+                say(json.dumps(forest.to_records()[row]) if as_json else serving.transcript(forest, row, decoded))
             return
 
         def ready(base_url: str) -> None:

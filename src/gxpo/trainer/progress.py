@@ -52,6 +52,9 @@ class Progress(Callback):
             self.console.print(line, style="dim")
 
     def on_start(self, run: Any) -> None:
+        if run.resumed:
+            every = run.config["trainer.checkpoint_every"]
+            self.say(f"going on from the newest checkpoint, of step {run.step} (trainer.checkpoint_every={every})")
         self._bar.on_start(run)
 
     def on_step(self, row: Mapping[str, Any], run: Any) -> None:

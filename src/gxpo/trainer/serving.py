@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -141,8 +141,9 @@ def _written(attempts: list[Attempt], session: Session) -> Forest | None:
     return Forest.from_records(lines) if lines else None
 
 
-def play(stages: Stages, n: int, out: Path | None) -> Forest:
-    """The configuration's agent at the first `n` tasks, as it would be played in a step; nothing is trained."""
+def play(stages: Stages, n: int, out: Path | None) -> tuple[Forest, Callable[[Sequence[int]], str]]:
+    """The configuration's agent at the first `n` tasks, as it would be played in a step, and what makes text of ids;
+    nothing is trained."""
     rollout = stages.method.rollout
     if not isinstance(rollout, AgentEpisodes):
         raise ConfigError("--play needs an agent: set rollout=agent and rollout.run=my_agent.py:run")
@@ -151,15 +152,17 @@ def play(stages: Stages, n: int, out: Path | None) -> Forest:
     shown = with_texts(forest, session.decode)
     if out is not None:
         dump(shown, out)
-    return shown
+    return shown, session.decode
 
 
-def transcript(forest: Forest, row: int) -> str:
-    """What was read and written in one trajectory, turn by turn."""
-    lines = []
-    for step in (forest.step_trajectory == row).nonzero().flatten().tolist():
-        agent = forest.agent_names[int(forest.step_agent[step])]
-        lines += [f"[read]  {forest.observation_text[step] or ''}", f"[{agent}] {forest.action_text[step]}"]
+def transcript(forest: Forest, row: int, decode: Callable[[Sequence[int]], str]) -> str:
+    """What the model read, token ids as text, and wrote in one trajectory, turn by turn."""
+    record = forest.to_records()[row]
+    lines, read = [], list(record.get("prompt") or [])
+    for turn in record["turns"]:
+        read = turn.get("context") or [*read, *(turn.get("observation") or [])]
+        lines += [f"[read]  {decode(read)}", f"[{turn.get('agent') or 'agent'}] {decode(turn['action'])}"]
+        read = []
     about: dict[str, Any] = forest.info[row]
     score = "unscored" if not bool(forest.scored[row]) else f"reward {float(forest.outcome[row]):g}"
     failure = f" ({about['failure']})" if "failure" in about else ""

@@ -140,8 +140,8 @@ def missing_scores(case: Case) -> Finding | None:
             partly = case.facts is not None and case.facts.partly_missing(values) > 0.1
             if len(r.components) == 1 or CORRECT.search(name) or partly:
                 lost = ~np.isfinite(values)
-                if lost.all():
-                    continue  # a column of other rows
+                if not (np.isfinite(r.score) & ~lost).any():
+                    continue  # a column of other rows, or of those alone that have no score
                 missing = lost if lost.mean() > missing.mean() else missing
         if missing.mean() > 0.02:
             known = r.score[~missing]
