@@ -253,3 +253,31 @@ def test_overrides_of_verl_with_an_objective_of_another_kind(here):
         convert_verl(["hello"])
     unknown = convert_verl(["algorithm.adv_estimator=remax"])
     assert any("adv_estimator=remax: gxpo has grpo, rloo" in said for _, said in unknown.notes)
+
+
+ADAPTED = """
+from trl import GRPOConfig
+from gxpo.adapters.trl import GRPOTrainer
+
+def correct(completions, answer, **kwargs):
+    return [0.0] * len(completions)
+
+args = GRPOConfig(output_dir="outputs/stalled", max_steps=5)
+GRPOTrainer("tiny:cold", correct, args, rows(), method="ngrpo", success_at=0.5).train()
+"""
+
+
+def test_a_script_that_uses_our_adapter_keeps_its_method(here):
+    Path("train.py").write_text(ADAPTED)
+    found = convert_trl("train.py")
+    assert (found.keys["method"], found.origins["method"]) == ("ngrpo", "line 9")
+    assert any("success_at" in said for _, said in found.notes)
+
+
+def test_what_is_printed_touches_neither_the_old_run_nor_the_script(here):
+    """The old run stays readable; importing the script would train; rows made in code are not guessed at."""
+    Path("train.py").write_text(ADAPTED)
+    found = convert_trl("train.py")
+    assert found.keys["out"] == "runs/stalled"
+    assert found.keys["reward"] == "my_rewards.py:correct" and found.keys["task"] == "TASKS.jsonl"
+    assert any("would train" in said for _, said in found.notes)

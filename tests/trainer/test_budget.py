@@ -39,6 +39,21 @@ def test_ends_after_so_many_updates(tmp_path):
     assert sum(updates) >= 6 > sum(updates[:-1])
 
 
+def test_steps_without_a_signal_count_as_updates_so_that_the_run_ends(tmp_path):
+    with pytest.warns(UserWarning, match="nothing is learned"):
+        run = gxpo.train(
+            "tiny:cold",
+            "arithmetic",
+            "grpo",
+            50,
+            lambda completion: 0.0,
+            out=tmp_path / "run",
+            set={**KEYS, "trainer.max_updates": 3},
+        )
+    assert [row["optimiser_steps"] for row in run.metrics] == [0, 0, 0]
+    assert run.trainer.finished
+
+
 def test_ends_after_so_many_seconds_of_training_counted_over_resumes(tmp_path):
     run = trained(tmp_path / "run", **{"trainer.max_seconds": 1e-6})
     assert len(run.metrics) == 1

@@ -171,7 +171,8 @@ class _Conversion:
             self.notes.append((at.where, "columns that a map() makes of the data: tasks.options.prompt and answer name "
                                          "those that are there, template and answer_after say the rest"))  # fmt: skip
         else:
-            self._lacks("", "data: none is named; set task, e.g. to a .jsonl file of prompts and answers")
+            self.keys["task"], self.origins["task"] = "TASKS.jsonl", "to be written"
+            self._lacks("", "data: no file or data set of the hub is named; write prompts and answers to TASKS.jsonl")
         self._rewards()
 
     def _rewards(self) -> None:
@@ -183,13 +184,13 @@ class _Conversion:
             if kind == "trl" and value.value in REWARDS:
                 named[REWARDS[value.value]] = float(weight)
             elif kind == "function" and self.path.suffix == ".py":
-                named[f"{self.path}:{value.value}"] = float(weight)
+                named[f"{self.path if self.found.guarded else 'my_rewards.py'}:{value.value}"] = float(weight)
             else:
                 known = {"model": "a reward model", "trl": "trl.rewards", "function": "in a notebook"}
                 what = known.get(kind, "not a function of this file")
                 self.notes.append((value.where, f"reward {value.value}: {what}; put it into a file of its own"))
         if not self.found.guarded and any(kind == "function" for kind, _ in self.found.rewards):
-            own = f"importing {self.path.name} would train: move its reward functions to a file of their own"
+            own = f"importing {self.path.name} would train: move its reward functions to my_rewards.py"
             self.notes.append((where, own))
         if len(named) == 1 and set(named.values()) == {1.0}:
             self.keys["reward"], self.origins["reward"] = next(iter(named)), where
@@ -211,11 +212,17 @@ class _Conversion:
         if given.get("multi_objective_aggregation", "") == "normalize_then_sum":
             spec = "gdpo_multi@trl"
             given.pop("multi_objective_aggregation")
+        own = self.found.parts.get("method")
+        if own is not None:
+            spec = str(own.value)
         try:
             composed = translated(settings(given), spec, {})
         except ConfigError as error:
             raise ConfigError(f"{self.path}: {error}") from None
-        self._set("method", spec, "loss_type")
+        if own is not None:
+            self._part("method", "method", spec)
+        else:
+            self._set("method", spec, "loss_type")
         for key, stated in composed.keys.items():
             field = stated.origin.removeprefix("GRPOConfig.")
             if field != stated.origin:
@@ -368,7 +375,7 @@ class _Conversion:
         a = self.args
         self._set("seed", int(a.seed), "seed")
         if "output_dir" in self.given:
-            self._set("out", str(a.output_dir), "output_dir")
+            self._set("out", f"runs/{Path(a.output_dir).name}", "output_dir")  # TRL's own run stays readable
         if a.save_strategy == "no":
             self._set("trainer.checkpoint_every", 0, "save_strategy")
         elif a.save_strategy == "steps" and isinstance(a.save_steps, int) and a.save_steps >= 1:

@@ -277,6 +277,14 @@ class _Reader:
                 if "model" not in self.found.parts:
                     self.found.open.append((self._where(model), "model: an object; say which one"))
         self._rewards(given.get("reward_funcs"))
+        if (method := given.get("method")) is not None:  # of gxpo.adapters.trl
+            try:
+                self.found.parts["method"] = Value(self._value(method), self._where(method))
+            except _Open:
+                self.found.open.append((self._where(method), "method: it is made when the script runs; set method"))
+        for name in ("overrides", "success_at", "answers", "callbacks"):
+            if name in given:
+                self.found.open.append((self._where(given[name]), f"GRPOTrainer({name}=...): state it in gxpo's keys"))
         for name in ("tools", "rollout_func", "environment_factory", "reward_processing_classes"):
             if name in given:
                 self.found.open.append((self._where(given[name]), f"GRPOTrainer({name}=...): an environment of gxpo"))

@@ -21,8 +21,6 @@ GXPO: dict[str, tuple[str, ...]] = {
     "missing_scores": (
         "scoring_raised, scoring_timeout and scoring_died in metrics.jsonl say what went wrong: mend that",
         "raise scoring.timeout, or add scoring.workers",
-        "with rollout=agent: agent_raised, agent_died, agent_timeout and agent_nonsense count episodes that broke; raise "
-        "rollout.timeout, or say what such an episode is worth: rollout.failed=0",
     ),
     "reward_sign": (
         "make the reward larger for the better answer: gxpo check-reward REWARD --task TASK tries both",

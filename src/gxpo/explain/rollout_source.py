@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from gxpo import config
+from gxpo.definition import STAGES, show
 from gxpo.doctor.rollout_files import rollouts
 from gxpo.doctor.runlog import Rollouts
 from gxpo.errors import GxpoError, RecordError
@@ -166,14 +167,18 @@ def _run_method(run: Path) -> tuple[Method | None, Any, list[str]]:
     """The method and settings of a run's config.yaml. No file that it names is run."""
     try:
         with unexecuted():
-            found = config.resolve(config.read(run / "config.yaml"))
+            keys = config.read(run / "config.yaml")
+            stage = {key: key.split(".")[0] for key in keys}
+            own = {stage[k] for k, s in keys.items() if stage[k] in STAGES and ".py:" in show(s.value)}
+            left = {k: s for k, s in keys.items() if stage[k] not in own}  # options of theirs are not known unrun
+            found = config.resolve(left)
     except (GxpoError, NotRun) as error:
         return (
             None,
             None,
             [f"a configuration that can be resolved ({error}; GRPO is shown instead of the run's method)"],
         )
-    if any(type(part).__name__ == "Unexecuted" for part in found.method.parts()):
+    if own or any(type(part).__name__ == "Unexecuted" for part in found.method.parts()):
         return (
             None,
             found.settings,

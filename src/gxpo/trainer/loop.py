@@ -167,13 +167,13 @@ class Trainer(Stages):
     @property
     def spent(self) -> float:
         """Share of the budget that is spent: the largest over `trainer.max_tokens`, `max_updates` and `max_seconds`;
-        0 without any."""
+        0 without any. A step that had nothing to learn from counts as an update, so that a run of such steps ends."""
         t = self.settings.trainer
         shares = [0.0]
         if t.max_tokens is not None:
             shares.append(self.budget.generated_tokens / t.max_tokens)
         if t.max_updates is not None:
-            shares.append(self.learner.optimiser.steps / t.max_updates)
+            shares.append((self.learner.optimiser.steps + self.empty_steps) / t.max_updates)
         if t.max_seconds is not None:  # clocks differ: all processes go by the first's
             shares.append(float(runtime.first(str(self.seconds))) / t.max_seconds)
         return max(shares)
