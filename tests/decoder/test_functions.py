@@ -64,7 +64,7 @@ def test_gate_and_up_in_one_map():
     inputs = [t.float() for t in (x, w, down, both)]
     one = GatedMLP.apply(*inputs[:2], EPS, torch.float32, ACTIVATIONS["silu"], True, *inputs[2:])
     two = GatedMLP.apply(*inputs[:2], EPS, torch.float32, ACTIVATIONS["silu"], True, inputs[2], *inputs[3].chunk(2))
-    assert torch.allclose(one, two, rtol=0, atol=1e-6)
+    assert torch.allclose(one, two, rtol=1e-5, atol=1e-5)  # of values up to 66
 
 
 def test_weights_that_are_not_trained_get_no_gradient():
