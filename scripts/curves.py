@@ -17,10 +17,10 @@ from gxpo import config
 from gxpo.definition import Stated
 from gxpo.page.chart import svg_chart
 from gxpo.trainer.demo import settings
-from gxpo.trainer.handle import Run
 from gxpo.trainer.progress import Progress
-from gxpo.trainer.run import resume, train
+from gxpo.trainer.run import Run
 from gxpo.trainer.statistics import mean_interval
+from gxpo.trainer.train import resume, train
 
 SEEDS = (0, 1, 2)
 

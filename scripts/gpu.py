@@ -162,7 +162,7 @@ def training(name: str, figures: Figures) -> dict[str, Any]:
 def resumed(figures: Figures) -> dict[str, Any]:
     """Whether six steps, and three resumed to six, end with the same parameters on this device."""
     import gxpo
-    from gxpo.trainer.run import resume
+    from gxpo.trainer.train import resume
 
     keys = {"learner.device": figures.device, "tasks.per_step": 4, "rollout.group_size": 4, "eval.tasks": 4,
             "sampling.max_new_tokens": 8, "trainer.checkpoint_every": 3}  # fmt: skip

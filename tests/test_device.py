@@ -14,7 +14,7 @@ from gxpo.forest import Forest
 from gxpo.learners.lora import LoraSettings
 from gxpo.learners.torch import TorchLearner
 from gxpo.protocols import Request, Sampling, StreamKey
-from gxpo.trainer.run import resume
+from gxpo.trainer.train import resume
 
 DEVICE = os.environ.get("GXPO_TEST_DEVICE", "cpu")
 NAMES = ("logprob", "entropy")

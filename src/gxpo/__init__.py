@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.pipeline import Method
     from gxpo.protocols import PolicyTokens, Task, TimeStep
-    from gxpo.trainer.handle import Run
     from gxpo.trainer.loop import Trainer
-    from gxpo.trainer.run import resume, train
+    from gxpo.trainer.run import Run
+    from gxpo.trainer.train import resume, train
     from gxpo.version import __version__ as __version__
 
 _HOMES = {
@@ -33,9 +33,9 @@ _HOMES = {
     "Task": "gxpo.protocols",
     "TimeStep": "gxpo.protocols",
     "Trainer": "gxpo.trainer.loop",
-    "Run": "gxpo.trainer.handle",
-    "resume": "gxpo.trainer.run",
-    "train": "gxpo.trainer.run",
+    "Run": "gxpo.trainer.run",
+    "resume": "gxpo.trainer.train",
+    "train": "gxpo.trainer.train",
     "__version__": "gxpo.version",
 }
 _MODULES = ("callbacks", "config", "credit", "errors", "grouped", "levels", "objectives", "records", "weighting")

@@ -48,7 +48,7 @@ def gxpo(
 
 def _run(resolved: Any, out: Path | None, as_json: bool) -> None:
     from gxpo.trainer.progress import Progress
-    from gxpo.trainer.run import train
+    from gxpo.trainer.train import train
 
     progress = Progress(quiet=as_json)
     with progress:
@@ -136,7 +136,7 @@ def _resolved(config_file: Path | None, sets: list[str] | None, from_run: Path |
         )
     given = config.over(config.read(config_file) if config_file is not None else {}, config.parse_set(sets or []))
     if from_run is not None:
-        from gxpo.trainer.run import continued
+        from gxpo.trainer.train import continued
 
         given = continued(_found(from_run), given)
     return config.resolve(given)
@@ -167,7 +167,7 @@ def resume(
     Example: gxpo resume runs/arithmetic
     """
     from gxpo.trainer.progress import Progress
-    from gxpo.trainer.run import resume as go_on
+    from gxpo.trainer.train import resume as go_on
 
     progress = Progress(quiet=as_json)
     with progress:

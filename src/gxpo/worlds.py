@@ -12,7 +12,7 @@ from gxpo import envs, tasks
 from gxpo.envs.pool import EnvPool
 from gxpo.errors import TaskError, did_you_mean, need
 from gxpo.protocols import TaskSource
-from gxpo.tasks import own
+from gxpo.tasks import user_source
 from gxpo.tasks.seeds import SeedTasks
 from gxpo.usercode import Unusable, check_defined
 
@@ -50,9 +50,9 @@ def make(
     """
     options = dict(options or {})
     if given is not None:
-        return World(own.adopt(given, name, seed=seed, options=options, per_step=per_step))
-    if own.names_source(name):
-        return World(own.from_file(name, seed=seed, options=options, per_step=per_step))
+        return World(user_source.adopt(given, name, seed=seed, options=options, per_step=per_step))
+    if user_source.names_source(name):
+        return World(user_source.from_file(name, seed=seed, options=options, per_step=per_step))
     spec = envs.source(name, {k: v for k, v in options.items() if k != "pool"})
     if spec is None:
         return World(_tasks(name, seed=seed, options=options, per_step=per_step))
@@ -68,7 +68,7 @@ def make(
 
 def foreseen(name: str, *, seed: int, options: Mapping[str, Any], per_step: int) -> World | None:
     """Like `make`, but never runs a user's code or downloads: None in those cases, after the possible checks."""
-    if own.names_source(name):  # which has found the name in the file
+    if user_source.names_source(name):  # which has found the name in the file
         return None
     spec = envs.source(name, {k: v for k, v in options.items() if k != "pool"})
     if spec is None and name.startswith("dataset:"):

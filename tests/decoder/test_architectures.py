@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.thorough import some
 
-from gxpo.bench.zoo import KINDS, TINY
+from gxpo.bench.random_models import KINDS, TINY
 from gxpo.engines.torch import TorchEngine
 from gxpo.errors import ModelError
 from gxpo.forest import Forest

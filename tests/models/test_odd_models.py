@@ -7,7 +7,7 @@ import torch
 from tests.decoder.test_architectures import FORKED, alone, learner, made, sampled
 from transformers import LlamaForCausalLM
 
-from gxpo.bench.zoo import KINDS, TINY, Sizes
+from gxpo.bench.random_models import KINDS, TINY, Sizes
 from gxpo.decoder.forward import Decoder
 from gxpo.engines import network
 from gxpo.engines.torch import TorchEngine

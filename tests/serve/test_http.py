@@ -12,9 +12,9 @@ from tests.serve.agent_session import ADD, CALL, END, HTTP, TOKENIZER, ask, post
 
 from gxpo.protocols import StreamKey
 from gxpo.rollouts.build import action
-from gxpo.serve.desk import Attempt, Desk
 from gxpo.serve.history import History
 from gxpo.serve.http import Server
+from gxpo.serve.queue import Attempt, CallQueue
 from gxpo.serve.respond import respond
 
 
@@ -22,14 +22,14 @@ from gxpo.serve.respond import respond
 def serving(say, **given):
     """The base URL, and the one attempt, under the key "sk-1"."""
     made = session(say, **given)
-    desk = Desk(patience=0.0, most_calls=given.pop("most_calls", 100))
+    queue = CallQueue(patience=0.0, most_calls=given.pop("most_calls", 100))
     attempt = Attempt("sk-1", 0, "one/0", StreamKey(0, 1, "one", 0), History(made.chat, TOKENIZER))
-    desk.open(attempt)
-    server, over = Server(desk, made.decode), threading.Event()
+    queue.open(attempt)
+    server, over = Server(queue, made.decode), threading.Event()
 
     def answer() -> None:
         while not over.is_set():
-            respond(desk, desk.take(time.monotonic() + 0.05), made, action)
+            respond(queue, queue.take(time.monotonic() + 0.05), made, action)
 
     thread = threading.Thread(target=answer)
     thread.start()
@@ -187,10 +187,10 @@ def test_a_reply_fits_into_the_context_and_into_max_tokens():
 
 def test_a_client_that_goes_away_is_not_sampled_for():
     made = session(lambda read, key: "x")
-    desk = Desk(patience=0.0, most_calls=9)
+    queue = CallQueue(patience=0.0, most_calls=9)
     attempt = Attempt("sk-1", 0, "one/0", StreamKey(0, 1, "one", 0), History(made.chat, TOKENIZER))
-    desk.open(attempt)
-    server = Server(desk, made.decode)
+    queue.open(attempt)
+    server = Server(queue, made.decode)
     try:
         with pytest.raises(Exception, match="timed out"):
             HTTP.post(
@@ -202,7 +202,7 @@ def test_a_client_that_goes_away_is_not_sampled_for():
         until = time.monotonic() + 5
         while attempt.waiting and time.monotonic() < until:
             time.sleep(0.01)
-        assert attempt.waiting == 0 and attempt.calls == 0 and desk.take(time.monotonic()) == []
+        assert attempt.waiting == 0 and attempt.calls == 0 and queue.take(time.monotonic()) == []
     finally:
-        desk.close()
+        queue.close()
         server.close()

@@ -11,7 +11,7 @@ from tests.decoder.test_architectures import FORKED, RUN, alone, made
 from transformers import AutoModelForCausalLM
 
 import gxpo
-from gxpo.bench.zoo import KINDS, Sizes
+from gxpo.bench.random_models import KINDS, Sizes
 from gxpo.models.tokenizer import character_tokenizer
 from gxpo.trainer import export
 from gxpo.trainer.start import checkpoint_of, parameters_of

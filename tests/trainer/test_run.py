@@ -13,9 +13,9 @@ from tests.thorough import some
 import gxpo
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.trainer import checkpoint
-from gxpo.trainer.handle import Run
 from gxpo.trainer.lock import Lock
 from gxpo.trainer.metrics import comparable
+from gxpo.trainer.run import Run
 
 
 def run_with(path, **evaluations):

@@ -14,8 +14,8 @@ from gxpo import config
 from gxpo.definition import Stated
 from gxpo.errors import CheckpointError, ConfigError, GxpoError
 from gxpo.trainer import checkpoint, metrics
-from gxpo.trainer.run import continued, free
 from gxpo.trainer.start import inherited, parameters_of
+from gxpo.trainer.train import continued, free
 
 SMALL = {
     "tasks.per_step": 2,

@@ -35,7 +35,7 @@ VERDICTS: Mapping[str, str] = {  # how each trainer passes verdicts
 
 
 # What a trainer may lend to signals and segmenters, by what is said where it does not.
-LENT: Mapping[str, str] = {
+SERVICES: Mapping[str, str] = {
     "model": "it works with the model itself",
     "texts": "it reads what was written",
     "answers": "it reads the tasks' reference answers",
@@ -44,14 +44,14 @@ LENT: Mapping[str, str] = {
 
 
 def tools(step: int, lends: Collection[str] = (), used: set[str] | None = None) -> SignalTools:
-    """Stand-ins for the services that a trainer lends to signals (names of LENT), to try a method with.
+    """Stand-ins for the services that a trainer lends to signals (names of SERVICES), to try a method with.
 
     used  takes the names of what was asked for
     """
 
     def ask(name: str) -> None:
         if name not in lends:
-            raise GxpoError(LENT[name])
+            raise GxpoError(SERVICES[name])
         if used is not None:
             used.add(name)
 
@@ -126,7 +126,7 @@ def declared(
 
     signals    built-in signals that it computes ("reference_logprob", "entropy", ...)
     objective  whether the objective is used, or advantages and weights alone
-    outputs    kinds of the policy's outputs that the objective may read;   lends: names of LENT
+    outputs    kinds of the policy's outputs that the objective may read;   lends: names of SERVICES
     """
     found = []
     segmenter = method.segmenter if "texts" in lends else None
@@ -216,7 +216,7 @@ def reads(
 
 
 def borrows(method: Method, verdicts: bool, components: Sequence[str], lends: Collection[str]) -> set[str]:
-    """Names of LENT that the method's parts ask for, on synthetic rollouts."""
+    """Names of SERVICES that the method's parts ask for, on synthetic rollouts."""
     used: set[str] = set()
     list(_stages(_fresh(method), _rollouts(verdicts, components), tools(1, lends, used), objective=True))
     if any(Output(name).kind not in ("logprob", "entropy") or Output(name).at for name in method.outputs):

@@ -21,8 +21,8 @@ from torch import Tensor
 from gxpo.adapters import asks, trl_asks, trl_checkpoint
 from gxpo.adapters.trl_doctor import Watching
 from gxpo.adapters.trl_figures import Figures
-from gxpo.adapters.trl_lent import Lending
 from gxpo.adapters.trl_rollouts import Rewards, Scored, Window, own_tokens, rollouts
+from gxpo.adapters.trl_services import TrainerServices
 from gxpo.adapters.trl_settings import refuse, settings_against, translated
 from gxpo.compose import method as compose
 from gxpo.errors import ConfigError, need
@@ -109,7 +109,7 @@ class WithMethod(Base):
         self._further = [n for n in composed.outputs if Output(n).kind not in ("logprob", "entropy") or Output(n).at]
         if self._further and self.accelerator.num_processes > 1:
             refuse(composed, [f"it reads the policy's {self._further[0]}, which takes a single process"])
-        self._lending = Lending(self, borrowed, answers)
+        self._lending = TrainerServices(self, borrowed, answers)
         for part in self.gxpo_method.signals.values():
             part.bind(self._lending.tools(0))
         self._figures = Figures(composed) if controls(composed) else None

@@ -13,7 +13,7 @@ from gxpo.pipeline import Method, controls
 # Signals that TRL's own forward passes give, and the model's hidden states.
 SIGNALS = ("proximal_logprob", "reference_logprob", "entropy", "hidden")
 OUTPUTS = ("logprob", "entropy", "mean_logprob", "divergence")
-LENDS = tuple(asks.LENT)
+LENDS = tuple(asks.SERVICES)
 GIVES: Mapping[str, Any] = {"signals": SIGNALS, "outputs": OUTPUTS, "lends": LENDS}
 
 

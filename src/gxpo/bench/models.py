@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from gxpo.bench.random_models import KINDS, Sizes
 from gxpo.bench.runner import Case, Side
-from gxpo.bench.zoo import KINDS, Sizes
 
 Round = Callable[[], dict[str, Any]]
 HERE = "gxpo.bench.models:"

@@ -10,8 +10,8 @@ gxpo.train(..., callbacks=[Mine()])
 from __future__ import annotations
 
 from gxpo.callbacks.base import Callback, Row, Sample
-from gxpo.callbacks.calls import Calls
+from gxpo.callbacks.dispatch import Dispatcher
 from gxpo.callbacks.history import history
 from gxpo.callbacks.named import LOGGERS, make
 
-__all__ = ["LOGGERS", "Callback", "Calls", "Row", "Sample", "history", "make"]
+__all__ = ["LOGGERS", "Callback", "Dispatcher", "Row", "Sample", "history", "make"]

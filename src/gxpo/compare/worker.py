@@ -80,7 +80,7 @@ def _train(path: Path, keys: Mapping[str, Any], keep: bool) -> None:
     from gxpo.errors import need
     from gxpo.trainer.checkpoint import FOLDER, write_atomic
     from gxpo.trainer.loop import Trainer
-    from gxpo.trainer.run import resume, train
+    from gxpo.trainer.train import resume, train
 
     need("transformers.utils.logging", "train").disable_progress_bar()
     given = {k: Stated(v, "compare") for k, v in keys.items()}

@@ -18,10 +18,10 @@ from gxpo.protocols import Completion, Sampling, Session, StreamKey, Task
 from gxpo.registry import part
 from gxpo.rollouts.build import Count, RolloutPart, action, group_of, name_draws, record
 from gxpo.serve import agents
-from gxpo.serve.desk import Attempt, Desk, new_key
 from gxpo.serve.history import History
 from gxpo.serve.http import Server
 from gxpo.serve.outcome import Nonsense, outcome_of
+from gxpo.serve.queue import Attempt, CallQueue, new_key
 from gxpo.serve.respond import respond
 from gxpo.usercode import NotRun
 
@@ -96,9 +96,9 @@ class AgentEpisodes(RolloutPart):
             _ = self.agent
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        desk = Desk(patience=self.patience, most_calls=self.max_calls)
-        server = Server(desk, session.decode)
-        play = _Play(self, session, desk, server.base_url)
+        queue = CallQueue(patience=self.patience, most_calls=self.max_calls)
+        server = Server(queue, session.decode)
+        play = _Play(self, session, queue, server.base_url)
         try:
             return play.forest(tasks)
         finally:
@@ -131,8 +131,8 @@ class _Episode:
 class _Play:
     """The episodes of a step, under way together."""
 
-    def __init__(self, part: AgentEpisodes, session: Session, desk: Desk, base_url: str) -> None:
-        self.part, self.session, self.desk, self.base_url = part, session, desk, base_url
+    def __init__(self, part: AgentEpisodes, session: Session, queue: CallQueue, base_url: str) -> None:
+        self.part, self.session, self.queue, self.base_url = part, session, queue, base_url
         self.running: list[_Episode] = []
 
     def forest(self, tasks: Sequence[Task]) -> Forest:
@@ -142,15 +142,15 @@ class _Play:
         while waiting or self.running:
             while waiting and len(self.running) < self.part.concurrency:
                 self._begin(waiting.pop())
-            calls = self.desk.take(self._next_deadline())
-            respond(self.desk, calls, self.session, action)
-            over = {id(attempt) for attempt in self.desk.collect()}
+            calls = self.queue.take(self._next_deadline())
+            respond(self.queue, calls, self.session, action)
+            over = {id(attempt) for attempt in self.queue.collect()}
             for episode in [e for e in self.running if id(e.attempt) in over]:
                 self._finish(episode)
             self._end_late()
-        if self.desk.unawaited:
+        if self.queue.unawaited:
             warnings.warn(
-                f"episodes kept others waiting for rollout.patience={self.part.patience:g} s: {self.desk.unawaited} "
+                f"episodes kept others waiting for rollout.patience={self.part.patience:g} s: {self.queue.unawaited} "
                 "batches went without them, and another run of this seed may differ in the last bits",
                 stacklevel=2,
             )
@@ -160,7 +160,7 @@ class _Play:
         """Ends what is under way."""
         for episode in self.running:
             episode.playing.stop()
-        self.desk.close()
+        self.queue.close()
 
     # ------------------------------------------------------------ playing
     def _episodes(self, tasks: Sequence[Task]) -> list[_Episode]:
@@ -176,23 +176,23 @@ class _Play:
 
     def _begin(self, episode: _Episode) -> None:
         attempt = episode.attempt
-        self.desk.open(attempt)
+        self.queue.open(attempt)
         self.running.append(episode)
         line = agents.Line(self.base_url, attempt.key, attempt.stream.attempt, self.part.held_out)
-        episode.playing = agents.start(self.part.agent, episode.task, line, lambda: self.desk.end(attempt))
+        episode.playing = agents.start(self.part.agent, episode.task, line, lambda: self.queue.end(attempt))
 
     def _next_deadline(self) -> float | None:
         """When the first of those that work would have taken too long."""
-        now = self.desk.clock()
+        now = self.queue.clock()
         working = [e.attempt for e in self.running if e.attempt.since is not None]
         return min((now + self.part.timeout - a.own_seconds(now) for a in working), default=None)
 
     def _end_late(self) -> None:
-        now = self.desk.clock()
+        now = self.queue.clock()
         for episode in [e for e in self.running if e.attempt.own_seconds(now) >= self.part.timeout]:
             episode.playing.fail("timeout", f"it took longer than rollout.timeout={self.part.timeout:g} s")
             episode.playing.stop()
-            self.desk.end(episode.attempt)
+            self.queue.end(episode.attempt)
 
     def _finish(self, episode: _Episode) -> None:
         """The episode is over: what became of it, and of what was posted."""

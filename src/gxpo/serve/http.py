@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gxpo.errors import ConfigError, need
 from gxpo.serve import reply, request
-from gxpo.serve.desk import Attempt, Call, Desk
+from gxpo.serve.queue import Attempt, Call, CallQueue
 from gxpo.serve.refusal import Refused
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ LARGEST = 1 << 25  # bytes of a body
 
 
 class Server:
-    """Serves a desk's calls from its making until `close`.
+    """Serves a queue's calls from its making until `close`.
 
     decode  token ids to text
     port    0: a free one
     """
 
-    def __init__(self, desk: Desk, decode: reply.Decode, port: int = 0) -> None:
-        uvicorn, app = need("uvicorn", "serve"), application(desk, decode)
+    def __init__(self, queue: CallQueue, decode: reply.Decode, port: int = 0) -> None:
+        uvicorn, app = need("uvicorn", "serve"), application(queue, decode)
         try:
             self._socket = socket.create_server((HOST, port), backlog=1024)
         except OSError as error:
@@ -56,7 +56,7 @@ class Server:
             self._thread.join(5.0)
 
 
-def application(desk: Desk, decode: reply.Decode) -> Starlette:
+def application(queue: CallQueue, decode: reply.Decode) -> Starlette:
     """The routes: `/v1/...` with a key as bearer token, `/KEY/v1/...` for clients that can't send one."""
     need("starlette", "serve")
     from starlette.applications import Starlette
@@ -72,9 +72,9 @@ def application(desk: Desk, decode: reply.Decode) -> Starlette:
         return JSONResponse(error.body(), error.status)
 
     async def complete(http: Request, *, chat: bool) -> Response:
-        attempt = desk.attempt(_key(http))
+        attempt = queue.attempt(_key(http))
         asked = request.read(await _json(http), chat=chat)
-        choices = await _answer(http, desk, desk.submit(attempt, asked))
+        choices = await _answer(http, queue, queue.submit(attempt, asked))
         if asked.stream:
             return StreamingResponse(reply.events(asked, choices, decode), media_type="text/event-stream")
         return JSONResponse(reply.body(asked, choices, decode))
@@ -86,11 +86,11 @@ def application(desk: Desk, decode: reply.Decode) -> Starlette:
         return await complete(http, chat=False)
 
     async def models(http: Request) -> Response:
-        desk.attempt(_key(http))
+        queue.attempt(_key(http))
         return JSONResponse(reply.model() if "name" in http.path_params else reply.models())
 
     async def reward(http: Request) -> Response:
-        attempt: Attempt = desk.attempt(_key(http))
+        attempt: Attempt = queue.attempt(_key(http))
         attempt.posted = await _json(http)
         return JSONResponse({"ok": True})
 
@@ -127,12 +127,12 @@ async def _json(http: Request) -> Any:
         raise Refused(f"the body is not JSON: {error}") from error
 
 
-async def _answer(http: Request, desk: Desk, call: Call) -> Any:
+async def _answer(http: Request, queue: CallQueue, call: Call) -> Any:
     """The answer to a call; a client that goes away before is not answered."""
     answer, gone = asyncio.wrap_future(call.answer), asyncio.ensure_future(_gone(http))
     done, _ = await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
     if answer not in done:
-        desk.withdraw(call)
+        queue.withdraw(call)
         raise Refused("the client has gone", status=499)
     gone.cancel()
     return answer.result()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gxpo.protocols import Completion, Request, Sampling, Session
-from gxpo.serve.desk import Call, Desk
 from gxpo.serve.history import Choice, Prompt
+from gxpo.serve.queue import Call, CallQueue
 from gxpo.serve.refusal import Refused, too_long
 
 
@@ -24,7 +24,7 @@ class _Wanted:
 
 
 def respond(
-    desk: Desk, calls: Sequence[Call], session: Session, fields: Callable[[Completion], dict[str, Any]]
+    queue: CallQueue, calls: Sequence[Call], session: Session, fields: Callable[[Completion], dict[str, Any]]
 ) -> None:
     """Samples replies to the calls and gives them to the clients; those with the same settings in one batch.
 
@@ -38,7 +38,7 @@ def respond(
             if refused.code == "context_length_exceeded":
                 call.attempt.limit = call.attempt.limit or "context"
             call.attempt.calls -= call.asked.size
-            desk.answered(call)
+            queue.answered(call)
             call.give(refused)
     found: dict[_Wanted, list[Completion]] = {}
     for sampling in dict.fromkeys(w.sampling for w in wanted):
@@ -49,7 +49,7 @@ def respond(
         for w in (w for w in wanted if w.call is call):
             choices += call.attempt.history.take(w.prompt, found[w], [fields(c) for c in found[w]])
         call.attempt.history.overridden += bool(call.asked.overridden)
-        desk.answered(call)
+        queue.answered(call)
         call.give(choices)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gxpo import grouped, runtime
-from gxpo.callbacks import Callback, Calls, make, samples
+from gxpo.callbacks import Callback, Dispatcher, make, samples
 from gxpo.config import Resolved
 from gxpo.errors import CheckpointError, ModelError
 from gxpo.forest import Forest
@@ -28,10 +28,10 @@ from gxpo.trainer.best import rules_of
 from gxpo.trainer.checkup import Checkup
 from gxpo.trainer.directory import CONFIG, EVALUATIONS, METRICS, default, free, refuse_another, refuse_links
 from gxpo.trainer.evaluate import EVALUATION, Evaluation, evaluate
-from gxpo.trainer.given import Given
-from gxpo.trainer.handle import Run
 from gxpo.trainer.lock import Lock
 from gxpo.trainer.metrics import MetricsFile
+from gxpo.trainer.python_inputs import Given
+from gxpo.trainer.run import Run
 from gxpo.trainer.session import Session, decoder
 from gxpo.trainer.start import config_sums, refuse_other_config
 from gxpo.trainer.step import Stages
@@ -67,7 +67,7 @@ class Trainer(Stages):
             refuse_another(self.out)
         self.best, self.early = rules_of(s.trainer)
         main = runtime.rank() == 0
-        self.calls = Calls(make(s.trainer.callbacks, s.logging.options), callbacks) if main else Calls({})
+        self.calls = Dispatcher(make(s.trainer.callbacks, s.logging.options), callbacks) if main else Dispatcher({})
         self._lock, self._fresh = Lock(self.out), False
         self.given = given or Given(reward=reward)
         with self._given_files(write=not resume):

@@ -1,199 +1,169 @@
-"""`gxpo.train(...)` and `gxpo.trainer.resume(...)`: a whole run, and what it leaves."""
+"""A run in its directory: what it wrote, what it gained, and the policy that it trained."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+import json
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gxpo import config, runtime
-from gxpo.callbacks import Callback
-from gxpo.definition import Stated
+from gxpo import config
+from gxpo.doctor.finding import Diagnosis
 from gxpo.errors import ConfigError
-from gxpo.pipeline import Method
-from gxpo.trainer.directory import default, free, run_of
-from gxpo.trainer.display import Display, display, no_loading_bars
-from gxpo.trainer.given import Arguments, Given
-from gxpo.trainer.handle import Run
-from gxpo.trainer.interrupts import interactive, of_python
-from gxpo.trainer.loop import Trainer
-from gxpo.trainer.report import write_report
-from gxpo.trainer.start import checkpoint_of, inherited, verified
+from gxpo.learners.torch import VALUE_HEAD
+from gxpo.trainer import export, run_views
+from gxpo.trainer.checkup import verdict_of
+from gxpo.trainer.directory import EVALUATIONS, METRICS, find
+from gxpo.trainer.metrics import MetricsFile
+from gxpo.trainer.start import parameters_of, verified
+from gxpo.trainer.statistics import paired_interval
+from gxpo.trainer.step import Tally
 
-Watch = Callable[[dict[str, Any]], "bool | None"]
-
-
-def train(
-    model: Any = None,
-    task: Any = None,
-    method: str | Method | None = None,
-    steps: int | None = None,
-    reward: Any = None,
-    *,
-    tokenizer: Any = None,
-    eval_task: Any = None,
-    seed: int | None = None,
-    out: str | Path | None = None,
-    set: Mapping[str, Any] | None = None,
-    from_run: str | Path | None = None,
-    resolved: config.Resolved | None = None,
-    callbacks: Sequence[Callback] = (),
-    progress: bool | str | None = None,
-    watch: Watch | None = None,
-    notify: Callable[[str], None] | None = None,
-) -> Run:
-    """Train a policy.
-
-    model   "tiny", a local directory, a hub id; a model of transformers (with `tokenizer`) or (model, tokenizer), which
-            stays as it is: the trained one is `run.model`
-    task    "arithmetic", "countdown", "reasoning_gym:NAME"; a .jsonl, .csv or .parquet file with columns prompt and
-            answer; a list of dicts, a datasets.Dataset, a pandas.DataFrame; a task source: object, class or
-            "my_tasks.py:NAME"
-    method  a composition such as "dr_grpo+gspo", or what `gxpo.method` made
-    steps   steps of the loop; each draws `tasks.per_step` tasks
-    reward  a function of one rollout that declares what it wants among prompt, completion, answer, task, info, tokens,
-            finish and gives a number (or named numbers); a function of a batch, (prompts, completions, **columns), as
-            TRL has them; a rubric of verifiers; `file.py:function`; {any of these: weight}, or a list of them
-    eval_task  held-out tasks, as `task`; without them a share of the task's rows (`tasks.options.held_out_fraction`)
-    set     any other key, e.g. {"optim.lr": 1e-4, "rollout.group_size": 16}
-    from_run  start from the newest parameters of this run (or of RUN/checkpoints/step-N) with a fresh optimiser; keys
-            that are not given are the run's. The default of `out` is then RUN-2, RUN-3...
-    callbacks  loggers and others, beside those of the key trainer.callbacks (docs/logging.md)
-    progress  what is shown on standard error or in the notebook's cell. None: a bar in a terminal or notebook, else a
-            line now and then; True: the bar; False: the lines; "none": nothing
-    out     run directory; by default under runs/, a new one. Objects are written into it, so that the run resumes
-    watch   called with every line of metrics; returning True ends the run early
-    notify  called with a line of text where something takes long before the first step; None: shown with the progress
-
-    Ctrl-C (in a notebook, the stop button) ends the run after the step and saves it. A notebook gets the `Run` then,
-    whose `stopped` says so; a script a KeyboardInterrupt, so that it ends. A second one stops at once.
-
-    Raises GxpoError subclasses whose message says what to change.
-    """
-    given = None
-    if resolved is None:
-        arguments = Arguments(model, tokenizer, task, eval_task, reward)
-        values = {"trainer.steps": steps, "seed": seed, "method": method if isinstance(method, str) else None}
-        keys = {k: Stated(v, "argument") for k, v in values.items() if v is not None}
-        keys |= {k: Stated(v, "argument") for k, v in (set or {}).items()}
-        composed = method if isinstance(method, Method) else None
-
-        def at(place: Path) -> config.Resolved:
-            stated = arguments.keys(place) | keys
-            if from_run is not None:
-                stated = continued(from_run, stated, composed=composed is not None)
-            return config.resolve(stated, composed=composed)
-
-        resolved = at(Path("RUN"))
-        if out is None:
-            out = _place(resolved, arguments.label)
-        if arguments.has_objects:
-            resolved = at(Path(out))
-            given = arguments.given(resolved.settings)
-    elif from_run is not None:
-        raise ConfigError("from_run: what is resolved already has its init_from; see gxpo.trainer.run.continued")
-    else:
-        if out is None and resolved.settings.init_from is not None:
-            out = _place(resolved, None)
-        given = Given(reward=reward) if callable(reward) else None
-    screen = display(progress)
-    say = notify or screen.say
-    with no_loading_bars():
-        trainer = Trainer(resolved, out=out, given=given, notify=say, callbacks=[*callbacks, screen])
-    say(f"run directory: {trainer.out}")
-    return _go(trainer, watch, screen)
+_BEST = ("metric", "value", "step")
 
 
-def _place(resolved: config.Resolved, label: str | None) -> Path:
-    """A run directory that nobody has named: beside the run that this one starts from, or a new one under runs/."""
-    s = resolved.settings
-    runtime.start()
-    if s.out is not None:
-        return Path(s.out)
-    if s.init_from is not None:
-        found = free(run_of(Path(s.init_from)))
-    else:
-        found = free(default(label or s.task, resolved.method.name, s.seed))
-    return Path(runtime.first(str(found)))
+@dataclass(frozen=True)
+class Run:
+    """A run in its directory; `Run("runs/mine")` opens one that has ended. `trainer`: the one that made it, if it was
+    made here."""
 
+    path: Path
+    trainer: Any = None  # a gxpo.Trainer
 
-def continued(from_run: str | Path, given: Mapping[str, Stated], *, composed: bool = False) -> dict[str, Stated]:
-    """The keys of a run that starts from the newest checkpoint of `from_run` (or from that checkpoint): what is
-    `given` over the other run's, and which checkpoint."""
-    path = Path(from_run)
-    keys = inherited(run_of(path), given, composed=composed)
-    for name in ("reward", "task"):
-        if name not in given and str(getattr(keys.get(name), "value", None)).startswith("python:"):
-            raise ConfigError(
-                f"the {name} of {path} was a Python object ({keys[name].value}): give it again, or put it into a file "
-                f"({name}=my_file.py:NAME)"
-            )
-    return keys | {"init_from": Stated(str(checkpoint_of(path)), "from")}
+    def __post_init__(self) -> None:
+        path = Path(self.path)
+        object.__setattr__(self, "path", path if self.trainer is not None else find(path))
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """Every key of config.yaml with its value."""
+        return {key: stated.value for key, stated in self.resolved.keys.items()}
 
-def resume(
-    out: str | Path,
-    *,
-    steps: int | None = None,
-    allow_changed_data: bool = False,
-    callbacks: Sequence[Callback] = (),
-    progress: bool | str | None = None,
-    watch: Watch | None = None,
-    reward: Any = None,
-    task: Any = None,
-) -> Run:
-    """Go on with a stopped run, to the bit as if it had never stopped; `steps` may extend it.
+    @property
+    def resumed(self) -> bool:
+        """Whether it went on from a checkpoint in this process."""
+        return self.trainer is not None and self.trainer.resumed
 
-    Refused where config.yaml, or a file of data or code that it names, is not what the checkpoint was made with; files
-    may differ where `allow_changed_data` says so. Nothing that config.yaml names is loaded before that is known.
-    `reward` and `task`: functions, rubrics and task sources that can't be found again, given again.
-    """
-    out = Path(out)
-    keys, text = verified(out, allow_changed_data=allow_changed_data)
-    resolved = config.resolve(keys)
-    extended = steps is not None and steps != resolved.settings.trainer.steps
-    if extended:
-        if resolved.settings.optim.schedule != "constant":
-            raise ConfigError(
-                f"trainer.steps can't change under optim.schedule={resolved.settings.optim.schedule}: the "
-                "learning rate depends on it; start another run"
-            )
-        resolved = config.resolve(keys | {"trainer.steps": Stated(steps, "resume")})
-    screen = display(progress)
-    given = Given(source=task, reward=reward)
-    with no_loading_bars():
-        trainer = Trainer(resolved, out=out, resume=True, given=given, callbacks=[*callbacks, screen])
-    try:
-        trainer.resume(text, allow_changed_data=allow_changed_data)
-        if extended:
-            if trainer.early is not None:
-                trainer.early.again()
-            trainer.reconfigure(resolved.to_yaml(trainer.out))
-    except BaseException:
-        trainer.close()
-        raise
-    return _go(trainer, watch, screen)
+    @property
+    def stopped(self) -> str | None:
+        """Why it ended before its last step (or is about to); None where it did not."""
+        return None if self.trainer is None else self.trainer.stopped
 
+    def stop(self, reason: str) -> None:
+        """For callbacks: end the run after this step; it is saved, and `gxpo resume` goes on."""
+        if self.trainer is not None:
+            self.trainer.stopped = self.trainer.stopped or reason
 
-def _go(trainer: Trainer, watch: Watch | None, screen: Display) -> Run:
-    def watched(row: dict[str, Any]) -> bool:
-        return bool(watch is not None and watch(row)) or interrupts(row)
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """{"metric", "value", "step"} of the checkpoint that `trainer.keep_best` keeps; None without one."""
+        best = None if self.trainer is None else self.trainer.best
+        return None if best is None or best.value is None else {k: best.state_dict()[k] for k in _BEST}
 
-    with of_python(screen.say) as interrupts:
-        try:
-            trainer.train(watched)
-        finally:
-            trainer.close()
-        run = Run(trainer.out, trainer)
-        if interrupts.signal is not None:
-            trainer.stopped = "interrupted"
-        if runtime.rank() == 0:
-            write_report(trainer.out, run.diagnosis)
-    if interrupts.signal is not None:
-        screen.say(f"interrupted at step {run.step}, which is saved: gxpo.resume({str(run.path)!r}) goes on")
-        if not interactive():
-            raise KeyboardInterrupt
-    if not trainer.warned and (problem := run.problem):
-        warnings.warn(problem, stacklevel=3)
-    return run
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl, one a step."""
+        return MetricsFile(self.path / METRICS).read()
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Held-out figures; the first is before any step."""
+        return MetricsFile(self.path / EVALUATIONS).read()
+
+    @property
+    def step(self) -> int:
+        """Steps that were taken."""
+        return self.trainer.step_number if self.trainer is not None else len(self.metrics)
+
+    @property
+    def gain(self) -> tuple[float, float, float] | None:
+        """Mean change of a held-out task's verdict from the first evaluation to the last, and its 95% interval over
+        tasks (Student's, paired: every task is its own control). None before a second evaluation."""
+        files = sorted((self.path / "evaluations").glob("step-*.json"))
+        if len(files) < 2:
+            return None
+        before, after = (json.loads(f.read_text()) for f in (files[0], files[-1]))
+        tasks = sorted(before.keys() & after.keys())
+        first, last = [before[t] for t in tasks], [after[t] for t in tasks]
+        return (sum(last) / len(tasks) - sum(first) / len(tasks), *paired_interval(first, last))
+
+    @property
+    def tally(self) -> Tally:
+        """What was unscored, without signal or without an update in all of its steps."""
+        return Tally.of(self.metrics)
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can have been learned in it, in a line: no rollout was scored, or no group had a signal. None
+        where something could."""
+        method = self.trainer.method if self.trainer is not None else self.resolved.method
+        return self.tally.problem(method, None if self.trainer is None else self.trainer.failures)
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis | None:
+        """What `gxpo doctor` finds in it; None where that failed, which is warned of."""
+        return verdict_of(self.path)
+
+    @property
+    def samples(self) -> list[dict[str, Any]]:
+        """Records (`gxpo schema`) of the last step whose rollouts were written."""
+        files = sorted((self.path / "rollouts").glob("step-*.jsonl"))
+        return [json.loads(line) for line in files[-1].read_text().splitlines()] if files else []
+
+    # ------------------------------------------------------------ the policy
+    @cached_property
+    def resolved(self) -> config.Resolved:
+        """Its configuration: settings, method, and where each key came from."""
+        return self.trainer.resolved if self.trainer is not None else config.resolve(verified(self.path)[0])
+
+    @property
+    def _parameters(self) -> dict[str, Any]:
+        if self.trainer is None:
+            return parameters_of(self.path)
+        return {name: x.cpu() for name, x in self.trainer.learner.snapshot().items()}
+
+    @cached_property
+    def _trained(self) -> tuple[Any, Any]:
+        if len(getattr(self.resolved.method.rollout, "policies", None) or [0]) > 1:
+            raise ConfigError(f"{self.path} trained several policies: run.save_pretrained(DIR) writes them all")
+        parameters = {k: x for k, x in self._parameters.items() if not k.startswith(VALUE_HEAD)}
+        return export.trained(self.resolved.settings, parameters)
+
+    @property
+    def model(self) -> Any:
+        """The trained policy as a model of transformers, LoRA merged, on the CPU; a copy, made on the first use."""
+        return self._trained[0]
+
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's tokenizer, with the chat template that it was trained with."""
+        return self._trained[1]
+
+    def save_pretrained(self, directory: str | Path, *, adapter: bool = False) -> Path:
+        """The policy as it is now, as `gxpo export` writes it: merged, or, `adapter`, the LoRA adapter as peft has it.
+
+        The trainer's own model is not touched. `directory` must not exist or be empty.
+        """
+        return export.write(self.resolved, self._parameters, self.path, self.step, directory, adapter=adapter)
+
+    # ------------------------------------------------------------ to look at
+    def to_pandas(self, which: str = "metrics") -> Any:
+        """A DataFrame of "metrics" (a row a step), "evaluations", or "samples" (a row a rollout that was written)."""
+        return run_views.table_of(self.path, which)
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """A matplotlib Figure of its curves, written to `path` (.png, .svg, .pdf) if one is given."""
+        return run_views.plot(self.path, str(self), path)
+
+    def _repr_html_(self) -> str:
+        return run_views.html(self.path, str(self), self.diagnosis and self.diagnosis.verdict)
+
+    def __str__(self) -> str:
+        rows = [r for r in self.evaluations if r.get("eval_accuracy") is not None]
+        steps = f"step {self.step} of {self.resolved.settings.trainer.steps}"
+        held_out = " -> ".join(f"{r['eval_accuracy']:.3f}" for r in ([rows[0], rows[-1]] if len(rows) > 1 else rows))
+        return f"{self.path}: {self.resolved.method.name}, {steps}{held_out and f', held-out {held_out}'}"
+
+    def __repr__(self) -> str:
+        return f"<Run {self}>"

@@ -18,10 +18,10 @@ from gxpo.protocols import Budget, StreamKey, Task
 from gxpo.records import dump
 from gxpo.rollouts.agent import AgentEpisodes
 from gxpo.rollouts.build import action, record
-from gxpo.serve.desk import Attempt, Desk
 from gxpo.serve.history import History
 from gxpo.serve.http import Server
 from gxpo.serve.outcome import Nonsense, outcome_of
+from gxpo.serve.queue import Attempt, CallQueue
 from gxpo.serve.respond import respond
 from gxpo.trainer import checkpoint
 from gxpo.trainer.directory import CONFIG
@@ -97,17 +97,17 @@ def serve(
         attempts.append(made)
         return made
 
-    desk = Desk(patience=0.0, most_calls=1 << 30, newcomer=newcomer)
-    server = Server(desk, session.decode, port)
+    queue = CallQueue(patience=0.0, most_calls=1 << 30, newcomer=newcomer)
+    server = Server(queue, session.decode, port)
     until = None if seconds is None else time.monotonic() + seconds
     try:
         ready(server.base_url)
         while until is None or time.monotonic() < until:
-            respond(desk, desk.take(min(until or float("inf"), time.monotonic() + 0.5)), session, action)
+            respond(queue, queue.take(min(until or float("inf"), time.monotonic() + 0.5)), session, action)
     except KeyboardInterrupt:
         pass
     finally:
-        desk.close()
+        queue.close()
         server.close()
         if out is not None and (forest := _written(attempts, session)) is not None:
             dump(with_texts(forest, decoder(stages.tokenizer)), out)

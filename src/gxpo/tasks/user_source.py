@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gxpo.errors import GxpoError, TaskError
 from gxpo.protocols import Task
-from gxpo.tasks.given import plain_row, rows_in
+from gxpo.tasks.in_memory import plain_row, rows_in
 from gxpo.tasks.listed import ListedTasks
 from gxpo.tasks.rows import Columns, tasks_of
 from gxpo.tasks.source import check_options

@@ -6,7 +6,7 @@ import pytest
 from tests.callbacks.parity import REWARD, SMALL
 
 import gxpo
-from gxpo.callbacks import Callback, Calls
+from gxpo.callbacks import Callback, Dispatcher
 from gxpo.errors import ConfigError
 
 
@@ -135,10 +135,11 @@ def test_a_resumed_run_gives_back_the_state_of_the_checkpoint(tmp_path):
 
 def test_a_class_or_anything_else_is_refused():
     with pytest.raises(ConfigError, match="the class Listening is no callback: give an instance"):
-        Calls({}, [Listening])
+        Dispatcher({}, [Listening])
     with pytest.raises(ConfigError, match="int is no callback"):
-        Calls({}, [3])
+        Dispatcher({}, [3])
 
 
 def test_two_of_a_class_have_names_of_their_own():
-    assert list(Calls({"wandb": Callback()}, [Listening(), Listening()]).parts) == ["wandb", "Listening", "Listening-2"]
+    named = {"wandb": Callback()}
+    assert list(Dispatcher(named, [Listening(), Listening()]).parts) == ["wandb", "Listening", "Listening-2"]

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from gxpo.trainer.captured import file_name, module_text
+from gxpo.trainer.source_text import file_name, module_text
 
 SCRIPT = """
 from __future__ import annotations

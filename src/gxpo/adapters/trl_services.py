@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from gxpo.adapters.lent import Lent
+from gxpo.adapters.external_model import ExternalModel
 from gxpo.adapters.trl_rollouts import task_name
 from gxpo.chat.plain import Tokens
 from gxpo.errors import ConfigError, TaskError, need
@@ -18,10 +18,10 @@ from gxpo.signals import SignalTools
 IMAGES = ("pixel_values", "image_grid_thw")  # in a batch whose prompts are not token ids alone
 
 
-class Lending:
+class TrainerServices:
     """Services of one trainer.
 
-    borrowed  names of `asks.LENT` that the method's parts ask for: the others cost nothing
+    borrowed  names of `asks.SERVICES` that the method's parts ask for: the others cost nothing
     answers   the dataset's column of reference answers
     """
 
@@ -31,7 +31,7 @@ class Lending:
         self._answers: dict[str, str | None] = {}
 
     @cached_property
-    def learner(self) -> Lent:
+    def learner(self) -> ExternalModel:
         """The policy in this process. ConfigError where its weights are spread over several."""
         trainer = self._trainer
         if getattr(trainer, "is_deepspeed_enabled", False) or getattr(trainer, "is_fsdp_enabled", False):
@@ -42,7 +42,7 @@ class Lending:
         model = trainer.accelerator.unwrap_model(trainer.model)
         if hasattr(model, "get_base_model"):  # peft's; its adapters are inside
             model = model.get_base_model()
-        return Lent(model, autocast=trainer.accelerator.autocast)
+        return ExternalModel(model, autocast=trainer.accelerator.autocast)
 
     @cached_property
     def _tokens(self) -> Tokens:

@@ -16,7 +16,7 @@ from gxpo.learners.readout import Readout
 from gxpo.learners.torch import TorchLearner
 
 
-class Lent(TorchLearner):
+class ExternalModel(TorchLearner):
     """Reads a model that somebody else trains; it has no optimiser, and never moves a parameter.
 
     model     a transformers causal language model (of peft: with its adapters in it), in memory as a whole

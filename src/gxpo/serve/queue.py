@@ -69,7 +69,7 @@ class Call:
                 self.answer.set_result(answer)
 
 
-class Desk:
+class CallQueue:
     """Where calls wait. Used by the server's thread and the agents', and by the one that samples.
 
     patience    seconds that calls wait for the other episodes; 0: they are answered as they come

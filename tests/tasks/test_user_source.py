@@ -5,7 +5,7 @@ import pytest
 from gxpo import worlds
 from gxpo.errors import TaskError
 from gxpo.protocols import Task
-from gxpo.tasks.own import adopt, names_source
+from gxpo.tasks.user_source import adopt, names_source
 
 
 class Numbers:

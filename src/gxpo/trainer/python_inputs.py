@@ -17,10 +17,10 @@ from gxpo.models.objects import ModelObject
 from gxpo.rewards.rubric import is_rubric
 from gxpo.rewards.spec import weighted
 from gxpo.settings import RunSettings
-from gxpo.tasks.given import json_lines
-from gxpo.tasks.own import is_source
+from gxpo.tasks.in_memory import json_lines
 from gxpo.tasks.rows import Columns
-from gxpo.trainer import captured
+from gxpo.tasks.user_source import is_source
+from gxpo.trainer import source_text
 from gxpo.trainer.checkpoint import write_atomic
 from gxpo.trainer.directory import GIVEN
 
@@ -126,8 +126,8 @@ class Arguments:
         if (text := self._rewards_text) is not None:
             texts[REWARDS] = text
         source = None
-        if self._is_source and captured.file_name(self.task) is None:
-            if (text := captured.module_text([self.task])) is not None:
+        if self._is_source and source_text.file_name(self.task) is None:
+            if (text := source_text.module_text([self.task])) is not None:
                 texts[SOURCE] = text
             else:
                 source = self.task
@@ -141,9 +141,9 @@ class Arguments:
             return Stated(self.task, "argument")
         if not self._is_source:
             return Stated(str(out / TASKS), "argument")
-        if (name := captured.file_name(self.task)) is not None:
+        if (name := source_text.file_name(self.task)) is not None:
             return Stated(name, "argument")
-        if captured.module_text([self.task]) is not None:
+        if source_text.module_text([self.task]) is not None:
             return Stated(f"{out / SOURCE}:{self.task.__name__}", "argument")
         return Stated(f"python:{_named(self.task)}", "argument")
 
@@ -168,13 +168,13 @@ class Arguments:
         """Whether the configuration alone brings all of them back, so that a run uses from the start what a resumed one
         will."""
         written = self._rewards_text is not None
-        return all(isinstance(x, str) or written or captured.file_name(x) is not None for x in self._rewards)
+        return all(isinstance(x, str) or written or source_text.file_name(x) is not None for x in self._rewards)
 
     @property
     def _rewards_text(self) -> str | None:
         """The module of those that stand in no file of their own; None without any, or where it can't be written."""
-        found = [x for x in self._rewards if not isinstance(x, str) and captured.file_name(x) is None]
-        return captured.module_text(found) if found else None
+        found = [x for x in self._rewards if not isinstance(x, str) and source_text.file_name(x) is None]
+        return source_text.module_text(found) if found else None
 
     def _reward_value(self, out: Path) -> Any:
         written = self._rewards_text is not None
@@ -182,7 +182,7 @@ class Arguments:
         for reward, weight in self._rewards.items():
             if not (isinstance(reward, str) or callable(reward) or is_rubric(reward)):
                 raise ConfigError(f"reward: {reward!r} is neither a function nor a name nor a rubric of verifiers")
-            name = reward if isinstance(reward, str) else captured.file_name(reward)
+            name = reward if isinstance(reward, str) else source_text.file_name(reward)
             if name is None:
                 name = f"{out / REWARDS}:{_named(reward)}" if written else f"python:{_named(reward)}"
             if name in names:

@@ -8,8 +8,8 @@ import pytest
 from tests.serve.agent_session import CHAT, TOKENIZER, user
 
 from gxpo.protocols import StreamKey
-from gxpo.serve.desk import Attempt, Desk
 from gxpo.serve.history import History
+from gxpo.serve.queue import Attempt, CallQueue
 from gxpo.serve.refusal import Refused
 from gxpo.serve.request import read
 
@@ -23,8 +23,8 @@ class Clock:
         return self.now
 
 
-def desk(n, patience=60.0, most_calls=10):
-    made = Desk(patience=patience, most_calls=most_calls, clock=Clock())
+def queue(n, patience=60.0, most_calls=10):
+    made = CallQueue(patience=patience, most_calls=most_calls, clock=Clock())
     attempts = [Attempt(f"k{i}", i, f"t/{i}", StreamKey(0, 1, "t", i), History(CHAT, TOKENIZER)) for i in range(n)]
     for attempt in attempts:
         made.open(attempt)
@@ -37,7 +37,7 @@ def taken(made):
 
 
 def test_calls_wait_for_the_other_episodes_and_come_in_their_order():
-    made, (a, b, c) = desk(3)
+    made, (a, b, c) = queue(3)
     made.submit(c, ASKED)
     made.submit(a, ASKED)
     assert taken(made) == []
@@ -46,7 +46,7 @@ def test_calls_wait_for_the_other_episodes_and_come_in_their_order():
 
 
 def test_an_episode_that_is_over_is_not_waited_for():
-    made, (a, b) = desk(2)
+    made, (a, b) = queue(2)
     made.submit(a, ASKED)
     threading.Timer(0.02, made.end, [b]).start()
     assert made.take() == [] and made.collect() == [b]  # first the next episode may begin
@@ -55,7 +55,7 @@ def test_an_episode_that_is_over_is_not_waited_for():
 
 
 def test_a_late_episode_is_waited_for_once():
-    made, (a, b) = desk(2, patience=5.0)
+    made, (a, b) = queue(2, patience=5.0)
     call = made.submit(a, ASKED)
     made.clock.now += 4.9
     assert taken(made) == []
@@ -70,13 +70,13 @@ def test_a_late_episode_is_waited_for_once():
 
 
 def test_without_patience_calls_are_answered_as_they_come():
-    made, (a, _) = desk(2, patience=0.0)
+    made, (a, _) = queue(2, patience=0.0)
     call = made.submit(a, ASKED)
     assert taken(made) == [call] and made.unawaited == 0
 
 
 def test_calls_that_an_episode_makes_at_once_are_answered_together():
-    made, (a,) = desk(1)
+    made, (a,) = queue(1)
     for _ in range(2):
         made.submit(a, ASKED)
     assert taken(made) == []  # there may be more
@@ -86,7 +86,7 @@ def test_calls_that_an_episode_makes_at_once_are_answered_together():
 
 
 def test_limits_and_ends():
-    made, (a,) = desk(1, most_calls=2)
+    made, (a,) = queue(1, most_calls=2)
     made.submit(a, read({"messages": [user("x")], "n": 2}, chat=True))
     with pytest.raises(Refused, match=r"2 replies.*rollout\.max_calls") as caught:
         made.submit(a, ASKED)
@@ -99,7 +99,7 @@ def test_limits_and_ends():
 
 
 def test_a_call_that_waits_is_refused_at_the_end_of_its_episode():
-    made, (a, _) = desk(2)
+    made, (a, _) = queue(2)
     call = made.submit(a, ASKED)
     made.close()
     with pytest.raises(Refused, match="over"):
@@ -107,7 +107,7 @@ def test_a_call_that_waits_is_refused_at_the_end_of_its_episode():
 
 
 def test_an_agents_time_is_its_own():
-    made, (a,) = desk(1)
+    made, (a,) = queue(1)
     made.clock.now += 2.0
     call = made.submit(a, ASKED)
     made.clock.now += 50.0

@@ -9,7 +9,7 @@ import pytest
 from gxpo.errors import TaskError
 from gxpo.protocols import Task
 from gxpo.tasks.file import read_tasks
-from gxpo.tasks.given import json_lines
+from gxpo.tasks.in_memory import json_lines
 from gxpo.tasks.rows import Columns
 
 ROWS = [{"prompt": "1+1=", "answer": 2, "level": 1}, {"prompt": "2+2=", "answer": 4, "level": 2}]

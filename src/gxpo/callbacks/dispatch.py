@@ -14,7 +14,7 @@ from gxpo.usercode import described
 _METHODS = ("on_start", "on_step", "on_evaluation", "on_samples", "on_end")
 
 
-class Calls:
+class Dispatcher:
     """The callbacks of a run by name.
 
     failures  name -> how many of its calls raised an exception
