@@ -69,7 +69,7 @@ def bars(found):
 def test_the_cell_shows_one_bar_that_is_updated_and_the_stop_button_saves_and_assigns_the_run(kernel, tmp_path):
     out = str(tmp_path / "run")
     cell = "import gxpo\n" + TRAIN.format(reward=REWARD, steps=500, out=out, keys=SMALL)
-    found = kernel.outputs(cell, until=lambda found: sum("step 3 of" in bar for bar in bars(found)))
+    found = kernel.outputs(cell, until=lambda found: len(bars(found)) > 2)  # not every step is drawn
     assert errors(found) == []
     drawn = bars(found)
     assert [kind for kind, _ in found].count("display_data") == 1 and len(drawn) > 2
@@ -78,7 +78,7 @@ def test_the_cell_shows_one_bar_that_is_updated_and_the_stop_button_saves_and_as
     assert "stopping after this step; once more to stop at once" in said and "\x1b" not in said
     stopped = [content for kind, content in kernel.outputs("print(run.step, run.stopped)") if kind == "stream"]
     step, why = stopped[0]["text"].split()
-    assert why == "interrupted" and 3 <= int(step) < 500
+    assert why == "interrupted" and 2 <= int(step) < 500
     assert f"interrupted at step {step}, which is saved: gxpo.resume({out!r}) goes on" in said
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, int(step) + 1))
