@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from tests.rewards.test_tiered import grown
 
 import gxpo
+from gxpo import named_columns
+from gxpo.credit import columns as of_advantages
 from gxpo.errors import ConfigError
-from gxpo.rewards.shape import Shape
+from gxpo.rewards.shape import COLUMNS, Shape
 from gxpo.weighting import GroupWeight, TokenWeight
 
 MINE = """
@@ -92,3 +97,18 @@ def test_former_weights_and_shapes_are_what_their_methods_have():
     assert old.weights["novelty"] == new.weights["novelty"] and old.shapes["x"] == Shape("tiered")
     with pytest.warns(FutureWarning):
         assert gxpo.method("xrpo", {"weight.novelty.cap": 0.4}).weights == new.weights
+
+
+def test_the_page_of_columns_has_every_name_and_no_other():
+    page = (Path(__file__).parents[1] / "docs" / "columns.md").read_text()
+    tables = {title: text for title, _, text in (part.partition("\n") for part in page.split("\n## ")[1:])}
+
+    def told(title):
+        rows = [line.split("|")[1] for line in tables[title].splitlines() if line.startswith("| `")]
+        return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+    shared = {*named_columns.TRAJECTORY, *named_columns.TOKEN, *named_columns.HELD}
+    assert told("Advantages, weights and scores") == shared
+    assert told("Of advantages alone") == of_advantages.MADE - {"trajectory"}
+    said = tables["Of weights and of shapes of the outcome"]
+    assert all(f"`{name}`" in said or f"`{name}(" in said for name in COLUMNS)
