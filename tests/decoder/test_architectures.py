@@ -148,8 +148,9 @@ def test_adapters(name):
     assert torch.allclose(
         forest.path_behaviour_logprob, alone(own.model, forest)["logprob"].detach(), rtol=0, atol=close
     )
-    one = merged(copy.deepcopy(own.model))
-    assert torch.allclose(alone(one, FORKED)["logprob"], bare["logprob"], rtol=0, atol=2e-5)
+    one = merged(copy.deepcopy(own.model))  # sums in another order, which recurrences carry on: 5e-5, in float64 0
+    apart = 1e-4 if KINDS[name].expected == "flat" else 2e-5
+    assert torch.allclose(alone(one, FORKED)["logprob"], bare["logprob"], rtol=0, atol=apart)
 
 
 SINGLE = (  # parts of transformers that compute in float32 whatever they are given, beside norms
