@@ -7,12 +7,12 @@ import json
 import os
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 from sybil.document import Document
 from sybil.parsers.markdown import PythonCodeBlockParser
+from tests import command_line
 
 import gxpo
 from gxpo import cli
@@ -41,15 +41,9 @@ def place(tmp_path_factory):
 
 
 def typed(line, monkeypatch):
-    monkeypatch.setattr(sys, "argv", shlex.split(line))
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            cli.main()
-        except SystemExit as stopped:
-            code = stopped.code or 0
-    assert code == 0 or (code == 1 and line.split()[1] in CAN_BE_1), f"{line}: {err.getvalue()}"
-    return out.getvalue()
+    code, out, err = command_line.run(shlex.split(line)[1:])
+    assert code == 0 or (code == 1 and line.split()[1] in CAN_BE_1), f"{line}: {err}"
+    return out
 
 
 @pytest.mark.parametrize(

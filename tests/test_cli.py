@@ -12,9 +12,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from tests import command_line
 
 import gxpo
-from gxpo import cli
 from gxpo.methods import METHODS
 from gxpo.trainer import checkpoint
 
@@ -28,18 +28,9 @@ trainer: {steps: 2, checkpoint_every: 1}
 """
 
 
-def run(capsys, *arguments):
+def run(*arguments):
     """(exit code, stdout, stderr) of the command line."""
-    old, sys.argv = sys.argv, ["gxpo", *map(str, arguments)]
-    try:
-        cli.main()
-        code = 0
-    except SystemExit as stopped:
-        code = stopped.code or 0
-    finally:
-        sys.argv = old
-    out = capsys.readouterr()
-    return code, out.out, out.err
+    return command_line.run(arguments)
 
 
 def config(tmp_path, text=SMALL):
@@ -48,10 +39,10 @@ def config(tmp_path, text=SMALL):
     return path
 
 
-def refused(capsys, tmp_path, arguments, message):
+def refused(tmp_path, arguments, message):
     """Exit code 2, one line that holds `message`, and no run directory."""
     out = tmp_path / "out"
-    code, _, err = run(capsys, *arguments, "--out", out)
+    code, _, err = run(*arguments, "--out", out)
     assert code == 2, err
     assert message in err and err.count("\n") == 1 and "Traceback" not in err, err
     assert not out.exists()
@@ -74,17 +65,17 @@ KEYED = {"server": "https://collect.example/v1", "model": "m", "key_from": "AWS_
     ],
     ids=["judge", "step_judge", "engine"],
 )
-def test_a_file_alone_sends_no_variable_anywhere(capsys, tmp_path, monkeypatch, sets, allowed):
+def test_a_file_alone_sends_no_variable_anywhere(tmp_path, monkeypatch, sets, allowed):
     monkeypatch.setenv("GXPO_ALLOW_KEY", "")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
     arguments = ["train", config(tmp_path), *(x for s in sets for x in ("--set", s)), *allowed]
-    refused(capsys, tmp_path, arguments, "--allow-key AWS_SECRET_ACCESS_KEY@collect.example")
+    refused(tmp_path, arguments, "--allow-key AWS_SECRET_ACCESS_KEY@collect.example")
 
 
 @pytest.mark.parametrize("command", ["train", "plan", "resume", "eval", "signal"])
-def test_the_user_allows_a_key(capsys, tmp_path, monkeypatch, command):
+def test_the_user_allows_a_key(tmp_path, monkeypatch, command):
     monkeypatch.setenv("GXPO_ALLOW_KEY", "A@api.example")
-    code, _, err = run(capsys, command, tmp_path / "none", *["none"] * (command == "signal"), "--allow-key", "B")
+    code, _, err = run(command, tmp_path / "none", *["none"] * (command == "signal"), "--allow-key", "B")
     assert code == 2 and "Traceback" not in err and os.environ["GXPO_ALLOW_KEY"] == "A@api.example B"
 
 
@@ -106,9 +97,9 @@ def test_the_user_allows_a_key(capsys, tmp_path, monkeypatch, command):
         (["optim.schedule=linear", "optim.warmup_steps=9"], "schedule"),
     ],
 )
-def test_bad_settings(capsys, tmp_path, sets, message):
+def test_bad_settings(tmp_path, sets, message):
     flags = [x for s in sets for x in ("--set", s)]
-    refused(capsys, tmp_path, ["train", config(tmp_path), *flags], message)
+    refused(tmp_path, ["train", config(tmp_path), *flags], message)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +126,7 @@ def test_bad_settings(capsys, tmp_path, sets, message):
         (["model=flow:x", "method=flow_grpo", "task=points"], "unknown flow 'flow:x'"),
     ],
 )
-def test_what_can_be_known_is_refused_without_a_run(capsys, tmp_path, monkeypatch, sets, message):
+def test_what_can_be_known_is_refused_without_a_run(tmp_path, monkeypatch, sets, message):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("raise SystemExit('was run')\nclass World: ...\ndef score(completion): ...\n")
@@ -143,53 +134,53 @@ def test_what_can_be_known_is_refused_without_a_run(capsys, tmp_path, monkeypatc
     (tmp_path / "plain.jsonl").write_text("".join(f'{{"prompt": "{i}", "answer": "{i}"}}\n' for i in range(400)))
     flags = [x for s in sets for x in ("--set", s)]
     for command in (["train", "--dry-run"], ["plan", "--no-probe"]):
-        code, out, err = run(capsys, command[0], config(tmp_path), command[1], *flags)
+        code, out, err = run(command[0], config(tmp_path), command[1], *flags)
         assert (code, out) == (2, "") and message in err and err.count("\n") == 1, err
 
 
-def test_a_dry_run_does_not_run_what_files_hold(capsys, tmp_path, monkeypatch):
+def test_a_dry_run_does_not_run_what_files_hold(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("raise SystemExit('was run')\nclass World: ...\ndef score(completion): ...\n")
     sets = ["--set", "task=mine.py:World", "--set", "reward=mine.py:score"]
-    code, out, err = run(capsys, "train", config(tmp_path), "--dry-run", *sets)
+    code, out, err = run("train", config(tmp_path), "--dry-run", *sets)
     assert code == 0 and "mine.py:World" in out, err
 
 
-def test_a_run_that_could_score_nothing_says_so_and_fails(capsys, tmp_path):
+def test_a_run_that_could_score_nothing_says_so_and_fails(tmp_path):
     (tmp_path / "mine.py").write_text("def score(completion):\n    raise ValueError('no good')\n")
     sets = ["--set", f"reward={tmp_path}/mine.py:score", "--out", tmp_path / "out"]
-    code, out, err = run(capsys, "train", config(tmp_path), *sets)
+    code, out, err = run("train", config(tmp_path), *sets)
     assert code == 1 and err.count("gxpo: warning: nothing is learned: all 4 rollouts of step 1 were unscored") == 1
     problem = "nothing is learned: all 8 rollouts of the first 2 steps were unscored (reward"
     assert problem in out and "ValueError: no good (mine.py line 2)" in out
-    code, out, _ = run(capsys, "resume", tmp_path / "out", "--json")
+    code, out, _ = run("resume", tmp_path / "out", "--json")
     assert code == 1 and json.loads(out)["problem"].startswith("nothing is learned: all 8 rollouts")
 
 
-def test_a_run_without_any_signal_says_so(capsys, tmp_path):
+def test_a_run_without_any_signal_says_so(tmp_path):
     (tmp_path / "mine.py").write_text("def score(completion):\n    return 0.0\n")
     sets = ["--set", f"reward={tmp_path}/mine.py:score", "--out", tmp_path / "out"]
-    code, out, err = run(capsys, "train", config(tmp_path), *sets)
+    code, out, err = run("train", config(tmp_path), *sets)
     assert code == 0 and "nothing is learned: all 4 groups of the first 2 steps had zero signal" in out
     assert err.count("gxpo: warning: nothing is learned") == 1
 
 
-def test_a_mistake_in_a_part_of_the_users_own_is_placed_there(capsys, tmp_path):
+def test_a_mistake_in_a_part_of_the_users_own_is_placed_there(tmp_path):
     mine = tmp_path / "mine.py"
     mine.write_text("import torch\n\ndef credit(forest, signals, step):\n    return torch.ones(2) @ torch.ones(3)\n")
     sets = ["--set", f"credit={mine}:credit", "--out", tmp_path / "out"]
-    code, _, err = run(capsys, "train", config(tmp_path), *sets)
+    code, _, err = run("train", config(tmp_path), *sets)
     assert code == 2 and err.count("\n") == 1 and "a bug in gxpo" not in err
     assert err.startswith("gxpo: RuntimeError: ") and f"({mine} line 4, in credit; --debug shows" in err
 
 
-def test_versions_and_the_option_that_shows_tracebacks(capsys):
-    code, out, _ = run(capsys, "--version")
+def test_versions_and_the_option_that_shows_tracebacks():
+    code, out, _ = run("--version")
     assert (
         code == 0
         and out == f"gxpo {gxpo.__version__}, torch {version('torch')}, transformers {version('transformers')}\n"
     )
-    assert "--debug" in run(capsys, "--help")[1]
+    assert "--debug" in run("--help")[1]
 
 
 @pytest.mark.parametrize(
@@ -202,16 +193,16 @@ def test_versions_and_the_option_that_shows_tracebacks(capsys):
         ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "abc"}, "MASTER_PORT is 'abc'"),
     ],
 )
-def test_what_torchrun_never_sets(capsys, tmp_path, monkeypatch, given, message):
+def test_what_torchrun_never_sets(tmp_path, monkeypatch, given, message):
     for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    refused(capsys, tmp_path, ["train", config(tmp_path)], message)
+    refused(tmp_path, ["train", config(tmp_path)], message)
 
 
-def test_a_missing_file(capsys, tmp_path):
-    refused(capsys, tmp_path, ["train", tmp_path / "no.yaml"], "no.yaml: no such file")
+def test_a_missing_file(tmp_path):
+    refused(tmp_path, ["train", tmp_path / "no.yaml"], "no.yaml: no such file")
 
 
 @pytest.mark.parametrize(
@@ -223,51 +214,50 @@ def test_a_missing_file(capsys, tmp_path):
         ("", "tasks.jsonl"),
     ],
 )
-def test_bad_task_files(capsys, tmp_path, lines, message):
+def test_bad_task_files(tmp_path, lines, message):
     path = tmp_path / "tasks.jsonl"
     path.write_text(lines)
-    refused(capsys, tmp_path, ["train", config(tmp_path), "--set", f"task={path}"], message)
+    refused(tmp_path, ["train", config(tmp_path), "--set", f"task={path}"], message)
 
 
-def test_a_model_directory_without_weights(capsys, tmp_path):
+def test_a_model_directory_without_weights(tmp_path):
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    refused(capsys, tmp_path, ["train", config(tmp_path), "--set", f"model={model}"], "no weights")
+    refused(tmp_path, ["train", config(tmp_path), "--set", f"model={model}"], "no weights")
 
 
-def test_resume_of_what_is_no_run(capsys, tmp_path):
-    code, _, err = run(capsys, "resume", tmp_path)
+def test_resume_of_what_is_no_run(tmp_path):
+    code, _, err = run("resume", tmp_path)
     assert code == 2 and "config.yaml" in err and err.count("\n") == 1
 
 
-def test_train_eval_resume_and_report(capsys, tmp_path):
+def test_train_eval_resume_and_report(tmp_path):
     out = tmp_path / "run"
-    code, text, err = run(capsys, "train", config(tmp_path), "--out", out)
+    code, text, err = run("train", config(tmp_path), "--out", out)
     assert code == 0, err
     assert "held-out accuracy" in text and (out / "report.html").is_file()
-    code, text, _ = run(capsys, "eval", out, "--json", "--tasks", 3, "--samples", 2)
+    code, text, _ = run("eval", out, "--json", "--tasks", 3, "--samples", 2)
     figures = json.loads(text)
     assert code == 0 and figures["step"] == 2 and figures["eval_tasks"] == 3 and 0 <= figures["eval_pass_at_2"] <= 1
-    code, text, _ = run(capsys, "resume", out, "--steps", 3, "--json")
+    code, text, _ = run("resume", out, "--steps", 3, "--json")
     assert code == 0 and json.loads(text)["steps"] == 3
     (out / "config.yaml").write_text((out / "config.yaml").read_text().replace("seed: 0", "seed: 1"))
-    code, _, err = run(capsys, "resume", out)
+    code, _, err = run("resume", out)
     assert code == 2 and "not the configuration of its checkpoint" in err and err.count("\n") == 1
 
 
-def test_dry_run_shows_origins_and_trains_nothing(capsys, tmp_path):
+def test_dry_run_shows_origins_and_trains_nothing(tmp_path):
     path = config(tmp_path, SMALL + "method: dr_grpo\n")
-    code, text, _ = run(capsys, "train", path, "--dry-run", "--json", "--out", tmp_path / "out")
+    code, text, _ = run("train", path, "--dry-run", "--json", "--out", tmp_path / "out")
     keys = json.loads(text)["keys"]
     assert code == 0 and keys["credit.scale"] == {"value": "none", "origin": "dr_grpo"}
     assert keys["sampling.max_new_tokens"]["origin"] == f"{path}:5"
     assert not (tmp_path / "out").exists()
 
 
-def test_plan_is_arithmetic(capsys, tmp_path):
+def test_plan_is_arithmetic(tmp_path):
     code, text, _ = run(
-        capsys,
         "plan",
         config(tmp_path),
         "--json",
@@ -290,88 +280,88 @@ def test_plan_is_arithmetic(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("turns", "tokens"), [(None, None), (3, 2 * 2 * 3 * 4)])
-def test_plan_of_an_environment(capsys, tmp_path, turns, tokens):
+def test_plan_of_an_environment(tmp_path, turns, tokens):
     sets = ["task=frozenlake", *([f"env.max_turns={turns}"] if turns else [])]
     flags = [x for s in sets for x in ("--set", s)]
-    code, text, _ = run(capsys, "plan", config(tmp_path), "--no-probe", "--json", *flags)
+    code, text, _ = run("plan", config(tmp_path), "--no-probe", "--json", *flags)
     plan = json.loads(text)["plan"]
     assert code == 0 and plan["actions_per_rollout_at_most"] == turns
     assert plan["generated_tokens_per_step_at_most"] == tokens
-    assert run(capsys, "plan", config(tmp_path), "--no-probe", *flags)[0] == 0
+    assert run("plan", config(tmp_path), "--no-probe", *flags)[0] == 0
 
 
-def test_plan_with_a_probe_leaves_nothing(capsys, tmp_path, monkeypatch):
+def test_plan_with_a_probe_leaves_nothing(tmp_path, monkeypatch):
     path = config(tmp_path)
     monkeypatch.chdir(tmp_path)
-    code, text, err = run(capsys, "plan", path, "--json", "--set", f"out={tmp_path / 'out'}")
+    code, text, err = run("plan", path, "--json", "--set", f"out={tmp_path / 'out'}")
     shown = json.loads(text)
     assert code == 0 and shown["probe"]["rollouts_per_step"] == 4 and shown["plan"]["rollouts_per_step"] == 4
     assert "two steps" in err and [p.name for p in tmp_path.iterdir()] == ["run.yaml"]
-    code, text, _ = run(capsys, "plan", path)
+    code, text, _ = run("plan", path)
     assert code == 0 and "time_run_s" in text and "the run: about" in text
-    refused(capsys, tmp_path, ["train"], "give a CONFIG file")
-    code, _, err = run(capsys, "plan", path, "--set", "model=./nowhere")
+    refused(tmp_path, ["train"], "give a CONFIG file")
+    code, _, err = run("plan", path, "--set", "model=./nowhere")
     assert code == 2 and "no such model directory" in err and err.count("\n") == 1
 
 
-def test_export_and_a_run_from_another(capsys, tmp_path, monkeypatch):
+def test_export_and_a_run_from_another(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert run(capsys, "train", config(tmp_path), "--out", "first")[0] == 0
-    code, text, _ = run(capsys, "export", "first", "model", "--json")
+    assert run("train", config(tmp_path), "--out", "first")[0] == 0
+    code, text, _ = run("export", "first", "model", "--json")
     assert code == 0 and json.loads(text)["bytes"]["model.safetensors"] > 1e6
-    code, text, _ = run(capsys, "export", "first", "one", "--step", 1, "--dtype", "bfloat16")
+    code, text, _ = run("export", "first", "one", "--step", 1, "--dtype", "bfloat16")
     assert code == 0 and text.startswith("one: README.md, ")
     for flags, message in (
         (["model"], "not empty"),
         (["new", "--adapter"], "no adapter"),
         (["x", "--step", 5], "1, 2"),
     ):
-        code, _, err = run(capsys, "export", "first", *flags)
+        code, _, err = run("export", "first", *flags)
         assert code == 2 and message in err and err.count("\n") == 1, err
-    code, text, _ = run(capsys, "train", "--from", "first", "--set", "trainer.steps=1", "--dry-run", "--json")
+    code, text, _ = run("train", "--from", "first", "--set", "trainer.steps=1", "--dry-run", "--json")
     keys = json.loads(text)["keys"]
     assert code == 0 and keys["task"]["origin"] == "first/config.yaml:3" and keys["trainer.steps"]["origin"] == "--set"
-    code, text, err = run(capsys, "train", "--from", "first", "--set", "trainer.steps=1", "--json")
+    code, text, err = run("train", "--from", "first", "--set", "trainer.steps=1", "--json")
     assert code == 0 and json.loads(text)["out"] == "first-2", err
-    code, _, err = run(capsys, "train", "--from", "first", "--set", "learner.lora_rank=2")
+    code, _, err = run("train", "--from", "first", "--set", "learner.lora_rank=2")
     assert code == 2 and "does not fit" in err and err.count("\n") == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["first", "first-2", "model", "one", "run.yaml"]
 
 
 @pytest.mark.parametrize(("name", "code"), [("exact", 0), ("contains", 1)])
-def test_check_reward(capsys, tmp_path, name, code):
+def test_check_reward(tmp_path, name, code):
     path = tmp_path / "mine.py"
     path.write_text(
         "def exact(completion, answer): return completion == answer\n"
         "def contains(completion, answer): return answer in completion\n"
     )
-    found, text, _ = run(capsys, "check-reward", f"{path}:{name}", "--task", "arithmetic", "--n", 5, "--strict")
+    found, text, _ = run("check-reward", f"{path}:{name}", "--task", "arithmetic", "--n", 5, "--strict")
     assert found == code and ("no finding" in text) == (code == 0) and "median" not in text and "latency" in text
-    found, text, _ = run(capsys, "check-reward", f"{path}:{name}", "--task", "arithmetic", "--n", 5, "--json")
+    found, text, _ = run("check-reward", f"{path}:{name}", "--task", "arithmetic", "--n", 5, "--json")
     assert found == 0 and bool(json.loads(text)["findings"]) == bool(code)
-    found, _, err = run(capsys, "check-reward", f"{path}:{name}", "--task", "arithmetics")
+    found, _, err = run("check-reward", f"{path}:{name}", "--task", "arithmetics")
     assert found == 2 and "did you mean 'arithmetic'" in err and err.count("\n") == 1
 
 
-def test_methods_and_schema(capsys):
-    code, text, _ = run(capsys, "methods", "--json")
+def test_methods_and_schema():
+    code, text, _ = run("methods", "--json")
     rows = json.loads(text)
     assert code == 0 and {r["name"] for r in rows} == set(METHODS)
     assert {"name", "title", "arxiv", "stages", "formula", "evidence", "defaults", "needs", "requires", "cost"} <= set(
         rows[0]
     )
-    code, text, _ = run(capsys, "methods", "gspo")
+    code, text, _ = run("methods", "gspo")
     assert code == 0 and "refuses" in text and "objective.ratio" in text
-    assert run(capsys, "methods", "gspo", "--bibtex")[1].startswith("@misc{gspo,")
-    code, _, err = run(capsys, "methods", "gsop")
+    assert run("methods", "gspo", "--bibtex")[1].startswith("@misc{gspo,")
+    code, _, err = run("methods", "gsop")
     assert code == 2 and "gspo" in err
-    code, text, _ = run(capsys, "schema")
+    code, text, _ = run("schema")
     schema = json.loads(text)
     assert code == 0 and {"schema", "group", "id", "turns"} <= set(schema["required"])
 
 
-def test_methods_are_listed_by_stage_and_counted(capsys):
-    code, text, _ = run(capsys, "methods")
+def test_methods_are_listed_by_stage_and_counted():
+    code, text, _ = run("methods")
     lines = text.splitlines()
     assert code == 0 and f"{len(METHODS)} methods: " in text
     order = ["base", "rollout", "credit", "objective", "reconstruction"]
@@ -383,9 +373,9 @@ def test_methods_are_listed_by_stage_and_counted(capsys):
     assert made_up <= below and not (set(METHODS) - made_up) & below
 
 
-def test_methods_can_be_filtered(capsys):
+def test_methods_can_be_filtered():
     def names(*conditions):
-        code, text, _ = run(capsys, "methods", "--json", *conditions)
+        code, text, _ = run("methods", "--json", *conditions)
         assert code == 0
         return {row["name"] for row in json.loads(text)}
 
@@ -397,7 +387,7 @@ def test_methods_can_be_filtered(capsys):
         name for name, d in METHODS.items() if d.evidence in ("paper", "reconstruction")
     }
     assert "gvpo" in names("--zero-variance", "signal") and "grpo" in names("--zero-variance", "zero")
-    assert run(capsys, "methods", "--stage", "update", "--bibtex")[1].startswith("@misc{")
+    assert run("methods", "--stage", "update", "--bibtex")[1].startswith("@misc{")
     for wrong, said in (
         (("--stage", "advantage"), "credit"),
         (("--needs", "entropie"), "did you mean 'entropy'"),
@@ -405,24 +395,24 @@ def test_methods_can_be_filtered(capsys):
         (("--zero-variance", "maybe"), "zero, signal"),
         (("gspo", "--cheap"), "not both"),
     ):
-        code, out, err = run(capsys, "methods", *wrong)
+        code, out, err = run("methods", *wrong)
         assert code == 2 and said in err and err.count("\n") == 1 and not out
 
 
-def test_methods_for_a_symptom(capsys):
-    code, text, _ = run(capsys, "methods", "--for", "all-wrong")
+def test_methods_for_a_symptom():
+    code, text, _ = run("methods", "--for", "all-wrong")
     assert code == 0 and text.startswith("all-wrong groups: ")
     assert "gxpo train CONFIG --set method=scaf_grpo" in text and "evidence: reference-code" in text
-    told = json.loads(run(capsys, "methods", "--for", "lenght growth", "--json")[1])
+    told = json.loads(run("methods", "--for", "lenght growth", "--json")[1])
     assert told["symptom"] == "length growth" and len(told["recommendations"]) <= 8
     assert {"method", "evidence", "cost", "why", "line"} <= set(told["recommendations"][0])
-    cheap = json.loads(run(capsys, "methods", "--for", "length growth", "--cheap", "--json")[1])["recommendations"]
+    cheap = json.loads(run("methods", "--for", "length growth", "--cheap", "--json")[1])["recommendations"]
     assert {r["method"] for r in cheap} < {r["method"] for r in told["recommendations"]}
-    code, _, err = run(capsys, "methods", "--for", "hair loss")
+    code, _, err = run("methods", "--for", "hair loss")
     assert code == 2 and "'stale data'" in err and err.count("\n") == 1
 
 
-def test_help_has_an_example_for_every_command(capsys):
+def test_help_has_an_example_for_every_command():
     for command in (
         "demo",
         "train",
@@ -435,7 +425,7 @@ def test_help_has_an_example_for_every_command(capsys):
         "check-reward",
         "check-template",
     ):
-        code, text, _ = run(capsys, command, "--help")
+        code, text, _ = run(command, "--help")
         assert code == 0 and f"gxpo {command}" in text.replace("\n", " "), command
 
 
@@ -445,22 +435,22 @@ TEMPLATE = (
 )
 
 
-def test_check_template(capsys, tmp_path):
-    code, text, _ = run(capsys, "check-template", "tiny:cold")
+def test_check_template(tmp_path):
+    code, text, _ = run("check-template", "tiny:cold")
     assert code == 0 and text.startswith("fails") and "no chat template" in text
-    assert run(capsys, "check-template", "tiny:cold", "--strict")[0] == 1
+    assert run("check-template", "tiny:cold", "--strict")[0] == 1
     path = tmp_path / "chat.jinja"
     path.write_text(TEMPLATE)
-    code, text, _ = run(capsys, "check-template", "tiny:cold", "--template", path, "--json", "--strict")
+    code, text, _ = run("check-template", "tiny:cold", "--template", path, "--json", "--strict")
     verdicts = {check["name"]: check["verdict"] for check in json.loads(text)["checks"]}
     assert code == 0 and json.loads(text)["ok"] and verdicts["turns"] == verdicts["renders"] == "ok"
     assert verdicts["forgery"] == "ok"  # the name of a special token typed out stays text
-    code, _, err = run(capsys, "check-template", "./nowhere")
+    code, _, err = run("check-template", "./nowhere")
     assert code == 2 and "no such model directory" in err and err.count("\n") == 1
 
 
 # ---------------------------------------------------------------- no room for the checkpoint
-def test_no_space_left_while_checkpointing(capsys, tmp_path, monkeypatch):
+def test_no_space_left_while_checkpointing(tmp_path, monkeypatch):
     out = tmp_path / "run"
     real = checkpoint.save
 
@@ -470,11 +460,11 @@ def test_no_space_left_while_checkpointing(capsys, tmp_path, monkeypatch):
         return real(*arguments, **named)
 
     monkeypatch.setattr(checkpoint, "save", full)
-    code, _, err = run(capsys, "train", config(tmp_path), "--out", out)
+    code, _, err = run("train", config(tmp_path), "--out", out)
     monkeypatch.undo()
     assert code == 2 and "No space left" in err and err.count("\n") == 1
     assert checkpoint.latest(out).name == "step-000001"
-    assert run(capsys, "resume", out)[0] == 0 and checkpoint.latest(out).name == "step-000002"
+    assert run("resume", out)[0] == 0 and checkpoint.latest(out).name == "step-000002"
 
 
 def test_a_file_size_limit_while_checkpointing(tmp_path):
@@ -599,24 +589,24 @@ def test_unscored_trajectories_are_counted_and_never_zero(tmp_path):
         (["tasks", "sokoban"], "gxpo check-env sokoban plays some"),
     ],
 )
-def test_an_error_says_what_to_type_next(capsys, tmp_path, monkeypatch, arguments, said):
+def test_an_error_says_what_to_type_next(tmp_path, monkeypatch, arguments, said):
     monkeypatch.chdir(tmp_path)
     config(tmp_path)
     rows = [json.dumps({"prompt": f"{i}+1", "answer": str(i + 1)}) for i in range(40)]
     (tmp_path / "data.jsonl").write_text("\n".join(rows))
-    code, _, err = run(capsys, *arguments)
+    code, _, err = run(*arguments)
     assert code == 2 and said in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("option", "key"), [("--lr", "optim.lr"), ("--learning-rate", "optim.lr"), ("--group-size", "rollout.group_size")]
 )
-def test_an_option_that_is_a_setting(capsys, tmp_path, option, key):
-    code, _, err = run(capsys, "train", config(tmp_path), option, "1")
+def test_an_option_that_is_a_setting(tmp_path, option, key):
+    code, _, err = run("train", config(tmp_path), option, "1")
     assert code == 2 and f"--set {key}=VALUE" in " ".join(err.replace("│", " ").split())
 
 
-def test_train_needs_no_file_where_the_command_line_says_enough(capsys, tmp_path, monkeypatch):
+def test_train_needs_no_file_where_the_command_line_says_enough(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, out, _ = run(capsys, "train", "--set", "model=tiny:cold", "--set", "trainer.steps=3", "--dry-run", "--json")
+    code, out, _ = run("train", "--set", "model=tiny:cold", "--set", "trainer.steps=3", "--dry-run", "--json")
     assert code == 0 and json.loads(out)["plan"]["steps"] == 3

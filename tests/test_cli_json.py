@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import typer
+from tests import command_line
 
 from gxpo import cli
 
@@ -54,17 +55,10 @@ def commands():
     return {c.name: c for c in typer.main.get_group(cli.app).commands.values()}
 
 
-def run(capsys, line):
+def run(line):
     """(exit code, stdout) of a command."""
-    old, sys.argv = sys.argv, ["gxpo", *shlex.split(line)]
-    try:
-        cli.main()
-        code = 0
-    except SystemExit as stopped:
-        code = stopped.code or 0
-    finally:
-        sys.argv = old
-    return code, capsys.readouterr().out
+    code, out, _ = command_line.run(shlex.split(line))
+    return code, out
 
 
 @pytest.fixture(scope="module")
@@ -95,18 +89,16 @@ def test_every_command_has_json_and_is_tried():
 
 
 @pytest.mark.parametrize("line", [*(f"{name} {args}" for name, args in ARGUMENTS.items() if args != "--help"), *MORE])
-def test_it_is_json_and_nothing_else(line, place, capsys, monkeypatch):
+def test_it_is_json_and_nothing_else(line, place, monkeypatch):
     monkeypatch.chdir(place)
-    capsys.readouterr()
-    code, out = run(capsys, f"{line} --json")
+    code, out = run(f"{line} --json")
     assert code in (0, 1) if line.startswith("doctor") else code == 0
     assert json.loads(out)
 
 
-def test_the_advantages_of_a_step_as_data(place, capsys, monkeypatch):
+def test_the_advantages_of_a_step_as_data(place, monkeypatch):
     monkeypatch.chdir(place)
-    capsys.readouterr()
-    _, out = run(capsys, "explain runs/b --methods grpo,dr_grpo --json")
+    _, out = run("explain runs/b --methods grpo,dr_grpo --json")
     found = json.loads(out)
     assert [m["name"] for m in found["methods"]] == ["grpo", "dr_grpo"]
     for group in found["groups"]:

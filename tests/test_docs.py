@@ -1,8 +1,6 @@
 """Every Python block of README and docs runs, and so does every command of README and the first one of each page, as
 typed; the other commands resolve; pages keep to their length."""
 
-import contextlib
-import io
 import os
 import re
 import shlex
@@ -13,8 +11,7 @@ from pathlib import Path
 import pytest
 from sybil.document import Document
 from sybil.parsers.markdown import PythonCodeBlockParser
-
-from gxpo import cli
+from tests import command_line
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -67,14 +64,7 @@ def here(tmp_path, monkeypatch):
 
 def gxpo(arguments, monkeypatch):
     """(exit code, stdout, stderr) of the command line."""
-    monkeypatch.setattr(sys, "argv", ["gxpo", *arguments])
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            cli.main()
-        except SystemExit as stopped:
-            code = stopped.code or 0
-    return code, out.getvalue(), err.getvalue()
+    return command_line.run(arguments)
 
 
 def typed(line, monkeypatch, more=""):

@@ -1,15 +1,13 @@
 """The tutorial, block by block in one directory: whole in small sizes, and (in the main suite) without training."""
 
-import contextlib
-import io
 import re
 import shlex
 import sys
 from pathlib import Path
 
 import pytest
+from tests import command_line
 
-from gxpo import cli
 from gxpo.definition import Stated
 from gxpo.trainer import demo
 
@@ -39,16 +37,10 @@ def gxpo(line, monkeypatch, more):
     """Runs a command in this process; gives what it prints."""
     allowed = {0, 1} if line.endswith("|| true") else {0}
     words = shlex.split(line.removesuffix("|| true"))
-    monkeypatch.setattr(sys, "argv", [*words, *more])
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            cli.main()
-        except SystemExit as stopped:
-            code = stopped.code or 0
-    assert code in allowed, f"{line}: {err.getvalue() or out.getvalue()}"
-    assert out.getvalue(), f"{line}: {err.getvalue()}"
-    return out.getvalue()
+    code, out, err = command_line.run([*words[1:], *more])
+    assert code in allowed, f"{line}: {err or out}"
+    assert out, f"{line}: {err}"
+    return out
 
 
 def follow(monkeypatch, whole):

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests import command_line
 
-from gxpo import cli
 from gxpo.bench import machine, suites
 from gxpo.bench.plan import Entry, of_case
 from gxpo.bench.runner import BenchError, Case, Side
@@ -16,18 +16,9 @@ HERE = {"PYTHONPATH": str(Path(__file__).parent)}
 ROWS = [{"name": "a", "ratio": 2.0, "spread": [1.9, 2.1]}, {"name": "b", "ratio": 0.5, "spread": [0.5, 0.5]}]
 
 
-def run(capsys, *arguments):
+def run(*arguments):
     """(exit code, stdout, stderr) of `gxpo bench`."""
-    old, sys.argv = sys.argv, ["gxpo", "bench", *map(str, arguments)]
-    try:
-        cli.main()
-        code = 0
-    except SystemExit as stopped:
-        code = stopped.code or 0
-    finally:
-        sys.argv = old
-    out = capsys.readouterr()
-    return code, out.out, out.err
+    return command_line.run(["bench", *arguments])
 
 
 def suite_of(monkeypatch, *entries):
@@ -49,13 +40,13 @@ def saved(tmp_path, rows=ROWS, suite="step"):
 
 
 @pytest.mark.thorough
-def test_one_measurement_from_end_to_end(capsys, monkeypatch, tmp_path):
+def test_one_measurement_from_end_to_end(monkeypatch, tmp_path):
     case = Case("trivial", Side("gxpo", "targets:told", {"seconds": 1.0}, env=HERE),
                 Side("other", "targets:told", {"seconds": 3.0}, env=HERE))  # fmt: skip
     suite_of(monkeypatch, of_case(case))
     out = tmp_path / "rows.json"
     code, text, err = run(
-        capsys, "step", "--anyway", "--quick", "--threads", 1, "--json", "--out", out, "--plot", tmp_path / "rows.svg"
+        "step", "--anyway", "--quick", "--threads", 1, "--json", "--out", out, "--plot", tmp_path / "rows.svg"
     )
     assert code == 0, err
     report = json.loads(text)
@@ -66,27 +57,27 @@ def test_one_measurement_from_end_to_end(capsys, monkeypatch, tmp_path):
     assert row["quick"] is True and json.loads(out.read_text()) == report and (tmp_path / "rows.svg").is_file()
 
 
-def test_a_busy_machine_is_one_line_and_exit_code_1(capsys, monkeypatch):
+def test_a_busy_machine_is_one_line_and_exit_code_1(monkeypatch):
     suite_of(monkeypatch, given(ROWS[0]), Entry("b", fails, timed=False))
-    code, text, err = run(capsys, "step", "--json")
+    code, text, err = run("step", "--json")
     assert code == 1 and text == "" and err == "gxpo: the machine is not idle\n"
-    code, text, err = run(capsys, "step")
+    code, text, err = run("step")
     assert code == 1 and "2.00" in text and err.splitlines()[-1] == "gxpo: the machine is not idle"
 
 
-def test_what_does_not_agree_is_exit_code_1_with_its_report(capsys, monkeypatch):
+def test_what_does_not_agree_is_exit_code_1_with_its_report(monkeypatch):
     suite_of(monkeypatch, *(given({**row, "agrees": row["name"] == "a"}) for row in ROWS))
-    code, text, err = run(capsys, "step", "--json")
+    code, text, err = run("step", "--json")
     assert code == 1 and [row["name"] for row in json.loads(text)["rows"]] == ["a", "b"]
     assert err == "gxpo: gxpo and TRL do not agree: b\n"
 
 
-def test_a_saved_report_is_shown_and_drawn_without_measuring(capsys, tmp_path):
+def test_a_saved_report_is_shown_and_drawn_without_measuring(tmp_path):
     path = saved(tmp_path)
-    code, text, _ = run(capsys, "--from", path, "--plot", tmp_path / "deep" / "rows.svg", "--json")
+    code, text, _ = run("--from", path, "--plot", tmp_path / "deep" / "rows.svg", "--json")
     assert code == 0 and json.loads(text)["rows"] == ROWS
     assert "<!-- a -->" in (tmp_path / "deep" / "rows.svg").read_text()
-    code, text, _ = run(capsys, "--from", path)
+    code, text, _ = run("--from", path)
     assert code == 0 and text.startswith("step: ") and "1.90..2.10" in text
 
 
@@ -104,11 +95,11 @@ def test_a_saved_report_is_shown_and_drawn_without_measuring(capsys, tmp_path):
         (["sample", "--vllm", sys.executable], "vllm is not installed there"),
     ],
 )
-def test_what_can_not_be_done_is_one_line_and_exit_code_2(capsys, arguments, message):
-    code, text, err = run(capsys, *arguments)
+def test_what_can_not_be_done_is_one_line_and_exit_code_2(arguments, message):
+    code, text, err = run(*arguments)
     assert code == 2 and text == "" and message in err and err.count("\n") == 1, err
 
 
-def test_help_has_examples(capsys):
-    code, text, _ = run(capsys, "--help")
+def test_help_has_examples():
+    code, text, _ = run("--help")
     assert code == 0 and text.count("Example:") == 3 and "gxpo[trl]" in " ".join(text.split())

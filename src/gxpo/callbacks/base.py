@@ -10,6 +10,11 @@ Row = Mapping[str, Any]  # a line of metrics.jsonl (docs/metrics.md)
 Sample = Mapping[str, Any]  # a row of a table of rollouts (`gxpo.callbacks.samples.COLUMNS`)
 
 
+def numbers(row: Row) -> dict[str, float]:
+    """The figures of a line, without its step."""
+    return {name: value for name, value in row.items() if name != "step" and isinstance(value, (int, float))}
+
+
 class Run(Protocol):
     """What a callback sees of a run: the `gxpo.Run` that `gxpo.train` will return."""
 

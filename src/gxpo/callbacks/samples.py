@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 COLUMNS = ("step", "set", "task", "prompt", "completion", "reward", "success", "advantage", "answer", "tokens")
@@ -14,6 +14,15 @@ def rows(records: Sequence[Mapping[str, Any]], *, step: int, set: str, most: int
     set  "train", or "eval" for held-out tasks
     """
     return [{"step": step, "set": set, **_row(record)} for record in contrasts(records)[:most]]
+
+
+def tables(found: Sequence[Mapping[str, Any]], table: Callable[..., Any]) -> dict[str, Any]:
+    """A logger's table of each set of `rows`, by the name that it is logged under."""
+    out = {}
+    for name in dict.fromkeys(row["set"] for row in found):
+        data = [[row[column] for column in COLUMNS] for row in found if row["set"] == name]
+        out[f"samples/{name}"] = table(columns=list(COLUMNS), data=data)
+    return out
 
 
 def contrasts(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

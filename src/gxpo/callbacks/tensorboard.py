@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gxpo.callbacks.base import Callback, Row, Sample
+from gxpo.callbacks.base import Callback, Row, Sample, numbers
 from gxpo.errors import need
 
 
@@ -30,9 +30,8 @@ class TensorBoard(Callback):
             self._writer.add_text("config", _table(("key", "value"), run.config.items()), 0)
 
     def on_step(self, row: Row, run: Any) -> None:
-        for name, value in row.items():
-            if name != "step" and isinstance(value, (int, float)):
-                self._writer.add_scalar(tag(name), value, row["step"])
+        for name, value in numbers(row).items():
+            self._writer.add_scalar(tag(name), value, row["step"])
         self._writer.flush()  # before the step's checkpoint: what a resumed run goes on from is on the disk
 
     def on_samples(self, samples: Sequence[Sample], run: Any) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
-from gxpo.callbacks import samples as table
-from gxpo.callbacks.base import Callback, Row, Sample
+from gxpo.callbacks.base import Callback, Row, Sample, numbers
 from gxpo.callbacks.history import history
+from gxpo.callbacks.samples import tables
 from gxpo.errors import need
 
 _REMOTE = ("space_id", "server_url")
@@ -56,15 +56,12 @@ class Trackio(Callback):
                 self.on_step(row, run)
 
     def on_samples(self, samples: Sequence[Sample], run: Any) -> None:
-        for name in dict.fromkeys(sample["set"] for sample in samples):
-            data = [[sample[column] for column in table.COLUMNS] for sample in samples if sample["set"] == name]
-            self._tables[f"samples/{name}"] = self._trackio.Table(columns=list(table.COLUMNS), data=data)
+        self._tables |= tables(samples, self._trackio.Table)
 
     def on_step(self, row: Row, run: Any) -> None:
-        figures = {name: value for name, value in row.items() if name != "step" and isinstance(value, (int, float))}
-        tables, self._tables = self._tables, {}
+        logged, self._tables = {**numbers(row), **self._tables}, {}
         if row["step"] not in self._there:
-            self._run.log({**figures, **tables}, step=row["step"])
+            self._run.log(logged, step=row["step"])
 
     def on_end(self, run: Any, error: BaseException | None) -> None:
         with redirect_stdout(sys.stderr):

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
-from gxpo.callbacks import samples as table
-from gxpo.callbacks.base import Callback, Row, Sample
+from gxpo.callbacks.base import Callback, Row, Sample, numbers
 from gxpo.callbacks.history import history
+from gxpo.callbacks.samples import tables
 from gxpo.errors import need
 
 
@@ -55,19 +55,16 @@ class Wandb(Callback):
                 self.on_step(row, run)
 
     def on_samples(self, samples: Sequence[Sample], run: Any) -> None:
-        for name in dict.fromkeys(sample["set"] for sample in samples):
-            data = [[sample[column] for column in table.COLUMNS] for sample in samples if sample["set"] == name]
-            self._tables[f"samples/{name}"] = self._wandb.Table(columns=list(table.COLUMNS), data=data)
+        self._tables |= tables(samples, self._wandb.Table)
 
     def on_step(self, row: Row, run: Any) -> None:
-        figures = {name: value for name, value in row.items() if name != "step" and isinstance(value, (int, float))}
-        tables, self._tables = self._tables, {}
+        logged, self._tables = {**numbers(row), **self._tables}, {}
         if self._own and row["step"] < self._run.step:
             return  # of a run that was killed after this step: the server has it, and its figures are the same
         if self._own:
-            self._run.log({**figures, **tables}, step=row["step"], commit=True)
+            self._run.log(logged, step=row["step"], commit=True)
         else:  # whose steps are its owner's
-            self._run.log({"step": row["step"], **figures, **tables}, commit=True)
+            self._run.log({"step": row["step"], **logged}, commit=True)
 
     def on_end(self, run: Any, error: BaseException | None) -> None:
         if self._own:
