@@ -66,7 +66,10 @@ def compare(
     from gxpo.compare import session
 
     said = f"gxpo {shlex.join(sys.argv[1:])}"
-    notify = lambda line: typer.echo(line, err=as_json or not plan)  # noqa: E731
+
+    def notify(line: str) -> None:
+        typer.echo(line, err=as_json or not plan)
+
     given = arms or []
     if suite == "list":
         say(json.dumps(session.suites_as_data(), indent=1) if as_json else session.suites_listed())

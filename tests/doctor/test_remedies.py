@@ -14,7 +14,7 @@ from gxpo.compose import method
 from gxpo.doctor import RunLog, diagnosis
 from gxpo.doctor.case import Case
 from gxpo.doctor.enable import LINES
-from gxpo.doctor.remedies import REMEDIES, lines_for, remedies
+from gxpo.doctor.remedies import REMEDIES, foremost, lines_for, remedies
 from gxpo.doctor.remedies_any import ANY
 from gxpo.doctor.sickness import SICKNESSES
 
@@ -127,3 +127,12 @@ def test_unsloth_takes_trls_keys_but_not_our_trainer():
     )
     assert len(lines_for("all_wrong", "unsloth")) == len(lines_for("all_wrong", "trl")) - 1
     assert not [x for lines in REMEDIES["unsloth"].values() for x in lines if "gxpo" in x]
+
+
+def test_what_helped_is_said_before_what_nobody_has_measured():
+    lines = (
+        "advantage_sign: look at the sign (untested here)",
+        "lr_too_high: clip [measured, no clear change: +.02, 1 task, 12 seeds]",
+        "lr_too_high: a third of the rate [measured: +.48, 1 task, 12 seeds]",
+    )
+    assert foremost(lines, 2) == [lines[2], lines[0]]

@@ -7,7 +7,7 @@ import re
 
 from gxpo.doctor.evidence import LIMITS
 from gxpo.doctor.finding import Diagnosis, Finding
-from gxpo.doctor.remedies import MEASURED
+from gxpo.doctor.remedies import MEASURED, foremost
 from gxpo.doctor.runlog import NAMES, RunLog
 from gxpo.page import (
     Html,
@@ -63,7 +63,9 @@ def said(diagnosis: Diagnosis) -> Html:
         return verdict("healthy", diagnosis.verdict, lines, label="no alarm")
     first = diagnosis.findings[0]
     return verdict(
-        first.severity, diagnosis.verdict, [*first.evidence[:2], *(f"Try: {r}" for r in first.remedy[:2]), *lines]
+        first.severity,
+        diagnosis.verdict,
+        [*first.evidence[:2], *(f"Try: {r}" for r in foremost(first.remedy, 2)), *lines],
     )
 
 

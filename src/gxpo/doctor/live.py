@@ -14,6 +14,7 @@ from gxpo.doctor.finding import Diagnosis, Finding, Severity
 from gxpo.doctor.readers import configs
 from gxpo.doctor.readers.found import Found, figures, flat
 from gxpo.doctor.reading import add_series
+from gxpo.doctor.remedies import foremost
 from gxpo.doctor.rollout_rows import Row, assemble
 from gxpo.doctor.rollout_sample import KEPT
 from gxpo.doctor.runlog import NAMES, Rollouts, RunLog, Series
@@ -162,7 +163,7 @@ class Live:
 def told(finding: Finding, step: int | None = None) -> str:
     """A finding in a line: what, how sure, the first evidence and the first remedy."""
     ids = " or ".join(finding.ids)
-    parts = [f"{finding.title} ({finding.grade}: {ids})", *finding.evidence[:1], *finding.remedy[:1]]
+    parts = [f"{finding.title} ({finding.grade}: {ids})", *finding.evidence[:1], *foremost(finding.remedy, 1)]
     return ("doctor" if step is None else f"doctor, step {step}") + ": " + "; ".join(p.rstrip(".") for p in parts)
 
 
@@ -172,7 +173,7 @@ def closing(diagnosis: Diagnosis, path: str | None = None) -> list[str]:
     lines = [f"doctor: {diagnosis.verdict}"]
     if diagnosis.sick:
         first = diagnosis.findings[0]
-        lines += [f"  {line}" for line in first.evidence[:2]] + [f"  try: {line}" for line in first.remedy[:2]]
+        lines += [f"  {line}" for line in first.evidence[:2]] + [f"  try: {line}" for line in foremost(first.remedy, 2)]
     if diagnosis.progress:
         lines.append(f"  {diagnosis.progress}")
     return [*lines, f"  more: gxpo doctor {path}"] if path is not None else lines

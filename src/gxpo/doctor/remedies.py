@@ -13,7 +13,7 @@ from gxpo.doctor.remedies_gxpo import GXPO
 from gxpo.doctor.remedies_trl import TRL
 from gxpo.doctor.remedies_verl import VERL
 
-UNTESTED = "(untested here)"  # no run of ours has measured what it does
+UNTESTED = "(untested here)"  # no comparison of ours with enough seeds has measured what it does
 OURS = "gxpo.adapters.trl"  # unsloth replaces TRL's trainer, and with it ours
 UNSLOTH = {k: tuple(line for line in lines if OURS not in line) for k, lines in TRL.items()}
 REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {"trl": TRL, "unsloth": UNSLOTH, "verl": VERL, "gxpo": GXPO}
@@ -62,3 +62,8 @@ def ranked(name: str, source: str, found: Sequence[Measured]) -> list[str]:
         else:
             marked.append(((ORDER.index(m.verdict), -m.difference), said))
     return [line for _, line in sorted(marked, key=lambda pair: pair[0])] or harmed
+
+
+def foremost(lines: Sequence[str], n: int) -> list[str]:
+    """The first `n` of a finding's remedies, those that helped in measurements before the others of all its ids."""
+    return sorted(lines, key=lambda line: not ((found := MEASURED.search(line)) and not found["but"]))[:n]
