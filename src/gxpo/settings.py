@@ -131,7 +131,9 @@ class TrainerSettings(_Section):
     max_tokens: Positive | None = Field(
         default=None, description="budget: end after the step in which so many tokens have been generated in all"
     )
-    max_updates: Positive | None = Field(default=None, description="budget: end after so many optimiser steps")
+    max_updates: Positive | None = Field(
+        default=None, description="budget: end after so many optimiser steps; a step without signal counts as one"
+    )
     max_seconds: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="budget: end after so many seconds of training, evaluations not counted"
     )

@@ -1,4 +1,4 @@
-"""What the TRL adapter gives to methods, and what each of them has to be given there; needs no TRL."""
+"""What the TRL adapter provides to methods, and what each method requires there; needs no TRL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TRL's trainer lends to signals and segmenters: its model, its tokenizer, prompts and reference answers."""
+"""Services of TRL's trainer for signals and segmenters: its model, tokenizer, prompts and reference answers."""
 
 from __future__ import annotations
 

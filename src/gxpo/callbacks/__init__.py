@@ -1,4 +1,4 @@
-"""Callbacks: what a run tells the outside while it goes on. A logger is one, and so is a stopping rule of one's own.
+"""Callbacks: loggers, and stopping rules of one's own.
 
 class Mine(gxpo.callbacks.Callback):
     def on_step(self, row, run):

@@ -1,4 +1,4 @@
-"""Calling several callbacks, so that none of them can end a run by an exception."""
+"""Dispatch a run's events to its callbacks; an exception in one does not end the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run has written so far, for a logger whose store may lack some of it after a kill."""
+"""Replay of a run's steps for loggers whose store lacks some of them after a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks by what a configuration calls them: a logger's name, or `file.py:Class`."""
+"""Callbacks by their names in a configuration: `tensorboard`, `trackio`, `wandb`, or `file.py:Class`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes of an agent of one's own: it talks to the policy by OpenAI's API, and what it was answered is trained."""
+"""Rollouts of a user's own agent behind an OpenAI-compatible endpoint; its recorded replies are trained."""
 
 from __future__ import annotations
 

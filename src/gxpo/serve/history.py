@@ -1,4 +1,4 @@
-"""What one episode has asked for so far, as ids: which calls go on from which, and the record that comes of them.
+"""Token history of one episode: which call continues which recorded reply, and the rollout record.
 
 A call goes on from a recorded action where its messages begin with those of that action's call and with what was
 answered: then the policy reads the ids that it sampled, and the call is the next turn of the same context. Any other

@@ -1,4 +1,4 @@
-"""Messages of clients: which are equal to recorded ones, and how a chat format is shown them."""
+"""Match messages of clients with recorded ones, and prepare them for the model's chat format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent says of its own episode: a reward, a verdict, an answer to be judged."""
+"""Parse what an agent returns: a reward, a verdict, or an answer to be scored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that wait for the policy, and when they are answered: all episodes' together, or as they come."""
+"""Queue of calls that wait for the policy: batched over all episodes, or answered as they come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of `/v1/chat/completions` and `/v1/completions`: what is used, what the run decides, what is refused."""
+"""Parse bodies of `/v1/chat/completions` and `/v1/completions`: what is used, what the run decides, what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls answered: their prompts as ids, sampled together, written down."""
+"""Answer queued calls: encode their prompts, sample them in one batch, record tokens and log-probs."""
 
 from __future__ import annotations
 

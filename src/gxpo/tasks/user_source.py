@@ -1,4 +1,4 @@
-"""A task source of the user's: an object or class with `draw` and `held_out`, or a function that returns rows."""
+"""A user's own task source: an object or class with `draw` and `held_out`, or a function that returns rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The best value of a metric so far: which checkpoint is kept for it, and when waiting for a better one ends."""
+"""Best checkpoint and early stopping by a metric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The few figures of a run that fit a line: which, in what order, how they are written, how much time is left."""
+"""Progress figures that fit one line: which metrics, in what format, and the time left."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What `gxpo.train` was given as Python objects: the keys that stand for it, and the files of the run directory that
-bring it back for `resume`, `eval` and `export`."""
+"""Python objects given to `gxpo.train`, written into the run directory for `resume`, `eval` and `export`."""
 
 from __future__ import annotations
 

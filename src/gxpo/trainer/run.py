@@ -1,4 +1,4 @@
-"""A run in its directory: what it wrote, what it gained, and the policy that it trained."""
+"""A run directory as an object: metrics, evaluations, gain, and the trained policy."""
 
 from __future__ import annotations
 

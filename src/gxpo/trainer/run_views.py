@@ -1,4 +1,4 @@
-"""A run as a picture, as HTML of a notebook, and as tables of pandas."""
+"""A run as a plot, as HTML for notebooks, and as pandas tables."""
 
 from __future__ import annotations
 

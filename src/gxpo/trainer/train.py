@@ -1,4 +1,4 @@
-"""`gxpo.train(...)` and `gxpo.trainer.resume(...)`: a whole run, and what it leaves."""
+"""`gxpo.train` and `gxpo.resume`: a whole run."""
 
 from __future__ import annotations
 
