@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
@@ -25,9 +25,13 @@ from gxpo.registry import part
 
 # ---------------------------------------------------------------- which optimiser steps
 class UpdatePart(Part):
-    """Base of updates: a frozen dataclass with `run` and `optimiser_steps` (`gxpo.protocols.Update`)."""
+    """Base of updates: a frozen dataclass with `run` and `optimiser_steps` (`gxpo.protocols.Update`).
+
+    sets_parameters  whether it reads gradients, or copies and sets parameters, beside taking steps
+    """
 
     slot = "update"
+    sets_parameters: ClassVar[bool] = False
 
 
 def deal(group: Tensor, minibatches: int) -> list[Tensor]:

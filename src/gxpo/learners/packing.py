@@ -153,7 +153,7 @@ class Packing:
         """Rows from which all these action tokens can be read, each in one of them."""
         if not entries.numel():
             return []
-        read_at = self._read_at(entries)
+        read_at = self.read_at(entries)
         node_of_entry = self.packed.node_of_token[read_at]
         wanted = self._wanted(read_at)
         owner, enter = torch.full((self.forest.n_nodes,), -1), self.spans[0].tolist()
@@ -170,7 +170,7 @@ class Packing:
             out.append(Row(tokens, entries[row_of_entry == i]))
         return out
 
-    def _read_at(self, entries: Tensor) -> Tensor:
+    def read_at(self, entries: Tensor) -> Tensor:
         """Stored token whose hidden state predicts each action token."""
         read_at = self.packed.predecessor[self.forest.path_token[entries]]
         if bool((read_at < 0).any()):
@@ -320,7 +320,7 @@ class Packing:
         out, start = [], 0
         for row in rows:
             column[row.tokens] = torch.arange(start, start + row.tokens.numel())
-            out.append(column[self._read_at(row.entries)])
+            out.append(column[self.read_at(row.entries)])
             start += row.tokens.numel()
         return torch.cat(out)
 
@@ -355,7 +355,7 @@ class Packing:
         """Number of tokens in separate forward passes of every trajectory for these action tokens."""
         if not entries.numel():
             return 0
-        read_at, n = self._read_at(entries), self.forest.n_nodes
+        read_at, n = self.read_at(entries), self.forest.n_nodes
         owner, node = self.forest.path_trajectory[entries], self.packed.node_of_token[read_at]
         pairs, place = torch.unique(owner * n + node, return_inverse=True)
         longest = torch.zeros(pairs.shape, dtype=torch.int64).scatter_reduce_(

@@ -138,6 +138,11 @@ class TorchLearner(InProcess):
         if self.value_head is not None:
             yield from ((VALUE_HEAD + name, p) for name, p in self.value_head.named_parameters())
 
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids that the model reads."""
+        return self._readout.vocabulary
+
     def beside(self, *, lr: float) -> TorchLearner:
         """Create another learner of the same kind from a copy of the parameters, with its own optimiser; no reference,
         no value head, a constant learning rate."""
