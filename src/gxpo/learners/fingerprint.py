@@ -1,7 +1,8 @@
-"""Fingerprint of parameters: a 64-bit checksum that does not depend on how they are sharded, computed on the device."""
+"""Fingerprint of parameters: a 53-bit checksum that does not depend on how they are sharded, computed on the device."""
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +18,7 @@ ODD, OTHER = -7046029254386353131, -4658895280553007687  # multipliers of splitm
 
 
 def fingerprint(named: Mapping[str, Tensor]) -> int:
-    """Sum modulo 2^64, over all elements of all tensors, of a mix of name, index in the whole tensor and bits.
+    """Sum modulo 2^53 (exact in float64), over all elements, of a mix of tensor name, index in the whole tensor, bits.
 
     named  name -> tensor, or shard of one (`DTensor` sharded along its first axis). Every process gets the sum over
            all shards, each counted once: tensors that are no shards count in the first process alone
@@ -33,7 +34,7 @@ def fingerprint(named: Mapping[str, Tensor]) -> int:
         total[local.device] = total.get(local.device, 0) + found
     own = sum((x.cpu() for x in total.values()), torch.zeros((), dtype=torch.int64)).reshape(1)
     runtime.all_sum([own])
-    return int(own) % 2**64
+    return int(own) % 2**53
 
 
 def shard_of(x: Tensor) -> tuple[Tensor | None, int]:
@@ -45,7 +46,7 @@ def shard_of(x: Tensor) -> tuple[Tensor | None, int]:
     if not local.numel():
         return None, 0
     each = -(-x.shape[0] // runtime.world())  # rows of a shard; the last ones may have fewer
-    return local, runtime.rank() * each * (x[:1].numel() if x.dim() > 1 else 1)
+    return local, runtime.rank() * each * math.prod(x.shape[1:])
 
 
 def _mixed(x: Tensor, begin: int, seed: int) -> Tensor:

@@ -120,6 +120,7 @@ class TorchLearner(InProcess):
         self.value_heads = tuple(value_heads)
         if value_heads:
             self.value_head = _value_head(self._readout, len(self.value_heads), next(self.model.parameters()))
+        self._place()
         self.optimiser = Optimiser(
             {name: p for name, p in self._named_parameters() if p.requires_grad},
             lr=lr,
@@ -131,6 +132,14 @@ class TorchLearner(InProcess):
             states=states,
             schedule=Schedule(schedule, warmup_steps, total_steps),
         )
+
+    def _place(self) -> None:
+        """Before the optimiser is made: where the parameters are to be."""
+
+    @property
+    def samples(self) -> Any:
+        """The model that samplers in this process read."""
+        return self.model
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters of the model and of the value heads, which are the rows of one matrix."""
@@ -193,6 +202,10 @@ class TorchLearner(InProcess):
             raise ModelError(f"there is no policy {policy!r}; the run has {', '.join(self.policies)}")
         return nullcontext()
 
+    def sampling_as(self, policy: str) -> AbstractContextManager[None]:
+        """Context manager: `samples` acts as that policy."""
+        return self.acting(policy)
+
     def _one_policy(self, what: str) -> None:
         if self._adapters is not None:
             raise ModelError(f"{what} is of one policy, and there are several: {', '.join(self.policies)}")
@@ -241,7 +254,9 @@ class TorchLearner(InProcess):
         shapes = {name: (rows,) if (k := readout.columns(name)) is None else (rows, k) for name in names}
         nothing = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name, shape in shapes.items()}
         with adapters, self._short_memory("computing log-probs"):
-            return outputs_of(lambda b: self._forward(b, names, readout, given), batches, nothing)
+            return outputs_of(
+                lambda b: self._forward(b, names, readout, given), batches, nothing, lockstep=self.lockstep
+            )
 
     @torch.no_grad()
     def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
