@@ -113,6 +113,11 @@ class LearnerSettings(_Section):
         description="dtype of the optimiser's states; bfloat16: no float32 copies, stochastic rounding",
     )
     layout: Literal["auto", "flat"] = Field(default="auto", description="flat: no shared prefixes in the forward pass")
+    attention: Literal["auto", "dense", "flex"] = Field(
+        default="auto",
+        description="mask of packed rows in models run by transformers: dense, or blocks (FlexAttention; no backward "
+        "pass on CPU); auto: flex on CUDA for long rows, see docs/scale.md",
+    )
     lora_rank: Annotated[int, Field(ge=0)] = Field(default=0, description="rank of LoRA; 0 trains every parameter")
     lora_alpha: Annotated[float, Field(gt=0)] = Field(default=16.0, description="scale of LoRA: alpha / rank")
     lora_targets: str | list[str] = Field(default="all-linear", description="modules that get LoRA adapters")
