@@ -225,6 +225,34 @@ class RewardSettings(_Section):
     )
 
 
+class ClusterTrainSettings(_Section):
+    nodes: Positive = Field(default=1, description="nodes that train")
+    gpus_per_node: Positive = Field(default=8, description="GPUs of every node, of trainers and samplers alike")
+    tensor_parallel: Positive = Field(default=1, description="GPUs that share each matrix")
+    context_parallel: Positive = Field(default=1, description="GPUs that share the tokens of a row")
+    pipeline_parallel: Positive = Field(default=1, description="stages that the layers are divided into")
+    offload: Literal["none", "optimiser"] = Field(
+        default="none", description="what is kept in the hosts' memory; optimiser: float32 copies and moments"
+    )
+
+
+class ClusterSampleSettings(_Section):
+    replicas: Positive = Field(default=4, description="samplers, each with the whole model")
+    tensor_parallel: Positive = Field(default=1, description="GPUs of one sampler")
+    max_concurrent: Positive = Field(default=256, description="trajectories that a sampler grows together")
+
+
+class ClusterSyncSettings(_Section):
+    every: Positive = Field(default=1, description="publish weights to the samplers every n-th step")
+    timeout: Annotated[float, Field(gt=0)] = Field(default=120.0, description="seconds that a publication may take")
+
+
+class ClusterSettings(_Section):
+    train: ClusterTrainSettings = ClusterTrainSettings()
+    sample: ClusterSampleSettings = ClusterSampleSettings()
+    sync: ClusterSyncSettings = ClusterSyncSettings()
+
+
 class RunSettings(_Section):
     """All settings of a run except its method."""
 
@@ -247,6 +275,7 @@ class RunSettings(_Section):
     doctor: DoctorSettings = DoctorSettings()
     logging: LoggingSettings = LoggingSettings()
     scoring: RewardSettings = RewardSettings()
+    cluster: ClusterSettings = ClusterSettings()
 
     @property
     def update(self) -> OptimSettings:
