@@ -21,6 +21,9 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
                      "num_attention_heads": 14, "num_key_value_heads": 2},
     "qwen2.5-1.5b": {**QWEN, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
                      "num_attention_heads": 12, "num_key_value_heads": 2},
+    "qwen2.5-7b": {**QWEN, "vocab_size": 152064, "tie_word_embeddings": False, "hidden_size": 3584,
+                   "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+                   "num_key_value_heads": 4},
     "toy": {**QWEN, "vocab_size": 101, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
             "num_attention_heads": 4, "num_key_value_heads": 2},
 }  # fmt: skip
@@ -59,8 +62,8 @@ def random_model(name: str, device: str, dtype: torch.dtype) -> Any:
     return transformers.Qwen2ForCausalLM(config).to(dtype).to(device).eval()
 
 
-def random_forest(vocabulary: int, groups: int, prompt: int, new: int, seed: int = 0) -> Any:
-    """Groups of `GROUP` completions of random tokens, every second one right."""
+def random_forest(vocabulary: int, groups: int, prompt: int, new: int, seed: int = 0, group: int = GROUP) -> Any:
+    """Groups of `group` completions of random tokens, every second one right."""
     from gxpo import Forest
 
     draw = torch.Generator().manual_seed(seed)
@@ -68,8 +71,9 @@ def random_forest(vocabulary: int, groups: int, prompt: int, new: int, seed: int
     def ids(n: int) -> list[int]:
         return torch.randint(3, vocabulary, (n,), generator=draw).tolist()
 
-    completions = [[ids(new) for _ in range(GROUP)] for _ in range(groups)]
-    return Forest.from_completions([ids(prompt) for _ in range(groups)], completions, [[0.0, 1.0] * 4] * groups)
+    completions = [[ids(new) for _ in range(group)] for _ in range(groups)]
+    rewards = [[float(i % 2) for i in range(group)]] * groups
+    return Forest.from_completions([ids(prompt) for _ in range(groups)], completions, rewards)
 
 
 # ---------------------------------------------------------------- c: numbers
