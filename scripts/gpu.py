@@ -7,9 +7,10 @@
     python scripts/gpu.py peer        the same training step in gxpo and in TRL, where TRL is installed
     python scripts/gpu.py trees       trees by FlexAttention, dense masks or flat rows: gradient, speed, memory
     python scripts/gpu.py lora        an adapter on 7B: peak memory, seconds of an update, publication
+    python scripts/gpu.py vllm        vLLM beside the learner's model: start, speed, publication, gap of log-probs
     python scripts/gpu.py kill        a run killed with SIGKILL and resumed, against one left alone
 
-fsdp, vllm, verl and staleness are parts, too, which say what they wait for.
+fsdp, verl and staleness are parts, too, which say what they wait for.
 
 Needs torch, transformers, peft, pytest and this repository; no network: models are random weights of named shapes. Each
 figure goes to `--out` (JSON Lines) as soon as it is known; a figure that the file has is not measured again, so a part
@@ -191,6 +192,7 @@ PARTS: Mapping[str, Callable[[Figures], None]] = {
     "peer": peer,
     "trees": gpu_scale.trees,
     "lora": gpu_scale.lora,
+    "vllm": gpu_scale.vllm,
     "kill": gpu_scale.kill,
     **{name: gpu_scale.skipped(name) for name in gpu_scale.LATER},
 }

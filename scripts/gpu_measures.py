@@ -145,40 +145,52 @@ def against_cpu(
 
 def sampler_gap(figures: Figures, shape: str, dtype: str, layout: str) -> dict[str, float]:
     """Nats between the log-probs that the engine and the learner give the sampled tokens."""
-    from gxpo import Forest
     from gxpo.learners.torch import TorchLearner
 
     model = random_model(shape, figures.device, getattr(torch, dtype))
     learner: Any = TorchLearner(model, lr=0.0, device=figures.device, layout=layout)
     prompts, new = (2, 6) if figures.toy else (4, 128)
     asked, answers = sample(model, figures.device, prompts * GROUP, prompt=16, new=new)
-    records = [
-        {"schema": "gxpo.rollouts/1", "group": f"g{i}", "id": f"{i}.{j}", "prompt": list(request.prompt),
-         "turns": [{"action": a.tokens, "logprob": a.logprobs}], "reward": 0.0}
-        for i, (request, group) in enumerate(zip(asked, answers, strict=True)) for j, a in enumerate(group)
-    ]  # fmt: skip
-    forest = Forest.from_records(records)
+    forest = sampled_forest(asked, answers)
     gap = (learner.outputs(forest)["logprob"] - forest.path_behaviour_logprob).abs()
     return {"mean_nats": float(gap.mean()), "largest_nats": float(gap.max()), "tokens": gap.numel()}
 
 
 # ---------------------------------------------------------------- d: speed
-def sample(model: Any, device: str, samples: int, *, prompt: int, new: int) -> tuple[list[Any], list[list[Any]]]:
-    """Requests of random prompts, and the engine's completions, all of full length."""
-    from gxpo.engines.torch import TorchEngine
-    from gxpo.protocols import Request, Sampling, StreamKey
+def requests(vocabulary: int, samples: int, *, prompt: int) -> list[Any]:
+    """Requests of random prompts, `GROUP` samples of each."""
+    from gxpo.protocols import Request, StreamKey
 
     draw = torch.Generator().manual_seed(0)
-    vocabulary = model.config.vocab_size
-    asked = [
+    return [
         Request(
             tuple(torch.randint(3, vocabulary, (prompt,), generator=draw).tolist()),
             tuple(StreamKey(seed=0, step=1, task=str(i), attempt=j) for j in range(GROUP)),
         )
         for i in range(samples // GROUP)
     ]
+
+
+def sample(model: Any, device: str, samples: int, *, prompt: int, new: int) -> tuple[list[Any], list[list[Any]]]:
+    """Requests of random prompts, and the engine's completions, all of full length."""
+    from gxpo.engines.torch import TorchEngine
+    from gxpo.protocols import Sampling
+
+    asked = requests(model.config.vocab_size, samples, prompt=prompt)
     engine = TorchEngine(model, device=device, stop_ids=())
     return asked, engine.sample(asked, Sampling(max_new_tokens=new))
+
+
+def sampled_forest(asked: list[Any], answers: list[list[Any]]) -> Any:
+    """The forest of completions with the log-probs that their engine gave."""
+    from gxpo import Forest
+
+    records = [
+        {"schema": "gxpo.rollouts/1", "group": f"g{i}", "id": f"{i}.{j}", "prompt": list(request.prompt),
+         "turns": [{"action": a.tokens, "logprob": a.logprobs}], "reward": 0.0}
+        for i, (request, group) in enumerate(zip(asked, answers, strict=True)) for j, a in enumerate(group)
+    ]  # fmt: skip
+    return Forest.from_records(records)
 
 
 def speed(figures: Figures) -> None:

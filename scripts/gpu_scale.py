@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gpu_measures import SHAPES, Peak, clock, random_forest, random_model
+from gpu_measures import GROUP, SHAPES, Peak, clock, random_forest, random_model, requests, sampled_forest
 
 if TYPE_CHECKING:
     from gpu import Figures
@@ -222,10 +222,66 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
+# ---------------------------------------------------------------- vLLM beside the learner
+def vllm(figures: Figures) -> None:
+    """vLLM beside the learner's model, awake on the same GPU: start, tokens a second at 64 and 256 streams, publication
+    with its checksums, gap between its log-probs and the learner's."""
+    from gxpo.engines.vllm_process import PROGRAM, can_import, interpreter
+
+    python = interpreter(os.environ.get("GXPO_VLLM_PYTHON"))
+    program = (PROGRAM,)
+    if figures.toy:
+        program = (str(ROOT / "tests" / "engines" / "fake_vllm.py"), PROGRAM)
+    elif not can_import(python):
+        print(f"vllm: skipped: {python} has no vLLM; GXPO_VLLM_PYTHON names an interpreter that has", flush=True)
+        return
+    shape = "toy" if figures.toy else "qwen2.5-0.5b"
+    figures.take(f"vllm:{shape}", lambda: beside(figures, shape, python, program))
+
+
+def beside(figures: Figures, shape: str, python: str, program: tuple[str, ...]) -> dict[str, Any]:
+    from gxpo.engines.vllm import VllmEngine
+    from gxpo.learners.torch import TorchLearner
+    from gxpo.protocols import Sampling
+
+    new, streams = (4, (8, 16)) if figures.toy else (400, (64, 256))
+    model = random_model(shape, figures.device, torch.float32 if figures.toy else torch.bfloat16)
+    options = {"max_model_len": 1024} | ({} if figures.device == "cpu" else {"gpu_memory_utilization": 0.4})
+    began = time.monotonic()
+    engine = VllmEngine(model, python=python, program=program, stop_ids=(), arguments=options)
+    found: dict[str, Any] = {"start_s": time.monotonic() - began, "vllm": engine.vllm_version}
+    try:
+        for rows in streams:
+            asked = requests(model.config.vocab_size, rows, prompt=16)
+            began = time.monotonic()
+            answers = engine.sample(asked, Sampling(max_new_tokens=new))
+            found[f"tokens_per_s_{rows}"] = rows * new / (time.monotonic() - began)
+        one = requests(model.config.vocab_size, GROUP, prompt=16)
+        waited = []
+        for version in (0, 1):  # the second sends the weights first, and compares every checksum
+            engine.policy_version = version
+            began = time.monotonic()
+            engine.sample(one, Sampling(max_new_tokens=1))
+            waited.append(time.monotonic() - began)
+    finally:
+        engine.close()
+    forest = sampled_forest(asked, answers)
+    learner: Any = TorchLearner(model, lr=0.0, device=figures.device)
+    gap = (learner.outputs(forest)["logprob"] - forest.path_behaviour_logprob).abs()
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    return {
+        **found,
+        "publish_s": max(0.0, waited[1] - waited[0]),
+        "weights_bytes": size,
+        "gap_mean_nats": float(gap.mean()),
+        "gap_largest_nats": float(gap.max()),
+        "gap_tokens": gap.numel(),
+    }
+
+
 # ---------------------------------------------------------------- what gxpo can't do yet
 LATER = {
     "fsdp": "overhead of FSDP2 with one rank over NCCL: gxpo has no backend fsdp yet",
-    "vllm": "vLLM asleep beside the learner: gxpo refuses the vLLM engine beside a learner on CUDA as yet",
     "verl": "a verl worker on one GPU: gxpo has no backend verl yet",
     "staleness": "50 steps of a 1.5B model at staleness 0, 1, 2, 4: gxpo trains synchronously as yet",
 }

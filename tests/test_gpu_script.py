@@ -55,7 +55,7 @@ def test_each_part_writes_its_figures(gpu, tmp_path):
 @pytest.mark.thorough
 def test_parts_of_scale_write_their_figures(gpu, tmp_path, capfd):
     out = tmp_path / "gpu.jsonl"
-    for part in ("trees", "lora", "kill"):
+    for part in ("trees", "lora", "vllm", "kill"):
         assert gpu.main([part, "--device", "cpu", "--toy", "--out", str(out)]) == 0
     found = rows(out)
     assert found["trees:gradient/toy/flex"]["logprob_largest_nats"] < 1e-5
@@ -65,6 +65,7 @@ def test_parts_of_scale_write_their_figures(gpu, tmp_path, capfd):
     assert [found[f"trees:row/toy/64/{way}"]["backward"] for way in ("flex", "dense")] == [False, True]
     # rank 16 on 7 maps of 2 layers: q, o 32 + 32, k, v 32 + 16, gate, up, down 32 + 48, in float32
     assert found["lora:toy"]["adapter_bytes"] == 4 * 16 * 2 * (2 * 64 + 2 * 48 + 3 * 80)
+    assert found["vllm:toy"]["gap_largest_nats"] < 1e-4 and found["vllm:toy"]["gap_tokens"] == 16 * 4
     assert found["kill:resume"]["equal_weights"] and found["kill:resume"]["steps"] == 12
     assert "trees: varlen skipped" in capfd.readouterr().out
 
@@ -75,7 +76,7 @@ def test_parts_of_scale_write_their_figures(gpu, tmp_path, capfd):
 
 def test_parts_that_wait_for_code_say_so(gpu, tmp_path, capsys):
     out = tmp_path / "f.jsonl"
-    for part in ("fsdp", "vllm", "verl", "staleness"):
+    for part in ("fsdp", "verl", "staleness"):
         assert gpu.main([part, "--device", "cpu", "--toy", "--out", str(out)]) == 0
         assert f"{part}: skipped: " in capsys.readouterr().out
     assert not out.exists()
