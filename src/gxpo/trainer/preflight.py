@@ -16,6 +16,7 @@ from gxpo.config import Resolved
 from gxpo.definition import show
 from gxpo.errors import ConfigError, GxpoError, ModelError
 from gxpo.forest import Forest
+from gxpo.learners.block_mask import NO_FLEX_BACKWARD
 from gxpo.models import flow
 from gxpo.models.load import check_name
 from gxpo.pipeline import Method
@@ -32,7 +33,10 @@ from gxpo.worlds import World
 def check_settings(s: RunSettings, method: Method) -> None:
     """Refuse a device that does not exist, a model of another kind, groups that can teach the method nothing, and
     sampling that the rollout can't work with."""
-    check_device(device_of(s.learner.device))
+    device = device_of(s.learner.device)
+    check_device(device)
+    if s.learner.attention == "flex" and device in NO_FLEX_BACKWARD:
+        raise ConfigError(f"learner.attention=flex: FlexAttention has no backward pass on {device}; leave it at auto")
     samples_latents = "latents" in getattr(method.rollout, "provides", ())
     if flow.is_flow(s.model) != samples_latents:
         rollout = show(method.rollout)

@@ -99,6 +99,7 @@ def _text_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:
         lora=lora_settings(s),
         value_heads=method.value_heads,
         value_lr=s.learner.value_lr,
+        attention=s.learner.attention,
         kernels=s.learner.kernels,
         products=s.learner.products,
         recompute=s.learner.recompute,
