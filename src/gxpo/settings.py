@@ -248,6 +248,10 @@ class ClusterSyncSettings(_Section):
 
 
 class ClusterSettings(_Section):
+    backend: Literal["local", "fsdp"] = Field(
+        default="local",
+        description="what holds the weights; local: each process all of them; fsdp: torchrun's processes share them",
+    )
     train: ClusterTrainSettings = ClusterTrainSettings()
     sample: ClusterSampleSettings = ClusterSampleSettings()
     sync: ClusterSyncSettings = ClusterSyncSettings()

@@ -158,14 +158,15 @@ class Stages:
             "discarded_rollouts": self.budget.discarded,
             "prefilled_tokens": now["prefilled"] - counted["prefilled"],
             "reused_tokens": now["reused"] - counted["reused"],
-            "weights_crc": learner.weights_crc(),
+            **learner.checksum(),
             **clock.figures(generated, forward),
             "memory_peak_mb": peak_megabytes(),
         }
 
     # ------------------------------------------------------------ what a step is made of
     def session(self, step: int, *, seed: int, sampling: Sampling, budget: Budget) -> Session:
-        """The stages as one step sees them."""
+        """The stages as one step sees them; samplers get the newest weights."""
+        self.learner.publish()
         return Session(
             source=self.source,
             engine=self.engine,

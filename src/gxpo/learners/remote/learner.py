@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ class RemoteLearner:
     lr, schedule, max_grad_norm  as of `gxpo.learners.base.Optimiser`; decay and moments are the engine's
     tokens_per_microbatch        tokens of the rows of one `forward` or `pull`
     """
+
+    writes_files = True
 
     def __init__(
         self,
@@ -179,11 +182,20 @@ class RemoteLearner:
         """The rest of a checkpoint's state, as JSON."""
         return {"steps": self.optimiser.steps}
 
-    def load_meta(self, meta: Mapping[str, Any]) -> None:
-        """Set what `meta` gave."""
+    def checksum(self) -> dict[str, int]:
+        """Checksum of the trained parameters, for the step's line."""
+        return {"weights_fingerprint": self.engine.fingerprint()}
+
+    def save(self, path: Path) -> None:
+        """Write the engine's files below `path`."""
+        self.engine.save(path)
+
+    def load(self, path: Path, meta: Mapping[str, Any]) -> None:
+        """Read what `save` and `meta` gave."""
         steps = meta.get("steps")
         if not isinstance(steps, int) or steps < 0:
             raise CheckpointError(f"the learner's part of the checkpoint has steps {steps!r}; it must be a number >= 0")
+        self.engine.load(path)
         self.optimiser.steps = steps
 
 
