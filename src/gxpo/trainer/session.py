@@ -19,7 +19,7 @@ from gxpo.chat import PlainChat
 from gxpo.chat.plain import Tokens
 from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
-from gxpo.learners.packing import gradient_of
+from gxpo.learners.accumulate import gradient_of
 from gxpo.pipeline import Loss, Method
 from gxpo.protocols import (
     Budget,
