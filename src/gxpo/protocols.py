@@ -137,10 +137,11 @@ class Completion:
 
     tokens: list[int]
     logprobs: list[float]
-    finish: str  # "stop" | "length"
+    finish: str  # "stop" | "length" | "interrupted" (see `TorchEngine.interrupted`)
     support: np.ndarray | None = None  # [len(tokens), K] int64 allowed ids, padded with -1; None = the whole vocabulary
-    policy_version: int = 0
+    policy_version: int = 0  # of the first token
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # payload, leading dimension len(tokens)
+    versions: tuple[tuple[int, int], ...] = ()  # (token, policy version from there on) where it changes within
 
 
 class Engine(Protocol):

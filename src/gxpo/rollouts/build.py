@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 from collections import Counter, defaultdict
@@ -151,7 +152,20 @@ def action(*pieces: Completion) -> dict[str, Any]:
         "finish": last.finish,
         "policy_version": last.policy_version,
         "extras": extras,
+        **_versions(pieces),
     }
+
+
+def _versions(pieces: Sequence[Completion]) -> dict[str, Any]:
+    """Where the policy's version changes within pieces of an action, if it changes within one of them."""
+    if not any(piece.versions for piece in pieces):
+        return {}
+    found, at = [], 0
+    for piece in pieces:
+        found += [(at, piece.policy_version), *((at + token, version) for token, version in piece.versions)]
+        at += len(piece.tokens)
+    changes = [[t, v] for (_, before), (t, v) in itertools.pairwise(found) if v != before and 0 < t < at]
+    return {"policy_version": found[0][1], "versions": changes}
 
 
 def record(task: Task, group: str, name: str, sampling: Sampling, **columns: Any) -> dict[str, Any]:
@@ -416,8 +430,14 @@ def within(completion: Completion, room: int) -> Completion:
     if len(completion.tokens) <= room:
         return completion
     support = None if completion.support is None else completion.support[:room]
-    tokens, logprobs = completion.tokens[:room], completion.logprobs[:room]
-    return dataclasses.replace(completion, tokens=tokens, logprobs=logprobs, support=support, finish="length")
+    return dataclasses.replace(
+        completion,
+        tokens=completion.tokens[:room],
+        logprobs=completion.logprobs[:room],
+        support=support,
+        finish="length",
+        versions=tuple((token, version) for token, version in completion.versions if token < room),
+    )
 
 
 class Fork(NamedTuple):

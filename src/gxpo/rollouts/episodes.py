@@ -344,7 +344,8 @@ class Play:
         the environment paid. The bases of forks have to be among them."""
         among = None if episodes is None else set(map(id, episodes))
         chosen = [e for e in self.episodes if among is None or id(e) in among]
-        if not self.world and all(e.base is None and e.plain is None and not e.begun for e in chosen):
+        plain = all(e.base is None and e.plain is None and not e.begun for e in chosen)
+        if not self.world and plain and not any(e.sampled is not None and e.sampled.versions for e in chosen):
             return self._samples(chosen)
         return Forest.from_records([e.record(dataclasses.asdict(self._read(e))) for e in chosen])
 
