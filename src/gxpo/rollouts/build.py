@@ -55,6 +55,12 @@ class RolloutPart(Part):
     slot = "rollout"
     allows: ClassVar[Mapping[str, tuple[tuple[Any, ...], str]]] = {}
 
+    @property
+    def across_groups(self) -> bool:
+        """Whether what is done for a task depends on the step's other tasks, or on what was rolled out before: such a
+        rollout grows all of a step together, so asynchronous training refuses it."""
+        return hasattr(self, "state_dict") and bool(getattr(self, "remembers", True))
+
 
 def name_draws(tasks: Sequence[Task], drawn: Counter[str] | None = None) -> list[str]:
     """A name for each draw of a task within a step: its id, then id#1, id#2... where it is drawn again.

@@ -77,7 +77,7 @@ class Trainer(Stages):
         self.config_text = self.resolved.to_yaml(self.out)
         self.inputs = inputs.hashes(self.resolved.keys, self.source, self.out)
         if self.settings.async_.max_staleness:
-            self.overlap = overlap_of(self, self.out)
+            self.overlap = overlap_of(self, self.out, notify)
             self._open.callback(self.overlap.close)
         self._begun = self.resumed = False
         self.stopped: str | None = None  # why the run ended before its last step

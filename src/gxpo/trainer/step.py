@@ -200,7 +200,8 @@ class Stages:
         session.know(found.tasks)
         for name in ("generated_tokens", "rollouts", "discarded"):
             setattr(self.budget, name, getattr(self.budget, name) + getattr(found.cost, name))
-        self.lost = {**{"rollout": why for why in found.failed[:1]}, **self.lost}
+        if found.failed:
+            self.lost = {"rollout": found.failed[0], **self.lost}
         self._overlapped = {"dropped_groups": found.dropped, "failed_groups": len(found.failed)}
         return session.segment(found.forest)
 

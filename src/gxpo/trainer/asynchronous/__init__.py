@@ -3,18 +3,34 @@ age."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gxpo.engines.vllm import VllmEngine
+from gxpo.errors import ConfigError
+from gxpo.trainer.asynchronous.checks import uncorrected
 from gxpo.trainer.asynchronous.pipeline import Pipeline, Stage
 
 if TYPE_CHECKING:
     from gxpo.trainer.step import Stages
 
 
-def overlap_of(stages: Stages, run: Path) -> Pipeline:
-    """The pipeline that samples beside the steps of these stages, with its ledger in a run directory."""
+def overlap_of(stages: Stages, run: Path, notify: Callable[[str], None]) -> Pipeline:
+    """The pipeline that samples beside the steps of these stages, with its ledger in a run directory; `notify` is told
+    where the method does not correct for the age of what it trains."""
+    a = stages.settings.async_
+    if isinstance(stages.engine, VllmEngine) and a.order == "finish" and not a.partial:
+        raise ConfigError(
+            "async.order=finish samples under several versions at a time, and vLLM holds one: set async.partial=true, "
+            "or async.order=dispatch"
+        )
+    if (key := uncorrected(stages.method)) is not None:
+        notify(
+            f"async.max_staleness={a.max_staleness}: the ratio of {stages.method.name} is over the policy at the start "
+            f"of the step, so nothing corrects for the age of its rollouts; {key} does"
+        )
     stage = Stage(
         engine=stages.engine,
         learner=stages.learner,

@@ -10,7 +10,7 @@ file.
     {"event": "consume", "step": 5, "places": [6, 7, 8, 9]}        the update of step 5 is of these groups
 
 A *place* numbers the tasks in the order in which they were drawn. The records of a finished one are beside the ledger,
-in `rollouts/groups/step-000004/000006.jsonl`, and are there before its line is.
+in `rollouts/.groups/step-000004/000006.jsonl`, and are there before its line is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gxpo.forest import Forest
 from gxpo.records import dump, load
 from gxpo.trainer.checkpoint import write_atomic
 
-LEDGER, GROUPS = "rollouts/ledger.jsonl", "rollouts/groups"
+LEDGER, GROUPS = "rollouts/ledger.jsonl", "rollouts/.groups"
 
 
 @dataclass

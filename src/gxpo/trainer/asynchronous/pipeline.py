@@ -24,7 +24,7 @@ from gxpo.protocols import Task, TaskSource
 from gxpo.settings import RunSettings
 from gxpo.trainer.asynchronous.group import ENGINE, ENVS, REWARDS, Group, GroupEngine, GroupEnvs, GroupRewards, OverAge
 from gxpo.trainer.asynchronous.ledger import Cost, Entry, Ledger
-from gxpo.trainer.asynchronous.routines import Cancelled, Routine, Rounds
+from gxpo.trainer.asynchronous.routines import Cancelled, Rounds, Routine
 from gxpo.trainer.asynchronous.services import Environments, Gate, Sampler, Scorer
 from gxpo.trainer.asynchronous.weights import PublishedPolicy
 from gxpo.trainer.session import Session
@@ -203,7 +203,7 @@ class Pipeline:
         self._thread.start()
 
     def _draw(self) -> None:
-        """Draw the tasks of all steps that may be sampled now; those that a checkpoint had drawn first, as it drew them."""
+        """Draw the tasks of all steps that may be sampled now; first those that a checkpoint had drawn, as it did."""
         if self._resumed:
             source, now = self.stage.source, self.stage.source.state_dict()
             for step, state in sorted(self._resumed.items()):
@@ -450,5 +450,3 @@ def _inside(gate: Gate, serve: Callable[[Sequence[Any]], None]) -> Callable[[Seq
             serve(calls)
 
     return served
-
-
