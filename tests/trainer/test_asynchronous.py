@@ -29,7 +29,7 @@ from gxpo.trainer.asynchronous.services import Sampler
 from gxpo.trainer.preflight import check_settings
 
 OWN = ("dropped_groups", "failed_groups", "mismatch_kl")  # figures of asynchronous runs alone
-AHEAD = {"async__max_staleness": 1}
+AHEAD: dict[str, Any] = {"async__max_staleness": 1}
 
 
 def ledger(out: Path) -> list[dict[str, Any]]:
@@ -81,15 +81,15 @@ def test_sampling_goes_on_under_new_weights(tmp_path: Path, monkeypatch: pytest.
     """Version 1 is interrupted by version 2, once: the groups of step 3 are of both, each token of one."""
     start = Pipeline._start
 
-    def interrupted_once(self: Pipeline, version: int) -> None:
+    def interrupted_once(self: Pipeline) -> None:
         def until_newer() -> bool:
             if self.stage.engine.policy_version != 1:
                 return False
             with self._changed:
-                return self._changed.wait_for(lambda: self.version > 1, 60)
+                return self._changed.wait_for(lambda: self.schedule.version > 1, 60)
 
         begun = self._thread is not None
-        start(self, version)
+        start(self)
         if not begun:
             self.stage.engine.interrupted = until_newer
 
@@ -120,7 +120,7 @@ def test_the_clock_decides_nothing_in_order_of_dispatch(tmp_path: Path, monkeypa
     def early(self: Pipeline, version: int) -> None:
         publish(self, version)
         with self._changed:
-            self._changed.wait_for(lambda: all(self._state(g) != "dispatched" for g in self._groups.values()))
+            self._changed.wait_for(lambda: not self.schedule.unfinished)
 
     monkeypatch.setattr(Pipeline, "publish", early)
     one = train(tmp_path / "early", **keys)
@@ -298,7 +298,7 @@ def test_a_rollout_that_raises_costs_its_group_alone(tmp_path: Path) -> None:
         rows = train(tmp_path / order, rollout=Breaking, async__order=order, **AHEAD)
         assert sum(r["failed_groups"] for r in rows) == 1
         assert sum(r["groups"] for r in rows) == (5 if order == "dispatch" else 6)
-    with pytest.raises(GxpoError, match="all 2 groups .*ZeroDivisionError: a fault of the rollout's"):
+    with pytest.raises(GxpoError, match=r"all 2 groups .*ZeroDivisionError: a fault of the rollout's"):
         train(tmp_path / "none", rollout=Breaking, rollout__always=True, **AHEAD)
 
 

@@ -25,7 +25,7 @@ from gxpo.runtime import give_back
 from gxpo.segments.base import LABEL
 from gxpo.signals import Signals, SignalTools
 from gxpo.trainer import preflight, setup
-from gxpo.trainer.asynchronous.pipeline import Pipeline
+from gxpo.trainer.asynchronous import Pipeline, gathered
 from gxpo.trainer.episodes import failures_of_agents, of_agents, of_episodes
 from gxpo.trainer.measured import measured
 from gxpo.trainer.session import BoundLearner, Session, decoder
@@ -96,7 +96,6 @@ class Stages:
         self.lost: dict[str, str] = {}  # of each way in which an agent's episode broke, the first message
         self.last: tuple[Forest, Tensor, Session] | None = None  # the newest step, for `annotated`
         self.overlap: Pipeline | None = None  # samples beside the updates (`async.max_staleness`)
-        self._overlapped: dict[str, Any] = {}  # figures of it of the newest step
 
     def step(self) -> dict[str, Any]:
         """One step from tasks to parameters; gives its line of metrics.jsonl (without writing it)."""
@@ -106,7 +105,7 @@ class Stages:
 
         # tasks -> rollouts -> rewards
         session = self.session(number, seed=self.settings.seed, sampling=self.sampling, budget=self.budget)
-        forest = self._sampled(session, clock) if self.overlap is None else self._gathered(self.overlap, session, clock)
+        forest = self._sampled(session, clock) if self.overlap is None else gathered(self, self.overlap, session, clock)
         forest = self.shape(forest)
         clock.lap("score")
 
@@ -140,8 +139,7 @@ class Stages:
             **{f"scoring_{kind}": n - counted[kind] for kind, n in self.unscored.items()},
             **of_updates(bound.infos, bound.metrics, (bound.sampler_gap, bound.sampler_gap_mean)),
             **learnt,
-            **self._overlapped,
-            **({} if self.overlap is None else {"mismatch_kl": bound.mismatch_kl}),
+            **({} if self.overlap is None else {**self.overlap.figures, "mismatch_kl": bound.mismatch_kl}),
         }
         self.tally.add(figures)
         self._check_progress()
@@ -191,19 +189,6 @@ class Stages:
         clock.lap("sample")
         self.rewards.at(self.step_number, self.settings.trainer.steps)
         return session.score(forest)
-
-    def _gathered(self, overlap: Pipeline, session: Session, clock: Clock) -> Forest:
-        """The step's rollouts, sampled and scored beside earlier updates."""
-        found = overlap.gather(self.step_number)
-        clock.lap("wait")
-        clock.note("sample", found.cost.time_sample_s)
-        session.know(found.tasks)
-        for name in ("generated_tokens", "rollouts", "discarded"):
-            setattr(self.budget, name, getattr(self.budget, name) + getattr(found.cost, name))
-        if found.failed:
-            self.lost = {"rollout": found.failed[0], **self.lost}
-        self._overlapped = {"dropped_groups": found.dropped, "failed_groups": len(found.failed)}
-        return session.segment(found.forest)
 
     def credited(self, forest: Forest, tools: SignalTools) -> tuple[Forest, Signals, torch.Tensor, torch.Tensor]:
         """Scored rollouts as the policy reads them (S, P and R are the same), their signals, credit and weights [P]."""

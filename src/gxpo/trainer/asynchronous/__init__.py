@@ -14,7 +14,11 @@ from gxpo.trainer.asynchronous.checks import uncorrected
 from gxpo.trainer.asynchronous.pipeline import Pipeline, Stage
 
 if TYPE_CHECKING:
-    from gxpo.trainer.step import Stages
+    from gxpo.forest import Forest
+    from gxpo.trainer.session import Session
+    from gxpo.trainer.step import Clock, Stages
+
+__all__ = ["Pipeline", "gathered", "overlap_of"]
 
 
 def overlap_of(stages: Stages, run: Path, notify: Callable[[str], None]) -> Pipeline:
@@ -42,3 +46,17 @@ def overlap_of(stages: Stages, run: Path, notify: Callable[[str], None]) -> Pipe
         session=partial(stages.session, seed=stages.settings.seed, sampling=stages.sampling),
     )
     return Pipeline(stages.settings, stage, run)
+
+
+def gathered(stages: Stages, overlap: Pipeline, session: Session, clock: Clock) -> Forest:
+    """The rollouts of the stages' step, sampled and scored beside earlier updates, and charged to it."""
+    found = overlap.gather(stages.step_number)
+    clock.lap("wait")
+    clock.note("sample", found.cost.time_sample_s)
+    session.know(found.tasks)
+    for name in ("generated_tokens", "rollouts", "discarded"):
+        setattr(stages.budget, name, getattr(stages.budget, name) + getattr(found.cost, name))
+    if found.failed:
+        stages.lost = {"rollout": found.failed[0], **stages.lost}
+    overlap.figures = {"dropped_groups": found.dropped, "failed_groups": len(found.failed)}
+    return session.segment(found.forest)
