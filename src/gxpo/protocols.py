@@ -7,7 +7,7 @@ All inputs of advantages and weights are detached.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gxpo.learning import (
@@ -142,6 +142,19 @@ class Completion:
     policy_version: int = 0  # of the first token
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # payload, leading dimension len(tokens)
     versions: tuple[tuple[int, int], ...] = ()  # (token, policy version from there on) where it changes within
+
+    def within(self, room: int) -> Completion:
+        """The first `room` tokens of a completion that had more room."""
+        if len(self.tokens) <= room:
+            return self
+        return replace(
+            self,
+            tokens=self.tokens[:room],
+            logprobs=self.logprobs[:room],
+            support=None if self.support is None else self.support[:room],
+            finish="length",
+            versions=tuple((token, version) for token, version in self.versions if token < room),
+        )
 
 
 class Engine(Protocol):

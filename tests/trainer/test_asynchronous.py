@@ -199,6 +199,20 @@ def test_what_had_finished_is_read_back(tmp_path: Path, monkeypatch: pytest.Monk
     assert lines(tmp_path / "run") == calm and not served and used(tmp_path / "run") == list(range(6))
 
 
+def test_groups_whose_records_are_gone_are_sampled_again_and_that_is_said(tmp_path: Path) -> None:
+    def stop(row: dict[str, Any]) -> bool:
+        return row["step"] == 2
+
+    keys = KEYS | {"async.max_staleness": 2}
+    gxpo.train("tiny:cold", "arithmetic", "grpo", 4, REWARD, out=tmp_path, set=keys, watch=stop, progress="none")
+    for path in (tmp_path / "rollouts" / ".groups").rglob("*.jsonl"):
+        path.unlink()
+    with pytest.warns(UserWarning, match=r"is sampled under version 2 instead of 0: its records are not in"):
+        gxpo.resume(tmp_path, progress="none")
+    rows = lines(tmp_path)
+    assert [r["staleness_max"] for r in rows] == [0, 1, 0, 1] and used(tmp_path) == list(range(8))
+
+
 def test_an_order_of_finishing_loses_and_doubles_nothing(tmp_path: Path) -> None:
     keys = {"async__max_staleness": 2, "async__order": "finish", "steps": 4}
     for at in (5, 13):

@@ -18,7 +18,7 @@ from gxpo.errors import ModelError, RecordError
 from gxpo.learners.lora import LoraSettings
 from gxpo.learners.torch import TorchLearner
 from gxpo.protocols import Request, Sampling, StreamKey, Task
-from gxpo.rollouts.build import action, within
+from gxpo.rollouts.build import action
 from gxpo.trainer.asynchronous.group import Group
 from gxpo.trainer.asynchronous.routines import Call, Cancelled, Rounds, Routine
 from gxpo.trainer.asynchronous.services import Sampler
@@ -172,7 +172,7 @@ def test_each_token_has_the_log_prob_of_the_version_that_drew_it() -> None:
             allowed = logits.double().topk(5)
             place = allowed.indices.tolist().index(token)
             assert logprob == pytest.approx(float(allowed.values.log_softmax(0)[place]), abs=1e-5)
-    cut = within(next(c for _, c in found if c.versions), 2)
+    cut = next(c for _, c in found if c.versions).within(2)
     assert cut.versions == () and len(cut.tokens) == 2
 
 

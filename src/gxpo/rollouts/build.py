@@ -431,21 +431,6 @@ class Episode:
         return record(self.task, self.group, self.id, Sampling(), **columns)
 
 
-def within(completion: Completion, room: int) -> Completion:
-    """The first `room` tokens of a completion that had more room."""
-    if len(completion.tokens) <= room:
-        return completion
-    support = None if completion.support is None else completion.support[:room]
-    return dataclasses.replace(
-        completion,
-        tokens=completion.tokens[:room],
-        logprobs=completion.logprobs[:room],
-        support=support,
-        finish="length",
-        versions=tuple((token, version) for token, version in completion.versions if token < room),
-    )
-
-
 class Fork(NamedTuple):
     """A new attempt that leaves another before one of its turns (from 0, inherited ones counted), or within its action:
     after that many of its tokens. `key` and `name`: the stream and the name that it has from there on."""

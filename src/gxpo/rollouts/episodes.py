@@ -46,7 +46,6 @@ from gxpo.rollouts.build import (
     Snapshot,
     forest_of,
     name_draws,
-    within,
 )
 from gxpo.rollouts.context import Context, messages_of, text_of
 
@@ -284,7 +283,7 @@ class Play:
             sampling = dataclasses.replace(sampling or self.session.sampling, max_new_tokens=limit - least)
         groups = self.session.sample(requests) if sampling is None else self.session.sample(requests, sampling)
         flat = [completion for group in groups for completion in group]
-        return [within(c, limit - len(e.kept)) for e, c in zip(episodes, flat, strict=True)] if least else flat
+        return [c.within(limit - len(e.kept)) for e, c in zip(episodes, flat, strict=True)] if least else flat
 
     @staticmethod
     def _requests(episodes: Sequence[Episode]) -> list[Request]:

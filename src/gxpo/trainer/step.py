@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,11 +19,11 @@ from gxpo.judges import meter
 from gxpo.pipeline import Method, zero_signal_groups
 from gxpo.protocols import Budget, Sampling, StepInfo
 from gxpo.rewards import RewardSet
-from gxpo.runtime import give_back
+from gxpo.runtime import Clock, give_back, peak_megabytes
 from gxpo.segments.base import LABEL
 from gxpo.signals import Signals, SignalTools
 from gxpo.trainer import preflight, setup
-from gxpo.trainer.asynchronous import Pipeline, gathered
+from gxpo.trainer.asynchronous import Pipeline
 from gxpo.trainer.episodes import failures_of_agents, of_agents, of_episodes
 from gxpo.trainer.measured import measured
 from gxpo.trainer.session import BoundLearner, Session, decoder
@@ -105,7 +103,7 @@ class Stages:
 
         # tasks -> rollouts -> rewards
         session = self.session(number, seed=self.settings.seed, sampling=self.sampling, budget=self.budget)
-        forest = self._sampled(session, clock) if self.overlap is None else gathered(self, self.overlap, session, clock)
+        forest = self._sampled(session, clock) if self.overlap is None else self.overlap.rollouts(session, clock)
         forest = self.shape(forest)
         clock.lap("score")
 
@@ -125,7 +123,8 @@ class Stages:
         clock.lap("update")
 
         # what the step was, for its parts, for people and for the next steps
-        self.lost = {**failures_of_agents(forest), **self.lost}
+        raised = {} if self.overlap is None else self.overlap.messages
+        self.lost = {**failures_of_agents(forest), **raised, **self.lost}
         self.source.observe(forest)
         method.observe(forest)
         if self.overlap is not None:
@@ -415,37 +414,6 @@ def of_updates(
 
 def _average(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def peak_megabytes() -> float:
-    """Largest resident memory of the process so far, MiB."""
-    return runtime.peak_resident() / 2**20
-
-
-class Clock:
-    """How long the phases of a step take, in seconds."""
-
-    def __init__(self) -> None:
-        self._began = self._last = time.perf_counter()
-        self._laps: dict[str, float] = {}
-
-    def lap(self, phase: str) -> None:
-        """Ends a phase that began with the one before."""
-        before, self._last = self._last, time.perf_counter()
-        self._laps[phase] = self._last - before
-
-    def note(self, phase: str, seconds: float) -> None:
-        """A phase that went on beside the others."""
-        self._laps[phase] = seconds
-
-    def figures(self, generated: int, forward: int) -> dict[str, float]:
-        """The phases, the whole, and tokens a second of sampling and updating."""
-        return {
-            **{f"time_{phase}_s": seconds for phase, seconds in self._laps.items()},
-            "time_step_s": time.perf_counter() - self._began,
-            "time_sample_tokens_per_s": generated / (self._laps["sample"] or math.inf),
-            "time_update_tokens_per_s": forward / self._laps["update"],
-        }
 
 
 # ---------------------------------------------------------------- whether there is anything to learn from

@@ -6,19 +6,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from gxpo.engines.vllm import VllmEngine
 from gxpo.errors import ConfigError
+from gxpo.pipeline import Method
+from gxpo.protocols import Budget, Sampling, TaskSource
+from gxpo.settings import RunSettings
 from gxpo.trainer.asynchronous.checks import uncorrected
 from gxpo.trainer.asynchronous.pipeline import Pipeline, Stage
+from gxpo.trainer.session import Session
 
-if TYPE_CHECKING:
-    from gxpo.forest import Forest
-    from gxpo.trainer.session import Session
-    from gxpo.trainer.step import Clock, Stages
+__all__ = ["Pipeline", "overlap_of"]
 
-__all__ = ["Pipeline", "gathered", "overlap_of"]
+
+class Stages(Protocol):
+    """What a pipeline needs of `gxpo.trainer.step.Stages`."""
+
+    settings: RunSettings
+    engine: Any
+    learner: Any
+    rewards: Any
+    envs: Any
+    source: TaskSource
+    method: Method
+    sampling: Sampling
+
+    def session(self, step: int, *, seed: int, sampling: Sampling, budget: Budget, **others: Any) -> Session: ...
 
 
 def overlap_of(stages: Stages, run: Path, notify: Callable[[str], None]) -> Pipeline:
@@ -46,17 +60,3 @@ def overlap_of(stages: Stages, run: Path, notify: Callable[[str], None]) -> Pipe
         session=partial(stages.session, seed=stages.settings.seed, sampling=stages.sampling),
     )
     return Pipeline(stages.settings, stage, run)
-
-
-def gathered(stages: Stages, overlap: Pipeline, session: Session, clock: Clock) -> Forest:
-    """The rollouts of the stages' step, sampled and scored beside earlier updates, and charged to it."""
-    found = overlap.gather(stages.step_number)
-    clock.lap("wait")
-    clock.note("sample", found.cost.time_sample_s)
-    session.know(found.tasks)
-    for name in ("generated_tokens", "rollouts", "discarded"):
-        setattr(stages.budget, name, getattr(stages.budget, name) + getattr(found.cost, name))
-    if found.failed:
-        stages.lost = {"rollout": found.failed[0], **stages.lost}
-    overlap.figures = {"dropped_groups": found.dropped, "failed_groups": len(found.failed)}
-    return session.segment(found.forest)

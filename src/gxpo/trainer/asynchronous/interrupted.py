@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gxpo.protocols import Completion, Request, Sampling
-from gxpo.rollouts.build import within
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def joined(
     out = [list(group) for group in found]
     for (i, j), (piece,) in zip(rest.places, more, strict=True):
         begun = out[i][j]
-        out[i][j] = _one(begun, within(piece, sampling.max_new_tokens - len(begun.tokens)))
+        out[i][j] = _one(begun, piece.within(sampling.max_new_tokens - len(begun.tokens)))
     return out
 
 

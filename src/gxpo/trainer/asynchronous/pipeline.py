@@ -18,6 +18,7 @@ from gxpo.engines.vllm import VllmEngine
 from gxpo.errors import GxpoError
 from gxpo.forest import Forest
 from gxpo.protocols import Task, TaskSource
+from gxpo.runtime import Clock
 from gxpo.settings import RunSettings
 from gxpo.trainer.asynchronous.group import ENGINE, ENVS, REWARDS, Group, GroupEngine, GroupEnvs, GroupRewards, OverAge
 from gxpo.trainer.asynchronous.ledger import Cost, Ledger
@@ -69,6 +70,7 @@ class Pipeline:
         self.ledger, self.gate, self.totals = Ledger(run), Gate(), Cost()
         self.schedule = Schedule(settings, stage.source, self.ledger)
         self.figures: dict[str, int] = {}  # of the newest step
+        self.messages: dict[str, str] = {}  # why a group of it failed
         self._changed = threading.Condition()
         self._sampler: Sampler | None = None
         self._thread: threading.Thread | None = None
@@ -126,6 +128,18 @@ class Pipeline:
         self.totals.add(cost)
         forest = Forest.concat([self.ledger.rollouts(g.place) for g in chosen])
         return Gathered(forest, [g.tasks[0] for g in chosen], cost, dropped, failed)
+
+    def rollouts(self, session: Session, clock: Clock) -> Forest:
+        """The scored rollouts of a step, in its session, which is charged for them."""
+        found = self.gather(session.step)
+        clock.lap("wait")
+        clock.note("sample", found.cost.time_sample_s)
+        session.know(found.tasks)
+        for name in ("generated_tokens", "rollouts", "discarded"):
+            setattr(session.budget, name, getattr(session.budget, name) + getattr(found.cost, name))
+        self.messages = {"rollout": found.failed[0]} if found.failed else {}
+        self.figures = {"dropped_groups": found.dropped, "failed_groups": len(found.failed)}
+        return session.segment(found.forest)
 
     def drain(self) -> None:
         """Wait until nothing is sampled any more under weights that a checkpoint of now does not hold."""
