@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from gxpo.errors import MissingSignal
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from gxpo.forest import Forest
@@ -274,6 +276,69 @@ class Learner(Protocol):
         given: Mapping[str, Tensor] | None = None,
     ) -> StepInfo:
         """One optimiser step on L(x); exact for any micro-batches."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class TokenRow:
+    """A sequence of tokens for a training engine, and the places in it whose next-token log-probs are asked for.
+
+    tokens       [n] vocabulary ids
+    read         [k] places, ascending, each at least 1: the output at i is of p(tokens[i] | tokens[:i])
+    temperature  [k] of each of them
+    """
+
+    tokens: Tensor
+    read: Tensor
+    temperature: Tensor
+
+
+class TrainEngine(Protocol):
+    """Training engine: holds the policy's weights, here or elsewhere, under any sharding; knows rows of tokens alone.
+
+    abilities  of "logprob", "entropy" (outputs that it gives and back-propagates), "reference" (a frozen policy),
+               "temperature" (readings at temperatures other than 1), "save" (checkpoints)
+
+    Every method is of the whole engine: where several processes hold it, all of its processes take part. See
+    `gxpo.conformance.engines` for what an implementation is held to.
+    """
+
+    abilities: frozenset[str]
+
+    def forward(
+        self, rows: Sequence[TokenRow], names: Sequence[str] = ("logprob",), policy: str = "current"
+    ) -> dict[str, list[Tensor]]:
+        """Detached outputs [k] of each row, at its places `read`; `policy` is "current" or "reference"."""
+        ...
+
+    def pull(self, rows: Sequence[TokenRow], slopes: Mapping[str, Sequence[Tensor]]) -> None:
+        """Add the gradient of the sum over rows and places of slope times output: a sum, whatever is padded or cut."""
+        ...
+
+    def step(self, lr: float, max_grad_norm: float | None, *, eps: float | None = None) -> float:
+        """One AdamW step with the gradient so far, which is then forgotten; gives its global norm before clipping.
+        Where that is not finite, nothing is changed. `eps`: of this step, in place of the engine's own (the start-up
+        probe's; see `gxpo.learners.remote.probe`)."""
+        ...
+
+    def discard(self) -> None:
+        """Forget the gradient so far."""
+        ...
+
+    def publish(self, version: int, timeout: float) -> None:
+        """Give the weights to all samplers, as this version; `GxpoError` if one lacks them after `timeout` seconds."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Write weights and optimiser states below the directory `path`."""
+        ...
+
+    def load(self, path: Path) -> None:
+        """Read what `save` wrote."""
+        ...
+
+    def fingerprint(self) -> int:
+        """Checksum of the trained weights that does not depend on how they are sharded."""
         ...
 
 

@@ -38,6 +38,12 @@ from gxpo.learning import (
     Term as Term,
 )
 from gxpo.learning import (
+    TokenRow as TokenRow,
+)
+from gxpo.learning import (
+    TrainEngine as TrainEngine,
+)
+from gxpo.learning import (
     Update as Update,
 )
 from gxpo.learning import (

@@ -44,13 +44,21 @@ def peak_resident() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def start() -> None:
+def start(*, alone: bool = False) -> None:
     """Join the process group that `torchrun` announces in the environment; does nothing without one.
 
-    Where all processes are on this machine they talk over loopback alone.
+    Where all processes are on this machine they talk over loopback alone. alone: a group of one process is made, too,
+    which sharded parameters need.
     """
     size = environment("WORLD_SIZE", 1)
-    if size <= 1 or not dist.is_available() or dist.is_initialized():
+    if not dist.is_available() or dist.is_initialized():
+        return
+    if size <= 1:
+        if alone:
+            backend = "nccl" if torch.cuda.is_available() else "gloo"
+            store: Any = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]  # documented, though not in __all__
+            dist.init_process_group(backend, store=store, rank=0, world_size=1)
+            atexit.register(_leave)
         return
     if environment("RANK", size) >= size:
         raise ConfigError(f"WORLD_SIZE is {size} and RANK {os.environ.get('RANK')}: unset both, or use torchrun")
@@ -121,24 +129,59 @@ def world() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def group_size() -> int:
+    """Number of processes of the process group, which there has to be."""
+    return dist.get_world_size()
+
+
 def rank() -> int:
     """Rank of this process, from 0."""
     return dist.get_rank() if world() > 1 else 0
 
 
+BUCKET = 64 << 20  # bytes that are summed together: what a sum over processes may need beside the tensors
+
+
 def all_sum(tensors: Sequence[Tensor]) -> None:
-    """All-reduce (sum) tensors in place; one call per dtype and device, whatever their number."""
+    """All-reduce (sum) tensors in place; those of a dtype and device together, in buckets of about `BUCKET` bytes."""
     if world() == 1:
         return
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for x in tensors:
         kinds.setdefault((x.dtype, x.device), []).append(x)
     for same in kinds.values():
-        flat = torch.cat([x.detach().reshape(-1) for x in same])
-        shared = flat.cpu() if dist.get_backend() == "gloo" else flat
-        dist.all_reduce(shared)
-        for x, part in zip(same, shared.to(flat.device).split([x.numel() for x in same]), strict=True):
-            x.detach().copy_(part.view_as(x))
+        for bucket in _buckets(same):
+            _summed(bucket)
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    bucket: list[Tensor] = []
+    size = 0
+    for x in tensors:
+        if bucket and size + x.nbytes > BUCKET:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(x)
+        size += x.nbytes
+    if bucket:
+        yield bucket
+
+
+def _summed(tensors: Sequence[Tensor]) -> None:
+    flat = torch.cat([x.detach().reshape(-1) for x in tensors])
+    shared = flat.cpu() if dist.get_backend() == "gloo" else flat.to("cuda")
+    dist.all_reduce(shared)
+    for x, part in zip(tensors, shared.to(flat.device).split([x.numel() for x in tensors]), strict=True):
+        x.detach().copy_(part.view_as(x))
+
+
+def mean(value: float) -> float:
+    """Mean of a number over the processes; as it is where there is one."""
+    if world() == 1:
+        return value
+    own = torch.tensor([value], dtype=torch.float64)
+    all_sum([own])
+    return float(own) / world()
 
 
 def gather(data: bytes) -> list[bytes]:
@@ -160,6 +203,11 @@ def gather(data: bytes) -> list[bytes]:
 def first(text: str) -> str:
     """Broadcast an object from the first process."""
     return gather(text.encode())[0].decode()
+
+
+def first_of(text: str) -> str:
+    """The first text, by rank, that is not empty; "" where all are."""
+    return next(filter(None, (x.decode() for x in gather(text.encode()))), "")
 
 
 def any_of(flag: bool) -> bool:

@@ -113,6 +113,11 @@ class LearnerSettings(_Section):
         description="dtype of the optimiser's states; bfloat16: no float32 copies, stochastic rounding",
     )
     layout: Literal["auto", "flat"] = Field(default="auto", description="flat: no shared prefixes in the forward pass")
+    attention: Literal["auto", "dense", "flex"] = Field(
+        default="auto",
+        description="mask of packed rows in models run by transformers: dense, or blocks (FlexAttention; no backward "
+        "pass on CPU); auto: flex on CUDA for long rows, see docs/scale.md",
+    )
     lora_rank: Annotated[int, Field(ge=0)] = Field(default=0, description="rank of LoRA; 0 trains every parameter")
     lora_alpha: Annotated[float, Field(gt=0)] = Field(default=16.0, description="scale of LoRA: alpha / rank")
     lora_targets: str | list[str] = Field(default="all-linear", description="modules that get LoRA adapters")
@@ -238,6 +243,38 @@ class AsyncSettings(_Section):
     )
 
 
+class ClusterTrainSettings(_Section):
+    nodes: Positive = Field(default=1, description="nodes that train")
+    gpus_per_node: Positive = Field(default=8, description="GPUs of every node, of trainers and samplers alike")
+    tensor_parallel: Positive = Field(default=1, description="GPUs that share each matrix")
+    context_parallel: Positive = Field(default=1, description="GPUs that share the tokens of a row")
+    pipeline_parallel: Positive = Field(default=1, description="stages that the layers are divided into")
+    offload: Literal["none", "optimiser"] = Field(
+        default="none", description="what is kept in the hosts' memory; optimiser: float32 copies and moments"
+    )
+
+
+class ClusterSampleSettings(_Section):
+    replicas: Positive = Field(default=4, description="samplers, each with the whole model")
+    tensor_parallel: Positive = Field(default=1, description="GPUs of one sampler")
+    max_concurrent: Positive = Field(default=256, description="trajectories that a sampler grows together")
+
+
+class ClusterSyncSettings(_Section):
+    every: Positive = Field(default=1, description="publish weights to the samplers every n-th step")
+    timeout: Annotated[float, Field(gt=0)] = Field(default=120.0, description="seconds that a publication may take")
+
+
+class ClusterSettings(_Section):
+    backend: Literal["local", "fsdp"] = Field(
+        default="local",
+        description="what holds the weights; local: each process all of them; fsdp: torchrun's processes share them",
+    )
+    train: ClusterTrainSettings = ClusterTrainSettings()
+    sample: ClusterSampleSettings = ClusterSampleSettings()
+    sync: ClusterSyncSettings = ClusterSyncSettings()
+
+
 class RunSettings(_Section):
     """All settings of a run except its method."""
 
@@ -263,6 +300,7 @@ class RunSettings(_Section):
     logging: LoggingSettings = LoggingSettings()
     scoring: RewardSettings = RewardSettings()
     async_: AsyncSettings = Field(default=AsyncSettings(), alias="async")
+    cluster: ClusterSettings = ClusterSettings()
 
     @property
     def update(self) -> OptimSettings:

@@ -324,6 +324,7 @@ REFUSED = [
     ({"method": "gpg"}, "gpg needs on-policy rollouts.*weight.mismatch=truncated"),
     ({"async.partial": True}, "set async.order=finish"),
     ({"async.max_staleness": 0, "async.order": "finish"}, "set async.max_staleness=1 or more"),
+    ({"cluster.backend": "fsdp"}, "set cluster.backend=local"),
     ({"model": "flow", "method": "flow_grpo", "task": "points"}, "model flow is sampled in the step that trains it"),
 ]
 

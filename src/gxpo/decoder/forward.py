@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,9 +20,15 @@ from gxpo.decoder.layer import add_attention, add_mlp, queries_keys_values
 
 Kernels = Literal["auto", "transformers"]
 Products = Literal["auto", "native", "float32"]
+Within = Callable[..., Tensor]  # (module, function, *arguments) -> what the function gives
 Tables = dict[str, tuple[Tensor, Tensor]]  # cos, sin [n, R] by the key of a layer's rotary embedding
 PROBE = 15  # tokens of the probe
 NARROW = 6  # window of the probe of a model whose window is wider than it
+
+
+def directly(module: Any, function: Callable[..., Tensor], *given: Any) -> Tensor:
+    """`Within` for parameters that are there."""
+    return function(*given)
 
 
 class Decoder:
@@ -32,6 +39,8 @@ class Decoder:
               parameters of 16 bits on processors without matrix units for them (`gxpo.decoder.measure` tries it out).
               It may be set anew between two passes
     recompute hold one hidden state a token and layer, and compute the rest again in the backward pass
+    within    calls a function that uses the parameters of a layer's module (`gxpo.learners.sharded` gathers them around
+              it); `states` alone goes through it
 
     `Decoder.why_not(causal)` is the reason for which a model can't be run here, None if it can.
     """
@@ -44,6 +53,7 @@ class Decoder:
         self.head = Head.of(causal)
         self.recompute = recompute
         self.products: Products = products
+        self.within: Within = directly
 
     @staticmethod
     def why_not(causal: Any) -> str | None:
@@ -82,7 +92,7 @@ class Decoder:
             return False
         tokens = torch.arange(1, PROBE + 1) * 7919 % causal.config.vocab_size
         for decoder, window in ((self, None), *self._narrowed(causal)):
-            with _window_of(causal, window):
+            with with_window(causal, window):
                 own = decoder.states(tokens, torch.arange(PROBE), [Chain(0, PROBE, PROBE)])
                 theirs = self.model(input_ids=tokens[None], use_cache=False).last_hidden_state[0]
                 if not near(own, theirs):
@@ -95,7 +105,7 @@ class Decoder:
     def _narrowed(self, causal: Any) -> Iterator[tuple[Decoder, int]]:
         """This decoder with windows that a probe outgrows, if it has wider ones."""
         if any(layer.window is not None and layer.window >= PROBE for layer in self.layers):
-            with _window_of(causal, NARROW):
+            with with_window(causal, NARROW):
                 narrow = Decoder(causal, products=self.products)
             yield narrow, NARROW
 
@@ -132,7 +142,7 @@ class Decoder:
                 found[i] = x
                 if found.keys() >= set(layers):
                     return [found[layer] for layer in layers]
-            run: Callable[..., Tensor] = self._layer
+            run: Callable[..., Tensor] = partial(self.within, layer.module, self._layer)
             given = (layer, x, *tables[layer.rope], plans[layer.window], product)
             if self.recompute and torch.is_grad_enabled():
                 x = checkpoint(run, *given, use_reentrant=False, preserve_rng_state=False)
@@ -191,7 +201,7 @@ class Decoder:
 
 
 @contextmanager
-def _window_of(causal: Any, window: int | None) -> Iterator[None]:
+def with_window(causal: Any, window: int | None) -> Iterator[None]:
     """Context manager: the model has sliding windows of this size; None: those that it has."""
     if window is None:
         yield

@@ -7,7 +7,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
@@ -25,9 +26,13 @@ from gxpo.registry import part
 
 # ---------------------------------------------------------------- which optimiser steps
 class UpdatePart(Part):
-    """Base of updates: a frozen dataclass with `run` and `optimiser_steps` (`gxpo.protocols.Update`)."""
+    """Base of updates: a frozen dataclass with `run` and `optimiser_steps` (`gxpo.protocols.Update`).
+
+    sets_parameters  whether it reads gradients, or copies and sets parameters, beside taking steps
+    """
 
     slot = "update"
+    sets_parameters: ClassVar[bool] = False
 
 
 def deal(group: Tensor, minibatches: int) -> list[Tensor]:
@@ -149,12 +154,12 @@ class Optimiser:
             raise ModelError("learner.states=bfloat16 needs learner.dtype=bfloat16: there is nothing to save otherwise")
         self._full = {name: p if rounds else self._full_precision(p) for name, p in self.named.items()}
         self._direct = [p for name, p in self.named.items() if self._full[name] is p]
-        groups: dict[tuple[float, float], list[Tensor]] = {}
+        groups: dict[tuple[float, float, bool], list[Tensor]] = {}
         for name, p in self._full.items():
             multiple = next((m for prefix, m in (multiples or {}).items() if name.startswith(prefix)), 1.0)
-            groups.setdefault((weight_decay if p.dim() >= 2 else 0.0, multiple), []).append(p)
-        self._multiples = [multiple for _, multiple in groups]
-        by_group = [{"params": params, "weight_decay": decay} for (decay, _), params in groups.items()]
+            groups.setdefault((weight_decay if p.dim() >= 2 else 0.0, multiple, is_shard(p)), []).append(p)
+        self._multiples = [multiple for _, multiple, _ in groups]
+        by_group = [{"params": params, "weight_decay": decay} for (decay, _, _), params in groups.items()]
         device = next(iter(self._full.values())).device.type
         self._adamw: Any = None
         if rounds:
@@ -194,8 +199,20 @@ class Optimiser:
         return {name: full.grad for name, full in self._full.items() if full.grad is not None}
 
     def share(self) -> None:
-        """Sum the gradients over processes."""
-        runtime.all_sum(list(self.gradients().values()))
+        """Sum the gradients over processes; those of sharded parameters are summed already."""
+        runtime.all_sum([g for g in self.gradients().values() if not is_shard(g)])
+
+    def _norm(self, dtype: torch.dtype | None = None) -> float:
+        """Global norm of the gradients; with `dtype`, each parameter's is computed in it."""
+        found = list(self.gradients().values())
+        if dtype is None and not any(map(is_shard, found)):
+            return float(torch.nn.utils.get_total_norm(found))
+        dtype = dtype or torch.float64
+        whole = math.hypot(*(float(torch.linalg.vector_norm(g, dtype=dtype)) for g in found if not is_shard(g)))
+        shards = [torch.linalg.vector_norm(local(g), dtype=dtype) for g in found if is_shard(g)]
+        squares = torch.stack([x.cpu().double().square() for x in shards]).sum() if shards else torch.zeros(())
+        runtime.all_sum([squares])
+        return math.hypot(whole, math.sqrt(float(squares)))
 
     # ------------------------------------------------------------ steps
     @property
@@ -209,9 +226,9 @@ class Optimiser:
         Where that is not finite, nothing is changed: neither parameters nor moments nor the count of steps.
         """
         gradients, limit = self.gradients(), self.max_grad_norm or 0.0
-        norm = float(torch.nn.utils.get_total_norm(list(gradients.values())))
+        norm = self._norm()
         if limit and math.isinf(norm):  # the squares of finite gradients may overflow; clipped, those can be followed
-            norm = math.hypot(*(float(torch.linalg.vector_norm(g, dtype=torch.float64)) for g in gradients.values()))
+            norm = self._norm(torch.float64)
         if not math.isfinite(norm):
             return norm
         if 0 < limit < norm:
@@ -225,7 +242,7 @@ class Optimiser:
         self.steps += 1
         changed, total = self._write_back()
         if before is not None:
-            share = float((self._sample() != before).double().mean())
+            share = runtime.mean(float((self._sample() != before).double().mean()))
             size = sum(p.numel() for p in self._direct)
             changed, total = changed + share * size, total + size
         self.moved = changed / total
@@ -237,7 +254,7 @@ class Optimiser:
         if not self._direct:
             return None
         apart = max(1, sum(p.numel() for p in self._direct) // SAMPLED)
-        return torch.cat([p.reshape(-1)[::apart] for p in self._direct])
+        return torch.cat([local(p).reshape(-1)[::apart] for p in self._direct])
 
     @property
     def copies(self) -> bool:
@@ -267,7 +284,7 @@ class Optimiser:
         _check(values, self._full)
         with torch.no_grad():
             for name, full in self._full.items():
-                full.copy_(values[name])
+                _put(full, values[name])
         self._write_back()
 
     def tensors(self) -> dict[str, Tensor]:
@@ -288,6 +305,27 @@ class Optimiser:
             moments = {state: tensors[f"{state}/{name}"].to(full).clone() for state in STATES}
             self._adamw.state[full] = {"step": torch.tensor(float(steps)), **moments}
         self.steps = steps
+
+
+def is_shard(x: Tensor) -> bool:
+    """Whether a tensor is this process's shard of one (a `DTensor`)."""
+    return hasattr(x, "to_local")
+
+
+def local(x: Tensor) -> Tensor:
+    """What this process holds of a tensor."""
+    to_local: Any = getattr(x, "to_local", None)
+    return x if to_local is None else to_local()
+
+
+def _put(p: Tensor, value: Tensor) -> None:
+    """Copy a value to a parameter; of a whole value a shard takes its own rows."""
+    if is_shard(p) and not is_shard(value):
+        own = local(p)
+        begin = min(runtime.rank() * -(-p.shape[0] // runtime.world()), p.shape[0])
+        own.copy_(value[begin : begin + own.shape[0]])
+    else:
+        p.copy_(value)
 
 
 def _check(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
@@ -315,6 +353,8 @@ class InProcess:
 
     optimiser: Optimiser
     tokens_per_microbatch: int
+    writes_files = False  # whether checkpoints are written by `save(path)`, in all processes, in the place of `tensors`
+    lockstep = False  # whether every process makes equally many passes: where parameters are sharded over them
 
     def _packing(self, forest: Forest) -> Any:
         raise NotImplementedError
@@ -355,7 +395,8 @@ class InProcess:
             if not math.isfinite(norm):
                 from gxpo.learners.finite import first_not_finite
 
-                where = first_not_finite(self.optimiser.gradients()) or "the sum of its squares"
+                own = {name: local(g) for name, g in self.optimiser.gradients().items()}
+                where = runtime.first_of(first_not_finite(own) or "") or "the sum of its squares"
                 return replace(info, grad_norm=norm, nonfinite=where)
             return replace(info, grad_norm=norm, moved=self.optimiser.moved)
         finally:
@@ -416,7 +457,14 @@ class InProcess:
         if two_pass is False and not whole:
             raise ModelError(f"these micro-batches cut through a {couples}: the gradient needs two passes")
         way = in_one_pass if whole and not two_pass else in_two_passes
-        x = way(lambda b: self._live(b, names, *beside), batches, loss, start, self.optimiser.collect)
+        x = way(
+            lambda b: self._live(b, names, *beside),
+            batches,
+            loss,
+            start,
+            self.optimiser.collect,
+            lockstep=self.lockstep,
+        )
         self.optimiser.share()
         computed = torch.zeros(forest.n_entries, dtype=torch.bool)
         computed[entries] = True
@@ -430,6 +478,10 @@ class InProcess:
             microbatches=len(batches),
             outputs={name: v.masked_fill(~computed, torch.nan) for name, v in x.items()},
         )
+
+    # ------------------------------------------------------------ samplers
+    def publish(self) -> None:
+        """Give the parameters to samplers in this process; those of `InProcess` read them where they are."""
 
     # ------------------------------------------------------------ parameters
     def snapshot(self) -> dict[str, Tensor]:
@@ -448,12 +500,24 @@ class InProcess:
         """The rest of a checkpoint's state, as JSON."""
         return {"steps": self.optimiser.steps}
 
+    def save(self, path: Path) -> None:
+        """Write the checkpoint's files below `path`; where `writes_files`."""
+        raise NotImplementedError
+
+    def load(self, path: Path, meta: Mapping[str, Any]) -> None:
+        """Read what `save` and `meta` gave; where `writes_files`."""
+        raise NotImplementedError
+
     def load_tensors(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Load the checkpoint state given by `tensors` and `meta`."""
         steps = meta.get("steps")
         if not isinstance(steps, int) or steps < 0:
             raise CheckpointError(f"the learner's part of the checkpoint has steps {steps!r}; it must be a number >= 0")
         self.optimiser.load_tensors(tensors, steps)
+
+    def checksum(self) -> dict[str, int]:
+        """Checksum of the trainable parameters, for the step's line."""
+        return {"weights_crc": self.weights_crc()}
 
     def weights_crc(self) -> int:
         """CRC-32 of the trainable parameters, in order of names."""

@@ -142,10 +142,15 @@ class Adapters:
             else:
                 if self.model.active_adapters != [adapter_of(policy)]:
                     self.model.set_adapter(adapter_of(policy))
+                    self._thaw()
                 yield
         finally:
-            for p in self._parameters:  # else what peft has switched off would get no gradient
-                p.requires_grad_(True)
+            self._thaw()
+
+    def _thaw(self) -> None:
+        """Let all adapters have gradients: peft switches off those that are not active."""
+        for p in self._parameters:
+            p.requires_grad_(True)
 
 
 def merged(model: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge, Gt, Interval
@@ -79,6 +79,8 @@ class NaturalGradient(UpdatePart):
 
     Source: TRPO, arXiv 1502.05477, section 6 and appendix C; the rest as openai/baselines (`trpo_mpi`) has it.
     """
+
+    sets_parameters: ClassVar[bool] = True
 
     radius: Annotated[float, Gt(0)] = 0.01
     damping: Annotated[float, Ge(0)] = 0.1

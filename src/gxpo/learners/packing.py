@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Literal
 
 import torch
@@ -153,7 +154,7 @@ class Packing:
         """Rows from which all these action tokens can be read, each in one of them."""
         if not entries.numel():
             return []
-        read_at = self._read_at(entries)
+        read_at = self.read_at(entries)
         node_of_entry = self.packed.node_of_token[read_at]
         wanted = self._wanted(read_at)
         owner, enter = torch.full((self.forest.n_nodes,), -1), self.spans[0].tolist()
@@ -170,7 +171,7 @@ class Packing:
             out.append(Row(tokens, entries[row_of_entry == i]))
         return out
 
-    def _read_at(self, entries: Tensor) -> Tensor:
+    def read_at(self, entries: Tensor) -> Tensor:
         """Stored token whose hidden state predicts each action token."""
         read_at = self.packed.predecessor[self.forest.path_token[entries]]
         if bool((read_at < 0).any()):
@@ -320,7 +321,7 @@ class Packing:
         out, start = [], 0
         for row in rows:
             column[row.tokens] = torch.arange(start, start + row.tokens.numel())
-            out.append(column[self._read_at(row.entries)])
+            out.append(column[self.read_at(row.entries)])
             start += row.tokens.numel()
         return torch.cat(out)
 
@@ -355,7 +356,7 @@ class Packing:
         """Number of tokens in separate forward passes of every trajectory for these action tokens."""
         if not entries.numel():
             return 0
-        read_at, n = self._read_at(entries), self.forest.n_nodes
+        read_at, n = self.read_at(entries), self.forest.n_nodes
         owner, node = self.forest.path_trajectory[entries], self.packed.node_of_token[read_at]
         pairs, place = torch.unique(owner * n + node, return_inverse=True)
         longest = torch.zeros(pairs.shape, dtype=torch.int64).scatter_reduce_(
@@ -416,11 +417,16 @@ def constants(forest: Forest, names: Sequence[str]) -> dict[str, Tensor]:
     return {name: behaviour if name == "logprob" else torch.zeros_like(behaviour) for name in names}
 
 
-def outputs_of(forward: Forward, batches: Sequence[MicroBatch], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Outputs [P] of all micro-batches, divided among the processes; `start` for tokens in none of them."""
+def outputs_of(
+    forward: Forward, batches: Sequence[MicroBatch], start: Mapping[str, Tensor], *, lockstep: bool = False
+) -> dict[str, Tensor]:
+    """Outputs [P] of all micro-batches, divided among the processes; `start` for tokens in none of them.
+
+    lockstep  every process makes equally many passes, as sharded parameters need; a last one may be made for nothing
+    """
     with torch.no_grad():
-        mine = [(batch, forward(batch)) for batch in _mine(batches)]
-    return _merge(mine, batches, start)
+        mine = [(batch, forward(batch), real) for batch, real in _dealt(batches, lockstep)]
+    return _merge([(batch, found) for batch, found, real in mine if real], batches, start)
 
 
 def in_one_pass(
@@ -429,13 +435,19 @@ def in_one_pass(
     loss: LossFunction,
     start: Mapping[str, Tensor],
     collect: Callable[[], None],
+    *,
+    lockstep: bool = False,
 ) -> dict[str, Tensor]:
     """Accumulate the gradient of `loss` over micro-batches of whole units; gives the outputs [P]."""
     mine = []
-    for batch in _mine(batches):
+    for batch, real in _dealt(batches, lockstep):
         live = forward(batch)
+        if not real:
+            _backward(_nothing(live, start), collect)
+            continue
         x = {name: start[name].index_copy(0, batch.entries, live[name]) for name in start}
-        _backward(loss(x), collect)
+        value = loss(x)
+        _backward(value + _nothing(live, start) if lockstep else value, collect)
         mine.append((batch, {name: live[name].detach() for name in start}))
     return _merge(mine, batches, start)
 
@@ -446,15 +458,19 @@ def in_two_passes(
     loss: LossFunction,
     start: Mapping[str, Tensor],
     collect: Callable[[], None],
+    *,
+    lockstep: bool = False,
 ) -> dict[str, Tensor]:
     """Accumulate the gradient of `loss` over any micro-batches, in two passes; gives the outputs [P]."""
-    x = outputs_of(forward, batches, start)
+    x = outputs_of(forward, batches, start, lockstep=lockstep)
     slope = gradient_of(loss, x)
-    for batch in _mine(batches):
+    for batch, real in _dealt(batches, lockstep):
         g = {name: slope[name][batch.entries] for name in x}
-        if any(bool(part.any()) for part in g.values()):
+        pulls = real and any(bool(part.any()) for part in g.values())
+        if pulls or lockstep:
             live = forward(batch)
-            _backward(torch.stack([(g[name] * live[name]).sum() for name in x]).sum(), collect)
+            value = torch.stack([(g[name] * live[name]).sum() for name in x]).sum() if pulls else _nothing(live, start)
+            _backward(value, collect)
     return x
 
 
@@ -468,8 +484,26 @@ def gradient_of(loss: LossFunction, x: Mapping[str, Tensor]) -> dict[str, Tensor
     return {n: torch.zeros_like(leaf) if g is None else g for (n, leaf), g in zip(leaves.items(), found, strict=True)}
 
 
-def _mine(batches: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
-    return batches[runtime.rank() :: runtime.world()]
+def _dealt(batches: Sequence[MicroBatch], lockstep: bool) -> list[tuple[MicroBatch, bool]]:
+    """This process's micro-batches, and whether each is its own.
+
+    In lockstep every process has equally many, and those that go through the model together are of one policy: the
+    parameters whose gradients are summed are the same everywhere.
+    """
+    rank, world = runtime.rank(), runtime.world()
+    if not lockstep:
+        return [(batch, True) for batch in batches[rank::world]]
+    out = []
+    for _, same in groupby(batches, key=lambda batch: batch.policy):
+        together = list(same)
+        for i in range(rank, -(-len(together) // world) * world, world):
+            out.append((together[i], True) if i < len(together) else (together[-1], False))
+    return out
+
+
+def _nothing(live: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
+    """0, with a gradient of 0 in every parameter that the outputs depend on."""
+    return torch.stack([live[name].nan_to_num(0.0, 0.0, 0.0).sum() for name in names]).sum() * 0.0
 
 
 def _backward(value: Tensor, collect: Callable[[], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge, Interval
@@ -62,6 +62,8 @@ class SlowFast(UpdatePart):
 
     Source: SFPO, arXiv 2510.04072, sections on the three stages and the schedule of alpha; reference code.
     """
+
+    sets_parameters: ClassVar[bool] = True
 
     inner_steps: Annotated[int, Ge(0)] = 3
     alpha: Annotated[float, Interval(ge=0, le=1)] = 0.8

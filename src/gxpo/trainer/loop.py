@@ -34,7 +34,7 @@ from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.python_inputs import Given
 from gxpo.trainer.run import Run
 from gxpo.trainer.session import Session, decoder
-from gxpo.trainer.start import config_sums, refuse_other_config
+from gxpo.trainer.start import config_sums, load_learner, refuse_other_config
 from gxpo.trainer.step import Stages
 
 
@@ -60,9 +60,9 @@ class Trainer(Stages):
         given: Given | None = None,
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
-        runtime.start()
-        reuse_freed()
         s = resolved.settings
+        runtime.start(alone=s.cluster.backend == "fsdp")
+        reuse_freed()
         self.out = Path(runtime.first(str(out or s.out or default(s.task, resolved.method.name, s.seed))))
         if not resume:
             refuse_another(self.out)
@@ -315,22 +315,27 @@ class Trainer(Stages):
     # ------------------------------------------------------------ checkpoints
     def save(self) -> Path | None:
         """Everything a resumed run needs; written whole or not at all."""
-        if runtime.rank() != 0:
-            return None
-        self._own()
-        self._check_place()
+        if runtime.rank() == 0:
+            self._own()
+            self._check_place()
         if self.overlap is not None:
             self.overlap.drain()
-        saved = self._save()
+        saved = self._save() if self._saves else None
         if self.overlap is not None:
             self.overlap.ledger.tidy(min(checkpoint.steps(self.out)))
         return saved
 
+    @property
+    def _saves(self) -> bool:
+        """Whether this process writes a part of a checkpoint."""
+        return runtime.rank() == 0 or self.learner.writes_files
+
     def reconfigure(self, text: str) -> None:
         """Replace config.yaml of a resumed run; after a kill at any instant it still matches the newest checkpoint."""
         before, self.config_text = self.config_text, text
-        if runtime.rank() == 0:
+        if self._saves:
             self._save(before)
+        if runtime.rank() == 0:
             checkpoint.write_atomic(self.out / CONFIG, text)
 
     def _save(self, before: str | None = None) -> Path:
@@ -353,20 +358,20 @@ class Trainer(Stages):
             **({"callbacks": states} if (states := self.calls.state()) else {}),
             **({"async": self.overlap.state()} if self.overlap is not None else {}),
         }
+        alone = not self.learner.writes_files
         return checkpoint.save(
             self.out,
             self.step_number,
-            self.learner.tensors() | self.method.tensors(),
+            (self.learner.tensors() if alone else {}) | self.method.tensors(),
             state,
             self.settings.trainer.keep_checkpoints,
             () if self.best is None or self.best.value is None else (self.best.step,),
+            None if alone else self.learner.save,
         )
 
     def load(self, path: Path) -> dict[str, Any]:
         """The parameters of a checkpoint, and what the method's parts and the task source remember; gives its state."""
-        tensors, state = checkpoint.load(path)
-        own = {name: x for name, x in tensors.items() if not name.startswith("signal/")}
-        self.learner.load_tensors(own, state["learner"])
+        tensors, state = load_learner(self.learner, path)
         self.method.load_tensors(tensors)
         self.method.load_state_dict(state["method"])
         self.source.load_state_dict(state["source"])

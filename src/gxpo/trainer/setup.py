@@ -13,6 +13,7 @@ from gxpo.decoder.architecture import positions
 from gxpo.engines.flow import FlowEngine
 from gxpo.errors import ConfigError
 from gxpo.learners.flow import FlowLearner
+from gxpo.learners.sharded import ShardedLearner
 from gxpo.learners.torch import TorchLearner
 from gxpo.models import flow
 from gxpo.pipeline import Method
@@ -92,13 +93,16 @@ def _text_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:
         tools_format=s.chat.tools,
         rewrites=s.chat.rewrites,
     )
-    learner = TorchLearner(
+    sharded: dict[str, Any] = {"sampled": s.sampling.engine != "openai"} if s.cluster.backend == "fsdp" else {}
+    learner = (ShardedLearner if sharded else TorchLearner)(
         loaded.model,
+        **sharded,
         **_learning(s, method, device),
         layout="packed" if s.learner.layout == "auto" else "flat",
         lora=lora_settings(s),
         value_heads=method.value_heads,
         value_lr=s.learner.value_lr,
+        attention=s.learner.attention,
         kernels=s.learner.kernels,
         products=s.learner.products,
         recompute=s.learner.recompute,

@@ -157,14 +157,16 @@ class Stages:
             "discarded_rollouts": self.budget.discarded,
             "prefilled_tokens": now["prefilled"] - counted["prefilled"],
             "reused_tokens": now["reused"] - counted["reused"],
-            "weights_crc": learner.weights_crc(),
+            **learner.checksum(),
             **clock.figures(generated, forward),
             "memory_peak_mb": peak_megabytes(),
         }
 
     # ------------------------------------------------------------ what a step is made of
     def session(self, step: int, *, seed: int, sampling: Sampling, budget: Budget, **others: Any) -> Session:
-        """The stages as one step sees them; `others`: what of them is another one."""
+        """The stages as one step sees them; samplers get the newest weights. `others`: what of them is another one."""
+        if "engine" not in others:
+            self.learner.publish()
         own: dict[str, Any] = {
             "source": self.source,
             "engine": self.engine,

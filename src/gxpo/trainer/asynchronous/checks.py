@@ -23,6 +23,8 @@ def check_asynchronous(s: RunSettings, method: Method) -> None:
     asked = f"async.max_staleness={a.max_staleness}"
     if runtime.world() > 1:
         raise ConfigError(f"{asked} works in one process: start gxpo without torchrun, or set it to 0")
+    if s.cluster.backend != "local":
+        raise ConfigError(f"{asked} needs all weights in this process: set cluster.backend=local, or it to 0")
     if flow.is_flow(s.model):
         raise ConfigError(f"{asked}: model {s.model} is sampled in the step that trains it: set it to 0")
     if a.partial and a.order == "dispatch":
