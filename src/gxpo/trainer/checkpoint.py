@@ -182,6 +182,11 @@ def newest_state(run: Path) -> dict[str, Any]:
     raise _none(run, damage)
 
 
+def steps(run: Path) -> list[int]:
+    """Steps of the checkpoints of `run`, damaged ones included."""
+    return sorted(_found(Path(run) / FOLDER))
+
+
 def verify(path: Path) -> None:
     """Raise `CheckpointError` naming the damaged file unless the checkpoint directory `path` is whole."""
     path = Path(path)
