@@ -7,6 +7,7 @@ import json
 import math
 import os
 import uuid
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -265,9 +266,15 @@ class TinkerEngine:
                 f"{path / STATE} is of {base} with rank {rank}, and this run has {self.base_model} with rank "
                 f"{self.adapter.rank}"
             )
-        self._client = self._asked(
-            f"load {kept}", lambda: self._service.create_training_client_from_state_with_optimizer(kept)
-        )
+        try:
+            self._client = self._asked(
+                f"load {kept}", lambda: self._service.create_training_client_from_state_with_optimizer(kept)
+            )
+        except ModelError:  # the SDK from 0.25 on makes the model by loading, which servers may not know (SkyRL a956457)
+            self._client = self._created()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)
+                self._asked(f"load {kept}", lambda: self._client.load_state_with_optimizer(kept))
         self._forget()
 
     def fingerprint(self) -> int:
@@ -276,11 +283,6 @@ class TinkerEngine:
         (found,) = self._read([PROBED])
         bits = torch.tensor(found, dtype=torch.float32).numpy().tobytes()
         return int.from_bytes(hashlib.blake2b(bits, digest_size=8).digest(), "little")
-
-    def close(self) -> None:
-        """End the session on the server."""
-        if hasattr(self._service, "close"):
-            self._asked("end the session", self._service.close)
 
 
 def _only_logprobs(rows: Sequence[TokenRow], names: Sequence[str], policy: str) -> None:
