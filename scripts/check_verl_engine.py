@@ -30,7 +30,6 @@ def worker(model: Path) -> bool:
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     dist.init_process_group("gloo")
     from gxpo.conformance.engines import check
-    from gxpo.learners import parallel
     from gxpo.learners.remote.verl import VerlEngine
     from gxpo.learners.torch import TorchLearner
 
@@ -40,7 +39,6 @@ def worker(model: Path) -> bool:
     if first:
         kinds = sorted({type(p).__name__ for p in engine._engine.module.parameters()})
         print(f"     {dist.get_world_size()} processes, parameters {kinds}; made in {time.perf_counter() - began:.0f} s")
-    parallel.world, parallel.rank = (lambda: 1), (lambda: 0)  # the standard is each process's own
     standard = TorchLearner(
         AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa"), lr=0.0
     )

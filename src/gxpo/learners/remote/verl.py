@@ -62,6 +62,7 @@ class VerlEngine:
         config: Any = need("verl.workers.config", "verl")
         base: Any = need("verl.workers.engine", "verl")
         checkpoints: Any = need("verl.trainer.config", "verl")
+        saved = ["model", "optimizer"]  # without the state of random numbers and of verl's schedule, which are not used
         precision = {"param_dtype": dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
         engine = base.EngineRegistry.new(
             "language_model",
@@ -78,7 +79,7 @@ class VerlEngine:
             optimizer_config=config.FSDPOptimizerConfig(
                 lr=1e-6, betas=betas, weight_decay=decay, clip_grad=1.0, total_training_steps=1
             ),
-            checkpoint_config=checkpoints.CheckpointConfig(),
+            checkpoint_config=checkpoints.CheckpointConfig(save_contents=saved, load_contents=saved),
         )
         engine.initialize()
         return engine
