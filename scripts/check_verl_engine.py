@@ -38,7 +38,9 @@ def worker(model: Path) -> bool:
     first = dist.get_rank() == 0
     if first:
         kinds = sorted({type(p).__name__ for p in engine._engine.module.parameters()})
-        print(f"     {dist.get_world_size()} processes, parameters {kinds}; made in {time.perf_counter() - began:.0f} s")
+        print(
+            f"     {dist.get_world_size()} processes, parameters {kinds}; made in {time.perf_counter() - began:.0f} s"
+        )
     standard = TorchLearner(
         AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa"), lr=0.0
     )

@@ -248,6 +248,11 @@ class ClusterSyncSettings(_Section):
 
 
 class ClusterSettings(_Section):
+    backend: Literal["local", "tinker", "verl"] = Field(
+        default="local",
+        description="who holds and trains the weights: this process, or an engine of docs/train-engines.md",
+    )
+    address: str | None = Field(default=None, description="tinker: the server's URL, e.g. http://localhost:8000")
     train: ClusterTrainSettings = ClusterTrainSettings()
     sample: ClusterSampleSettings = ClusterSampleSettings()
     sync: ClusterSyncSettings = ClusterSyncSettings()

@@ -169,7 +169,8 @@ class Fake:
         self.asked.append(body["sampling_params"])
         prompt = [t for chunk in body["prompt"]["chunks"] for t in chunk["tokens"]]
         model = self.samplers[body["sampling_session_id"]]
-        return self.later("sample", lambda: _sampled(model, prompt, body["sampling_params"]))
+        said = self.later("sample", lambda: _sampled(model, prompt, body["sampling_params"]))
+        return {**said, "sample_sequence_ids": [f"sequence{said['request_id']}"]}
 
     def on_retrieve_future(self, body: Any) -> Any:
         kind, found = self.results[str(body["request_id"])]
@@ -186,7 +187,9 @@ def _rows_of_proto(said: Any) -> list[dict[str, Any]]:
     for d in said.data:
         tokens = [int(t) for c in d.model_input for t in np.frombuffer(c.encoded_text.tokens, dtype=np.int32)]
         out.append(
-            _row(tokens, {n: np.frombuffer(x.dense, dtype=DTYPES[x.dtype]).tolist() for n, x in d.loss_fn_inputs.items()})
+            _row(
+                tokens, {n: np.frombuffer(x.dense, dtype=DTYPES[x.dtype]).tolist() for n, x in d.loss_fn_inputs.items()}
+            )
         )
     return out
 

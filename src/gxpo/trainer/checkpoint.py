@@ -1,7 +1,7 @@
 """Checkpoints that a kill at any instant, a full disk or a damaged file can't turn into a wrong run.
 
-`checkpoints/step-000040/` holds `tensors.safetensors`, `state.json` and `manifest.json` (size and SHA-256 of the other
-two). It is written under a hidden name, every file and directory is flushed to the disk, and one rename makes it
+`checkpoints/step-000040/` holds `tensors.safetensors`, `state.json`, where a training engine keeps the weights a
+directory `engine/` of its own, and `manifest.json` (size and SHA-256 of all other files). It is written under a hidden name, every file and directory is flushed to the disk, and one rename makes it
 visible; whatever else stands hidden in `checkpoints/` is a leftover that the next `save` removes. Nothing is unpickled.
 """
 
@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from gxpo.learners.finite import first_not_finite
 
 FOLDER = "checkpoints"
 FORMAT = "gxpo.checkpoint/1"
-TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
+TENSORS, STATE, MANIFEST, ENGINE = "tensors.safetensors", "state.json", "manifest.json", "engine"
 _NAME = re.compile(r"step-(\d{6,})")
 _PARTIAL, _REMOVED, _REPLACED = ".partial-", ".removed-", ".replaced-"
 _REMEDY = {
@@ -46,11 +46,12 @@ def save(
     state: Mapping[str, Any],
     keep: int,
     also: Collection[int] = (),
+    engine: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write the checkpoint of `step` and return its directory; the newest `keep` up to `step` stay, and those of the
     steps in `also`; others go after it.
 
-    `state` is JSON: strings as keys; tuples come back as lists; floats come back exactly. Tensors that share memory are
+    `engine` writes what a training engine keeps below the directory that it is given. `state` is JSON: strings as keys; tuples come back as lists; floats come back exactly. Tensors that share memory are
     stored as copies. Checkpoints of later steps are of a line that the run has left, and go too. `CheckpointError` when
     anything can't be written; the checkpoints that were there stay.
     """
@@ -60,14 +61,18 @@ def save(
     final = folder / f"step-{step:06d}"
     partial = folder / f"{_PARTIAL}{final.name}"
     files = {TENSORS: _tensor_bytes(tensors), STATE: _state_bytes(state)}
-    manifest = {"format": FORMAT, "step": step, "files": {name: _entry(data) for name, data in files.items()}}
-    files[MANIFEST] = json.dumps(manifest, indent=1).encode()
     try:
         _make_folder(folder)
         clean(run)
         os.mkdir(partial)
+        entries = {name: _entry(data) for name, data in files.items()}
         for name, data in files.items():
             _write(partial / name, data)
+        if engine is not None:
+            engine(partial / ENGINE)
+            entries |= {f.relative_to(partial).as_posix(): _synced(f) for f in _below(partial / ENGINE)}
+        manifest = {"format": FORMAT, "step": step, "files": entries}
+        _write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
         _sync_directory(partial)
         replaced = folder / f"{_REPLACED}{final.name}"
         if final.exists():  # a directory can't be replaced in one step; `_found` still knows it under the other name
@@ -91,6 +96,8 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors (on the CPU, all finite) and the state of the directory `path`, checked against its manifest."""
     path = Path(path)
     entries = _manifest(path)
+    for name in (n for n in entries if n not in (TENSORS, STATE)):
+        _verify(path / name, entries[name])
     data = {name: _read(path / name) for name in (TENSORS, STATE)}
     for name, content in data.items():
         _compare(path / name, _entry(content), entries[name])
@@ -122,12 +129,31 @@ def verify(path: Path) -> None:
     """Raise `CheckpointError` naming the damaged file unless the checkpoint directory `path` is whole."""
     path = Path(path)
     entries = _manifest(path)
-    for name in (TENSORS, STATE):
-        try:
-            found = _file_entry(path / name)
-        except OSError as error:
-            raise CheckpointError(f"damaged checkpoint: {path / name}: {_reason(error)}") from error
-        _compare(path / name, found, entries[name])
+    for name, entry in entries.items():
+        _verify(path / name, entry)
+
+
+def _verify(path: Path, entry: dict[str, Any]) -> None:
+    try:
+        found = _file_entry(path)
+    except OSError as error:
+        raise CheckpointError(f"damaged checkpoint: {path}: {_reason(error)}") from error
+    _compare(path, found, entry)
+
+
+def _below(folder: Path) -> list[Path]:
+    return sorted(f for f in folder.rglob("*") if f.is_file())
+
+
+def _synced(path: Path) -> dict[str, Any]:
+    """Flush a file and its directory to the disk; its manifest entry."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    _sync_directory(path.parent)
+    return _file_entry(path)
 
 
 def latest(run: Path) -> Path:
@@ -254,7 +280,11 @@ def _manifest(path: Path) -> dict[str, Any]:
     """The manifest's entries by file name."""
     try:
         manifest = json.loads(_read(path / MANIFEST))
-        entries = {name: dict(manifest["files"][name]) for name in (TENSORS, STATE)}
+        entries = {name: dict(entry) for name, entry in manifest["files"].items()}
+        if not {TENSORS, STATE} <= entries.keys() or any(
+            ".." in Path(n).parts or Path(n).is_absolute() for n in entries
+        ):
+            raise ValueError
         known = manifest["format"] == FORMAT
         step = int(manifest["step"])
     except (ValueError, KeyError, TypeError) as error:

@@ -19,6 +19,7 @@ from gxpo.callbacks import Callback, Dispatcher, make, samples
 from gxpo.config import Resolved
 from gxpo.errors import CheckpointError, ModelError
 from gxpo.forest import Forest
+from gxpo.learners.remote import RemoteLearner
 from gxpo.protocols import Budget, Task
 from gxpo.records import dump
 from gxpo.rollouts import Independent
@@ -33,7 +34,7 @@ from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.python_inputs import Given
 from gxpo.trainer.run import Run
 from gxpo.trainer.session import Session, decoder
-from gxpo.trainer.start import config_sums, refuse_other_config
+from gxpo.trainer.start import config_sums, refuse_other_config, restore
 from gxpo.trainer.step import Stages
 
 
@@ -308,6 +309,7 @@ class Trainer(Stages):
     def save(self) -> Path | None:
         """Everything a resumed run needs; written whole or not at all."""
         if runtime.rank() != 0:
+            self._save_share()
             return None
         self._own()
         self._check_place()
@@ -319,6 +321,8 @@ class Trainer(Stages):
         if runtime.rank() == 0:
             self._save(before)
             checkpoint.write_atomic(self.out / CONFIG, text)
+        else:
+            self._save_share()
 
     def _save(self, before: str | None = None) -> Path:
         state = {
@@ -346,13 +350,19 @@ class Trainer(Stages):
             state,
             self.settings.trainer.keep_checkpoints,
             () if self.best is None or self.best.value is None else (self.best.step,),
+            self._save_share if isinstance(self.learner, RemoteLearner) else None,
         )
+
+    def _save_share(self, folder: Path | None = None) -> None:
+        """This process's share of what a training engine keeps; all processes take part, rank 0 with the directory."""
+        if isinstance(self.learner, RemoteLearner):
+            self.learner.save(Path(runtime.first(str(folder or ""))))
+            runtime.first("")  # until all are done
 
     def load(self, path: Path) -> dict[str, Any]:
         """The parameters of a checkpoint, and what the method's parts and the task source remember; gives its state."""
         tensors, state = checkpoint.load(path)
-        own = {name: x for name, x in tensors.items() if not name.startswith("signal/")}
-        self.learner.load_tensors(own, state["learner"])
+        restore(self.learner, path, tensors, state["learner"])
         self.method.load_tensors(tensors)
         self.method.load_state_dict(state["method"])
         self.source.load_state_dict(state["source"])

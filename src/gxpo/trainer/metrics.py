@@ -327,6 +327,11 @@ NAMES: dict[str, Metric] = {
     "tokens_forward": Metric("tokens through the learner's forward pass with gradient", "tokens", "the step"),
     "unique_token_ratio": Metric("tokens of the flattened rollouts per token of the forward pass", "ratio", "the step"),
     "weights_crc": Metric("CRC-32 of the trained parameters after the step", "checksum", "trained parameters"),
+    "fingerprint": Metric(
+        "checksum of the trained weights after the step, in place of `weights_crc` where a training engine holds them",
+        "checksum",
+        "trained parameters",
+    ),
     "eval_accuracy": Metric("mean verdict; what could not be scored counts as wrong", "share", "held-out tasks"),
     "eval_low": Metric("lower end of the 95% interval of eval_accuracy", "share", "held-out tasks"),
     "eval_high": Metric("upper end of the 95% interval of eval_accuracy", "share", "held-out tasks"),

@@ -25,6 +25,7 @@ from gxpo.rollouts import Independent
 from gxpo.settings import RunSettings
 from gxpo.tasks.source import solution_of
 from gxpo.trainer.best import rules_of
+from gxpo.trainer.cluster import check_cluster
 from gxpo.trainer.setup import device_of, sampling_of
 from gxpo.usercode import one_line
 from gxpo.worlds import World
@@ -50,6 +51,7 @@ def check_settings(s: RunSettings, method: Method) -> None:
             f"rollout.group_size=1: {show(method.credit)} compares the rollouts of a group, and one alone is given a "
             "credit of 0: raise it to 2 or more, or take a credit over the batch (credit=batch_whiten)"
         )
+    check_cluster(s, method)
     if (check_sampling := getattr(method.rollout, "check_sampling", None)) is not None:
         check_sampling(sampling_of(s))
 

@@ -27,7 +27,7 @@ from gxpo.trainer import checkpoint
 from gxpo.trainer.directory import CONFIG
 from gxpo.trainer.loop import with_texts
 from gxpo.trainer.session import Session, decoder
-from gxpo.trainer.start import verified
+from gxpo.trainer.start import restore, verified
 from gxpo.trainer.step import Stages
 
 Notify = Callable[[str], None]
@@ -58,9 +58,9 @@ class _Loaded(Stages):
     def __init__(self, resolved: Resolved, run: Path | None, notify: Notify) -> None:
         super().__init__(resolved, reward=None, resume=run is not None, notify=notify)
         if run is not None:
-            tensors, state = checkpoint.load(checkpoint.latest(run))
-            own = {name: x for name, x in tensors.items() if not name.startswith("signal/")}
-            self.learner.load_tensors(own, state["learner"])
+            newest = checkpoint.latest(run)
+            tensors, state = checkpoint.load(newest)
+            restore(self.learner, newest, tensors, state["learner"])
             self.step_number = state["step"]
         self.engine.policy_version = self.step_number
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from gxpo import config
 from gxpo.definition import STAGES, Stated
 from gxpo.errors import CheckpointError
+from gxpo.learners.remote import RemoteLearner
 from gxpo.learners.torch import VALUE_HEAD
 from gxpo.settings import RUN_KEYS
 from gxpo.trainer import checkpoint, inputs
@@ -70,9 +71,22 @@ def checkpoint_of(path: Path, step: int | None = None) -> Path:
 
 def parameters_of(path: Path, step: int | None = None) -> dict[str, Tensor]:
     """Name -> trained parameter (on the CPU, at the precision it was updated in) of a run's checkpoint."""
-    tensors, _ = checkpoint.load(checkpoint_of(path, step))
-    prefix = "parameter/"
+    folder, prefix = checkpoint_of(path, step), "parameter/"
+    tensors, _ = checkpoint.load(folder)
+    if (folder / checkpoint.ENGINE).is_dir():
+        raise CheckpointError(
+            f"{folder / checkpoint.ENGINE} is in the format of the training engine that wrote it (cluster.backend), which "
+            "alone can read it"
+        )
     return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+
+
+def restore(learner: Any, path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Give a learner its part of the checkpoint `path`, whose tensors and state are these."""
+    if isinstance(learner, RemoteLearner):
+        learner.load(path / checkpoint.ENGINE, meta)
+    else:
+        learner.load_tensors({name: x for name, x in tensors.items() if not name.startswith("signal/")}, meta)
 
 
 def start_from(learner: Any, path: str | Path) -> None:

@@ -158,7 +158,7 @@ class Stages:
             "discarded_rollouts": self.budget.discarded,
             "prefilled_tokens": now["prefilled"] - counted["prefilled"],
             "reused_tokens": now["reused"] - counted["reused"],
-            "weights_crc": learner.weights_crc(),
+            **learner.checksum(),
             **clock.figures(generated, forward),
             "memory_peak_mb": peak_megabytes(),
         }

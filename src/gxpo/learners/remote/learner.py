@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class RemoteLearner:
         self.optimiser = Steps(lr, schedule or Schedule())
         self.max_grad_norm = max_grad_norm
         self.policies = {"main": "trained"}
+        self.gives = tuple(name for name in READ if name in engine.abilities)
 
     # ------------------------------------------------------------ what the policy says
     def outputs(
@@ -64,8 +66,8 @@ class RemoteLearner:
 
     def _can_read(self, names: Sequence[str], given: Mapping[str, Tensor] | None) -> None:
         for name in names:
-            if name not in READ or name not in self.engine.abilities:
-                has = ", ".join(n for n in READ if n in self.engine.abilities)
+            if name not in self.gives:
+                has = ", ".join(self.gives)
                 raise ModelError(f"output {name!r} can't be had of a training engine elsewhere; this one gives {has}")
         if given:
             raise ModelError(f"outputs made with {', '.join(given)} can't be had of a training engine elsewhere")
@@ -175,6 +177,25 @@ class RemoteLearner:
         raise self._elsewhere("a model that follows the policy")
 
     # ------------------------------------------------------------ state
+    def checksum(self) -> dict[str, int]:
+        """The engine's fingerprint of the weights, by the name of its metric."""
+        return {"fingerprint": self.engine.fingerprint()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """None: weights and moments are the engine's to save."""
+        return {}
+
+    def save(self, folder: Path) -> None:
+        """Write what the engine keeps below `folder`."""
+        self.engine.save(folder)
+
+    def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
+        """Read what `save` wrote, and set what `meta` gave."""
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder.parent} has no weights of a training engine: was cluster.backend another?")
+        self.engine.load(folder)
+        self.load_meta(meta)
+
     def meta(self) -> dict[str, Any]:
         """The rest of a checkpoint's state, as JSON."""
         return {"steps": self.optimiser.steps}

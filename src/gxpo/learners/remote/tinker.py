@@ -154,7 +154,9 @@ class TinkerEngine:
             for s in pull:
                 by = reduction.divisor(s, pull, pulls)
                 data.append(self._datum(s.tokens, logprobs=held[s.tokens], advantages=[-g * by for g in s.slopes]))
-            self._asked("run a backward pass", lambda data=data: self._client.forward_backward(data, "importance_sampling"))
+            self._asked(
+                "run a backward pass", lambda data=data: self._client.forward_backward(data, "importance_sampling")
+            )
 
     # ------------------------------------------------------------ steps
     def step(self, lr: float, max_grad_norm: float | None, *, eps: float | None = None) -> float:
@@ -270,7 +272,9 @@ class TinkerEngine:
             self._client = self._asked(
                 f"load {kept}", lambda: self._service.create_training_client_from_state_with_optimizer(kept)
             )
-        except ModelError:  # the SDK from 0.25 on makes the model by loading, which servers may not know (SkyRL a956457)
+        except (
+            ModelError
+        ):  # the SDK from 0.25 on makes the model by loading, which servers may not know (SkyRL a956457)
             self._client = self._created()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,9 @@ class VerlEngine:
     ) -> None:
         verl: Any = need("verl", "verl")
         if verl.__version__ != VERSION:
-            raise ModelError(f"cluster.backend=verl is for verl {VERSION}, not {verl.__version__}: pip install 'gxpo[verl]'")
+            raise ModelError(
+                f"cluster.backend=verl is for verl {VERSION}, not {verl.__version__}: pip install 'gxpo[verl]'"
+            )
         if not dist.is_initialized():  # one process without torchrun: verl needs a group all the same
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
@@ -168,11 +170,15 @@ class VerlEngine:
     # ------------------------------------------------------------ weights
     def gradients(self) -> dict[str, Tensor]:
         """The gradient so far by parameter name, gathered from all processes. Not of the protocol; for conformance."""
-        return {n: _full(torch.zeros_like(p) if p.grad is None else p.grad) for n, p in self._engine.module.named_parameters()}
+        return {
+            n: _full(torch.zeros_like(p) if p.grad is None else p.grad)
+            for n, p in self._engine.module.named_parameters()
+        }
 
-    def weights(self) -> dict[str, Tensor]:
-        """The parameters by name, gathered from all processes one after the other."""
-        return {n: _full(p.detach()) for n, p in self._engine.module.named_parameters()}
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The parameters and their names, gathered from all processes one after the other."""
+        for name, p in self._engine.module.named_parameters():
+            yield name, _full(p.detach())
 
     def publish(self, version: int, timeout: float) -> None:
         self.version = version  # samplers in these processes are given `weights`
