@@ -39,7 +39,7 @@ def tiny(folder: Path) -> None:
         num_key_value_heads=2, head_dim=8, max_position_embeddings=256, initializer_range=0.2, eos_token_id=1,
         bos_token_id=0, pad_token_id=0, tie_word_embeddings=False,
     )  # fmt: skip
-    Qwen3ForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    Qwen3ForCausalLM(config).float().save_pretrained(folder)
     said = json.loads((folder / "config.json").read_text())
     said["dtype"] = said["torch_dtype"] = "float32"
     said.setdefault("rope_theta", 10000.0)  # where SkyRL reads it
@@ -55,7 +55,8 @@ def serve(model: Path, folder: Path) -> tuple[subprocess.Popen[bytes], str]:
         port = s.getsockname()[1]
     command = [sys.executable, str(ROOT / "scripts" / "skyrl_server.py"), "--base-model", str(model), "--port",
                str(port), "--folder", str(folder)]  # fmt: skip
-    server = subprocess.Popen(command, stdout=open(folder / "server.log", "wb"), stderr=subprocess.STDOUT)
+    with (folder / "server.log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     url = f"http://127.0.0.1:{port}"
     for _ in range(240):
         time.sleep(0.5)

@@ -7,6 +7,7 @@ SkyRL is not installed from PyPI as of 0.3.0 (its server is newer): `pip install
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import runpy
 import sys
@@ -32,16 +33,13 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=8, help="largest rank of one")
     parser.add_argument("--folder", type=Path, help="where it keeps its checkpoints (default: a temporary one)")
     given = parser.parse_args()
-    import uvicorn
-    from skyrl.tinker import api
-    from skyrl.tinker.config import EngineConfig, config_to_argv
-
+    uvicorn, api, configs = map(importlib.import_module, ("uvicorn", "skyrl.tinker.api", "skyrl.tinker.config"))
     api._get_parent_uv_run_args = lambda parent_cmd: []
     api._build_uv_run_cmd_engine = lambda parent_cmd, config: [
-        sys.executable, __file__, "--engine", *config_to_argv(config)]  # fmt: skip
+        sys.executable, __file__, "--engine", *configs.config_to_argv(config)]  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         folder = given.folder or Path(scratch)
-        api.app.state.engine_config = EngineConfig(
+        api.app.state.engine_config = configs.EngineConfig(
             base_model=given.base_model,
             backend="jax",
             backend_config={"max_lora_adapters": given.adapters, "max_lora_rank": given.rank},

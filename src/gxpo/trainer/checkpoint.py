@@ -1,8 +1,9 @@
 """Checkpoints that a kill at any instant, a full disk or a damaged file can't turn into a wrong run.
 
 `checkpoints/step-000040/` holds `tensors.safetensors`, `state.json`, where a training engine keeps the weights a
-directory `engine/` of its own, and `manifest.json` (size and SHA-256 of all other files). It is written under a hidden name, every file and directory is flushed to the disk, and one rename makes it
-visible; whatever else stands hidden in `checkpoints/` is a leftover that the next `save` removes. Nothing is unpickled.
+directory `engine/` of its own, and `manifest.json` (size and SHA-256 of all other files). It is written under a hidden
+name, every file and directory is flushed to the disk, and one rename makes it visible; whatever else stands hidden in
+`checkpoints/` is a leftover that the next `save` removes. Nothing is unpickled here; an engine reads its own files.
 """
 
 from __future__ import annotations
@@ -51,9 +52,10 @@ def save(
     """Write the checkpoint of `step` and return its directory; the newest `keep` up to `step` stay, and those of the
     steps in `also`; others go after it.
 
-    `engine` writes what a training engine keeps below the directory that it is given. `state` is JSON: strings as keys; tuples come back as lists; floats come back exactly. Tensors that share memory are
-    stored as copies. Checkpoints of later steps are of a line that the run has left, and go too. `CheckpointError` when
-    anything can't be written; the checkpoints that were there stay.
+    `state` is JSON: strings as keys; tuples come back as lists; floats come back exactly. Tensors that share memory are
+    stored as copies. `engine` writes what a training engine keeps below the directory that it is given. Checkpoints of
+    later steps are of a line that the run has left, and go too. `CheckpointError` when anything can't be written; the
+    checkpoints that were there stay.
     """
     if keep < 1:
         raise CheckpointError(f"keep is {keep}: at least one checkpoint must be kept")

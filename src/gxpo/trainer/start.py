@@ -75,8 +75,8 @@ def parameters_of(path: Path, step: int | None = None) -> dict[str, Tensor]:
     tensors, _ = checkpoint.load(folder)
     if (folder / checkpoint.ENGINE).is_dir():
         raise CheckpointError(
-            f"{folder / checkpoint.ENGINE} is in the format of the training engine that wrote it (cluster.backend), which "
-            "alone can read it"
+            f"{folder / checkpoint.ENGINE} is in the format of the training engine that wrote it (cluster.backend), "
+            "which alone can read it"
         )
     return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
 

@@ -48,7 +48,7 @@ class Reduction:
 
 
 def experiments(tokens: Sequence[int]) -> list[list[list[Scaled]]]:
-    """Calls between two optimiser steps, of several experiments in which the second token has slopes that sum to 1 or 2.
+    """Calls between two optimiser steps, of several experiments in which the second token's slopes sum to 1 or 2.
 
     Under a causal model all rows below have the same gradient of the token's log-prob; the norm differs by divisors.
 

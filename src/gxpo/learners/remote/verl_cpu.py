@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from gxpo.errors import need
+
 _MEMORY = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
 _NOTHING = ("empty_cache", "reset_peak_memory_stats", "manual_seed", "manual_seed_all", "ipc_collect")
 
@@ -15,14 +17,14 @@ _NOTHING = ("empty_cache", "reset_peak_memory_stats", "manual_seed", "manual_see
 def register() -> None:
     """Make the CPU verl's platform, with gloo between processes, and its FSDP engine one for CPUs. Before any engine of
     verl is imported."""
-    from verl.plugin.platform.platform_base import PlatformBase
-    from verl.plugin.platform.platform_manager import PlatformRegistry, set_platform
-
-    set_platform(PlatformRegistry.register("cpu")(type("CPU", (PlatformBase,), _answers()))())
-    from verl.workers.engine.base import EngineRegistry
-    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
-
-    EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")(FSDPEngineWithLMHead)
+    base: Any = need("verl.plugin.platform.platform_base", "verl")
+    manager: Any = need("verl.plugin.platform.platform_manager", "verl")
+    platform = type("CPU", (base.PlatformBase,), _answers())
+    manager.set_platform(manager.PlatformRegistry.register("cpu")(platform)())
+    engines: Any = need("verl.workers.engine.base", "verl")
+    fsdp: Any = need("verl.workers.engine.fsdp.transformer_impl", "verl")
+    known = engines.EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
+    known(fsdp.FSDPEngineWithLMHead)
 
 
 def _answers() -> dict[str, Any]:
