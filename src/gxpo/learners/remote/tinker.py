@@ -6,6 +6,8 @@ import hashlib
 import json
 import math
 import os
+import urllib.error
+import urllib.request
 import uuid
 import warnings
 from collections.abc import Mapping, Sequence
@@ -23,6 +25,7 @@ from gxpo.protocols import TokenRow
 
 STATE = "tinker.json"
 FORMAT = "gxpo.tinker/1"
+REACH = 10.0  # seconds for a first answer
 NORMS = ("grad_norm", "gradient_norm", "global_norm")  # last part of the metric that is the norm before clipping
 PROBED = tuple(range(3, 11))  # ids of the sequence on which a server is measured
 
@@ -69,6 +72,7 @@ class TinkerEngine:
         self.address, self.base_model, self.adapter = address, base_model, adapter or Adapter()
         self.betas, self.weight_decay, self.eps, self.timeout = betas, weight_decay, 1e-8, timeout
         self._name, self._saved = f"gxpo-{uuid.uuid4().hex[:12]}", 0
+        _reach(address)
         key = os.environ.get("TINKER_API_KEY") or "tml-none"
         self._service = self._asked("connect", lambda: self._tinker.ServiceClient(base_url=address, api_key=key))
         self._pulled: list[list[Scaled]] = []
@@ -287,6 +291,17 @@ class TinkerEngine:
         (found,) = self._read([PROBED])
         bits = torch.tensor(found, dtype=torch.float32).numpy().tobytes()
         return int.from_bytes(hashlib.blake2b(bits, digest_size=8).digest(), "little")
+
+
+def _reach(address: str) -> None:
+    """`ModelError` unless something answers there: the SDK would try for minutes."""
+    try:
+        urllib.request.urlopen(f"{address.rstrip('/')}/api/v1/healthz", timeout=REACH).close()
+    except urllib.error.HTTPError:
+        return  # it answers
+    except (OSError, ValueError) as error:
+        why = getattr(error, "reason", error)
+        raise ModelError(f"cluster.address={address} can't be reached ({why}): start the server there") from error
 
 
 def _only_logprobs(rows: Sequence[TokenRow], names: Sequence[str], policy: str) -> None:
