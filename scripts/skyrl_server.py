@@ -14,6 +14,7 @@ import sys
 import tempfile
 import typing
 from pathlib import Path
+from typing import Any
 
 
 def main() -> None:
@@ -33,7 +34,8 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=8, help="largest rank of one")
     parser.add_argument("--folder", type=Path, help="where it keeps its checkpoints (default: a temporary one)")
     given = parser.parse_args()
-    uvicorn, api, configs = map(importlib.import_module, ("uvicorn", "skyrl.tinker.api", "skyrl.tinker.config"))
+    modules: list[Any] = [importlib.import_module(n) for n in ("uvicorn", "skyrl.tinker.api", "skyrl.tinker.config")]
+    uvicorn, api, configs = modules
     api._get_parent_uv_run_args = lambda parent_cmd: []
     api._build_uv_run_cmd_engine = lambda parent_cmd, config: [
         sys.executable, __file__, "--engine", *configs.config_to_argv(config)]  # fmt: skip

@@ -15,7 +15,7 @@ from torch import Tensor
 from gxpo.conformance.engines import check, forest
 from gxpo.errors import CheckpointError, ConfigError, ModelError
 from gxpo.learners.remote import RemoteLearner
-from gxpo.learners.remote.reduction import WAYS
+from gxpo.learners.remote.reduction import WAYS, Reduction
 from gxpo.learners.torch import TorchLearner
 from gxpo.protocols import Request, Sampling, StreamKey, TokenRow
 
@@ -68,8 +68,13 @@ def test_reductions_are_told_apart(way: str) -> None:
 
 def test_a_reduction_that_is_not_known_is_refused() -> None:
     fake = Fake(small_llama(vocab_size=64))
-    fake.reduction = type("Odd", (), {"divisor": lambda self, row, call, step: 1 + 0.5 * len(call)})()
-    with Server(fake) as server, pytest.raises(ModelError, match="docs/train-engines.md"):
+
+    class Odd(Reduction):
+        def divisor(self, row: Any, call: Any, step: Any) -> float:
+            return 1 + 0.5 * len(call)
+
+    fake.reduction = Odd("odd")
+    with Server(fake) as server, pytest.raises(ModelError, match=r"docs/train-engines\.md"):
         TinkerEngine(server.url, "fake")
 
 
@@ -142,7 +147,7 @@ def test_temperatures_and_outputs_that_a_server_has_not() -> None:
 
 def test_a_server_that_is_not_there() -> None:
     for address in ("http://127.0.0.1:9", "localhost:8000", "ftp://x"):
-        with pytest.raises(ModelError, match="cluster.address=.* can't be reached"):
+        with pytest.raises(ModelError, match=r"cluster\.address=.* can't be reached"):
             TinkerEngine(address, "fake")
 
 

@@ -68,9 +68,9 @@ def cold(tmp_path_factory):
     return folder, loaded.model
 
 
-def train(cold, out, url, steps, method="grpo", **settings):
+def train(cold, out, url, steps, **settings):
     named = {**TINKER, **SHORT, "cluster.address": url, **settings}
-    return gxpo.train(str(cold), "arithmetic", method, steps, REWARD, out=out, set=named)
+    return gxpo.train(str(cold), "arithmetic", "grpo", steps, REWARD, out=out, set=named)
 
 
 def test_a_run_on_a_server_and_its_resumption(cold, tmp_path):

@@ -52,7 +52,8 @@ class VerlEngine:
             )
         if not dist.is_initialized():  # one process without torchrun: verl needs a group all the same
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-            dist.init_process_group(backend, store=torch.distributed.distributed_c10d.HashStore(), rank=0, world_size=1)
+            stores: Any = dist
+            dist.init_process_group(backend, store=stores.HashStore(), rank=0, world_size=1)
         if not torch.cuda.is_available():
             need("gxpo.learners.remote.verl_cpu", "verl").register()
         self.model, self.version, self.eps = Path(model), 0, 1e-8
