@@ -13,9 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 ROOT = Path(__file__).parents[1]
 TEMPERATURES = (1.0, 0.7)
@@ -29,7 +31,8 @@ def worker(model: Path) -> bool:
     torch.set_num_threads(1)
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     dist.init_process_group("gloo")
-    from gxpo.conformance.engines import check
+    from gxpo.conformance.engines import check, forest
+    from gxpo.learners.remote import RemoteLearner
     from gxpo.learners.remote.verl import VerlEngine
     from gxpo.learners.torch import TorchLearner
 
@@ -50,6 +53,20 @@ def worker(model: Path) -> bool:
             good &= result.passed
             if first:
                 print(f"{result} at temperature {temperature}", flush=True)
+        given, learner = forest(standard.vocabulary, temperature=temperature), RemoteLearner(engine, lr=0.0)
+
+        def loss(x: Mapping[str, Tensor]) -> Tensor:
+            return (x["entropy"] * (1 + x["logprob"])).sum()
+
+        expected = standard.gradient(given, loss, names=("logprob", "entropy"))
+        learner.accumulate(given, loss, names=("logprob", "entropy"))
+        found = engine.gradients()
+        engine.discard()
+        gaps = torch.cat([(found[n] - g).flatten() for n, g in expected.items()]).norm()
+        error = float(gaps / torch.cat([g.flatten() for g in expected.values()]).norm())
+        good &= error < 1e-5
+        if first:
+            print(f"{'ok ' if error < 1e-5 else 'NOT'} gradient of entropies: {error:.2e} at temperature {temperature}")
     restored = engine.fingerprint() == before
     if first:
         print(f"{'ok ' if restored else 'NOT'} weights after save and load: {before:016x}")
