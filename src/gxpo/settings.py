@@ -248,9 +248,10 @@ class ClusterSyncSettings(_Section):
 
 
 class ClusterSettings(_Section):
-    backend: Literal["local", "tinker", "verl"] = Field(
+    backend: Literal["local", "fsdp", "tinker", "verl"] = Field(
         default="local",
-        description="who holds and trains the weights: this process, or an engine of docs/train-engines.md",
+        description="what holds the weights; local: each process all of them; fsdp: torchrun's processes share them; "
+        "tinker, verl: a training engine, see docs/train-engines.md",
     )
     address: str | None = Field(default=None, description="tinker: the server's URL, e.g. http://localhost:8000")
     train: ClusterTrainSettings = ClusterTrainSettings()

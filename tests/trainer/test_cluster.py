@@ -83,11 +83,11 @@ def test_a_run_on_a_server_and_its_resumption(cold, tmp_path):
         settings = {"optim.lr": 0.01, "trainer.checkpoint_every": 1}
         calm = train(folder, tmp_path / "calm", server.url, 3, **settings)
         assert [row["sampler_gap"] < 1e-4 for row in calm.metrics] == [True] * 3
-        assert len({row["fingerprint"] for row in calm.metrics}) == 3
+        assert len({row["weights_fingerprint"] for row in calm.metrics}) == 3
         assert not any("weights_crc" in row or "entropy" in row for row in calm.metrics)
         train(folder, tmp_path / "cut", server.url, 2, **settings)
         went_on = gxpo.resume(tmp_path / "cut", steps=3)
-        keys = ("reward_mean", "grad_norm", "loss", "fingerprint")
+        keys = ("reward_mean", "grad_norm", "loss", "weights_fingerprint")
         assert [[r[k] for k in keys] for r in went_on.metrics] == [[r[k] for k in keys] for r in calm.metrics]
 
         (newest,) = (tmp_path / "cut" / "checkpoints").glob("step-000003")

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -283,7 +284,7 @@ class Optimiser:
         _check(values, self._full)
         with torch.no_grad():
             for name, full in self._full.items():
-                full.copy_(values[name])
+                _put(full, values[name])
         self._write_back()
 
     def tensors(self) -> dict[str, Tensor]:
@@ -317,6 +318,16 @@ def local(x: Tensor) -> Tensor:
     return x if to_local is None else to_local()
 
 
+def _put(p: Tensor, value: Tensor) -> None:
+    """Copy a value to a parameter; of a whole value a shard takes its own rows."""
+    if is_shard(p) and not is_shard(value):
+        own = local(p)
+        begin = min(runtime.rank() * -(-p.shape[0] // runtime.world()), p.shape[0])
+        own.copy_(value[begin : begin + own.shape[0]])
+    else:
+        p.copy_(value)
+
+
 def _check(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     missing, surplus = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
     if missing or surplus:
@@ -342,6 +353,7 @@ class InProcess:
 
     optimiser: Optimiser
     tokens_per_microbatch: int
+    writes_files = False  # whether checkpoints are written by `save(path)`, in all processes, in the place of `tensors`
     lockstep = False  # whether every process makes equally many passes: where parameters are sharded over them
 
     def _packing(self, forest: Forest) -> Any:
@@ -487,6 +499,14 @@ class InProcess:
     def meta(self) -> dict[str, Any]:
         """The rest of a checkpoint's state, as JSON."""
         return {"steps": self.optimiser.steps}
+
+    def save(self, path: Path) -> None:
+        """Write the checkpoint's files below `path`; where `writes_files`."""
+        raise NotImplementedError
+
+    def load(self, path: Path, meta: Mapping[str, Any]) -> None:
+        """Read what `save` and `meta` gave; where `writes_files`."""
+        raise NotImplementedError
 
     def load_tensors(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Load the checkpoint state given by `tensors` and `meta`."""

@@ -1,9 +1,9 @@
 """Checkpoints that a kill at any instant, a full disk or a damaged file can't turn into a wrong run.
 
-`checkpoints/step-000040/` holds `tensors.safetensors`, `state.json`, where a training engine keeps the weights a
-directory `engine/` of its own, and `manifest.json` (size and SHA-256 of all other files). It is written under a hidden
+`checkpoints/step-000040/` holds `tensors.safetensors`, `state.json` and `manifest.json` (size and SHA-256 of the other
+files), and, where processes hold the parameters in shards, their files under `engine/`. It is written under a hidden
 name, every file and directory is flushed to the disk, and one rename makes it visible; whatever else stands hidden in
-`checkpoints/` is a leftover that the next `save` removes. Nothing is unpickled here; an engine reads its own files.
+`checkpoints/` is a leftover that the next `save` removes. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -15,19 +15,24 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
+from gxpo import runtime
 from gxpo.errors import CheckpointError, need
 from gxpo.learners.finite import first_not_finite
 
+T = TypeVar("T")
 FOLDER = "checkpoints"
+ENGINE = "engine"  # below a checkpoint: what a learner writes by itself
 FORMAT = "gxpo.checkpoint/1"
-TENSORS, STATE, MANIFEST, ENGINE = "tensors.safetensors", "state.json", "manifest.json", "engine"
+TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 _NAME = re.compile(r"step-(\d{6,})")
+_ENGINE_FILE = re.compile(rf"{ENGINE}(/[\w][\w.-]*)+")
 _PARTIAL, _REMOVED, _REPLACED = ".partial-", ".removed-", ".replaced-"
 _REMEDY = {
     errno.ENOSPC: "free space on that disk",
@@ -52,54 +57,109 @@ def save(
     """Write the checkpoint of `step` and return its directory; the newest `keep` up to `step` stay, and those of the
     steps in `also`; others go after it.
 
+    engine  writes further files below the directory that it is given. With it all processes call `save`, and go on
+            when the checkpoint is there; without it one of them does
+
     `state` is JSON: strings as keys; tuples come back as lists; floats come back exactly. Tensors that share memory are
-    stored as copies. `engine` writes what a training engine keeps below the directory that it is given. Checkpoints of
-    later steps are of a line that the run has left, and go too. `CheckpointError` when anything can't be written; the
-    checkpoints that were there stay.
+    stored as copies. Checkpoints of later steps are of a line that the run has left, and go too. `CheckpointError` when
+    anything can't be written; the checkpoints that were there stay.
     """
     if keep < 1:
         raise CheckpointError(f"keep is {keep}: at least one checkpoint must be kept")
     folder = Path(run) / FOLDER
     final = folder / f"step-{step:06d}"
     partial = folder / f"{_PARTIAL}{final.name}"
-    files = {TENSORS: _tensor_bytes(tensors), STATE: _state_bytes(state)}
-    try:
-        _make_folder(folder)
-        clean(run)
-        os.mkdir(partial)
-        entries = {name: _entry(data) for name, data in files.items()}
-        for name, data in files.items():
-            _write(partial / name, data)
-        if engine is not None:
-            engine(partial / ENGINE)
-            entries |= {f.relative_to(partial).as_posix(): _synced(f) for f in _below(partial / ENGINE)}
-        manifest = {"format": FORMAT, "step": step, "files": entries}
-        _write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
-        _sync_directory(partial)
-        replaced = folder / f"{_REPLACED}{final.name}"
-        if final.exists():  # a directory can't be replaced in one step; `_found` still knows it under the other name
-            os.rename(final, replaced)
-        os.rename(partial, final)
-        _sync_directory(folder)
-    except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, OSError):
-            size = sum(map(len, files.values())) / 1e6
-            raise CheckpointError(
-                f"checkpoint of step {step} not saved in {folder} ({size:.1f} MB): {_reason(error)}; "
-                f"earlier checkpoints are kept: {_remedy(error)}, then gxpo resume {run}"
-            ) from error
-        raise
-    _prune(folder, step, keep, also)
+    if engine is None:
+        with _saving(run, step, partial):
+            _prepare(run, partial)
+            _complete(final, partial, step, tensors, state, {})
+    else:
+        first = runtime.rank() == 0
+        with _saving(run, step, partial):
+            _agreed(lambda: _prepare(run, partial) if first else None)
+            _agreed(lambda: engine(partial / ENGINE))
+            shards = _agreed(lambda: _shard_entries(partial))
+            _agreed(lambda: _complete(final, partial, step, tensors, state, shards) if first else None)
+    if engine is None or runtime.rank() == 0:
+        _prune(folder, step, keep, also)
     return final
 
 
+@contextmanager
+def _saving(run: Path, step: int, partial: Path) -> Iterator[None]:
+    """Around writes: a failure removes what is half written, and says what to do."""
+    try:
+        yield
+    except BaseException as error:
+        size = sum(f.stat().st_size for f in partial.rglob("*") if f.is_file()) / 1e6
+        shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise CheckpointError(
+                f"checkpoint of step {step} not saved in {partial.parent} ({size:.1f} MB written): {_reason(error)}; "
+                f"earlier checkpoints are kept: {_remedy(error)}, then gxpo resume {run}"
+            ) from error
+        raise
+
+
+def _prepare(run: Path, partial: Path) -> None:
+    _make_folder(partial.parent)
+    clean(run)
+    os.mkdir(partial)
+
+
+def _complete(
+    final: Path,
+    partial: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    shards: Mapping[str, Any],
+) -> None:
+    """The files of one process and the manifest, the last of them; then one rename."""
+    files = {TENSORS: _tensor_bytes(tensors), STATE: _state_bytes(state)}
+    entries = {**{name: _entry(data) for name, data in files.items()}, **shards}
+    files[MANIFEST] = json.dumps({"format": FORMAT, "step": step, "files": entries}, indent=1).encode()
+    for name, data in files.items():
+        _write(partial / name, data)
+    _sync_directory(partial)
+    replaced = final.with_name(f"{_REPLACED}{final.name}")
+    if final.exists():  # a directory can't be replaced in one step; `_found` still knows it under the other name
+        os.rename(final, replaced)
+    os.rename(partial, final)
+    _sync_directory(final.parent)
+
+
+# ---------------------------------------------------------------- files that several processes write
+def _agreed(action: Callable[[], T]) -> T:
+    """What an action gives, once it has been done in every process; it fails in all where it fails in one."""
+    found, error = None, None
+    try:
+        found = action()
+    except Exception as caught:
+        error = caught
+    said = runtime.first_of("" if error is None else str(error) or type(error).__name__)
+    if error is not None:
+        raise error
+    if said:
+        raise CheckpointError(f"checkpoint not saved: another process reports {said}")
+    return cast("T", found)
+
+
+def _shard_entries(partial: Path) -> dict[str, Any]:
+    """Entries of the files under `engine/`; each process reads its share of them."""
+    files = sorted(f.relative_to(partial).as_posix() for f in (partial / ENGINE).rglob("*") if f.is_file())
+    mine = {name: _file_entry(partial / name) for name in files[runtime.rank() :: runtime.world()]}
+    for folder in [partial / ENGINE, *(f for f in (partial / ENGINE).rglob("*") if f.is_dir())]:
+        _sync_directory(folder)
+    shares = [json.loads(blob) for blob in runtime.gather(json.dumps(mine).encode())]
+    return {name: entry for share in shares for name, entry in sorted(share.items())}
+
+
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors (on the CPU, all finite) and the state of the directory `path`, checked against its manifest."""
+    """The tensors (on the CPU, all finite) and the state of the directory `path`, checked against its manifest; what is
+    under `engine/` is read by whoever wrote it, or by `gxpo.trainer.shards`."""
     path = Path(path)
     entries = _manifest(path)
-    for name in (n for n in entries if n not in (TENSORS, STATE)):
-        _verify(path / name, entries[name])
     data = {name: _read(path / name) for name in (TENSORS, STATE)}
     for name, content in data.items():
         _compare(path / name, _entry(content), entries[name])
@@ -131,31 +191,12 @@ def verify(path: Path) -> None:
     """Raise `CheckpointError` naming the damaged file unless the checkpoint directory `path` is whole."""
     path = Path(path)
     entries = _manifest(path)
-    for name, entry in entries.items():
-        _verify(path / name, entry)
-
-
-def _verify(path: Path, entry: dict[str, Any]) -> None:
-    try:
-        found = _file_entry(path)
-    except OSError as error:
-        raise CheckpointError(f"damaged checkpoint: {path}: {_reason(error)}") from error
-    _compare(path, found, entry)
-
-
-def _below(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.rglob("*") if f.is_file())
-
-
-def _synced(path: Path) -> dict[str, Any]:
-    """Flush a file and its directory to the disk; its manifest entry."""
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    _sync_directory(path.parent)
-    return _file_entry(path)
+    for name in entries:
+        try:
+            found = _file_entry(path / name)
+        except OSError as error:
+            raise CheckpointError(f"damaged checkpoint: {path / name}: {_reason(error)}") from error
+        _compare(path / name, found, entries[name])
 
 
 def latest(run: Path) -> Path:
@@ -282,11 +323,9 @@ def _manifest(path: Path) -> dict[str, Any]:
     """The manifest's entries by file name."""
     try:
         manifest = json.loads(_read(path / MANIFEST))
-        entries = {name: dict(entry) for name, entry in manifest["files"].items()}
-        if not {TENSORS, STATE} <= entries.keys() or any(
-            ".." in Path(n).parts or Path(n).is_absolute() for n in entries
-        ):
-            raise ValueError
+        files = manifest["files"]
+        shards = [name for name in files if _ENGINE_FILE.fullmatch(name)]
+        entries = {name: dict(files[name]) for name in (TENSORS, STATE, *shards)}
         known = manifest["format"] == FORMAT
         step = int(manifest["step"])
     except (ValueError, KeyError, TypeError) as error:

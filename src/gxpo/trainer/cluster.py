@@ -30,9 +30,9 @@ PROBED = (3, 4, 5, 6)  # ids of the row on which an engine is probed
 def check_cluster(s: RunSettings, method: Method) -> None:
     """Refuse what the chosen training engine can't train, in one line, before anything runs."""
     backend = s.cluster.backend
-    if backend == "local":
+    if backend not in ENGINES:
         if s.cluster.address is not None:
-            raise ConfigError("cluster.address is of cluster.backend=tinker, and the backend is local")
+            raise ConfigError(f"cluster.address is of cluster.backend=tinker, and the backend is {backend}")
         return
     if why := unsupported(method, ENGINES[backend].abilities):
         raise ConfigError(f"cluster.backend={backend} can't train {method.name}: {why}; use cluster.backend=local")

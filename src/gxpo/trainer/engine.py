@@ -28,7 +28,8 @@ def engine_of(
 ) -> LanguageEngine:
     """Who samples the learner's policy, drawing as `sampling` says; `notify` is told who was taken, and why."""
     asked, rows, options = s.sampling.engine, s.sampling.batch_rows, s.sampling.engine_options
-    causal = learner.model.get_base_model() if hasattr(learner.model, "get_base_model") else learner.model
+    model = learner.model if learner.samples is None else learner.samples
+    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
     run = Run(
         model=s.model,
         architecture=type(causal).__name__,
@@ -48,17 +49,17 @@ def engine_of(
         if options and asked == "torch":
             raise ConfigError("sampling.engine_options are for sampling.engine=vllm or openai, and it is torch")
         return TorchEngine(
-            learner.model,
+            model,
             tokenizer,
             device=device,
             batch_rows=rows,
-            acting=learner.acting,
+            acting=learner.sampling_as,
             kernels=s.learner.kernels,
             products=s.sampling.products or s.learner.products,
         )
     try:
         return VllmEngine(
-            learner.model,
+            model,
             tokenizer,
             python=s.sampling.engine_python,
             batch_rows=rows,

@@ -19,7 +19,6 @@ from gxpo.callbacks import Callback, Dispatcher, make, samples
 from gxpo.config import Resolved
 from gxpo.errors import CheckpointError, ModelError
 from gxpo.forest import Forest
-from gxpo.learners.remote import RemoteLearner
 from gxpo.protocols import Budget, Task
 from gxpo.records import dump
 from gxpo.rollouts import Independent
@@ -34,7 +33,7 @@ from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.python_inputs import Given
 from gxpo.trainer.run import Run
 from gxpo.trainer.session import Session, decoder
-from gxpo.trainer.start import config_sums, refuse_other_config, restore
+from gxpo.trainer.start import config_sums, load_learner, refuse_other_config
 from gxpo.trainer.step import Stages
 
 
@@ -60,9 +59,9 @@ class Trainer(Stages):
         given: Given | None = None,
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
-        runtime.start()
-        reuse_freed()
         s = resolved.settings
+        runtime.start(alone=s.cluster.backend in ("fsdp", "verl"))
+        reuse_freed()
         self.out = Path(runtime.first(str(out or s.out or default(s.task, resolved.method.name, s.seed))))
         if not resume:
             refuse_another(self.out)
@@ -308,21 +307,23 @@ class Trainer(Stages):
     # ------------------------------------------------------------ checkpoints
     def save(self) -> Path | None:
         """Everything a resumed run needs; written whole or not at all."""
-        if runtime.rank() != 0:
-            self._save_share()
-            return None
-        self._own()
-        self._check_place()
-        return self._save()
+        if runtime.rank() == 0:
+            self._own()
+            self._check_place()
+        return self._save() if self._saves else None
+
+    @property
+    def _saves(self) -> bool:
+        """Whether this process writes a part of a checkpoint."""
+        return runtime.rank() == 0 or self.learner.writes_files
 
     def reconfigure(self, text: str) -> None:
         """Replace config.yaml of a resumed run; after a kill at any instant it still matches the newest checkpoint."""
         before, self.config_text = self.config_text, text
-        if runtime.rank() == 0:
+        if self._saves:
             self._save(before)
+        if runtime.rank() == 0:
             checkpoint.write_atomic(self.out / CONFIG, text)
-        else:
-            self._save_share()
 
     def _save(self, before: str | None = None) -> Path:
         state = {
@@ -343,26 +344,20 @@ class Trainer(Stages):
             **({"early": self.early.best.state_dict()} if self.early is not None else {}),
             **({"callbacks": states} if (states := self.calls.state()) else {}),
         }
+        alone = not self.learner.writes_files
         return checkpoint.save(
             self.out,
             self.step_number,
-            self.learner.tensors() | self.method.tensors(),
+            (self.learner.tensors() if alone else {}) | self.method.tensors(),
             state,
             self.settings.trainer.keep_checkpoints,
             () if self.best is None or self.best.value is None else (self.best.step,),
-            self._save_share if isinstance(self.learner, RemoteLearner) else None,
+            None if alone else self.learner.save,
         )
-
-    def _save_share(self, folder: Path | None = None) -> None:
-        """This process's share of what a training engine keeps; all processes take part, rank 0 with the directory."""
-        if isinstance(self.learner, RemoteLearner):
-            self.learner.save(Path(runtime.first(str(folder or ""))))
-            runtime.first("")  # until all are done
 
     def load(self, path: Path) -> dict[str, Any]:
         """The parameters of a checkpoint, and what the method's parts and the task source remember; gives its state."""
-        tensors, state = checkpoint.load(path)
-        restore(self.learner, path, tensors, state["learner"])
+        tensors, state = load_learner(self.learner, path)
         self.method.load_tensors(tensors)
         self.method.load_state_dict(state["method"])
         self.source.load_state_dict(state["source"])

@@ -15,6 +15,7 @@ from gxpo.engines.tinker import TinkerSampler
 from gxpo.errors import ConfigError
 from gxpo.learners.flow import FlowLearner
 from gxpo.learners.remote import RemoteLearner
+from gxpo.learners.sharded import ShardedLearner
 from gxpo.learners.torch import TorchLearner
 from gxpo.models import flow
 from gxpo.pipeline import Method
@@ -85,7 +86,7 @@ def policy_of(s: RunSettings, method: Method, notify: Notify) -> Policy:
 def _text_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:
     """A causal language model."""
     device = device_of(s.learner.device)
-    if s.cluster.backend != "local":
+    if s.cluster.backend in cluster.ENGINES:
         return _remote_policy(s, method, device, notify)
 
     def warming(check: models.Check) -> None:
@@ -94,8 +95,10 @@ def _text_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:
 
     loaded = models.load(s.model, task=s.task, device=device, dtype=s.learner.dtype, progress=warming, notify=notify)
     talk = _chat(s, loaded.tokenizer)
-    learner = TorchLearner(
+    sharded: dict[str, Any] = {"sampled": s.sampling.engine != "openai"} if s.cluster.backend == "fsdp" else {}
+    learner = (ShardedLearner if sharded else TorchLearner)(
         loaded.model,
+        **sharded,
         **_learning(s, method, device),
         layout="packed" if s.learner.layout == "auto" else "flat",
         lora=lora_settings(s),

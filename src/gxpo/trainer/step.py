@@ -165,7 +165,8 @@ class Stages:
 
     # ------------------------------------------------------------ what a step is made of
     def session(self, step: int, *, seed: int, sampling: Sampling, budget: Budget) -> Session:
-        """The stages as one step sees them."""
+        """The stages as one step sees them; samplers get the newest weights."""
+        self.learner.publish()
         return Session(
             source=self.source,
             engine=self.engine,

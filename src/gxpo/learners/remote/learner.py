@@ -31,6 +31,8 @@ class RemoteLearner:
     tokens_per_microbatch        tokens of the rows of one `forward` or `pull`
     """
 
+    writes_files = True
+
     def __init__(
         self,
         engine: TrainEngine,
@@ -177,34 +179,27 @@ class RemoteLearner:
         raise self._elsewhere("a model that follows the policy")
 
     # ------------------------------------------------------------ state
-    def checksum(self) -> dict[str, int]:
-        """The engine's fingerprint of the weights, by the name of its metric."""
-        return {"fingerprint": self.engine.fingerprint()}
-
-    def tensors(self) -> dict[str, Tensor]:
-        """None: weights and moments are the engine's to save."""
-        return {}
-
-    def save(self, folder: Path) -> None:
-        """Write what the engine keeps below `folder`."""
-        self.engine.save(folder)
-
-    def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
-        """Read what `save` wrote, and set what `meta` gave."""
-        if not folder.is_dir():
-            raise CheckpointError(f"{folder.parent} has no weights of a training engine: was cluster.backend another?")
-        self.engine.load(folder)
-        self.load_meta(meta)
+    def publish(self) -> None:
+        """Nothing: samplers of a training engine ask it for the version that they need."""
 
     def meta(self) -> dict[str, Any]:
         """The rest of a checkpoint's state, as JSON."""
         return {"steps": self.optimiser.steps}
 
-    def load_meta(self, meta: Mapping[str, Any]) -> None:
-        """Set what `meta` gave."""
+    def checksum(self) -> dict[str, int]:
+        """Checksum of the trained parameters, for the step's line."""
+        return {"weights_fingerprint": self.engine.fingerprint()}
+
+    def save(self, path: Path) -> None:
+        """Write the engine's files below `path`."""
+        self.engine.save(path)
+
+    def load(self, path: Path, meta: Mapping[str, Any]) -> None:
+        """Read what `save` and `meta` gave."""
         steps = meta.get("steps")
         if not isinstance(steps, int) or steps < 0:
             raise CheckpointError(f"the learner's part of the checkpoint has steps {steps!r}; it must be a number >= 0")
+        self.engine.load(path)
         self.optimiser.steps = steps
 
 
