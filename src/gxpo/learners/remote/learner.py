@@ -182,6 +182,10 @@ class RemoteLearner:
     def publish(self) -> None:
         """Nothing: samplers of a training engine ask it for the version that they need."""
 
+    def tensors(self) -> dict[str, Tensor]:
+        """None: `save` writes what the engine has."""
+        return {}
+
     def meta(self) -> dict[str, Any]:
         """The rest of a checkpoint's state, as JSON."""
         return {"steps": self.optimiser.steps}

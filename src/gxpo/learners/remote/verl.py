@@ -15,6 +15,7 @@ from torch import Tensor
 from gxpo import runtime
 from gxpo.errors import ModelError, need
 from gxpo.learners.fingerprint import fingerprint
+from gxpo.learners.remote import verl_cpu
 from gxpo.protocols import TokenRow
 
 VERSION = "0.9.1"  # of verl, whose engines say that they may change
@@ -55,7 +56,7 @@ class VerlEngine:
             stores: Any = dist
             dist.init_process_group(backend, store=stores.HashStore(), rank=0, world_size=1)
         if not torch.cuda.is_available():
-            need("gxpo.learners.remote.verl_cpu", "verl").register()
+            verl_cpu.register()
         self.model, self.version, self.eps = Path(model), 0, 1e-8
         self._packed = torch.cuda.is_available()  # rows without padding need flash attention
         self._engine = self._made(str(model), strategy, DTYPES[dtype], betas, weight_decay)
