@@ -225,6 +225,24 @@ class RewardSettings(_Section):
     )
 
 
+class AsyncSettings(_Section):
+    max_staleness: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="optimiser versions between a group's oldest token and its update; 0: synchronous"
+    )
+    groups_in_flight: Positive | Literal["auto"] = Field(
+        default="auto", description="groups that are sampled at the same time; auto: (max_staleness + 1) tasks.per_step"
+    )
+    over_age: Literal["drop", "train"] = Field(
+        default="drop", description="a group older than max_staleness: drop it (charged and counted), or train on it"
+    )
+    partial: bool = Field(
+        default=False, description="sampling goes on under new weights; an action's versions are recorded by token"
+    )
+    order: Literal["dispatch", "finish"] = Field(
+        default="dispatch", description="train groups in dispatch order (reproducible), or as they finish (no waiting)"
+    )
+
+
 class ClusterTrainSettings(_Section):
     nodes: Positive = Field(default=1, description="nodes that train")
     gpus_per_node: Positive = Field(default=8, description="GPUs of every node, of trainers and samplers alike")
@@ -262,6 +280,8 @@ class ClusterSettings(_Section):
 class RunSettings(_Section):
     """All settings of a run except its method."""
 
+    model_config = ConfigDict(populate_by_name=True)
+
     model: str = Field(default="tiny", description="a built-in model, a directory, or an id on the hub")
     task: str = Field(default="arithmetic", description="a task by name, a data file, or file.py:function")
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="seed of all random numbers of the run")
@@ -281,6 +301,7 @@ class RunSettings(_Section):
     doctor: DoctorSettings = DoctorSettings()
     logging: LoggingSettings = LoggingSettings()
     scoring: RewardSettings = RewardSettings()
+    async_: AsyncSettings = Field(default=AsyncSettings(), alias="async")
     cluster: ClusterSettings = ClusterSettings()
 
     @property
@@ -297,8 +318,8 @@ class RunSettings(_Section):
 def leaves(model: type[BaseModel] = RunSettings, prefix: str = "") -> dict[str, FieldInfo]:
     """Every setting by its dotted key."""
     out: dict[str, FieldInfo] = {}
-    for name, entry in model.model_fields.items():
-        kind = entry.annotation
+    for field, entry in model.model_fields.items():
+        name, kind = entry.alias or field, entry.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             out |= leaves(kind, f"{prefix}{name}.")
         else:

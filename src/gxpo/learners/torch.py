@@ -19,11 +19,13 @@ from gxpo.decoder.forward import Kernels, Products
 from gxpo.decoder.measure import Trial
 from gxpo.errors import ConfigError, ModelError
 from gxpo.forest import Forest
+from gxpo.learners.accumulate import outputs_of
 from gxpo.learners.architecture import states_after, untrained_loss, why_flat, why_not_blocks
-from gxpo.learners.base import InProcess, Optimiser, Schedule, States
+from gxpo.learners.base import InProcess
 from gxpo.learners.block_mask import FLEX_FROM, KERNEL, Attention
 from gxpo.learners.lora import ALONE, Adapters, LoraSettings, adapter_of, trained_policies, with_lora
-from gxpo.learners.packing import Layout, MicroBatch, Packing, Sheet, outputs_of
+from gxpo.learners.optimiser import Optimiser, Schedule, States
+from gxpo.learners.packing import Layout, MicroBatch, Packing, Sheet
 from gxpo.learners.readout import Readout, read
 from gxpo.learners.soft import WEIGHT, soft_inputs, with_densities
 from gxpo.runtime import memory_is_short

@@ -69,18 +69,19 @@ def save(
     folder = Path(run) / FOLDER
     final = folder / f"step-{step:06d}"
     partial = folder / f"{_PARTIAL}{final.name}"
+    first = engine is None or runtime.rank() == 0
+    files = {TENSORS: _tensor_bytes(tensors), STATE: _state_bytes(state)} if first else {}
     if engine is None:
         with _saving(run, step, partial):
             _prepare(run, partial)
-            _complete(final, partial, step, tensors, state, {})
+            _complete(final, partial, step, files, {})
     else:
-        first = runtime.rank() == 0
         with _saving(run, step, partial):
             _agreed(lambda: _prepare(run, partial) if first else None)
             _agreed(lambda: engine(partial / ENGINE))
             shards = _agreed(lambda: _shard_entries(partial))
-            _agreed(lambda: _complete(final, partial, step, tensors, state, shards) if first else None)
-    if engine is None or runtime.rank() == 0:
+            _agreed(lambda: _complete(final, partial, step, files, shards) if first else None)
+    if first:
         _prune(folder, step, keep, also)
     return final
 
@@ -108,18 +109,12 @@ def _prepare(run: Path, partial: Path) -> None:
 
 
 def _complete(
-    final: Path,
-    partial: Path,
-    step: int,
-    tensors: Mapping[str, Tensor],
-    state: Mapping[str, Any],
-    shards: Mapping[str, Any],
+    final: Path, partial: Path, step: int, files: Mapping[str, bytes], shards: Mapping[str, dict[str, Any]]
 ) -> None:
     """The files of one process and the manifest, the last of them; then one rename."""
-    files = {TENSORS: _tensor_bytes(tensors), STATE: _state_bytes(state)}
     entries = {**{name: _entry(data) for name, data in files.items()}, **shards}
-    files[MANIFEST] = json.dumps({"format": FORMAT, "step": step, "files": entries}, indent=1).encode()
-    for name, data in files.items():
+    manifest = json.dumps({"format": FORMAT, "step": step, "files": entries}, indent=1).encode()
+    for name, data in {**files, MANIFEST: manifest}.items():
         _write(partial / name, data)
     _sync_directory(partial)
     replaced = final.with_name(f"{_REPLACED}{final.name}")
@@ -185,6 +180,11 @@ def newest_state(run: Path) -> dict[str, Any]:
             if path.exists():
                 damage.append(error)
     raise _none(run, damage)
+
+
+def steps(run: Path) -> list[int]:
+    """Steps of the checkpoints of `run`, damaged ones included."""
+    return sorted(_found(Path(run) / FOLDER))
 
 
 def verify(path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from gxpo.records import dump
 from gxpo.rollouts import Independent
 from gxpo.runtime import reuse_freed
 from gxpo.trainer import checkpoint, inputs
+from gxpo.trainer.asynchronous import overlap_of
 from gxpo.trainer.best import rules_of
 from gxpo.trainer.checkup import Checkup
 from gxpo.trainer.directory import CONFIG, EVALUATIONS, METRICS, default, free, refuse_another, refuse_links
@@ -75,6 +76,9 @@ class Trainer(Stages):
         self._open.callback(self._lock.release)
         self.config_text = self.resolved.to_yaml(self.out)
         self.inputs = inputs.hashes(self.resolved.keys, self.source, self.out)
+        if self.settings.async_.max_staleness:
+            self.overlap = overlap_of(self, self.out, notify)
+            self._open.callback(self.overlap.close)
         self._begun = self.resumed = False
         self.stopped: str | None = None  # why the run ended before its last step
         self.seconds = 0.0  # of training so far, over resumes
@@ -84,6 +88,10 @@ class Trainer(Stages):
     # ------------------------------------------------------------ evaluation
     def evaluate(self) -> Evaluation:
         """Figures on the held-out tasks, which are the same for every seed and step, and on a pool of training ones."""
+        with self.overlap.alone(self.step_number) if self.overlap is not None else nullcontext():
+            return self._evaluate()
+
+    def _evaluate(self) -> Evaluation:
         e = self.settings.eval
         self.rewards.at(self.step_number, self.settings.trainer.steps)
         temperature = e.temperature if e.samples == 1 else e.temperature or self.sampling.temperature
@@ -310,7 +318,12 @@ class Trainer(Stages):
         if runtime.rank() == 0:
             self._own()
             self._check_place()
-        return self._save() if self._saves else None
+        if self.overlap is not None:
+            self.overlap.drain()
+        saved = self._save() if self._saves else None
+        if self.overlap is not None:
+            self.overlap.ledger.tidy(min(checkpoint.steps(self.out)))
+        return saved
 
     @property
     def _saves(self) -> bool:
@@ -338,11 +351,12 @@ class Trainer(Stages):
             "nonfinite_steps": self.nonfinite_steps,
             "trouble": self._trouble,
             "budget": vars(self.budget),
-            "unscored": dict(self.rewards.counts),
+            "unscored": self.unscored,
             **({"seconds": self.seconds} if self.settings.trainer.max_seconds is not None else {}),
             **({"best": self.best.state_dict()} if self.best is not None else {}),
             **({"early": self.early.best.state_dict()} if self.early is not None else {}),
             **({"callbacks": states} if (states := self.calls.state()) else {}),
+            **({"async": self.overlap.state()} if self.overlap is not None else {}),
         }
         alone = not self.learner.writes_files
         return checkpoint.save(
@@ -387,6 +401,8 @@ class Trainer(Stages):
         if self.early is not None and "early" in state:
             self.early.best.load_state_dict(state["early"])
         self.calls.load(state.get("callbacks", {}))
+        if self.overlap is not None:
+            self.overlap.resume(state["async"], self.step_number)
         if runtime.rank() == 0:
             self._cut()
 

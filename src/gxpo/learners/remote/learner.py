@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gxpo.errors import CheckpointError, ConfigError, ModelError
 from gxpo.forest import Forest
-from gxpo.learners.base import Schedule
-from gxpo.learners.packing import constants, gradient_of
+from gxpo.learners.accumulate import constants, gradient_of
+from gxpo.learners.optimiser import Schedule
 from gxpo.learners.remote.rows import Rows
 from gxpo.protocols import LossFunction, Output, StepInfo, TrainEngine
 
@@ -27,7 +27,7 @@ class RemoteLearner:
     slopes dL/dx from autograd here in float64, and `pull` back-propagates the sum of slope times output. The engine
     knows nothing of groups, trees or the objective; 16 bytes a token cross.
 
-    lr, schedule, max_grad_norm  as of `gxpo.learners.base.Optimiser`; decay and moments are the engine's
+    lr, schedule, max_grad_norm  as of `gxpo.learners.optimiser.Optimiser`; decay and moments are the engine's
     tokens_per_microbatch        tokens of the rows of one `forward` or `pull`
     """
 
