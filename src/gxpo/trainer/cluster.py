@@ -12,7 +12,7 @@ from gxpo.decoder.architecture import positions
 from gxpo.engines.tinker import TinkerSampler
 from gxpo.engines.torch import TorchEngine
 from gxpo.errors import ConfigError
-from gxpo.learners.base import Schedule
+from gxpo.learners.optimiser import Schedule
 from gxpo.learners.remote import RemoteLearner
 from gxpo.learners.remote.learner import unsupported
 from gxpo.learners.remote.probe import check as check_engine
