@@ -266,10 +266,12 @@ class ClusterSyncSettings(_Section):
 
 
 class ClusterSettings(_Section):
-    backend: Literal["local", "fsdp"] = Field(
+    backend: Literal["local", "fsdp", "tinker", "verl"] = Field(
         default="local",
-        description="what holds the weights; local: each process all of them; fsdp: torchrun's processes share them",
+        description="what holds the weights; local: each process all of them; fsdp: torchrun's processes share them; "
+        "tinker, verl: a training engine, see docs/train-engines.md",
     )
+    address: str | None = Field(default=None, description="tinker: the server's URL, e.g. http://localhost:8000")
     train: ClusterTrainSettings = ClusterTrainSettings()
     sample: ClusterSampleSettings = ClusterSampleSettings()
     sync: ClusterSyncSettings = ClusterSyncSettings()

@@ -90,18 +90,53 @@ def load(
         loaded = Loaded(*_from_pretrained(str(path), dtype), name=name, path=path)
     else:
         loaded = Loaded(*_from_pretrained(name, dtype), name=name, path=None)
-    if loaded.tokenizer.pad_token_id is None:
-        if loaded.tokenizer.eos_token is None:
-            raise ModelError(
-                f"{name}: its tokenizer has neither a pad nor an eos token; set one in tokenizer_config.json"
-            )
-        loaded.tokenizer.pad_token = loaded.tokenizer.eos_token
+    _pad(name, loaded.tokenizer)
     _remove_dropout(loaded.model)
     try:
         loaded.model.to(device)  # type: ignore[arg-type]  # transformers narrows torch's signature
     except (RuntimeError, AssertionError) as error:
         raise ModelError(f"device {device!r} can't be used: {_one_line(error)}") from error
     return loaded
+
+
+@dataclass(frozen=True)
+class Described:
+    """A model's tokenizer, which has a pad token, and its config, without its weights."""
+
+    tokenizer: PreTrainedTokenizerBase
+    config: Any
+    path: Path | None  # as in `Loaded`
+
+
+def describe(name: str, *, task: str, notify: Callable[[str], None] = lambda line: None) -> Described:
+    """What is known of the model called `name` (as in `load`) without its weights."""
+    transformers: Any = need("transformers", "train")
+    path = None
+    if name == "tiny":
+        path = warm_start(task)
+    elif name == smollm2.NAME:
+        path = smollm2.smollm2(None, notify)
+    elif name.startswith("tiny:"):
+        raise ModelError(f"{name} comes from no directory: export it, or take another model")
+    elif Path(name).exists() or name.startswith((".", "/", "~")):
+        path = Path(name).expanduser()
+        check_directory(path)
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(path or name), trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(path or name), trust_remote_code=False)
+    except Exception as error:  # as in `_from_pretrained`
+        raise ModelError(f"model {name!r} can't be read: {_one_line(error)}") from error
+    _pad(name, tokenizer)
+    return Described(tokenizer, config, path)
+
+
+def _pad(name: str, tokenizer: Any) -> None:
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token is None:
+            raise ModelError(
+                f"{name}: its tokenizer has neither a pad nor an eos token; set one in tokenizer_config.json"
+            )
+        tokenizer.pad_token = tokenizer.eos_token
 
 
 def check_name(name: str, task: str) -> None:

@@ -28,6 +28,7 @@ from gxpo.signals.base import OwnModel
 from gxpo.tasks.source import solution_of
 from gxpo.trainer.asynchronous.checks import check_asynchronous
 from gxpo.trainer.best import rules_of
+from gxpo.trainer.cluster import check_cluster
 from gxpo.trainer.setup import device_of, sampling_of
 from gxpo.usercode import one_line
 from gxpo.worlds import World
@@ -55,6 +56,7 @@ def check_settings(s: RunSettings, method: Method) -> None:
             f"rollout.group_size=1: {show(method.credit)} compares the rollouts of a group, and one alone is given a "
             "credit of 0: raise it to 2 or more, or take a credit over the batch (credit=batch_whiten)"
         )
+    check_cluster(s, method)
     check_asynchronous(s, method)
     if (check_sampling := getattr(method.rollout, "check_sampling", None)) is not None:
         check_sampling(sampling_of(s))

@@ -305,6 +305,8 @@ class Batch:
         # rows without credit were not run; whatever stands for them is multiplied by zero
         filled = {name: torch.nan_to_num(v, nan=0.0) for name, v in x.items()}
         found = self.evaluate(filled).metrics
+        if "entropy" not in x:  # a training engine may give none
+            return found
         entropy = x["entropy"][self.forest.path_trainable]
         entropy = entropy[entropy.isfinite()]
         return found | ({"entropy": float(entropy.mean())} if entropy.numel() else {})
@@ -339,7 +341,8 @@ class BoundLearner:
         self.mismatch_kl: float | None = None  # of all of them that a sampler is known of, in nats a token
         # an output whose own signal is nan throughout is one that nobody reads in this step
         unread = {n for n in method.outputs if n.at and n in signals and bool(signals[n].isnan().all())}
-        self._names = tuple(n for n in dict.fromkeys((*method.outputs, "entropy")) if n not in unread)
+        shown = () if "entropy" not in getattr(learner, "gives", ("entropy",)) else ("entropy",)
+        self._names = tuple(n for n in dict.fromkeys((*method.outputs, *shown)) if n not in unread)
 
     def step(self, forest: Forest, credit: Tensor, weight: Tensor, trajectories: Tensor | None = None) -> StepInfo:
         """One optimiser step on these trajectories (all of the forest by default)."""

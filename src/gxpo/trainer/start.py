@@ -74,6 +74,10 @@ def parameters_of(path: Path, step: int | None = None) -> Mapping[str, Tensor]:
     is put together when it is asked for."""
     found = checkpoint_of(path, step)
     engine = found / checkpoint.ENGINE
+    if engine.is_dir() and not any(engine.glob("*.safetensors")):
+        raise CheckpointError(
+            f"{engine} is in the format of the training engine that wrote it (cluster.backend), which alone can read it"
+        )
     tensors: Mapping[str, Tensor] = Shards(engine) if engine.is_dir() else checkpoint.load(found)[0]
     return View(tensors, PARAMETER)
 

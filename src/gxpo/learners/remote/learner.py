@@ -46,6 +46,7 @@ class RemoteLearner:
         self.optimiser = Steps(lr, schedule or Schedule())
         self.max_grad_norm = max_grad_norm
         self.policies = {"main": "trained"}
+        self.gives = tuple(name for name in READ if name in engine.abilities)
 
     # ------------------------------------------------------------ what the policy says
     def outputs(
@@ -67,8 +68,8 @@ class RemoteLearner:
 
     def _can_read(self, names: Sequence[str], given: Mapping[str, Tensor] | None) -> None:
         for name in names:
-            if name not in READ or name not in self.engine.abilities:
-                has = ", ".join(n for n in READ if n in self.engine.abilities)
+            if name not in self.gives:
+                has = ", ".join(self.gives)
                 raise ModelError(f"output {name!r} can't be had of a training engine elsewhere; this one gives {has}")
         if given:
             raise ModelError(f"outputs made with {', '.join(given)} can't be had of a training engine elsewhere")
@@ -178,6 +179,13 @@ class RemoteLearner:
         raise self._elsewhere("a model that follows the policy")
 
     # ------------------------------------------------------------ state
+    def publish(self) -> None:
+        """Nothing: samplers of a training engine ask it for the version that they need."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """None: `save` writes what the engine has."""
+        return {}
+
     def meta(self) -> dict[str, Any]:
         """The rest of a checkpoint's state, as JSON."""
         return {"steps": self.optimiser.steps}
