@@ -247,3 +247,22 @@ def test_healthy_runs_are_left_in_peace(name: str) -> None:
     diagnosis = diagnose(QUIET[name])
     assert [f.ids for f in diagnosis.findings if f.severity != "note"] == []
     assert diagnosis.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("reward", "first"),
+    [(0.0, ("all_wrong", "verifier_rejects_right_answers")), (1.0, ("all_right", "reward_ignores_completion"))],
+)
+def test_two_steps_without_signal_are_said_to_be_that(reward: float, first: tuple[str, ...]) -> None:
+    said = diagnose(log(reward=[reward] * 2, zero_signal=[1.0] * 2))
+    assert said.findings[0].ids == first and said.findings[0].severity == "warning"
+    assert said.verdict.startswith("no group has had a signal") and "in the 2 steps so far" in said.verdict
+    assert said.exit_code == 1
+
+
+@pytest.mark.parametrize(("n", "steps"), [(1, "in 1 logged step,"), (2, "in 2 logged steps,"), (5, "")])
+def test_few_steps_with_a_signal_are_said_to_be_few(n: int, steps: str) -> None:
+    said = diagnose(log(reward=[0.0] * n, zero_signal=[0.5] * n, reward_max=[1.0] * n, reward_min=[0.0] * n))
+    assert said.exit_code == 0
+    assert said.verdict == (f"no sickness found {steps} too few for most checks" if steps else "no sickness found")
+    assert said.as_json()["few"] == (n if steps else 0)
