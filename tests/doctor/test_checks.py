@@ -266,3 +266,15 @@ def test_few_steps_with_a_signal_are_said_to_be_few(n: int, steps: str) -> None:
     assert said.exit_code == 0
     assert said.verdict == (f"no sickness found {steps} too few for most checks" if steps else "no sickness found")
     assert said.as_json()["few"] == (n if steps else 0)
+
+
+def test_the_verdict_tells_truncation_and_what_it_makes_of_the_rewards() -> None:
+    rows = rollouts(groups(10, 4, lambda g, m: {"completion": f"{WORDS[m]} and then the", "score": 0.0}))
+    cut = healthy(reward=0.0, **SILENT) | {"truncated": 0.9 + noise(0.02)}
+    said = diagnose(log(**cut, rows=rows))
+    assert [f.ids[0] for f in said.findings] == ["truncation", "all_wrong"]
+    assert said.findings[1].follows_from == "truncation"
+    assert said.verdict == (
+        "90% of the completions are cut at the length limit (likely); in consequence every answer is scored as wrong "
+        "from the first step on"
+    )

@@ -81,14 +81,15 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """One line: the first finding, or that none was made."""
+        """One line: the first finding and the gravest that follows from it, or that none was made."""
         if not self.read:
             return "nothing could be read"
         if not self.sick:
             steps = f" in {self.few} logged step{'s' * (self.few > 1)}, too few for most checks" if self.few else ""
             return f"no sickness found{steps}"
         first = self.findings[0]
-        return f"{first.title} ({first.grade})"
+        then = next((f for f in self.findings if f.follows_from == first.ids[0] and f.severity != "note"), None)
+        return f"{first.title} ({first.grade})" + (f"; in consequence {then.title}" if then is not None else "")
 
     def as_json(self) -> dict[str, Any]:
         return {
