@@ -278,3 +278,28 @@ def test_the_verdict_tells_truncation_and_what_it_makes_of_the_rewards() -> None
         "90% of the completions are cut at the length limit (likely); in consequence every answer is scored as wrong "
         "from the first step on"
     )
+
+
+@pytest.mark.parametrize(
+    ("zero_signal", "step", "first"),
+    [
+        (1.0, 50, ("wrong_template", "all_wrong")),  # nothing has moved the policy: it never had the form
+        (0.0, 50, ("all_wrong",)),  # NGRPO's advantages of all-wrong groups have: it was pushed away from the form
+        (0.0, 1, ("wrong_template", "all_wrong")),  # it had not been moved far
+    ],
+)
+def test_a_form_that_training_on_wrong_answers_drove_out_is_no_wrong_template(
+    zero_signal: float, step: int, first: tuple[str, ...]
+) -> None:
+    row = {"score": 0.0, "advantage": -0.3, "step": step}
+    rows = rollouts(
+        groups(
+            20,
+            4,
+            lambda g, m: (
+                row | {"completion": f"{WORDS[m]} {WORDS[g % 8]}", "reference": str(10 + g), "prompt": f"{g}?"}
+            ),
+        )
+    )
+    found = diagnose(log("gxpo", **healthy(success=0.0, reward=0.0, zero_signal=zero_signal), rows=rows)).findings
+    assert found[0].ids == first

@@ -34,7 +34,8 @@ def diagnose(log: RunLog, *, recompute: bool = False) -> Diagnosis:
     made = [f for s in SICKNESSES.values() if (f := s.check(case)) is not None]
     ordered = _under_causes(_without_repeats(made))
     findings = [replace(f, remedy=remedies(f.ids, case)) for f in ordered]
-    if recompute and case.rollouts is not None:
+    signal = case.has("zero_signal") and case.mean("zero_signal") < 0.5  # its own method gave equal groups one
+    if recompute and case.rollouts is not None and not signal:
         findings = [_with_signal(f, case.rollouts) for f in findings]
     few = case.n if case.n < LEAST else 0
     return Diagnosis(log.source, list(log.read), findings, unchecked(case), progress(case), list(log.notes), few)

@@ -88,7 +88,8 @@ class Diagnosis:
             steps = f" in {self.few} logged step{'s' * (self.few > 1)}, too few for most checks" if self.few else ""
             return f"no sickness found{steps}"
         first = self.findings[0]
-        then = next((f for f in self.findings if f.follows_from == first.ids[0] and f.severity != "note"), None)
+        follow = [f for f in self.findings if f.follows_from == first.ids[0]]
+        then = next((f for f in follow if f.severity == "critical" or f.ids[0] == "all_wrong"), None)
         return f"{first.title} ({first.grade})" + (f"; in consequence {then.title}" if then is not None else "")
 
     def as_json(self) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gxpo.doctor.case import Case
+from gxpo.doctor.case import FRESH, Case
 from gxpo.doctor.checks.reward_variance import pays_for_anything
 from gxpo.doctor.finding import Finding
+from gxpo.doctor.rollout_facts import Facts
 from gxpo.doctor.sickness import found, sickness
 
 SAMPLER = ("stale_sampler", "sampler_mismatch", "logprob_shift")
@@ -82,7 +83,7 @@ def all_wrong(case: Case) -> Finding | None:
     )
     evidence = [case.quote(name), *(case.quote(n) for n in ("zero_signal", "grad_norm") if case.has(n)), bound]
     ids = ["all_wrong"]
-    form = None if case.facts is None else case.facts.off_form
+    form = _off_form_unmoved(case)
     if form is not None and form > 0.8:
         ids = ["wrong_template", "all_wrong"]
         evidence.append(
@@ -104,6 +105,16 @@ def all_wrong(case: Case) -> Finding | None:
         *evidence,
         examples=case.facts.examples(range(3)) if case.facts is not None else (),
     )
+
+
+def _off_form_unmoved(case: Case) -> float | None:
+    """Share of completions without the form of an answer, of a policy that has not been trained on wrong answers: one
+    that has (NGRPO) is pushed away from the forms that it knew, whatever its template is."""
+    if case.facts is None or case.silent_from_start or not case.has("zero_signal"):
+        return None if case.facts is None else case.facts.off_form
+    r = case.facts.r
+    first = r.step <= FRESH
+    return Facts(r.select(first)).off_form if first.any() else None
 
 
 def _no_signal_yet(case: Case, name: str) -> Finding | None:
