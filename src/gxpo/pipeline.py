@@ -88,6 +88,8 @@ class Method:
     run_keys: Mapping[str, Stated] = field(default_factory=dict)
     segmenter: Any = None  # writes the forest's column of segments, before anything reads it
     step_rewards: Mapping[str, Any] = field(default_factory=dict)  # are added to the steps' own
+    # (the caller's keys, `compat`) that `gxpo.method` was given; None for a copy with other parts
+    asked: tuple[Mapping[str, Stated], str | None] | None = field(default=None, init=False)
 
     # ------------------------------------------------------------ what it asks for
     def parts(self) -> list[Any]:
