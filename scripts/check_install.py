@@ -114,7 +114,7 @@ CORE = [
 TRAIN = [
     gxpo("--version", says="transformers 5"),
     gxpo("train", EXAMPLE, *SHORT, "--out", "run", says="run"),
-    gxpo("doctor", "run", says="run"),
+    gxpo("doctor", "run", says="no group has had a signal", code=1),  # an untrained model, three steps
     gxpo("explain", "run", "--out", "step.html", says="step.html"),
     gxpo("export", "run", "model", says="model"),
     gxpo("check-reward", "math", "--task", "arithmetic", "--n", "4", says="reference"),
