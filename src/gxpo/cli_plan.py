@@ -119,9 +119,12 @@ def _show_plan(resolved: Any, measured: dict[str, Any], as_json: bool) -> None:
     figures = arithmetic(resolved)
     if as_json:
         keys = {k: {"value": str(s.value), "origin": s.origin} for k, s in resolved.keys.items()}
-        say(json.dumps({"plan": figures, "keys": keys} | ({"probe": measured} if measured else {}), indent=1))
+        told = {"plan": figures, "keys": keys, "without": resolved.method.without}
+        say(json.dumps(told | ({"probe": measured} if measured else {}), indent=1))
         return
     show_keys(resolved)
+    for line in resolved.method.without:
+        say(f"\n{line}")
     show_plan(figures)
     if measured:
         show_probe(measured)
