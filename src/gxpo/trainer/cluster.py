@@ -9,9 +9,11 @@ import torch
 
 from gxpo import models
 from gxpo.decoder.architecture import positions
+from gxpo.definition import show
 from gxpo.engines.tinker import TinkerSampler
 from gxpo.engines.torch import TorchEngine
 from gxpo.errors import ConfigError
+from gxpo.learners.natural_gradient import NaturalGradient
 from gxpo.learners.optimiser import Schedule
 from gxpo.learners.remote import RemoteLearner
 from gxpo.learners.remote.learner import unsupported
@@ -21,7 +23,8 @@ from gxpo.learners.remote.verl import VerlEngine
 from gxpo.models import flow
 from gxpo.pipeline import Method
 from gxpo.protocols import TokenRow
-from gxpo.settings import RunSettings
+from gxpo.settings import ClusterSettings, RunSettings
+from gxpo.signals.base import OwnModel
 
 ENGINES = {"tinker": TinkerEngine, "verl": VerlEngine}
 PROBED = (3, 4, 5, 6)  # ids of the row on which an engine is probed
@@ -30,14 +33,35 @@ PROBED = (3, 4, 5, 6)  # ids of the row on which an engine is probed
 def check_cluster(s: RunSettings, method: Method) -> None:
     """Refuse what the chosen training engine can't train, in one line, before anything runs."""
     backend = s.cluster.backend
+    for section in ("train", "sample", "sync"):
+        stated, unread = getattr(s.cluster, section), ClusterSettings()
+        for name, value in stated:
+            if value != getattr(getattr(unread, section), name):
+                raise ConfigError(
+                    f"cluster.{section}.{name}={value} is read by `gxpo plan` alone: leave it out to train"
+                )
     if backend not in ENGINES:
         if s.cluster.address is not None:
             raise ConfigError(f"cluster.address is of cluster.backend=tinker, and the backend is {backend}")
+        for what in _sharded(s, method) if backend == "fsdp" else ():
+            raise ConfigError(f"cluster.backend=fsdp can't have {what}: change it, or use cluster.backend=local")
         return
     if why := unsupported(method, ENGINES[backend].abilities):
         raise ConfigError(f"cluster.backend={backend} can't train {method.name}: {why}; use cluster.backend=local")
     for trouble, remedy in {**_common(s), **(_tinker(s) if backend == "tinker" else _verl(s))}.items():
         raise ConfigError(f"cluster.backend={backend} {trouble}: {remedy}")
+
+
+def _sharded(s: RunSettings, method: Method) -> list[str]:
+    """What is asked for that parameters in shards can't do."""
+    unfit = {
+        f"model {s.model}": flow.is_flow(s.model),
+        "learner.states=bfloat16": s.learner.states == "bfloat16",
+        "learner.tokens_per_microbatch=auto (give a number)": s.learner.tokens_per_microbatch == "auto",
+        f"update {show(method.update)}": isinstance(method.update, NaturalGradient),
+        **{f"signal {name}, a second model": isinstance(x, OwnModel) for name, x in method.signals.items()},
+    }
+    return [what for what, asked in unfit.items() if asked]
 
 
 def _common(s: RunSettings) -> dict[str, str]:

@@ -300,6 +300,8 @@ class Trainer(Stages):
         if that is taken, beside it."""
         if not self._lock.held or (self._lock.in_place() and (self.out / CONFIG).is_file()):
             return
+        if runtime.world() > 1 and self.learner.writes_files:  # a checkpoint would need the other processes, too
+            raise CheckpointError(f"{self.out} was deleted or replaced while its run went on: start it again")
         lost, self.out = self.out, free(self.out)
         self._lock.release()
         self._lock.run = self.out
