@@ -142,7 +142,7 @@ TRIES = {
             ("-c", "import glob, twine.cli; twine.cli.dispatch(['check', '--strict', *glob.glob('dist/*')])"), "PASSED"
         ),
     ],
-    "mutation": [Try((str(SCRIPTS / "mutation.py"), "--help"), "usage"), Try(("-m", "mutmut", "--version"), "mutmut")],
+    "mutation": [Try((str(SCRIPTS / "mutation.py"), "--help"), "usage")],
     "ray": [Try((str(SCRIPTS / "check_ray.py"),), "equal")],
     "trl": [Try(("-c", "from gxpo.adapters.trl import GRPOTrainer; print(GRPOTrainer)"), "gxpo")],
     "verl": [Try(("-c", "import gxpo.adapters.verl as v; print(v.__name__)"), "verl")],
