@@ -32,7 +32,9 @@ class SamplingSettings(_Section):
     )
     engine_python: str | None = Field(default=None, description="Python interpreter with vLLM; null: this one")
     engine_options: dict[str, Any] = Field(default={}, description="options of the engine, e.g. {max_model_len: 4096}")
-    server: str | None = Field(default=None, description="openai: base URL, e.g. http://localhost:8000/v1")
+    servers: str | list[str] | None = Field(
+        default=None, description="openai: base URLs, e.g. [http://a:8000/v1, http://b:8000/v1]"
+    )
     products: Products | None = Field(
         default=None, description="learner.products for sampling; null: the same value, auto measured separately"
     )

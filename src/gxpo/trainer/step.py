@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gxpo import former, grouped, runtime
 from gxpo.config import Resolved
+from gxpo.engines.openai import OpenAIEngine
 from gxpo.forest import Forest
 from gxpo.judges import meter
 from gxpo.pipeline import Method, zero_signal_groups
@@ -100,6 +101,7 @@ class Stages:
         number, method, learner, engine = self.step_number, self.method, self.learner, self.engine
         engine.policy_version = number - 1
         counted, clock = self._counts(), Clock()
+        served = of_servers(engine)
 
         # tasks -> rollouts
         session = self.session(number, seed=self.settings.seed, sampling=self.sampling, budget=self.budget)
@@ -160,6 +162,7 @@ class Stages:
             "reused_tokens": now["reused"] - counted["reused"],
             "weights_crc": learner.weights_crc(),
             **clock.figures(generated, forward),
+            **{name: x - served[name] for name, x in of_servers(engine).items()},
             "memory_peak_mb": peak_megabytes(),
         }
 
@@ -402,6 +405,11 @@ def of_updates(
 
 def _average(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def of_servers(engine: Any) -> dict[str, float]:
+    """What an engine on servers has counted so far; nothing of others."""
+    return engine.figures() if isinstance(engine, OpenAIEngine) else {}
 
 
 def peak_megabytes() -> float:
