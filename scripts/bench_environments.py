@@ -78,10 +78,12 @@ def main() -> None:
     kind = Blocking if given.declared else Sleepy
     tokenizer = character_tokenizer()
     source = EnvSource.of_file(f"{__file__}:{kind.__name__}")
+    end = tokenizer.convert_tokens_to_ids(tokenizer.eos_token)
+    engine = Constant(tokenizer("a").input_ids[0], int(end))
     with EnvPool(source, workers=given.workers, timeout=60.0) as pool:
         session = Session(
             source=SeedTasks("sleepy", pool.contents, 0),
-            engine=Constant(tokenizer("a").input_ids[0], tokenizer.eos_token_id),
+            engine=engine,
             rewards=None,
             tokenizer=tokenizer,
             sampling=Sampling(max_new_tokens=4),
@@ -107,7 +109,7 @@ def main() -> None:
     rows = hashlib.sha256(repr([(r["id"], r["turns"]) for r in forest.to_records()]).encode()).hexdigest()
     turns = forest.n_steps
     print(f"{given.episodes} episodes of {TURNS} turns, {given.workers} workers, {kind.__name__}: {seconds:.2f} s "
-          f"({opened:.2f} of them to begin), {turns / seconds:.0f} turns/s, {session.engine.calls} batches; "
+          f"({opened:.2f} of them to begin), {turns / seconds:.0f} turns/s, {engine.calls} batches; "
           f"sleeps sum to {slept:.1f} s ({slept / seconds:.1f} at once), the longest episode to {longest:.2f} s; "
           f"records {rows[:12]}")  # fmt: skip
 

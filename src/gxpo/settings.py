@@ -59,6 +59,9 @@ class EnvSettings(_Section):
         default=None, description="worker processes; 0: in this process. null: 0 for gxpo's own worlds, 1 for others"
     )
     timeout: Annotated[float, Field(gt=0)] = Field(default=10.0, description="seconds for one reset or action")
+    concurrency: Positive | None = Field(
+        default=None, description="episodes of one worker that act at once; null: 1, of a blocking environment 1024"
+    )
     max_turns: Positive | None = Field(default=None, description="null: the environment's own limit")
     context: Literal["full", "window", "summary"] = Field(
         default="full", description="part of the episode that the policy sees: see docs/rollouts.md"
