@@ -78,8 +78,9 @@ def main() -> None:
     kind = Blocking if given.declared else Sleepy
     tokenizer = character_tokenizer()
     source = EnvSource.of_file(f"{__file__}:{kind.__name__}")
-    end = tokenizer.convert_tokens_to_ids(tokenizer.eos_token)
-    engine = Constant(tokenizer("a").input_ids[0], int(end))
+    end = tokenizer.eos_token_id
+    assert isinstance(end, int)
+    engine = Constant(tokenizer("a").input_ids[0], end)
     with EnvPool(source, workers=given.workers, timeout=60.0) as pool:
         session = Session(
             source=SeedTasks("sleepy", pool.contents, 0),
