@@ -6,7 +6,8 @@
     python scripts/check_install.py core --without-torch      # what runs without: pip may offer CUDA builds alone
 
 torch comes first and stays, as the installation page says; gxpo comes from the wheel, and the extra by the line that
-an error of gxpo prints, `pip install 'gxpo[EXTRA]'`. Everything else is the newest that pip finds.
+an error of gxpo prints, `pip install 'gxpo[EXTRA]'`, with the extras that it is used with. Everything else is the
+newest that pip finds.
 """
 
 from __future__ import annotations
@@ -114,16 +115,38 @@ CORE = [
 TRAIN = [
     gxpo("--version", says="transformers 5"),
     gxpo("train", EXAMPLE, *SHORT, "--out", "run", says="run"),
-    gxpo("doctor", "run", says="run"),
+    gxpo("doctor", "run", says="no group has had a signal", code=1),  # an untrained model, three steps
     gxpo("explain", "run", "--out", "step.html", says="step.html"),
     gxpo("export", "run", "model", says="model"),
     gxpo("check-reward", "math", "--task", "arithmetic", "--n", "4", says="reference"),
 ]
+SCRIPTS = ROOT / "scripts"
+JAVA = shutil.which("java") is not None
+# What an extra is used with, as the pages say: these are installed beside it.
+BESIDE = {"serve": ("train",), "docs": ("train", "plot"), "ray": ("train", "compare")}
 TRIES = {
     "train": TRAIN,
+    "serve": [gxpo("serve", "tiny:cold", "--seconds", "1", says="base_url")],
+    "textworld": [
+        gxpo(
+            "check-env", "textworld:coin", "--episodes", "1", says="episodes" if JAVA else "Java", code=0 if JAVA else 2
+        )
+    ],
+    "verifiers": [
+        gxpo("check-env", "verifiers:no-such-module", says="no_such_module", code=2),
+    ],
+    "docs": [Try((str(SCRIPTS / "make_site.py"), "--help"), "usage")],
+    "dist": [
+        Try(("-m", "build", "--outdir", "dist", str(ROOT)), "Successfully built"),
+        Try(
+            ("-c", "import glob, twine.cli; twine.cli.dispatch(['check', '--strict', *glob.glob('dist/*')])"), "PASSED"
+        ),
+    ],
+    "mutation": [Try((str(SCRIPTS / "mutation.py"), "--help"), "usage"), Try(("-m", "mutmut", "--version"), "mutmut")],
+    "ray": [Try((str(SCRIPTS / "check_ray.py"),), "equal")],
     "trl": [Try(("-c", "from gxpo.adapters.trl import GRPOTrainer; print(GRPOTrainer)"), "gxpo")],
     "verl": [Try(("-c", "import gxpo.adapters.verl as v; print(v.__name__)"), "verl")],
-    "dev": [Try(("-m", "gxpo.conformance", "--impl", "gxpo", "--collect-only", "-q"), "grpo")],
+    "dev": [Try(("-m", "gxpo.conformance", "--collect-only", "-q"), "grpo")],
 }
 
 
@@ -189,7 +212,7 @@ def check(name: str, made: Environment, torch: str | None) -> int:
     else:
         limit = made.place / "torch.txt"  # an extra that wants another torch says so before it brings gigabytes
         limit.write_text(f"torch=={torch}\n", encoding="utf-8")
-        made.pip("packaging", "-c", str(limit), f"gxpo[{name}]")
+        made.pip("packaging", "-c", str(limit), f"gxpo[{','.join((name, *BESIDE.get(name, ())))}]")
         tries = [Try(("-c", IMPORTS, name), "imported"), *TRIES.get(name, [])]
     if torch is not None:
         tries = [Try(("-m", "pip", "check"), "No broken requirements"), *tries]

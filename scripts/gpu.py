@@ -1,10 +1,16 @@
-"""Measure gxpo on a GPU: `python scripts/gpu.py PART`, a part being tests, learn, numerics, speed, peer or all.
+"""Measure gxpo on a GPU: `python scripts/gpu.py PART`, or `all` parts.
 
     python scripts/gpu.py tests       device-dependent tests, and two training steps of every method
     python scripts/gpu.py learn       the demo and FrozenLake: held-out accuracy, seconds a step, exact resume
     python scripts/gpu.py numerics    loss and gradient against the CPU in float32; gap between sampler and learner
     python scripts/gpu.py speed       tokens a second and peak memory of sampling and update, packed and flat
     python scripts/gpu.py peer        the same training step in gxpo and in TRL, where TRL is installed
+    python scripts/gpu.py trees       trees by FlexAttention, dense masks or flat rows: gradient, speed, memory
+    python scripts/gpu.py lora        an adapter on 7B: peak memory, seconds of an update, publication
+    python scripts/gpu.py vllm        vLLM beside the learner's model: start, speed, publication, gap of log-probs
+    python scripts/gpu.py kill        a run killed with SIGKILL and resumed, against one left alone
+
+fsdp, verl and staleness are parts, too, which say what they wait for.
 
 Needs torch, transformers, peft, pytest and this repository; no network: models are random weights of named shapes. Each
 figure goes to `--out` (JSON Lines) as soon as it is known; a figure that the file has is not measured again, so a part
@@ -31,6 +37,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 
 import torch  # noqa: E402  # after the path of this checkout
 
+import gpu_scale  # noqa: E402
 from gpu_measures import even, numerics, peer, speed  # noqa: E402
 from gxpo.errors import GxpoError  # noqa: E402
 
@@ -183,6 +190,11 @@ PARTS: Mapping[str, Callable[[Figures], None]] = {
     "numerics": numerics,
     "speed": speed,
     "peer": peer,
+    "trees": gpu_scale.trees,
+    "lora": gpu_scale.lora,
+    "vllm": gpu_scale.vllm,
+    "kill": gpu_scale.kill,
+    **{name: gpu_scale.skipped(name) for name in gpu_scale.LATER},
 }
 
 

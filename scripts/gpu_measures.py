@@ -21,6 +21,9 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
                      "num_attention_heads": 14, "num_key_value_heads": 2},
     "qwen2.5-1.5b": {**QWEN, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
                      "num_attention_heads": 12, "num_key_value_heads": 2},
+    "qwen2.5-7b": {**QWEN, "vocab_size": 152064, "tie_word_embeddings": False, "hidden_size": 3584,
+                   "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+                   "num_key_value_heads": 4},
     "toy": {**QWEN, "vocab_size": 101, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
             "num_attention_heads": 4, "num_key_value_heads": 2},
 }  # fmt: skip
@@ -59,8 +62,8 @@ def random_model(name: str, device: str, dtype: torch.dtype) -> Any:
     return transformers.Qwen2ForCausalLM(config).to(dtype).to(device).eval()
 
 
-def random_forest(vocabulary: int, groups: int, prompt: int, new: int, seed: int = 0) -> Any:
-    """Groups of `GROUP` completions of random tokens, every second one right."""
+def random_forest(vocabulary: int, groups: int, prompt: int, new: int, seed: int = 0, group: int = GROUP) -> Any:
+    """Groups of `group` completions of random tokens, every second one right."""
     from gxpo import Forest
 
     draw = torch.Generator().manual_seed(seed)
@@ -68,8 +71,9 @@ def random_forest(vocabulary: int, groups: int, prompt: int, new: int, seed: int
     def ids(n: int) -> list[int]:
         return torch.randint(3, vocabulary, (n,), generator=draw).tolist()
 
-    completions = [[ids(new) for _ in range(GROUP)] for _ in range(groups)]
-    return Forest.from_completions([ids(prompt) for _ in range(groups)], completions, [[0.0, 1.0] * 4] * groups)
+    completions = [[ids(new) for _ in range(group)] for _ in range(groups)]
+    rewards = [[float(i % 2) for i in range(group)]] * groups
+    return Forest.from_completions([ids(prompt) for _ in range(groups)], completions, rewards)
 
 
 # ---------------------------------------------------------------- c: numbers
@@ -141,40 +145,52 @@ def against_cpu(
 
 def sampler_gap(figures: Figures, shape: str, dtype: str, layout: str) -> dict[str, float]:
     """Nats between the log-probs that the engine and the learner give the sampled tokens."""
-    from gxpo import Forest
     from gxpo.learners.torch import TorchLearner
 
     model = random_model(shape, figures.device, getattr(torch, dtype))
     learner: Any = TorchLearner(model, lr=0.0, device=figures.device, layout=layout)
     prompts, new = (2, 6) if figures.toy else (4, 128)
     asked, answers = sample(model, figures.device, prompts * GROUP, prompt=16, new=new)
-    records = [
-        {"schema": "gxpo.rollouts/1", "group": f"g{i}", "id": f"{i}.{j}", "prompt": list(request.prompt),
-         "turns": [{"action": a.tokens, "logprob": a.logprobs}], "reward": 0.0}
-        for i, (request, group) in enumerate(zip(asked, answers, strict=True)) for j, a in enumerate(group)
-    ]  # fmt: skip
-    forest = Forest.from_records(records)
+    forest = sampled_forest(asked, answers)
     gap = (learner.outputs(forest)["logprob"] - forest.path_behaviour_logprob).abs()
     return {"mean_nats": float(gap.mean()), "largest_nats": float(gap.max()), "tokens": gap.numel()}
 
 
 # ---------------------------------------------------------------- d: speed
-def sample(model: Any, device: str, samples: int, *, prompt: int, new: int) -> tuple[list[Any], list[list[Any]]]:
-    """Requests of random prompts, and the engine's completions, all of full length."""
-    from gxpo.engines.torch import TorchEngine
-    from gxpo.protocols import Request, Sampling, StreamKey
+def requests(vocabulary: int, samples: int, *, prompt: int) -> list[Any]:
+    """Requests of random prompts, `GROUP` samples of each."""
+    from gxpo.protocols import Request, StreamKey
 
     draw = torch.Generator().manual_seed(0)
-    vocabulary = model.config.vocab_size
-    asked = [
+    return [
         Request(
             tuple(torch.randint(3, vocabulary, (prompt,), generator=draw).tolist()),
             tuple(StreamKey(seed=0, step=1, task=str(i), attempt=j) for j in range(GROUP)),
         )
         for i in range(samples // GROUP)
     ]
+
+
+def sample(model: Any, device: str, samples: int, *, prompt: int, new: int) -> tuple[list[Any], list[list[Any]]]:
+    """Requests of random prompts, and the engine's completions, all of full length."""
+    from gxpo.engines.torch import TorchEngine
+    from gxpo.protocols import Sampling
+
+    asked = requests(model.config.vocab_size, samples, prompt=prompt)
     engine = TorchEngine(model, device=device, stop_ids=())
     return asked, engine.sample(asked, Sampling(max_new_tokens=new))
+
+
+def sampled_forest(asked: list[Any], answers: list[list[Any]]) -> Any:
+    """The forest of completions with the log-probs that their engine gave."""
+    from gxpo import Forest
+
+    records = [
+        {"schema": "gxpo.rollouts/1", "group": f"g{i}", "id": f"{i}.{j}", "prompt": list(request.prompt),
+         "turns": [{"action": a.tokens, "logprob": a.logprobs}], "reward": 0.0}
+        for i, (request, group) in enumerate(zip(asked, answers, strict=True)) for j, a in enumerate(group)
+    ]  # fmt: skip
+    return Forest.from_records(records)
 
 
 def speed(figures: Figures) -> None:

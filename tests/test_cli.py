@@ -146,6 +146,19 @@ def test_a_dry_run_does_not_run_what_files_hold(tmp_path, monkeypatch):
     assert code == 0 and "mine.py:World" in out, err
 
 
+def test_what_a_credit_of_the_user_s_leaves_of_the_method_is_said_in_a_line(tmp_path):
+    (tmp_path / "mine.py").write_text("def own(forest, signals, step):\n    return forest.path_token * 0.0\n")
+    sets = ["--set", "method=rloo", "--set", f"credit={tmp_path}/mine.py:own"]
+    line = f"rloo: nothing of it is left: credit.center, credit.scale gave way to credit={tmp_path}/mine.py:own [--set]"
+    code, out, err = run("train", config(tmp_path), "--dry-run", *sets)
+    assert code == 0 and line in out.splitlines(), err
+    code, out, err = run("train", config(tmp_path), *sets, "--out", tmp_path / "out")
+    assert code == 0 and line in (out + err).splitlines()
+    code, out, err = run("export", tmp_path / "out", tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert code == 0 and "Not so in this run: nothing of it is left" in card and "mean_{j != i}" not in card
+
+
 def test_a_run_that_could_score_nothing_says_so_and_fails(tmp_path):
     (tmp_path / "mine.py").write_text("def score(completion):\n    raise ValueError('no good')\n")
     sets = ["--set", f"reward={tmp_path}/mine.py:score", "--out", tmp_path / "out"]

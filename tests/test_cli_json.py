@@ -41,7 +41,7 @@ ARGUMENTS = {
 }
 PLAN = "compare dr_grpo --base grpo --no-controls --task run.yaml --seeds 2 --budget 2updates --plan --out plans"
 MORE = [
-    pytest.param(PLAN, marks=pytest.mark.thorough),  # it measures two steps of each arm in processes of their own
+    PLAN,
     "compare --suite list",
     "doctor --list",
     "methods --for 'length growth'",

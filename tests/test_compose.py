@@ -400,6 +400,37 @@ def test_repr_shows_formula_and_origins():
     assert "std_state" in text and "[gigpo]" in text and "[gspo]" in text
 
 
+@pytest.mark.parametrize(
+    ("spec", "keys", "said"),
+    [
+        ("rloo", ["credit"], "rloo: nothing of it is left: credit.center, credit.scale gave way to credit="),
+        ("gigpo", ["credit"], "gigpo: nothing of it is left: credit, credit.add.state gave way to credit="),
+        ("dr_grpo", ["credit"], "dr_grpo: credit.scale gave way to credit="),
+        ("grpo", ["credit"], "grpo: its advantage gave way to credit="),
+    ],
+)
+def test_repr_says_what_a_credit_of_the_caller_s_leaves_of_a_method(spec, keys, said):
+    made = gxpo.method(f"{spec}+gspo", dict.fromkeys(keys, lambda forest, signals, step: forest.path_token * 0.0))
+    name, other = repr(made).splitlines()[1:3]
+    assert name.strip().startswith(said) and "[override]" in name
+    assert gxpo.method(spec).definitions[0].formula not in repr(made)
+    assert other.strip() == f"gspo: {gxpo.method('gspo').definitions[0].formula}"
+    assert made.without == [name.strip()]
+    assert name.endswith("left of it: objective.aggregate") == (spec == "dr_grpo")
+
+
+def test_a_method_is_whole_as_published_and_with_other_numbers():
+    assert {name: lost for name in METHODS if (lost := gxpo.method(name).without)} == {}
+    assert gxpo.method("rloo", {"credit.scale": "std"}).without == []
+    assert gxpo.method("gigpo", {"credit": "relative"}).without == [
+        "gigpo: credit.add.state gave way to credit=relative [override]; left of it: credit"
+    ]
+    as_in = gxpo.method("gigpo", {"credit": "rloo"}).without
+    assert as_in == [
+        "gigpo: nothing of it is left: credit, credit.add.state gave way to credit [override (as in rloo)]"
+    ]
+
+
 def test_left_over_options_make_no_part():
     """What another run's configuration states of a part that this method does not add is left out, with a warning."""
     with pytest.warns(UserWarning, match=r"credit.add.state.discount=0.9 is left out"):

@@ -329,3 +329,29 @@ def test_one_reward_or_several(tmp_path):
     assert config.load(path, ["method=ttrl"]).settings.rewards == {"format": 1.0}
     assert config.load(None, ["method=fgrpr", "reward=math"]).settings.rewards == "math"
     assert config.load(None, []).settings.rewards is None
+
+
+def test_keys_over_a_method_that_was_composed_in_python():
+    def own(forest, signals, step):
+        return forest.to_path(forest.outcome, "R")
+
+    made = gxpo.method("dr_grpo+gspo", {"objective.clip_low": 0.1, "rollout.group_size": 4})
+    given = {"credit": own, "rollout.group_size": 2, "optim.lr": 1e-3}
+    found = config.resolve({k: Stated(v, "argument") for k, v in given.items()}, composed=made)
+    origins = {k: (s.value, s.origin) for k, s in found.keys.items()}
+    assert origins["rollout.group_size"] == (2, "argument") and origins["credit"] == (own, "argument")
+    assert origins["objective.clip_low"] == (0.1, "override") and origins["objective.ratio"][1] == "gspo"
+    assert origins["optim.lr"] == (1e-3, "argument") and "credit.scale" not in origins
+    assert found.method.name == "dr_grpo+gspo" and made.rollout.group_size == 4  # the caller's stays as it is
+    assert gxpo.method(made) is made and gxpo.method(made, {"rollout.group_size": 8}).rollout.group_size == 8
+    assert config.resolve({"compat": Stated("verl", "argument")}, composed=gxpo.method("grpo")).method.keys == (
+        gxpo.method("grpo", compat="verl").keys
+    )
+
+
+def test_keys_over_a_method_whose_parts_were_replaced_are_refused():
+    changed = dataclasses.replace(gxpo.method("grpo"), weights={})
+    with pytest.raises(ConfigError, match=r"credit\.scale: parts of method grpo were replaced after it was composed"):
+        config.resolve({"credit.scale": Stated("none", "argument")}, composed=changed)
+    with pytest.raises(ConfigError, match="set names a method beside method=: leave one out"):
+        gxpo.train("tiny:cold", "arithmetic", gxpo.method("grpo"), set={"method": "rloo"})

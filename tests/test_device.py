@@ -164,3 +164,17 @@ def test_a_resumed_run_goes_on_from_the_same_parameters(tmp_path):
     run = resume(stopped.path, reward=parity, watch=lambda row: crc.append(row["weights_crc"]))
     assert [row["step"] for row in run.metrics] == [1, 2] and run.metrics[0]["weights_crc"] == saved
     assert crc[0] != saved and run.metrics[1]["grad_norm"] > 0
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="FlexAttention has no backward pass on CPUs")
+@pytest.mark.parametrize("settings", [{}, {"recompute": True}, {"lora": LoraSettings(rank=4)}], ids=str)
+def test_block_masks_have_the_gradient_of_dense_ones(settings):
+    for seed in (3, 5):
+        forest = random_forest(seed)
+        flex, dense = (
+            learner_of(attention=attention, kernels="transformers", **settings) for attention in ("flex", "dense")
+        )
+        x, y = flex.outputs(forest, NAMES), dense.outputs(forest, NAMES)
+        for name in NAMES:
+            assert torch.allclose(x[name], y[name], rtol=0, atol=1e-4)
+        assert_close(gradient(flex, forest), gradient(dense, forest), tolerance=1e-3)

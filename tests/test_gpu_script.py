@@ -52,6 +52,36 @@ def test_each_part_writes_its_figures(gpu, tmp_path):
     assert other.get("steps") == 3 or "No module named" in other["error"]
 
 
+@pytest.mark.thorough
+def test_parts_of_scale_write_their_figures(gpu, tmp_path, capfd):
+    out = tmp_path / "gpu.jsonl"
+    for part in ("trees", "lora", "vllm", "kill"):
+        assert gpu.main([part, "--device", "cpu", "--toy", "--out", str(out)]) == 0
+    found = rows(out)
+    assert found["trees:gradient/toy/flex"]["logprob_largest_nats"] < 1e-5
+    assert found["trees:gradient/toy/dense"]["gradient_relative_difference"] < 1e-5
+    assert found["trees:update/toy/4x16on8/dense"]["tokens_forward"] == 8 + 4 * 15
+    assert found["trees:update/toy/4x16on8/flat"]["tokens_forward"] == 4 * (8 + 15)
+    assert [found[f"trees:row/toy/64/{way}"]["backward"] for way in ("flex", "dense")] == [False, True]
+    # rank 16 on 7 maps of 2 layers: q, o 32 + 32, k, v 32 + 16, gate, up, down 32 + 48, in float32
+    assert found["lora:toy"]["adapter_bytes"] == 4 * 16 * 2 * (2 * 64 + 2 * 48 + 3 * 80)
+    assert found["vllm:toy"]["gap_largest_nats"] < 1e-4 and found["vllm:toy"]["gap_tokens"] == 16 * 4
+    assert found["kill:resume"]["equal_weights"] and found["kill:resume"]["steps"] == 12
+    assert "trees: varlen skipped" in capfd.readouterr().out
+
+    before = out.read_text()
+    assert gpu.main(["trees", "--device", "cpu", "--toy", "--out", str(out)]) == 0
+    assert out.read_text() == before
+
+
+def test_parts_that_wait_for_code_say_so(gpu, tmp_path, capsys):
+    out = tmp_path / "f.jsonl"
+    for part in ("fsdp", "verl", "staleness"):
+        assert gpu.main([part, "--device", "cpu", "--toy", "--out", str(out)]) == 0
+        assert f"{part}: skipped: " in capsys.readouterr().out
+    assert not out.exists()
+
+
 def test_a_figure_is_measured_once_and_an_error_again(gpu, tmp_path):
     figures = gpu.Figures(tmp_path / "f.jsonl", "cpu", True, float("inf"))
     calls = []

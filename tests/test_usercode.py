@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gxpo.usercode import Unusable, check_defined, described, from_file, hint, one_line, place, unusable
+from gxpo.usercode import Unusable, check_defined, described, from_file, hint, object_at, one_line, place, unusable
 
 
 def source(tmp_path: Path, code: str, name: str) -> dict[str, Any]:
@@ -84,6 +84,12 @@ def test_a_file_that_does_not_define_it(tmp_path: Path, code: bytes, message: st
         check_defined(f"{tmp_path / 'mine.py'}:socre")
     with pytest.raises(Unusable, match="no such file"):
         check_defined(f"{tmp_path / 'other.py'}:f")
+
+
+@pytest.mark.parametrize("path", ["gxpo", "mine.py", ":f", "mine.py:", ""])
+def test_a_path_without_a_module_or_a_name_says_how_to_write_it(path: str) -> None:
+    with pytest.raises(Unusable, match=r"^write FILE\.py:NAME or MODULE:NAME$"):
+        object_at(path)
 
 
 def test_failures_are_one_line_and_say_where(tmp_path: Path) -> None:

@@ -11,7 +11,20 @@ from typing import Annotated, Any
 
 import typer
 
-from gxpo.cli_options import AllowKey, Best, Json, Out, RunArgument, Sets, app, fail, quiet, say
+from gxpo.cli_options import (
+    AllowKey,
+    Best,
+    Json,
+    Out,
+    RunArgument,
+    Sets,
+    app,
+    fail,
+    found_run,
+    quiet,
+    resolved_of,
+    say,
+)
 from gxpo.exact import ask_for_equal_bits
 
 
@@ -113,9 +126,11 @@ def train(
     Example: gxpo train --from runs/arithmetic --set optim.lr=1e-5
     """
     if dry_run:
-        _show_unexecuted(config_file, sets, from_run, as_json)
+        from gxpo.cli_plan import show_unexecuted
+
+        show_unexecuted(config_file, sets, from_run, as_json)
         return
-    resolved = _resolved(config_file, sets, from_run)
+    resolved = resolved_of(config_file, sets, from_run)
     settings = resolved.settings
     if config_file is not None and out is None and settings.out is None and settings.init_from is None:
         from gxpo import config
@@ -123,33 +138,6 @@ def train(
 
         out = name_for(config_file, config.parse_set(sets or []))
     _run(resolved, out, as_json)
-
-
-def _resolved(config_file: Path | None, sets: list[str] | None, from_run: Path | None = None) -> Any:
-    from gxpo import config
-    from gxpo.errors import ConfigError
-
-    if config_file is None and from_run is None and not sets:
-        raise ConfigError(
-            "give a CONFIG file, as examples/arithmetic.yaml, or --set task=data.jsonl --set model=..., or --from RUN; "
-            "gxpo demo needs none of them"
-        )
-    given = config.over(config.read(config_file) if config_file is not None else {}, config.parse_set(sets or []))
-    if from_run is not None:
-        from gxpo.trainer.train import continued
-
-        given = continued(_found(from_run), given)
-    return config.resolve(given)
-
-
-def _found(run: Path) -> Path:
-    """The run directory; if only the beginning of its name was given, standard error says which one it is."""
-    from gxpo.trainer.directory import find
-
-    found = find(run)
-    if found != run:
-        typer.echo(f"no {run}: using {found}, the only run whose name begins so", err=True)
-    return found
 
 
 @app.command()
@@ -172,7 +160,7 @@ def resume(
     progress = Progress(quiet=as_json)
     with progress:
         shown: dict[str, Any] = {"callbacks": [progress], "watch": progress.interrupts, "progress": "none"}
-        finished = go_on(_found(run), steps=steps, allow_changed_data=allow_changed_data, **shown)
+        finished = go_on(found_run(run), steps=steps, allow_changed_data=allow_changed_data, **shown)
     _closed(progress, finished, as_json)
 
 
@@ -195,7 +183,7 @@ def evaluate(
     from gxpo.trainer.loop import Trainer
     from gxpo.trainer.start import checkpoint_of, verified
 
-    run = _found(run)
+    run = found_run(run)
     given, _ = verified(run)
     values = {"eval.tasks": tasks, "eval.samples": samples, "trainer.callbacks": [], "logging.options": {}}
     given |= {k: config.Stated(v, "argument") for k, v in values.items() if v is not None}
@@ -305,54 +293,7 @@ def schema(as_json: Json = False) -> None:
     say(json.dumps(Record.model_json_schema(by_alias=True), indent=1))
 
 
-@app.command()
-def plan(
-    config_file: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="YAML file; not needed with --from.", show_default=False)
-    ] = None,
-    sets: Sets = None,
-    from_run: Annotated[Path | None, typer.Option("--from", metavar="RUN", help="As in train.")] = None,
-    probe: Annotated[bool, typer.Option(help="Measure two real steps; nothing of them stays.")] = True,
-    allow_key: AllowKey = None,
-    as_json: Json = False,
-) -> None:
-    """Show what a run will do and cost: prompts, rollouts, optimiser steps, reuse; time, memory and disk from a probe.
-
-    Example: gxpo plan examples/arithmetic.yaml --set update.epochs=2
-    """
-    if not probe:
-        _show_unexecuted(config_file, sets, from_run, as_json)
-        return
-    from gxpo.trainer.probe import probe as measure
-
-    resolved = _resolved(config_file, sets, from_run)
-    quiet()
-    _show_plan(resolved, measure(resolved, notify=lambda line: typer.echo(line, err=True)), as_json)
-
-
-def _show_unexecuted(config_file: Path | None, sets: list[str] | None, from_run: Path | None, as_json: bool) -> None:
-    """The plan without a probe; no file that the configuration names is run."""
-    from gxpo.usercode import unexecuted
-
-    with unexecuted():
-        _show_plan(_resolved(config_file, sets, from_run), {}, as_json)
-
-
-def _show_plan(resolved: Any, measured: dict[str, Any], as_json: bool) -> None:
-    from gxpo.explain.plan import arithmetic, show_keys, show_plan, show_probe
-    from gxpo.trainer.preflight import rehearse
-
-    if not measured:  # the probe has run it
-        rehearse(resolved)
-    figures = arithmetic(resolved)
-    if as_json:
-        keys = {k: {"value": str(s.value), "origin": s.origin} for k, s in resolved.keys.items()}
-        say(json.dumps({"plan": figures, "keys": keys} | ({"probe": measured} if measured else {}), indent=1))
-        return
-    show_keys(resolved)
-    show_plan(figures)
-    if measured:
-        show_probe(measured)
+from gxpo import cli_plan  # noqa: E402, F401  # `plan` stands here in --help
 
 
 @app.command()
@@ -376,7 +317,7 @@ def export(
     if best and step is not None:
         raise ConfigError("--best and --step: give one of them")
     quiet()
-    run = _found(run)
+    run = found_run(run)
     step = best_of(run)["step"] if best else step
     written = write(run, directory, adapter=adapter, step=step, dtype=dtype)
     if as_json:

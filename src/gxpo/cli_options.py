@@ -71,6 +71,34 @@ AllowKey = Annotated[
 ]
 
 
+def resolved_of(config_file: Path | None, sets: list[str] | None, from_run: Path | None = None) -> Any:
+    """The resolved configuration of a file, `--set` and `--from`."""
+    from gxpo import config
+    from gxpo.errors import ConfigError
+
+    if config_file is None and from_run is None and not sets:
+        raise ConfigError(
+            "give a CONFIG file, as examples/arithmetic.yaml, or --set task=data.jsonl --set model=..., or --from RUN; "
+            "gxpo demo needs none of them"
+        )
+    given = config.over(config.read(config_file) if config_file is not None else {}, config.parse_set(sets or []))
+    if from_run is not None:
+        from gxpo.trainer.train import continued
+
+        given = continued(found_run(from_run), given)
+    return config.resolve(given)
+
+
+def found_run(run: Path) -> Path:
+    """The run directory; if only the beginning of its name was given, standard error says which one it is."""
+    from gxpo.trainer.directory import find
+
+    found = find(run)
+    if found != run:
+        typer.echo(f"no {run}: using {found}, the only run whose name begins so", err=True)
+    return found
+
+
 def say(text: str) -> None:
     typer.echo(text)
 

@@ -28,12 +28,19 @@ def method(spec: str | Method, overrides: Mapping[str, Any] | None = None, *, co
                name, a method's name (as in that method), `file.py:name`, or a Python object (a credit may be any
                function of (forest, signals, step))
     compat     a system whose constants to take for every method of the composition that it has
+    spec       may be a composed method: the same composition, with `overrides` over those that it was made with
     Raises ConfigError, MethodConflict; lists what is close for an unknown name or key.
     """
     if isinstance(spec, Method):
         if not overrides and compat is None:
             return spec
-        raise ConfigError("give the overrides when the method is composed: gxpo.method('name', {...})")
+        if spec.asked is None:
+            raise ConfigError(
+                f"{next(iter(overrides or {}), 'compat')}: parts of method {spec.name} were replaced after it was "
+                "composed: give the keys when it is composed, gxpo.method('name', {...})"
+            )
+        before, system = spec.asked
+        return method(spec.name, {**before, **dotted(overrides or {})}, compat=compat or system)
     for key, value in (("method", spec), ("compat", "" if compat is None else compat)):
         if not isinstance(value, str):
             raise ConfigError(f"{key}={show(value)} is not a name")
@@ -41,8 +48,11 @@ def method(spec: str | Method, overrides: Mapping[str, Any] | None = None, *, co
 
     with collections_paused():  # parts are imported as they are named
         definitions = [_defined(word.strip(), compat) for word in spec.split("+")]
-        stated = former.renewed(dotted(overrides or {}), [definition for _, definition, _ in definitions])
-        return _build(spec, definitions, merge(definitions, stated, METHODS))
+        given = dotted(overrides or {})
+        stated = former.renewed(given, [definition for _, definition, _ in definitions])
+        made = _build(spec, definitions, merge(definitions, stated, METHODS))
+        object.__setattr__(made, "asked", (given, compat))
+        return made
 
 
 def _defined(word: str, compat: str | None) -> tuple[str, Definition, Mapping[str, Any]]:

@@ -212,7 +212,8 @@ def _no_entries(key: str, stated: Stated, of: str, held: Stated) -> ConfigError:
 
 
 def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> Resolved:
-    """Resolve the settings and method of a run. `composed`: a method built in Python, instead of the key `method`."""
+    """Resolve the settings and method of a run. `composed`: a method built in Python, instead of the key `method`;
+    keys of the method go over those that it was composed with."""
     given = dotted({k: replace(s, value=yamltext.plain(s.value, f"{_at(s)}{k}")) for k, s in given.items()})
     given = over({}, dict(former.renewed_setting(k, s) for k, s in given.items()))
     spec, compat = given.get("method", Stated("grpo", "default")), given.get("compat", Stated(None, "default"))
@@ -226,8 +227,8 @@ def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> R
             raise ConfigError(f"{_at(stated)}unknown key {key!r}{hint}")
     if composed is None:
         composed = method(spec.value, staged, compat=compat.value)
-    elif staged:
-        raise ConfigError(f"{next(iter(staged))}: the method was composed in Python; give its keys to gxpo.method")
+    elif staged or compat.value is not None:
+        composed = method(composed, staged, compat=compat.value)
     merged = {k: Stated(v, "default") for k, v in RUN_KEYS.items()} | over(composed.run_keys, own)
     settings = _validate(merged)
     check_allowed(composed.rollout, merged)

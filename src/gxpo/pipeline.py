@@ -19,6 +19,7 @@ from gxpo.errors import GxpoError
 from gxpo.forest import Forest
 from gxpo.objectives.base import evaluate
 from gxpo.protocols import Output, PolicyTokens
+from gxpo.remains import remains
 from gxpo.rewards import own
 from gxpo.signals import Signals
 
@@ -87,6 +88,8 @@ class Method:
     run_keys: Mapping[str, Stated] = field(default_factory=dict)
     segmenter: Any = None  # writes the forest's column of segments, before anything reads it
     step_rewards: Mapping[str, Any] = field(default_factory=dict)  # are added to the steps' own
+    # (the caller's keys, `compat`) that `gxpo.method` was given; None for a copy with other parts
+    asked: tuple[Mapping[str, Stated], str | None] | None = field(default=None, init=False)
 
     # ------------------------------------------------------------ what it asks for
     def parts(self) -> list[Any]:
@@ -133,6 +136,17 @@ class Method:
     def outputs(self) -> tuple[Output, ...]:
         """Policy outputs that the loss reads."""
         return tuple(dict.fromkeys(map(Output, ("logprob", *self._collect("outputs")))))
+
+    @cached_property
+    def remains(self) -> dict[str, str]:
+        """By method of the composition: what the caller's own settings leave of it, in a line; "" where they leave its
+        formula."""
+        return {d.name: remains(d, {**self.keys, **self.run_keys}).text for d in self.definitions}
+
+    @property
+    def without(self) -> list[str]:
+        """Lines on methods whose formula is not what is computed, since the caller's settings took its place."""
+        return [f"{name}: {text}" for name, text in self.remains.items() if text]
 
     @property
     def value_heads(self) -> tuple[str, ...]:
@@ -388,7 +402,7 @@ class Method:
 
     def __repr__(self) -> str:
         lines = [f"method {self.name}"]
-        lines += [f"  {d.name}: {d.formula}" for d in self.definitions]
+        lines += [f"  {d.name}: {self.remains[d.name] or d.formula}" for d in self.definitions]
         stages = (
             "credit",
             "rollout",

@@ -7,7 +7,7 @@ All inputs of advantages and weights are detached.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gxpo.learning import (
@@ -143,10 +143,24 @@ class Completion:
 
     tokens: list[int]
     logprobs: list[float]
-    finish: str  # "stop" | "length"
+    finish: str  # "stop" | "length" | "interrupted" (see `TorchEngine.interrupted`)
     support: np.ndarray | None = None  # [len(tokens), K] int64 allowed ids, padded with -1; None = the whole vocabulary
-    policy_version: int = 0
+    policy_version: int = 0  # of the first token
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # payload, leading dimension len(tokens)
+    versions: tuple[tuple[int, int], ...] = ()  # (token, policy version from there on) where it changes within
+
+    def within(self, room: int) -> Completion:
+        """The first `room` tokens of a completion that had more room."""
+        if len(self.tokens) <= room:
+            return self
+        return replace(
+            self,
+            tokens=self.tokens[:room],
+            logprobs=self.logprobs[:room],
+            support=None if self.support is None else self.support[:room],
+            finish="length",
+            versions=tuple((token, version) for token, version in self.versions if token < room),
+        )
 
 
 class Engine(Protocol):

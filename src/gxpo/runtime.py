@@ -1,4 +1,4 @@
-"""The runtime of a training process: collectives of data-parallel processes, and the memory it holds.
+"""The runtime of a training process: collectives of data-parallel processes, memory, and the time that phases take.
 
 Without an initialised process group each collective is the identity.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import math
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -270,3 +272,34 @@ def give_back() -> None:
     """Return freed blocks to the system if they exceed `IDLE` bytes; does nothing without glibc."""
     if (library := _glibc()) is not None and library.mallinfo2().fordblks > IDLE:
         library.malloc_trim(0)
+
+
+def peak_megabytes() -> float:
+    """Largest resident memory of the process so far, MiB."""
+    return peak_resident() / 2**20
+
+
+class Clock:
+    """How long the phases of a step take, in seconds."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, phase: str) -> None:
+        """Ends a phase that began with the one before."""
+        before, self._last = self._last, time.perf_counter()
+        self._laps[phase] = self._last - before
+
+    def note(self, phase: str, seconds: float) -> None:
+        """A phase that went on beside the others."""
+        self._laps[phase] = seconds
+
+    def figures(self, generated: int, forward: int) -> dict[str, float]:
+        """The phases, the whole, and tokens a second of sampling and updating."""
+        return {
+            **{f"time_{phase}_s": seconds for phase, seconds in self._laps.items()},
+            "time_step_s": time.perf_counter() - self._began,
+            "time_sample_tokens_per_s": generated / (self._laps["sample"] or math.inf),
+            "time_update_tokens_per_s": forward / self._laps["update"],
+        }

@@ -118,6 +118,11 @@ class LearnerSettings(_Section):
         description="dtype of the optimiser's states; bfloat16: no float32 copies, stochastic rounding",
     )
     layout: Literal["auto", "flat"] = Field(default="auto", description="flat: no shared prefixes in the forward pass")
+    attention: Literal["auto", "dense", "flex"] = Field(
+        default="auto",
+        description="mask of packed rows in models run by transformers: dense, or blocks (FlexAttention; no backward "
+        "pass on CPU); auto: flex on CUDA for long rows, see docs/scale.md",
+    )
     lora_rank: Annotated[int, Field(ge=0)] = Field(default=0, description="rank of LoRA; 0 trains every parameter")
     lora_alpha: Annotated[float, Field(gt=0)] = Field(default=16.0, description="scale of LoRA: alpha / rank")
     lora_targets: str | list[str] = Field(default="all-linear", description="modules that get LoRA adapters")
@@ -225,8 +230,62 @@ class RewardSettings(_Section):
     )
 
 
+class AsyncSettings(_Section):
+    max_staleness: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="optimiser versions between a group's oldest token and its update; 0: synchronous"
+    )
+    groups_in_flight: Positive | Literal["auto"] = Field(
+        default="auto", description="groups that are sampled at the same time; auto: (max_staleness + 1) tasks.per_step"
+    )
+    over_age: Literal["drop", "train"] = Field(
+        default="drop", description="a group older than max_staleness: drop it (charged and counted), or train on it"
+    )
+    partial: bool = Field(
+        default=False, description="sampling goes on under new weights; an action's versions are recorded by token"
+    )
+    order: Literal["dispatch", "finish"] = Field(
+        default="dispatch", description="train groups in dispatch order (reproducible), or as they finish (no waiting)"
+    )
+
+
+class ClusterTrainSettings(_Section):
+    nodes: Positive = Field(default=1, description="nodes that train")
+    gpus_per_node: Positive = Field(default=8, description="GPUs of every node, of trainers and samplers alike")
+    tensor_parallel: Positive = Field(default=1, description="GPUs that share each matrix")
+    context_parallel: Positive = Field(default=1, description="GPUs that share the tokens of a row")
+    pipeline_parallel: Positive = Field(default=1, description="stages that the layers are divided into")
+    offload: Literal["none", "optimiser"] = Field(
+        default="none", description="what is kept in the hosts' memory; optimiser: float32 copies and moments"
+    )
+
+
+class ClusterSampleSettings(_Section):
+    replicas: Positive = Field(default=4, description="samplers, each with the whole model")
+    tensor_parallel: Positive = Field(default=1, description="GPUs of one sampler")
+    max_concurrent: Positive = Field(default=256, description="trajectories that a sampler grows together")
+
+
+class ClusterSyncSettings(_Section):
+    every: Positive = Field(default=1, description="publish weights to the samplers every n-th step")
+    timeout: Annotated[float, Field(gt=0)] = Field(default=120.0, description="seconds that a publication may take")
+
+
+class ClusterSettings(_Section):
+    backend: Literal["local", "fsdp", "tinker", "verl"] = Field(
+        default="local",
+        description="what holds the weights; local: each process all of them; fsdp: torchrun's processes share them; "
+        "tinker, verl: a training engine, see docs/train-engines.md",
+    )
+    address: str | None = Field(default=None, description="tinker: the server's URL, e.g. http://localhost:8000")
+    train: ClusterTrainSettings = ClusterTrainSettings()
+    sample: ClusterSampleSettings = ClusterSampleSettings()
+    sync: ClusterSyncSettings = ClusterSyncSettings()
+
+
 class RunSettings(_Section):
     """All settings of a run except its method."""
+
+    model_config = ConfigDict(populate_by_name=True)
 
     model: str = Field(default="tiny", description="a built-in model, a directory, or an id on the hub")
     task: str = Field(default="arithmetic", description="a task by name, a data file, or file.py:function")
@@ -247,6 +306,8 @@ class RunSettings(_Section):
     doctor: DoctorSettings = DoctorSettings()
     logging: LoggingSettings = LoggingSettings()
     scoring: RewardSettings = RewardSettings()
+    async_: AsyncSettings = Field(default=AsyncSettings(), alias="async")
+    cluster: ClusterSettings = ClusterSettings()
 
     @property
     def update(self) -> OptimSettings:
@@ -262,8 +323,8 @@ class RunSettings(_Section):
 def leaves(model: type[BaseModel] = RunSettings, prefix: str = "") -> dict[str, FieldInfo]:
     """Every setting by its dotted key."""
     out: dict[str, FieldInfo] = {}
-    for name, entry in model.model_fields.items():
-        kind = entry.annotation
+    for field, entry in model.model_fields.items():
+        name, kind = entry.alias or field, entry.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             out |= leaves(kind, f"{prefix}{name}.")
         else:

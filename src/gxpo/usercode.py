@@ -130,6 +130,8 @@ def object_at(path: str, *, always: bool = False) -> Any:
     Raises `Unusable`.
     """
     where, _, name = path.rpartition(":")
+    if not where or not name:
+        raise Unusable("write FILE.py:NAME or MODULE:NAME")
     if where.endswith(".py") and not os.path.isfile(where):
         raise Unusable(f"no such file {where}")
     if not (always or _RUNS.get()):

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.doctor.logs import log
 
 from gxpo import config, settings
 from gxpo.compose import method
@@ -136,3 +137,12 @@ def test_what_helped_is_said_before_what_nobody_has_measured():
         "lr_too_high: a third of the rate [measured: +.48, 1 task, 12 seeds]",
     )
     assert foremost(lines, 2) == [lines[2], lines[0]]
+
+
+def test_a_run_is_not_advised_the_method_that_it_has():
+    advised = {
+        name: remedies(["all_wrong"], Case(log("gxpo", {"method": name}, reward=0.0))) for name in ("grpo", "ngrpo+tis")
+    }
+    assert any(line.startswith("method=ngrpo ") for line in advised["grpo"])
+    assert not any(line.startswith("method=ngrpo ") for line in advised["ngrpo+tis"])
+    assert len(advised["grpo"]) == len(advised["ngrpo+tis"]) + 1

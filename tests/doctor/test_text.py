@@ -29,7 +29,7 @@ def test_consequences_stand_under_their_cause_and_do_not_repeat_it():
     )
     said = text(Diagnosis("trl", ["a/1.parquet", "b.txt"], [cause, then], progress="reward falls; eval falls"))
     assert said.splitlines() == [
-        "trl run: nothing ends (likely)",
+        "trl run: nothing ends (likely); in consequence all wrong",
         "reward falls",
         "eval falls",
         "",

@@ -185,7 +185,7 @@ def test_below_min_replicas_the_run_stops_or_waits():
                 threading.Event().wait(0.002)
             hows[0].failing, hows[0].healthy = None, 200
             thread.join(60)
-            assert len(found) == len(PROMPTS) and engine.figures()["time_wait_s"] > 0
+            assert len(found) == len(PROMPTS) and engine.figures()["time_wait_servers_s"] > 0
 
 
 def test_a_server_that_is_missing_at_the_start_is_told_and_joins():

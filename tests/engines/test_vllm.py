@@ -1,5 +1,6 @@
 """The vLLM engine: the real program of its process over a small stand-in for vLLM, and processes that do wrong."""
 
+import copy
 import json
 import os
 import sys
@@ -234,3 +235,18 @@ def test_the_program_imports_without_gxpo():
 
     code = f"import runpy, sys; runpy.run_path({PROGRAM!r}, run_name='w'); sys.exit('gxpo' in sys.modules)"
     assert subprocess.run([sys.executable, "-I", "-S", "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_a_copy_that_is_not_trained_is_sampled_from(engine):
+    model, moved = engine.model, copy.deepcopy(engine.model)
+    try:
+        engine.move_to(moved)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(0.0)  # what the learner does meanwhile reaches nobody
+        (first, *_), *_ = engine.sample(requests(), SHORT)
+        expected = forced(moved, requests()[0].prompt, first, 1.0)
+        assert np.allclose(first.logprobs, expected, rtol=0, atol=1e-5) and len(set(expected)) > 1
+    finally:
+        model.load_state_dict(moved.state_dict())
+        engine.move_to(model)

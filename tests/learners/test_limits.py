@@ -7,7 +7,7 @@ import torch
 
 from gxpo.errors import ModelError
 from gxpo.forest import Forest
-from gxpo.learners.base import Optimiser
+from gxpo.learners.optimiser import Optimiser
 from gxpo.learners.torch import TorchLearner
 from gxpo.models import tiny_model
 

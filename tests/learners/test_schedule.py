@@ -3,7 +3,7 @@
 import pytest
 
 from gxpo.errors import ConfigError
-from gxpo.learners.base import Schedule
+from gxpo.learners.optimiser import Schedule
 
 
 def test_values():

@@ -16,7 +16,7 @@ import gxpo
 from gxpo.conformance.engines import check, forest
 from gxpo.errors import ConfigError, ModelError
 from gxpo.forest import Forest
-from gxpo.learners.base import Schedule
+from gxpo.learners.optimiser import Schedule
 from gxpo.learners.remote import RemoteLearner, Rows
 from gxpo.learners.remote.learner import unsupported
 from gxpo.learners.remote.probe import check as check_probe

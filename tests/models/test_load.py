@@ -10,9 +10,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from gxpo.errors import ModelError
+from gxpo.explain.check_template import tokenizer_of
 from gxpo.models import Recipe, character_tokenizer, load, tiny_model
 from gxpo.models import warmup as warmup_module
-from gxpo.models.load import check_directory, check_name
+from gxpo.models.load import check_directory, check_name, is_path
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
 QUICK = Recipe(dimensions=SMALL, batch=8, first_check=1, max_steps=1, low=0, high=1, well_formed=0, checked_on=4)
@@ -40,7 +41,7 @@ def test_a_named_pipe_is_not_waited_for(directory):
         ("./nowhere", "no such model directory"),
         ("smollm2-135", "neither a directory nor .*did you mean 'smollm2-135m'"),
         ("somebody/no such model", "neither a directory nor"),
-        ("a/b/c", "neither a directory nor"),
+        ("a/b/c", "no such model directory, there is no a"),
     ],
 )
 def test_a_name_is_refused_before_anything_is_loaded(name, message, monkeypatch):
@@ -217,3 +218,43 @@ def test_settings_that_can_not_be_had(setting, message):
     with pytest.raises(ModelError, match=message) as caught:
         load("tiny:cold", task="arithmetic", **setting)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("./my-modle", "my-modle: no such model directory; did you mean 'my-model'?"),
+        ("runs/x/exprot", "runs/x/exprot: no such model directory; did you mean 'export'?"),
+        ("runs/other", "runs/other: no such model directory; in runs/ there is x"),
+        ("rusn/x/export", "rusn/x/export: no such model directory, there is no rusn; did you mean 'runs'?"),
+        ("~/nothing/here", "no such model directory, there is no "),
+    ],
+)
+def test_a_path_that_does_not_exist_is_no_id_of_the_hub(tmp_path, monkeypatch, name, message):
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "runs" / "x" / "export").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "runs"))
+    monkeypatch.setattr(
+        "huggingface_hub.get_hf_file_metadata", lambda *given, **named: pytest.fail("the hub was asked")
+    )
+    monkeypatch.setattr(
+        "transformers.AutoModelForCausalLM.from_pretrained", lambda *given, **named: pytest.fail("the hub was asked")
+    )
+    for attempt in (
+        lambda: check_name(name, "arithmetic"),
+        lambda: load(name, task="arithmetic"),
+        lambda: tokenizer_of(name),
+    ):
+        with pytest.raises(ModelError) as raised:
+            attempt()
+        assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_owner_and_name_are_an_id_of_the_hub_unless_there_is_such_a_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert not is_path("owner/name") and not is_path("gpt2")
+    (tmp_path / "owner").mkdir()
+    assert is_path("owner/name")
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda name, file: f"/cache/{name}/{file}")
+    assert not is_path("owner/name")

@@ -191,3 +191,50 @@ def test_tasks_need_no_answers(tmp_path):
     held_out = write(tmp_path / "held.jsonl", {"prompt": "b", "answer": "1"})
     source = make(write(tmp_path / "q.jsonl", {"prompt": "a"}), seed=0, options={"held_out": held_out})
     assert source.draw(1, 0)[0].answer is None and source.unanswered.id == "q/1"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("q.csv", b"prompt;answer\n1+1=;2\n", r"q\.csv: cells are separated by ';', not by commas"),
+        ("q.csv", b'"prompt";"answer"\n"1, 2";2\n', r"q\.csv: cells are separated by ';'"),
+        ("q.csv", b"prompt\tanswer\n1+1=\t2\n", r"q\.csv: cells are separated by '\\t'"),
+        (
+            "q.csv",
+            "prompt,answer\nQu\u00e9?,2\n".encode("latin-1"),
+            r"looks like latin-1 \(byte 0xe9 in line 2\): convert",
+        ),
+        ("q.csv", "prompt,answer\nit\u2019s,2\n".encode("cp1252"), r"looks like windows-1252 \(byte 0x92 in line 2\)"),
+        (
+            "q.csv",
+            "prompt,answer\n1,2\n".encode("utf-16"),
+            r"looks like UTF-16 .*iconv -f UTF-16 -t utf-8 q\.csv > q-utf8\.csv",
+        ),
+        ("q.jsonl", '{"prompt": "\u00e9"}'.encode("latin-1"), r"looks like latin-1 \(byte 0xe9 in line 1\)"),
+        ("q.csv", b"PK\x03\x04\xff\x00", r"q\.csv: is no text: byte 0xff in line 1"),
+    ],
+)
+def test_another_separator_or_encoding_is_named(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(TaskError, match=message) as raised:
+        read_tasks(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_all_rows_at_fault_are_told_together(tmp_path):
+    path = tmp_path / "q.csv"
+    path.write_text("prompt,answer\n" + "a, b,1\nc,2\n" * 5 + "d,\n,3\ne,4\n")
+    with pytest.raises(TaskError) as raised:
+        read_tasks(path)
+    assert str(raised.value).startswith(
+        f"{path}: 7 of 13 rows are at fault; line 2, line 4, line 6 and 2 more: has another number of cells than the "
+        "heading: quote those with commas; line 12: field 'answer' must be"
+    )
+    assert "; line 13: field 'prompt' must be" in str(raised.value) and "\n" not in str(raised.value)
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"prompt": "a"\n[]\n{"prompt": 1}\n{"prompt": ""}\n{"prompt": "b"}\n')
+    with pytest.raises(
+        TaskError, match=r"4 of 5 rows are at fault; line 1: not valid JSON .*; and 1 more kinds? of faults$"
+    ):
+        read_tasks(path)

@@ -1,4 +1,4 @@
-"""A run on several servers that are given its weights: a death changes nothing, and where too few are left it resumes."""
+"""A run on several servers that are given its weights: a death changes nothing; where too few are left, it resumes."""
 
 import asyncio
 import copy
@@ -40,9 +40,9 @@ def servers(n, tiny):
         yield [url for url, _ in made], [how for _, how in made]
 
 
-def train(path, urls, steps=3, shared=None, **settings):
-    options = {"weights": str(shared or path), "patience": 0.0, "min_replicas": 1, **settings}
-    named = {**SMALL, "sampling.servers": urls, "sampling.engine_options": options}
+def train(path, urls, steps=3, shared=None, **given):
+    options = {"weights": str(shared or path), "patience": 0.0, "min_replicas": 1}
+    named = {**SMALL, "sampling.servers": urls, "sampling.engine_options": options, **given.get("set", {})}
     path.mkdir(exist_ok=True)
     return gxpo.train("tiny:cold", "arithmetic", "grpo", steps, REWARD, out=path / "run", set=named)
 
@@ -62,7 +62,7 @@ def test_samples_are_of_the_weights_that_the_learner_has(calm):
     assert [row["staleness_mean"] for row in calm.metrics] == [0, 0, 0]
     assert len({crc for crc, _, _ in told(calm)}) == 3
     assert [row["sampler_failures"] for row in calm.metrics] == [0, 0, 0]
-    assert all(row["time_publish_s"] > 0 for row in calm.metrics[1:]) and calm.metrics[0]["time_wait_s"] == 0
+    assert all(row["time_publish_s"] > 0 for row in calm.metrics[1:]) and calm.metrics[0]["time_wait_servers_s"] == 0
 
 
 def test_a_server_that_dies_and_another_that_restarts_change_nothing(tiny, tmp_path, calm):
@@ -98,8 +98,18 @@ def test_where_too_few_are_left_the_steps_so_far_are_saved_and_it_goes_on(tiny, 
     assert told(run) == told(calm)
 
 
+def test_groups_that_are_sampled_ahead_are_of_the_version_that_they_say(tiny, tmp_path):
+    runs = []
+    for i in range(2):
+        with servers(2, tiny) as (urls, hows):
+            runs.append(train(tmp_path / f"{i}", urls, set={"async.max_staleness": 1}))
+            assert all(how.rpcs.count("gxpo_load") >= 3 for how in hows)
+    assert [row["staleness_max"] for row in runs[0].metrics] == [0, 1, 1]
+    assert told(runs[0]) == told(runs[1]) and len({crc for crc, _, _ in told(runs[0])}) == 3
+
+
 def test_settings_of_servers(tmp_path):
-    with pytest.raises(ConfigError, match="weights=.*is no folder"), served() as (url, _):
+    with pytest.raises(ConfigError, match=r"weights=.*is no folder"), served() as (url, _):
         train(tmp_path, [url], shared=tmp_path / "none")
     with pytest.warns(FutureWarning, match=r"sampling.server is now sampling.servers"), pytest.raises(ConfigError):
         gxpo.train(

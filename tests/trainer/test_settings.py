@@ -14,7 +14,6 @@ SMALL = {
     "eval.tasks": 6,
     "trainer.rollouts_every": 1,
 }
-SHORT = {k: v for k, v in SMALL.items() if not k.startswith("rollout.")}  # where the method is composed in Python
 REWARD = (
     "def parity(completion):\n    return {'correct': float(sum(map(ord, completion)) % 2), 'length': len(completion)}\n"
 )
@@ -108,14 +107,14 @@ def test_shuffled_rewards_keep_the_batch_s_mean(tmp_path, reward):
 
 def test_a_shaping_reward_is_added_and_one_of_another_shape_is_refused(tmp_path, reward):
     half = gxpo.method("grpo", {"reward.add.half": lambda forest: {"half": 0.5 * torch.ones(forest.n_trajectories)}})
-    run = gxpo.train("tiny:cold", "arithmetic", half, 1, f"{reward}:parity", out=tmp_path / "half", set=SHORT)
+    run = gxpo.train("tiny:cold", "arithmetic", half, 1, f"{reward}:parity", out=tmp_path / "half", set=SMALL)
     assert all(r["reward"] == r["rewards"]["correct"] + r["rewards"]["length"] + 0.5 for r in run.samples)
     bad = gxpo.method("grpo", {"reward.add.bad": lambda forest: {"bad": torch.ones(3)}})
     with pytest.raises(gxpo.errors.GxpoError, match=r"reward 'bad' has shape \(3,\)"):
-        gxpo.train("tiny:cold", "arithmetic", bad, 1, f"{reward}:parity", out=tmp_path / "bad", set=SHORT)
+        gxpo.train("tiny:cold", "arithmetic", bad, 1, f"{reward}:parity", out=tmp_path / "bad", set=SMALL)
     known = gxpo.method("grpo", {"reward.add.own": lambda forest: {"correct": torch.ones(forest.n_trajectories)}})
     with pytest.raises(gxpo.errors.GxpoError, match="'correct' has the name of a component of the task's"):
-        gxpo.train("tiny:cold", "arithmetic", known, 1, f"{reward}:parity", out=tmp_path / "known", set=SHORT)
+        gxpo.train("tiny:cold", "arithmetic", known, 1, f"{reward}:parity", out=tmp_path / "known", set=SMALL)
 
 
 def test_rewards_are_weighted_by_name(tmp_path, reward):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -35,6 +36,7 @@ class ExternalModel(TorchLearner):
         self.tokens_per_microbatch, self.logits_at_once = tokens_per_microbatch, 2**23
         self.lora, self._adapters, self._reference = None, None, None
         self.layout, self.policies = "flat", {ALONE: "trained"}
+        self.attention, self._blocks_from = "dense", math.inf
         self.value_head, self.value_heads = None, ()
         self._moves: dict[str, Any] = {}
         self._kernels = {"kernels": "transformers", "products": "auto", "recompute": False}

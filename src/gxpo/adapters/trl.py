@@ -27,7 +27,7 @@ from gxpo.adapters.trl_settings import refuse, settings_against, translated
 from gxpo.compose import method as compose
 from gxpo.errors import ConfigError, need
 from gxpo.forest import Forest
-from gxpo.learners.packing import gradient_of
+from gxpo.learners.accumulate import gradient_of
 from gxpo.objectives.base import PolicyGradient
 from gxpo.pipeline import Method, controls, zero_signal_groups
 from gxpo.protocols import Output

@@ -16,11 +16,9 @@ from gxpo.compare.arms import SHUFFLED, folder, make_arms
 from gxpo.compare.conclude import conclude
 from gxpo.compare.existing import read_existing
 from gxpo.compare.experiment import (
-    Forecast,
     Plan,
     check,
     collect,
-    forecast,
     make_setting,
     refuse_other,
     tune,
@@ -29,6 +27,7 @@ from gxpo.compare.experiment import (
     with_horizons,
 )
 from gxpo.compare.files import to_json, write_csv
+from gxpo.compare.forecast import Forecast, forecast
 from gxpo.compare.inference import more_tasks, resolvable, seed_sd, seeds_needed
 from gxpo.compare.jobs import Local, Runner
 from gxpo.compare.page import page_of
@@ -269,10 +268,12 @@ def announced(plan: Plan, cost: Forecast, spread: Known, runner: Runner) -> list
     ]
     if cost.missing:
         processes = getattr(runner, "workers", 1)
-        lines.append(
-            f"{cost.missing} of {cost.runs} runs to make, {processes} at a time: about {duration(cost.seconds)}, "
-            f"{cost.tokens / 1e6:.2g} million tokens"
-        )
+        tokens = f"{cost.tokens / 1e6:.2g} million tokens" if math.isfinite(cost.tokens) else "tokens are not known"
+        if math.isfinite(cost.seconds):
+            told = f"about {duration(cost.seconds)}, {tokens}"
+        else:
+            told = f"{tokens}; the time is not measured: {cost.unmeasured}"
+        lines.append(f"{cost.missing} of {cost.runs} runs to make, {processes} at a time: {told}")
     least = resolvable(spread.sd, len(plan.seeds), spread.task_error) if len(plan.seeds) > 1 else math.nan
     if math.isfinite(least):
         lines.append(
@@ -297,8 +298,9 @@ def planned(plan: Plan, cost: Forecast, spread: Known) -> dict[str, Any]:
         "measure": plan.setting.measure,
         "runs": cost.runs,
         "missing": cost.missing,
-        "time_s": cost.seconds,
-        "generated_tokens": cost.tokens,
+        "time_s": cost.seconds if math.isfinite(cost.seconds) else None,
+        "generated_tokens": cost.tokens if math.isfinite(cost.tokens) else None,
+        "unmeasured": cost.unmeasured,
         "resolvable": least if math.isfinite(least) else None,
         "spread": spread.sd,
         "spread_source": spread.source,

@@ -26,6 +26,7 @@ UNTELLING = (
     "env.timeout", "env.concurrency", "scoring.workers", "scoring.timeout", "sampling.batch_rows", "sampling.engine",
     "sampling.engine_python", "sampling.engine_options", "sampling.servers", "sampling.products", "learner.device",
     "learner.kernels", "learner.tokens_per_microbatch", "learner.products", "learner.recompute", "learner.layout",
+    "learner.attention", "cluster.train", "cluster.sample", "cluster.sync.timeout",
 )  # fmt: skip
 
 

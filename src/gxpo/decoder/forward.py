@@ -92,7 +92,7 @@ class Decoder:
             return False
         tokens = torch.arange(1, PROBE + 1) * 7919 % causal.config.vocab_size
         for decoder, window in ((self, None), *self._narrowed(causal)):
-            with _window_of(causal, window):
+            with with_window(causal, window):
                 own = decoder.states(tokens, torch.arange(PROBE), [Chain(0, PROBE, PROBE)])
                 theirs = self.model(input_ids=tokens[None], use_cache=False).last_hidden_state[0]
                 if not near(own, theirs):
@@ -105,7 +105,7 @@ class Decoder:
     def _narrowed(self, causal: Any) -> Iterator[tuple[Decoder, int]]:
         """This decoder with windows that a probe outgrows, if it has wider ones."""
         if any(layer.window is not None and layer.window >= PROBE for layer in self.layers):
-            with _window_of(causal, NARROW):
+            with with_window(causal, NARROW):
                 narrow = Decoder(causal, products=self.products)
             yield narrow, NARROW
 
@@ -201,7 +201,7 @@ class Decoder:
 
 
 @contextmanager
-def _window_of(causal: Any, window: int | None) -> Iterator[None]:
+def with_window(causal: Any, window: int | None) -> Iterator[None]:
     """Context manager: the model has sliding windows of this size; None: those that it has."""
     if window is None:
         yield

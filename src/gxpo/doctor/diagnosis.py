@@ -17,6 +17,7 @@ SEVERITY = ("critical", "warning", "note")
 GRADE = ("proved", "likely", "possible")
 # titles of consequences that would name a cause of their own, which the finding above them has taken the place of
 GUESSED = {"advantage_sign": "the reward falls steadily", "lr_too_high": "the policy has collapsed"}
+LEAST = 5  # logged steps below which most checks say nothing
 SILENT = {"all_wrong", "all_right", "group_too_small", "no_diversity"}  # groups of equal scores are what is wrong
 
 
@@ -33,9 +34,11 @@ def diagnose(log: RunLog, *, recompute: bool = False) -> Diagnosis:
     made = [f for s in SICKNESSES.values() if (f := s.check(case)) is not None]
     ordered = _under_causes(_without_repeats(made))
     findings = [replace(f, remedy=remedies(f.ids, case)) for f in ordered]
-    if recompute and case.rollouts is not None:
+    signal = case.has("zero_signal") and case.mean("zero_signal") < 0.5  # its own method gave equal groups one
+    if recompute and case.rollouts is not None and not signal:
         findings = [_with_signal(f, case.rollouts) for f in findings]
-    return Diagnosis(log.source, list(log.read), findings, unchecked(case), progress(case), list(log.notes))
+    few = case.n if case.n < LEAST else 0
+    return Diagnosis(log.source, list(log.read), findings, unchecked(case), progress(case), list(log.notes), few)
 
 
 def _with_signal(finding: Finding, rollouts: Rollouts) -> Finding:

@@ -59,6 +59,7 @@ class Diagnosis:
     """The findings of one run, the diagnosis first.
 
     progress  one line: whether reward or evaluation gains, with an interval, or the least gain that would have shown
+    few       number of logged steps, where it is too small for most checks; 0 elsewhere
     """
 
     source: str
@@ -67,6 +68,7 @@ class Diagnosis:
     unchecked: list[Unchecked] = field(default_factory=list)
     progress: str = ""
     notes: list[str] = field(default_factory=list)
+    few: int = 0
 
     @property
     def sick(self) -> bool:
@@ -79,13 +81,16 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """One line: the first finding, or that none was made."""
+        """One line: the first finding and the gravest that follows from it, or that none was made."""
         if not self.read:
             return "nothing could be read"
         if not self.sick:
-            return "no sickness found"
+            steps = f" in {self.few} logged step{'s' * (self.few > 1)}, too few for most checks" if self.few else ""
+            return f"no sickness found{steps}"
         first = self.findings[0]
-        return f"{first.title} ({first.grade})"
+        follow = [f for f in self.findings if f.follows_from == first.ids[0]]
+        then = next((f for f in follow if f.severity == "critical" or f.ids[0] == "all_wrong"), None)
+        return f"{first.title} ({first.grade})" + (f"; in consequence {then.title}" if then is not None else "")
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -94,5 +99,6 @@ class Diagnosis:
             "findings": [f.as_json() for f in self.findings],
             "unchecked": [{"id": u.id, "why": u.why, "enable": u.enable} for u in self.unchecked],
             "progress": self.progress,
+            "few": self.few,
             "notes": self.notes,
         }

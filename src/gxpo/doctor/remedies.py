@@ -35,9 +35,14 @@ def remedies(ids: Sequence[str], case: Case, found: Sequence[Measured] | None = 
     found   measurements; None: those that gxpo comes with
     """
     known = evidence.read() if found is None else found
-    several = len(ids) > 1
+    several, source = len(ids) > 1, case.log.source
+    composed = str(case.setting("method") or "").split("+") if source == "gxpo" else []
+    taken = tuple(f"method={name.split('@')[0]} " for name in composed if name)  # what the run has is no advice
     return tuple(
-        f"{name}: {line}" if several else line for name in ids for line in ranked(name, case.log.source, known)
+        f"{name}: {line}" if several else line
+        for name in ids
+        for line in ranked(name, source, known)
+        if not (taken and line.startswith(taken))
     )
 
 

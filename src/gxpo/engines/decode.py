@@ -348,7 +348,7 @@ class Actions:
         return self.tokens[sample, : int(self.length[sample])].tolist()
 
     def completions(self, policy_version: int) -> list[Completion]:
-        support = self._support()
+        support, longest = self._support(), self.tokens.shape[1]
         out = []
         for i, (size, stop) in enumerate(zip(self.length.tolist(), self.stopped.tolist(), strict=True)):
             own = None
@@ -359,7 +359,7 @@ class Actions:
                 Completion(
                     tokens=self.tokens[i, :size].tolist(),
                     logprobs=self.logprobs[i, :size].tolist(),
-                    finish="stop" if stop else "length",
+                    finish="stop" if stop else "length" if size == longest else "interrupted",
                     support=own,
                     policy_version=policy_version,
                 )
@@ -377,11 +377,19 @@ class Actions:
         return support
 
 
-def decode(state: Batch, streams: np.ndarray, sampling: Sampling, stopping: Stopping, leave: Leave) -> Actions:
+def decode(
+    state: Batch,
+    streams: np.ndarray,
+    sampling: Sampling,
+    stopping: Stopping,
+    leave: Leave,
+    interrupted: Callable[[], bool] | None = None,
+) -> Actions:
     """Sample until every row is done or out of uniforms; streams [n, longest] float64.
 
     `leave` is called once for every sample, when it is done and before its row is taken out of the batch. The cache
-    then holds at least all but the last token of its action.
+    then holds at least all but the last token of its action. `interrupted` is asked after every token; where it says
+    True, rows that are not done stay so.
     """
     n, longest = streams.shape
     uniform = torch.from_numpy(streams).to(state.logits.device)
@@ -396,7 +404,7 @@ def decode(state: Batch, streams: np.ndarray, sampling: Sampling, stopping: Stop
             out.supports.append((samples, drawn.support.cpu()))
         out.stopped[samples] |= stopping.done(token, out.tokens[samples, : step + 1])
         running = ~out.stopped[samples]
-        if step + 1 == longest or not bool(running.any()):
+        if step + 1 == longest or not bool(running.any()) or (interrupted is not None and interrupted()):
             break
         if int(running.sum()) <= KEEP_UNTIL * samples.numel():
             _leave(out, samples, ~running, state, leave)

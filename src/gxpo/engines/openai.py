@@ -145,6 +145,16 @@ class OpenAIEngine:
         return completion(said, prompt, s, ends=ends, vocabulary=self._vocabulary, version=version)
 
     # ------------------------------------------------------------ weights
+    @property
+    def publishes(self) -> bool:
+        """Whether the servers are given the learner's weights."""
+        return self._files is not None
+
+    def move_to(self, model: Any) -> None:
+        """Publish the weights of this copy of the model from now on, one that is not being trained."""
+        if self._files is not None:
+            self._files.model, self._sent = model, None
+
     def publish(self) -> None:
         """Give the servers the learner's weights, if they have others; `SamplersLost` where too few take them."""
         files = self._files
@@ -243,7 +253,7 @@ class OpenAIEngine:
         return {
             "sampler_failures": self.pool.failures,
             "time_publish_s": self.publish_seconds,
-            "time_wait_s": self.pool.waited,
+            "time_wait_servers_s": self.pool.waited,
         }
 
     def close(self) -> None:

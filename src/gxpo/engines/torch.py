@@ -45,6 +45,7 @@ class TorchEngine:
                     policy, "main"
     kernels, products  as of the learner (`gxpo.learners.torch.TorchLearner`)
     policy_version  stamped on every completion; the trainer counts it up
+    interrupted     asked after every token: True ends all samples where they are, with finish "interrupted"
 
     Every distinct prompt is run through the model once per call and its cache is given to all its samples. A sample
     with a name (`Request.keep`) leaves its cache behind: when the name comes back with a prompt that begins with the
@@ -94,6 +95,7 @@ class TorchEngine:
         self._stepper: Stepper | None = None
         self._parameters = writes(self.model)  # with which the kept caches were computed
         self._policy_version = 0
+        self.interrupted: Callable[[], bool] | None = None
         self.stop_ids = tuple(stop_ids) if stop_ids is not None else self.network.end_ids(tokenizer)
         self._stopping: dict[tuple[Any, ...], Stopping] = {}
 
@@ -125,6 +127,15 @@ class TorchEngine:
         """Drop the caches under these names (None: all); unknown names are ignored."""
         self._kept.release(names)
         self._tidy()
+
+    def move_to(self, model: Any, acting: Callable[[str], AbstractContextManager[None]]) -> None:
+        """Sample from this copy of the model from now on, one that is not being trained."""
+        self.release()
+        decoder = self.network.decoder
+        kernels: Kernels = "transformers" if decoder is None else "auto"
+        products: Products = "auto" if decoder is None else decoder.products
+        self.network = Network(model, self.device, kernels=kernels, products=products)
+        self.model, self._acting, self._parameters = model, acting, writes(model)
 
     # ------------------------------------------------------------ the dtype of products
     def use_products(self, products: Products) -> None:
@@ -246,7 +257,8 @@ class TorchEngine:
         if isinstance(sampling, SoftSampling):
             return self._soften(rows, state, sampling, stopping)
         streams = uniforms([row.key for row in rows], sampling.max_new_tokens)
-        return decode(state, streams, sampling, stopping, leave).completions(self.policy_version)
+        found = decode(state, streams, sampling, stopping, leave, self.interrupted)
+        return found.completions(self.policy_version)
 
     def _soften(
         self, rows: Sequence[_Row], state: Batch, sampling: SoftSampling, stopping: Stopping

@@ -155,6 +155,12 @@ class VllmEngine:
             )
 
     # ------------------------------------------------------------ weights
+    def move_to(self, model: Any) -> None:
+        """Send the weights of this copy of the model from now on, one that is not being trained."""
+        self.model = model
+        self._network = Network(model, next(model.parameters()).device, kernels="transformers")
+        self._sent = None
+
     def _send(self) -> None:
         """Send the current weights to the process."""
         state = (self.policy_version, writes(self._network.model))

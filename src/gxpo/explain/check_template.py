@@ -9,6 +9,7 @@ from gxpo import models
 from gxpo.chat import Report, check_template
 from gxpo.errors import ModelError, need
 from gxpo.models import smollm2
+from gxpo.models.load import is_path, no_such_directory
 
 
 def check(model: str, template: str | None = None) -> Report:
@@ -24,9 +25,9 @@ def tokenizer_of(model: str) -> Any:
     if model in ("tiny", "tiny:cold"):
         return models.character_tokenizer()
     name = str(smollm2.smollm2()) if model == smollm2.NAME else model
-    if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
-        raise ModelError(f"{model}: no such model directory")
     local = Path(name).expanduser()
+    if is_path(name) and not local.is_dir():
+        raise ModelError(f"{model}: not a directory") if local.exists() else no_such_directory(local)
     transformers: Any = need("transformers", "train")
     try:
         return transformers.AutoTokenizer.from_pretrained(

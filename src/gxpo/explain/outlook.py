@@ -79,7 +79,7 @@ def look(
     Raises ConfigError for an unknown method; what the rollouts lack is in the outlook instead.
     """
     made = gxpo.method(given)
-    out = Outlook(made.name, made.definitions[0].formula if made.definitions else "")
+    out = Outlook(made.name, next((made.remains[d.name] or d.formula for d in made.definitions), ""))
     try:
         _credit(out, made, forest, horizon, own)
     except GxpoError as error:

@@ -111,12 +111,12 @@ def _settings(model: type[BaseModel], section: str) -> dict[str, list[tuple[str,
     """Rows of the table by section."""
     hints = get_type_hints(model, include_extras=True)
     found: dict[str, list[tuple[str, str, str, str, str]]] = {section: []}
-    for name, entry in model.model_fields.items():
-        kind = entry.annotation
+    for field, entry in model.model_fields.items():
+        name, kind = entry.alias or field, entry.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             found |= _settings(kind, f"{section}.{name}" if section else name)
             continue
-        hint = _plain(hints[name])
+        hint = _plain(hints[field])
         rule = ranges.rule_of(hint)
         allowed = "" if rule is None else ", ".join(f"`{c}`" for c in rule.choices) if rule.choices else rule.text
         key = f"{section}.{name}" if section else name

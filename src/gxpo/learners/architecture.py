@@ -1,32 +1,42 @@
-"""Model support for tree attention masks: supported models train on packed trees, others on flat sequences."""
+"""Model support for tree attention masks: supported models train on packed trees, others on flat sequences.
+
+The mask of a packed tree is dense, [B, 1, L, L], or a table of blocks for FlexAttention (`gxpo.learners.block_mask`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gxpo.decoder.forward import with_window
+from gxpo.errors import ModelError
+from gxpo.learners.block_mask import KERNEL, NO_FLEX_BACKWARD, masks_of, switch, tree_ends
 from gxpo.learners.packing import Sheet
 from gxpo.learners.readout import Readout
 
-MASKED_ATTENTION = ("sdpa", "eager")
+MASKED_ATTENTION = ("sdpa", "eager", KERNEL)
 TREE = ([1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 4, 3, 4])  # ids and depths of a prompt of three and two branches of two
 BRANCHES = ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6])
+SPANS = ([0, 0, 0, 1, 1, 2, 2], [3, 3, 3, 2, 2, 3, 3])  # intervals of their nodes
+NARROW = 2  # window of the probe of models that have one
 
 
 @dataclass(frozen=True, eq=False)
 class Padded:
     """Right-padded rows of a sheet: tokens, position [B, L]; held [B, L] bool, False on padding.
 
-    mask  [B, L] (1 = token) in flat layout, [B, L, L] bool (row attends to column) when packed
+    enter, leave [B, L]: depth-first interval of each token's node
     """
 
     tokens: Tensor
     position: Tensor
-    mask: Tensor
     held: Tensor
+    enter: Tensor
+    leave: Tensor
 
 
 def padded(sheet: Sheet) -> Padded:
@@ -35,30 +45,50 @@ def padded(sheet: Sheet) -> Padded:
     held = torch.arange(int(lengths.max()))[None] < lengths[:, None]
     index = torch.zeros(held.shape, dtype=torch.int64)
     index[held] = sheet.index
-    packed, flat = sheet.packing.packed, sheet.packing.layout == "flat"
+    packed, (enter, leave) = sheet.packing.packed, sheet.packing.spans
+    node = packed.node_of_token[index]
     return Padded(
         tokens=torch.where(held, packed.token[index], 0),
         position=torch.where(held, packed.position[index], 0),
-        mask=held.to(torch.int64) if flat else _may_attend(sheet, index, held),
         held=held,
+        enter=enter[node],
+        leave=leave[node],
     )
 
 
-def _may_attend(sheet: Sheet, index: Tensor, held: Tensor) -> Tensor:
+def may_attend(rows: Padded) -> Tensor:
     """Tree attention mask [B, L, L] bool: the column's token is the row's or an ancestor; padding attends to itself."""
-    enter, leave = sheet.packing.spans
-    node = sheet.packing.packed.node_of_token[index]
-    begin, end = torch.where(held, enter[node], -1), torch.where(held, leave[node], -1)
+    begin, end = torch.where(rows.held, rows.enter, -1), torch.where(rows.held, rows.leave, -1)
     above = (begin[:, None, :] <= begin[:, :, None]) & (begin[:, :, None] < end[:, None, :])
-    order = torch.arange(index.shape[1])
+    order = torch.arange(begin.shape[1])
     above &= order[None, :] <= order[:, None]
-    return above | torch.eye(index.shape[1], dtype=torch.bool)
+    return above | torch.eye(begin.shape[1], dtype=torch.bool)
 
 
 def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     """Additive attention mask [B, 1, L, L] from bool [B, L, L]: 0 where allowed, the lowest finite number elsewhere."""
     mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
     return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
+
+
+def states_after(readout: Readout, sheet: Sheet, layers: Sequence[int], *, blocks: bool) -> list[Tensor]:
+    """Hidden states [n, H] of a sheet's tokens after each of several layers of a transformers model; `blocks`: packed
+    trees go through with block masks, for which `why_not_blocks` has switched the model."""
+    parameter = next(readout.causal.parameters())
+    device = parameter.device
+    if blocks and torch.is_grad_enabled() and device.type in NO_FLEX_BACKWARD:
+        raise ModelError(f"FlexAttention has no backward pass on {device.type}: set learner.attention=dense")
+    rows = padded(sheet)
+    position, held = rows.position.to(device), rows.held.to(device)
+    mask: Any
+    if sheet.packing.layout == "flat":
+        mask = held.to(torch.int64)
+    elif blocks:
+        ends = tree_ends(rows.enter, rows.leave, rows.held)
+        mask = masks_of(readout.causal.config.get_text_config(), ends.to(device), position)
+    else:
+        mask = additive(may_attend(rows).to(device), parameter.dtype)
+    return [x[held] for x in readout.states_after(rows.tokens.to(device), mask, position, layers)]
 
 
 def why_flat(readout: Readout) -> str | None:
@@ -82,7 +112,35 @@ def why_flat(readout: Readout) -> str | None:
     kernel = getattr(config, "_attn_implementation", None)
     if kernel not in MASKED_ATTENTION:
         return f"its attention kernel {kernel!r} takes no mask of ancestors (load it with attn_implementation='sdpa')"
-    return None if _tree_equals_branches(readout) else "its layers do not follow a mask of ancestors"
+    allowed = torch.zeros(1, 7, 7, dtype=torch.bool)
+    for branch in BRANCHES:
+        for i, row in enumerate(branch):
+            allowed[0, row, branch[: i + 1]] = True
+    parameter = next(readout.causal.parameters())
+    mask = additive(allowed.to(parameter.device), parameter.dtype)
+    return None if _tree_equals_branches(readout, mask) is True else "its layers do not follow a mask of ancestors"
+
+
+def why_not_blocks(readout: Readout) -> str | None:
+    """Why this model can't attend by block masks, tried on a small tree, within a sliding window if it has one; None if
+    it can, and is switched to the attention kernel that takes them."""
+    if readout.decoder is not None:
+        return "gxpo's own forward pass needs no mask (learner.kernels=transformers runs the model of transformers)"
+    if (reason := switch(readout.causal)) is not None:
+        return reason
+    config: Any = readout.causal.config.get_text_config()
+    device = next(readout.causal.parameters()).device
+    enter, leave = (torch.tensor([x], device=device) for x in SPANS)
+    end = tree_ends(enter, leave, torch.ones_like(enter, dtype=torch.bool))
+    depths = torch.tensor([TREE[1]], device=device)
+    for window in (None, NARROW) if getattr(config, "sliding_window", None) else (None,):
+        with with_window(readout.causal, window):
+            masks = masks_of(readout.causal.config.get_text_config(), end, depths)
+            agrees = _tree_equals_branches(readout, masks)
+        if agrees is not True:
+            why = f" ({agrees})" if agrees else ""
+            return f"{readout.name} computes something else with a block mask than with branches of their own{why}"
+    return None
 
 
 def untrained_loss(causal: Any) -> str | None:
@@ -97,20 +155,16 @@ def untrained_loss(causal: Any) -> str | None:
 
 
 @torch.no_grad()
-def _tree_equals_branches(readout: Readout) -> bool:
-    parameter = next(readout.causal.parameters())
-    tokens = torch.tensor([TREE[0]], device=parameter.device) % readout.vocabulary
-    position = torch.tensor([TREE[1]], device=parameter.device)
-    allowed = torch.zeros(1, 7, 7, dtype=torch.bool, device=parameter.device)
-    for branch in BRANCHES:
-        for i, row in enumerate(branch):
-            allowed[0, row, branch[: i + 1]] = True
+def _tree_equals_branches(readout: Readout, mask: Any) -> bool | str:
+    """Whether a tree under its mask has the states of its branches; the error, if the model raises one."""
+    device = next(readout.causal.parameters()).device
+    tokens = torch.tensor([TREE[0]], device=device) % readout.vocabulary
+    position = torch.tensor([TREE[1]], device=device)
     try:
-        packed = readout.states(tokens, additive(allowed, parameter.dtype), position)
-    except Exception:  # a model may raise anything for an unknown mask
-        return False
-    branches = torch.tensor(BRANCHES, device=parameter.device)
-    ones = torch.ones_like(branches)
-    flat = readout.states(tokens[0][branches], ones, position[0][branches])
+        packed = readout.states(tokens, mask, position)
+    except Exception as error:  # a model may raise anything for an unknown mask
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    branches = torch.tensor(BRANCHES, device=device)
+    flat = readout.states(tokens[0][branches], torch.ones_like(branches), position[0][branches])
     close = torch.finfo(packed.dtype).eps ** 0.5 * flat.abs().max()
     return bool((packed[0][branches] - flat).abs().max() <= close)

@@ -14,8 +14,9 @@ from gxpo import runtime
 from gxpo.columns import last_before
 from gxpo.errors import ModelError
 from gxpo.forest import ACTION, Forest
-from gxpo.learners.base import InProcess, Optimiser, Schedule
-from gxpo.learners.packing import outputs_of
+from gxpo.learners.accumulate import outputs_of
+from gxpo.learners.base import InProcess
+from gxpo.learners.optimiser import Optimiser, Schedule
 
 OUTPUTS = ("logprob", "entropy")
 EXTRAS = ("latent", "time", "noise_scale")

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from gxpo import runtime
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
-from gxpo.learners.base import STATES
 from gxpo.learners.fingerprint import fingerprint
 from gxpo.learners.lora import Adapters
+from gxpo.learners.optimiser import STATES
 from gxpo.learners.packing import MicroBatch
 from gxpo.learners.readout import Readout
 from gxpo.learners.torch import TorchLearner
@@ -38,7 +38,7 @@ class ShardedLearner(TorchLearner):
     Needs a process group (`gxpo.runtime.start`), of one process at least.
     """
 
-    lockstep = True
+    writes_files = lockstep = True
 
     def __init__(self, model: Any, *, sampled: bool = True, **settings: Any) -> None:
         if settings.get("states", "float32") != "float32":

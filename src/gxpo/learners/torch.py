@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,10 +19,13 @@ from gxpo.decoder.forward import Kernels, Products
 from gxpo.decoder.measure import Trial
 from gxpo.errors import ConfigError, ModelError
 from gxpo.forest import Forest
-from gxpo.learners.architecture import additive, padded, untrained_loss, why_flat
-from gxpo.learners.base import InProcess, Optimiser, Schedule, States
+from gxpo.learners.accumulate import outputs_of
+from gxpo.learners.architecture import states_after, untrained_loss, why_flat, why_not_blocks
+from gxpo.learners.base import InProcess
+from gxpo.learners.block_mask import FLEX_FROM, KERNEL, Attention
 from gxpo.learners.lora import ALONE, Adapters, LoraSettings, adapter_of, trained_policies, with_lora
-from gxpo.learners.packing import Layout, MicroBatch, Packing, Sheet, outputs_of
+from gxpo.learners.optimiser import Optimiser, Schedule, States
+from gxpo.learners.packing import Layout, MicroBatch, Packing, Sheet
 from gxpo.learners.readout import Readout, read
 from gxpo.learners.soft import WEIGHT, soft_inputs, with_densities
 from gxpo.runtime import memory_is_short
@@ -44,6 +48,8 @@ class TorchLearner(InProcess):
               policy: zero at first, at `value_lr` times the learning rate
     reference keep a frozen copy of the policy as it is now (with LoRA: the model with its adapters off, at no cost)
     layout    "packed" (unique tokens once) or "flat" (a row per leaf); models that can't be packed are trained flat
+    attention how a transformers model is given the mask of packed rows: "dense" [B, 1, L, L], "flex": blocks for
+              FlexAttention, which has no backward pass on CPUs, "auto": flex on CUDA for rows of `FLEX_FROM` tokens
     logits_at_once  how many logits are held at a time
     kernels   "auto": the forward pass of `gxpo.decoder` for the models that it knows; "transformers": theirs for all
     products  dtype in which that multiplies matrices (see `gxpo.decoder.forward.Decoder`)
@@ -76,6 +82,7 @@ class TorchLearner(InProcess):
         value_lr: float = 1.0,
         layout: Layout = "packed",
         logits_at_once: int = 2**23,
+        attention: Attention = "auto",
         kernels: Kernels = "auto",
         products: Products = "auto",
         recompute: bool = False,
@@ -95,7 +102,11 @@ class TorchLearner(InProcess):
         self.model = _prepared(model, self.device, dtype)
         self._kernels: dict[str, Any] = {"kernels": kernels, "products": products, "recompute": recompute}
         self._readout = Readout(self.model, **self._kernels)
-        self.layout: Layout = _layout_for(self._readout, layout)
+        self.attention: Attention = attention
+        self._blocks_from = {"dense": math.inf, "flex": 0}.get(
+            attention, FLEX_FROM if self.device.type == "cuda" and self._readout.decoder is None else math.inf
+        )
+        self.layout: Layout = _layout_for(self._readout, layout, attention)
         if (said := untrained_loss(model)) is not None:
             warnings.warn(said, stacklevel=2)
         self._reference: Readout | None = None
@@ -162,6 +173,7 @@ class TorchLearner(InProcess):
             tokens_per_microbatch=self.tokens_per_microbatch,
             device=self.device,
             layout=self.layout,
+            attention=self.attention,
             logits_at_once=self.logits_at_once,
             **self._kernels,
             **self._moves,
@@ -353,16 +365,24 @@ class TorchLearner(InProcess):
         """[n, H] hidden states of a sheet's tokens after each layer."""
         if readout.decoder is not None:
             return readout.decoder.states_after(sheet.tokens, sheet.position, sheet.chains, layers)
-        rows = padded(sheet)
-        mask, dtype = rows.mask.to(self.device), next(self.model.parameters()).dtype
-        states = readout.states_after(
-            rows.tokens.to(self.device),
-            mask if mask.dim() == 2 else additive(mask, dtype),
-            rows.position.to(self.device),
-            layers,
-        )
-        held = rows.held.to(self.device)
-        return [x[held] for x in states]
+        return states_after(readout, sheet, layers, blocks=self._by_blocks(sheet))
+
+    def _by_blocks(self, sheet: Sheet) -> bool:
+        """Whether these rows go through with block masks. A model that may have them is tried when its first rows are
+        long enough."""
+        if self.layout == "flat" or max(sheet.lengths) < self._blocks_from:
+            return False
+        if self.attention == "auto" and self._readout.causal.config.get_text_config()._attn_implementation != KERNEL:
+            reason = self._why_not_blocks()
+            if reason is not None:
+                self._blocks_from = math.inf
+                warnings.warn(f"rows of {max(sheet.lengths)} tokens have dense masks: {reason}", stacklevel=2)
+        return self._blocks_from < math.inf
+
+    def _why_not_blocks(self) -> str | None:
+        """Why the policy or its reference can't attend by block masks; None: both do so from now on."""
+        found = (why_not_blocks(x) for x in (self._readout, self._reference) if x is not None)
+        return next((reason for reason in found if reason is not None), None)
 
     def _packing(self, forest: Forest) -> Packing:
         padded = self._readout.decoder is None
@@ -409,9 +429,14 @@ def _value_head(readout: Readout, heads: int, like: Tensor) -> nn.Linear:
     return head
 
 
-def _layout_for(readout: Readout, layout: str) -> Layout:
+def _layout_for(readout: Readout, layout: str, attention: Attention) -> Layout:
     if layout not in ("packed", "flat"):
         raise ModelError(f"layout is 'packed' or 'flat', not {layout!r}")
+    if attention == "flex":
+        reason = "rows of learner.layout=flat have no forks" if layout == "flat" else why_not_blocks(readout)
+        if reason is not None:
+            raise ModelError(f"learner.attention=flex can't be had: {reason}; leave it at auto")
+        return "packed"
     if layout == "packed" and (reason := why_flat(readout)):
         warnings.warn(f"{readout.name} is trained flat, without sharing prefixes: {reason}", stacklevel=3)
         return "flat"

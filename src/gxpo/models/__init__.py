@@ -1,8 +1,19 @@
 """Models: the embedded tiny model, its warm starts, and any causal language model that transformers loads."""
 
-from gxpo.models.load import Loaded, load
+from gxpo.models.load import Described, Loaded, describe, load
 from gxpo.models.tiny import tiny_model
 from gxpo.models.tokenizer import character_tokenizer
 from gxpo.models.warmup import WARMUPS, Check, Recipe, warm_start
 
-__all__ = ["WARMUPS", "Check", "Loaded", "Recipe", "character_tokenizer", "load", "tiny_model", "warm_start"]
+__all__ = [
+    "WARMUPS",
+    "Check",
+    "Described",
+    "Loaded",
+    "Recipe",
+    "character_tokenizer",
+    "describe",
+    "load",
+    "tiny_model",
+    "warm_start",
+]

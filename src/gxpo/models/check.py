@@ -1,4 +1,4 @@
-"""How gxpo runs a model, and whether sampler, learner and transformers agree on it, before anything is trained."""
+"""How gxpo runs a model, whether its tokenizer fits, and whether sampler, learner and transformers agree on it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gxpo.engines.torch import TorchEngine
 from gxpo.forest import Forest
 from gxpo.learners.architecture import untrained_loss, why_flat
 from gxpo.learners.torch import TorchLearner
+from gxpo.models.check_tokenizer import check_tokenizer
 from gxpo.models.load import Loaded, load
 from gxpo.protocols import Request, Sampling, StreamKey
 
@@ -40,6 +41,10 @@ class Found:
     vocabulary: str
     end_ids: list[int]
     chat_template: bool
+    round_trip: str = ""  # ids -> text -> ids
+    template_tokens: str = ""  # special tokens that the chat template writes, with their ids
+    ends: str = ""
+    pad: str = ""
     sampler_gap: float | None = None
     transformers_gap: float | None = None
     notes: list[str] = field(default_factory=list)
@@ -103,6 +108,11 @@ def checked(loaded: Loaded) -> Found:
         chat_template=has_template(loaded.tokenizer),
     )
     _notes(found, loaded, readout.limited_by, {str(each.message) for each in said})
+    tokens = check_tokenizer(loaded.tokenizer, readout.vocabulary, found.end_ids)
+    found.round_trip, found.template_tokens = tokens.round_trip, tokens.template_tokens
+    found.ends, found.pad = tokens.ends, tokens.pad
+    found.notes += tokens.notes
+    found.problems += tokens.problems
     _measure(found, engine, learner)
     return found
 

@@ -84,24 +84,59 @@ def load(
         loaded = Loaded(*_from_pretrained(str(path), dtype), name=name, path=path)
     elif name.startswith("tiny:"):
         raise ModelError(f"unknown model {name!r}: there are 'tiny' and 'tiny:cold'")
-    elif Path(name).exists() or name.startswith((".", "/", "~")):
+    elif is_path(name):
         path = Path(name).expanduser()
         check_directory(path)
         loaded = Loaded(*_from_pretrained(str(path), dtype), name=name, path=path)
     else:
         loaded = Loaded(*_from_pretrained(name, dtype), name=name, path=None)
-    if loaded.tokenizer.pad_token_id is None:
-        if loaded.tokenizer.eos_token is None:
-            raise ModelError(
-                f"{name}: its tokenizer has neither a pad nor an eos token; set one in tokenizer_config.json"
-            )
-        loaded.tokenizer.pad_token = loaded.tokenizer.eos_token
+    _pad(name, loaded.tokenizer)
     _remove_dropout(loaded.model)
     try:
         loaded.model.to(device)  # type: ignore[arg-type]  # transformers narrows torch's signature
     except (RuntimeError, AssertionError) as error:
         raise ModelError(f"device {device!r} can't be used: {_one_line(error)}") from error
     return loaded
+
+
+@dataclass(frozen=True)
+class Described:
+    """A model's tokenizer, which has a pad token, and its config, without its weights."""
+
+    tokenizer: PreTrainedTokenizerBase
+    config: Any
+    path: Path | None  # as in `Loaded`
+
+
+def describe(name: str, *, task: str, notify: Callable[[str], None] = lambda line: None) -> Described:
+    """What is known of the model called `name` (as in `load`) without its weights."""
+    transformers: Any = need("transformers", "train")
+    path = None
+    if name == "tiny":
+        path = warm_start(task)
+    elif name == smollm2.NAME:
+        path = smollm2.smollm2(None, notify)
+    elif name.startswith("tiny:"):
+        raise ModelError(f"{name} comes from no directory: export it, or take another model")
+    elif Path(name).exists() or name.startswith((".", "/", "~")):
+        path = Path(name).expanduser()
+        check_directory(path)
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(path or name), trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(path or name), trust_remote_code=False)
+    except Exception as error:  # as in `_from_pretrained`
+        raise ModelError(f"model {name!r} can't be read: {_one_line(error)}") from error
+    _pad(name, tokenizer)
+    return Described(tokenizer, config, path)
+
+
+def _pad(name: str, tokenizer: Any) -> None:
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token is None:
+            raise ModelError(
+                f"{name}: its tokenizer has neither a pad nor an eos token; set one in tokenizer_config.json"
+            )
+        tokenizer.pad_token = tokenizer.eos_token
 
 
 def check_name(name: str, task: str) -> None:
@@ -115,10 +150,41 @@ def check_name(name: str, task: str) -> None:
         return
     elif name.startswith("tiny:"):
         raise ModelError(f"unknown model {name!r}: there are 'tiny' and 'tiny:cold'")
-    elif Path(name).exists() or name.startswith((".", "/", "~")):
+    elif is_path(name):
         check_directory(Path(name).expanduser())
     else:
         _check_hub(name)
+
+
+def is_path(name: str) -> bool:
+    """Whether a model's name is a directory's, existing or not, and never an id of the hub: OWNER/NAME is one only
+    where there is no directory OWNER here, or the hub's cache has it."""
+    path = Path(name)
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        return True
+    return "/" in name and path.parent.is_dir() and not _in_hub_cache(name)
+
+
+def _in_hub_cache(name: str) -> bool:
+    hub: Any = need("huggingface_hub", "train")
+    errors: Any = need("huggingface_hub.errors", "train")
+    try:
+        return isinstance(hub.try_to_load_from_cache(name, "config.json"), str)
+    except errors.HFValidationError:
+        return False
+
+
+def no_such_directory(path: Path) -> ModelError:
+    """The error for a model's directory that does not exist: what it lacks, and what there is that is close."""
+    there = path
+    while not there.parent.is_dir():
+        there = there.parent
+    home = there.parent
+    names = sorted(p.name for p in home.iterdir() if p.is_dir() and not p.name.startswith(".")) if home.is_dir() else []
+    hint = did_you_mean(there.name, names) or f"; in {home}/ there is {_some(names) or 'no directory'}"
+    if there != path:
+        return ModelError(f"{path}: no such model directory, there is no {there}{hint}")
+    return ModelError(f"{path}: no such model directory{hint}")
 
 
 def _check_hub(name: str) -> None:
@@ -142,7 +208,7 @@ def _check_hub(name: str) -> None:
 def check_directory(path: Path) -> None:
     """Raise `ModelError` unless `path` holds a config, weights and a tokenizer."""
     if not path.is_dir():
-        raise ModelError(f"{path}: no such model directory" if not path.exists() else f"{path}: not a directory")
+        raise ModelError(f"{path}: not a directory") if path.exists() else no_such_directory(path)
     for entry in path.iterdir():  # transformers would wait for ever at a named pipe
         if entry.exists() and not (entry.is_file() or entry.is_dir()):
             raise ModelError(f"{entry}: neither a file nor a directory, so this is no model directory")

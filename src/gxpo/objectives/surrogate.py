@@ -222,6 +222,7 @@ class Surrogate(Part):
     beside    None, or, of one that couples a step through denominators alone, "trajectory": it is enough for it that
               the trajectories of non-zero advantage are in `Entries`
     outputs   policy outputs beyond the log-prob that it reads: "entropy"
+    on_policy  it has no ratio, so that its gradient is right for the policy's own rollouts alone
     """
 
     slot = "objective"
@@ -229,6 +230,7 @@ class Surrogate(Part):
     couples: str = "token"
     beside: str | None = None
     outputs: tuple[str, ...] = ()
+    on_policy: bool = False
 
     def before(self, log_ratio: Tensor, credit: Tensor) -> Tensor:
         """Token log-ratio that enters the ratio's level (the sequence mean, for a sequence ratio)."""
@@ -417,7 +419,7 @@ def truncate(
     return weighted_loss(x, x.ratio.clamp(ratio_min, ratio_max))
 
 
-@part("log_likelihood", stage="surrogate")
+@part("log_likelihood", stage="surrogate", on_policy=True)
 def log_likelihood(x: Entries) -> Tensor:
     """REINFORCE: -A logprob, without a ratio. The gradient is -A grad logprob, on policy that of every surrogate.
 

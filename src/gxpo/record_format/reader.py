@@ -258,18 +258,33 @@ class Reader:
         if goes_on and not action:
             return
         previous = step.nodes[-1] if goes_on else steps[step.previous].nodes[-1] if step.previous >= 0 else None
-        node = Node(
-            parent, ACTION, action, step.turn, step.agent, step.policy, step.policy_version, step.state, previous,
-            caller=None if step.caller is None else steps[step.caller].nodes[-1],
-            logprob=[NAN] * size if turn.logprob is None else [NAN if x is None else x for x in turn.logprob],
-            trainable=[turn.trainable] * size if isinstance(turn.trainable, bool) else turn.trainable,
-            segment=segments,
-            extras=extras,
-        )  # fmt: skip
+        logprob = [NAN] * size if turn.logprob is None else [NAN if x is None else x for x in turn.logprob]
+        trainable = [turn.trainable] * size if isinstance(turn.trainable, bool) else turn.trainable
+        under = None
         if turn.sampled_under is not None:
-            node.sampled_under = self._context(None, PROMPT, turn.sampled_under, -1, -1).end
-        self.nodes.append(node)
-        step.nodes = [*step.nodes, node.end]
+            under = self._context(None, PROMPT, turn.sampled_under, -1, -1).end
+        for begin, end, version in self._parts(turn, size, step.policy_version, where, fail):
+            node = Node(
+                parent, ACTION, action[begin:end], step.turn, step.agent, step.policy, version, step.state, previous,
+                caller=None if step.caller is None else steps[step.caller].nodes[-1],
+                sampled_under=under,
+                logprob=logprob[begin:end],
+                trainable=trainable[begin:end],
+                segment=segments[begin:end],
+                extras={name: value[begin:end] for name, value in extras.items()},
+            )  # fmt: skip
+            self.nodes.append(node)
+            parent = previous = node.end
+            step.nodes = [*step.nodes, node.end]
+
+    @staticmethod
+    def _parts(turn: Turn, size: int, first: int, where: str, fail: Fail) -> list[tuple[int, int, int]]:
+        """(begin, end, policy version) of the stretches of an action of one version each."""
+        starts = [at for at, _ in turn.versions]
+        if starts != sorted(set(starts)) or (starts and not 0 < starts[0] <= starts[-1] < size):
+            fail(f"{where}.versions", f"{turn.versions}: tokens are increasing, and within {size} action tokens")
+        own = [(0, first), *((at, version) for at, version in turn.versions)]
+        return [(a, b, version) for (a, version), b in zip(own, [*starts, size], strict=True)]
 
     @staticmethod
     def _segments(turn: Turn, size: int, goes_on: bool, before: int, where: str, fail: Fail) -> list[int]:

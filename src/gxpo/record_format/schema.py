@@ -45,6 +45,9 @@ class Turn(_Strict):
     policy_version: Index | None = Field(
         None, json_schema_extra={"default": 0}, description="version of those parameters; in such a fork: the base's"
     )
+    versions: list[Annotated[list[Index], Field(min_length=2, max_length=2)]] = Field(
+        [], description="[token, version] where the version changes within the action; `policy_version`: the first's"
+    )
     state: str | None = Field(
         None, description="environment state acted in; null unknown, or in a fork that goes on in a turn: the base's"
     )

@@ -19,7 +19,7 @@ _COLUMNS = (
     "parent", "kind", "policy", "policy_version", "caller", "sampled_under", "first_token", "token", "trainable",
     "segment", "step_turn", "step_action", "step_state", "step_agent", "step_previous", "prompt_node",
 )  # fmt: skip
-_WITHIN_A_TURN = ("policy", "policy_version", "sampled_under")  # what a record can say once a turn
+_WITHIN_A_TURN = ("policy", "sampled_under")  # what a record can say once a turn
 
 
 class Writer:
@@ -179,7 +179,7 @@ class Writer:
             "extras": self._extras(index),
             "agent": f.agent_names[self.at.step_agent[s]],
             "policy": f.policy_names[self.at.policy[last]],
-            "policy_version": self.at.policy_version[last],
+            **self._versions(nodes, last),
             "state": None if state < 0 else f.state_names[state],
             "sampled_under": None if under < 0 else self._tokens_to(under, r),
             "reward": self.at.reward[s],
@@ -200,6 +200,17 @@ class Writer:
 
     def _turn_of(self, r: int, node: int) -> int:
         return next(self.at.step_turn[s] for s in self._steps(r) if node in self._nodes[s])
+
+    def _versions(self, nodes: list[int], last: int) -> dict[str, Any]:
+        """The version of a turn's own first token, and where it changes."""
+        found: list[list[int]] = []
+        at = 0
+        for n in nodes:
+            if self._span(n) and (not found or found[-1][1] != self.at.policy_version[n]):
+                found.append([at, self.at.policy_version[n]])
+            at += len(self._span(n))
+        first = found[0][1] if found else self.at.policy_version[last]
+        return {"policy_version": first, "versions": found[1:]}
 
     def _one_author(self, r: int, s: int, nodes: list[int]) -> None:
         for name in _WITHIN_A_TURN:

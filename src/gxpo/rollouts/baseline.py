@@ -57,6 +57,11 @@ class BaselineRollouts(Rollout):
             raise ConfigError("rollout.team: a team's attempts are all made by its own policy: set rollout.of=current")
 
     @property
+    def across_groups(self) -> bool:
+        """With `once` a task's baseline is that of an earlier step."""
+        return self.once
+
+    @property
     def policies(self) -> dict[str, str] | None:
         """Policy name -> "trained" or "frozen", where there is more than one."""
         return {"main": "trained", REFERENCE: "frozen"} if self.of == "reference" else None

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 from collections import Counter, defaultdict
@@ -53,6 +54,12 @@ class RolloutPart(Part):
 
     slot = "rollout"
     allows: ClassVar[Mapping[str, tuple[tuple[Any, ...], str]]] = {}
+
+    @property
+    def across_groups(self) -> bool:
+        """Whether what is done for a task depends on the step's other tasks, or on what was rolled out before: such a
+        rollout grows all of a step together, so asynchronous training refuses it."""
+        return hasattr(self, "state_dict") and bool(getattr(self, "remembers", True))
 
 
 def name_draws(tasks: Sequence[Task], drawn: Counter[str] | None = None) -> list[str]:
@@ -151,7 +158,20 @@ def action(*pieces: Completion) -> dict[str, Any]:
         "finish": last.finish,
         "policy_version": last.policy_version,
         "extras": extras,
+        **_versions(pieces),
     }
+
+
+def _versions(pieces: Sequence[Completion]) -> dict[str, Any]:
+    """Where the policy's version changes within pieces of an action, if it changes within one of them."""
+    if not any(piece.versions for piece in pieces):
+        return {}
+    found, at = [], 0
+    for piece in pieces:
+        found += [(at, piece.policy_version), *((at + token, version) for token, version in piece.versions)]
+        at += len(piece.tokens)
+    changes = [[t, v] for (_, before), (t, v) in itertools.pairwise(found) if v != before and 0 < t < at]
+    return {"policy_version": found[0][1], "versions": changes}
 
 
 def record(task: Task, group: str, name: str, sampling: Sampling, **columns: Any) -> dict[str, Any]:
@@ -409,15 +429,6 @@ class Episode:
 
     def _line(self, **columns: Any) -> dict[str, Any]:
         return record(self.task, self.group, self.id, Sampling(), **columns)
-
-
-def within(completion: Completion, room: int) -> Completion:
-    """The first `room` tokens of a completion that had more room."""
-    if len(completion.tokens) <= room:
-        return completion
-    support = None if completion.support is None else completion.support[:room]
-    tokens, logprobs = completion.tokens[:room], completion.logprobs[:room]
-    return dataclasses.replace(completion, tokens=tokens, logprobs=logprobs, support=support, finish="length")
 
 
 class Fork(NamedTuple):

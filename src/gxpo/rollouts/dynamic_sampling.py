@@ -56,6 +56,11 @@ class DynamicSampling(Rollout):
 
     drops_equal_groups = True
 
+    @property
+    def across_groups(self) -> bool:
+        """A group that is not mixed has another drawn in its place."""
+        return True
+
     def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts | Fork]:
         wanted = len(rounds[0].groups)
         if sum(len(set(kept.group)) for kept in map(_kept, rounds)) >= wanted or len(rounds) == self.max_batches:

@@ -46,7 +46,6 @@ from gxpo.rollouts.build import (
     Snapshot,
     forest_of,
     name_draws,
-    within,
 )
 from gxpo.rollouts.context import Context, messages_of, text_of
 
@@ -289,7 +288,7 @@ class Play:
             sampling = dataclasses.replace(sampling or self.session.sampling, max_new_tokens=limit - least)
         groups = self.session.sample(requests) if sampling is None else self.session.sample(requests, sampling)
         flat = [completion for group in groups for completion in group]
-        return [within(c, limit - len(e.kept)) for e, c in zip(episodes, flat, strict=True)] if least else flat
+        return [c.within(limit - len(e.kept)) for e, c in zip(episodes, flat, strict=True)] if least else flat
 
     @staticmethod
     def _requests(episodes: Sequence[Episode]) -> list[Request]:
@@ -380,7 +379,8 @@ class Play:
         the environment paid. The bases of forks have to be among them."""
         among = None if episodes is None else set(map(id, episodes))
         chosen = [e for e in self.episodes if among is None or id(e) in among]
-        if not self.world and all(e.base is None and e.plain is None and not e.begun for e in chosen):
+        plain = all(e.base is None and e.plain is None and not e.begun for e in chosen)
+        if not self.world and plain and not any(e.sampled is not None and e.sampled.versions for e in chosen):
             return self._samples(chosen)
         return Forest.from_records([e.record(dataclasses.asdict(self._read(e))) for e in chosen])
 

@@ -56,6 +56,11 @@ class Regenerate(Rollout):
     forks = True
     requires = ("restarts",)
 
+    @property
+    def across_groups(self) -> bool:
+        """The steps that are written anew are chosen among all tasks."""
+        return self.samples > 0
+
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
         if not self.samples:
             return rounds[0].forest

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from gxpo.tasks.rows import COLUMNS, Columns, Row, task_of, tasks_of
 from gxpo.tasks.source import check_options
 from gxpo.usercode import one_line
 
+OTHERS = (";", "\t", "|")  # what separates cells in files that are called .csv all the same
 KINDS = (".jsonl", ".csv", ".parquet")
 
 
@@ -36,15 +38,40 @@ def _text(path: Path, encoding: str) -> str:
     try:
         with path.open(encoding=encoding, newline="" if path.suffix == ".csv" else None) as file:
             return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path}: can't be read as UTF-8 text ({error})") from error
+    except UnicodeDecodeError as error:
+        raise TaskError(_encoding(path, error)) from error
+    except OSError as error:
+        raise TaskError(f"{path}: can't be read ({one_line(str(error))})") from error
 
 
-def _json_lines(path: Path) -> Iterator[Row]:
+def _encoding(path: Path, error: UnicodeDecodeError) -> str:
+    """What to do about a file that is not UTF-8: the encoding that it looks like, and the first line that shows it."""
+    raw = path.read_bytes()
+    if raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        found, where = "UTF-16", "it begins with that mark"
+    else:
+        at = error.start
+        line = raw.count(b"\n", 0, at) + 1
+        if any(byte < 32 and byte not in b"\t\n\r\f" for byte in raw):
+            return f"{path}: is no text: byte 0x{raw[at]:02x} in line {line}; a .jsonl or .csv file in UTF-8 is"
+        found = "windows-1252" if any(0x80 <= byte < 0xA0 for byte in raw) else "latin-1"
+        where = f"byte 0x{raw[at]:02x} in line {line}"
+    return (
+        f"{path}: is not UTF-8 and looks like {found} ({where}): convert it, "
+        f"iconv -f {found} -t utf-8 {path.name} > {path.stem}-utf8{path.suffix}"
+    )
+
+
+def _json_lines(path: Path) -> Iterator[Row | TaskError]:
     for number, line in enumerate(_text(path, "utf-8").split("\n"), start=1):
         if line.strip():
             where = f"{path}, line {number}"
-            yield where, f"{path.stem}/{number}", _object(line, where)
+            try:
+                row = _object(line, where)
+            except TaskError as error:
+                yield error
+                continue
+            yield where, f"{path.stem}/{number}", row
 
 
 def _object(line: str, where: str) -> dict[str, Any]:
@@ -68,16 +95,31 @@ def _not_a_number(text: str) -> float:
     raise ValueError(f"{text} is not JSON")
 
 
-def _csv(path: Path) -> Iterator[Row]:
-    reader = csv.DictReader(_text(path, "utf-8-sig").splitlines(keepends=True), strict=True)
+def _csv(path: Path) -> Iterator[Row | TaskError]:
+    lines = _text(path, "utf-8-sig").splitlines(keepends=True)
+    if found := _delimiter(lines):
+        raise TaskError(
+            f"{path}: cells are separated by {found!r}, not by commas: write it with commas, and in quotes what has "
+            f"commas in it (pandas: read_csv({path.name!r}, sep={found!r}).to_csv(..., index=False))"
+        )
+    reader = csv.DictReader(lines, strict=True)
     try:
         for number, row in enumerate(reader, start=1):
             where = f"{path}, line {reader.line_num}"
             if None in row or None in row.values():
-                raise TaskError(f"{where}: has another number of cells than the heading: quote those with commas")
+                yield TaskError(f"{where}: has another number of cells than the heading: quote those with commas")
+                continue
             yield where, f"{path.stem}/{number}", row
     except csv.Error as error:
-        raise TaskError(f"{path}, line {reader.line_num}: not valid CSV ({error})") from error
+        yield TaskError(f"{path}, line {reader.line_num}: not valid CSV ({error})")
+
+
+def _delimiter(lines: Sequence[str]) -> str | None:
+    """What separates the cells of a heading that commas do not; None where commas do, or where it has one cell."""
+    heading = next((line for line in lines if line.strip()), "").strip()
+    cells = {d: len(next(csv.reader([heading], delimiter=d), [])) for d in (",", *OTHERS)}
+    most = max(OTHERS, key=cells.__getitem__)
+    return most if cells[","] == 1 and cells[most] > 1 else None
 
 
 def _parquet(path: Path) -> Iterator[Row]:

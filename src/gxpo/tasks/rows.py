@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gxpo.errors import TaskError, did_you_mean
 from gxpo.protocols import Message, Task
 
+SHOWN = 3  # places and kinds of faults in an error
 Row = tuple[str, str, Mapping[str, Any]]  # (where it stands, id where it has none, columns)
 
 
@@ -43,27 +44,63 @@ class Columns:
 COLUMNS = Columns()
 
 
-def tasks_of(rows: Iterable[Row], columns: Columns, label: str, example: str = "") -> list[Task]:
+def tasks_of(rows: Iterable[Row | TaskError], columns: Columns, label: str, example: str = "") -> list[Task]:
     """Tasks of rows, in order. `label`: what holds them; `example`: what a message about an empty one ends with.
+
+    A row that could not be read is its error; all rows at fault are told in one `TaskError`.
 
     A row's `id` is the task's. Without a column of answers, tasks have none; a row that lacks what others have is an
     error. An answer or an id that is a number becomes text, and `info` keeps it as it was. Raises `TaskError` with the
     row and the field; nothing is half-loaded.
     """
-    listed = list(rows)
-    if not listed:
+    given = list(rows)
+    listed = [row for row in given if not isinstance(row, TaskError)]
+    if not given:
         raise TaskError(f"{label}: no tasks in it{example}")
+    if not listed:
+        raise at_fault(label, [row for row in given if isinstance(row, TaskError)], len(given))
     _check_columns(listed, columns, label)
     answered = any(row.get(columns.answer) is not None for _, _, row in listed)
     tasks: list[Task] = []
+    faults: list[TaskError] = []
     place_of: dict[str, str] = {}
-    for where, default_id, row in listed:
-        task = task_of(where, default_id, row, columns, answered=answered)
-        if task.id in place_of:
-            raise TaskError(f"{where}: id {task.id!r} is already that of {place_of[task.id]}")
+    for one in given:
+        if isinstance(one, TaskError):
+            faults.append(one)
+            continue
+        where, default_id, row = one
+        try:
+            task = task_of(where, default_id, row, columns, answered=answered)
+            if task.id in place_of:
+                raise TaskError(f"{where}: id {task.id!r} is already that of {place_of[task.id]}")
+        except TaskError as error:
+            faults.append(error)
+            continue
         place_of[task.id] = where.rpartition(", ")[2]
         tasks.append(task)
+    if faults:
+        raise at_fault(label, faults, len(given))
     return tasks
+
+
+def at_fault(label: str, faults: Sequence[TaskError], of: int) -> TaskError:
+    """One error for rows at fault: the first of each kind of fault with where it is, and how many there are."""
+    if len(faults) == 1:
+        return faults[0]
+    places: dict[str, list[str]] = {}
+    for fault in faults:
+        where, _, what = str(fault).removeprefix(f"{label}, ").partition(": ")
+        places.setdefault(what, []).append(where)
+    said = [f"{_some(found)}: {what}" for what, found in list(places.items())[:SHOWN]]
+    if len(places) > SHOWN:
+        said.append(f"and {len(places) - SHOWN} more kinds of faults")
+    return TaskError(f"{label}: {len(faults)} of {of} rows are at fault; {'; '.join(said)}")
+
+
+def _some(places: Sequence[str]) -> str:
+    """The first few places: "line 2, line 5, line 8 and 4 more"."""
+    more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+    return ", ".join(places[:SHOWN]) + more
 
 
 def _check_columns(rows: list[Row], columns: Columns, label: str) -> None:

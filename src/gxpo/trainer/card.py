@@ -39,7 +39,7 @@ def model_card(resolved: config.Resolved, run: Path, step: int, *, adapter: bool
         "## Held-out accuracy",
         _evaluation(run, step),
         "## Method",
-        *(_method(d) for d in method.definitions),
+        *(_method(d, method.remains[d.name]) for d in method.definitions),
         "## Settings",
         "`gxpo.yaml` holds the same with the origin of each; `gxpo train gxpo.yaml --out runs/again` repeats the run.",
         _settings(resolved),
@@ -103,11 +103,16 @@ def _verdicts(run: Path, step: int) -> Mapping[str, float]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def _method(definition: Any) -> str:
+def _method(definition: Any, remains: str) -> str:
+    """What a method is; where other settings took its place in this run, what they left of it."""
     lines = [
         f"**{definition.name}** ({definition.title}"
         + (f", [arXiv {definition.arxiv}](https://arxiv.org/abs/{definition.arxiv})" if definition.arxiv else "")
         + f"): {definition.idea}.",
+    ]
+    if remains:
+        return f"{lines[0]}\nNot so in this run: {remains}."
+    lines += [
         f"\n    {definition.formula}\n",
         f"Evidence: {definition.evidence}." + (f" Choices: {definition.choices}." if definition.choices else ""),
     ]

@@ -1,8 +1,9 @@
 """Checkpoints that a kill at any instant, a full disk or a damaged file can't turn into a wrong run.
 
 `checkpoints/step-000040/` holds `tensors.safetensors`, `state.json` and `manifest.json` (size and SHA-256 of the other
-two). It is written under a hidden name, every file and directory is flushed to the disk, and one rename makes it
-visible; whatever else stands hidden in `checkpoints/` is a leftover that the next `save` removes. Nothing is unpickled.
+files), and, where processes hold the parameters in shards, their files under `engine/`. It is written under a hidden
+name, every file and directory is flushed to the disk, and one rename makes it visible; whatever else stands hidden in
+`checkpoints/` is a leftover that the next `save` removes. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -14,19 +15,24 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
+from gxpo import runtime
 from gxpo.errors import CheckpointError, need
 from gxpo.learners.finite import first_not_finite
 
+T = TypeVar("T")
 FOLDER = "checkpoints"
+ENGINE = "engine"  # below a checkpoint: what a learner writes by itself
 FORMAT = "gxpo.checkpoint/1"
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 _NAME = re.compile(r"step-(\d{6,})")
+_ENGINE_FILE = re.compile(rf"{ENGINE}(/[\w][\w.-]*)+")
 _PARTIAL, _REMOVED, _REPLACED = ".partial-", ".removed-", ".replaced-"
 _REMEDY = {
     errno.ENOSPC: "free space on that disk",
@@ -46,9 +52,13 @@ def save(
     state: Mapping[str, Any],
     keep: int,
     also: Collection[int] = (),
+    engine: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write the checkpoint of `step` and return its directory; the newest `keep` up to `step` stay, and those of the
     steps in `also`; others go after it.
+
+    engine  writes further files below the directory that it is given. With it all processes call `save`, and go on
+            when the checkpoint is there; without it one of them does
 
     `state` is JSON: strings as keys; tuples come back as lists; floats come back exactly. Tensors that share memory are
     stored as copies. Checkpoints of later steps are of a line that the run has left, and go too. `CheckpointError` when
@@ -59,36 +69,90 @@ def save(
     folder = Path(run) / FOLDER
     final = folder / f"step-{step:06d}"
     partial = folder / f"{_PARTIAL}{final.name}"
-    files = {TENSORS: _tensor_bytes(tensors), STATE: _state_bytes(state)}
-    manifest = {"format": FORMAT, "step": step, "files": {name: _entry(data) for name, data in files.items()}}
-    files[MANIFEST] = json.dumps(manifest, indent=1).encode()
-    try:
-        _make_folder(folder)
-        clean(run)
-        os.mkdir(partial)
-        for name, data in files.items():
-            _write(partial / name, data)
-        _sync_directory(partial)
-        replaced = folder / f"{_REPLACED}{final.name}"
-        if final.exists():  # a directory can't be replaced in one step; `_found` still knows it under the other name
-            os.rename(final, replaced)
-        os.rename(partial, final)
-        _sync_directory(folder)
-    except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, OSError):
-            size = sum(map(len, files.values())) / 1e6
-            raise CheckpointError(
-                f"checkpoint of step {step} not saved in {folder} ({size:.1f} MB): {_reason(error)}; "
-                f"earlier checkpoints are kept: {_remedy(error)}, then gxpo resume {run}"
-            ) from error
-        raise
-    _prune(folder, step, keep, also)
+    first = engine is None or runtime.rank() == 0
+    files = {TENSORS: _tensor_bytes(tensors), STATE: _state_bytes(state)} if first else {}
+    if engine is None:
+        with _saving(run, step, partial):
+            _prepare(run, partial)
+            _complete(final, partial, step, files, {})
+    else:
+        with _saving(run, step, partial):
+            _agreed(lambda: _prepare(run, partial) if first else None)
+            _agreed(lambda: engine(partial / ENGINE))
+            shards = _agreed(lambda: _shard_entries(partial))
+            _agreed(lambda: _complete(final, partial, step, files, shards) if first else None)
+    if first:
+        _prune(folder, step, keep, also)
     return final
 
 
+@contextmanager
+def _saving(run: Path, step: int, partial: Path) -> Iterator[None]:
+    """Around writes: a failure removes what is half written, and says what to do."""
+    try:
+        yield
+    except BaseException as error:
+        size = sum(f.stat().st_size for f in partial.rglob("*") if f.is_file()) / 1e6
+        shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise CheckpointError(
+                f"checkpoint of step {step} not saved in {partial.parent} ({size:.1f} MB written): {_reason(error)}; "
+                f"earlier checkpoints are kept: {_remedy(error)}, then gxpo resume {run}"
+            ) from error
+        raise
+
+
+def _prepare(run: Path, partial: Path) -> None:
+    _make_folder(partial.parent)
+    clean(run)
+    os.mkdir(partial)
+
+
+def _complete(
+    final: Path, partial: Path, step: int, files: Mapping[str, bytes], shards: Mapping[str, dict[str, Any]]
+) -> None:
+    """The files of one process and the manifest, the last of them; then one rename."""
+    entries = {**{name: _entry(data) for name, data in files.items()}, **shards}
+    manifest = json.dumps({"format": FORMAT, "step": step, "files": entries}, indent=1).encode()
+    for name, data in {**files, MANIFEST: manifest}.items():
+        _write(partial / name, data)
+    _sync_directory(partial)
+    replaced = final.with_name(f"{_REPLACED}{final.name}")
+    if final.exists():  # a directory can't be replaced in one step; `_found` still knows it under the other name
+        os.rename(final, replaced)
+    os.rename(partial, final)
+    _sync_directory(final.parent)
+
+
+# ---------------------------------------------------------------- files that several processes write
+def _agreed(action: Callable[[], T]) -> T:
+    """What an action gives, once it has been done in every process; it fails in all where it fails in one."""
+    found, error = None, None
+    try:
+        found = action()
+    except Exception as caught:
+        error = caught
+    said = runtime.first_of("" if error is None else str(error) or type(error).__name__)
+    if error is not None:
+        raise error
+    if said:
+        raise CheckpointError(f"checkpoint not saved: another process reports {said}")
+    return cast("T", found)
+
+
+def _shard_entries(partial: Path) -> dict[str, Any]:
+    """Entries of the files under `engine/`; each process reads its share of them."""
+    files = sorted(f.relative_to(partial).as_posix() for f in (partial / ENGINE).rglob("*") if f.is_file())
+    mine = {name: _file_entry(partial / name) for name in files[runtime.rank() :: runtime.world()]}
+    for folder in [partial / ENGINE, *(f for f in (partial / ENGINE).rglob("*") if f.is_dir())]:
+        _sync_directory(folder)
+    shares = [json.loads(blob) for blob in runtime.gather(json.dumps(mine).encode())]
+    return {name: entry for share in shares for name, entry in sorted(share.items())}
+
+
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors (on the CPU, all finite) and the state of the directory `path`, checked against its manifest."""
+    """The tensors (on the CPU, all finite) and the state of the directory `path`, checked against its manifest; what is
+    under `engine/` is read by whoever wrote it, or by `gxpo.trainer.shards`."""
     path = Path(path)
     entries = _manifest(path)
     data = {name: _read(path / name) for name in (TENSORS, STATE)}
@@ -118,11 +182,16 @@ def newest_state(run: Path) -> dict[str, Any]:
     raise _none(run, damage)
 
 
+def steps(run: Path) -> list[int]:
+    """Steps of the checkpoints of `run`, damaged ones included."""
+    return sorted(_found(Path(run) / FOLDER))
+
+
 def verify(path: Path) -> None:
     """Raise `CheckpointError` naming the damaged file unless the checkpoint directory `path` is whole."""
     path = Path(path)
     entries = _manifest(path)
-    for name in (TENSORS, STATE):
+    for name in entries:
         try:
             found = _file_entry(path / name)
         except OSError as error:
@@ -254,7 +323,9 @@ def _manifest(path: Path) -> dict[str, Any]:
     """The manifest's entries by file name."""
     try:
         manifest = json.loads(_read(path / MANIFEST))
-        entries = {name: dict(manifest["files"][name]) for name in (TENSORS, STATE)}
+        files = manifest["files"]
+        shards = [name for name in files if _ENGINE_FILE.fullmatch(name)]
+        entries = {name: dict(files[name]) for name in (TENSORS, STATE, *shards)}
         known = manifest["format"] == FORMAT
         step = int(manifest["step"])
     except (ValueError, KeyError, TypeError) as error:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gxpo.forest import Forest
-from gxpo.learners.packing import gradient_of
+from gxpo.learners.accumulate import gradient_of
 from gxpo.pipeline import Method
 
 

@@ -28,7 +28,8 @@ def engine_of(
 ) -> LanguageEngine:
     """Who samples the learner's policy, drawing as `sampling` says; `notify` is told who was taken, and why."""
     asked, rows, options = s.sampling.engine, s.sampling.batch_rows, s.sampling.engine_options
-    causal = learner.model.get_base_model() if hasattr(learner.model, "get_base_model") else learner.model
+    model = learner.model if learner.samples is None else learner.samples
+    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
     run = Run(
         model=s.model,
         architecture=type(causal).__name__,
@@ -43,22 +44,22 @@ def engine_of(
         notify(f"sampling with {choice.engine}: {choice.why}")
     (policy, *_) = learner.policies
     if choice.engine == "openai":
-        return _servers(s, learner, tokenizer, policy, causal.get_input_embeddings().weight.shape[0], notify)
+        return _servers(s, model, tokenizer, policy, causal.get_input_embeddings().weight.shape[0], notify)
     if choice.engine == "torch":
         if options and asked == "torch":
             raise ConfigError("sampling.engine_options are for sampling.engine=vllm or openai, and it is torch")
         return TorchEngine(
-            learner.model,
+            model,
             tokenizer,
             device=device,
             batch_rows=rows,
-            acting=learner.acting,
+            acting=learner.sampling_as,
             kernels=s.learner.kernels,
             products=s.sampling.products or s.learner.products,
         )
     try:
         return VllmEngine(
-            learner.model,
+            model,
             tokenizer,
             python=s.sampling.engine_python,
             batch_rows=rows,
@@ -77,7 +78,7 @@ OPTIONS = (  # of servers
 
 def _servers(
     s: RunSettings,
-    learner: TorchLearner,
+    model: Any,
     tokenizer: Any,
     policy: str,
     vocabulary: int,
@@ -90,15 +91,15 @@ def _servers(
         raise ConfigError(f"sampling.engine_options of openai are {known}, not {', '.join(unknown)}")
     if not s.sampling.servers:
         raise ConfigError("sampling.engine=openai needs sampling.servers")
-    if "weights" in options and runtime.world() > 1:
+    if "weights" in options and (runtime.world() > 1 or s.cluster.backend != "local"):
         raise ConfigError(
-            "sampling.engine_options: weights are published by one process, and the run has several: start it without "
-            "torchrun, or leave weights out"
+            "sampling.engine_options: weights are published by one process that has all of them: set "
+            "cluster.backend=local and start it without torchrun, or leave weights out"
         )
     return OpenAIEngine(
         s.sampling.servers,
         tokenizer=tokenizer,
-        learner=learner.model,
+        learner=model,
         notify=notify,
         vocabulary=vocabulary,
         batch_rows=s.sampling.batch_rows,

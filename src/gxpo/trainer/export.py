@@ -20,6 +20,7 @@ from gxpo.models import flow
 from gxpo.settings import RunSettings
 from gxpo.trainer.card import model_card
 from gxpo.trainer.directory import run_of
+from gxpo.trainer.shards import View
 from gxpo.trainer.start import checkpoint_of, parameters_of, verified
 
 DTYPES = ("float32", "bfloat16", "float64")
@@ -72,7 +73,7 @@ def write(
         raise ConfigError(f"{target} is there already and not empty: give another directory")
     policies = getattr(resolved.method.rollout, "policies", {ALONE: "trained"})
     names = trained_policies(policies)
-    parameters = {name: x for name, x in parameters.items() if not name.startswith(VALUE_HEAD)}
+    parameters = View(parameters, leave_out=VALUE_HEAD)
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     try:
         partial.mkdir(parents=True)

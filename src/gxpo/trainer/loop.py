@@ -6,7 +6,7 @@ import copy
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from gxpo.records import dump
 from gxpo.rollouts import Independent
 from gxpo.runtime import reuse_freed
 from gxpo.trainer import checkpoint, inputs
+from gxpo.trainer.asynchronous import overlap_of
 from gxpo.trainer.best import rules_of
 from gxpo.trainer.checkup import Checkup
 from gxpo.trainer.directory import CONFIG, EVALUATIONS, METRICS, default, free, refuse_another, refuse_links
@@ -35,7 +36,7 @@ from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.python_inputs import Given
 from gxpo.trainer.run import Run
 from gxpo.trainer.session import Session, decoder
-from gxpo.trainer.start import config_sums, refuse_other_config
+from gxpo.trainer.start import config_sums, load_learner, refuse_other_config
 from gxpo.trainer.step import Stages
 
 
@@ -61,9 +62,9 @@ class Trainer(Stages):
         given: Given | None = None,
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
-        runtime.start()
-        reuse_freed()
         s = resolved.settings
+        runtime.start(alone=s.cluster.backend in ("fsdp", "verl"))
+        reuse_freed()
         self.out = Path(runtime.first(str(out or s.out or default(s.task, resolved.method.name, s.seed))))
         if not resume:
             refuse_another(self.out)
@@ -77,6 +78,9 @@ class Trainer(Stages):
         self._open.callback(self._lock.release)
         self.config_text = self.resolved.to_yaml(self.out)
         self.inputs = inputs.hashes(self.resolved.keys, self.source, self.out)
+        if self.settings.async_.max_staleness:
+            self.overlap = overlap_of(self, self.out, notify)
+            self._open.callback(self.overlap.close)
         self._begun = self.resumed = False
         self.stopped: str | None = None  # why the run ended before its last step
         self.seconds = 0.0  # of training so far, over resumes
@@ -86,6 +90,10 @@ class Trainer(Stages):
     # ------------------------------------------------------------ evaluation
     def evaluate(self) -> Evaluation:
         """Figures on the held-out tasks, which are the same for every seed and step, and on a pool of training ones."""
+        with self.overlap.alone(self.step_number) if self.overlap is not None else nullcontext():
+            return self._evaluate()
+
+    def _evaluate(self) -> Evaluation:
         e = self.settings.eval
         self.rewards.at(self.step_number, self.settings.trainer.steps)
         temperature = e.temperature if e.samples == 1 else e.temperature or self.sampling.temperature
@@ -202,13 +210,15 @@ class Trainer(Stages):
 
     def _stepped(self) -> dict[str, Any]:
         """The next step. Where servers sample and too few of them are left, the steps before it are saved."""
-        before = copy.deepcopy(self._state()) if isinstance(self.engine, OpenAIEngine) else {}
+        if self.overlap is not None or not isinstance(self.engine, OpenAIEngine):
+            return self.step()  # what is sampled ahead is in the ledger
+        before = copy.deepcopy(self._state())
         try:
             return self.step()
         except SamplersLost as error:
-            number, self.step_number = self.step_number, self.step_number - 1
-            if self.engine.policy_version == number or runtime.rank() != 0:  # the step has moved the policy
+            if self.engine.policy_version == self.step_number or runtime.rank() != 0:  # the step has moved the policy
                 raise
+            self.step_number -= 1
             with self._in_place():
                 self._checkpoint(before)
             raise SamplersLost(f"{error} (step {self.step_number} is saved: gxpo resume {self.out})") from error
@@ -322,17 +332,27 @@ class Trainer(Stages):
     # ------------------------------------------------------------ checkpoints
     def save(self) -> Path | None:
         """Everything a resumed run needs; written whole or not at all."""
-        if runtime.rank() != 0:
-            return None
-        self._own()
-        self._check_place()
-        return self._save()
+        if runtime.rank() == 0:
+            self._own()
+            self._check_place()
+        if self.overlap is not None:
+            self.overlap.drain()
+        saved = self._save() if self._saves else None
+        if self.overlap is not None:
+            self.overlap.ledger.tidy(min(checkpoint.steps(self.out)))
+        return saved
+
+    @property
+    def _saves(self) -> bool:
+        """Whether this process writes a part of a checkpoint."""
+        return runtime.rank() == 0 or self.learner.writes_files
 
     def reconfigure(self, text: str) -> None:
         """Replace config.yaml of a resumed run; after a kill at any instant it still matches the newest checkpoint."""
         before, self.config_text = self.config_text, text
-        if runtime.rank() == 0:
+        if self._saves:
             self._save(before)
+        if runtime.rank() == 0:
             checkpoint.write_atomic(self.out / CONFIG, text)
 
     def _save(self, before: str | None = None) -> Path:
@@ -352,28 +372,29 @@ class Trainer(Stages):
             "nonfinite_steps": self.nonfinite_steps,
             "trouble": self._trouble,
             "budget": vars(self.budget),
-            "unscored": dict(self.rewards.counts),
+            "unscored": self.unscored,
             **({"seconds": self.seconds} if self.settings.trainer.max_seconds is not None else {}),
             **({"best": self.best.state_dict()} if self.best is not None else {}),
             **({"early": self.early.best.state_dict()} if self.early is not None else {}),
             **({"callbacks": states} if (states := self.calls.state()) else {}),
+            **({"async": self.overlap.state()} if self.overlap is not None else {}),
         }
 
     def _checkpoint(self, state: dict[str, Any]) -> Path:
+        alone = not self.learner.writes_files
         return checkpoint.save(
             self.out,
             self.step_number,
-            self.learner.tensors() | self.method.tensors(),
+            (self.learner.tensors() if alone else {}) | self.method.tensors(),
             state,
             self.settings.trainer.keep_checkpoints,
             () if self.best is None or self.best.value is None else (self.best.step,),
+            None if alone else self.learner.save,
         )
 
     def load(self, path: Path) -> dict[str, Any]:
         """The parameters of a checkpoint, and what the method's parts and the task source remember; gives its state."""
-        tensors, state = checkpoint.load(path)
-        own = {name: x for name, x in tensors.items() if not name.startswith("signal/")}
-        self.learner.load_tensors(own, state["learner"])
+        tensors, state = load_learner(self.learner, path)
         self.method.load_tensors(tensors)
         self.method.load_state_dict(state["method"])
         self.source.load_state_dict(state["source"])
@@ -403,6 +424,8 @@ class Trainer(Stages):
         if self.early is not None and "early" in state:
             self.early.best.load_state_dict(state["early"])
         self.calls.load(state.get("callbacks", {}))
+        if self.overlap is not None:
+            self.overlap.resume(state["async"], self.step_number)
         if runtime.rank() == 0:
             self._cut()
 

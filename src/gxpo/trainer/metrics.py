@@ -126,8 +126,18 @@ NAMES: dict[str, Metric] = {
     "agent_died": Metric("episodes whose agent's process was killed", "episodes", "the step"),
     "agent_nonsense": Metric("episodes whose agent returned what is no reward", "episodes", "the step"),
     "agent_silent": Metric("episodes whose agent asked the policy for nothing", "episodes", "the step"),
-    "staleness_mean": Metric("steps between sampling a token and training on it", "steps", "trained sampled tokens"),
+    "staleness_mean": Metric(
+        "versions of the policy between sampling a token and training on it", "steps", "trained sampled tokens"
+    ),
     "staleness_max": Metric("the largest of them", "steps", "trained sampled tokens"),
+    "mismatch_kl": Metric(
+        "mean r - 1 - log r, r = proximal / behaviour probability: an estimate of KL(behaviour, proximal); with "
+        "async.max_staleness alone",
+        "nats",
+        "trainable tokens of the step's first optimiser step",
+    ),
+    "dropped_groups": Metric("groups that were over age: async.over_age", "groups", "the step"),
+    "failed_groups": Metric("groups whose rollout raised; nothing of them is trained", "groups", "the step"),
     "origin_NAME": Metric("share of rollouts of that origin, where not all are the policy's", "share", "rollouts"),
     "prefilled_tokens": Metric("context tokens that went through the sampler's model", "tokens", "the step"),
     "reused_tokens": Metric("context tokens that did not, because an earlier turn's were kept", "tokens", "the step"),
@@ -327,6 +337,11 @@ NAMES: dict[str, Metric] = {
     "tokens_forward": Metric("tokens through the learner's forward pass with gradient", "tokens", "the step"),
     "unique_token_ratio": Metric("tokens of the flattened rollouts per token of the forward pass", "ratio", "the step"),
     "weights_crc": Metric("CRC-32 of the trained parameters after the step", "checksum", "trained parameters"),
+    "weights_fingerprint": Metric(
+        "order-free checksum of sharded parameters after the step, equal for any number of processes",
+        "checksum",
+        "trained parameters",
+    ),
     "eval_accuracy": Metric("mean verdict; what could not be scored counts as wrong", "share", "held-out tasks"),
     "eval_low": Metric("lower end of the 95% interval of eval_accuracy", "share", "held-out tasks"),
     "eval_high": Metric("upper end of the 95% interval of eval_accuracy", "share", "held-out tasks"),
@@ -341,13 +356,16 @@ NAMES: dict[str, Metric] = {
     "eval_unscored": Metric("evaluated completions whose score is missing", "rollouts", "the evaluation"),
     "eval_length": Metric("mean number of tokens of the completions", "tokens", "evaluated completions"),
     "eval_NAME": Metric("mean of the reward component NAME, 0 where it is missing", "reward", "evaluated completions"),
-    "time_sample_s": Metric("sampling", "seconds", "the step"),
-    "sampler_failures": Metric("times that a sampling server stopped answering as it should", "failures", "the step"),
+    "time_sample_s": Metric("sampling; with async.max_staleness also environments and rewards", "seconds", "the step"),
+    "time_wait_s": Metric("waiting for groups that are sampled beside the updates", "seconds", "the step"),
     "time_publish_s": Metric("publishing weights to the sampling servers", "seconds", "the step"),
-    "time_wait_s": Metric("waiting for sampling servers, fewer than min_replicas being ready", "seconds", "the step"),
+    "time_wait_servers_s": Metric(
+        "waiting for sampling servers, fewer than min_replicas being ready", "seconds", "the step"
+    ),
     "time_score_s": Metric("scoring", "seconds", "the step"),
     "time_update_s": Metric("advantages, gradients and optimiser", "seconds", "the step"),
     "time_step_s": Metric("the whole step, evaluation and checkpoint not included", "seconds", "the step"),
+    "sampler_failures": Metric("times that a sampling server stopped answering as it should", "failures", "the step"),
     "time_eval_s": Metric("the evaluation", "seconds", "the evaluation"),
     "time_sample_tokens_per_s": Metric("tokens sampled per second of sampling", "tokens/second", "the step"),
     "time_update_tokens_per_s": Metric(

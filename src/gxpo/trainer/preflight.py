@@ -16,14 +16,19 @@ from gxpo.config import Resolved
 from gxpo.definition import show
 from gxpo.errors import ConfigError, GxpoError, ModelError
 from gxpo.forest import Forest
+from gxpo.learners.block_mask import NO_FLEX_BACKWARD
+from gxpo.learners.natural_gradient import NaturalGradient
 from gxpo.models import flow
 from gxpo.models.load import check_name
 from gxpo.pipeline import Method
 from gxpo.rewards.scoring import check_named
 from gxpo.rollouts import Independent
 from gxpo.settings import RunSettings
+from gxpo.signals.base import OwnModel
 from gxpo.tasks.source import solution_of
+from gxpo.trainer.asynchronous.checks import check_asynchronous
 from gxpo.trainer.best import rules_of
+from gxpo.trainer.cluster import check_cluster
 from gxpo.trainer.setup import device_of, sampling_of
 from gxpo.usercode import one_line
 from gxpo.worlds import World
@@ -32,7 +37,12 @@ from gxpo.worlds import World
 def check_settings(s: RunSettings, method: Method) -> None:
     """Refuse a device that does not exist, a model of another kind, groups that can teach the method nothing, and
     sampling that the rollout can't work with."""
-    check_device(device_of(s.learner.device))
+    device = device_of(s.learner.device)
+    check_device(device)
+    if s.learner.attention == "flex" and device in NO_FLEX_BACKWARD:
+        raise ConfigError(f"learner.attention=flex: FlexAttention has no backward pass on {device}; leave it at auto")
+    if s.cluster.backend == "fsdp":
+        _check_sharded(s, method)
     samples_latents = "latents" in getattr(method.rollout, "provides", ())
     if flow.is_flow(s.model) != samples_latents:
         rollout = show(method.rollout)
@@ -46,8 +56,23 @@ def check_settings(s: RunSettings, method: Method) -> None:
             f"rollout.group_size=1: {show(method.credit)} compares the rollouts of a group, and one alone is given a "
             "credit of 0: raise it to 2 or more, or take a credit over the batch (credit=batch_whiten)"
         )
+    check_cluster(s, method)
+    check_asynchronous(s, method)
     if (check_sampling := getattr(method.rollout, "check_sampling", None)) is not None:
         check_sampling(sampling_of(s))
+
+
+def _check_sharded(s: RunSettings, method: Method) -> None:
+    """Refuse what parameters in shards can't do."""
+    refused = {
+        f"model {s.model}": flow.is_flow(s.model),
+        "learner.states=bfloat16": s.learner.states == "bfloat16",
+        "learner.tokens_per_microbatch=auto (give a number)": s.learner.tokens_per_microbatch == "auto",
+        f"update {show(method.update)}": isinstance(method.update, NaturalGradient),
+        **{f"signal {name}, a second model": isinstance(x, OwnModel) for name, x in method.signals.items()},
+    }
+    for what in (name for name, found in refused.items() if found):
+        raise ConfigError(f"cluster.backend=fsdp can't have {what}: change it, or use cluster.backend=local")
 
 
 def check_model(s: RunSettings) -> None:

@@ -14,11 +14,11 @@ import torch
 
 from gxpo.config import Resolved
 from gxpo.forest import Forest
+from gxpo.runtime import peak_megabytes
 from gxpo.settings import RunSettings
 from gxpo.signals import Signals
 from gxpo.trainer import checkpoint
 from gxpo.trainer.loop import Trainer
-from gxpo.trainer.step import peak_megabytes
 
 MIB = 2**20
 SAMPLE = 16 * MIB  # bytes of the checkpoint that is written to see how fast checkpoints are

@@ -70,7 +70,9 @@ class Progress(Callback):
         self._bar.on_end(run, error)
 
     def close(self, run: Any, *, as_json: bool = False) -> None:
-        """The closing lines: before and after, where everything is, how to go on."""
+        """The closing lines, of the first process: before and after, where everything is, how to go on."""
+        if runtime.rank() != 0:
+            return
         lines = run.evaluations
         first, last = (lines[0], lines[-1]) if lines else ({}, {})
         gain = run.gain

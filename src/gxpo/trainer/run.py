@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -118,7 +119,7 @@ class Run:
         return self.trainer.resolved if self.trainer is not None else config.resolve(verified(self.path)[0])
 
     @property
-    def _parameters(self) -> dict[str, Any]:
+    def _parameters(self) -> Mapping[str, Any]:
         if self.trainer is None:
             return parameters_of(self.path)
         return {name: x.cpu() for name, x in self.trainer.learner.snapshot().items()}

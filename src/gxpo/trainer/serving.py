@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gxpo import config
+from gxpo import config, runtime
 from gxpo.config import Resolved
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
@@ -27,7 +27,7 @@ from gxpo.trainer import checkpoint
 from gxpo.trainer.directory import CONFIG
 from gxpo.trainer.loop import with_texts
 from gxpo.trainer.session import Session, decoder
-from gxpo.trainer.start import verified
+from gxpo.trainer.start import load_learner, verified
 from gxpo.trainer.step import Stages
 
 Notify = Callable[[str], None]
@@ -56,11 +56,10 @@ class _Loaded(Stages):
     """Stages that take no step."""
 
     def __init__(self, resolved: Resolved, run: Path | None, notify: Notify) -> None:
+        runtime.start(alone=resolved.settings.cluster.backend in ("fsdp", "verl"))
         super().__init__(resolved, reward=None, resume=run is not None, notify=notify)
         if run is not None:
-            tensors, state = checkpoint.load(checkpoint.latest(run))
-            own = {name: x for name, x in tensors.items() if not name.startswith("signal/")}
-            self.learner.load_tensors(own, state["learner"])
+            _, state = load_learner(self.learner, checkpoint.latest(run))
             self.step_number = state["step"]
         self.engine.policy_version = self.step_number
 

@@ -19,7 +19,7 @@ from gxpo.chat import PlainChat
 from gxpo.chat.plain import Tokens
 from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
-from gxpo.learners.packing import gradient_of
+from gxpo.learners.accumulate import gradient_of
 from gxpo.pipeline import Loss, Method
 from gxpo.protocols import (
     Budget,
@@ -305,6 +305,8 @@ class Batch:
         # rows without credit were not run; whatever stands for them is multiplied by zero
         filled = {name: torch.nan_to_num(v, nan=0.0) for name, v in x.items()}
         found = self.evaluate(filled).metrics
+        if "entropy" not in x:  # a training engine may give none
+            return found
         entropy = x["entropy"][self.forest.path_trainable]
         entropy = entropy[entropy.isfinite()]
         return found | ({"entropy": float(entropy.mean())} if entropy.numel() else {})
@@ -336,9 +338,11 @@ class BoundLearner:
         # |proximal - behaviour| log-prob among the tokens of the first optimiser step; None: nothing was compared
         self.sampler_gap: float | None = None  # the largest
         self.sampler_gap_mean: float | None = None
+        self.mismatch_kl: float | None = None  # of all of them that a sampler is known of, in nats a token
         # an output whose own signal is nan throughout is one that nobody reads in this step
         unread = {n for n in method.outputs if n.at and n in signals and bool(signals[n].isnan().all())}
-        self._names = tuple(n for n in dict.fromkeys((*method.outputs, "entropy")) if n not in unread)
+        shown = () if "entropy" not in getattr(learner, "gives", ("entropy",)) else ("entropy",)
+        self._names = tuple(n for n in dict.fromkeys((*method.outputs, *shown)) if n not in unread)
 
     def step(self, forest: Forest, credit: Tensor, weight: Tensor, trajectories: Tensor | None = None) -> StepInfo:
         """One optimiser step on these trajectories (all of the forest by default)."""
@@ -467,12 +471,17 @@ class BoundLearner:
 
     def _compare(self, logprob: Tensor, forest: Forest) -> None:
         """Notes the largest and the mean difference to the sampler among trained tokens that it sampled in this step,
-        in this context."""
+        in this context, and the divergence from it among those of any age: the mean of r - 1 - log r, r = proximal /
+        behaviour, an estimate of KL(behaviour || proximal)."""
         node = forest.token_node[forest.path_token]
-        same = (forest.policy_version[node] == self.step_number - 1) & forest.path_trainable
+        alike = forest.path_trainable
         if self.method.context == "trained":
-            same &= forest.sampled_under[node] < 0
-        gap = (logprob - forest.path_behaviour_logprob)[same].abs()
+            alike = alike & (forest.sampled_under[node] < 0)
+        apart = logprob - forest.path_behaviour_logprob
+        gap = apart[alike & (forest.policy_version[node] == self.step_number - 1)].abs()
         gap = gap[gap.isfinite()]
         if gap.numel():
             self.sampler_gap, self.sampler_gap_mean = float(gap.max()), float(gap.mean())
+        apart = apart[alike & apart.isfinite()]
+        if apart.numel():
+            self.mismatch_kl = float((apart.expm1() - apart).mean())

@@ -11,13 +11,17 @@ import torch
 from gxpo import chat, models, worlds
 from gxpo.decoder.architecture import positions
 from gxpo.engines.flow import FlowEngine
+from gxpo.engines.tinker import TinkerSampler
 from gxpo.errors import ConfigError
 from gxpo.learners.flow import FlowLearner
+from gxpo.learners.remote import RemoteLearner
+from gxpo.learners.sharded import ShardedLearner
 from gxpo.learners.torch import TorchLearner
 from gxpo.models import flow
 from gxpo.pipeline import Method
 from gxpo.protocols import Chat, EpisodeRules, Sampling
 from gxpo.settings import RunSettings
+from gxpo.trainer import cluster
 from gxpo.trainer.engine import LanguageEngine, engine_of
 from gxpo.trainer.export import lora_settings
 from gxpo.worlds import World
@@ -59,14 +63,17 @@ class Policy:
     """The model that is trained, and how it is sampled and spoken to."""
 
     tokenizer: Any
-    learner: TorchLearner | FlowLearner
-    engine: LanguageEngine | FlowEngine
+    learner: TorchLearner | FlowLearner | RemoteLearner
+    engine: LanguageEngine | FlowEngine | TinkerSampler
     chat: Chat
     device: str
+    longest: int | None = None  # tokens that a context may have, where `learner` has no model to ask
 
     @property
     def positions(self) -> int:
         """Tokens that a context may have."""
+        if isinstance(self.learner, RemoteLearner):
+            return self.longest or 1 << 30
         config = getattr(self.learner.model, "config", None)  # a flow has none, and no limit
         found = None if config is None else positions(config.get_text_config())[0]
         return found or 1 << 30
@@ -80,26 +87,25 @@ def policy_of(s: RunSettings, method: Method, notify: Notify) -> Policy:
 def _text_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:
     """A causal language model."""
     device = device_of(s.learner.device)
+    if s.cluster.backend in cluster.ENGINES:
+        return _remote_policy(s, method, device, notify)
 
     def warming(check: models.Check) -> None:
         seen = "" if check.accuracy is None else f", accuracy {check.accuracy:.2f}"
         notify(f"warm-up of the tiny model (once, then cached): step {check.step}, loss {check.loss:.2f}{seen}")
 
     loaded = models.load(s.model, task=s.task, device=device, dtype=s.learner.dtype, progress=warming, notify=notify)
-    talk = chat.make(
-        loaded.tokenizer,
-        template=s.chat.template,
-        kwargs=s.chat.kwargs,
-        tools_format=s.chat.tools,
-        rewrites=s.chat.rewrites,
-    )
-    learner = TorchLearner(
+    talk = _chat(s, loaded.tokenizer)
+    sharded: dict[str, Any] = {"sampled": s.sampling.engine != "openai"} if s.cluster.backend == "fsdp" else {}
+    learner = (ShardedLearner if sharded else TorchLearner)(
         loaded.model,
+        **sharded,
         **_learning(s, method, device),
         layout="packed" if s.learner.layout == "auto" else "flat",
         lora=lora_settings(s),
         value_heads=method.value_heads,
         value_lr=s.learner.value_lr,
+        attention=s.learner.attention,
         kernels=s.learner.kernels,
         products=s.learner.products,
         recompute=s.learner.recompute,
@@ -108,6 +114,21 @@ def _text_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:
     )
     engine = engine_of(s, learner, loaded.tokenizer, device, sampling_of(s), notify)
     return Policy(loaded.tokenizer, learner, engine, talk, device)
+
+
+def _remote_policy(s: RunSettings, method: Method, device: str, notify: Notify) -> Policy:
+    """A language model whose weights a training engine holds."""
+    learning = _learning(s, method, device)
+    if s.cluster.backend == "tinker":
+        tokenizer, learner, engine, longest = cluster.tinker_policy(s, learning, notify)
+    else:
+        tokenizer, learner, engine, longest = cluster.verl_policy(s, learning, device, notify)
+    return Policy(tokenizer, learner, engine, _chat(s, tokenizer), device, longest)
+
+
+def _chat(s: RunSettings, tokenizer: Any) -> Chat:
+    c = s.chat
+    return chat.make(tokenizer, template=c.template, kwargs=c.kwargs, tools_format=c.tools, rewrites=c.rewrites)
 
 
 def _flow_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:

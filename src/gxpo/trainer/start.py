@@ -17,6 +17,7 @@ from gxpo.learners.torch import VALUE_HEAD
 from gxpo.settings import RUN_KEYS
 from gxpo.trainer import checkpoint, inputs
 from gxpo.trainer.directory import CONFIG, config_of, run_of
+from gxpo.trainer.shards import PARAMETER, Shards, View
 
 OWN = ("out", "init_from", "logging.name", "versions")  # of one run alone
 _NOTE = re.compile(r"\((?P<origin>[^()]*)\)$")
@@ -68,11 +69,31 @@ def checkpoint_of(path: Path, step: int | None = None) -> Path:
     return found
 
 
-def parameters_of(path: Path, step: int | None = None) -> dict[str, Tensor]:
-    """Name -> trained parameter (on the CPU, at the precision it was updated in) of a run's checkpoint."""
-    tensors, _ = checkpoint.load(checkpoint_of(path, step))
-    prefix = "parameter/"
-    return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+def parameters_of(path: Path, step: int | None = None) -> Mapping[str, Tensor]:
+    """Name -> trained parameter (on the CPU, at the precision it was updated in) of a run's checkpoint; of shards each
+    is put together when it is asked for."""
+    found = checkpoint_of(path, step)
+    engine = found / checkpoint.ENGINE
+    if engine.is_dir() and not any(engine.glob("*.safetensors")):
+        raise CheckpointError(
+            f"{engine} is in the format of the training engine that wrote it (cluster.backend), which alone can read it"
+        )
+    tensors: Mapping[str, Tensor] = Shards(engine) if engine.is_dir() else checkpoint.load(found)[0]
+    return View(tensors, PARAMETER)
+
+
+def load_learner(learner: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Give a learner what a checkpoint has of it; the checkpoint's own tensors and state."""
+    tensors, state = checkpoint.load(path)
+    if (path / checkpoint.ENGINE).is_dir() != learner.writes_files:
+        wrote = "fsdp" if (path / checkpoint.ENGINE).is_dir() else "local"
+        raise CheckpointError(f"{path} was written with cluster.backend={wrote}: resume it with that, or use init_from")
+    if learner.writes_files:
+        learner.load(path / checkpoint.ENGINE, state["learner"])
+    else:
+        own = {name: x for name, x in tensors.items() if not name.startswith("signal/")}
+        learner.load_tensors(own, state["learner"])
+    return tensors, state
 
 
 def start_from(learner: Any, path: str | Path) -> None:
@@ -82,7 +103,7 @@ def start_from(learner: Any, path: str | Path) -> None:
     """
     found = parameters_of(Path(path))
     heads = {name: x for name, x in learner.snapshot().items() if name.startswith(VALUE_HEAD)}
-    found = {name: x for name, x in found.items() if name in heads or not name.startswith(VALUE_HEAD)}
+    found = {name: found[name] for name in found if name in heads or not name.startswith(VALUE_HEAD)}
     try:
         learner.restore(heads | found)
     except CheckpointError as error:

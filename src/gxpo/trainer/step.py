@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,10 +20,11 @@ from gxpo.judges import meter
 from gxpo.pipeline import Method, zero_signal_groups
 from gxpo.protocols import Budget, Sampling, StepInfo
 from gxpo.rewards import RewardSet
-from gxpo.runtime import give_back
+from gxpo.runtime import Clock, give_back, peak_megabytes
 from gxpo.segments.base import LABEL
 from gxpo.signals import Signals, SignalTools
 from gxpo.trainer import preflight, setup
+from gxpo.trainer.asynchronous import Pipeline
 from gxpo.trainer.episodes import failures_of_agents, of_agents, of_episodes
 from gxpo.trainer.measured import measured
 from gxpo.trainer.session import BoundLearner, Session, decoder
@@ -94,25 +94,19 @@ class Stages:
         self.budget = Budget()
         self.lost: dict[str, str] = {}  # of each way in which an agent's episode broke, the first message
         self.last: tuple[Forest, Tensor, Session] | None = None  # the newest step, for `annotated`
+        self.overlap: Pipeline | None = None  # samples beside the updates (`async.max_staleness`)
 
     def step(self) -> dict[str, Any]:
         """One step from tasks to parameters; gives its line of metrics.jsonl (without writing it)."""
         self.step_number += 1
-        number, method, learner, engine = self.step_number, self.method, self.learner, self.engine
-        engine.policy_version = number - 1
+        number, method, learner = self.step_number, self.method, self.learner
         counted, clock = self._counts(), Clock()
-        served = of_servers(engine)
+        served = of_servers(self.engine)
 
-        # tasks -> rollouts
+        # tasks -> rollouts -> rewards
         session = self.session(number, seed=self.settings.seed, sampling=self.sampling, budget=self.budget)
-        tasks = session.draw(self.settings.tasks.per_step)
-        forest = session.segment(method.rollout.grow(tasks, session))
-        give_back()
-        clock.lap("sample")
-
-        # rollouts -> rewards
-        self.rewards.at(number, self.settings.trainer.steps)
-        forest = self.shape(session.score(forest))
+        forest = self._sampled(session, clock) if self.overlap is None else self.overlap.rollouts(session, clock)
+        forest = self.shape(forest)
         clock.lap("score")
 
         # rewards -> advantage and weight of every action token
@@ -124,24 +118,29 @@ class Stages:
         proximal = signals["proximal_logprob"] if self._needs_proximal else None
         bound = BoundLearner(learner, method, read, signals, number, proximal)
         method.update.run(read, credit, weight, bound)
-        engine.policy_version = number  # an evaluation comes before the next step
+        if self.overlap is None:
+            self.engine.policy_version = number  # an evaluation comes before the next step
         learnt = {k: v for part in method.signals.values() for k, v in part.learn(read, signals, tools).items()}
         give_back()
         clock.lap("update")
 
         # what the step was, for its parts, for people and for the next steps
-        self.lost = {**failures_of_agents(forest), **self.lost}
+        raised = {} if self.overlap is None else self.overlap.messages
+        self.lost = {**failures_of_agents(forest), **raised, **self.lost}
         self.source.observe(forest)
         method.observe(forest)
+        if self.overlap is not None:
+            self.overlap.publish(number)
         self._count(bound, lr)
         self.last = (forest, credit, session)
         figures = {
             "step": number,
             **of_rollouts(forest, credit if method.reads_credit else method.active(read, credit, weight).double()),
             **of_sources(forest, number - 1),
-            **{f"scoring_{kind}": n - counted[kind] for kind, n in self.rewards.counts.items()},
+            **{f"scoring_{kind}": n - counted[kind] for kind, n in self.unscored.items()},
             **of_updates(bound.infos, bound.metrics, (bound.sampler_gap, bound.sampler_gap_mean)),
             **learnt,
+            **({} if self.overlap is None else {**self.overlap.figures, "mismatch_kl": bound.mismatch_kl}),
         }
         self.tally.add(figures)
         self._check_progress()
@@ -160,31 +159,40 @@ class Stages:
             "discarded_rollouts": self.budget.discarded,
             "prefilled_tokens": now["prefilled"] - counted["prefilled"],
             "reused_tokens": now["reused"] - counted["reused"],
-            "weights_crc": learner.weights_crc(),
+            **learner.checksum(),
             **clock.figures(generated, forward),
-            **{name: x - served[name] for name, x in of_servers(engine).items()},
+            **{name: x - served[name] for name, x in of_servers(self.engine).items()},
             "memory_peak_mb": peak_megabytes(),
         }
 
     # ------------------------------------------------------------ what a step is made of
-    def session(self, step: int, *, seed: int, sampling: Sampling, budget: Budget) -> Session:
-        """The stages as one step sees them."""
-        return Session(
-            source=self.source,
-            engine=self.engine,
-            rewards=self.rewards,
-            tokenizer=self.tokenizer,
-            sampling=sampling,
-            seed=seed,
-            step=step,
-            budget=budget,
-            chat=self.chat,
-            system=self.settings.chat.system,
-            envs=self.envs,
-            episode=self.episode,
-            segmenter=self.method.segmenter,
-            learner=self.learner,
-        )
+    def session(self, step: int, *, seed: int, sampling: Sampling, budget: Budget, **others: Any) -> Session:
+        """The stages as one step sees them; samplers get the newest weights. `others`: what of them is another one."""
+        if "engine" not in others:
+            self.learner.publish()
+        own: dict[str, Any] = {
+            "source": self.source,
+            "engine": self.engine,
+            "rewards": self.rewards,
+            "tokenizer": self.tokenizer,
+            "chat": self.chat,
+            "system": self.settings.chat.system,
+            "envs": self.envs,
+            "episode": self.episode,
+            "segmenter": self.method.segmenter,
+            "learner": self.learner,
+        }
+        return Session(**{**own, **others}, sampling=sampling, seed=seed, step=step, budget=budget)
+
+    def _sampled(self, session: Session, clock: Clock) -> Forest:
+        """The step's rollouts, sampled and scored now."""
+        self.engine.policy_version = self.step_number - 1
+        tasks = session.draw(self.settings.tasks.per_step)
+        forest = session.segment(self.method.rollout.grow(tasks, session))
+        give_back()
+        clock.lap("sample")
+        self.rewards.at(self.step_number, self.settings.trainer.steps)
+        return session.score(forest)
 
     def credited(self, forest: Forest, tools: SignalTools) -> tuple[Forest, Signals, torch.Tensor, torch.Tensor]:
         """Scored rollouts as the policy reads them (S, P and R are the same), their signals, credit and weights [P]."""
@@ -242,10 +250,16 @@ class Stages:
     # ------------------------------------------------------------ counts and warnings
     def _counts(self) -> dict[str, int]:
         """What has been generated, read and scored so far."""
-        engine = self.engine
-        tokens = {"prefilled": engine.prefilled_tokens, "reused": engine.reused_tokens}
-        generated = {"generated": self.budget.generated_tokens, "judged": meter.tokens}
-        return {**self.rewards.counts, **tokens, **generated}
+        own = self.engine if self.overlap is None else self.overlap.totals
+        tokens = {"prefilled": own.prefilled_tokens, "reused": own.reused_tokens}
+        judged = meter.tokens if self.overlap is None else self.overlap.totals.judge_tokens
+        return {**self.unscored, **tokens, "generated": self.budget.generated_tokens, "judged": judged}
+
+    @property
+    def unscored(self) -> dict[str, int]:
+        """How many scores of rollouts are missing so far, by kind."""
+        counts = dict(self.rewards.counts)
+        return counts if self.overlap is None else {kind: self.overlap.totals.scoring.get(kind, 0) for kind in counts}
 
     def _count(self, bound: BoundLearner, lr: float) -> None:
         """Optimiser steps that moved nothing; warns where sampler and learner disagree, or steps are too small."""
@@ -410,33 +424,6 @@ def _average(values: Sequence[float]) -> float | None:
 def of_servers(engine: Any) -> dict[str, float]:
     """What an engine on servers has counted so far; nothing of others."""
     return engine.figures() if isinstance(engine, OpenAIEngine) else {}
-
-
-def peak_megabytes() -> float:
-    """Largest resident memory of the process so far, MiB."""
-    return runtime.peak_resident() / 2**20
-
-
-class Clock:
-    """How long the phases of a step take, in seconds."""
-
-    def __init__(self) -> None:
-        self._began = self._last = time.perf_counter()
-        self._laps: dict[str, float] = {}
-
-    def lap(self, phase: str) -> None:
-        """Ends a phase that began with the one before."""
-        before, self._last = self._last, time.perf_counter()
-        self._laps[phase] = self._last - before
-
-    def figures(self, generated: int, forward: int) -> dict[str, float]:
-        """The phases, the whole, and tokens a second of sampling and updating."""
-        return {
-            **{f"time_{phase}_s": seconds for phase, seconds in self._laps.items()},
-            "time_step_s": time.perf_counter() - self._began,
-            "time_sample_tokens_per_s": generated / self._laps["sample"],
-            "time_update_tokens_per_s": forward / self._laps["update"],
-        }
 
 
 # ---------------------------------------------------------------- whether there is anything to learn from

@@ -50,7 +50,7 @@ def train(
     task    "arithmetic", "countdown", "reasoning_gym:NAME"; a .jsonl, .csv or .parquet file with columns prompt and
             answer; a list of dicts, a datasets.Dataset, a pandas.DataFrame; a task source: object, class or
             "my_tasks.py:NAME"
-    method  a composition such as "dr_grpo+gspo", or what `gxpo.method` made
+    method  a composition such as "dr_grpo+gspo", or what `gxpo.method` made; keys of it in `set` go over its own
     steps   steps of the loop; each draws `tasks.per_step` tasks
     reward  a function of one rollout that declares what it wants among prompt, completion, answer, task, info, tokens,
             finish and gives a number (or named numbers); a function of a batch, (prompts, completions, **columns), as
@@ -78,6 +78,8 @@ def train(
         keys = {k: Stated(v, "argument") for k, v in values.items() if v is not None}
         keys |= {k: Stated(v, "argument") for k, v in (set or {}).items()}
         composed = method if isinstance(method, Method) else None
+        if composed is not None and "method" in (set or {}):
+            raise ConfigError("set names a method beside method=: leave one out")
 
         def at(place: Path) -> config.Resolved:
             stated = arguments.keys(place) | keys
@@ -102,6 +104,8 @@ def train(
     with no_loading_bars():
         trainer = Trainer(resolved, out=out, given=given, notify=say, callbacks=[*callbacks, screen])
     say(f"run directory: {trainer.out}")
+    for line in resolved.method.without:
+        say(line)
     return _go(trainer, watch, screen)
 
 

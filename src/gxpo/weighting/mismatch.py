@@ -83,6 +83,8 @@ class Truncated(WeightPart):
 
     cap: float = 2.0
 
+    corrects_mismatch = True
+
     def __post_init__(self) -> None:
         if not 0 < self.cap < math.inf:
             raise ConfigError(f"weight.cap is {self.cap}; it is a finite absolute bound above 0, such as 2.0")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gxpo.doctor.case import Case
+from gxpo.doctor.case import FRESH, Case
 from gxpo.doctor.checks.reward_variance import pays_for_anything
 from gxpo.doctor.finding import Finding
+from gxpo.doctor.rollout_facts import Facts
 from gxpo.doctor.sickness import found, sickness
 
 SAMPLER = ("stale_sampler", "sampler_mismatch", "logprob_shift")
@@ -62,7 +63,7 @@ def all_wrong(case: Case) -> Finding | None:
     values = case.values(name)
     sparse = 0 < len(values) < 5 <= case.log.last_step  # a few rows of a longer run
     if len(values) < 5 and not sparse:
-        return None
+        return _no_signal_yet(case, name)
     if name == "reward" and len(case.log.components()) > 1 and case.correctness is not None:
         name, values = case.correctness, case.values(case.correctness)
     lowest = float(values.min())
@@ -82,7 +83,7 @@ def all_wrong(case: Case) -> Finding | None:
     )
     evidence = [case.quote(name), *(case.quote(n) for n in ("zero_signal", "grad_norm") if case.has(n)), bound]
     ids = ["all_wrong"]
-    form = None if case.facts is None else case.facts.off_form
+    form = _off_form_unmoved(case)
     if form is not None and form > 0.8:
         ids = ["wrong_template", "all_wrong"]
         evidence.append(
@@ -103,6 +104,40 @@ def all_wrong(case: Case) -> Finding | None:
         "every answer is scored as wrong" if sparse else "every answer is scored as wrong from the first step on",
         *evidence,
         examples=case.facts.examples(range(3)) if case.facts is not None else (),
+    )
+
+
+def _off_form_unmoved(case: Case) -> float | None:
+    """Share of completions without the form of an answer, of a policy that has not been trained on wrong answers: one
+    that has (NGRPO) is pushed away from the forms that it knew, whatever its template is."""
+    if case.facts is None or case.silent_from_start or not case.has("zero_signal"):
+        return None if case.facts is None else case.facts.off_form
+    r = case.facts.r
+    first = r.step <= FRESH
+    return Facts(r.select(first)).off_form if first.any() else None
+
+
+def _no_signal_yet(case: Case, name: str) -> Finding | None:
+    """A run of a few steps without any signal: what is seen, no more than that."""
+    values = case.values(name)
+    if not len(values) or not case.silent or not (values == values[0]).all():
+        return None
+    steps = f"{len(values)} step{'s' * (len(values) > 1)}"
+    known = case.facts is not None and case.facts.references is not None
+    if values[0] <= 0.0:
+        ids, title = (
+            ["all_wrong", *([] if known else ["verifier_rejects_right_answers"])],
+            "every answer is scored as wrong",
+        )
+    else:
+        ids, title = ["all_right", "reward_ignores_completion"], "every answer has the same reward"
+    return found(
+        ids,
+        "warning",
+        "possible",
+        f"no group has had a signal: {title} in the {steps} so far, too few to say more",
+        *(case.quote(n) for n in dict.fromkeys([name, "zero_signal", "grad_norm"]) if case.has(n)),
+        examples=case.facts.examples(range(2)) if case.facts is not None else (),
     )
 
 

@@ -22,6 +22,7 @@ SKIPPED = (
     *(".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp", ".pdf", ".html", ".htm", ".ipynb", ".css", ".js", ".woff2"),
     *(".py", ".pyc", ".so", ".c", ".h", ".cpp", ".cu", ".lock"),
     *("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", ".index.json"),
+    "ledger.jsonl",  # of gxpo's asynchronous runs: groups, no figures
 )
 _HEAD = 65_536
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor
 
 from gxpo.errors import CheckpointError, ConfigError, ModelError
 from gxpo.forest import Forest
-from gxpo.learners.base import Schedule
-from gxpo.learners.packing import constants, gradient_of
+from gxpo.learners.accumulate import constants, gradient_of
+from gxpo.learners.optimiser import Schedule
 from gxpo.learners.remote.rows import Rows
 from gxpo.protocols import LossFunction, Output, StepInfo, TrainEngine
 
@@ -26,9 +27,11 @@ class RemoteLearner:
     slopes dL/dx from autograd here in float64, and `pull` back-propagates the sum of slope times output. The engine
     knows nothing of groups, trees or the objective; 16 bytes a token cross.
 
-    lr, schedule, max_grad_norm  as of `gxpo.learners.base.Optimiser`; decay and moments are the engine's
+    lr, schedule, max_grad_norm  as of `gxpo.learners.optimiser.Optimiser`; decay and moments are the engine's
     tokens_per_microbatch        tokens of the rows of one `forward` or `pull`
     """
+
+    writes_files = True
 
     def __init__(
         self,
@@ -43,6 +46,7 @@ class RemoteLearner:
         self.optimiser = Steps(lr, schedule or Schedule())
         self.max_grad_norm = max_grad_norm
         self.policies = {"main": "trained"}
+        self.gives = tuple(name for name in READ if name in engine.abilities)
 
     # ------------------------------------------------------------ what the policy says
     def outputs(
@@ -64,8 +68,8 @@ class RemoteLearner:
 
     def _can_read(self, names: Sequence[str], given: Mapping[str, Tensor] | None) -> None:
         for name in names:
-            if name not in READ or name not in self.engine.abilities:
-                has = ", ".join(n for n in READ if n in self.engine.abilities)
+            if name not in self.gives:
+                has = ", ".join(self.gives)
                 raise ModelError(f"output {name!r} can't be had of a training engine elsewhere; this one gives {has}")
         if given:
             raise ModelError(f"outputs made with {', '.join(given)} can't be had of a training engine elsewhere")
@@ -175,15 +179,31 @@ class RemoteLearner:
         raise self._elsewhere("a model that follows the policy")
 
     # ------------------------------------------------------------ state
+    def publish(self) -> None:
+        """Nothing: samplers of a training engine ask it for the version that they need."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """None: `save` writes what the engine has."""
+        return {}
+
     def meta(self) -> dict[str, Any]:
         """The rest of a checkpoint's state, as JSON."""
         return {"steps": self.optimiser.steps}
 
-    def load_meta(self, meta: Mapping[str, Any]) -> None:
-        """Set what `meta` gave."""
+    def checksum(self) -> dict[str, int]:
+        """Checksum of the trained parameters, for the step's line."""
+        return {"weights_fingerprint": self.engine.fingerprint()}
+
+    def save(self, path: Path) -> None:
+        """Write the engine's files below `path`."""
+        self.engine.save(path)
+
+    def load(self, path: Path, meta: Mapping[str, Any]) -> None:
+        """Read what `save` and `meta` gave."""
         steps = meta.get("steps")
         if not isinstance(steps, int) or steps < 0:
             raise CheckpointError(f"the learner's part of the checkpoint has steps {steps!r}; it must be a number >= 0")
+        self.engine.load(path)
         self.optimiser.steps = steps
 
 

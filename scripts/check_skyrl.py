@@ -1,0 +1,185 @@
+"""gxpo's Tinker engine against SkyRL's server on CPUs: `python scripts/check_skyrl.py --python SKYRL_PYTHON`.
+
+SKYRL_PYTHON has SkyRL with its extras jax and tinker, and what gxpo needs (torch). A server is started on a model of
+two layers; five methods' gradients, read off what one step does to the adapters, are compared with gxpo's learner on
+the same adapters. Exit status 1 where one differs by more than 1e-5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+RANK, ALPHA, VOCABULARY = 4, 32.0, 64  # the server sets alpha
+CLOSE = 1e-5
+EPS, LR = 1e3, 1e3
+
+
+def tiny(folder: Path) -> None:
+    """A Qwen3 of two layers with a tokenizer of words, as transformers saves it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=256, initializer_range=0.2, eos_token_id=1,
+        bos_token_id=0, pad_token_id=0, tie_word_embeddings=False,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).float().save_pretrained(folder)
+    said = json.loads((folder / "config.json").read_text())
+    said["dtype"] = said["torch_dtype"] = "float32"
+    said.setdefault("rope_theta", 10000.0)  # where SkyRL reads it
+    (folder / "config.json").write_text(json.dumps(said))
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w0").save_pretrained(folder)
+
+
+def serve(model: Path, folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    command = [sys.executable, str(ROOT / "scripts" / "skyrl_server.py"), "--base-model", str(model), "--port",
+               str(port), "--folder", str(folder)]  # fmt: skip
+    with (folder / "server.log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    url = f"http://127.0.0.1:{port}"
+    for _ in range(240):
+        time.sleep(0.5)
+        try:
+            urllib.request.urlopen(f"{url}/api/v1/healthz", timeout=5)
+            return server, url
+        except OSError:
+            if server.poll() is not None:
+                break
+    raise SystemExit(f"SkyRL's server did not start:\n{(folder / 'server.log').read_text()[-2000:]}")
+
+
+def checks() -> bool:
+    from transformers import AutoModelForCausalLM
+
+    from gxpo.conformance.engines import forest, losses
+    from gxpo.learners.lora import LoraSettings
+    from gxpo.learners.remote import RemoteLearner
+    from gxpo.learners.remote.probe import probe
+    from gxpo.learners.remote.rows import Rows
+    from gxpo.learners.remote.tinker import Adapter, TinkerEngine
+    from gxpo.learners.torch import TorchLearner
+
+    good = True
+
+    def say(name: str, right: bool, figures: str) -> None:
+        nonlocal good
+        good &= right
+        print(f"{'ok  ' if right else 'FAIL'} {name}: {figures}", flush=True)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, model = Path(scratch), Path(scratch) / "model"
+        tiny(model)
+        server, url = serve(model, folder)
+        try:
+            began = time.perf_counter()
+            engine = TinkerEngine(url, str(model), adapter=Adapter(rank=RANK, seed=7))
+            seconds = time.perf_counter() - began
+            print(f"     the server: {engine.reduction.name}; heeds grad_clip_norm: {engine.clips}; {seconds:.0f} s")
+            given = forest(VOCABULARY)
+            rows = Rows.of(given, torch.arange(given.n_entries)).rows
+            found = probe(engine, rows[0])
+            say("start-up probe", found.trouble(0.02) is None, str(found))
+            remote = RemoteLearner(engine, lr=0.01, max_grad_norm=None)
+            remote.step(given, lambda x: -x["logprob"].mean())  # B is no longer 0, so A has a gradient
+            kept = engine._client.save_state("warm").result().path
+
+            def fresh() -> None:  # the same adapters, without moments: AdamW's first step
+                new = engine._service.create_training_client_from_state(kept)
+                engine._client = new.result() if hasattr(new, "result") else new
+                engine._forget()
+
+            fresh()
+            held = adapters(engine, folder)
+            standard = TorchLearner(
+                AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa"),
+                lr=0.0,
+                lora=LoraSettings(rank=RANK, alpha=ALPHA, targets=tuple(sorted({n.split(".")[-3] for n in held}))),
+            )
+            names = {n.replace(".default.", "."): n for n in standard.optimiser.named}
+            assert names.keys() == held.keys(), sorted(names.keys() ^ held.keys())[:4]
+            standard.restore({names[n]: x.float() for n, x in held.items()})
+            own, theirs = (learner.outputs(given)["logprob"] for learner in (standard, remote))
+            gap = float((own - theirs).abs().max())
+            say("log-probs", gap < CLOSE, f"largest difference {gap:.1e} nats")
+            for name, loss in losses(given, own).items():
+                expected = standard.gradient(given, loss)
+                want = {n: shared(n, held, expected, names) for n in names}
+                fresh()
+                remote.accumulate(given, loss)
+                norm = engine.step(LR, None, eps=EPS)
+                after = adapters(engine, folder)
+                got = {n: unstepped(held[n], after[n]) for n in names}
+                error = flat(got[n] - want[n] for n in names) / flat(want.values())
+                say(f"gradient of {name}", error < CLOSE, f"{error:.1e} relative; norm {norm:.6g}")
+        finally:
+            server.terminate()
+            server.wait(30)
+    return good
+
+
+def adapters(engine: Any, folder: Path) -> dict[str, torch.Tensor]:
+    """The adapters as the server holds them, from a checkpoint for samplers."""
+    from safetensors.torch import load
+
+    engine._saved += 1
+    engine._client.save_weights_for_sampler(f"look-{engine._saved}").result()
+    (path,) = (folder / "checkpoints").rglob(f"look-{engine._saved}.tar.gz")
+    with tarfile.open(path) as tar:
+        name = next(n for n in tar.getnames() if n.endswith(".safetensors"))
+        file = tar.extractfile(name)
+        assert file is not None
+        return {n: x.double() for n, x in load(file.read()).items()}
+
+
+def unstepped(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """The gradient from AdamW's first step, which is -lr g / (|g| + eps)."""
+    d = (before - after) / LR
+    return EPS * d / (1 - d.abs())
+
+
+def shared(name: str, held: Any, gradient: Any, names: Any) -> torch.Tensor:
+    """Projections that SkyRL fuses share one A: its gradient is the sum of theirs."""
+    if "lora_A" not in name:
+        return gradient[names[name]].double()
+    layer = name[: name.index(".layers.") + len(".layers.0")]
+    peers = [k for k in held if k.startswith(layer) and "lora_A" in k and torch.equal(held[k], held[name])]
+    return torch.stack([gradient[names[k]].double() for k in peers]).sum(0)
+
+
+def flat(tensors: Any) -> float:
+    return float(torch.stack([x.double().square().sum() for x in tensors]).sum().sqrt())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", help="interpreter of an environment that has SkyRL (default: this one)")
+    given = parser.parse_args()
+    if given.python:
+        paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        return subprocess.run([given.python, __file__], env={**os.environ, "PYTHONPATH": paths}).returncode
+    return 0 if checks() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

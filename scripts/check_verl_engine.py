@@ -1,0 +1,97 @@
+"""gxpo's engine over verl's FSDP worker, on CPUs: `python scripts/check_verl_engine.py --python VERL_PYTHON`.
+
+VERL_PYTHON has verl 0.9.1 and what gxpo needs (`pip install torch verl==0.9.1 uvicorn fastapi pillow`). Two processes
+over gloo hold a model of two layers as FSDP2 shards; conformance and the start-up probe compare them with gxpo's
+learner. Exit status 1 where a comparison fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).parents[1]
+TEMPERATURES = (1.0, 0.7)
+
+
+def worker(model: Path) -> bool:
+    """One of the processes."""
+    import torch.distributed as dist
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    dist.init_process_group("gloo")
+    from gxpo.conformance.engines import check, forest
+    from gxpo.learners.remote import RemoteLearner
+    from gxpo.learners.remote.verl import VerlEngine
+    from gxpo.learners.torch import TorchLearner
+
+    began = time.perf_counter()
+    engine = VerlEngine(model)
+    first = dist.get_rank() == 0
+    if first:
+        kinds = sorted({type(p).__name__ for p in engine._engine.module.parameters()})
+        print(
+            f"     {dist.get_world_size()} processes, parameters {kinds}; made in {time.perf_counter() - began:.0f} s"
+        )
+    standard = TorchLearner(
+        AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa"), lr=0.0
+    )
+    good, before = True, engine.fingerprint()
+    for temperature in TEMPERATURES:
+        for result in check(engine, standard, tolerance=1e-5, temperature=temperature):
+            good &= result.passed
+            if first:
+                print(f"{result} at temperature {temperature}", flush=True)
+        given, learner = forest(standard.vocabulary, temperature=temperature), RemoteLearner(engine, lr=0.0)
+
+        def loss(x: Mapping[str, Tensor]) -> Tensor:
+            return (x["entropy"] * (1 + x["logprob"])).sum()
+
+        expected = standard.gradient(given, loss, names=("logprob", "entropy"))
+        learner.accumulate(given, loss, names=("logprob", "entropy"))
+        found = engine.gradients()
+        engine.discard()
+        gaps = torch.cat([(found[n] - g).flatten() for n, g in expected.items()]).norm()
+        error = float(gaps / torch.cat([g.flatten() for g in expected.values()]).norm())
+        good &= error < 1e-5
+        if first:
+            print(f"{'ok ' if error < 1e-5 else 'NOT'} gradient of entropies: {error:.2e} at temperature {temperature}")
+    restored = engine.fingerprint() == before
+    if first:
+        print(f"{'ok ' if restored else 'NOT'} weights after save and load: {before:016x}")
+    dist.destroy_process_group()
+    return good and restored
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", help="interpreter of an environment that has verl (default: this one)")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        return 0 if worker(given.worker) else 1
+    with tempfile.TemporaryDirectory() as folder:
+        paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")])
+        env = {**os.environ, "PYTHONPATH": paths.rstrip(os.pathsep), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        python = given.python or sys.executable
+        made = "import sys, pathlib; from check_skyrl import tiny; tiny(pathlib.Path(sys.argv[1]))"
+        subprocess.run([python, "-c", made, folder], env=env, check=True)
+        command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(given.processes),
+                   __file__, "--worker", folder]  # fmt: skip
+        return subprocess.run(command, env=env).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

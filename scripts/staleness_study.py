@@ -1,0 +1,127 @@
+"""What age of rollouts costs and saves: `async.max_staleness` 0, 1, 2 and 4 on one configuration, several seeds.
+
+    python scripts/staleness_study.py                                  # the demo; goes on where it was stopped
+    python scripts/staleness_study.py examples/gsm8k_qwen.yaml --set trainer.steps=50
+    python scripts/staleness_study.py --report                         # the table of what has run
+
+A line of studies/staleness.jsonl per run. Seeds are paired: runs of one see the same tasks and the same noise of the
+sampler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from gxpo import config
+from gxpo.definition import Stated
+from gxpo.trainer.loop import Trainer
+from gxpo.trainer.statistics import mean_interval
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "studies" / "staleness.jsonl"
+STALENESS, SEEDS = (0, 1, 2, 4), (0, 1, 2)
+VARIANTS: dict[str, dict[str, Any]] = {"plain": {}, "corrected": {"weight.mismatch": "truncated"}}
+
+
+def trained(file: str, staleness: int, seed: int, variant: str, sets: list[str]) -> dict[str, Any]:
+    """A run: held-out accuracy before and after, and means over its steps."""
+    own = {"async.max_staleness": staleness, "seed": seed, **VARIANTS[variant]}
+    given = config.over(config.read(file), config.parse_set(sets))
+    given = config.over(given, {key: Stated(value, "study") for key, value in own.items()})
+    with tempfile.TemporaryDirectory(prefix="gxpo-") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = Trainer(config.resolve(given), out=Path(folder) / "run")
+        began, load = time.perf_counter(), os.getloadavg()[0]
+        try:
+            trainer.train()
+        finally:
+            trainer.close()
+        took = time.perf_counter() - began
+        rows = trainer.metrics_file.read()
+        held = [row["eval_accuracy"] for row in trainer.evaluations.read()]
+
+    def mean(name: str) -> float | None:
+        known = [row[name] for row in rows if row.get(name) is not None]
+        return fmean(known) if known else None
+
+    return {
+        "configuration": Path(file).stem,
+        "sets": sets,
+        "variant": variant,
+        "max_staleness": staleness,
+        "seed": seed,
+        "steps": len(rows),
+        "before": held[0],
+        "after": held[-1],
+        **{name: mean(name) for name in ("staleness_mean", "mismatch_kl", "grad_norm", "success_rate")},
+        "time_wait_s": sum(row.get("time_wait_s", 0.0) for row in rows),
+        "time_sample_s": sum(row["time_sample_s"] for row in rows),
+        "time_update_s": sum(row["time_update_s"] for row in rows),
+        "time_step_s": sum(row["time_step_s"] for row in rows),
+        "time_run_s": took,
+        "threads": torch.get_num_threads(),
+        "processors": os.cpu_count(),
+        "load_before": load,
+        "versions": config.versions(),
+    }
+
+
+def report(rows: list[dict[str, Any]]) -> None:
+    """The table: accuracy, divergence, and where the time went."""
+    print("| async.max_staleness | weight | seeds | held-out accuracy (95%) | less 0 (paired) | mismatch KL "
+          "| waited | sampling | updates | steps in all |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    base = {(r["configuration"], r["seed"]): r["after"] for r in rows if not r["max_staleness"]}
+    kinds = dict.fromkeys((r["configuration"], r["max_staleness"], r["variant"]) for r in rows)
+    for kind in sorted(kinds):
+        own = [r for r in rows if (r["configuration"], r["max_staleness"], r["variant"]) == kind]
+        after = [r["after"] for r in own]
+        low, high = mean_interval(after)
+        apart = [r["after"] - base[kind[0], r["seed"]] for r in own if (kind[0], r["seed"]) in base]
+        known = [r["mismatch_kl"] for r in own if r["mismatch_kl"] is not None]
+        seconds = (fmean(r[f"time_{name}_s"] for r in own) for name in ("wait", "sample", "update", "step"))
+        print(f"| {kind[1]} | {'truncated' if kind[2] == 'corrected' else 'none'} "
+              f"| {len(own)} | {fmean(after):.3f} ({low:.3f} to {high:.3f}) "
+              f"| {fmean(apart) if kind[1] and apart else 0:+.3f} | {f'{fmean(known):.1e}' if known else '-'} | "
+              + " | ".join(f"{x:.0f} s" for x in seconds) + " |")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", nargs="?", default=str(ROOT / "examples" / "arithmetic.yaml"))
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--staleness", type=int, nargs="+", default=list(STALENESS))
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--report", action="store_true")
+    asked = parser.parse_args()
+    rows = [json.loads(line) for line in asked.out.read_text().splitlines()] if asked.out.is_file() else []
+    if not asked.report:
+        done = {(r["configuration"], tuple(r["sets"]), r["variant"], r["max_staleness"], r["seed"]) for r in rows}
+        for seed in asked.seeds:
+            for staleness in asked.staleness:
+                for variant in asked.variants if staleness else ("plain",):
+                    if (Path(asked.file).stem, tuple(asked.set), variant, staleness, seed) in done:
+                        continue
+                    row = trained(asked.file, staleness, seed, variant, asked.set)
+                    rows.append(row)
+                    with open(asked.out, "a", encoding="utf-8") as file:
+                        file.write(json.dumps(row) + "\n")
+                    print(f"seed {seed}, max_staleness {staleness}, {variant}: {row['before']:.3f} to "
+                          f"{row['after']:.3f} in {row['time_step_s']:.0f} s", flush=True)  # fmt: skip
+    report(rows)
+
+
+if __name__ == "__main__":
+    main()

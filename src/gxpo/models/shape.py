@@ -1,0 +1,150 @@
+"""Model sizes that memory, traffic and time are computed from: parameters, layers, widths; no weights are loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gxpo.errors import ModelError, did_you_mean, need
+from gxpo.models import smollm2
+
+CACHED = ("full_attention", "sliding_attention", "chunked_attention")  # types of layers whose cache holds every token
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a causal language model.
+
+    parameters  of the whole model, tied ones once; active: that a token goes through (of a mixture of experts fewer)
+    layers, hidden, vocabulary   number of layers, size of a hidden state, number of ids
+    kv_layers   layers with keys and values; kv_heads, head_dim: of each of them
+    """
+
+    parameters: int
+    active: int
+    layers: int
+    hidden: int
+    vocabulary: int
+    kv_layers: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def largest_unit(self) -> int:
+        """Parameters of the largest unit that is gathered at once: a layer (an average one, embeddings counted in), or
+        the embeddings."""
+        return max(-(-self.parameters // self.layers), self.vocabulary * self.hidden)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of a token's keys and values at 16 bits."""
+        return 4 * self.kv_layers * self.kv_heads * self.head_dim
+
+
+def _dense(parameters: int, layers: int, hidden: int, kv_heads: int, head_dim: int, vocabulary: int) -> ModelShape:
+    return ModelShape(parameters, parameters, layers, hidden, vocabulary, layers, kv_heads, head_dim)
+
+
+KNOWN = {
+    smollm2.NAME: _dense(134_515_008, 30, 576, 3, 64, 49_152),
+    "qwen2.5-0.5b": _dense(494_032_768, 24, 896, 2, 64, 151_936),
+    "qwen2.5-1.5b": _dense(1_543_714_304, 28, 1536, 2, 128, 151_936),
+    "qwen2.5-7b": _dense(7_615_616_512, 28, 3584, 4, 128, 152_064),
+    "qwen2.5-32b": _dense(32_763_876_352, 64, 5120, 8, 128, 152_064),
+    "llama-3.1-8b": _dense(8_030_261_248, 32, 4096, 8, 128, 128_256),
+    "llama-3.1-70b": _dense(70_553_706_496, 80, 8192, 8, 128, 128_256),
+}
+_VARIANT = re.compile(r"-(instruct|base|chat|it)$")
+
+
+def shape_of(name: str) -> ModelShape:
+    """The sizes of a model: a name in `KNOWN` (with or without owner and -Instruct), a built-in model, a directory or
+    config.json of transformers, or an id in the hub's cache. Raises `ModelError` where its sizes can't be had."""
+    short = _VARIANT.sub("", name.rpartition("/")[2].lower())
+    if short in KNOWN and not Path(name).exists():
+        return KNOWN[short]
+    if name in ("tiny", "tiny:cold"):
+        from gxpo.models.tiny import tiny_model
+
+        return _measured(tiny_model())
+    return _of_config(_config(name))
+
+
+def stated_shape(
+    parameters: float,
+    layers: int | None,
+    hidden: int | None,
+    kv_heads: int | None,
+    head_dim: int | None,
+    vocabulary: int | None,
+) -> ModelShape:
+    """A dense model of these sizes, all of which are needed."""
+    if None in (layers, hidden, kv_heads, head_dim, vocabulary):
+        given = {"layers": layers, "hidden": hidden, "kv-heads": kv_heads, "head-dim": head_dim}
+        missing = [f"--{k}" for k, v in {**given, "vocabulary": vocabulary}.items() if v is None]
+        raise ModelError(f"--parameters needs {', '.join(missing)} too")
+    assert layers and hidden and kv_heads and head_dim and vocabulary
+    return _dense(int(parameters), layers, hidden, kv_heads, head_dim, vocabulary)
+
+
+def _config(name: str) -> Any:
+    path = Path(name).expanduser()
+    transformers = need("transformers", "train")
+    if path.is_dir():
+        path = path / "config.json"
+    try:
+        if path.suffix == ".json":
+            given = dict(json.loads(path.read_text(encoding="utf-8")))
+            return transformers.AutoConfig.for_model(given.pop("model_type"), **given)
+        return transformers.AutoConfig.from_pretrained(name, local_files_only=True)
+    except FileNotFoundError as error:
+        raise ModelError(f"model {name!r}: no file {path}") from error
+    except (KeyError, TypeError) as error:
+        raise ModelError(f"model {name!r}: {path} is not a configuration of a transformers model") from error
+    except (OSError, ValueError) as error:
+        hint = did_you_mean(name.lower(), KNOWN) or f"; known are {', '.join(KNOWN)}"
+        raise ModelError(
+            f"model {name!r}: its sizes are not known here{hint}; or give its directory or config.json, or "
+            "--parameters, --layers, --hidden, --kv-heads, --head-dim and --vocabulary"
+        ) from error
+
+
+def _of_config(config: Any) -> ModelShape:
+    import torch
+
+    if getattr(config.get_text_config(), "kv_lora_rank", None):
+        raise ModelError(
+            f"{config.model_type} caches latent vectors, for which there is no formula here: state its numbers with "
+            "--parameters, --layers, --hidden, --kv-heads, --head-dim and --vocabulary"
+        )
+    try:
+        with torch.device("meta"):
+            return _measured(need("transformers", "train").AutoModelForCausalLM.from_config(config))
+    except ValueError as error:
+        raise ModelError(f"{config.model_type} is no causal language model of transformers") from error
+
+
+def _measured(model: Any) -> ModelShape:
+    """The sizes of a transformers model, which may be on the device "meta"."""
+    config = model.config.get_text_config()
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    experts = sum(n for name, n in sizes.items() if ".experts." in name)
+    held = next(
+        (x for k in ("num_local_experts", "num_experts", "n_routed_experts") if (x := getattr(config, k, 0))), 1
+    )
+    used = getattr(config, "num_experts_per_tok", None) or held
+    kinds = getattr(config, "layer_types", None) or [CACHED[0]] * config.num_hidden_layers
+    heads = int(config.num_attention_heads)
+    return ModelShape(
+        parameters=sum(sizes.values()),
+        active=sum(sizes.values()) - experts * (held - used) // held,
+        layers=int(config.num_hidden_layers),
+        hidden=int(config.hidden_size),
+        vocabulary=int(config.vocab_size),
+        kv_layers=sum(kind in CACHED for kind in kinds),
+        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+    )

@@ -1,0 +1,166 @@
+"""The policy of a run whose weights a training engine holds (`cluster.backend`), and what such a run can't have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gxpo import models
+from gxpo.decoder.architecture import positions
+from gxpo.engines.tinker import TinkerSampler
+from gxpo.engines.torch import TorchEngine
+from gxpo.errors import ConfigError
+from gxpo.learners.optimiser import Schedule
+from gxpo.learners.remote import RemoteLearner
+from gxpo.learners.remote.learner import unsupported
+from gxpo.learners.remote.probe import check as check_engine
+from gxpo.learners.remote.tinker import Adapter, TinkerEngine
+from gxpo.learners.remote.verl import VerlEngine
+from gxpo.models import flow
+from gxpo.pipeline import Method
+from gxpo.protocols import TokenRow
+from gxpo.settings import RunSettings
+
+ENGINES = {"tinker": TinkerEngine, "verl": VerlEngine}
+PROBED = (3, 4, 5, 6)  # ids of the row on which an engine is probed
+
+
+def check_cluster(s: RunSettings, method: Method) -> None:
+    """Refuse what the chosen training engine can't train, in one line, before anything runs."""
+    backend = s.cluster.backend
+    if backend not in ENGINES:
+        if s.cluster.address is not None:
+            raise ConfigError(f"cluster.address is of cluster.backend=tinker, and the backend is {backend}")
+        return
+    if why := unsupported(method, ENGINES[backend].abilities):
+        raise ConfigError(f"cluster.backend={backend} can't train {method.name}: {why}; use cluster.backend=local")
+    for trouble, remedy in {**_common(s), **(_tinker(s) if backend == "tinker" else _verl(s))}.items():
+        raise ConfigError(f"cluster.backend={backend} {trouble}: {remedy}")
+
+
+def _common(s: RunSettings) -> dict[str, str]:
+    """What no engine can do -> what to set; empty: nothing of it is asked for."""
+    unfit = {
+        ("trains language models alone", f"leave out model={s.model}"): flow.is_flow(s.model),
+        ("can't start from another run's parameters", "leave out init_from"): s.init_from is not None,
+        ("cuts rows into micro-batches by a number", "set learner.tokens_per_microbatch=8192"): (
+            s.learner.tokens_per_microbatch == "auto"
+        ),
+        ("reads log-probs over the whole vocabulary", "set sampling.top_k=0 and sampling.top_p=1"): (
+            s.sampling.top_k > 0 or s.sampling.top_p < 1
+        ),
+    }
+    return dict(pair for pair, asked in unfit.items() if asked)
+
+
+def _tinker(s: RunSettings) -> dict[str, str]:
+    unfit = {
+        ("needs its server's URL", "set cluster.address=http://HOST:PORT"): s.cluster.address is None,
+        ("trains LoRA adapters", "set learner.lora_rank=32 or another rank"): s.learner.lora_rank == 0,
+        ("leaves scale and places of the adapters to the server", "leave out learner.lora_alpha and lora_targets"): (
+            s.learner.lora_alpha != 16.0 or s.learner.lora_targets != "all-linear"
+        ),
+        ("reads log-probs at temperature 1 alone", "set sampling.temperature=1"): s.sampling.temperature != 1,
+        ("samples on the server, which stops at ids", "leave out sampling.stop"): bool(s.sampling.stop),
+        ("samples on the server", "leave out sampling.engine"): s.sampling.engine != "auto",
+        ("reads the model's tokenizer from a directory or the hub", f"leave out model={s.model}"): (
+            s.model.startswith("tiny:")
+        ),
+    }
+    return dict(pair for pair, asked in unfit.items() if asked)
+
+
+def _verl(s: RunSettings) -> dict[str, str]:
+    unfit = {
+        ("has no server", "leave out cluster.address"): s.cluster.address is not None,
+        ("trains every parameter", "set learner.lora_rank=0"): s.learner.lora_rank > 0,
+        ("decays every parameter, not matrices alone", "set optim.weight_decay=0"): s.optim.weight_decay > 0,
+        ("samples in its own processes", "set sampling.engine=torch"): s.sampling.engine not in ("auto", "torch"),
+        ("holds float32 or bfloat16", "set learner.dtype=float32"): s.learner.dtype == "float64",
+        ("loads the model from a directory or the hub", f"leave out model={s.model}"): s.model.startswith("tiny:"),
+    }
+    return dict(pair for pair, asked in unfit.items() if asked)
+
+
+def tinker_policy(
+    s: RunSettings, learning: dict[str, Any], notify: Callable[[str], None]
+) -> tuple[Any, RemoteLearner, TinkerSampler, int | None]:
+    """Tokenizer, learner, sampler and number of positions of a policy on a Tinker server."""
+    known = models.describe(s.model, task=s.task, notify=notify)
+    found, _ = positions(known.config.get_text_config())
+    address = str(s.cluster.address)
+    notify(f"measuring how {address} reduces a loss")
+    engine = TinkerEngine(
+        address,
+        str(known.path or s.model),
+        adapter=Adapter(rank=s.learner.lora_rank, seed=s.seed),
+        betas=learning["betas"],
+        weight_decay=learning["weight_decay"],
+    )
+    if learning["max_grad_norm"] and not engine.clips:
+        raise ConfigError(f"{address} ignores the limit on the gradient norm: set optim.max_grad_norm=0")
+    notify(f"{address}: {engine.reduction.name}")
+    sampler = TinkerSampler(
+        engine, tokenizer=known.tokenizer, vocabulary=known.config.get_text_config().vocab_size, positions=found
+    )
+    return known.tokenizer, _learner(engine, learning), sampler, found
+
+
+def verl_policy(
+    s: RunSettings, learning: dict[str, Any], device: str, notify: Callable[[str], None]
+) -> tuple[Any, RemoteLearner, TorchEngine, int | None]:
+    """Tokenizer, learner, sampler and number of positions of a policy in verl's FSDP engine."""
+    loaded = models.load(s.model, task=s.task, device=device, dtype=s.learner.dtype, notify=notify)
+    engine = VerlEngine(loaded.path or s.model, dtype=s.learner.dtype, betas=learning["betas"])
+    sampler = GatheredEngine(
+        engine,
+        loaded.model,
+        loaded.tokenizer,
+        device=device,
+        batch_rows=s.sampling.batch_rows,
+        kernels=s.learner.kernels,
+    )
+    found, _ = positions(loaded.model.config.get_text_config())
+    return loaded.tokenizer, _learner(engine, learning), sampler, found
+
+
+def _learner(engine: TinkerEngine | VerlEngine, given: dict[str, Any]) -> RemoteLearner:
+    row = TokenRow(torch.tensor(PROBED), torch.tensor([1]), torch.ones(1, dtype=torch.float64))
+    check_engine(engine, row)
+    schedule = Schedule(given["schedule"], given["warmup_steps"], given["total_steps"])
+    return RemoteLearner(
+        engine,
+        lr=given["lr"],
+        schedule=schedule,
+        max_grad_norm=given["max_grad_norm"] or None,
+        tokens_per_microbatch=given["tokens_per_microbatch"],
+    )
+
+
+class GatheredEngine(TorchEngine):
+    """Sampling from a whole copy of a policy that this and other processes hold in shards.
+
+    trained  the training engine; its weights are gathered when `policy_version` changes, in which all processes take
+             part. `model` has those of version 0
+    """
+
+    def __init__(self, trained: VerlEngine, model: Any, tokenizer: Any, **settings: Any) -> None:
+        super().__init__(model, tokenizer, **settings)
+        self._trained = trained
+
+    @property
+    def policy_version(self) -> int:
+        return self._policy_version
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        if version == self._policy_version:
+            return
+        own = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, x in self._trained.weights():
+                own[name].copy_(x)
+        self.release()
+        self._policy_version = version
