@@ -3,6 +3,11 @@
 Prints, for SmolLM2-135M: how far vLLM's log-probs are from the learner's; that an update reaches what is sampled, with
 a prompt that vLLM had in its prefix cache; that an answer of old weights is refused; whether the same call gives the
 same tokens; and tokens a second, the engine and vLLM alone taking turns. Exit status 1 where a check fails.
+
+With `--servers N` it starts N vLLM servers on this machine instead (0.32, with the worker extension), and checks that
+they sample by what is published to them, before and after an update, and that nothing is lost where one is killed:
+`python scripts/check_vllm.py --python VLLM_PYTHON --servers 2 --server-args "--gpu-memory-utilization 0.2"`; on a CPU
+`--server-args "--enforce-eager --block-size 32"`.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -209,10 +215,19 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=tuple(CLOSE))
     parser.add_argument("--rounds", type=int, default=5, help="of the comparison of speed; 0 leaves it out")
     parser.add_argument("--length", type=int, default=64, help="tokens of a prompt")
+    parser.add_argument("--model", default="smollm2-135m", help="a name or a directory")
+    parser.add_argument("--servers", type=int, default=0, help="check so many servers in place of the engine")
+    parser.add_argument("--server-args", default="", help="further arguments of each server")
     given = parser.parse_args()
-    loaded = models.load("smollm2-135m", task="arithmetic", dtype=given.dtype)
+    loaded = models.load(given.model, task="arithmetic", dtype=given.dtype)
     texts = ("The capital of France is the city of", "Once upon a time there was a small dragon that " * 5)
     prompts = [tuple(loaded.tokenizer.encode(text)) for text in texts]
+    if given.servers:
+        import check_servers
+
+        arguments = shlex.split(given.server_args)
+        good = check_servers.run(given.python, given.servers, given.dtype, loaded, prompts, arguments)
+        raise SystemExit(0 if good else 1)
     engine = VllmEngine(
         loaded.model, loaded.tokenizer, python=given.python, arguments={"max_model_len": 2048}, notify=print
     )

@@ -59,7 +59,7 @@ KEYED = {"server": "https://collect.example/v1", "model": "m", "key_from": "AWS_
         ["method=prorag", *(f"signal.step_judge.{name}={value}" for name, value in KEYED.items())],
         [
             "sampling.engine=openai",
-            f"sampling.server={KEYED['server']}",
+            f"sampling.servers={KEYED['server']}",
             "sampling.engine_options={key_from: AWS_SECRET_ACCESS_KEY}",
         ],
     ],

@@ -177,7 +177,7 @@ def test_what_a_method_brings_is_read_back(tmp_path, method):
 # ---------------------------------------------------------------- nested and dotted keys, in every section and form
 def another(key, entry):
     """A value of a setting that is not its default."""
-    given = {"chat.template": "none", "optim.betas": [0.5, 0.5], "learner.device": "cpu", "sampling.server": "http://x",
+    given = {"chat.template": "none", "optim.betas": [0.5, 0.5], "learner.device": "cpu", "sampling.servers": "http://x",
              "scoring.options": {"judge": {"a": 1}}, "scoring.weights": {"my.py:f": 0.5}}  # fmt: skip
     if key in given:
         return given[key]

@@ -64,6 +64,10 @@ class ModelError(GxpoError):
     """A model can't be loaded or does not support what was requested."""
 
 
+class SamplersLost(ModelError):
+    """Too few servers can sample: the run stops where it is, and can be resumed."""
+
+
 def did_you_mean(word: str, known: Iterable[object]) -> str:
     """`"; did you mean 'x'?"` for the closest of `known`, or `""` when nothing is close."""
     from rapidfuzz import fuzz, process

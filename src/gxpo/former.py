@@ -40,7 +40,10 @@ ALSO = {  # other words for settings, accepted for good
     f"update.{name}": f"optim.{name}"
     for name in ("lr", "betas", "weight_decay", "max_grad_norm", "schedule", "warmup_steps")
 }
-SETTINGS = {"objective.gate": "objective.surrogate"}  # settings and slots by their former keys
+SETTINGS = {  # settings and slots by their former keys
+    "objective.gate": "objective.surrogate",
+    "sampling.server": "sampling.servers",
+}
 OPTIONS = {  # options by their former names: (stage, last word of the key) -> the word now
     ("credit", "single"): "singleton",
     ("objective", "once_per_token"): "dedup_shared_tokens",

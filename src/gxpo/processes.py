@@ -28,6 +28,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -82,6 +83,7 @@ class Process:
         self._line, theirs = socket.socketpair()
         self._buffer = bytearray()
         self._key, self._number = b"", 0
+        self._posted: set[bytes] = set()  # keys of items that are answered in any order
         self.worker: int | None = None  # the id that the program answers with; `process` is its guard
         start = f"import sys; sys.path[:] = {sys.path!r}; from gxpo.processes import attend; attend({program!r})"
         with theirs:
@@ -138,10 +140,67 @@ class Process:
         except Ended:
             raise
         except Exception as error:  # a deep nesting of brackets is a RecursionError
-            self.close()
-            why = " ".join(str(error).split())[:200]
-            message = f"its process wrote something that is no answer ({type(error).__name__}: {why}), and was killed"
-            raise Ended("died", message) from error
+            raise self._nonsense(error) from error
+
+    def post(self, item: Any) -> bytes:
+        """Send an item that the program answers whenever it is done with it (`Line.later`); gives its key.
+
+        OSError where the process is gone. A process that is asked so is asked in no other way.
+        """
+        key, message = os.urandom(KEY), pickle.dumps([item])
+        self._line.settimeout(STUCK)
+        self._line.sendall(MESSAGE.pack(len(message), key) + message)
+        self._posted.add(key)
+        return key
+
+    def answers(self, seconds: float) -> list[tuple[bytes, Any]]:
+        """Answers to posted items, from JSON: those that are there, or the first that come within `seconds`.
+
+        `Ended` where the process has ended, or has written something that is no answer.
+        """
+        found: list[tuple[bytes, Any]] = []
+        deadline = time.monotonic() + seconds
+        try:
+            while True:
+                self._line.settimeout(0.0 if found else max(0.0, deadline - time.monotonic()))
+                try:
+                    piece = self._line.recv(PIECE)
+                except (TimeoutError, BlockingIOError):
+                    return found
+                if not piece:
+                    raise EOFError
+                self._buffer += piece
+                while (answer := self._posted_answer()) is not None:
+                    found.append(answer)
+        except (EOFError, OSError) as error:
+            how = self.exit_code()
+            raise Ended("died", f"its process died ({how})", how) from error
+        except Exception as error:
+            raise self._nonsense(error) from error
+
+    def _posted_answer(self) -> tuple[bytes, Any] | None:
+        """The next answer to a posted item, None where not all of it is there."""
+        if len(self._buffer) < ANSWER.size:
+            return None
+        key, number, _, _ = ANSWER.unpack_from(self._buffer)
+        if key not in self._posted:
+            raise ValueError("it is not addressed as one")
+        self._key, self._number = key, number
+        text = self._next()
+        if text is None:
+            return None
+        self._posted.discard(key)
+        return key, json.loads(text, parse_float=_finite, parse_constant=_finite)
+
+    def fileno(self) -> int:
+        """Of the connection, for `select`."""
+        return self._line.fileno()
+
+    def _nonsense(self, error: Exception) -> Ended:
+        self.close()
+        why = " ".join(str(error).split())[:200]
+        kind = type(error).__name__
+        return Ended("died", f"its process wrote something that is no answer ({kind}: {why}), and was killed")
 
     def _next(self) -> bytes | None:
         """The text of the next answer, None where not all of it is there."""
@@ -240,6 +299,7 @@ class Line:
         os.set_inheritable(number, False)  # what the program starts does not hold the line open
         self._socket = socket.socket(fileno=number)
         self._pid = os.getpid()
+        self._lock = threading.Lock()
         self._address = (b"", 0, self._pid)  # of the item under way: key, number, process
         os.register_at_fork(after_in_child=self._socket.close)
 
@@ -257,10 +317,20 @@ class Line:
 
     def answer(self, text: str) -> None:
         """Answer the current item, in JSON."""
-        if os.getpid() != self._pid:
-            os._exit(0)
-        said = text.encode()
-        self._socket.sendall(ANSWER.pack(*self._address, len(said)) + said)
+        self.later()(text)
+
+    def later(self) -> Callable[[str], None]:
+        """A function that answers the current item, from any thread, when later ones are current."""
+        address = self._address
+
+        def answer(text: str) -> None:
+            if os.getpid() != self._pid:
+                os._exit(0)
+            said = text.encode()
+            with self._lock:
+                self._socket.sendall(ANSWER.pack(*address, len(said)) + said)
+
+        return answer
 
     def _exactly(self, size: int) -> bytearray:
         got = bytearray(size)

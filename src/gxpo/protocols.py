@@ -280,7 +280,11 @@ class EnvFailure:
 
 
 class Envs(Protocol):
-    """Batched episodes of one environment, by name. A failure costs only the episode in which it happens."""
+    """Batched episodes of one environment, by name. A failure costs only the episode in which it happens.
+
+    One whose episodes act at the same time says `concurrent = True` and has `submit(actions)`, which begins steps, and
+    `collect()`, which waits for at least one of them and gives those that are there.
+    """
 
     name: str
     instructions: str

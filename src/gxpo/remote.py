@@ -6,10 +6,11 @@ import asyncio
 import functools
 import ipaddress
 import json
+import os
 import re
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -57,11 +58,16 @@ class ChatCompletion(BaseModel):
 
 
 class Unanswered(Exception):
-    """The server gave no usable answer. `kind`: "raised", "timeout" or "nonsense" (it broke the protocol)."""
+    """The server gave no usable answer.
 
-    def __init__(self, kind: str, message: str) -> None:
+    kind   "raised", "timeout" or "nonsense" (it broke the protocol)
+    again  whether the server was busy, broken, slow or gone: the same question may be answered another time
+    status of the answer, where that is what was wrong with it
+    """
+
+    def __init__(self, kind: str, message: str, *, again: bool = False, status: int | None = None) -> None:
         super().__init__(one_line(message))
-        self.kind = kind
+        self.kind, self.again, self.status = kind, again, status
 
 
 class Line:
@@ -104,7 +110,7 @@ class Line:
         self._timeout, self._retries, self._backoff = timeout, retries, backoff
         self._key = key_for(address.scheme, address.host, address.port, key_from, asker)
         self._direct = _loopback(address.host) or bool(self._key and address.scheme == "http")
-        self._trust = http.create_ssl_context()
+        self._trust = _trust(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
         self._loop = _loop()
         self._open()  # finds out now what is wrong with the proxies
         self._idle: list[Any] = []  # clients of one connection each: one pool of hundreds is slow to choose from
@@ -125,73 +131,65 @@ class Line:
 
     def get(self, path: str, reply: type[Reply], most: int) -> Reply:
         """GET, validated as a `reply` of at most `most` bytes; raises `Unanswered`."""
-        return self._run(self._ask("GET", path, None, reply, most))
+        return run(self._ask("GET", path, None, reply, most))
 
     def post(self, path: str, body: Mapping[str, Any], reply: type[Reply], most: int) -> Reply:
         """POST, validated as a `reply` of at most `most` bytes; raises `Unanswered`."""
-        return self._run(self._ask("POST", path, body, reply, most))
+        return run(self._ask("POST", path, body, reply, most))
 
-    def post_all(
+    async def once(
         self,
+        verb: str,
         path: str,
-        bodies: Sequence[Mapping[str, Any]],
+        body: Mapping[str, Any] | None,
         reply: type[Reply],
         most: int,
-        read: Callable[[int, Reply], Read],
-        at_once: int,
-    ) -> list[Read]:
-        """POST all bodies, `at_once` at a time; the result of `read` for each answer and its index.
-
-        The first exception, of `read` too, ends all of them.
-        """
-        free = asyncio.Semaphore(at_once)
-
-        async def one(place: int) -> Read:
-            async with free:
-                return read(place, await self._ask("POST", path, bodies[place], reply, most))
-
-        async def every() -> list[Read]:
-            asked = [asyncio.ensure_future(one(place)) for place in range(len(bodies))]
-            try:
-                return await asyncio.gather(*asked)
-            finally:
-                for task in asked:
-                    task.cancel()
-
-        return self._run(every())
-
-    def _run(self, asking: Coroutine[Any, Any, Read]) -> Read:
-        future = asyncio.run_coroutine_threadsafe(asking, self._loop)
+        timeout: float | None = None,
+    ) -> Reply:
+        """One attempt, without retries, on the loop of `run`. timeout: seconds, where it is not the line's."""
+        content = None if body is None else json.dumps(body).encode()
         try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # the wait was interrupted, by Ctrl-C
-            raise
+            return self._read(path, await self._attempt(verb, path, content, most, timeout), reply)
+        except _Again as error:
+            raise Unanswered(error.kind, str(error), again=True) from error
+
+    async def up(self, path: str, timeout: float) -> None:
+        """Raises `Unanswered` unless a GET is answered with a status of 200 to 299 within `timeout` seconds."""
+        try:
+            await self._attempt("GET", path, None, READ_OF_ERRORS, timeout)
+        except _Again as error:
+            raise Unanswered(error.kind, str(error), again=True) from error
 
     async def _ask(self, verb: str, path: str, body: Mapping[str, Any] | None, reply: type[Reply], most: int) -> Reply:
         wait, content = self._backoff, None if body is None else json.dumps(body).encode()
         for attempt in range(self._retries + 1):
             try:
-                said = await self._attempt(verb, path, content, most)
-                return reply.model_validate_json(said)
+                return self._read(path, await self._attempt(verb, path, content, most), reply)
             except _Again as error:
                 if attempt == self._retries:
                     tried = f" (tried {attempt + 1} times)" if attempt else ""
-                    raise Unanswered(error.kind, f"{error}{tried}") from error
+                    raise Unanswered(error.kind, f"{error}{tried}", again=True) from error
                 await pause(min(LONGEST_WAIT, max(wait, error.after)))
                 wait *= 2
-            except ValidationError as error:
-                raise Unanswered(
-                    "nonsense", f"{self.url}{path} breaks the protocol: {self._plain(_first(error))}"
-                ) from None
         raise AssertionError("unreachable")
 
-    async def _attempt(self, verb: str, path: str, content: bytes | None, most: int) -> bytes:
+    def _read(self, path: str, said: bytes, reply: type[Reply]) -> Reply:
+        try:
+            return reply.model_validate_json(said)
+        except ValidationError as error:
+            raise Unanswered(
+                "nonsense", f"{self.url}{path} breaks the protocol: {self._plain(_first(error))}"
+            ) from None
+
+    async def _attempt(
+        self, verb: str, path: str, content: bytes | None, most: int, timeout: float | None = None
+    ) -> bytes:
+        seconds = self._timeout if timeout is None else timeout
         try:
             exchange = self._exchange(verb, path, content, most)
-            status, headers, said = await asyncio.wait_for(exchange, self._timeout)
+            status, headers, said = await asyncio.wait_for(exchange, seconds)
         except (TimeoutError, asyncio.TimeoutError) as error:
-            raise _Again("timeout", f"{self.url}{path} took longer than {self._timeout:g} s") from error
+            raise _Again("timeout", f"{self.url}{path} took longer than {seconds:g} s") from error
         except self._http.HTTPError as error:
             reason = self._plain(str(error)) or type(error).__name__
             raise _Again("raised", f"{self.url} can't be reached: {reason}; is the server up?") from error
@@ -208,7 +206,7 @@ class Line:
             raise _Again("raised", message, _seconds(headers.get("Retry-After", "")))
         if status in (401, 403) and not self._key:
             message += " (no key was sent: key_from names its variable, --allow-key allows it)"
-        raise Unanswered("raised", message)
+        raise Unanswered("raised", message, status=status)
 
     async def _exchange(self, verb: str, path: str, content: bytes | None, most: int) -> tuple[int, Any, bytes]:
         """Status, headers and body; of an error no more than is shown."""
@@ -257,6 +255,21 @@ class Line:
         self._finalizer()
 
 
+def run(asking: Coroutine[Any, Any, Read]) -> Read:
+    """The result of a coroutine, run on the loop of all clients; from any other thread."""
+    future = asyncio.run_coroutine_threadsafe(asking, _loop())
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()  # the wait was interrupted, by Ctrl-C
+        raise
+
+
+def clock() -> float:
+    """The time of the clients' loop, in seconds."""
+    return _loop().time()
+
+
 def plain(text: str) -> str:
     """Sanitise text from a server: one line, without control sequences for terminals."""
     return one_line("".join(c if c.isprintable() else " " for c in text))
@@ -276,6 +289,12 @@ def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="gxpo-remote", daemon=True).start()
     return loop
+
+
+@functools.cache
+def _trust(file: str | None, folder: str | None) -> Any:
+    """Who is trusted, as httpx2 reads these variables of the environment; costly to make."""
+    return need("httpx2", "server").create_ssl_context()
 
 
 def _shut(clients: list[Any], loop: asyncio.AbstractEventLoop) -> None:

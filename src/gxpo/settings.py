@@ -32,7 +32,9 @@ class SamplingSettings(_Section):
     )
     engine_python: str | None = Field(default=None, description="Python interpreter with vLLM; null: this one")
     engine_options: dict[str, Any] = Field(default={}, description="options of the engine, e.g. {max_model_len: 4096}")
-    server: str | None = Field(default=None, description="openai: base URL, e.g. http://localhost:8000/v1")
+    servers: str | list[str] | None = Field(
+        default=None, description="openai: base URLs, e.g. [http://a:8000/v1, http://b:8000/v1]"
+    )
     products: Products | None = Field(
         default=None, description="learner.products for sampling; null: the same value, auto measured separately"
     )
@@ -57,6 +59,9 @@ class EnvSettings(_Section):
         default=None, description="worker processes; 0: in this process. null: 0 for gxpo's own worlds, 1 for others"
     )
     timeout: Annotated[float, Field(gt=0)] = Field(default=10.0, description="seconds for one reset or action")
+    concurrency: Positive | None = Field(
+        default=None, description="episodes of one worker that act at once; null: 1, of a blocking environment 1024"
+    )
     max_turns: Positive | None = Field(default=None, description="null: the environment's own limit")
     context: Literal["full", "window", "summary"] = Field(
         default="full", description="part of the episode that the policy sees: see docs/rollouts.md"

@@ -38,6 +38,7 @@ def make(
     per_step: int = 32,
     workers: int | None = None,
     timeout: float = 10.0,
+    concurrency: int | None = None,
     given: Any = None,
 ) -> World:
     """Make the task source and environment called `name`.
@@ -46,6 +47,7 @@ def make(
              "textworld:coin", or "FILE.py:Class"; or "FILE.py:NAME" of a task source or of a function that gives rows
     options  of the task source; of an environment: what its constructor takes, and `pool` (see `SeedTasks`)
     workers  processes for the environment; None: 0 for gxpo's own worlds (in process), 1 for others
+    concurrency  episodes of one worker that act at the same time; None: as the environment says
     given    the task source itself, an object of the user's that is called `name`
     """
     options = dict(options or {})
@@ -57,7 +59,7 @@ def make(
     if spec is None:
         return World(_tasks(name, seed=seed, options=options, per_step=per_step))
     pool = options.get("pool")
-    made = EnvPool(spec, workers=workers, timeout=timeout)
+    made = EnvPool(spec, workers=workers, timeout=timeout, concurrency=concurrency)
     try:
         label = name if spec.file is None else f"{Path(spec.file).name}:{spec.kind}"
         return World(SeedTasks(name, made.contents, seed, pool, made.answers, label), made)

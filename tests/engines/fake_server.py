@@ -1,11 +1,16 @@
-"""An OpenAI-compatible server on loopback that samples from a small Llama; settings say what it leaves out."""
+"""An OpenAI-compatible server on loopback that samples from a small Llama; settings say what it leaves out.
+
+With `loader` it speaks vLLM 0.32's developer routes, as far as weights are published by them, and loads what it is told
+to into its model by the worker extension's own code.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +18,8 @@ from typing import Any
 import torch
 from tests.engines.fake_vllm import LLM, SamplingParams
 from tests.engines.letters import letters, llama
+
+from gxpo.engines.in_vllm import gxpo_vllm
 
 
 def completion(body: dict[str, Any], how: SimpleNamespace) -> dict[str, Any]:
@@ -50,6 +57,26 @@ def completion(body: dict[str, Any], how: SimpleNamespace) -> dict[str, Any]:
     return {"choices": [choice], "usage": {"prompt_tokens": len(body["prompt"])}}
 
 
+class Loader(gxpo_vllm.WeightLoader):
+    """A worker of vLLM with the extension, whose model is a small Llama. A restart: another one."""
+
+    def __init__(self, model: Any) -> None:
+        own = dict(model.named_parameters())
+        model.load_weights = lambda weights: [own[name].data.copy_(x) for name, x in weights]
+        self.model_runner = SimpleNamespace(model=model)
+        self.boot = uuid.uuid4().hex
+
+    def gxpo_config(self) -> Any:
+        return nullcontext()
+
+    def gxpo_state(self) -> dict[str, Any]:
+        return {**super().gxpo_state(), "boot": self.boot}
+
+
+class Cut(Exception):
+    """The connection ends within an answer."""
+
+
 @contextmanager
 def served(**settings: Any) -> Iterator[tuple[str, SimpleNamespace]]:
     """The server's address and its settings, which may be changed while it runs.
@@ -59,10 +86,14 @@ def served(**settings: Any) -> Iterator[tuple[str, SimpleNamespace]]:
     finish    reason that every sample is said to have ended for
     failing   status of every answer;   drops  connections to close without an answer
     spoil     a function that changes a completion before it is sent
+    before_answer  called with the request's body before a completion is answered: it may wait, or raise `Cut`
+    loader    `Loader` of its model; None: it has no route to load weights
+    healthy   status of /health;   rpc  called with the method before /collective_rpc carries it out
     """
     how = SimpleNamespace(
         model=llama(), tokenizer=letters(), ids="both", logprobs=True, raw=False, before=[], failing=None, drops=0,
         finish=None, models=["letters"], asked=[], connections=set(), spoil=lambda said: said,
+        before_answer=lambda body: None, loader=None, healthy=200, rpc=lambda method: None, rpcs=[], resets=0,
     )  # fmt: skip
     how.__dict__.update(settings)
     lock = threading.Lock()
@@ -81,10 +112,14 @@ def served(**settings: Any) -> Iterator[tuple[str, SimpleNamespace]]:
             self.wfile.write(raw)
 
         def do_GET(self) -> None:
+            if self.path == "/health":
+                return self._say({}, how.healthy)
             self._say({"data": [{"id": m, "max_model_len": 128} for m in how.models]})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.path in ("/collective_rpc", "/reset_prefix_cache"):
+                return self._control(body)
             with lock:
                 how.asked.append((body, self.headers.get("Authorization")))
                 how.connections.add(self.client_address)
@@ -92,8 +127,37 @@ def served(**settings: Any) -> Iterator[tuple[str, SimpleNamespace]]:
                     how.drops -= 1
                     self.close_connection = True
                     return
+            try:
+                how.before_answer(body)
+            except Cut:
+                self._cut()
+                return
+            with lock:
                 said = how.spoil(completion(body, how)) if how.failing is None else {"error": {"message": "no\nroom"}}
             self._say(said, how.failing or 200)
+
+        def _cut(self) -> None:
+            """The head of an answer and some of its body, then nothing."""
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b'{"choices": [{')
+            self.close_connection = True
+
+        def _control(self, body: dict[str, Any]) -> None:
+            if how.loader is None:
+                return self._say({"detail": "Not Found"}, 404)
+            if self.path == "/reset_prefix_cache":
+                how.resets += 1
+                return self._say({"success": True})
+            how.rpcs.append(body["method"])
+            try:
+                how.rpc(body["method"])
+                with lock:
+                    said = getattr(how.loader, body["method"])(*body.get("args", []))
+            except Exception as error:
+                return self._say({"error": {"message": f"Call to collective_rpc method failed: {error}"}}, 500)
+            self._say({"results": [said]})
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

@@ -52,7 +52,7 @@ def test_auto_takes_torch_where_vllm_does_not_fit_and_says_why(change, words):
 def test_what_is_asked_for_is_taken_or_refused():
     assert choose("torch", RUN, installed=yes).engine == "torch"
     assert choose("vllm", replace(RUN, model="tiny", device="cuda"), installed=yes).engine == "vllm"
-    assert choose("openai", RUN, server="http://localhost:8000/v1").engine == "openai"
+    assert choose("openai", RUN, servers=["http://localhost:8000/v1"]).engine == "openai"
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_what_is_asked_for_is_taken_or_refused():
         ("vllm", {}, {"installed": no}, "has no vllm; name an interpreter that has in sampling.engine_python"),
         ("vllm", {"policies": 2}, {"installed": yes}, "2 policies, adapters of one model; set sampling.engine=torch"),
         ("vllm", {"dtype": "float64"}, {"installed": yes}, "does not run float64"),
-        ("openai", {}, {}, "needs sampling.server"),
-        ("openai", {"policies": 3}, {"server": "http://x/v1"}, "3 policies"),
-        ("auto", {}, {"server": "http://x/v1"}, "is used with sampling.engine=openai"),
+        ("openai", {}, {}, "needs sampling.servers"),
+        ("openai", {"policies": 3}, {"servers": "http://x/v1"}, "3 policies"),
+        ("auto", {}, {"servers": "http://x/v1"}, "is used with sampling.engine=openai"),
         ("torch", {}, {"python": "/opt/vllm/bin/python"}, "is the interpreter of vLLM"),
     ],
 )

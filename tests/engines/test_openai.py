@@ -40,7 +40,7 @@ def server():
 )
 def test_logprobs_are_those_of_the_server_s_model(ids, sampling):
     with served(ids=ids) as (url, how):
-        engine = OpenAIEngine(url, tokenizer=letters(), batch_rows=4)
+        engine = OpenAIEngine([url], tokenizer=letters(), batch_rows=4)
         for request, completions in zip(requests(), engine.sample(requests(), sampling), strict=True):
             for c in completions:
                 expected = forced(how.model, request.prompt, c, sampling.temperature)
@@ -227,7 +227,7 @@ def test_connections_are_kept_and_one_that_was_closed_is_opened_again(monkeypatc
         assert len(how.connections) == 1
         how.drops = 1
         assert len(engine.sample(ONE, SHORT)[0]) == 1
-        how.drops = 3  # of the idle connection, and of two attempts on new ones
+        how.drops = 4  # of idle connections (one is left by the check in between), and of two attempts on new ones
         with pytest.raises(ModelError, match=r"can't be reached.*tried 2 times"):
             engine.sample(ONE, SHORT)
         engine.close()

@@ -7,8 +7,8 @@ import pytest
 import torch
 from tests.engines.letters import llama
 
+from gxpo.engines.in_vllm.gxpo_vllm import checksum, decode, encode
 from gxpo.engines.vllm_weights import SharedWeights, weights_of
-from gxpo.engines.vllm_worker import checksum, decode, encode
 from gxpo.learners.lora import LoraSettings, merged, with_lora
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import gc
 import os
 import signal
@@ -9,7 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -189,3 +191,45 @@ class Closing(Bare):
             raise OSError("can't close")
         if action == "die":
             os._exit(4)
+
+
+class Meeting(Counter):
+    """Waits for others: action "meet N FOLDER" returns once N episodes have asked for it, "wait FILE" once FILE is
+    there; "touch FILE" leaves it there; "hold" holds the interpreter's lock, "crash" reads where nothing is."""
+
+    blocking = True
+
+    def step(self, action: str) -> TimeStep:
+        word, *rest = action.split(" ")
+        if word == "meet":
+            folder = Path(rest[1])
+            (folder / f"{id(self)}").touch()
+            while len(list(folder.iterdir())) < int(rest[0]):
+                time.sleep(0.01)
+        if word == "wait":
+            while not Path(rest[0]).exists():
+                time.sleep(0.01)
+        if word == "touch":
+            Path(rest[0]).touch()
+        if word == "hold":
+            ctypes.PyDLL(None).sleep(1000)
+        if word == "crash":
+            ctypes.string_at(0)
+        return super().step(word)
+
+
+class Coroutines(Counter):
+    """Its methods are coroutines, which share a loop."""
+
+    met: ClassVar[list[Any]] = []
+
+    async def reset(self, seed: int) -> TimeStep:  # type: ignore[override]
+        return super().reset(seed)
+
+    async def step(self, action: str) -> TimeStep:  # type: ignore[override]
+        if action == "meet":
+            self.met.append(asyncio.get_running_loop())
+            while len(self.met) < 3:
+                await asyncio.sleep(0.01)
+            assert len(set(map(id, self.met))) == 1
+        return super().step(action)

@@ -81,10 +81,18 @@ def test_another_answer_is_none(operation: str, answer: object) -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"max_turns": "3"}, {"max_turns": True}, {"tools": [1]}, {"tools": None}, {"provides": "all"}, {"more": 1}],
+    [
+        {"max_turns": "3"},
+        {"max_turns": True},
+        {"tools": [1]},
+        {"tools": None},
+        {"provides": "all"},
+        {"more": 1},
+        {"blocking": 1},
+    ],
 )
 def test_what_a_process_says_of_a_class_is_checked(changed: dict[str, Any]) -> None:
-    about = {"instructions": "", "max_turns": 3, "tools": [], "provides": ["states"]}
+    about = {"instructions": "", "max_turns": 3, "tools": [], "provides": ["states"], "blocking": False}
     assert checked_about(["loaded", about]) == ("loaded", about)
     with pytest.raises((Nonsense, TypeError)):
         checked_about(["loaded", about | changed])

@@ -53,10 +53,10 @@ def test_a_start_that_fails_names_the_way_out(tmp_path, monkeypatch):
     "settings, words",
     [
         ({"sampling.engine": "torch", "sampling.engine_options": {"max_model_len": 9}}, "engine_options are for"),
-        ({"sampling.engine": "openai"}, "needs sampling.server"),
+        ({"sampling.engine": "openai"}, "needs sampling.servers"),
         ({"sampling.engine": "vllm", "sampling.engine_python": "/no/such/python"}, "has no vllm"),
-        ({"sampling.engine": "openai", "sampling.server": "http://127.0.0.1:9/v1",
-          "sampling.engine_options": {"seed": 1}}, "model, stale, key_from, timeout and retries, not seed"),
+        ({"sampling.engine": "openai", "sampling.servers": "http://127.0.0.1:9/v1",
+          "sampling.engine_options": {"seed": 1}}, "retries, min_replicas, patience and publish_timeout, not seed"),
         ({"sampling.engine": "fastest"}, "sampling.engine"),
     ],
 )  # fmt: skip
@@ -68,7 +68,7 @@ def test_settings_that_do_not_go_together(tmp_path, settings, words):
 def test_a_server_whose_weights_stay_behind_ends_the_run_after_a_step(tmp_path):
     held = models.load("tiny:cold", task="arithmetic")
     with served(model=held.model, tokenizer=held.tokenizer) as (url, _):
-        given = {"sampling.engine": "openai", "sampling.server": url}
+        given = {"sampling.engine": "openai", "sampling.servers": url}
         with pytest.raises(ModelError, match="the policy is at version 1, and nobody updates"):
             train(tmp_path, **given)
         told = train(tmp_path / "told", **given, **{"sampling.engine_options": {"stale": True}, "optim.lr": 0.05})

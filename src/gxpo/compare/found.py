@@ -23,8 +23,8 @@ _INNER = re.compile(r"\((?P<origin>[^()]*)\)$")
 # What a run's result does not depend on, or depends on but is read from its lines: no arm differs by it.
 UNTELLING = (
     "seed", "out", "init_from", "trainer", "doctor", "versions", "eval.every", "eval.points", "env.workers",
-    "env.timeout", "scoring.workers", "scoring.timeout", "sampling.batch_rows", "sampling.engine",
-    "sampling.engine_python", "sampling.engine_options", "sampling.server", "sampling.products", "learner.device",
+    "env.timeout", "env.concurrency", "scoring.workers", "scoring.timeout", "sampling.batch_rows", "sampling.engine",
+    "sampling.engine_python", "sampling.engine_options", "sampling.servers", "sampling.products", "learner.device",
     "learner.kernels", "learner.tokens_per_microbatch", "learner.products", "learner.recompute", "learner.layout",
     "learner.attention", "cluster.train", "cluster.sample", "cluster.sync.timeout",
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gxpo.engines.remote_requests import LEAST_TEMPERATURE
@@ -58,24 +58,24 @@ def choose(
     run: Run,
     *,
     python: str | None = None,
-    server: str | None = None,
+    servers: Sequence[str] | str | None = None,
     installed: Callable[[str], bool] = can_import,
 ) -> Choice:
     """Choose the engine of a run; `ConfigError` if the configured one can't be used.
 
     asked      "auto" | "torch" | "vllm" | "openai"
-    python     interpreter that has vLLM (None: this one);   server  address of an OpenAI-compatible server
+    python     interpreter that has vLLM (None: this one);   servers  addresses of OpenAI-compatible servers
     installed  whether an interpreter has vLLM
     """
-    if server is not None and asked != "openai":
-        raise ConfigError(f"sampling.server={server} is used with sampling.engine=openai, and the engine is {asked}")
+    if servers is not None and asked != "openai":
+        raise ConfigError(f"sampling.servers={servers} is used with sampling.engine=openai, and the engine is {asked}")
     if python is not None and asked not in ("auto", "vllm"):
         raise ConfigError(f"sampling.engine_python is the interpreter of vLLM, and sampling.engine is {asked}")
     if asked == "torch":
         return Choice("torch", "it was asked for")
     if asked == "openai":
-        if server is None:
-            raise ConfigError("sampling.engine=openai needs sampling.server, as http://localhost:8000/v1")
+        if not servers:
+            raise ConfigError("sampling.engine=openai needs sampling.servers, as [http://localhost:8000/v1]")
         if reason := several(run):
             raise ConfigError(f"sampling.engine=openai can't be used here: {reason}; set sampling.engine=torch")
         return Choice("openai", "it was asked for")

@@ -1,43 +1,58 @@
-"""Sampling from an OpenAI-compatible server that takes token ids and returns token ids and log-probs."""
+"""Sampling from OpenAI-compatible servers that take token ids and return token ids and log-probs."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gxpo.engines.openai_reply import SLACK, SURE, Models, Reply, completion, longest
+import torch
+
+from gxpo.engines.openai_reply import SLACK, SURE, Reply, completion, longest
+from gxpo.engines.pool import Job, SamplerPool
+from gxpo.engines.publish import WeightFiles
 from gxpo.engines.remote_requests import check, seed_of
+from gxpo.engines.replica import Replica
+from gxpo.engines.vllm import DISAGREE
 from gxpo.errors import ModelError
 from gxpo.protocols import Completion, Request, Sampling
-from gxpo.remote import Line, Unanswered, plain
 
 PROBE = Sampling(max_new_tokens=4, top_k=1)
-LONGEST_LIST = 1 << 22  # bytes of a list of models
+READ = Sampling(max_new_tokens=24)  # what both sides read once a server has the learner's weights
 
 
 class OpenAIEngine:
-    """Engine for a server such as `vllm serve MODEL --logprobs-mode processed_logprobs`.
+    """Engine for servers such as `vllm serve MODEL --logprobs-mode processed_logprobs`.
 
-    server      its address, as http://localhost:8000/v1
-    model       as the server calls it; None: the only one that it has
+    servers     their addresses, as http://localhost:8000/v1; one may stand as a text
+    model       as the servers call it; None: the only one that they have
     tokenizer   for the end-of-sequence id
     stop_ids    end-of-sequence ids; default: the tokenizer's
     vocabulary  how many tokens the policy knows; None: unknown
     policy      the name of the one policy that samples
-    version     says which version of the policy the server holds, if it is updated; asked before and after
+    version     says which version of the policy the servers hold, if somebody else updates them; asked before and after
                 each call, which fails if the two differ
-    stale       sample on although the policy has moved and the server's weights have not
-    batch_rows  requests that are under way at once
-    key_from, timeout, retries  of `gxpo.remote.Line`
+    learner     the learner's model, whose weights are published to the servers through the folder `weights`
+    weights     a folder that servers and learner see by the same path; None: nothing is published
+    stale       sample on although the policy has moved and the servers' weights have not
+    batch_rows  requests that are under way at once at each server
+    key_from, timeout, retries, min_replicas, patience, publish_timeout  of `gxpo.engines.pool.SamplerPool`
+    notify      called with a line where servers are missing at the start
 
-    A server that is busy, slow or gone is asked again, with the same seeds. One that still gives no answer, or one that
-    breaks the protocol, is a `ModelError`: a group without one of its samples would be another group.
+    A server that is busy, slow or gone costs time: its requests go to others, with the same seeds. A request that no
+    server answers, or whose answers break the protocol everywhere, is a `ModelError`: a group without one of its
+    samples would be another group.
 
-    Nothing here changes the server's weights. Without `version` it holds version 0 for good, and samples for a later
-    `policy_version` are refused, unless `stale`: they keep the stamp 0, so the step's metrics tell how old they are.
+    With `weights` a sample is preceded by a publication if `policy_version` changed or torch counted a write to the
+    model since the last one; each server acknowledges the publication and its checksums, and no other server is asked.
+    What it acknowledged is compared again after every call, so that what a restarted server said is asked for again.
+    Without, the servers hold version 0 for good, or what `version` says, and samples for a later `policy_version` are
+    refused, unless `stale`: they keep the stamp 0, so the step's metrics tell how old they are.
 
-    The first call sends a prompt that shows what the server is: one that answers in text alone is refused (text that is
+    Before a server's first sample a prompt shows what it is: one that answers in text alone is refused (text that is
     tokenised again may be other tokens than were sampled), and one whose log-probs are those before temperature and
     top-k is refused for every sampling in which the two differ. Every stream is a request with a seed of its own
     (`seed_of`); whether the same seed gives the same tokens is the server's business.
@@ -45,7 +60,7 @@ class OpenAIEngine:
 
     def __init__(
         self,
-        server: str,
+        servers: str | Sequence[str],
         *,
         model: str | None = None,
         tokenizer: Any = None,
@@ -53,112 +68,166 @@ class OpenAIEngine:
         vocabulary: int | None = None,
         policy: str = "main",
         version: Callable[[], int] | None = None,
+        learner: Any = None,
+        weights: str | None = None,
         stale: bool = False,
         batch_rows: int = 256,
         key_from: str | None = None,
         timeout: float = 600.0,
         retries: int = 3,
+        min_replicas: int = 1,
+        patience: float = 300.0,
+        publish_timeout: float = 120.0,
+        notify: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._line = Line(
-            server,
-            setting="sampling.server",
-            asker="sampling.engine_options",
+        self.pool = SamplerPool(
+            [servers] if isinstance(servers, str) else servers,
             key_from=key_from,
+            at_once=batch_rows,
             timeout=timeout,
             retries=retries,
+            min_replicas=min_replicas,
+            patience=patience,
+            publish_timeout=publish_timeout,
+            probe=self._probe,
         )
         end = getattr(tokenizer, "eos_token_id", None)
         self.stop_ids = tuple(stop_ids) if stop_ids is not None else (() if end is None else (end,))
-        self.policy, self.batch_rows, self._vocabulary = policy, batch_rows, vocabulary
+        self.policy, self._vocabulary = policy, vocabulary
         self._version, self._stale = version, stale
         self.policy_version = 0
         self.prefilled_tokens = self.reused_tokens = 0
-        self._model, self.positions = self._find(model)
-        self._processed: bool | None = None  # whether log-probs are those of the processed distribution
+        self.publish_seconds = 0.0
+        self._prompt: Sequence[int] = ()
+        self._files: WeightFiles | None = None
+        self._sent: tuple[int, int] | None = None  # version and count of writes of what was published
+        self._sending = threading.Lock()
+        self.positions = self.pool.start(model)
+        for why in self.pool.down:
+            notify(f"sampling without a server for now: {why}")
+        if weights is not None:
+            self._files = WeightFiles(learner, weights)
 
-    def _find(self, name: str | None) -> tuple[str, int | None]:
-        try:
-            said = self._line.get("/models", Models, LONGEST_LIST)
-        except Unanswered as error:
-            raise ModelError(str(error)) from error
-        found = {m.id: m.max_model_len for m in said.data}
-        if name is None and len(found) == 1:
-            name = next(iter(found))
-        if name is None or name not in found:
-            asked = "several models" if name is None else f"no model {name!r}"
-            raise ModelError(
-                f"{self._line.url} has {asked} ({plain(', '.join(found)) or 'none'}): "
-                "name one in sampling.engine_options={model: NAME}"
-            )
-        return name, found[name]
+    # ------------------------------------------------------------ what a server is
+    @property
+    def servers(self) -> str:
+        """The addresses, as errors name them."""
+        return ", ".join(r.url for r in self.pool.replicas)
 
-    # ------------------------------------------------------------ what the server is
-    def _probe(self, prompt: Sequence[int]) -> None:
+    async def _probe(self, replica: Replica) -> None:
         """Request tokens that are certain: the response shows how the server answers."""
-        ((found, _),) = self._draw([(prompt, 0)], PROBE, replace(PROBE, top_k=0), 0)  # what was possible is known
-        self._processed = all(x > -SURE for x in found.logprobs)
+        found = await self._ask(replica, self._prompt, PROBE, replace(PROBE, top_k=0))  # what was possible is known
+        replica.processed = all(x > -SURE for x in found.logprobs)
+        if self._files is not None:
+            await self._compare(replica)
 
-    def _check_logprobs(self, s: Sampling) -> None:
-        if not self._processed and s.temperature != 0 and (s.truncated_support or s.temperature != 1):
-            raise ModelError(
-                f"{self._line.url} gives log-probs from before temperature, top_k and top_p: start it with "
-                "--logprobs-mode processed_logprobs (vLLM), or sample at temperature 1 without top_k and top_p"
+    async def _compare(self, replica: Replica) -> None:
+        """Check that the server computes what the learner does from the same weights."""
+        files, sent = self._files, self._sent
+        assert files is not None
+        found = await self._ask(replica, self._prompt, READ, READ)
+        if sent is None or files.writes() != sent[1]:
+            return  # the learner has moved on
+        gap, allowed = await asyncio.to_thread(_gap, files.model, self._prompt, found)
+        if not gap <= allowed:
+            raise ValueError(
+                f"computes something else from the learner's weights: log-probs of the same tokens differ by {gap:.1%}."
+                " Serve the model that is trained, in its dtype"
             )
 
-    def _check_version(self) -> int:
+    async def _ask(self, replica: Replica, prompt: Sequence[int], asked: Sampling, s: Sampling) -> Completion:
+        body = {"model": self.pool.model, **self._body(prompt, 0, asked)}
+        said = await replica.line.once("POST", "/completions", body, Reply, longest(len(prompt), asked))
+        return self._read(said, prompt, s, 0)
+
+    def _read(self, said: Reply, prompt: Sequence[int], s: Sampling, version: int) -> Completion:
+        ends = {*self.stop_ids, *s.stop_ids}
+        return completion(said, prompt, s, ends=ends, vocabulary=self._vocabulary, version=version)
+
+    # ------------------------------------------------------------ weights
+    @property
+    def publishes(self) -> bool:
+        """Whether the servers are given the learner's weights."""
+        return self._files is not None
+
+    def move_to(self, model: Any) -> None:
+        """Publish the weights of this copy of the model from now on, one that is not being trained."""
+        if self._files is not None:
+            self._files.model, self._sent = model, None
+
+    def publish(self) -> None:
+        """Give the servers the learner's weights, if they have others; `SamplersLost` where too few take them."""
+        files = self._files
+        if files is None:
+            return
+        with self._sending:
+            wanted = (self.policy_version, files.writes())
+            if wanted == self._sent:
+                return
+            began = time.perf_counter()
+            self._sent, made = None, files.write(self.policy_version)
+            self.pool.publish(made)
+            files.keep_only(made)
+            self._sent = wanted
+            self.publish_seconds += time.perf_counter() - began
+
+    def _held(self) -> int | None:
+        """The version that the servers have; None: they acknowledge one each."""
+        if self._files is not None:
+            return None
         if self._version is not None:
             return self._version()
         if self.policy_version != 0 and not self._stale:
             raise ModelError(
-                f"the policy is at version {self.policy_version}, and nobody updates the weights of {self._line.url}: "
-                "train with sampling.engine=vllm or torch, or say sampling.engine_options={stale: true}"
+                f"the policy is at version {self.policy_version}, and nobody updates the weights of {self.servers}: "
+                "publish them with sampling.engine_options={weights: FOLDER}, train with sampling.engine=vllm or "
+                "torch, or say sampling.engine_options={stale: true}"
             )
         return 0
 
     # ------------------------------------------------------------ sampling
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """Sample one completion for every stream of every request, in order."""
-        place = f"max_model_len of {self._line.url}"
+        """Sample one completion for every stream of every request, in order; callable from several threads."""
+        place = f"max_model_len of {self.servers}"
         check(requests, sampling, policy=self.policy, positions=self.positions, limit=place)
-        rows = [(r.prompt, seed_of(key)) for r in requests for key in r.streams]
+        rows = [(r.prompt, key, r.keep[i] if r.keep else None) for r in requests for i, key in enumerate(r.streams)]
         if not rows:
             return [[] for _ in requests]
-        if self._processed is None:
-            self._probe(rows[0][0])
-        self._check_logprobs(sampling)
-        version = self._check_version()
-
-        done = self._draw(rows, sampling, sampling, version)
-        if self._check_version() != version:
-            raise ModelError(f"{self._line.url} was given other weights while it sampled: update it between steps")
+        self._prompt = self._prompt or rows[0][0]
+        self.publish()
+        version = self._held()
+        done = self._draw(rows, sampling, version)
+        if version is not None and self._held() != version:
+            raise ModelError(f"{self.servers} was given other weights while it sampled: update it between steps")
         cached = sum(part for _, part in done)
-        self.prefilled_tokens += sum(len(prompt) for prompt, _ in rows) - cached
+        self.prefilled_tokens += sum(len(prompt) for prompt, _, _ in rows) - cached
         self.reused_tokens += cached
         found = iter(completion for completion, _ in done)
         return [[next(found) for _ in r.streams] for r in requests]
 
     def _draw(
-        self, rows: Sequence[tuple[Sequence[int], int]], asked: Sampling, s: Sampling, version: int
+        self, rows: Sequence[tuple[Sequence[int], Any, str | None]], s: Sampling, version: int | None
     ) -> list[tuple[Completion, int]]:
-        """A sample for each prompt and seed, requested as `asked`, read as `s`, with its cached prompt tokens."""
-        ends = {*self.stop_ids, *s.stop_ids}
+        """A sample for each prompt and stream, with its cached prompt tokens."""
 
-        def read(row: int, said: Reply) -> tuple[Completion, int]:
-            found = completion(said, rows[row][0], s, ends=ends, vocabulary=self._vocabulary, version=version)
-            return found, said.cached
+        def read(row: int, said: Reply, published: int) -> tuple[Completion, int]:
+            return self._read(said, rows[row][0], s, published if version is None else version), said.cached
 
-        bodies = [self._body(prompt, seed, asked) for prompt, seed in rows]
-        most = longest(max(len(prompt) for prompt, _ in rows), asked)
-        try:
-            return self._line.post_all("/completions", bodies, Reply, most, read, self.batch_rows)
-        except Unanswered as error:
-            raise ModelError(str(error)) from error
-        except ValueError as error:
-            raise ModelError(f"{self._line.url} {error}") from error
+        processed = s.temperature != 0 and (s.truncated_support or s.temperature != 1)
+        jobs = [
+            Job(
+                self._body(prompt, seed_of(key), s),
+                len(prompt) + s.max_new_tokens,
+                longest(len(prompt), s),
+                home,
+                processed,
+            )
+            for prompt, key, home in rows
+        ]
+        return self.pool.complete(jobs, read)
 
     def _body(self, prompt: Sequence[int], seed: int, s: Sampling) -> dict[str, Any]:
         return {
-            "model": self._model,
             "prompt": list(prompt),
             "max_tokens": s.max_new_tokens,
             "temperature": s.temperature,
@@ -176,8 +245,30 @@ class OpenAIEngine:
         }
 
     def release(self, names: Sequence[str] | None = None) -> None:
-        """Does nothing: the server keeps no caches by name."""
+        """Episodes of these names need no server of their own any more; the servers keep no caches by name."""
+        self.pool.forget(names)
+
+    def figures(self) -> dict[str, float]:
+        """What has been counted since the engine was made, by the names of the metrics."""
+        return {
+            "sampler_failures": self.pool.failures,
+            "time_publish_s": self.publish_seconds,
+            "time_wait_servers_s": self.pool.waited,
+        }
 
     def close(self) -> None:
-        """Close the connections; the server keeps running."""
-        self._line.close()
+        """Close the connections and remove published files; the servers keep running."""
+        self.pool.close()
+        if self._files is not None:
+            self._files.close()
+
+
+@torch.no_grad()
+def _gap(model: Any, prompt: Sequence[int], found: Completion) -> tuple[float, float]:
+    """How far the log-probs of a sample are from the model's, relative to them, and how far they may be."""
+    first = next(model.parameters())
+    tokens = torch.tensor([[*prompt, *found.tokens]], device=first.device)
+    logits = model(input_ids=tokens, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+    own = logits.log_softmax(-1).gather(1, tokens[0, len(prompt) :, None]).squeeze(1).cpu()
+    gap = (own - torch.tensor(found.logprobs)).abs().sum() / own.abs().sum()
+    return float(gap), DISAGREE.get(first.dtype, DISAGREE[torch.float32])

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from gxpo.engines.decode import writes
+from gxpo.engines.in_vllm.gxpo_vllm import SLACK
 from gxpo.engines.network import Network
 from gxpo.engines.remote_requests import check, seed_of
 from gxpo.engines.vllm_process import PROGRAM, VllmProcess, interpreter
 from gxpo.engines.vllm_weights import SharedWeights
-from gxpo.engines.vllm_worker import SLACK
 from gxpo.errors import ModelError
 from gxpo.protocols import Completion, Request, Sampling
 

@@ -18,13 +18,13 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from gxpo.engines import vllm_worker
+from gxpo.engines.in_vllm import gxpo_vllm
 from gxpo.errors import ModelError
 from gxpo.exact import VARIABLES
 from gxpo.process_tree import end_tree
 from gxpo.processes import in_words
 
-PROGRAM = str(Path(vllm_worker.__file__))
+PROGRAM = str(Path(gxpo_vllm.__file__))
 ENDING = 1.0  # seconds that a process whose line is closed may take to leave
 OF_A_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 GIVEN = {  # what the environment may say otherwise
@@ -40,7 +40,7 @@ class VllmProcess:
     """A vLLM process, in lockstep: one message, one answer.
 
     python    its interpreter, which can import vllm
-    program   the program to run: `vllm_worker`
+    program   the program to run: `gxpo_vllm`
     """
 
     def __init__(self, python: str, *, program: Sequence[str] = (PROGRAM,)) -> None:
@@ -83,15 +83,15 @@ class VllmProcess:
         raw = {name: (str(x.dtype), x.tobytes()) for name, x in (arrays or {}).items()}
         self._asked += 1
         try:
-            number = vllm_worker.NUMBER.pack(self._asked, 0)
-            self._line.send_bytes(number + vllm_worker.encode(dict(header), raw))
+            number = gxpo_vllm.NUMBER.pack(self._asked, 0)
+            self._line.send_bytes(number + gxpo_vllm.encode(dict(header), raw))
             if not self._line.poll(timeout):
                 self.close()
                 raise ModelError(f"vLLM did not answer '{header['do']}' within {timeout:g} s; its process was ended")
             message = self._line.recv_bytes()
-            if vllm_worker.NUMBER.unpack_from(message) != (self._asked, self.pid):
+            if gxpo_vllm.NUMBER.unpack_from(message) != (self._asked, self.pid):
                 raise ValueError("it is of another number or process")
-            said, found = vllm_worker.decode(message[vllm_worker.NUMBER.size :])
+            said, found = gxpo_vllm.decode(message[gxpo_vllm.NUMBER.size :])
             said.get("error")
         except (EOFError, OSError) as error:
             raise ModelError(f"the vLLM process ended while asked to {header['do']}: {self._last_words()}") from error

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo.engines.vllm_worker import checksum
+from gxpo.engines.in_vllm.gxpo_vllm import checksum
 
 ALIGNED = 64  # bytes
 MEMORY = Path("/dev/shm")

@@ -105,10 +105,11 @@ def checked_about(answer: Any) -> tuple[str, Any]:
     status, value = answer
     if status == "unusable":
         return status, one_line(checked_text("the message", value))
-    if status != "loaded" or set(value) != {"instructions", "max_turns", "tools", "provides"}:
+    if status != "loaded" or set(value) != {"instructions", "max_turns", "tools", "provides", "blocking"}:
         raise Nonsense("neither loaded nor unusable")
     checked_text("instructions", value["instructions"])
     checked_texts("provides", value["provides"])
+    _truth("blocking", value["blocking"])
     if type(value["max_turns"]) is not int or not all(isinstance(tool, dict) for tool in value["tools"]):
         raise Nonsense("max_turns is no whole number, or tools are no schemas")
     return status, value

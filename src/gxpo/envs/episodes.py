@@ -59,7 +59,7 @@ class InProcess:
         self._host = None
 
 
-class _Worker(Process):
+class Worker(Process):
     """A process that has loaded the environment."""
 
     about: dict[str, Any]
@@ -81,7 +81,7 @@ class _Worker(Process):
 
 
 @dataclass
-class _Log:
+class Log:
     """Log of an episode, for its replay."""
 
     items: list[Item]
@@ -100,13 +100,18 @@ class InWorker:
         self.source, self.timeout = source, timeout
         self.restored = 0
         self.complaints: list[Answer] = []
-        self._worker: _Worker | None = None
-        self._logs: dict[str, _Log] = {}
+        self._worker: Worker | None = None
+        self._logs: dict[str, Log] = {}
         self._drops: list[str] = []  # instances that the process still has to close
         self._lost: dict[str, Answer] = {}  # episodes that could not be restored, until they are requested
 
     def about(self) -> dict[str, Any]:
         return self._ready().about
+
+    def lend(self) -> Worker:
+        """The process, which is another's from here on; before any episode."""
+        worker, self._worker = self._ready(), None
+        return worker
 
     def run(self, items: Sequence[Item]) -> list[Answer]:
         """Results of the items, in order: those of `Host.run`, or "timeout" or "died"."""
@@ -137,7 +142,7 @@ class InWorker:
                     self.complaints.append(answer)
         return [answers[i] for i in range(len(items))]
 
-    def _exchange(self, worker: _Worker, sent: Sequence[Item]) -> list[Answer]:
+    def _exchange(self, worker: Worker, sent: Sequence[Item]) -> list[Answer]:
         """Answers to the items sent, up to the first that ends the process."""
         answers: list[Answer] = []
         for operation, _, _ in sent:
@@ -153,21 +158,21 @@ class InWorker:
         if answer[0] != "ok":
             self._logs.pop(name, None)
         elif operation in ("reset", "restore"):
-            self._logs[name] = _Log([item], _seen(answer))
+            self._logs[name] = Log([item], seen(answer))
         elif operation == "step":
             self._logs[name].items.append(item)
-            self._logs[name].seen = _seen(answer)
+            self._logs[name].seen = seen(answer)
 
-    def _ready(self) -> _Worker:
+    def _ready(self) -> Worker:
         """A process in which all episodes are restored."""
         while self._worker is None:
-            worker = _Worker(self.source)
+            worker = Worker(self.source)
             self._drops.clear()
             if self._restore(worker):
                 self._worker = worker
         return self._worker
 
-    def _restore(self, worker: _Worker) -> bool:
+    def _restore(self, worker: Worker) -> bool:
         """Replay all episodes; False if that ended the process, with one episode less."""
         logs = list(self._logs.items())
         items = [item for _, log in logs for item in log.items]
@@ -185,7 +190,7 @@ class InWorker:
                 self._lose(name, str(failed[1]))
                 if failed[0] in ("died", "timeout"):
                     return False
-            elif log.seen != _seen(own[-1]):
+            elif log.seen != seen(own[-1]):
                 self._lose(name, "not deterministic: the same seed and actions led elsewhere")
         self.restored += len(self._logs)
         return True
@@ -213,7 +218,7 @@ class InWorker:
         self._logs, self._lost, self._drops = {}, {}, []
 
 
-def _seen(answer: Answer) -> Any:
+def seen(answer: Answer) -> Any:
     """The part of an answer that must be reproduced."""
     fields = answer[1]
     return None if fields is None else (fields["observation"], fields["state"], fields["done"])

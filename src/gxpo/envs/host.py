@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import importlib
 import inspect
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -70,11 +73,12 @@ class Host:
     def _reset(self, episode: str, seed: int) -> dict[str, Any]:
         env = self.make()
         self.episodes[episode] = env
-        return checked(env.reset(seed), first=True)
+        return checked(settled(env.reset(seed)), first=True)
 
     def _step(self, episode: str, reply: Reply) -> dict[str, Any]:
         env = self.episodes[episode]
-        return checked(env.call(reply.content, reply.calls) if self.about["tools"] else env.step(reply.content))
+        answer = env.call(reply.content, reply.calls) if self.about["tools"] else env.step(reply.content)
+        return checked(settled(answer))
 
     def _expert(self, episode: str, _: None) -> str | None:
         action = self.episodes[episode].expert()
@@ -101,7 +105,7 @@ class Host:
     def _close(self, episode: str, _: None) -> None:
         env = self.episodes.pop(episode, None)
         if _has(env, "close"):
-            env.close()
+            settled(env.close())
 
     def _provides(self) -> set[str]:
         """Optional features: methods of the class, its own declaration, and the results of a first step."""
@@ -122,7 +126,7 @@ class Host:
         for seed in PROBED:
             try:
                 env = self.make()
-                step = env.reset(seed)
+                step = settled(env.reset(seed))
                 checked(step, first=True)
             except KeyboardInterrupt:
                 raise
@@ -151,6 +155,19 @@ def _refused(error: BaseException, doing: str) -> Unusable:
     if isinstance(error, Nonsense):
         return Unusable(one_line(f"{doing}: {error}"))
     return Unusable(one_line(str(error))) if isinstance(error, GxpoError) else unusable(error, doing)
+
+
+def settled(value: Any) -> Any:
+    """What an environment returned; of a coroutine what it gives, run on the loop that all coroutines of the process
+    share, so that what they hold open stays usable."""
+    return asyncio.run_coroutine_threadsafe(value, _loop()).result() if inspect.iscoroutine(value) else value
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="gxpo-envs", daemon=True).start()
+    return loop
 
 
 def _has(env: Any, method: str) -> bool:
@@ -202,7 +219,13 @@ def _about(env: Any) -> dict[str, Any]:
         if not _has(env, method):
             wanted = "with tools has reset(seed) and call(content, calls)" if tools else "has reset(seed), step(action)"
             raise Unusable(f"{kind} has no method {method!r}; an environment {wanted}")
-    return {"instructions": instructions, "max_turns": max_turns, "tools": [dict(tool) for tool in tools]}
+    acting = getattr(env, "call" if tools else "step")
+    return {
+        "instructions": instructions,
+        "max_turns": max_turns,
+        "tools": [dict(tool) for tool in tools],
+        "blocking": bool(getattr(env, "blocking", False)) or inspect.iscoroutinefunction(acting),
+    }
 
 
 def _declared(value: object) -> list[str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from multiprocessing import connection
 from types import TracebackType
 from typing import Any
 
 from gxpo.envs.checked import from_fields
 from gxpo.envs.episodes import Answer, InProcess, InWorker, Item
 from gxpo.envs.sources import EnvSource
+from gxpo.envs.together import AT_ONCE, Together
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.protocols import EnvFailure, Reply, TimeStep
 
@@ -24,6 +26,8 @@ class EnvPool:
     workers  processes that share the episodes. 0: this process, without a time limit, for environments that can't
              hang. None: 0 for gxpo's own worlds, 1 for all others
     timeout  seconds for one reset or step in a worker
+    concurrency  episodes of one worker that act at the same time. None: 1; for a class that says `blocking = True` (it
+             waits for something outside its process) or whose methods are coroutines, 1024
 
     What an episode gives depends on its seed and actions, not on `workers` or on what other episodes do. An environment
     that raises, returns nonsense, takes longer than `timeout` or ends its process costs the episode in which it does:
@@ -39,18 +43,37 @@ class EnvPool:
               "answer", "step_rewards" (a first action is paid for); the class can state more in `provides`
     """
 
-    def __init__(self, source: EnvSource, *, workers: int | None = None, timeout: float = 5.0) -> None:
+    def __init__(
+        self,
+        source: EnvSource,
+        *,
+        workers: int | None = None,
+        timeout: float = 5.0,
+        concurrency: int | None = None,
+    ) -> None:
         workers = (0 if source.trusted else 1) if workers is None else workers
         if isinstance(workers, bool) or workers < 0 or not timeout > 0:
             raise ConfigError(f"envs: workers must be 0 or more and timeout above 0, not {workers!r} and {timeout!r}")
+        if concurrency is not None and (concurrency < 1 or (workers == 0 and concurrency > 1)):
+            raise ConfigError(f"envs: concurrency {concurrency} needs a worker process, and is 1 or more")
         self.source = source
         self.counts: dict[str, int] = dict.fromkeys((*FAILURES, "restored"), 0)
         self.messages: dict[str, str] = {}
-        self._places = [InWorker(source, timeout) for _ in range(workers)] or [InProcess(source)]
+        first = InWorker(source, timeout) if workers else InProcess(source)
+        about = first.about()
+        if concurrency is None:
+            concurrency = AT_ONCE if about["blocking"] else 1
+        self.concurrent = isinstance(first, InWorker) and concurrency > 1
+        self._places: list[InProcess | InWorker | Together]
+        if isinstance(first, InWorker) and self.concurrent:
+            kept = [first.lend(), *[None] * (workers - 1)]
+            self._places = [Together(source, timeout, concurrency, worker) for worker in kept]
+        else:
+            self._places = [first, *(InWorker(source, timeout) for _ in range(workers - 1))]
         self._place: dict[str, int] = {}  # of each episode under way
+        self._under_way: dict[str, None] = {}  # steps that were submitted and not collected
         self._load = [0] * len(self._places)
         self._threads: ThreadPoolExecutor | None = None
-        about = self._places[0].about()
         self.name = source.name
         self.instructions: str = about["instructions"]
         self.max_turns: int = about["max_turns"]
@@ -69,6 +92,37 @@ class EnvPool:
         ValueError for a name without an episode under way: never begun, finished, over or broken.
         """
         return self._steps("step", {name: Reply(reply.content, None, reply.calls) for name, reply in actions.items()})
+
+    def submit(self, actions: Mapping[str, Reply]) -> None:
+        """Begin these steps, where episodes act at the same time (`concurrent`); `collect` gives what comes of them."""
+        for name in actions:
+            if name not in self._place:
+                raise ValueError(f"environment {self.name}: no episode {name!r} is under way")
+        self._under_way |= dict.fromkeys(actions)
+        for number, place in enumerate(self._together):
+            own = {n: reply for n, reply in actions.items() if self._place[n] == number}
+            place.submit([("step", n, Reply(reply.content, None, reply.calls)) for n, reply in own.items()])
+
+    def collect(self) -> dict[str, TimeStep | EnvFailure]:
+        """Steps that have come of `submit` since the last call, at least one if any is under way."""
+        answers: dict[str, Answer] = {}
+        while self._under_way and not answers:
+            for place in self._together:
+                answers |= place.take()
+            if not answers:
+                busy = [place for place in self._together if place.busy]
+                there = connection.wait([place.fileno() for place in busy], min(place.patience() for place in busy))
+                for place in busy:
+                    if place.fileno() in there or place.patience() <= 0:
+                        place.attend(0.0)
+        found = {name: self._value(name, *answers[name]) for name in list(self._under_way) if name in answers}
+        self._under_way = {name: None for name in self._under_way if name not in found}
+        self._collect()
+        return self._as_steps(found)
+
+    @property
+    def _together(self) -> list[Together]:
+        return [place for place in self._places if isinstance(place, Together)]
 
     def finish(self, names: Sequence[str]) -> None:
         """Abandon these episodes and close their instances; finished names are ignored."""
@@ -122,6 +176,7 @@ class EnvPool:
         for place in self._places:
             place.close()
         self._place.clear()
+        self._under_way.clear()
         self._load = [0] * len(self._places)
 
     def __enter__(self) -> EnvPool:
@@ -141,8 +196,11 @@ class EnvPool:
             self._load[place] += 1
 
     def _steps(self, operation: str, payloads: Mapping[str, Any]) -> dict[str, TimeStep | EnvFailure]:
+        return self._as_steps(self._run(operation, payloads))
+
+    def _as_steps(self, values: Mapping[str, Any]) -> dict[str, TimeStep | EnvFailure]:
         steps: dict[str, TimeStep | EnvFailure] = {}
-        for name, value in self._run(operation, payloads).items():
+        for name, value in values.items():
             steps[name] = value if isinstance(value, EnvFailure) else from_fields(value)
             if isinstance(value, dict) and value["done"]:
                 self._forget(name)
@@ -169,15 +227,16 @@ class EnvPool:
         answers = {}
         for share, got in zip(shares, self._share(shares), strict=True):
             answers |= {name: answer for (_, name, _), answer in zip(share, got, strict=True)}
-        values: dict[str, Any] = {}
-        for name in payloads:
-            status, value = answers[name]
-            values[name] = value if status == "ok" else EnvFailure(status, value)
-            if status != "ok":
-                self._count(status, f"{value} (episode {name})")
-                self._forget(name)
+        values = {name: self._value(name, *answers[name]) for name in payloads}
         self._collect()
         return values
+
+    def _value(self, name: str, status: str, value: Any) -> Any:
+        if status == "ok":
+            return value
+        self._count(status, f"{value} (episode {name})")
+        self._forget(name)
+        return EnvFailure(status, value)
 
     def _share(self, shares: Sequence[Sequence[Item]]) -> list[list[Answer]]:
         """Each place does its share, at the same time."""
@@ -190,6 +249,7 @@ class EnvPool:
         return [job.result() for job in jobs]
 
     def _forget(self, name: str) -> None:
+        self._under_way.pop(name, None)
         place = self._place.pop(name, None)
         if place is not None:
             self._load[place] -= 1

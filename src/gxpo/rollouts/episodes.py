@@ -73,6 +73,7 @@ class Play:
         self.drawn: list[Draw] = []  # of the step so far, one for each group
         self._count = Counter[str]()
         self._snapshots = restorable and self.world and "snapshots" in self.envs.provides
+        self.concurrent = self.world and getattr(self.envs, "concurrent", False)
 
     def __enter__(self) -> Play:
         return self
@@ -243,8 +244,11 @@ class Play:
 
     def turn(self, running: Sequence[Episode], sampling: Sampling | None = None) -> None:
         """An action of every episode, then what the environments make of them."""
-        if not running:
-            return
+        if running:
+            self.take(*self._actions(running, sampling))
+
+    def _actions(self, running: Sequence[Episode], sampling: Sampling | None) -> tuple[list[Episode], list[Completion]]:
+        """The next action of every episode that has one."""
         ways: dict[tuple[Sampling | None, int], list[Episode]] = {}
         others: dict[Actor, list[Episode]] = {}
         for episode in running:
@@ -263,7 +267,8 @@ class Play:
         for episode in running:
             if episode not in actions:
                 self._lost(episode)
-        self.take([e for e in running if e in actions], [actions[e] for e in running if e in actions])
+        acting = [e for e in running if e in actions]
+        return acting, [actions[e] for e in acting]
 
     @staticmethod
     def _lost(episode: Episode) -> None:
@@ -303,6 +308,14 @@ class Play:
                 episode.act(completion)
                 episode.end = "done"
             return
+        moves = self.moves(running, actions)
+        answers = self.envs.step(moves) if moves else {}
+        for episode in running:
+            if episode.name in answers:
+                episode.step(answers[episode.name], self.rules.max_turns)
+
+    def moves(self, running: Sequence[Episode], actions: Sequence[Completion]) -> dict[str, Reply]:
+        """Takes these actions in; gives what the environments are told, by episode."""
         if self.restorable:
             for episode, at in zip(running, self._standing(running).values(), strict=True):
                 episode.stood.append(at)
@@ -314,15 +327,38 @@ class Play:
                 episode._go_on(lambda context, said=reply.content: context.summarised(said))
             else:
                 moves[episode.name] = reply
-        answers = self.envs.step(moves) if moves else {}
-        for episode in running:
-            if episode.name in answers:
-                episode.step(answers[episode.name], self.rules.max_turns)
+        return moves
 
     def finish(self, episodes: Sequence[Episode], sampling: Sampling | None = None) -> None:
-        """Play these to their ends."""
+        """Play these to their ends; where environments act at the same time, each at its own pace."""
+        if self.concurrent:
+            return self._finish_apart(episodes, sampling)
         while running := self.running(episodes):
             self.turn(running, sampling)
+
+    def _finish_apart(self, episodes: Sequence[Episode], sampling: Sampling | None) -> None:
+        """Each episode goes on as soon as its own environment has answered; those that can are sampled together."""
+        envs: Any = self.envs
+        place = {episode: i for i, episode in enumerate(episodes)}
+        ready, waiting = list(episodes), dict[str, Episode]()
+        while True:
+            if running := self.running(ready):
+                acting, actions = self._actions(running, sampling)
+                moves = self.moves(acting, actions)
+                envs.submit(moves)
+                waiting |= {episode.name: episode for episode in acting if episode.name in moves}
+                ready = [episode for episode in acting if episode.name not in moves]
+            elif not waiting:
+                return
+            else:
+                ready = []
+            if ready:
+                continue
+            for name, answer in envs.collect().items():
+                episode = waiting.pop(name)
+                episode.step(answer, self.rules.max_turns)
+                ready.append(episode)
+            ready.sort(key=place.__getitem__)
 
     def transcript(self, episode: Episode) -> str:
         """What was said in an attempt: of a sample its answer, of an episode its actions and what came of each."""
@@ -481,6 +517,9 @@ class Rounds(RolloutPart):
 
     def _played(self, episodes: list[Episode], play: Play) -> list[Episode]:
         """These attempts and all that join them, at their ends."""
+        if play.concurrent and type(self).after_turn is Rounds.after_turn:
+            play.finish(episodes)
+            return episodes
         while running := play.running(episodes):
             play.turn(running)
             episodes += play.begin(self.after_turn(episodes, play))

@@ -241,7 +241,7 @@ class GuidedPlay(Play):
         ended = plan.finish == "stop" and self.how.delimiter not in self.session.decode(plan.tokens)
         return 0 if ended else limit - len(plan.tokens)
 
-    def take(self, running: Sequence[Episode], actions: Sequence[Completion]) -> None:
+    def moves(self, running: Sequence[Episode], actions: Sequence[Completion]) -> dict[str, Reply]:
         moves: dict[str, Reply] = {}
         for episode, completion in zip(running, actions, strict=True):
             context = episode.context
@@ -259,10 +259,7 @@ class GuidedPlay(Play):
                 episode.opening = context.again()
             else:
                 moves[episode.name] = reply
-        answers = self.envs.step(moves) if moves else {}
-        for episode in running:
-            if episode.name in answers:
-                episode.step(answers[episode.name], self.rules.max_turns)
+        return moves
 
 
 def attempts(

@@ -39,12 +39,12 @@ def engine_of(
         processes=runtime.world(),
         sampling=sampling,
     )
-    choice = choose(asked, run, python=s.sampling.engine_python, server=s.sampling.server)
+    choice = choose(asked, run, python=s.sampling.engine_python, servers=s.sampling.servers)
     if asked == "auto" and not of_the_house(s.model):
         notify(f"sampling with {choice.engine}: {choice.why}")
     (policy, *_) = learner.policies
     if choice.engine == "openai":
-        return _server(s, tokenizer, policy, causal.get_input_embeddings().weight.shape[0])
+        return _servers(s, model, tokenizer, policy, causal.get_input_embeddings().weight.shape[0], notify)
     if choice.engine == "torch":
         if options and asked == "torch":
             raise ConfigError("sampling.engine_options are for sampling.engine=vllm or openai, and it is torch")
@@ -71,20 +71,36 @@ def engine_of(
         raise ModelError(f"{error} (sampling.engine=torch does without vLLM)") from error
 
 
-OPTIONS = ("model", "stale", "key_from", "timeout", "retries")  # of a server
+OPTIONS = (  # of servers
+    "model", "weights", "stale", "key_from", "timeout", "retries", "min_replicas", "patience", "publish_timeout",
+)  # fmt: skip
 
 
-def _server(s: RunSettings, tokenizer: Any, policy: str, vocabulary: int) -> OpenAIEngine:
-    """An OpenAI-compatible server, whose weights nobody updates."""
+def _servers(
+    s: RunSettings,
+    model: Any,
+    tokenizer: Any,
+    policy: str,
+    vocabulary: int,
+    notify: Callable[[str], None],
+) -> OpenAIEngine:
+    """OpenAI-compatible servers; weights are published to them where a folder for that is named."""
     options = s.sampling.engine_options
     if unknown := [name for name in options if name not in OPTIONS]:
         known = f"{', '.join(OPTIONS[:-1])} and {OPTIONS[-1]}"
         raise ConfigError(f"sampling.engine_options of openai are {known}, not {', '.join(unknown)}")
-    if s.sampling.server is None:
-        raise ConfigError("sampling.engine=openai needs sampling.server")
+    if not s.sampling.servers:
+        raise ConfigError("sampling.engine=openai needs sampling.servers")
+    if "weights" in options and (runtime.world() > 1 or s.cluster.backend != "local"):
+        raise ConfigError(
+            "sampling.engine_options: weights are published by one process that has all of them: set "
+            "cluster.backend=local and start it without torchrun, or leave weights out"
+        )
     return OpenAIEngine(
-        s.sampling.server,
+        s.sampling.servers,
         tokenizer=tokenizer,
+        learner=model,
+        notify=notify,
         vocabulary=vocabulary,
         batch_rows=s.sampling.batch_rows,
         policy=policy,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,8 @@ from torch import Tensor
 from gxpo import grouped, runtime
 from gxpo.callbacks import Callback, Dispatcher, make, samples
 from gxpo.config import Resolved
-from gxpo.errors import CheckpointError, ModelError
+from gxpo.engines.openai import OpenAIEngine
+from gxpo.errors import CheckpointError, ModelError, SamplersLost
 from gxpo.forest import Forest
 from gxpo.protocols import Budget, Task
 from gxpo.records import dump
@@ -141,7 +143,7 @@ class Trainer(Stages):
         doctor = self._checkup() if main and self.settings.doctor.every else None
         while not self.finished and not stop:
             shares = self.spent * e.points
-            row = self.step()
+            row = self._stepped()
             self.seconds += row["time_step_s"]
             with self._in_place():
                 best = self._judged(row)
@@ -205,6 +207,21 @@ class Trainer(Stages):
             f"{len(skipped)} steps in a row (up to step {self.step_number}) moved nothing: {skipped[-1]}. "
             f"`gxpo resume {self.out}` goes on behind them; trainer.max_nonfinite_steps says how many are allowed"
         )
+
+    def _stepped(self) -> dict[str, Any]:
+        """The next step. Where servers sample and too few of them are left, the steps before it are saved."""
+        if self.overlap is not None or not isinstance(self.engine, OpenAIEngine):
+            return self.step()  # what is sampled ahead is in the ledger
+        before = copy.deepcopy(self._state())
+        try:
+            return self.step()
+        except SamplersLost as error:
+            if self.engine.policy_version == self.step_number or runtime.rank() != 0:  # the step has moved the policy
+                raise
+            self.step_number -= 1
+            with self._in_place():
+                self._checkpoint(before)
+            raise SamplersLost(f"{error} (step {self.step_number} is saved: gxpo resume {self.out})") from error
 
     def _write(self, row: dict[str, Any], last: bool) -> None:
         """The step's line and, where they are due, its rollouts."""
@@ -341,7 +358,11 @@ class Trainer(Stages):
             checkpoint.write_atomic(self.out / CONFIG, text)
 
     def _save(self, before: str | None = None) -> Path:
-        state = {
+        return self._checkpoint(self._state(before))
+
+    def _state(self, before: str | None = None) -> dict[str, Any]:
+        """What a checkpoint holds beside tensors."""
+        return {
             "step": self.step_number,
             "config": config_sums(self.config_text, before),
             "inputs": self.inputs,
@@ -360,6 +381,8 @@ class Trainer(Stages):
             **({"callbacks": states} if (states := self.calls.state()) else {}),
             **({"async": self.overlap.state()} if self.overlap is not None else {}),
         }
+
+    def _checkpoint(self, state: dict[str, Any]) -> Path:
         alone = not self.learner.writes_files
         return checkpoint.save(
             self.out,

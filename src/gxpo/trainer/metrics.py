@@ -358,9 +358,14 @@ NAMES: dict[str, Metric] = {
     "eval_NAME": Metric("mean of the reward component NAME, 0 where it is missing", "reward", "evaluated completions"),
     "time_sample_s": Metric("sampling; with async.max_staleness also environments and rewards", "seconds", "the step"),
     "time_wait_s": Metric("waiting for groups that are sampled beside the updates", "seconds", "the step"),
+    "time_publish_s": Metric("publishing weights to the sampling servers", "seconds", "the step"),
+    "time_wait_servers_s": Metric(
+        "waiting for sampling servers, fewer than min_replicas being ready", "seconds", "the step"
+    ),
     "time_score_s": Metric("scoring", "seconds", "the step"),
     "time_update_s": Metric("advantages, gradients and optimiser", "seconds", "the step"),
     "time_step_s": Metric("the whole step, evaluation and checkpoint not included", "seconds", "the step"),
+    "sampler_failures": Metric("times that a sampling server stopped answering as it should", "failures", "the step"),
     "time_eval_s": Metric("the evaluation", "seconds", "the evaluation"),
     "time_sample_tokens_per_s": Metric("tokens sampled per second of sampling", "tokens/second", "the step"),
     "time_update_tokens_per_s": Metric(

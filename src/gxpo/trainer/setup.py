@@ -47,6 +47,7 @@ def world_of(s: RunSettings, given: Any = None) -> World:
         per_step=s.tasks.per_step,
         workers=s.env.workers,
         timeout=s.env.timeout,
+        concurrency=s.env.concurrency,
         given=given,
     )
 

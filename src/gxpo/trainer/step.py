@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gxpo import former, grouped, runtime
 from gxpo.config import Resolved
+from gxpo.engines.openai import OpenAIEngine
 from gxpo.forest import Forest
 from gxpo.judges import meter
 from gxpo.pipeline import Method, zero_signal_groups
@@ -100,6 +101,7 @@ class Stages:
         self.step_number += 1
         number, method, learner = self.step_number, self.method, self.learner
         counted, clock = self._counts(), Clock()
+        served = of_servers(self.engine)
 
         # tasks -> rollouts -> rewards
         session = self.session(number, seed=self.settings.seed, sampling=self.sampling, budget=self.budget)
@@ -159,6 +161,7 @@ class Stages:
             "reused_tokens": now["reused"] - counted["reused"],
             **learner.checksum(),
             **clock.figures(generated, forward),
+            **{name: x - served[name] for name, x in of_servers(self.engine).items()},
             "memory_peak_mb": peak_megabytes(),
         }
 
@@ -416,6 +419,11 @@ def of_updates(
 
 def _average(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def of_servers(engine: Any) -> dict[str, float]:
+    """What an engine on servers has counted so far; nothing of others."""
+    return engine.figures() if isinstance(engine, OpenAIEngine) else {}
 
 
 # ---------------------------------------------------------------- whether there is anything to learn from

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from gxpo.engines.openai import OpenAIEngine
 from gxpo.engines.vllm import VllmEngine
 from gxpo.errors import ConfigError
 from gxpo.pipeline import Method
@@ -39,9 +40,9 @@ def overlap_of(stages: Stages, run: Path, notify: Callable[[str], None]) -> Pipe
     """The pipeline that samples beside the steps of these stages, with its ledger in a run directory; `notify` is told
     where the method does not correct for the age of what it trains."""
     a = stages.settings.async_
-    if isinstance(stages.engine, VllmEngine) and a.order == "finish" and not a.partial:
+    if isinstance(stages.engine, VllmEngine | OpenAIEngine) and a.order == "finish" and not a.partial:
         raise ConfigError(
-            "async.order=finish samples under several versions at a time, and vLLM holds one: set async.partial=true, "
+            "async.order=finish samples under several versions at a time, and vLLM has one: set async.partial=true, "
             "or async.order=dispatch"
         )
     if (key := uncorrected(stages.method)) is not None:

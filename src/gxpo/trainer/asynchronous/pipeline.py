@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gxpo.engines.openai import OpenAIEngine
 from gxpo.engines.torch import TorchEngine
 from gxpo.engines.vllm import VllmEngine
 from gxpo.errors import GxpoError
@@ -194,9 +195,10 @@ class Pipeline:
         def newest() -> int:
             return self.schedule.version
 
-        if isinstance(engine, TorchEngine | VllmEngine):
+        served = isinstance(engine, OpenAIEngine) and engine.publishes
+        if isinstance(engine, TorchEngine | VllmEngine) or served:
             policy = PublishedPolicy(self.stage.learner)
-            if isinstance(engine, VllmEngine):
+            if not isinstance(engine, TorchEngine):
                 engine.move_to(policy.model)
             else:
                 engine.move_to(policy.model, policy.acting)

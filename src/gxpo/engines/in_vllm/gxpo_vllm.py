@@ -1,7 +1,9 @@
-"""vLLM worker program: receives weights and requests over a pipe, answers with tokens and log-probs.
+"""vLLM worker program over a pipe, and the worker extension by which a vLLM server loads weights.
 
-It runs in the interpreter that has vLLM, where gxpo may be missing, so it needs the standard library, torch and vllm
-alone, and is started by path: `python -I vllm_worker.py LINE PARENT`. The other side is `gxpo.engines.vllm_process`.
+It runs in the interpreter that has vLLM, where gxpo may be missing, so it needs the standard library, torch,
+safetensors and vllm alone. As a program it is started by path, `python -I gxpo_vllm.py LINE PARENT`; the other side is
+`gxpo.engines.vllm_process`. Of a server it is the extension: `PYTHONPATH=FOLDER VLLM_SERVER_DEV_MODE=1 vllm serve MODEL
+--worker-extension-cls gxpo_vllm.WeightLoader`; the other side is `gxpo.engines.publish`.
 
 A message is bytes: the length of its header (4 bytes, little endian), the header (JSON), then the raw arrays that
 `header["arrays"]` names as [name, dtype, items]. Every message is answered by one, `{"error": text}` where it failed.
@@ -17,13 +19,16 @@ import struct
 import sys
 import threading
 import time
+import uuid
 from array import array
+from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from typing import Any
 
 NUMBER = struct.Struct("<QQ")
 CODES = {"int32": "i", "int64": "q", "float32": "f"}
 SLACK = 64  # ids requested beyond top_k: equal logits at its edge are all kept
+BOOT = uuid.uuid4().hex  # of this process
 WEIGHTS_ARE_OLD = "the worker's weights are of stamp {have}, and stamp {want} was asked for"
 
 
@@ -60,6 +65,68 @@ def checksum(tensor: Any) -> int:
     return (int(words) + int(raw[whole:].sum(dtype=torch.int64))) % (1 << 64)
 
 
+# ---------------------------------------------------------------- weights
+def reload(runner: Any, tensors: dict[str, Any]) -> None:
+    """Load tensors by their checkpoint names into a model runner's model, in place."""
+    by_runner = getattr(runner, "reload_weights", None)
+    if by_runner is not None and "weights_iterator" in inspect.signature(by_runner).parameters:
+        by_runner(weights_iterator=iter(tensors.items()), is_checkpoint_format=True)
+    else:
+        runner.model.load_weights(iter(tensors.items()))
+    for module in runner.model.modules():
+        # On CPU a linear layer multiplies with a packed copy. The reload packs anew what it loads, but not a head
+        # that is tied to the embedding: nothing is loaded into it, and it would go on with the old weights.
+        if hasattr(module, "cpu_linear") and getattr(module, "weight", None) is not None and module.weight.numel():
+            module.quant_method.process_weights_after_loading(module)
+
+
+def held(model: Any, tensors: dict[str, Any]) -> dict[str, int]:
+    """Checksums of the model's one-dimensional parameters that stand under the same name, shape and type: those that
+    neither tensor parallelism nor packing takes apart."""
+    found = {}
+    for name, p in model.named_parameters():
+        x = tensors.get(name)
+        if x is not None and p.dim() == 1 and p.shape == x.shape and p.dtype == x.dtype:
+            found[name] = checksum(p)
+    return found
+
+
+class WeightLoader:
+    """Worker extension of a vLLM server: loads published weights, says which it has.
+
+    Written for vLLM 0.32 (`/collective_rpc`, strings in and dictionaries out). `stamp` is None from the first tensor
+    that is loaded until all are; a file whose checksums are wrong is refused before that, so a worker has one
+    publication or none. `boot` is another one after each restart.
+    """
+
+    def gxpo_state(self) -> dict[str, Any]:
+        """The process, and the publication whose weights it has."""
+        return {"boot": BOOT, "stamp": getattr(self, "gxpo_stamp", None)}
+
+    def gxpo_config(self) -> AbstractContextManager[Any]:
+        """The context in which vLLM's layers find their configuration."""
+        from vllm.config import set_current_vllm_config  # type: ignore[import-not-found]  # it runs there
+
+        return set_current_vllm_config(self.vllm_config)  # type: ignore[attr-defined]  # as below
+
+    def gxpo_load(self, message: str) -> dict[str, Any]:
+        """Load a safetensors file. message: JSON of {"path", "stamp", "sums": {name: checksum}}."""
+        import torch
+        from safetensors.torch import load_file
+
+        asked = json.loads(message)
+        tensors = load_file(asked["path"])
+        wrong = [name for name, x in asked["sums"].items() if name not in tensors or checksum(tensors[name]) != x]
+        if wrong or len(tensors) != len(asked["sums"]):
+            return {**self.gxpo_state(), "wrong": wrong[:1] or ["the number of tensors"], "held": {}}
+        self.gxpo_stamp: str | None = None
+        runner: Any = self.model_runner  # type: ignore[attr-defined]  # of vLLM's worker, which this class is added to
+        with torch.no_grad(), self.gxpo_config():
+            reload(runner, tensors)
+        self.gxpo_stamp = asked["stamp"]
+        return {**self.gxpo_state(), "wrong": [], "held": held(runner.model, tensors)}
+
+
 # ---------------------------------------------------------------- the engine
 class Server:
     """vLLM and the version of its weights: `stamp` is None from the start of an update until all of it succeeded."""
@@ -92,28 +159,12 @@ class Server:
             tensors[name] = self._bytes[start : start + size].view(getattr(torch, dtype)).view(shape)
         runner = self._runner
         with torch.no_grad():
-            self._reload(runner, tensors)
+            reload(runner, tensors)
         if self.llm.reset_prefix_cache() is False:  # None: a version that does not say; the salt of the stamp holds
             raise RuntimeError("vLLM did not drop its prefix cache, which holds keys and values of the old weights")
-        held = {
-            name: checksum(p)
-            for name, p in runner.model.named_parameters()
-            if name in tensors and p.dim() == 1 and p.shape == tensors[name].shape and p.dtype == tensors[name].dtype
-        }
         self.stamp = header["stamp"]
-        return {"stamp": self.stamp, "read": [checksum(x) for x in tensors.values()], "held": held}
-
-    def _reload(self, runner: Any, tensors: dict[str, Any]) -> None:
-        reload = getattr(runner, "reload_weights", None)
-        if reload is not None and "weights_iterator" in inspect.signature(reload).parameters:
-            reload(weights_iterator=iter(tensors.items()), is_checkpoint_format=True)
-        else:
-            runner.model.load_weights(iter(tensors.items()))
-        for module in runner.model.modules():
-            # On CPU a linear layer multiplies with a packed copy. The reload packs anew what it loads, but not a head
-            # that is tied to the embedding: nothing is loaded into it, and it would go on with the old weights.
-            if hasattr(module, "cpu_linear") and getattr(module, "weight", None) is not None and module.weight.numel():
-                module.quant_method.process_weights_after_loading(module)
+        read = [checksum(x) for x in tensors.values()]
+        return {"stamp": self.stamp, "read": read, "held": held(runner.model, tensors)}
 
     # ------------------------------------------------------------ reading and writing
     def score(self, tokens: list[int]) -> list[float]:
