@@ -126,7 +126,7 @@ def test_each_file_of_data_in_the_wheel_is_read_by_what_it_is_for(wheel):
         [sys.executable, "-c", READERS, str(wheel)],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(wheel)},
+        env={**os.environ, "PYTHONPATH": str(wheel), "PYTHONDONTWRITEBYTECODE": "1"},  # which are files, too
     )
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout.splitlines()[-1])) == there

@@ -19,9 +19,9 @@ from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
 from gxpo.learners.torch import TorchLearner
 from gxpo.protocols import StreamKey, Task
-from gxpo.rollouts.episodes import all_wrong
 from gxpo.rollouts.hint import hints_of, prefix
 from gxpo.rollouts.independent import Independent
+from gxpo.rollouts.rounds import all_wrong
 from gxpo.rollouts.wording import reworded
 
 nan = float("nan")

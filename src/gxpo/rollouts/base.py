@@ -39,8 +39,9 @@ from collections.abc import Callable
 
 from gxpo.protocols import Session
 from gxpo.rollouts.build import Attempts, Count, Draw, Episode, Fork
-from gxpo.rollouts.episodes import Play, Round, Rounds
+from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.graph import graph
+from gxpo.rollouts.rounds import Round, Rounds
 from gxpo.rollouts.team import Team, TeamPlay, TeamPolicies
 
 __all__ = ["Attempts", "Count", "Draw", "Episode", "Fork", "Play", "Rollout", "Round", "Rounds"]

@@ -1,8 +1,8 @@
 """Attempts at tasks, played many at a time: samples of prompts are episodes of one turn.
 
-`Play` is the one machine that begins attempts, samples their turns, forks them and writes them down; `Rounds` goes
-through a step with it. What a rollout of one's own decides (who begins, who goes on, from where, what of it is trained)
-is in `gxpo.rollouts.base`.
+`Play` is the one machine that begins attempts, samples their turns, forks them and writes them down;
+`gxpo.rollouts.rounds` goes through a step with it. What a rollout of one's own decides (who begins, who goes on, from
+where, what of it is trained) is in `gxpo.rollouts.base`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from gxpo import grouped
 from gxpo.errors import GxpoError
 from gxpo.forest import Forest
 from gxpo.protocols import (
@@ -37,12 +34,10 @@ from gxpo.protocols import (
 )
 from gxpo.rollouts.build import (
     Attempts,
-    Count,
     Draw,
     Episode,
     Fork,
     Prompt,
-    RolloutPart,
     Snapshot,
     forest_of,
     name_draws,
@@ -422,105 +417,3 @@ class Play:
 
 def _sample_of_prompt(episode: Episode) -> bool:
     return isinstance(episode.context, Prompt) and episode.base is None
-
-
-# ---------------------------------------------------------------- rounds of attempts
-@dataclass(eq=False)
-class Round:
-    """Attempts that were played together.
-
-    episodes  the attempts, in the order in which they were begun
-    """
-
-    episodes: Sequence[Episode]
-    play: Play = field(repr=False)
-
-    @property
-    def groups(self) -> list[str]:
-        """Names of the attempts' groups, in order."""
-        return list(dict.fromkeys(e.group for e in self.episodes))
-
-    @property
-    def forest(self) -> Forest:
-        """The round's attempts, scored only if that was asked for; the bases of forks have to be in the same round."""
-        return vars(self).get("scored", self._written)
-
-    @functools.cached_property
-    def _written(self) -> Forest:
-        return self.play.forest(self.episodes)
-
-    @functools.cached_property
-    def scored(self) -> Forest:
-        """The round's attempts with their outcomes and verdicts."""
-        return self.play.session.score(self._written)
-
-    def all_wrong(self, rollout: str) -> list[str]:
-        """Names of the groups in which an attempt is known to be wrong and none to be right, in order. ConfigError
-        where the reward gives no verdicts at all."""
-        forest = self.scored
-        forest.need_verdicts(f"rollout {rollout}")
-        wrong = all_wrong(forest.success, forest.scored, forest.ids("group", axis="R")).tolist()
-        return list(dict.fromkeys(g for g, w in zip(forest.group, wrong, strict=True) if w))
-
-
-def all_wrong(success: Tensor, scored: Tensor, group: Tensor) -> Tensor:
-    """[R] bool: no attempt of the trajectory's group is known to be right, and at least one is known to be wrong.
-
-    success [R] verdicts (nan unknown), scored [R] bool, group [R] ids. An attempt that is not scored says nothing.
-
-    >>> nan = float("nan")
-    >>> success, group = torch.tensor([0., 0., 0., 1., 0., nan, nan]), torch.tensor([0, 0, 1, 1, 2, 2, 3])
-    >>> all_wrong(success, success.isfinite(), group).tolist()
-    [True, True, False, False, True, True, False]
-    """
-    known = success.isfinite() & scored
-    verdict = torch.where(known, success, torch.zeros_like(success))
-    return (grouped.count(group, known) > 0) & (grouped.max(verdict, group, known) <= 0)
-
-
-class Rounds(RolloutPart):
-    """Base of rollouts in rounds: `group_size` independent attempts at each task; see `gxpo.rollouts.base`."""
-
-    group_size: Count
-
-    provides = ("states",)
-    forks = False  # attempts may be left before one of their turns
-
-    def first(self, draws: Sequence[Draw], play: Play) -> Sequence[Attempts | Fork]:
-        """The attempts that begin."""
-        return [draw.attempts(self.group_size) for draw in draws]
-
-    def after_turn(self, episodes: Sequence[Episode], play: Play) -> Sequence[Attempts | Fork]:
-        """What joins the round after each of its turns."""
-        return []
-
-    def then(self, rounds: Sequence[Round], play: Play) -> Sequence[Attempts | Fork]:
-        """The next round's attempts; none: there is no further round."""
-        return []
-
-    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
-        """The step's forest."""
-        return rounds[0].forest if len(rounds) == 1 else play.forest()
-
-    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        """All rounds of a step."""
-        with self._play(session) as play:
-            rounds: list[Round] = []
-            asked = self.first(play.draws(tasks), play)
-            while asked or not rounds:
-                rounds.append(Round(self._played(play.begin(asked), play), play))
-                asked = self.then(rounds, play)
-            return self.merge(rounds, play)
-
-    def _play(self, session: Session) -> Play:
-        return Play(session, restorable=self.forks)
-
-    def _played(self, episodes: list[Episode], play: Play) -> list[Episode]:
-        """These attempts and all that join them, at their ends."""
-        if play.concurrent and type(self).after_turn is Rounds.after_turn:
-            play.finish(episodes)
-            return episodes
-        while running := play.running(episodes):
-            play.turn(running)
-            episodes += play.begin(self.after_turn(episodes, play))
-        return episodes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gxpo.registry import part
 from gxpo.rollouts.build import Count
-from gxpo.rollouts.episodes import Rounds
+from gxpo.rollouts.rounds import Rounds
 
 
 @part("independent", stage="rollout")

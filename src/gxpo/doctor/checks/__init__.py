@@ -1,5 +1,25 @@
 """Checks by stage, in the order of diagnosis; importing this package registers them all."""
 
-from gxpo.doctor.checks import credit, evaluation, off_policy, outcome, reward_variance, sampled, scored, update
+from gxpo.doctor.checks import (
+    credit,
+    credit_shape,
+    evaluation,
+    off_policy,
+    outcome,
+    reward_variance,
+    sampled,
+    scored,
+    update,
+)
 
-__all__ = ["credit", "evaluation", "off_policy", "outcome", "reward_variance", "sampled", "scored", "update"]
+__all__ = [
+    "credit",
+    "credit_shape",
+    "evaluation",
+    "off_policy",
+    "outcome",
+    "reward_variance",
+    "sampled",
+    "scored",
+    "update",
+]

@@ -1,4 +1,4 @@
-"""What credit there was: zero-signal groups, groups of the wrong rollouts, too small ones, no diversity."""
+"""What credit there was: zero-signal groups, too small ones, no diversity."""
 
 from __future__ import annotations
 
@@ -11,19 +11,6 @@ from gxpo.doctor.rollout_facts import Facts
 from gxpo.doctor.sickness import found, sickness
 
 SAMPLER = ("stale_sampler", "sampler_mismatch", "logprob_shift")
-# our compositions whose advantages are the score less its group's mean; others have baselines of their own
-GROUP_MEAN = ("grpo", "dr_grpo", "dapo", "gspo", "gmpo", "cispo", "rloo")
-POSITIVE_ONLY = (
-    "psr",
-    "gpg",
-    "raft",
-    "rest_em",
-    "gvpo",
-    "luffy",
-    "disco",
-    "ppo",
-    "gae",
-)  # advantages need no mean of 0
 
 
 def spread_between(case: Case) -> float:
@@ -367,150 +354,8 @@ def group_too_small(case: Case) -> Finding | None:
     )
 
 
-@sickness(
-    "wrong_groups",
-    2,
-    "advantages are not relative to their group",
-    "mean advantage = mean reward; block means of the advantage far from 0",
-    needs=("advantage_min", "rollouts"),
-    follows=(),
-)
-def wrong_groups(case: Case) -> Finding | None:
-    if str(case.setting("method") or "").startswith(POSITIVE_ONLY):
-        return None
-    if case.has("advantage_min", "advantage_mean", "reward"):
-        steps = set(case.log.steps("advantage_mean").tolist()) & set(case.log.steps("reward").tolist())
-        a = dict(zip(case.log.steps("advantage_mean").tolist(), case.values("advantage_mean").tolist(), strict=True))
-        s = dict(zip(case.log.steps("reward").tolist(), case.values("reward").tolist(), strict=True))
-        x, y = np.array([a[k] for k in sorted(steps)]), np.array([s[k] for k in sorted(steps)])
-        close = len(x) >= 5 and float(np.abs(x - y).mean()) < 0.2 * float(np.abs(y).mean())
-        if close and float(np.abs(x).mean()) > 0.02:  # relative to a group they would sum to about 0
-            return found(
-                "wrong_groups",
-                "critical",
-                "proved",
-                "advantages are the raw rewards: every rollout is a group of its own",
-                case.quote("advantage_min"),
-                case.quote("advantage_mean"),
-                case.quote("reward"),
-            )
-    if case.facts is not None and case.facts.mixed > 0.5:
-        return found(
-            "wrong_groups",
-            "critical",
-            "proved",
-            "rollouts of different prompts are compared with each other",
-            f"in {case.facts.mixed:.0%} of the blocks of {case.facts.group_size:g} rows that share a baseline, prompts "
-            "differ",
-            examples=case.facts.examples(case.facts.members[0]),
-        )
-    seen = None if case.facts is None else case.facts.advantages
-    if seen is None or case.facts is None or case.facts.r.grouped_by == "prompt" or not _by_group_mean(case):
-        return None
-    line = (
-        f"root mean square of the groups' mean advantage / that of all advantages = {seen.off_centre:.2f}; correlation "
-        f"with the score within groups {seen.correlation:.2f} ({seen.groups} groups)"
-    )
-    if seen.raw:
-        return found(
-            "wrong_groups",
-            "critical",
-            "proved",
-            "advantages are the raw rewards: no group's mean was subtracted",
-            line,
-            examples=case.facts.examples(case.facts.members[0]),
-        )
-    if seen.off_centre > 0.25 and seen.correlation > 0.2:
-        return found(
-            "wrong_groups",
-            "critical",
-            "likely",
-            "advantages do not sum to 0 within a group: groups are of the wrong rollouts",
-            line,
-            examples=case.facts.examples(case.facts.members[0]),
-        )
-    return None
-
-
-def _by_group_mean(case: Case) -> bool:
-    """Whether advantages are relative to the group's mean, so far as is known."""
-    return case.log.source != "gxpo" or str(case.setting("method") or "").split("+")[0].split("@")[0] in GROUP_MEAN
-
-
 def _counted(case: Case) -> int:
     """Rollouts of the run: those of the metrics, else those that were read."""
     if case.has("rollouts"):
         return int(case.values("rollouts").sum())
     return len(case.rollouts) if case.rollouts is not None else 0
-
-
-@sickness(
-    "advantage_sign",
-    2,
-    "advantages point the wrong way, or belong to other rows",
-    "correlation of advantage and reward within groups of -1 or 0; else reward falls steadily from step 1 with a calm "
-    "gradient",
-    needs=("rollouts", "grad_norm"),
-    follows=(
-        "wrong_groups",
-        "reward_noise",
-        "group_too_small",
-        "verifier_outage",
-        "reward_sign",
-        "too_off_policy",
-        *SAMPLER,
-    ),
-)
-def advantage_sign(case: Case) -> Finding | None:
-    seen = None if case.facts is None else case.facts.advantages
-    if seen is not None and case.facts is not None and seen.groups >= 5:
-        line = f"correlation of advantage and score within {seen.groups} groups: {seen.correlation:.2f}"
-        some = case.facts.examples(case.facts.members[0])
-        if seen.correlation < -0.5:
-            return found(
-                "advantage_sign",
-                "critical",
-                "proved",
-                "the better answer has the smaller advantage",
-                line,
-                examples=some,
-            )
-        if abs(seen.correlation) < 0.2 and _by_group_mean(case):
-            return found(
-                "advantage_sign",
-                "critical",
-                "proved",
-                "advantages have nothing to do with the rewards beside them: rows are out of order",
-                line,
-                examples=some,
-            )
-    score = case.trend("reward")
-    if score is None or not score.falls or score.n < 10:
-        return None
-    worse = score.first - score.last > 4 * score.ends_error or (case.held_out_gain < 0 and score.falls)
-    from_start = worse and score.best - score.first < 2 * score.ends_error
-    grad = case.values("grad_norm")
-    positive = grad[grad > 0]
-    calm = len(positive) >= 4 and float(positive.max()) < 10 * float(np.median(positive[:8]))
-    shape = all(0.6 < ratio < 1.6 for n in ("length",) if (ratio := _change(case, n)) is not None)
-    if not (from_start and calm and shape and not case.last("truncated") > 0.5):
-        return None
-    ids = ["advantage_sign", "lr_too_high"]
-    told = case.facts.same_text if case.facts is not None else None
-    if told is None or told[0] < 10:
-        ids.insert(1, "reward_noise")
-    return found(
-        ids,
-        "critical",
-        "likely",
-        "reward falls steadily from the first step on, with a calm gradient: it points the wrong way",
-        case.quote("reward"),
-        case.quote("grad_norm"),
-        *(case.quote(n) for n in ("entropy", "length") if case.has(n)),
-        "to tell them apart, overfit one batch at a tenth of the learning rate: with the right sign its reward rises",
-    )
-
-
-def _change(case: Case, name: str) -> float | None:
-    """Last level of a series / its first; None where it is not known."""
-    return case.last(name) / case.first(name) if case.has(name) and case.first(name) > 0 else None
