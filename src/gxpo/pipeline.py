@@ -19,7 +19,6 @@ from gxpo.errors import GxpoError
 from gxpo.forest import Forest
 from gxpo.objectives.base import evaluate
 from gxpo.protocols import Output, PolicyTokens
-from gxpo.remains import remains
 from gxpo.rewards import own
 from gxpo.signals import Signals
 
@@ -141,6 +140,8 @@ class Method:
     def remains(self) -> dict[str, str]:
         """By method of the composition: what the caller's own settings leave of it, in a line; "" where they leave its
         formula."""
+        from gxpo.remains import remains  # asked for where a method is printed
+
         return {d.name: remains(d, {**self.keys, **self.run_keys}).text for d in self.definitions}
 
     @property
