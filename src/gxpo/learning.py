@@ -343,6 +343,19 @@ class TrainEngine(Protocol):
 
 
 @runtime_checkable
+class WritesFiles(Protocol):
+    """A learner whose checkpoints are files that it writes by itself, in all processes, in the place of tensors."""
+
+    def save(self, path: Path) -> None:
+        """Write parameters and moments below `path`."""
+        ...
+
+    def load(self, path: Path, meta: Mapping[str, Any]) -> None:
+        """Read what `save` wrote, and what the learner's `meta()` gave."""
+        ...
+
+
+@runtime_checkable
 class StepRunner(Protocol):
     """The learner as seen by an `Update`: the method's loss and signals already bound."""
 

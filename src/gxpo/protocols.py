@@ -49,6 +49,9 @@ from gxpo.learning import (
 from gxpo.learning import (
     Weight as Weight,
 )
+from gxpo.learning import (
+    WritesFiles as WritesFiles,
+)
 
 if TYPE_CHECKING:
     import numpy as np

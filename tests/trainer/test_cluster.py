@@ -9,7 +9,7 @@ import gxpo
 from gxpo import config, models
 from gxpo.config import Stated
 from gxpo.errors import CheckpointError, ConfigError
-from gxpo.trainer.cluster import check_cluster
+from gxpo.trainer.cluster_checks import check_cluster
 
 REWARD = f"{Path(__file__).with_name('parity_reward.py')}:parity"
 TINKER = {"cluster.backend": "tinker", "cluster.address": "http://localhost:8000", "learner.lora_rank": 8}

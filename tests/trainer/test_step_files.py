@@ -1,6 +1,7 @@
 """How many files of the package a GRPO step passes, how long its files are, and whether any import each other."""
 
 import ast
+import gc
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,11 +25,14 @@ def called_files(run: Callable[[], object]) -> set[str]:
         if event == "call" and frame.f_code.co_name != "<module>":
             found.add(frame.f_code.co_filename)
 
+    gc.collect()  # what earlier tests have left would be closed while this one looks
+    gc.disable()
     sys.setprofile(profile)
     try:
         run()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return {str(Path(name).relative_to(PACKAGE)) for name in found if name.startswith(f"{PACKAGE}/")}
 
 

@@ -88,6 +88,18 @@ class Log:
     seen: Any = None  # observation, state and done of the last step
 
 
+def log(logs: dict[str, Log], item: Item, answer: Answer) -> None:
+    """Log an item and its answer in the `logs` of episodes by name; a failed episode has none."""
+    operation, name, _ = item
+    if answer[0] != "ok":
+        logs.pop(name, None)
+    elif operation in ("reset", "restore"):
+        logs[name] = Log([item], seen(answer))
+    elif operation == "step":
+        logs[name].items.append(item)
+        logs[name].seen = seen(answer)
+
+
 class InWorker:
     """Episodes in one worker process. When it hangs or dies, one episode is lost; the others are replayed in a new
     process, because environments are deterministic. That is checked: an episode whose last observation or state differs
@@ -137,7 +149,7 @@ class InWorker:
             for k, (item, answer) in enumerate(zip(sent, self._exchange(worker, sent), strict=False)):
                 if k >= len(drops):
                     answers[left[k - len(drops)]] = answer
-                    self._note(item, answer)
+                    log(self._logs, item, answer)
                 elif answer[0] != "ok":
                     self.complaints.append(answer)
         return [answers[i] for i in range(len(items))]
@@ -152,16 +164,6 @@ class InWorker:
                 return [*answers, (end.kind, f"{operation}: {end}")]
         self._worker = worker
         return answers
-
-    def _note(self, item: Item, answer: Answer) -> None:
-        operation, name, _ = item
-        if answer[0] != "ok":
-            self._logs.pop(name, None)
-        elif operation in ("reset", "restore"):
-            self._logs[name] = Log([item], seen(answer))
-        elif operation == "step":
-            self._logs[name].items.append(item)
-            self._logs[name].seen = seen(answer)
 
     def _ready(self) -> Worker:
         """A process in which all episodes are restored."""

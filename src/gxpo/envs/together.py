@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gxpo.envs.checked import checked_answer
-from gxpo.envs.episodes import FRUITLESS, Answer, Item, Log, Worker, seen
+from gxpo.envs.episodes import FRUITLESS, Answer, Item, Log, Worker, log, seen
 from gxpo.envs.sources import EnvSource
 from gxpo.errors import GxpoError
 from gxpo.processes import Ended
@@ -170,15 +170,8 @@ class Together:
         return self._posted.pop(key, None)
 
     def _note(self, item: Item, answer: Answer) -> None:
-        operation, name, _ = item
-        self._found[name] = answer
-        if answer[0] != "ok":
-            self._logs.pop(name, None)
-        elif operation in ("reset", "restore"):
-            self._logs[name] = Log([item], seen(answer))
-        elif operation == "step":
-            self._logs[name].items.append(item)
-            self._logs[name].seen = seen(answer)
+        self._found[item[1]] = answer
+        log(self._logs, item, answer)
 
     # ------------------------------------------------------------ what hangs, and what ends its process
     def _end_late(self) -> None:

@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -95,7 +94,6 @@ class InProcess:
 
     optimiser: Optimiser
     tokens_per_microbatch: int
-    writes_files = False  # whether checkpoints are written by `save(path)`, in all processes, in the place of `tensors`
     lockstep = False  # whether every process makes equally many passes: where parameters are sharded over them
 
     def _packing(self, forest: Forest) -> Any:
@@ -241,14 +239,6 @@ class InProcess:
     def meta(self) -> dict[str, Any]:
         """The rest of a checkpoint's state, as JSON."""
         return {"steps": self.optimiser.steps}
-
-    def save(self, path: Path) -> None:
-        """Write the checkpoint's files below `path`; where `writes_files`."""
-        raise NotImplementedError
-
-    def load(self, path: Path, meta: Mapping[str, Any]) -> None:
-        """Read what `save` and `meta` gave; where `writes_files`."""
-        raise NotImplementedError
 
     def load_tensors(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Load the checkpoint state given by `tensors` and `meta`."""

@@ -38,7 +38,7 @@ class ShardedLearner(TorchLearner):
     Needs a process group (`gxpo.runtime.start`), of one process at least.
     """
 
-    writes_files = lockstep = True
+    lockstep = True
 
     def __init__(self, model: Any, *, sampled: bool = True, **settings: Any) -> None:
         if settings.get("states", "float32") != "float32":

@@ -21,7 +21,7 @@ from gxpo.config import Resolved
 from gxpo.engines.openai import OpenAIEngine
 from gxpo.errors import CheckpointError, ModelError, SamplersLost
 from gxpo.forest import Forest
-from gxpo.protocols import Budget, Task
+from gxpo.protocols import Budget, Task, WritesFiles
 from gxpo.records import dump
 from gxpo.rollouts import Independent
 from gxpo.runtime import reuse_freed
@@ -317,7 +317,9 @@ class Trainer(Stages):
         if that is taken, beside it."""
         if not self._lock.held or (self._lock.in_place() and (self.out / CONFIG).is_file()):
             return
-        if runtime.world() > 1 and self.learner.writes_files:  # a checkpoint would need the other processes, too
+        if runtime.world() > 1 and isinstance(
+            self.learner, WritesFiles
+        ):  # a checkpoint would need the other processes, too
             raise CheckpointError(f"{self.out} was deleted or replaced while its run went on: start it again")
         lost, self.out = self.out, free(self.out)
         self._lock.release()
@@ -347,7 +349,7 @@ class Trainer(Stages):
     @property
     def _saves(self) -> bool:
         """Whether this process writes a part of a checkpoint."""
-        return runtime.rank() == 0 or self.learner.writes_files
+        return runtime.rank() == 0 or isinstance(self.learner, WritesFiles)
 
     def reconfigure(self, text: str) -> None:
         """Replace config.yaml of a resumed run; after a kill at any instant it still matches the newest checkpoint."""
@@ -383,15 +385,15 @@ class Trainer(Stages):
         }
 
     def _checkpoint(self, state: dict[str, Any]) -> Path:
-        alone = not self.learner.writes_files
+        shared = self.learner.save if isinstance(self.learner, WritesFiles) else None
         return checkpoint.save(
             self.out,
             self.step_number,
-            (self.learner.tensors() if alone else {}) | self.method.tensors(),
+            ({} if isinstance(self.learner, WritesFiles) else self.learner.tensors()) | self.method.tensors(),
             state,
             self.settings.trainer.keep_checkpoints,
             () if self.best is None or self.best.value is None else (self.best.step,),
-            None if alone else self.learner.save,
+            shared,
         )
 
     def load(self, path: Path) -> dict[str, Any]:

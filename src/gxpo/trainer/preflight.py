@@ -26,7 +26,7 @@ from gxpo.settings import RunSettings
 from gxpo.tasks.source import solution_of
 from gxpo.trainer.asynchronous.checks import check_asynchronous
 from gxpo.trainer.best import rules_of
-from gxpo.trainer.cluster import check_cluster
+from gxpo.trainer.cluster_checks import check_cluster
 from gxpo.trainer.setup import device_of, sampling_of
 from gxpo.usercode import one_line
 from gxpo.worlds import World

@@ -21,7 +21,7 @@ from gxpo.models import flow
 from gxpo.pipeline import Method
 from gxpo.protocols import Chat, EpisodeRules, Sampling
 from gxpo.settings import RunSettings
-from gxpo.trainer import cluster
+from gxpo.trainer import cluster, cluster_checks
 from gxpo.trainer.engine import LanguageEngine, engine_of
 from gxpo.trainer.export import lora_settings
 from gxpo.worlds import World
@@ -87,7 +87,7 @@ def policy_of(s: RunSettings, method: Method, notify: Notify) -> Policy:
 def _text_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:
     """A causal language model."""
     device = device_of(s.learner.device)
-    if s.cluster.backend in cluster.ENGINES:
+    if s.cluster.backend in cluster_checks.ENGINES:
         return _remote_policy(s, method, device, notify)
 
     def warming(check: models.Check) -> None:

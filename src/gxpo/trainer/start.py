@@ -14,6 +14,7 @@ from gxpo import config
 from gxpo.definition import STAGES, Stated
 from gxpo.errors import CheckpointError
 from gxpo.learners.torch import VALUE_HEAD
+from gxpo.protocols import WritesFiles
 from gxpo.settings import RUN_KEYS
 from gxpo.trainer import checkpoint, inputs
 from gxpo.trainer.directory import CONFIG, config_of, run_of
@@ -85,10 +86,10 @@ def parameters_of(path: Path, step: int | None = None) -> Mapping[str, Tensor]:
 def load_learner(learner: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Give a learner what a checkpoint has of it; the checkpoint's own tensors and state."""
     tensors, state = checkpoint.load(path)
-    if (path / checkpoint.ENGINE).is_dir() != learner.writes_files:
+    if (path / checkpoint.ENGINE).is_dir() != isinstance(learner, WritesFiles):
         wrote = "fsdp" if (path / checkpoint.ENGINE).is_dir() else "local"
         raise CheckpointError(f"{path} was written with cluster.backend={wrote}: resume it with that, or use init_from")
-    if learner.writes_files:
+    if isinstance(learner, WritesFiles):
         learner.load(path / checkpoint.ENGINE, state["learner"])
     else:
         own = {name: x for name, x in tensors.items() if not name.startswith("signal/")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,6 @@ class RemoteLearner:
     lr, schedule, max_grad_norm  as of `gxpo.learners.optimiser.Optimiser`; decay and moments are the engine's
     tokens_per_microbatch        tokens of the rows of one `forward` or `pull`
     """
-
-    writes_files = True
 
     def __init__(
         self,
@@ -103,9 +102,9 @@ class RemoteLearner:
             return info
         norm = self.engine.step(self.optimiser.current_lr, self.max_grad_norm)
         if not math.isfinite(norm):
-            return StepInfo(**{**vars(info), "grad_norm": norm, "nonfinite": "the training engine's gradient"})
+            return replace(info, grad_norm=norm, nonfinite="the training engine's gradient")
         self.optimiser.steps += 1
-        return StepInfo(**{**vars(info), "grad_norm": norm})
+        return replace(info, grad_norm=norm)
 
     def accumulate(
         self,
