@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,6 +18,7 @@ from gxpo.learners.lora import Adapters
 from gxpo.learners.optimiser import STATES
 from gxpo.learners.packing import MicroBatch
 from gxpo.learners.readout import Readout
+from gxpo.learners.sampling_copy import SamplingCopy
 from gxpo.learners.torch import TorchLearner
 
 
@@ -47,15 +47,13 @@ class ShardedLearner(TorchLearner):
                 "leave it out"
             )
         self._sampled, self._stale = sampled, False
-        self._copy: Any = None
-        self._copy_adapters: Adapters | None = None
+        self._copy: SamplingCopy | None = None
         super().__init__(model, **settings)
 
     def _place(self) -> None:
         """Shard the model and its reference; the parameters' names stay."""
         if self._sampled:
-            self._copy = copy.deepcopy(self.model).requires_grad_(False)
-            self._copy_adapters = None if self._adapters is None else Adapters(self._copy, self.policies)
+            self._copy = SamplingCopy(self.model, self.policies)
         models = [self._readout, *([self._reference] if self._reference not in (None, self._readout) else [])]
         for readout in models:
             assert readout is not None
@@ -111,20 +109,18 @@ class ShardedLearner(TorchLearner):
     # ------------------------------------------------------------ samplers
     @property
     def samples(self) -> Any:
-        return self._copy
+        return None if self._copy is None else self._copy.model
 
     def sampling_as(self, policy: str) -> AbstractContextManager[None]:
-        return super().sampling_as(policy) if self._copy_adapters is None else self._copy_adapters.acting(policy)
+        return super().sampling_as(policy) if self._copy is None else self._copy.acting(policy)
 
     @torch.no_grad()
     def publish(self) -> None:
         """Bring the samplers' copy up to date, if anything has moved; all processes together."""
         if not self._stale or self._copy is None:
             return
-        there = dict(self._copy.named_parameters())
-        for name, p in self.optimiser.named.items():
-            if name in there:
-                there[name].copy_(whole(p.detach()))
+        named = self.optimiser.named.items()
+        self._copy.put((name, whole(p.detach())) for name, p in named if name in self._copy.names)
         self._stale = False
 
     def step(self, *args: Any, **given: Any) -> Any:
