@@ -140,7 +140,7 @@ class Method:
     def remains(self) -> dict[str, str]:
         """By method of the composition: what the caller's own settings leave of it, in a line; "" where they leave its
         formula."""
-        from gxpo.remains import remains  # asked for where a method is printed
+        from gxpo.overrides import remains  # asked for where a method is printed
 
         return {d.name: remains(d, {**self.keys, **self.run_keys}).text for d in self.definitions}
 

@@ -1,4 +1,4 @@
-"""Which keys of a method are left in a composition, where the caller states other parts or values."""
+"""Overrides: which of a method's keys the caller has replaced in a composition, and what is left of the method."""
 
 from __future__ import annotations
 
