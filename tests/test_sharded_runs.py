@@ -142,7 +142,7 @@ def test_a_damaged_shard_is_noticed(pair: tuple[Path, Path, str], tmp_path: Path
 
 
 def test_a_checkpoint_is_not_resumed_by_another_backend(pair: tuple[Path, Path, str], tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"written with cluster\.backend=fsdp"):
+    with pytest.raises(CheckpointError, match=r"written with another cluster\.backend"):
         local = gxpo.train(set={**KEYS, "trainer.steps": 1}, out=tmp_path / "x", progress="none")
         assert local.trainer is not None
         local.trainer.load(pair[1] / "checkpoints" / "step-000004")

@@ -87,8 +87,7 @@ def load_learner(learner: Any, path: Path) -> tuple[dict[str, Tensor], dict[str,
     """Give a learner what a checkpoint has of it; the checkpoint's own tensors and state."""
     tensors, state = checkpoint.load(path)
     if (path / checkpoint.ENGINE).is_dir() != isinstance(learner, WritesFiles):
-        wrote = "fsdp" if (path / checkpoint.ENGINE).is_dir() else "local"
-        raise CheckpointError(f"{path} was written with cluster.backend={wrote}: resume it with that, or use init_from")
+        raise CheckpointError(f"{path} was written with another cluster.backend: resume it with that, or use init_from")
     if isinstance(learner, WritesFiles):
         learner.load(path / checkpoint.ENGINE, state["learner"])
     else:
