@@ -23,6 +23,7 @@ from gxpo.definition import STAGES, Stated, check_allowed, finite, show
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.options import dotted, is_mapping, leaves
 from gxpo.pipeline import Method
+from gxpo.schedule import is_schedule
 from gxpo.settings import RUN_KEYS, RunSettings
 
 _INSTEAD = {"reward": "scoring.weights", "scoring.weights": "reward"}  # one reward, or several: never both
@@ -261,6 +262,12 @@ def _at(stated: Stated) -> str:
 def _validate(keys: Mapping[str, Stated]) -> RunSettings:
     nested: dict[str, Any] = {}
     for key, stated in keys.items():
+        if is_schedule(stated.value):
+            instead = "set optim.schedule" if key == "optim.lr" else "set it to one number"
+            raise ConfigError(
+                f"{_at(stated)}{key}: a schedule moves numbers of the method's parts, and this is a setting of the whole "
+                f"run: {instead}"
+            )
         if not finite(stated.value):
             raise ConfigError(f"{_at(stated)}{key}: numbers must be finite (got {show(stated.value)})")
         *sections, leaf = key.split(".")

@@ -272,4 +272,6 @@ def with_horizons(plan: Plan, costs: Mapping[str, Mapping[str, Any]]) -> Plan:
 def reads_progress(resolved: config.Resolved) -> bool:
     """Whether anything depends on how many steps the run has."""
     parts = resolved.method.parts()
-    return resolved.settings.optim.schedule != "constant" or any(hasattr(part, "total_steps") for part in parts)
+    open_ended = any(number.schedule.over is None for number in resolved.method.scheduled)
+    by_run = resolved.settings.optim.schedule != "constant" or open_ended
+    return by_run or any(hasattr(part, "total_steps") for part in parts)

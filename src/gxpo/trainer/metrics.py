@@ -189,6 +189,7 @@ NAMES: dict[str, Metric] = {
     ),
     "kl_factor": Metric("what the adaptive control has multiplied the KL's coefficient by", "factor", "the run so far"),
     "schedule_progress": Metric("share of its schedule that a coefficient has gone", "share", "the run so far"),
+    "scheduled_KEY": Metric("the number of the setting KEY, which has a schedule", "of the setting", "the step"),
     "accuracy_factor": Metric("what the success rate multiplies the next coefficient by", "factor", "the step"),
     "entropy_below_target": Metric(
         "1 where the entropy is below its target, so that the bonus is in force next", "flag", "the step"
@@ -377,6 +378,7 @@ NAMES: dict[str, Metric] = {
 
 PREFIXES = (
     ("eval_pass_at_", "K"),
+    ("scheduled_", "KEY"),
     *((prefix, "NAME") for prefix in ("eval_", "reward_", "origin_", "value_loss@", "value_explained@")),
 )
 

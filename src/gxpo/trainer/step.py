@@ -103,6 +103,8 @@ class Stages:
         counted, clock = self._counts(), Clock()
         served = of_servers(self.engine)
 
+        scheduled = method.at(number)
+
         # tasks -> rollouts -> rewards
         session = self.session(number, seed=self.settings.seed, sampling=self.sampling, budget=self.budget)
         forest = self._sampled(session, clock) if self.overlap is None else self.overlap.rollouts(session, clock)
@@ -150,6 +152,7 @@ class Stages:
         return {
             **figures,
             **method.adjust(figures),
+            **scheduled,
             "lr": lr,
             "empty_steps": self.empty_steps,
             "nonfinite_steps": self.nonfinite_steps,
