@@ -168,7 +168,7 @@ def _entry(key: str) -> tuple[str, list[str]]:
     for i in range(1, len(words)):
         whole = ".".join(words[:i])
         if is_mapping(whole):
-            named = whole.endswith(".weights")  # by rewards, whose names may have dots
+            named = whole.endswith((".weights", ".only"))  # by rewards, whose names may have dots
             return whole, [".".join(words[i:])] if named else words[i:]
     return key, []
 
@@ -265,8 +265,8 @@ def _validate(keys: Mapping[str, Stated]) -> RunSettings:
         if is_schedule(stated.value):
             instead = "set optim.schedule" if key == "optim.lr" else "set it to one number"
             raise ConfigError(
-                f"{_at(stated)}{key}: a schedule moves numbers of the method's parts, and this is a setting of the whole "
-                f"run: {instead}"
+                f"{_at(stated)}{key}: a schedule moves numbers of the method's parts, and this is a setting of the "
+                f"whole run: {instead}"
             )
         if not finite(stated.value):
             raise ConfigError(f"{_at(stated)}{key}: numbers must be finite (got {show(stated.value)})")

@@ -53,12 +53,12 @@ def leaves(key: str, value: Any, origin: str, source: str | None = None) -> Iter
 
 
 def is_mapping(key: str) -> bool:
-    """Whether a key's value is itself a mapping: of some settings, and of the `weights` that parts have."""
+    """Whether a key's value is itself a mapping: of some settings, and of `weights` and `only` of parts."""
     if not key:
         return False
     from gxpo.settings import MAPPINGS
 
-    return key == "versions" or key in MAPPINGS or key.endswith(".weights")
+    return key == "versions" or key in MAPPINGS or key.endswith((".weights", ".only"))
 
 
 @cache
@@ -219,7 +219,9 @@ class Keys:
     def largest(self, key: str, stated: Stated, hint: Any, rule: ranges.Rule | None) -> Any:
         """What a part is made with whose number has a schedule: `Schedule.largest`."""
         if (stage := key.split(".")[0]) in UNSCHEDULED or is_control(key):
-            raise ConfigError(f"{key}: {UNSCHEDULED.get(stage, 'a control is a schedule itself: move its coefficient')}")
+            raise ConfigError(
+                f"{key}: {UNSCHEDULED.get(stage, 'a control is a schedule itself: move the coefficient')}"
+            )
         try:
             schedule = read(stated.value)
         except ConfigError as error:

@@ -109,10 +109,10 @@ def read(value: Mapping[str, Any]) -> Schedule:
     for word in value:
         if word not in WORDS:
             raise ConfigError(f"a schedule has no {word!r}{did_you_mean(word, WORDS)}; there is {', '.join(WORDS)}")
-    ends = [value.get(name) for name in ("from", "to")]
+    ends: list[Any] = [value.get(name) for name in ("from", "to")]
     if any(isinstance(x, bool) or not isinstance(x, (int, float)) or not math.isfinite(x) for x in ends):
         raise ConfigError("a schedule needs its two ends, `from` and `to`, as finite numbers")
-    others = {name: value[name] for name in ("over", "every", "turn") if name in value}
+    others: dict[str, Any] = {name: value[name] for name in ("over", "every", "turn") if name in value}
     return Schedule(value["schedule"], *ends, **others)
 
 

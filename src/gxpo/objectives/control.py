@@ -162,9 +162,8 @@ def schedule(
 
     Step 1 has the coefficient that the term was configured with, step 1 + k that of progress k / total_steps.
     """
-    if shape == "exponential":
-        if start == 0:
-            raise ConfigError("control: an exponential schedule can't start at 0: set control.shape=cosine")
+    if shape == "exponential" and start == 0:
+        raise ConfigError("control: an exponential schedule can't start at 0: set control.shape=cosine")
     return dip(start, to, done, turn) if shape == "dip" else SHAPES[shape](start, to, done)
 
 

@@ -208,7 +208,12 @@ class Stages:
 
     def shape(self, forest: Forest) -> Forest:
         """The method's own rewards over the task's, after the rollout and its filters; `success` is untouched."""
-        forest = self.method.shaped(forest)
+        parts = (*self.method.shapes.values(), *self.method.step_rewards.values(), *self.method.rewards.values())
+        said = forest.action_text
+        if any(getattr(part, "reads_texts", False) for part in parts):
+            decode = decoder(self.tokenizer)
+            forest = forest.replace(action_text=[decode(forest.action(s)) for s in range(forest.n_steps)])
+        forest = self.method.shaped(forest).replace(action_text=said)
         if self.settings.scoring.shuffle:
             order = torch.Generator().manual_seed(zlib.crc32(f"{self.settings.seed}/{self.step_number}".encode()))
             outcome = forest.outcome[torch.randperm(forest.n_trajectories, generator=order)]
