@@ -43,12 +43,19 @@ EQUAL_GROUPS_LEARN = {
     "mdpo",  # several updates: a pull back to the old policy
     "gtpo",  # an entropy cost on every answer
     "vineppo", "spo_segment", "vsrm", "pav",  # values of states, measured beside the group
+    "lc_r1",  # a thought that ends in time, whatever was won
     "trpa",  # groups of one level are set against score 0
 }  # fmt: skip
 
 
+ON_BATTERY = {  # components of the battery in the place of those that the method's own rewards make
+    "hdpo": {"credit.weights": {"*": 1.0, "format": 0.15}, "credit.only": {"format": "success"}},
+}
+
+
 def composed(name, changed=None):
-    return gxpo.method(name, changed).fill(horizon=12.0, max_length=12, total_steps=4)
+    keys = {**ON_BATTERY.get(name, {}), **(changed or {})}
+    return gxpo.method(name, keys).fill(horizon=12.0, max_length=12, total_steps=4)
 
 
 # ---------------------------------------------------------------- the catalogue
@@ -272,6 +279,16 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
         "sampling.max_new_tokens": 1,  # one character in six is a call of the calculator
         "env.max_turns": 2,
     },
+    **{
+        name: {
+            "task": "toolqa",
+            "tasks.options": {"style": "bare", "kinds": ["calculator"]},
+            "sampling.max_new_tokens": 1,
+            "env.max_turns": 2,
+        }
+        for name in ("otc", "hdpo", "sem", "tool_star")
+    },
+    "fapo": {"reward.add.flawed.component": "format"},
     "pav": {"credit.add.value_difference.best_of": 1},  # the made-up rewards are no chances
     "e_grpo": {"reward.shape.entity_match.component": "format"},
     "step_grpo_r1vl": {f"reward.shape.{name}_reward.component": "format" for name in ("key_step", "order")},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from tests.objectives.test_control import check_resumed
+from tests.rollouts.resumed import check_resumed
 
 import gxpo
 from gxpo import config
@@ -95,15 +95,22 @@ def test_files_settings_and_config_yaml_say_the_same(tmp_path):
     again = tmp_path / "config.yaml"
     again.write_text(first.to_yaml())
     second = config.load(again)
-    third = config.load(None, ["reward.add.length=length", "reward.add.length.coef={schedule: cosine, from: 0.1, to: 0.5, over: 7}"])  # fmt: skip
-    assert [r.method.at(4) for r in (first, second, third)] == [{"scheduled_reward.add.length.coef": pytest.approx(0.255496, abs=1e-6)}] * 3  # fmt: skip
+    stated = "{schedule: cosine, from: 0.1, to: 0.5, over: 7}"
+    third = config.load(None, ["reward.add.length=length", f"reward.add.length.coef={stated}"])
+    for resolved in (first, second, third):
+        found = resolved.method.at(4)["scheduled_reward.add.length.coef"]
+        assert found == pytest.approx(0.255496, abs=1e-6)  # .1 + .2 (1 - cos(3 pi / 7))
     assert is_schedule(first.keys["reward.add.length.coef"].value)
 
 
 @pytest.mark.parametrize(
     ("key", "words", "said"),
     [
-        ("rollout.group_size", {"schedule": "linear", "from": 4, "to": 8}, "rollout.group_size: a schedule moves numbers"),
+        (
+            "rollout.group_size",
+            {"schedule": "linear", "from": 4, "to": 8},
+            "rollout.group_size: a schedule moves numbers",
+        ),
         ("reward.add.length.coef", {"schedule": "linear", "from": 0, "to": -1}, "coef must be 0 or more, not -1"),
         ("reward.add.length.coef", {"schedule": "linaer", "from": 0, "to": 1}, "schedule is 'linaer'"),
         ("reward.add.length.coef", {"schedule": "linear", "from": 0, "until": 1}, "a schedule has no 'until'"),
@@ -124,7 +131,7 @@ def test_settings_of_the_whole_run_are_refused():
     for key, said in (("optim.lr", "set optim.schedule"), ("sampling.temperature", "setting of the whole run")):
         with pytest.raises(ConfigError, match=said):
             config.load(None, ["model=tiny:cold", f"{key}={{schedule: linear, from: 1, to: 0.5}}"])
-    with pytest.raises(ConfigError, match="set objective.kl.place=loss"):
+    with pytest.raises(ConfigError, match=r"set objective\.kl\.place=loss"):
         gxpo.method("grpo", {"objective.kl.place": "reward",
                              "objective.kl.coef": {"schedule": "linear", "from": 0, "to": 1}})  # fmt: skip
 

@@ -98,5 +98,6 @@ class Conformance:
                 "reward conformance: no task has `events` or a `solution` in its info: give the reference's"
             )
         pairs = [(tuple(events(x, self.pattern)), tuple(t)) for x, t in zip(texts, told, strict=True)]
-        self.known = {pair: self.known[pair] if pair in self.known else conformance(*pair) for pair in pairs}
+        distinct = dict.fromkeys(pairs)
+        self.known = {pair: self.known[pair] if pair in self.known else conformance(*pair) for pair in distinct}
         return {"conformance": torch.tensor([self.known[pair] for pair in pairs], dtype=torch.float64)}
