@@ -149,12 +149,5 @@ def test_tool_star_pays_right_answers_of_several_tools():
 
 @pytest.mark.filterwarnings("ignore:reward")
 def test_a_run_remembers_over_a_resume(tmp_path):
-    keys = {
-        "task": "frozenlake",
-        "tasks.options": {"style": "bare", "size": 3, "holes": 0.0, "distance": 1, "pool": 4},
-        "env.max_turns": 3,
-        "sampling.max_new_tokens": 1,
-        "rollout.group_size": 8,
-        "reward.shape.tool_calls.count": "turns",
-    }
+    keys = {"reward.shape.tool_calls.count": "turns"}
     check_resumed("otc", tmp_path, '"fewest": {"', **keys)
