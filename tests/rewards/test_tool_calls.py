@@ -133,7 +133,11 @@ def test_a_group_with_one_right_answer_has_nothing_from_calls():
     m = gxpo.method("hdpo", {"credit.weights": {"tool_calls": 1.0}})
     assert m.advantages(m.shaped(attempts(("a", ["s"], True), ("a", [], False)))).tolist() == [0.0] * 3
     with pytest.raises(ConfigError, match=r"credit\.only names 'other'"):
-        gxpo.method("hdpo", {"credit.only": {"other": "success"}}).advantages(m.shaped(attempts(*SEARCHES)))
+        gxpo.method("hdpo", {"credit.only": {"other": "success"}, "credit.weights": {"tool_calls": 1.0}}).advantages(
+            m.shaped(attempts(*SEARCHES))
+        )
+    with pytest.raises(ConfigError, match=r"'\*', and these rollouts have no component but those"):
+        gxpo.method("hdpo").advantages(m.shaped(attempts(*SEARCHES)))
 
 
 def test_tool_star_pays_right_answers_of_several_tools():

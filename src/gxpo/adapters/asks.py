@@ -256,7 +256,8 @@ def _stages(
             yield key, part(forest.replace(outcome=outcome))
         for name, part in method.rewards.items():
             key = f"reward.add.{name}"
-            yield key, torch.stack([x.double() for x in part(forest).values()])
+            found = part(forest)
+            yield key, torch.stack([x.double() for x in ([found] if isinstance(found, Tensor) else found.values())])
         forest = method.shaped(forest)
         values: dict[str, Any] = {"proximal_logprob": forest.path_behaviour_logprob * 1.1}
         values["reference_logprob"] = forest.path_behaviour_logprob * 0.9

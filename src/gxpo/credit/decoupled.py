@@ -72,6 +72,8 @@ def _rewards(forest: Forest, weights: Mapping[str, float] | None) -> tuple[tuple
         columns = forest.components if names else forest.outcome[:, None]
         return names or ("outcome",), columns, torch.ones(columns.shape[1], dtype=torch.float64)
     if OTHERS in weights:
+        if not set(names) - set(weights):
+            raise ConfigError("credit.weights names '*', and these rollouts have no component but those it names")
         weights = {**dict.fromkeys(names, weights[OTHERS]), **{k: w for k, w in weights.items() if k != OTHERS}}
     for name in weights:
         if name not in names:

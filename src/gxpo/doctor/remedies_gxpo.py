@@ -99,6 +99,8 @@ GXPO: dict[str, tuple[str, ...]] = {
         "take length out of the reward",
         "charge for length: reward.add.length=length, reward.add.length.coef=0.2",
         "method=dr_grpo: no division by each completion's length",
+        "reward.add.length.of=all_right_groups charges where every answer is right (ConciseR)",
+        "reward.add.length.coef={schedule: linear, from: 0, to: 0.2} begins to charge by and by",
     ),
     "length_collapse": (
         "pay for brevity only where the answer is right: reward.add.length.of=correct",
@@ -115,6 +117,7 @@ GXPO: dict[str, tuple[str, ...]] = {
     "tool_failures": (
         "gxpo check-env ENV; put the tools' schema into the prompt (chat.tools=native)",
         "return an error's text to the model, and take a little reward off for it",
+        "method=otc where right answers take more calls than they need",
     ),
     "slow_tail": ("lower sampling.max_new_tokens", "reward.add.overlong=overlong charges for answers near the limit"),
 }

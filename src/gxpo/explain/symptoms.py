@@ -136,6 +136,7 @@ SYMPTOMS: dict[str, Symptom] = {
             Advice("dapo", "answers near the token limit lose outcome; every token weighs the same", "near_limit"),
             Advice("grpo_lead", "right answers are worth more the shorter they are", "short_right"),
             Advice("opo", "a baseline weighted by length: no push on length by itself", "token_sum"),
+            Advice("conciser", "length is charged where every answer of the group is right, and nowhere else"),
             Advice(
                 "grpo",
                 "a linear price on right answers' length",
@@ -210,7 +211,7 @@ SYMPTOMS: dict[str, Symptom] = {
     ),
     "tool calls": Symptom(
         "calls of tools fail, or bring nothing, and the outcome does not say which",
-        ("tool use", "failing calls", "function calling", "retrieval", "malformed actions"),
+        ("tool use", "failing calls", "function calling", "retrieval", "malformed actions", "too many calls"),
         (
             Advice("matchtir", "turns are paid for the calls that a solution makes; the world knows them", "within"),
             Advice("mt_grpo", "a turn is paid for a call that worked, and more for a result with the answer in it"),
@@ -219,6 +220,7 @@ SYMPTOMS: dict[str, Symptom] = {
             Advice("arpo_agentic", "attempts branch where a tool's answer left the policy unsure", "rollouts"),
             Advice("slate", "several candidates for one step, from one prefix, are compared", "rollouts"),
             Advice("portool", "attempts fork between turns; what leads to success soon is worth more", "rollouts"),
+            Advice("otc", "a right answer is worth less the more calls it took beyond the fewest that sufficed"),
         ),
     ),
     "stale data": Symptom(
