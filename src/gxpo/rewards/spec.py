@@ -19,6 +19,7 @@ from gxpo.rewards.functions import Function
 from gxpo.rewards.judge import judged
 from gxpo.rewards.key_steps import KeySteps
 from gxpo.rewards.majority import MajorityVote
+from gxpo.rewards.match import Consistency, Match
 from gxpo.rewards.numeric import Numeric
 from gxpo.rewards.rubric import is_rubric
 
@@ -29,6 +30,8 @@ GROUP_LEVEL: Mapping[str, Callable[[Mapping[str, Any]], Callable[..., Any]]] = {
     "numeric": lambda options: group_level.made(Numeric, options, "numeric"),
     "entities": lambda options: group_level.made(Entities, options, "entities"),
     "key_steps": lambda options: group_level.made(KeySteps, options, "key_steps"),
+    "match": Match.make,
+    "consistency": Consistency.make,
 }
 BUILT_IN = ("math", "format", *GROUP_LEVEL)
 
