@@ -62,6 +62,7 @@ class ListedTasks:
                     f"{self.name}: held_out_fraction {fraction} of {len(tasks)} tasks leaves no {side} task; "
                     "give held-out tasks (tasks.options.held_out=FILE, in Python eval_task=...)"
                 )
+        self._sets = wordings(self._training)
 
     def _check_wordings(self, tasks: Sequence[Task]) -> None:
         """TaskError where a step would cut a set of wordings."""
@@ -70,8 +71,8 @@ class ListedTasks:
         sizes = sorted({len(found) for found in wordings(tasks)})
         if len(sizes) > 1 or self.per_step % sizes[0]:
             raise TaskError(
-                f"task {self.name!r}: sets of equal {SAME_AS!r} have {', '.join(map(str, sizes))} tasks; make all of one "
-                f"size that divides tasks.per_step={self.per_step}, so that a step has whole sets"
+                f"task {self.name!r}: sets of equal {SAME_AS!r} have {', '.join(map(str, sizes))} tasks; make all of "
+                f"one size that divides tasks.per_step={self.per_step}, so that a step has whole sets"
             )
 
     @property
