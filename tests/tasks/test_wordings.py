@@ -35,7 +35,7 @@ def test_a_step_has_whole_sets_and_so_has_each_side():
 
 def test_sets_that_a_step_would_cut_are_refused():
     for tasks, per_step in ((sets(6), 3), ([*sets(5), Task("lone", "lone", "x")], 4), (sets(4, wide=3), 4)):
-        with pytest.raises(TaskError, match="make all of one size that divides tasks.per_step"):
+        with pytest.raises(TaskError, match=r"make all of one size that divides tasks\.per_step"):
             source(tasks, per_step)
 
 
