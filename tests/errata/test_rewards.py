@@ -114,3 +114,16 @@ def test_a_filter_on_shaped_rewards() -> None:
     shaped = ours("unlikeliness", [1.0] * 4, FOUR, mean_logprob=logprob, beta=0.25, all_correct=True, ddof=1, eps=1e-6)
     assert max(shaped) > 0.9 > 0 > min(shaped)
     assert ours("grpo", [1.0] * 4, FOUR) == [0.0] * 4
+
+
+def test_an_entropy_that_the_baseline_takes_away() -> None:
+    """TTRV: frequency of an answer less .75 times the group's entropy over ln(distinct answers), restated."""
+    answers = "aabacbad"
+    frequency = [answers.count(a) / 8 for a in answers]
+    shares = [0.5, 0.25, 0.125, 0.125]
+    spread = -sum(p * math.log(p) for p in shares) / math.log(4)
+    theirs = [f - 0.75 * spread for f in frequency]
+    assert spread == pytest.approx(0.875) and theirs[:3] == pytest.approx([-0.15625, -0.15625, -0.40625])
+    found = ours("grpo", theirs, [0] * 8, ddof=1, eps=1e-6)
+    assert found == pytest.approx(ours("grpo", frequency, [0] * 8, ddof=1, eps=1e-6), abs=1e-12)
+    assert [found[k] for k in (0, 2, 4)] == pytest.approx([0.900098, -0.540059, -1.260137], abs=1e-6)

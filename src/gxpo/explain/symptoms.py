@@ -314,6 +314,8 @@ SYMPTOMS: dict[str, Symptom] = {
         (
             Advice("tree_rl", "branches tell which part of an answer was at fault", "rollouts"),
             Advice("fgrpr", "numeric answers are paid for being close"),
+            Advice("asr_grpo", "texts are paid for the words that are right; other metrics by scoring.options.match"),
+            Advice("rl_struct", "JSON is paid for parsing, keys, types and values"),
             Advice("spectral_po", "wrong answers are paid for the share before their first error"),
             Advice("tempsamp_r1", "graded scores are reshaped, and the reference answer is in the group"),
             Advice("oprl", "a second model learns rewards of the steps from outcomes", "within"),
@@ -344,7 +346,13 @@ SYMPTOMS: dict[str, Symptom] = {
     "no labels": Symptom(
         "there are questions but no answers to check against",
         ("unlabelled tasks", "no verifier", "test time training", "majority vote", "self training"),
-        (Advice("ttrl", "the group's majority answer is the label", "vote"),),
+        (
+            Advice("ttrl", "the group's majority answer is the label", "vote"),
+            Advice(
+                "empo", "an answer is paid its share of the group, in groups that are neither sure nor lost", "vote"
+            ),
+            Advice("ttrv", "an answer is paid its share of the group", "vote"),
+        ),
     ),
     "teams": Symptom(
         "several agents share one outcome",

@@ -61,6 +61,12 @@ class Shape(Formula, RewardPart):
         """Component that it reads, where that is an option."""
         return self.options.get("component")
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Components that its options name."""
+        named = [self.component, *self.options.get("factors", ()), self.options.get("fail")]
+        return tuple(name for name in named if name)
+
     @torch.no_grad()
     def __call__(self, forest: Forest) -> Tensor:
         value = self.apply(self.function, columns_for(self.function, forest, "reward.shape"))

@@ -20,6 +20,7 @@ from gxpo.rewards.functions import Function
 from gxpo.rewards.judge import judged
 from gxpo.rewards.key_steps import KeySteps
 from gxpo.rewards.majority import MajorityVote
+from gxpo.rewards.match import Consistency, Match
 from gxpo.rewards.numeric import Numeric
 from gxpo.rewards.rubric import is_rubric
 
@@ -31,6 +32,8 @@ GROUP_LEVEL: Mapping[str, Callable[[Mapping[str, Any]], Callable[..., Any]]] = {
     "entities": lambda options: group_level.made(Entities, options, "entities"),
     "conformance": lambda options: group_level.made(Conformance, options, "conformance"),
     "key_steps": lambda options: group_level.made(KeySteps, options, "key_steps"),
+    "match": Match.make,
+    "consistency": Consistency.make,
 }
 BUILT_IN = ("math", "format", *GROUP_LEVEL)
 

@@ -86,7 +86,11 @@ NAMES: dict[str, Metric] = {
         "turns of the step",
     ),
     "turns_mean": Metric("mean number of turns of an episode, summaries not counted", "turns", "episodes of the step"),
-    "malformed_rate": Metric("share of turns in which no action could be read", "share", "turns of the step"),
+    "malformed_rate": Metric(
+        "share of turns in which no action could be read; of answers that `match` or `consistency` could not read",
+        "share",
+        "turns of the step; without an environment, rollouts made in the step",
+    ),
     "illegal_rate": Metric("share of turns with an action that was not possible there", "share", "turns of the step"),
     "cut_action_rate": Metric("share of actions cut at sampling.max_new_tokens", "share", "actions of the step"),
     "turn_limit_rate": Metric("share of episodes that a limit on turns ended", "share", "episodes of the step"),

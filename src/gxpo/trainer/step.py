@@ -337,9 +337,16 @@ def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
         "truncated_rate": _mean(forest.truncated[own].to(torch.float64)),
         **{f"reward_{name}": _mean(forest.components[own, i]) for i, name in enumerate(forest.component_names)},
         **of_labels(forest),
+        **of_answers(forest, own),
         **(of_episodes(forest) if any("end" in info for info in forest.info) else {}),
         **(of_agents(forest) if any("agent" in info for info in forest.info) else {}),
     }
+
+
+def of_answers(forest: Forest, own: Tensor) -> dict[str, Any]:
+    """How many of the trajectories `own` [R] have an answer that a reward could not read; of episodes, turns count."""
+    read = [i for i, name in enumerate(forest.component_names) if name.startswith("malformed_")]
+    return {"malformed_rate": _mean(forest.components[own][:, read].amax(1))} if read else {}
 
 
 def of_spread(forest: Forest, own: Tensor) -> dict[str, Any]:
