@@ -87,6 +87,7 @@ class Method:
     run_keys: Mapping[str, Stated] = field(default_factory=dict)
     segmenter: Any = None  # writes the forest's column of segments, before anything reads it
     step_rewards: Mapping[str, Any] = field(default_factory=dict)  # are added to the steps' own
+    sampler: Any = None  # how tasks are drawn, by their measured success rates
     # (the caller's keys, `compat`) that `gxpo.method` was given; None for a copy with other parts
     asked: tuple[Mapping[str, Stated], str | None] | None = field(default=None, init=False)
 
@@ -98,7 +99,7 @@ class Method:
             *self.weights.values(),
             *self.terms.values(),
             self.rollout,
-            *([] if self.segmenter is None else [self.segmenter]),
+            *(part for part in (self.segmenter, self.sampler) if part is not None),
             *self.shapes.values(),
             *self.step_rewards.values(),
             *self.rewards.values(),
