@@ -16,22 +16,23 @@ from tests.rollouts.replay_session import UNSCORED, StepSession, right_first, ta
 from tests.rollouts.resumed import check_resumed
 
 from gxpo.errors import CheckpointError, ConfigError
-from gxpo.rollouts.adaptive_group_size import AdaptiveGroupSize, allot, expected_contrast
+from gxpo.rollouts.adaptive_group_size import AdaptiveGroupSize, allot, knapsack
+from gxpo.rollouts.group_values import failures, mean_error, mean_error_by_variance, mixed, mixed_gain
 from gxpo.rollouts.independent import Independent
 
 
 # ---------------------------------------------------------------- what is worth how much
 def test_the_cards_numbers() -> None:
     # p = .5: 2 * .5 * .5, 4 * .5 * .875, 8 * .5 * (1 - 1 / 128); p = .1: 2 * .9 * .1, 3 * .9 * .19, ...
-    assert [expected_contrast(n, 0.5) for n in (2, 4, 8)] == pytest.approx([0.5, 1.75, 3.96875])
-    found = [expected_contrast(n, 0.1) for n in (2, 3, 4, 8)]
+    assert [failures(n, 0.5) for n in (2, 4, 8)] == pytest.approx([0.5, 1.75, 3.96875])
+    found = [failures(n, 0.1) for n in (2, 3, 4, 8)]
     assert found == pytest.approx([0.18, 0.513, 0.9756, 3.756262], abs=1e-6)
 
 
 @given(st.integers(1, 9), st.floats(0, 1))
 def test_it_is_the_expected_number_of_failures_of_a_mixed_group(n: int, p: float) -> None:
     expected = sum(comb(n, k) * p**k * (1 - p) ** (n - k) * (n - k) for k in range(1, n + 1))
-    assert expected_contrast(n, p) == pytest.approx(expected, abs=1e-12)
+    assert failures(n, p) == pytest.approx(expected, abs=1e-12)
 
 
 rates = st.lists(st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.9, 1.0]), min_size=1, max_size=5)
@@ -44,7 +45,7 @@ def test_it_equals_a_loop_over_all_tasks(p: list[float], more: int, least: int, 
     sizes = [least] * len(p)
     for _ in range(more):
         gains = [
-            (expected_contrast(n + 1, x) - expected_contrast(n, x), -n, -i)
+            (failures(n + 1, x) - failures(n, x), -n, -i)
             for i, (n, x) in enumerate(zip(sizes, p, strict=True))
             if n < most
         ]
@@ -59,7 +60,7 @@ def test_where_the_gains_fall_greedy_is_the_best_there_is() -> None:
     p = [0.5, 0.6, 0.8]
     best = max(
         (n for n in itertools.product(range(2, 9), repeat=3) if sum(n) == 12),
-        key=lambda n: sum(expected_contrast(k, x) for k, x in zip(n, p, strict=True)),
+        key=lambda n: sum(failures(k, x) for k, x in zip(n, p, strict=True)),
     )
     assert tuple(allot(p, 12, 2, 8)) == best
     with pytest.raises(ValueError, match="need more than 3"):

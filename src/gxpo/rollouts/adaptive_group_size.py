@@ -1,4 +1,4 @@
-"""Adaptive group sizes: split a fixed rollout budget across prompts by expected learning signal (V0, Knapsack RL, CurES)."""
+"""Adaptive group sizes: split a fixed rollout budget across prompts by expected learning signal (V0, Knapsack RL)."""
 
 from __future__ import annotations
 

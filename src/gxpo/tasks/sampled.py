@@ -85,7 +85,7 @@ class ColumnLevels(_Levels):
         for task in tasks:
             if column not in task.info:
                 there = ", ".join(task.info) or "none"
-                raise TaskError(f"{label}: task {task.id!r} has no column {column!r} (tasks.sampler.by); it has {there}")
+                raise TaskError(f"{label}: {task.id!r} has no column {column!r} (tasks.sampler.by), but {there}")
             found.setdefault(_hashable(task.info[column]), []).append(task)
         chosen = list(map(_hashable, levels)) or sorted(found, key=lambda x: (isinstance(x, str), x))
         for level in chosen:
@@ -257,5 +257,5 @@ def sampled(
         )
         raise TaskError(f"{label} generates tasks and repeats none, so none has a success rate: {way}")
     if level_source is None:
-        raise TaskError(f"{label}: an environment has no levels for tasks.sampler.by: set tasks.options.pool, and by=id")
+        raise TaskError(f"{label} has no levels for tasks.sampler.by: set tasks.options.pool, and leave it at id")
     return SampledTasks(source, sampler, OptionLevels(by, {level: level_source(level) for level in levels}, seed))

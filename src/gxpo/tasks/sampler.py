@@ -100,7 +100,7 @@ class TaskSampler(FunctionPart):
         name = type(self).__name__
         found = self.function(*given, **self.options)
         if not isinstance(found, Tensor) or found.shape != given[0].shape:
-            raise TaskError(f"tasks.sampler={name} must give a tensor with one weight for each of {len(given[0])} tasks")
+            raise TaskError(f"tasks.sampler={name} must give a tensor with a weight for each of {len(given[0])} tasks")
         found = found.detach().to(torch.float64)
         if not bool((found.isfinite() & (found >= 0)).all()):
             raise TaskError(f"tasks.sampler={name} gave weights that are negative or not finite")
