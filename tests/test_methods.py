@@ -123,7 +123,18 @@ def fingerprint(name):
 def elsewhere(name):
     """The stages that credit and gradient on given rollouts do not show."""
     m = gxpo.method(name)
-    stages = (m.rollout, m.segmenter, m.update, m.shapes, m.step_rewards, m.rewards, m.signals, m.context, controls(m))
+    stages = (
+        m.sampler,
+        m.rollout,
+        m.segmenter,
+        m.update,
+        m.shapes,
+        m.step_rewards,
+        m.rewards,
+        m.signals,
+        m.context,
+        controls(m),
+    )
     return repr((stages, {k: s.value for k, s in m.run_keys.items()}))
 
 
@@ -316,10 +327,19 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
 }
 
 
+LISTED = {  # by success rates of tasks that are met again
+    "task": SMOKE["ttrl"]["task"], "tasks.options": {"held_out_fraction": 0.4}, "sampling.max_new_tokens": 6,
+}  # fmt: skip
+SMOKE |= {name: LISTED for name in ("vas", "drive", "srpo_history", "videorl_select", "favchat_degrpo", "cures")}
+SMOKE["craft_gui"] = {"tasks.sampler.by": "digits", "tasks.sampler.levels": [1, 2]}
+
+
 def run_of(name):
     """What a whole run has beside the objective: rollouts, signals, updates, heads, rewards of the method's own."""
     m = gxpo.method(name)
-    return repr((m.rollout, m.segmenter, m.signals, m.update, m.value_heads, m.context, controls(m))), bool(m.shapes)
+    return repr((m.sampler, m.rollout, m.segmenter, m.signals, m.update, m.value_heads, m.context, controls(m))), bool(
+        m.shapes
+    )
 
 
 @pytest.mark.parametrize("name", first_of_each(NAMES, run_of))

@@ -94,6 +94,8 @@ def _build(
     rollout = keys.part("rollout", keys.take("rollout", Independent), registry.ROLLOUTS, what="rollout")
     named = keys.take("segment", None)
     segmenter = None if named is None else keys.part("segment", named, registry.SEGMENTERS, what="segmenter")
+    named = keys.take("tasks.sampler", None)
+    sampler = None if named is None else keys.part("tasks.sampler", named, registry.SAMPLERS, what="task sampler")
     shapes = _named(keys, "reward.shape", registry.REWARDS, "reward")
     step_rewards = _named(keys, "reward.step", registry.REWARDS, "reward")
     rewards = _named(keys, "reward.add", registry.REWARDS, "reward")
@@ -130,6 +132,7 @@ def _build(
         segmenter,
         step_rewards,
         tuple(keys.scheduled),
+        sampler,
     )
     _check_provided(made)
     _check_credit_is_read(made)
@@ -293,7 +296,7 @@ def _stage(key: str, resolved: Mapping[str, Stated]) -> str:
     words = key.split(".")
     if words[0] == "objective":
         return "objective.surrogate" if "objective.surrogate" in resolved else "objective"
-    return ".".join(words[:2]) if words[0] in ("weight", "signal") else words[0]
+    return ".".join(words[:2]) if words[0] in ("weight", "signal", "tasks") else words[0]
 
 
 def _replaced(key: str, keys: Keys, stated: Mapping[str, Stated], names: list[str]) -> bool:

@@ -19,7 +19,7 @@ from ruamel.yaml.error import YAMLError
 
 from gxpo import former, yamltext
 from gxpo.compose import method
-from gxpo.definition import STAGES, Stated, check_allowed, finite, show
+from gxpo.definition import Stated, check_allowed, finite, show, stage_of
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.options import dotted, is_mapping, leaves
 from gxpo.pipeline import Method
@@ -221,7 +221,7 @@ def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> R
     if not isinstance(spec.value, str):
         raise ConfigError(f"method={spec.value!r} ({spec.origin}) is not a method's name")
     own = {k: s for k, s in given.items() if k in RUN_KEYS}
-    staged = {k: s for k, s in given.items() if k not in own and k not in _OTHER and k.split(".")[0] in STAGES}
+    staged = {k: s for k, s in given.items() if k not in own and k not in _OTHER and stage_of(k) is not None}
     for key, stated in given.items():
         if key not in own and key not in staged and key not in _OTHER:
             hint = near_key(key)

@@ -15,7 +15,7 @@ from typing import Any
 from gxpo.errors import ConfigError, MethodConflict, did_you_mean
 from gxpo.ranges import snake
 
-STAGES = ("credit", "weight", "rollout", "segment", "reward", "signal", "objective", "update")
+STAGES = ("credit", "weight", "rollout", "segment", "reward", "signal", "objective", "update", "tasks.sampler")
 EVIDENCE = ("reference-code", "paper", "secondary", "reconstruction")
 CODE = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{7,40}( [^\s@]+)*")
 _IN_DOC = {  # where a method's docstring says what
@@ -80,7 +80,7 @@ class Definition:
     @property
     def stages(self) -> tuple[str, ...]:
         """The stages that it changes."""
-        return tuple(s for s in STAGES if any(k == s or k.startswith(s + ".") for k in self.keys))
+        return tuple(s for s in STAGES if s in {stage_of(k) for k in self.keys})
 
     @property
     def bibtex(self) -> str:
@@ -105,6 +105,11 @@ class Stated:
     value: Any
     origin: str
     optional: bool = False
+
+
+def stage_of(key: str) -> str | None:
+    """The stage that a key belongs to; None: it is a setting of the run."""
+    return next((stage for stage in STAGES if key == stage or key.startswith(f"{stage}.")), None)
 
 
 def kind_of(value: Any) -> Any:

@@ -89,6 +89,7 @@ class Method:
     segmenter: Any = None  # writes the forest's column of segments, before anything reads it
     step_rewards: Mapping[str, Any] = field(default_factory=dict)  # are added to the steps' own
     scheduled: tuple[Scheduled, ...] = ()  # numbers of parts that are functions of the step
+    sampler: Any = None  # how tasks are drawn, by their measured success rates
     # (the caller's keys, `compat`) that `gxpo.method` was given; None for a copy with other parts
     asked: tuple[Mapping[str, Stated], str | None] | None = field(default=None, init=False)
 
@@ -100,7 +101,7 @@ class Method:
             *self.weights.values(),
             *self.terms.values(),
             self.rollout,
-            *([] if self.segmenter is None else [self.segmenter]),
+            *(part for part in (self.segmenter, self.sampler) if part is not None),
             *self.shapes.values(),
             *self.step_rewards.values(),
             *self.rewards.values(),

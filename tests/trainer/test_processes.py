@@ -23,18 +23,23 @@ trainer: {steps: 3, checkpoint_every: 0, rollouts_every: 1}
 REWARD = "def parity(completion):\n    return {'correct': float(sum(map(ord, completion)) % 2)}\n"
 
 
+SAMPLER = """tasks.sampler: variance
+tasks.sampler.by: digits
+tasks.sampler.levels: [1, 2, 3]
+"""
 EPISODES = """task: frozenlake
 tasks: {per_step: 4, options: {style: bare}}
 env: {max_turns: 4, context: full}
 """
 
 
-@pytest.mark.parametrize("kind", some(["prompts", "episodes"], ["prompts"]))
+@pytest.mark.parametrize("kind", some(["prompts", "sampled", "episodes"], ["prompts"]))
 def test_two_processes_equal_one(tmp_path, kind):
     (tmp_path / "mine.py").write_text(REWARD)
     reward = f"{tmp_path}/mine.py:parity"
-    if kind == "prompts":
+    if kind != "episodes":
         text = CONFIG + f"reward: {reward}\n"
+        text += SAMPLER if kind == "sampled" else ""
     else:
         text = CONFIG.replace("task: arithmetic\ntasks: {per_step: 4}\n", EPISODES)
         text += f"reward:\n  env: 1.0\n  {reward}: 1.0\n"

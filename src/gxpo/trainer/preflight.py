@@ -27,7 +27,7 @@ from gxpo.tasks.source import solution_of
 from gxpo.trainer.asynchronous.checks import check_asynchronous
 from gxpo.trainer.best import rules_of
 from gxpo.trainer.cluster_checks import check_cluster
-from gxpo.trainer.setup import device_of, sampling_of
+from gxpo.trainer.setup import device_of, sampled_of, sampling_of
 from gxpo.usercode import one_line
 from gxpo.worlds import World
 
@@ -131,6 +131,8 @@ def rehearse(resolved: Resolved) -> None:
     try:
         if world is not None:
             check_world(method, world, s.task)
+            if method.sampler is not None:
+                sampled_of(s, method.sampler, world)
         check_model(s)
         given = getattr(method.rollout, "components", ())
         check_named(s.rewards, None if world is None else world.source, s.scoring.options, given)

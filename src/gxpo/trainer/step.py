@@ -53,15 +53,17 @@ class Stages:
         preflight.check_settings(s, resolved.method)
         self.sampling = setup.sampling_of(s)
         self.world = setup.world_of(s, source)
-        self.source = self.world.source
         self._open = ExitStack()
         with ExitStack() as opened:
             opened.callback(self.world.close)
             preflight.check_world(resolved.method, self.world, s.task)
+            sampler = resolved.method.sampler
+            self.sampled = None if sampler is None else setup.sampled_of(s, sampler, self.world)
+            self.source = self.world.source if self.sampled is None else self.sampled
             preflight.check_model(s)
             self.rewards = RewardSet.make(
                 reward if reward is not None else s.rewards,
-                source=self.source,
+                source=self.world.source,
                 timeout=s.scoring.timeout,
                 workers=s.scoring.workers,
                 options=s.scoring.options,
@@ -106,7 +108,8 @@ class Stages:
         scheduled = method.at(number)
 
         # tasks -> rollouts -> rewards
-        session = self.session(number, seed=self.settings.seed, sampling=self.sampling, budget=self.budget)
+        seen = None if self.sampled is None else self.sampled.see
+        session = self.session(number, seed=self.settings.seed, sampling=self.sampling, budget=self.budget, seen=seen)
         forest = self._sampled(session, clock) if self.overlap is None else self.overlap.rollouts(session, clock)
         forest = self.shape(forest)
         clock.lap("score")
@@ -139,6 +142,7 @@ class Stages:
             "step": number,
             **of_rollouts(forest, credit if method.reads_credit else method.active(read, credit, weight).double()),
             **of_sources(forest, number - 1),
+            **({} if self.sampled is None else self.sampled.figures()),
             **{f"scoring_{kind}": n - counted[kind] for kind, n in self.unscored.items()},
             **of_updates(bound.infos, bound.metrics, (bound.sampler_gap, bound.sampler_gap_mean)),
             **learnt,
