@@ -477,6 +477,9 @@ class BoundLearner:
         alike = forest.path_trainable
         if self.method.context == "trained":
             alike = alike & (forest.sampled_under[node] < 0)
+        if "logged" in forest.origin:  # their versions count another run's updates
+            own = torch.tensor([origin != "logged" for origin in forest.origin], dtype=torch.bool)
+            alike = alike & forest.to_path(own, "R")
         apart = logprob - forest.path_behaviour_logprob
         gap = apart[alike & (forest.policy_version[node] == self.step_number - 1)].abs()
         gap = gap[gap.isfinite()]

@@ -57,7 +57,7 @@ class Stages:
         self._open = ExitStack()
         with ExitStack() as opened:
             opened.callback(self.world.close)
-            preflight.check_world(resolved.method, self.world, s.task)
+            preflight.check_world(resolved.method, self.world, s.task, s.eval.tasks)
             preflight.check_model(s)
             self.rewards = RewardSet.make(
                 reward if reward is not None else s.rewards,
@@ -307,7 +307,7 @@ def _mean(x: Tensor) -> float | None:
     return float(known.mean()) if known.numel() else None
 
 
-BORROWED = ("replay", "demonstration", "baseline")  # origins of rollouts that the policy is not to be judged by
+BORROWED = ("replay", "demonstration", "baseline", "logged")  # origins of rollouts that the policy is not to be judged by
 
 
 def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
