@@ -142,7 +142,7 @@ class PreferencePairs(LabelTerm):
             raise ConfigError("objective.verdict_first orders pairs of outcomes: set objective.pairs=ordered")
         if self.form == "odds" and (self.reference != "none" or not self.length_mean):
             raise ConfigError(
-                "objective.form 'odds' reads mean log-probs: set objective.reference=none and objective.length_mean=true"
+                "objective.form 'odds' reads mean log-probs: set objective.reference=none, objective.length_mean=true"
             )
         for name, what, where in (
             ("gamma", "over", self.over == "turns"),

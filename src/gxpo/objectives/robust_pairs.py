@@ -1,4 +1,4 @@
-"""Preference pairs with a memory: weights of populations by their loss (group-robust), labels that follow the policy."""
+"""Preference pairs with a memory: populations weighted by loss (group-robust), labels that follow the policy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RobustPairs(PreferencePairs):
     """`PreferencePairs` whose populations are weighted by their losses, and whose labels follow the policy.
 
     population       "info.KEY": the loss is sum_k w_k l_k over the populations k that KEY of the rollouts' `info` (of a
-                     file of pairs: a column) tells apart, l_k the mean over k's groups; "": none, and the mean over groups
+                     data set: a column) tells apart, l_k the mean over k's groups; "": none, and the mean over groups
     population_rate  w_k <- w_k e^(rate l_k) / sum, from equal weights on, with the step's own losses, before they are
                      weighed; one that a step lacks has loss 0 there, one that is new begins with the mean weight
     label_rate       label l of a pair, 1 when it is first seen: its loss is l f(z) + (1 - l) f(-z), and after the step
@@ -65,7 +65,9 @@ class RobustPairs(PreferencePairs):
         if self.population and not self.population.removeprefix("info."):
             raise ConfigError(f"objective.population is {self.population!r}: it is info.KEY, or empty")
         if self.label_rate and "label_smoothing" not in options_of(self.form):
-            raise ConfigError("objective.label_rate softens labels of objective.form 'sigmoid': leave one of the two out")
+            raise ConfigError(
+                "objective.label_rate softens labels of objective.form 'sigmoid': leave one of the two out"
+            )
         if self.population:
             object.__setattr__(self, "couples", "step")
 

@@ -9,18 +9,31 @@ import torch
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.objectives.sequence_score import Figures, Scores, SequenceLoss, counted, log_sum_exp, over_groups
+from gxpo.objectives.sequence_score import (
+    Figures,
+    ScoreOver,
+    Scores,
+    SequenceLoss,
+    counted,
+    log_sum_exp,
+    over_groups,
+)
 from gxpo.objectives.surrogate import Positive, Width
 from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
-    from gxpo.objectives.sequence_score import ScoreOver
     from gxpo.protocols import PolicyTokens, Signals
 
 
 def set_contrast(
-    score: Tensor, outcome: Tensor, group: Tensor, where: Tensor, beta: float = 0.1, alpha: float = 1.0, power: float = 1.0
+    score: Tensor,
+    outcome: Tensor,
+    group: Tensor,
+    where: Tensor,
+    beta: float = 0.1,
+    alpha: float = 1.0,
+    power: float = 1.0,
 ) -> Tensor:
     """Loss of each group, [R], the same for its members and 0 where all outcomes are equal:
 

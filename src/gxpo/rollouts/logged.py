@@ -98,8 +98,8 @@ class File:
             if text is not None and _decoded(decode, ids) != text:
                 raise RecordError(
                     f"{self.path}: ids {ids[:8]} of {forest.id[int(forest.step_trajectory[step])]!r} are "
-                    f"{_decoded(decode, ids)!r:.40} under the run's tokenizer and {text!r:.40} in the records: they are of "
-                    "another tokenizer"
+                    f"{_decoded(decode, ids)!r:.40} under the run's tokenizer and {text!r:.40} in the records: they "
+                    "are another tokenizer's"
                 )
 
 
@@ -117,8 +117,8 @@ class Logged(RolloutPart):
     """Groups that are there already, no sampling: the answers that the tasks' rows bring (see `logged_rows`), or those
     of a file.
 
-    file   "": a group is a drawn task's own answers, in the ids of the run's tokenizer, and how tasks are drawn and held
-           out is their source's affair. A .jsonl file of `gxpo.rollouts/1`, or a folder of such (RUN/rollouts): a step
+    file   "": a group is a drawn task's own answers, in the ids of the run's tokenizer; the tasks' source says how they
+           are drawn and held out. A .jsonl file of `gxpo.rollouts/1`, or a folder of such (RUN/rollouts): a step
            takes as many of its groups as it has tasks, all once an epoch, in an order of (seed, epoch) alone, and the
            run's task is what evaluations sample
 
@@ -161,7 +161,7 @@ class Logged(RolloutPart):
         if seen:
             raise ConfigError(
                 f"rollout.file={self.file}: {len(seen)} of {len(self.records.groups)} groups are of held-out tasks "
-                f"(first {seen[0].forest.task[seen[0].rows[0]]!r}), which evaluations sample: leave them out of the file"
+                f"(first {seen[0].forest.task[seen[0].rows[0]]!r}), which evaluations sample: leave them out"
             )
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:

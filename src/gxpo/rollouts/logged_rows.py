@@ -7,6 +7,7 @@ prompt's (those that repeat the prompt are passed over): each of the assistant's
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,8 +48,12 @@ def answers_of(task: Task) -> list[Said]:
             raise TaskError(f"task {task.id!r}: 'completions' must be a list of answers, not {given!r:.40}")
         scores = [None] * len(given) if scores is None else scores
         if not isinstance(scores, Sequence) or len(scores) != len(given):
-            raise TaskError(f"task {task.id!r}: 'scores' must be a list of {len(given)} numbers, one for each completion")
-        return [_said(task, str(i), x, outcome=_number(task, y)) for i, (x, y) in enumerate(zip(given, scores))]
+            raise TaskError(
+                f"task {task.id!r}: 'scores' must be a list of {len(given)} numbers, as there are completions"
+            )
+        return [
+            _said(task, str(i), x, outcome=_number(task, y)) for i, (x, y) in enumerate(zip(given, scores, strict=True))
+        ]
     if "completion" in row:
         label, score = row.get("label"), row.get("score")
         if label is not None and not isinstance(label, bool):
@@ -56,8 +61,8 @@ def answers_of(task: Task) -> list[Said]:
         outcome = float(label) if isinstance(label, bool) and score is None else _number(task, score)
         return [_said(task, "0", row["completion"], outcome=outcome, success=label)]
     raise TaskError(
-        f"task {task.id!r} brings no answers, and rollout logged samples none: give it {WANTED}, or set rollout.file to "
-        "records of rollouts"
+        f"task {task.id!r} brings no answers, and rollout logged samples none: give it {WANTED}, or set "
+        "rollout.file to records of rollouts"
     )
 
 
@@ -84,7 +89,7 @@ def _said(task: Task, name: str, answer: Any, **verdict: Any) -> Said:
     texts = tuple(messages[i]["content"] for i in places)
     if any(not isinstance(text, str) or not text for text in texts):
         raise TaskError(f"{where} has a message of the assistant's without a text")
-    between = tuple(tuple(messages[i + 1 : j]) for i, j in zip(places, places[1:]))
+    between = tuple(tuple(messages[i + 1 : j]) for i, j in itertools.pairwise(places))
     if not all(between):
         raise TaskError(f"{where} has two messages of the assistant's in a row: join them")
     own = {k: v for k, v in task.info.items() if k not in ANSWERS and isinstance(v, (str, int, float, bool))}

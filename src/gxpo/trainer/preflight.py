@@ -69,8 +69,8 @@ def check_ratios(method: Method) -> None:
     reading += [f"weight {name}" for name, part in method.weights.items() if getattr(part, "corrects_mismatch", False)]
     if reading:
         raise ConfigError(
-            f"{method.name}: {reading[0]} reads importance ratios, and rollout {show(method.rollout)} has no log-probs of "
-            "who sampled: take an objective without (dpo, simpo, positive_likelihood), records that have them, or "
+            f"{method.name}: {reading[0]} reads importance ratios, and rollout {show(method.rollout)} has no log-probs "
+            "of who sampled: take an objective without (dpo, simpo, positive_likelihood), records that have them, or "
             "objective.on_unknown_behaviour=one"
         )
 

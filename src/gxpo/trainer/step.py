@@ -307,7 +307,7 @@ def _mean(x: Tensor) -> float | None:
     return float(known.mean()) if known.numel() else None
 
 
-BORROWED = ("replay", "demonstration", "baseline", "logged")  # origins of rollouts that the policy is not to be judged by
+BORROWED = ("replay", "demonstration", "baseline", "logged")  # origins that the policy is not to be judged by
 
 
 def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
