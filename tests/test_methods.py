@@ -45,6 +45,8 @@ EQUAL_GROUPS_LEARN = {
     "vineppo", "spo_segment", "vsrm", "pav",  # values of states, measured beside the group
     "lc_r1",  # a thought that ends in time, whatever was won
     "trpa",  # groups of one level are set against score 0
+    "kto",  # single answers
+    "refuel",  # regression towards no change at all
 }  # fmt: skip
 
 
@@ -322,6 +324,14 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
     "pav": {"credit.add.value_difference.best_of": 1},  # the made-up rewards are no chances
     "e_grpo": {"reward.shape.entity_match.component": "format"},
     "step_grpo_r1vl": {f"reward.shape.{name}_reward.component": "format" for name in ("key_step", "order")},
+    "group_robust_po": {  # data that has populations
+        "task": str(Path(__file__).with_name("pairs.jsonl")),
+        "tasks.options": {"held_out_fraction": 0.4},
+        "reward": "math",
+        "rollout": "logged",
+    },
+    "step_apo": {**LAKE, "rollout.score": f"{Path(__file__).with_name('rollouts') / 'candidate_scores.py'}:vowels"},
+    "refuel": LAKE,
     **{name: {"learner.lora_rank": 4} for name in ("aapo", "pvpo")},  # the reference is the model without adapters
     **{name: {"model": "flow", "task": "points", "sampling.max_new_tokens": 9} for name in FLOWS},
 }
@@ -348,6 +358,8 @@ def test_every_method_trains_two_steps(name, tmp_path):
     keys = {"tasks.per_step": 4, "sampling.max_new_tokens": 6, "eval.tasks": 2, "optim.weight_decay": 0.0}
     keys |= {"rollout.group_size": 4} if "rollout.group_size" in gxpo.method(name).keys else {}
     keys |= SMOKE.get(name, {})
+    if keys.get("rollout") == "logged":  # groups are what they are
+        keys.pop("rollout.group_size", None)
     model, task = keys.pop("model", "tiny:cold"), keys.pop("task", "arithmetic")
     own = name in FLOWS or "reward" in keys or "scoring.weights" in keys
     run = gxpo.train(model, task, name, 2, None if own else lambda completion: parity(completion),

@@ -37,6 +37,7 @@ from gxpo.protocols import (
     TaskSource,
 )
 from gxpo.rollouts.context import prompt_messages
+from gxpo.rollouts.logged import LOGGED
 from gxpo.rollouts.wording import reworded
 from gxpo.segments import Segmenter, SegmentTools
 from gxpo.signals import Signals
@@ -485,6 +486,9 @@ class BoundLearner:
         alike = forest.path_trainable
         if self.method.context == "trained":
             alike = alike & (forest.sampled_under[node] < 0)
+        if LOGGED in forest.origin:  # their versions count another run's updates
+            own = torch.tensor([origin != LOGGED for origin in forest.origin], dtype=torch.bool)
+            alike = alike & forest.to_path(own, "R")
         apart = logprob - forest.path_behaviour_logprob
         gap = apart[alike & (forest.policy_version[node] == self.step_number - 1)].abs()
         gap = gap[gap.isfinite()]

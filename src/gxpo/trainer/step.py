@@ -20,6 +20,7 @@ from gxpo.judges import meter
 from gxpo.pipeline import Method, zero_signal_groups
 from gxpo.protocols import Budget, Sampling, StepInfo
 from gxpo.rewards import RewardSet
+from gxpo.rollouts.logged import LOGGED
 from gxpo.runtime import Clock, give_back, peak_megabytes
 from gxpo.segments.base import LABEL
 from gxpo.signals import Signals, SignalTools
@@ -56,7 +57,7 @@ class Stages:
         self._open = ExitStack()
         with ExitStack() as opened:
             opened.callback(self.world.close)
-            preflight.check_world(resolved.method, self.world, s.task)
+            preflight.check_world(resolved.method, self.world, s.task, s.eval.tasks)
             sampler = resolved.method.sampler
             self.sampled = None if sampler is None else setup.sampled_of(s, sampler, self.world)
             self.source = self.world.source if self.sampled is None else self.sampled
@@ -319,7 +320,7 @@ def _mean(x: Tensor) -> float | None:
     return float(known.mean()) if known.numel() else None
 
 
-BORROWED = ("replay", "demonstration", "baseline")  # origins of rollouts that the policy is not to be judged by
+BORROWED = ("replay", "demonstration", "baseline", LOGGED)  # origins that the policy is not to be judged by
 
 
 def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
@@ -396,6 +397,11 @@ def of_labels(forest: Forest) -> dict[str, Any]:
     return {"untagged_turns": _mean(1.0 - tagged)}
 
 
+def sampled_here(forest: Forest) -> Tensor:
+    """[R] bool: trajectories whose policy versions are this run's; those of logged ones count another's updates."""
+    return torch.tensor([origin != LOGGED for origin in forest.origin], dtype=torch.bool)
+
+
 def of_sources(forest: Forest, version: int) -> dict[str, Any]:
     """Where the step's rollouts come from: how many updates old they are, the shares of origins but the policy's, and
     how sure the sampler was of what it drew in this step.
@@ -403,11 +409,14 @@ def of_sources(forest: Forest, version: int) -> dict[str, Any]:
     version   the policy's own at the start of the step. Tokens without a sampler (demonstrations) have no age.
     """
     known = forest.path_trainable & forest.path_behaviour_logprob.isfinite()
+    known &= forest.to_path(sampled_here(forest), "R")
     node = forest.token_node[forest.path_token[known]]
     age = (version - forest.policy_version[node]).to(torch.float64)
     shares = {f"origin_{name}": forest.origin.count(name) / len(forest.origin) for name in sorted(set(forest.origin))}
     stale = {"staleness_mean": _mean(age), "staleness_max": float(age.max()) if age.numel() else None}
     fresh = forest.trainable & (forest.policy_version[forest.token_node] == version)
+    if LOGGED in forest.origin:
+        fresh &= torch.zeros_like(fresh).index_fill(0, forest.path_token[known], True)
     return {
         **stale,
         "entropy_sampled": _mean(-forest.behaviour_logprob[fresh]),
