@@ -34,6 +34,9 @@ class GroupReward(Protocol):
     reports     those of them that are recorded and not counted, unless they are given a weight by name
     failures()  what went wrong since it was last asked, a (kind, message) a trajectory; without it, every trajectory
                 that got no number counts as "nonsense"
+    at(step)    called before the rollouts of a step are scored
+    observe(step, forest, texts, tasks)  called after the step's update, with its scored rollouts
+    state_dict(), load_state_dict(state)  what a resumed run needs, as JSON
     bind(verify)  called once: `verify(forest, texts, tasks)` is component "correct" [R] of the tasks' own verifier
     """
 
