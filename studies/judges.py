@@ -32,5 +32,7 @@ def scored(score: Callable[[int, str], float]) -> Callable[[Messages], str]:
 
 nines = scored(lambda total, said: 10 if "9" in said else 4 if int(said) == total else 0)  # is impressed by a 9
 exact = scored(lambda total, said: 10 if int(said) == total else 1)
-digits = scored(lambda total, said: 10 * sum(a == b for a, b in zip(said[::-1], str(total)[::-1])) / len(str(total)))
+digits = scored(
+    lambda total, said: 10 * sum(a == b for a, b in zip(said[::-1], str(total)[::-1], strict=False)) / len(str(total))
+)
 close = scored(lambda total, said: max(0, 10 - abs(int(said) - total)))

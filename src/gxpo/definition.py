@@ -140,7 +140,7 @@ def merge(
     for label, _, keys in definitions:
         for key, value in keys.items():
             if key == JOINED and key in decided:
-                decided[key] = _joined(decided[key], value)
+                decided[key] = joined(decided[key], value)
             if key in decided or any(_governs(k, key, keys) for k in as_in):
                 continue
             if any(key.startswith(f"{stage}.add.") and stage in keys for stage in decided):
@@ -160,7 +160,7 @@ def merge(
     return merged | decided
 
 
-def _joined(stated: Stated, below: Any) -> Stated:
+def joined(stated: Stated, below: Any) -> Stated:
     """Options of rewards as the caller states them, over those that a method states of the same rewards."""
     if not isinstance(stated.value, Mapping):
         return stated

@@ -153,7 +153,7 @@ class Pairwise(_Asking):
     gives = ("judge",)
 
     def __post_init__(self) -> None:
-        one_of("judge: compare", self.compare, tournament.KINDS)
+        one_of("judge: compare", self.compare, list(tournament.KINDS))
 
     def question(self, first: str, second: str, task: Task) -> list[dict[str, str]]:
         """Prompt to the judge."""
@@ -257,12 +257,12 @@ class Debate(_Asking):
                 "whose graph has them (rollout=team, rollout.graph=debate)"
             )
         rows = [r for r, pair in enumerate(cases) if pair]
-        orders = [(r, pair) for r in rows for pair in ((0, 1), (1, 0))]
         asked = f"{self.rubric}\n\nTwo sides argue about the task. Which case is better justified?"
-        said = self._answers(
-            [asked_to_choose(asked, "case", cases[r][a], cases[r][b], tasks[r]) for r, (a, b) in orders],
-            read_preference,
-        )
+        questions = []
+        for r in rows:
+            first, second = forest.info[r]["cases"]
+            questions += [asked_to_choose(asked, "case", a, b, tasks[r]) for a, b in ((first, second), (second, first))]
+        said = self._answers(questions, read_preference)
         value = [math.nan] * len(texts)
         for r, there, back in zip(rows, said[::2], said[1::2], strict=True):
             if isinstance(there, float) and isinstance(back, float):

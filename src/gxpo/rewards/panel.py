@@ -37,6 +37,20 @@ def exploitation_rate(
     return sum(w for w, wrong in zip(fresh, rejected, strict=True) if wrong) / total if total else math.nan
 
 
+def self_internalisation_gap(plain: Sequence[float], conditioned: Sequence[float]) -> float:
+    """Mean of l(o | prompt) - l(o | prompt, rubric) over texts o that the policy writes when it is shown the rubric; at
+    most 0 in expectation, and 0 where the policy does what the rubric asks without being told.
+
+    plain, conditioned  mean log-prob (nats) a token of each text under the two prompts
+
+    Source: as `exploitation_rate`; training is to stop at its maximum.
+
+    >>> round(self_internalisation_gap([-1.10], [-0.85]), 6)
+    -0.25
+    """
+    return sum(a - b for a, b in zip(plain, conditioned, strict=True)) / len(plain)
+
+
 @dataclass(eq=False)
 class Panel:
     """{"judge": [R]}: the scores of several judges combined. Recorded beside it, and paid only if given a weight by
@@ -127,7 +141,8 @@ def _asked(
     """[R] scores of each judge, and what failed."""
     found, failed = {}, list[Failure]()
     for name, judge in judges.items():
-        (column,) = dict(judge(forest, texts, tasks)).values()
+        given = judge(forest, texts, tasks)
+        (column,) = given.values() if isinstance(given, Mapping) else (given,)
         found[name] = column.tolist()
         failed += getattr(judge, "failures", list)()
     return found, failed

@@ -214,9 +214,11 @@ class Externals:
         assert name is not None
         return load(name, task=task, device=self.device, dtype=external.dtype, notify=self.notify)
 
-    def teacher(self, name: str, policy: TorchLearner, tokenizer: Any) -> TorchLearner:
+    def teacher(self, name: str, policy: Any, tokenizer: Any) -> TorchLearner:
         """Frozen learner of that name, which reads the policy's token ids; ModelError unless their tokenizers are
         equal."""
+        if not isinstance(policy, TorchLearner):
+            raise ConfigError("a teacher reads token ids beside a policy in this process: set cluster.backend=local")
         external = self.found[name]
         found = self._loaded(external)
         if found.tokenizer.get_vocab() != tokenizer.get_vocab():
