@@ -19,7 +19,7 @@ from ruamel.yaml.error import YAMLError
 
 from gxpo import former, yamltext
 from gxpo.compose import method
-from gxpo.definition import Stated, check_allowed, finite, show, stage_of
+from gxpo.definition import JOINED, STAGES, Stated, check_allowed, finite, joined, show, stage_of
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.options import dotted, is_mapping, leaves
 from gxpo.pipeline import Method
@@ -230,6 +230,8 @@ def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> R
         composed = method(spec.value, staged, compat=compat.value)
     elif staged or compat.value is not None:
         composed = method(composed, staged, compat=compat.value)
+    if JOINED in own and JOINED in composed.run_keys:
+        own[JOINED] = joined(own[JOINED], composed.run_keys[JOINED].value)
     merged = {k: Stated(v, "default") for k, v in RUN_KEYS.items()} | over(composed.run_keys, own)
     settings = _validate(merged)
     check_allowed(composed.rollout, merged)

@@ -16,6 +16,7 @@ from gxpo.errors import ConfigError, MethodConflict, did_you_mean
 from gxpo.ranges import snake
 
 STAGES = ("credit", "weight", "rollout", "segment", "reward", "signal", "objective", "update", "tasks.sampler")
+JOINED = "scoring.options"  # a mapping of which the caller states entries beside those that methods state
 EVIDENCE = ("reference-code", "paper", "secondary", "reconstruction")
 CODE = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{7,40}( [^\s@]+)*")
 _IN_DOC = {  # where a method's docstring says what
@@ -143,6 +144,8 @@ def merge(
     merged: dict[str, Stated] = {}
     for label, _, keys in definitions:
         for key, value in keys.items():
+            if key == JOINED and key in decided:
+                decided[key] = joined(decided[key], value)
             if key in decided or any(_governs(k, key, keys) for k in as_in):
                 continue
             if any(key.startswith(f"{stage}.add.") and stage in keys for stage in decided):
@@ -160,6 +163,14 @@ def merge(
         taken = {k: v for k, v in source.keys.items() if _governs(key, k, source.keys)}
         merged |= {k: Stated(v, f"{stated.origin} (as in {source.name})") for k, v in taken.items()}
     return merged | decided
+
+
+def joined(stated: Stated, below: Any) -> Stated:
+    """Options of rewards as the caller states them, over those that a method states of the same rewards."""
+    if not isinstance(stated.value, Mapping):
+        return stated
+    both = {name: {**below.get(name, {}), **stated.value.get(name, {})} for name in {**below, **stated.value}}
+    return dataclasses.replace(stated, value=both)
 
 
 def _governs(decision: str, key: str, keys: Mapping[str, Any]) -> bool:

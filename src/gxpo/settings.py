@@ -230,6 +230,17 @@ class RewardSettings(_Section):
     )
 
 
+class TeacherSettings(_Section):
+    model: str | None = Field(
+        default=None, description="a checkpoint named teacher, of role teacher: as model; its tokenizer is the policy's"
+    )
+    models: dict[str, dict[str, Any]] = Field(
+        default={},
+        description="further frozen models by name, each with a role (teacher, judge) and one of model, server, ask; "
+        "see docs/judges.md",
+    )
+
+
 class AsyncSettings(_Section):
     max_staleness: Annotated[int, Field(ge=0)] = Field(
         default=0, description="optimiser versions between a group's oldest token and its update; 0: synchronous"
@@ -306,6 +317,7 @@ class RunSettings(_Section):
     doctor: DoctorSettings = DoctorSettings()
     logging: LoggingSettings = LoggingSettings()
     scoring: RewardSettings = RewardSettings()
+    teacher: TeacherSettings = TeacherSettings()
     async_: AsyncSettings = Field(default=AsyncSettings(), alias="async")
     cluster: ClusterSettings = ClusterSettings()
 

@@ -110,6 +110,11 @@ GXPO: dict[str, tuple[str, ...]] = {
         "pay for brevity only where the answer is right: reward.add.length.of=correct",
         "a smaller reward.add.length.coef",
     ),
+    "judge_hacked": (
+        "scoring.options.judge.panel=[...] of judges with different flaws, combine=median (method=uniform_phantom)",
+        "pay what can be checked: correct in scoring.weights beside judge, or an end to the run where held_out falls",
+        "method=meta_po: a model rewrites the rubric as flaws show",
+    ),
     "component_dominates": (
         "lower its entry of scoring.weights, or pay it only where the answer is right",
         "method=gdpo_multi normalises each reward by itself",

@@ -35,6 +35,9 @@ class GroupReward(Protocol):
     answered    it compares with the tasks' answers, so all must have one
     failures()  what went wrong since it was last asked, a (kind, message) a trajectory; without it, every trajectory
                 that got no number counts as "nonsense"
+    at(step)    called before the rollouts of a step are scored
+    observe(step, forest, texts, tasks)  called after the step's update, with its scored rollouts
+    state_dict(), load_state_dict(state)  what a resumed run needs, as JSON
     bind(verify)  called once: `verify(forest, texts, tasks)` is component "correct" [R] of the tasks' own verifier
     """
 

@@ -377,6 +377,7 @@ class Trainer(Stages):
             "trouble": self._trouble,
             "budget": vars(self.budget),
             "unscored": self.unscored,
+            **({"rewards": rewards} if (rewards := self.rewards.state_dict()) else {}),
             **({"seconds": self.seconds} if self.settings.trainer.max_seconds is not None else {}),
             **({"best": self.best.state_dict()} if self.best is not None else {}),
             **({"early": self.early.best.state_dict()} if self.early is not None else {}),
@@ -423,6 +424,7 @@ class Trainer(Stages):
         self.budget = Budget(**state["budget"])
         self.seconds = state.get("seconds", 0.0)
         self.rewards.counts.update(state["unscored"])
+        self.rewards.load_state_dict(state.get("rewards", {}))
         if self.best is not None and "best" in state:
             self.best.load_state_dict(state["best"])
         if self.early is not None and "early" in state:

@@ -29,6 +29,7 @@ from gxpo.tasks.source import solution_of
 from gxpo.trainer.asynchronous.checks import check_asynchronous
 from gxpo.trainer.best import rules_of
 from gxpo.trainer.cluster_checks import check_cluster
+from gxpo.trainer.external import Externals, check_externals
 from gxpo.trainer.setup import device_of, sampled_of, sampling_of
 from gxpo.usercode import one_line
 from gxpo.worlds import World
@@ -56,6 +57,8 @@ def check_settings(s: RunSettings, method: Method) -> None:
         )
     check_ratios(method)
     check_cluster(s, method)
+    check_externals(s, method)
+    check_changing_rubric(s, method)
     check_asynchronous(s, method)
     if (check_sampling := getattr(method.rollout, "check_sampling", None)) is not None:
         check_sampling(sampling_of(s))
@@ -85,6 +88,23 @@ def reads_ratio(term: Any) -> bool:
         and getattr(term, "ratio_weighted", True)
         and not getattr(surrogate, "on_policy", False)
     )
+
+
+def check_changing_rubric(s: RunSettings, method: Method) -> None:
+    """Refuse a judge whose rubric changes where rewards of several steps are compared."""
+    if not s.scoring.options.get("judge", {}).get("refresh"):
+        return
+    remembering = {"rollout": method.rollout, "credit": method.credit}
+    for stage, part in remembering.items():
+        if hasattr(part, "state_dict") and bool(getattr(part, "remembers", True)):
+            raise ConfigError(
+                f"scoring.options.judge.refresh: {stage} {show(part)} keeps rollouts or rewards of earlier steps, and "
+                "those of two rubrics are not comparable: leave refresh out, or take a part without a memory"
+            )
+    if s.async_.max_staleness:
+        raise ConfigError(
+            "scoring.options.judge.refresh: rollouts sampled ahead are of an older rubric: set async.max_staleness=0"
+        )
 
 
 def check_model(s: RunSettings) -> None:
@@ -166,7 +186,8 @@ def rehearse(resolved: Resolved) -> None:
                 sampled_of(s, method.sampler, world)
         check_model(s)
         given = getattr(method.rollout, "components", ())
-        check_named(s.rewards, None if world is None else world.source, s.scoring.options, given)
+        options = Externals(s, device_of(s.learner.device)).options()
+        check_named(s.rewards, None if world is None else world.source, options, given)
     finally:
         if world is not None:
             world.close()

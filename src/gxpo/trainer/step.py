@@ -6,7 +6,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from gxpo.signals import Signals, SignalTools
 from gxpo.trainer import preflight, setup
 from gxpo.trainer.asynchronous import Pipeline
 from gxpo.trainer.episodes import failures_of_agents, of_agents, of_episodes
+from gxpo.trainer.external import Externals
 from gxpo.trainer.measured import measured
 from gxpo.trainer.session import BoundLearner, Session, decoder
 from gxpo.trainer.shared_envs import SharedEnvs
@@ -62,12 +63,13 @@ class Stages:
             self.sampled = None if sampler is None else setup.sampled_of(s, sampler, self.world)
             self.source = self.world.source if self.sampled is None else self.sampled
             preflight.check_model(s)
+            external = Externals(s, setup.device_of(s.learner.device), notify)
             self.rewards = RewardSet.make(
                 reward if reward is not None else s.rewards,
                 source=self.world.source,
                 timeout=s.scoring.timeout,
                 workers=s.scoring.workers,
-                options=s.scoring.options,
+                options=external.options(),
                 given=getattr(resolved.method.rollout, "components", ()),
             )
             opened.callback(self.rewards.close)
@@ -88,8 +90,9 @@ class Stages:
             self.episode.max_turns, getattr(resolved.method.rollout, "max_turns", 1)
         )
         self.method = resolved.method.fill(horizon=float(longest), max_length=longest, total_steps=s.trainer.steps)
+        lent = {"external": lambda name: external.teacher(name, self.learner, self.tokenizer)}
         for part in self.method.signals.values():
-            part.bind(self.tools(0))
+            part.bind(replace(self.tools(0), **lent))
         self.step_number = 0
         self.tally, self.warned = Tally(), False  # of the steps taken here
         self.empty_steps = self.nonfinite_steps = 0
@@ -135,6 +138,7 @@ class Stages:
         self.lost = {**failures_of_agents(forest), **raised, **self.lost}
         self.source.observe(forest)
         method.observe(forest)
+        self.rewards.observe(number, forest, lambda: session.texts(forest), session.known)
         if self.overlap is not None:
             self.overlap.publish(number)
         self._count(bound, lr)
