@@ -34,6 +34,7 @@ SHORT = {"tasks.per_step": 2, "rollout.group_size": 3, "sampling.max_new_tokens"
         (TINKER | {"model": "tiny:cold"}, "leave out model=tiny:cold"),
         (TINKER | {"init_from": "runs/x"}, "leave out init_from"),
         (VERL | {"cluster.address": "http://x"}, "is no Ray address: set auto"),
+        (VERL | {"cluster.address": "ray://x:10001"}, "on a node of the cluster with cluster.address=auto"),
         (VERL | {"cluster.train.nodes": 2}, "is read by `gxpo plan` alone"),
         (VERL | {"learner.lora_rank": 8}, "set learner.lora_rank=0"),
         (VERL | {"optim.weight_decay": 0.1}, "set optim.weight_decay=0"),

@@ -93,6 +93,10 @@ def _verl(s: RunSettings) -> dict[str, str]:
         ("has its workers on Ray", f"cluster.address={s.cluster.address} is no Ray address: set auto or HOST:PORT"): (
             (s.cluster.address or "").startswith(("http://", "https://"))
         ),
+        (
+            f"can't be had by Ray's client ({s.cluster.address}), which does not tell verl where its workers are",
+            "start the run on a node of the cluster with cluster.address=auto",
+        ): ((s.cluster.address or "").startswith("ray://")),
         ("trains every parameter", "set learner.lora_rank=0"): s.learner.lora_rank > 0,
         ("decays every parameter, not matrices alone", "set optim.weight_decay=0"): s.optim.weight_decay > 0,
         ("samples in its own processes", "set sampling.engine=torch"): s.sampling.engine not in ("auto", "torch"),

@@ -28,7 +28,7 @@ def platform() -> None:
     """Make the CPU verl's platform, if it is not."""
     base: Any = need("verl.plugin.platform.platform_base", "verl")
     manager: Any = need("verl.plugin.platform.platform_manager", "verl")
-    if getattr(manager.get_platform(), "device_name", None) == "cpu":
+    if "cpu" in manager.PlatformRegistry.registered_names():
         return
     answers = type("CPU", (base.PlatformBase,), _answers())
     manager.set_platform(manager.PlatformRegistry.register("cpu")(answers)())

@@ -171,11 +171,6 @@ class RayVerlEngine:
 
 def _connect(ray: Any, address: str) -> bool:
     """Connect this process to a Ray cluster, if it is not; whether it was done here."""
-    if address.startswith("ray://"):
-        raise ConfigError(
-            f"cluster.address={address} is Ray's client protocol, through which verl can't ask where its workers are: "
-            "start the run on a node of the cluster with cluster.address=auto"
-        )
     if ray.is_initialized():
         return False
     try:
