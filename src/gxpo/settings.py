@@ -287,10 +287,19 @@ class ClusterSettings(_Section):
         description="what holds the weights; local: each process all of them; fsdp: torchrun's processes share them; "
         "tinker, verl: a training engine, see docs/train-engines.md",
     )
-    address: str | None = Field(default=None, description="tinker: the server's URL, e.g. http://localhost:8000")
+    address: str | None = Field(
+        default=None,
+        description="tinker: the server's URL, e.g. http://localhost:8000; verl: of a Ray cluster whose nodes hold the "
+        "weights (auto, HOST:PORT, local), null: torchrun's processes do",
+    )
     train: ClusterTrainSettings = ClusterTrainSettings()
     sample: ClusterSampleSettings = ClusterSampleSettings()
     sync: ClusterSyncSettings = ClusterSyncSettings()
+
+    @property
+    def by_processes(self) -> bool:
+        """Whether shards are in the run's own processes, which need a process group for them."""
+        return self.backend == "fsdp" or (self.backend == "verl" and self.address is None)
 
 
 class RunSettings(_Section):
