@@ -19,7 +19,7 @@ from ruamel.yaml.error import YAMLError
 
 from gxpo import former, yamltext
 from gxpo.compose import method
-from gxpo.definition import JOINED, STAGES, Stated, check_allowed, finite, joined, show, stage_of
+from gxpo.definition import JOINED, Stated, check_allowed, finite, joined, show, stage_of
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.options import dotted, is_mapping, leaves
 from gxpo.pipeline import Method
