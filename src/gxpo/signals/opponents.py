@@ -65,7 +65,8 @@ class Opponents(OwnModel):
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
         kept = self.memory["kept"]
         if tools.step % self.every == 0:
-            kept = self.memory["kept"] = [*kept, tools.learner.snapshot()][-self.history :]
+            self.model.follow(tools.learner, 1.0)
+            kept = self.memory["kept"] = [*kept, self.model.snapshot()][-self.history :]
         return {"opponents": float(len(kept))}
 
     def state_dict(self) -> dict[str, Any]:
