@@ -19,8 +19,7 @@ GXPO: dict[str, tuple[str, ...]] = {
     "verifier_rejects_right_answers": ("gxpo check-reward REWARD --task TASK: it must accept every reference answer",),
     "labels_misaligned": (
         "gxpo check-reward REWARD --task TASK --n 10, and solve those tasks by hand",
-        "reward=majority_vote settles on what is agreed, right or not: optim.lr / 10, and "
-        "scoring.options={majority_vote: {gate: [0.1, 0.9]}}",
+        "optim.lr / 10 under reward=majority_vote, which settles on what is agreed, right or not",
     ),
     "missing_scores": (
         "scoring_raised, scoring_timeout and scoring_died in metrics.jsonl say what went wrong: mend that",
