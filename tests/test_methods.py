@@ -344,12 +344,26 @@ SMOKE |= {name: LISTED for name in ("vas", "drive", "srpo_history", "videorl_sel
 SMOKE["craft_gui"] = {"tasks.sampler.by": "digits", "tasks.sampler.levels": [1, 2]}
 
 
+ANSWERS = f"{Path(__file__).with_name('rewards') / 'answering_judge.py'}:ask"
+PANEL = [{"name": name, "rubric": name} for name in ("one", "two", "three")]
+JUDGED = {  # by a judge that answers what it is asked; `rluf`, `reagent_v` and `rubric_hacking` bring their panels
+    **{name: {} for name in ("arena_rl", "meta_po", "reagent_v", "rluf", "rubric_hacking")},
+    **{name: {"panel": PANEL} for name in ("genii", "heron", "uniform_phantom")},
+    "debate_reward": {},
+    "listener": None,
+}
+SMOKE |= {
+    name: {"scoring.options": {"judge": {"ask": ANSWERS, **own}}} for name, own in JUDGED.items() if own is not None
+}
+SMOKE["debate_reward"] |= {"learner.lora_rank": 4}
+SMOKE["listener"] = {"teacher.models": {"ear": {"role": "judge", "model": "tiny:cold"}}}
+
+
 def run_of(name):
     """What a whole run has beside the objective: rollouts, signals, updates, heads, rewards of the method's own."""
     m = gxpo.method(name)
-    return repr((m.sampler, m.rollout, m.segmenter, m.signals, m.update, m.value_heads, m.context, controls(m))), bool(
-        m.shapes
-    )
+    made = (m.sampler, m.rollout, m.segmenter, m.signals, m.update, m.value_heads, m.context, controls(m))
+    return repr((*made, m.run_keys.get("scoring.options"))), bool(m.shapes)
 
 
 @pytest.mark.parametrize("name", first_of_each(NAMES, run_of))
@@ -361,7 +375,7 @@ def test_every_method_trains_two_steps(name, tmp_path):
     if keys.get("rollout") == "logged":  # groups are what they are
         keys.pop("rollout.group_size", None)
     model, task = keys.pop("model", "tiny:cold"), keys.pop("task", "arithmetic")
-    own = name in FLOWS or "reward" in keys or "scoring.weights" in keys
+    own = name in FLOWS or name in JUDGED or "reward" in keys or "scoring.weights" in keys
     run = gxpo.train(model, task, name, 2, None if own else lambda completion: parity(completion),
                      out=tmp_path / "run", set=keys)  # fmt: skip
     rows = run.metrics

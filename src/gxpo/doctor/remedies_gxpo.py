@@ -110,9 +110,9 @@ GXPO: dict[str, tuple[str, ...]] = {
         "a smaller reward.add.length.coef",
     ),
     "judge_hacked": (
-        "scoring.options.judge.panel=[...] of judges with different flaws, combine=median (method=uniform_phantom)",
-        "pay what can be checked: correct in scoring.weights beside judge, or an end to the run where held_out falls",
-        "method=meta_po: a model rewrites the rubric as flaws show",
+        "a panel of judges most of which do not share the flaw, combined by the median",
+        "pay what can be checked: an entry of scoring.weights for correct beside the judge's",
+        "method=meta_po: a model rewrites the rubric from scored answers",
     ),
     "component_dominates": (
         "lower its entry of scoring.weights, or pay it only where the answer is right",
