@@ -24,17 +24,14 @@ from chaos_runs import SETTINGS, Kill, Outcome, differences, fleet, survive
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "chaos.jsonl"
 ORDER = ("served", "sharded", "served", "parallel")  # settings of the runs, in turn
-KILLS = (2, 4)  # of one run: at least, at most
 
 
 def planned(seed: int, run: int, calm_seconds: float, steps: int) -> list[Kill]:
     """The kills of one run: who, after which step, and how long after."""
     chance = random.Random(f"{seed}/{run}")
     victims = SETTINGS[ORDER[run % len(ORDER)]].victims
-    found = []
-    for _ in range(chance.randint(*KILLS)):
-        victim = chance.choice(victims)
-        found.append(Kill(victim, chance.randrange(steps), chance.uniform(0.0, 2 * calm_seconds / steps)))
+    chosen = chance.sample(victims, chance.randint(2, len(victims)))
+    found = [Kill(who, chance.randrange(steps), chance.uniform(0.0, 2 * calm_seconds / steps)) for who in chosen]
     return sorted(found, key=lambda kill: kill.step)
 
 

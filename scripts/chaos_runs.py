@@ -12,6 +12,7 @@ tokens for the same seed. Only processes that were started here are ended, by th
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -29,14 +30,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from gxpo.process_tree import descendants, runs
 from gxpo.trainer.metrics import comparable
 
 ROOT = Path(__file__).parents[1]
 STEPS, PER_STEP, GROUP = 6, 3, 2
-LONGEST = 150.0  # seconds that a run may take, its resumes included
+LONGEST = 400.0  # seconds that a run may take, its resumes included
 LEAVING = 10.0  # seconds in which processes have to be gone whose trainer is
-POLL = 0.01
+POLL, LOOK = 0.05, 0.5  # seconds between two looks at what was written, and at processes
 
 WORLD = '''
 import time
@@ -264,14 +267,13 @@ class Running:
 
     def victims(self, kind: str) -> list[int]:
         """Processes that may be killed as one of a kind."""
+        below = self.look()
         if kind == "controller":
             return [self.controller.pid] if self.controller.poll() is None else []
         if kind == "sampler":
             return [server.process.pid for server in self.servers if server.process.poll() is None]
         of = {"rank": r"-m gxpo (train|resume)", "rewarder": r"rewards/worker\.py", "environment": r"envs/worker\.py"}
-        below = self.look()
-        agent = [self.controller.pid] if self.setting.ranks > 1 else []
-        return [pid for pid in below if pid not in agent and re.search(of[kind], _said(pid))]
+        return [pid for pid in below if re.search(of[kind], _said(pid))]
 
     def alive(self) -> list[int]:
         """Of the processes that were seen, those that still are."""
@@ -306,11 +308,13 @@ def survive(setting: Setting, out: Path, kills: Sequence[Kill], servers: Sequenc
     began = time.monotonic()
     running = Running(setting, out, servers)
     chance = random.Random(str([(k.victim, k.step, k.delay) for k in kills]))
-    todo, due, restarts = list(kills), None, []
+    todo, due, restarts, looked = list(kills), None, [], 0.0
     try:
         while time.monotonic() - began < LONGEST:
             now = time.monotonic()
-            running.look()
+            if now >= looked + LOOK:
+                looked = now
+                running.look()
             for server, at in list(restarts):
                 if now >= at:
                     server.start()
@@ -408,10 +412,12 @@ def miscounted(outcome: Outcome) -> list[str]:
     return found
 
 
-def _weights(out: Path) -> dict[str, str]:
-    """Checksums of the tensors of the newest checkpoint, as its manifest has them."""
-    manifests = sorted((out / "checkpoints").glob("step-*/manifest.json"))
-    if not manifests:
-        return {}
-    files = json.loads(manifests[-1].read_text())["files"]
-    return {name: entry["sha256"] for name, entry in files.items() if name.endswith((".safetensors", ".distcp"))}
+def _weights(out: Path) -> str:
+    """Checksum of names and values of all tensors of the newest checkpoint; "" where there is none."""
+    folders = sorted((out / "checkpoints").glob("step-*"))
+    digest = hashlib.sha256()
+    for path in sorted(folders[-1].rglob("*.safetensors")) if folders else []:
+        with safe_open(path, "numpy") as file:
+            for name in sorted(file.keys()):
+                digest.update(f"{path.name} {name}".encode() + file.get_tensor(name).tobytes())
+    return digest.hexdigest() if folders else ""
