@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,28 @@ from gxpo.protocols import TokenRow, TrainEngine
 
 EPS = 1e3  # of AdamW, so large that its first step is -(lr / eps) times the gradient
 MOVE = 0.02  # nats by which the probed token is to move
+LINEAR = 3e-3  # largest gradient over a fixed eps: the step differs by less than this part from plain descent
+DEFAULT_EPS = 1e-8  # of AdamW in torch, Megatron and JAX
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How AdamW without moments is made to take -factor times a gradient: by a large eps, or by small slopes.
+
+    slope  what the slopes are multiplied by;   lr  the step size;   eps  that is asked for, None: the engine's own
+    """
+
+    slope: float
+    lr: float
+    eps: float | None
+
+    @classmethod
+    def by(cls, factor: float, norm: float, fixed: float | None) -> Descent:
+        """norm  of the gradient;   fixed  the eps of an engine that takes no other; None: it takes any"""
+        if fixed is None:
+            return cls(1.0, factor * EPS, EPS)
+        slope = LINEAR * fixed / norm
+        return cls(slope, factor * fixed / slope, None)
 
 
 @dataclass(frozen=True)
@@ -26,12 +49,16 @@ class Probe:
     twice      norm for the row given twice, over the norm for it once. 2 is right; 1: a mean is taken over rows
     apart      the same for the row in two calls of `pull`. 2 is right
     cancelled  the same for the row given with slopes +1 and -1. 0 is right
+    norm       the norm that it reports for slope 1, times the scale the gradient's own
+    fixed_eps  eps of an engine whose steps take no other: `scale` is right as far as this is. None: it takes any
     """
 
     scale: float
     twice: float
     apart: float
     cancelled: float
+    norm: float
+    fixed_eps: float | None = None
 
     def trouble(self, tolerance: float) -> str | None:
         """What is wrong, in a line; None: nothing."""
@@ -39,6 +66,8 @@ class Probe:
         off = [
             f"{k} {getattr(self, k):.4g} instead of {v:g}" for k, v in wanted.items() if not self._near(k, v, tolerance)
         ]
+        if off and off[0].startswith("scale") and self.fixed_eps is not None:
+            off[0] += f" if the eps of its AdamW is {self.fixed_eps:g}"
         return ", ".join(off) or None
 
     def _near(self, name: str, wanted: float, tolerance: float) -> bool:
@@ -68,6 +97,14 @@ def _probed(engine: TrainEngine, row: TokenRow, saved: Path) -> Probe:
             engine.pull([row] * len(slopes), {"logprob": [_slope(s) for s in slopes]})
         return engine.step(0.0, None, eps=EPS)
 
+    def moved(how: Descent, sign: float) -> float:
+        """Nats by which a step from the saved state moves the token."""
+        engine.load(saved)
+        before = _value(engine, row)
+        engine.pull([row], {"logprob": [_slope(sign * how.slope)]})
+        engine.step(how.lr, None, eps=how.eps)
+        return _value(engine, row) - before
+
     once = norm([1.0])
     if not once > 0:
         raise ModelError(
@@ -75,17 +112,28 @@ def _probed(engine: TrainEngine, row: TokenRow, saved: Path) -> Probe:
             "gradient, and does `step` report its norm before clipping?"
         )
     twice, apart, cancelled = norm([1.0, 1.0]), norm([1.0], [1.0]), norm([1.0, -1.0])
-    lr = MOVE * EPS / once**2
-    moved = []
-    for slope in (1.0, -1.0):  # what weight decay and curvature do is the same in both
-        engine.load(saved)
-        before = _value(engine, row)
-        engine.pull([row], {"logprob": [_slope(slope)]})
-        engine.step(lr, None, eps=EPS)
-        moved.append(_value(engine, row) - before)
-    by = (moved[1] - moved[0]) / 2  # a slope of 1 is followed downwards
-    scale = float("nan") if by == 0 else lr / EPS * once**2 / by
-    return Probe(scale, twice / once, apart / once, cancelled / once)
+    fixed = None if heeds_eps(moved(unheeded(once), 1.0)) else own_eps(engine)
+    how = Descent.by(MOVE / once**2, once, fixed)
+    # what weight decay and curvature do is the same for both signs; a slope of 1 is followed downwards
+    by = (moved(how, -1.0) - moved(how, 1.0)) / 2
+    scale = float("nan") if by == 0 else MOVE / by
+    return Probe(scale, twice / once, apart / once, cancelled / once, once, fixed)
+
+
+def unheeded(norm: float) -> Descent:
+    """A step that moves the token by a thousandth of `MOVE` under the eps that it asks for, and by more than `MOVE`
+    under a small one, when AdamW follows signs."""
+    return Descent(1.0, MOVE / norm, EPS * max(1.0, norm))
+
+
+def heeds_eps(moved: float) -> bool:
+    """Whether the engine took the eps of `unheeded`, from the nats by which the token moved."""
+    return abs(moved) <= MOVE / 2
+
+
+def own_eps(engine: Any) -> float:
+    """The eps of an engine's steps that ask for none."""
+    return float(getattr(engine, "eps", DEFAULT_EPS))
 
 
 def _slope(value: float) -> Tensor:
