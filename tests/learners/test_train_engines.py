@@ -115,7 +115,7 @@ class BlindOwnEps(OwnEps):
 @pytest.mark.parametrize("eps", [1e-8, 1e-5])
 def test_an_engine_whose_eps_is_fixed_is_probed_by_small_slopes(kind: type[OwnEps], eps: float) -> None:
     model = clean_llama(vocab_size=64)
-    engine = kind(copy.deepcopy(model), weight_decay=0.01)
+    engine = kind(copy.deepcopy(model), weight_decay=0.01 if kind.gradients else 0.0)  # steps that are compared decay
     engine.eps, before = eps, engine.fingerprint()
     results = check(engine, TorchLearner(model, lr=0.0), tolerance=1e-9)
     assert [str(r) for r in results if not r.passed] == []
