@@ -18,7 +18,7 @@ from torch import Tensor
 from gxpo.compose import method
 from gxpo.forest import Forest
 from gxpo.learners.remote import RemoteLearner, Rows
-from gxpo.learners.remote.probe import Descent, Probe, probe
+from gxpo.learners.remote.probe import MOVE, Descent, Probe, probe
 from gxpo.protocols import LossFunction, PolicyTokens, TrainEngine
 
 METHODS = ("grpo", "gspo", "dr_grpo", "gvpo", "cispo")  # losses that couple tokens, trajectories and groups
@@ -104,6 +104,7 @@ def check(
     *,
     tolerance: float = 1e-5,
     temperature: float = 1.0,
+    move: float = MOVE,
     names: Callable[[str], str] = lambda name: name,
 ) -> list[EngineResult]:
     """Compare an engine with a learner that holds the same weights.
@@ -111,6 +112,7 @@ def check(
     engine     put back as it was at the end (`save`, `load`)
     standard   `gxpo.learners.torch.TorchLearner` of the same model and adapters, with any learning rate
     tolerance  of gradients, relative; log-probs in nats
+    move       nats by which the probe moves a token; 0.2 where log-probs are rounded to bfloat16
     names      of a parameter of the standard in the engine's gradients, if it has `gradients()`; an engine without it
                is compared by what a step of plain gradient descent (AdamW with eps 1000) does to all log-probs
     """
@@ -119,7 +121,7 @@ def check(
     own, theirs = standard.outputs(given)["logprob"], learner.outputs(given)["logprob"]
     out = [EngineResult("log-probs", float((own - theirs).abs().max()), tolerance)]
     rows = Rows.of(given, torch.arange(given.n_entries))
-    found = probe(engine, rows.rows[0])
+    found = probe(engine, rows.rows[0], move=move)
     wanted = {"scale": 1.0, "twice": 2.0, "apart": 2.0, "cancelled": 0.0}
     out += [EngineResult(f"probe: {k}", abs(getattr(found, k) - v), max(tolerance, 2e-2)) for k, v in wanted.items()]
     token = int((rows.reading == 0).nonzero()[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,10 @@ from gxpo.protocols import TokenRow, TrainEngine
 EPS = 1e3  # of AdamW, so large that its first step is -(lr / eps) times the gradient
 MOVE = 0.02  # nats by which the probed token is to move
 LINEAR = 3e-3  # largest gradient over a fixed eps: the step differs by less than this part from plain descent
+BFLOAT16: Mapping[str, Any] = {
+    "tolerance": 0.25,
+    "move": 0.2,
+}  # of `check`, for an engine whose log-probs are rounded to hundredths
 DEFAULT_EPS = 1e-8  # of AdamW in torch, Megatron and JAX
 
 
@@ -74,22 +78,23 @@ class Probe:
         return abs(getattr(self, name) - wanted) <= tolerance * max(wanted, 1.0)
 
 
-def probe(engine: TrainEngine, row: TokenRow, *, scratch: Path | None = None) -> Probe:
+def probe(engine: TrainEngine, row: TokenRow, *, move: float = MOVE, scratch: Path | None = None) -> Probe:
     """Measure an engine on the first reading of a row. The weights are saved first and loaded again at the end.
 
-    row  any row with at least one reading, whose log-prob depends on the weights
+    row   any row with at least one reading, whose log-prob depends on the weights
+    move  nats by which the token is to move: many times what log-probs are rounded to
     """
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         saved = Path(folder) / "engine"
         engine.save(saved)
         try:
-            return _probed(engine, TokenRow(row.tokens, row.read[:1], row.temperature[:1]), saved)
+            return _probed(engine, TokenRow(row.tokens, row.read[:1], row.temperature[:1]), saved, move)
         finally:
             engine.discard()
             engine.load(saved)
 
 
-def _probed(engine: TrainEngine, row: TokenRow, saved: Path) -> Probe:
+def _probed(engine: TrainEngine, row: TokenRow, saved: Path, move: float) -> Probe:
     def norm(*pulls: Sequence[float]) -> float:
         """The norm that the engine reports after pulls of the row with these slopes."""
         engine.discard()
@@ -112,23 +117,23 @@ def _probed(engine: TrainEngine, row: TokenRow, saved: Path) -> Probe:
             "gradient, and does `step` report its norm before clipping?"
         )
     twice, apart, cancelled = norm([1.0, 1.0]), norm([1.0], [1.0]), norm([1.0, -1.0])
-    fixed = None if heeds_eps(moved(unheeded(once), 1.0)) else own_eps(engine)
-    how = Descent.by(MOVE / once**2, once, fixed)
+    fixed = None if heeds_eps(moved(unheeded(once, move), 1.0), move) else own_eps(engine)
+    how = Descent.by(move / once**2, once, fixed)
     # what weight decay and curvature do is the same for both signs; a slope of 1 is followed downwards
     by = (moved(how, -1.0) - moved(how, 1.0)) / 2
-    scale = float("nan") if by == 0 else MOVE / by
+    scale = float("nan") if by == 0 else move / by
     return Probe(scale, twice / once, apart / once, cancelled / once, once, fixed)
 
 
-def unheeded(norm: float) -> Descent:
-    """A step that moves the token by a thousandth of `MOVE` under the eps that it asks for, and by more than `MOVE`
+def unheeded(norm: float, move: float = MOVE) -> Descent:
+    """A step that moves the token by a thousandth of `move` under the eps that it asks for, and by more than `move`
     under a small one, when AdamW follows signs."""
-    return Descent(1.0, MOVE / norm, EPS * max(1.0, norm))
+    return Descent(1.0, move / norm, EPS * max(1.0, norm))
 
 
-def heeds_eps(moved: float) -> bool:
+def heeds_eps(moved: float, move: float = MOVE) -> bool:
     """Whether the engine took the eps of `unheeded`, from the nats by which the token moved."""
-    return abs(moved) <= MOVE / 2
+    return abs(moved) <= move / 2
 
 
 def own_eps(engine: Any) -> float:
@@ -144,12 +149,15 @@ def _value(engine: TrainEngine, row: TokenRow) -> float:
     return float(engine.forward([row])["logprob"][0])
 
 
-def check(engine: TrainEngine, row: TokenRow, *, tolerance: float = 0.02, scratch: Path | None = None) -> Probe:
+def check(
+    engine: TrainEngine, row: TokenRow, *, tolerance: float = 0.02, move: float = MOVE, scratch: Path | None = None
+) -> Probe:
     """`probe`; `ModelError` unless the engine is right to within `tolerance`."""
-    found = probe(engine, row, scratch=scratch)
+    found = probe(engine, row, move=move, scratch=scratch)
     if (trouble := found.trouble(tolerance)) is not None:
         raise ModelError(
             f"the training engine's gradient is not the sum that was asked for: {trouble} (a scale of 1 / ranks: their "
-            "number is forgotten; twice 1: a mean over rows)"
+            "number is forgotten; twice 1: a mean over rows; a scale near 1 where the engine computes in bfloat16: set "
+            "learner.dtype=bfloat16)"
         )
     return found

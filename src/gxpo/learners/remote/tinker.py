@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import CheckpointError, ConfigError, ModelError, need
-from gxpo.learners.remote.probe import EPS, MOVE, Descent, heeds_eps, unheeded
+from gxpo.learners.remote.probe import EPS, Descent, heeds_eps, unheeded
 from gxpo.learners.remote.reduction import Reduction, Scaled, experiments, found_in
 from gxpo.protocols import TokenRow
 
@@ -27,6 +27,7 @@ STATE = "tinker.json"
 FORMAT = "gxpo.tinker/1"
 REACH = 10.0  # seconds for a first answer
 NORMS = ("grad_norm", "gradient_norm", "global_norm")  # last part of the metric that is the norm before clipping
+MOVE = 0.2  # nats by which a token moves there, far above the rounding of bfloat16
 PROBED = tuple(range(3, 11))  # ids of the sequence on which a server is measured
 
 
@@ -80,7 +81,7 @@ class TinkerEngine:
         self.version, self._sampler, self._published = 0, None, False
         self._client = self._created()
         self.reduction, norm = self._measured()
-        self.fixed_eps = None if heeds_eps(self._moved(unheeded(norm))) else self.eps
+        self.fixed_eps = None if heeds_eps(self._moved(unheeded(norm, MOVE)), MOVE) else self.eps
         self.clips = self._clips(norm)
         self._client = self._created()
 
