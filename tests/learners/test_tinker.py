@@ -15,6 +15,7 @@ from torch import Tensor
 from gxpo.conformance.engines import check, forest
 from gxpo.errors import CheckpointError, ConfigError, ModelError
 from gxpo.learners.remote import RemoteLearner
+from gxpo.learners.remote.probe import probe
 from gxpo.learners.remote.reduction import WAYS, Reduction
 from gxpo.learners.torch import TorchLearner
 from gxpo.protocols import Request, Sampling, StreamKey, TokenRow
@@ -92,6 +93,20 @@ def test_a_server_that_does_not_clip_is_noticed() -> None:
             if not clips:
                 with pytest.raises(ConfigError, match=r"optim\.max_grad_norm=0"):
                     engine.step(0.01, 1.0)
+
+
+@pytest.mark.parametrize("clips", [True, False])
+def test_a_server_whose_eps_is_fixed_is_measured_by_small_slopes(clips: bool) -> None:
+    fake = Fake(small_llama(vocab_size=64), reduction=MEAN, clips=clips, eps=1e-8)
+    with Server(fake) as server:
+        engine = Seen(server.url, "fake")
+        engine.fake = fake
+        assert engine.fixed_eps == 1e-8 and engine.clips is clips and engine.reduction.name == MEAN
+        results = check(engine, TorchLearner(small_llama(vocab_size=64), lr=0.0))
+        assert [str(r) for r in results if not r.passed] == []
+        assert probe(engine, TokenRow(torch.tensor([3, 4, 5]), torch.tensor([1]), torch.ones(1))).fixed_eps == 1e-8
+    with served(clips=clips) as (_, engine):
+        assert engine.fixed_eps is None
 
 
 def test_steps_states_and_slopes_that_are_not_finite(tmp_path: Path) -> None:

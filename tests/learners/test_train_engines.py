@@ -71,6 +71,9 @@ def test_a_truncated_support_is_refused() -> None:
 
 
 # ---------------------------------------------------------------- the learner
+ROW = TokenRow(torch.tensor([2, 3, 4]), torch.tensor([1, 2]), torch.ones(2, dtype=torch.float64))
+
+
 def engine_and_learner(**settings: Any) -> tuple[TransformersEngine, TorchLearner]:
     model = clean_llama(vocab_size=64)
     return TransformersEngine(copy.deepcopy(model), **settings), TorchLearner(model, lr=0.01, **settings)
@@ -82,7 +85,7 @@ def test_the_reference_engine_conforms() -> None:
     for temperature in (1.0, 0.7):
         results = check(engine, standard, tolerance=1e-12, temperature=temperature)
         assert [str(r) for r in results if not r.passed] == []
-        assert len(results) == 10
+        assert len(results) == 11
     assert engine.fingerprint() == before
 
 
@@ -95,6 +98,30 @@ def test_an_engine_without_gradients_is_compared_by_its_steps() -> None:
     engine = Blind(copy.deepcopy(model))
     results = check(engine, TorchLearner(model, lr=0.0), tolerance=1e-12)
     assert [str(r) for r in results if not r.passed] == []
+
+
+class OwnEps(TransformersEngine):
+    """Takes no other eps than its own, as SkyRL's FSDP and Megatron backends."""
+
+    def step(self, lr: float, max_grad_norm: float | None, *, eps: float | None = None) -> float:
+        return super().step(lr, max_grad_norm)
+
+
+class BlindOwnEps(OwnEps):
+    gradients = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", [OwnEps, BlindOwnEps])
+@pytest.mark.parametrize("eps", [1e-8, 1e-5])
+def test_an_engine_whose_eps_is_fixed_is_probed_by_small_slopes(kind: type[OwnEps], eps: float) -> None:
+    model = clean_llama(vocab_size=64)
+    engine = kind(copy.deepcopy(model), weight_decay=0.01 if kind.gradients else 0.0)  # steps that are compared decay
+    engine.eps, before = eps, engine.fingerprint()
+    results = check(engine, TorchLearner(model, lr=0.0), tolerance=1e-9)
+    assert [str(r) for r in results if not r.passed] == []
+    found = probe(engine, ROW)
+    assert found.fixed_eps == eps and found.trouble(0.01) is None and engine.fingerprint() == before
+    assert probe(TransformersEngine(copy.deepcopy(model)), ROW).fixed_eps is None
 
 
 def test_three_steps_equal_the_learners() -> None:
@@ -229,10 +256,45 @@ def test_a_wrong_engine_is_caught(fake: type[TransformersEngine]) -> None:
 
 @pytest.mark.parametrize("fake", [Ranks, Mean, Last])
 def test_the_probe_stops_a_run(fake: type[TransformersEngine]) -> None:
-    engine = fake(clean_llama(vocab_size=64))
-    row = TokenRow(torch.tensor([2, 3, 4]), torch.tensor([1, 2]), torch.ones(2, dtype=torch.float64))
     with pytest.raises(ModelError, match="instead of"):
-        check_probe(engine, row)
+        check_probe(fake(clean_llama(vocab_size=64)), ROW)
+
+
+@pytest.mark.parametrize(("fake", "figure"), FAKES.items(), ids=lambda x: getattr(x, "__name__", x))
+def test_a_wrong_engine_whose_eps_is_fixed_is_caught(fake: type[TransformersEngine], figure: str) -> None:
+    model = clean_llama(vocab_size=64)
+
+    class Fixed(OwnEps, fake):  # type: ignore[misc, valid-type]
+        pass
+
+    standard = TorchLearner(model, lr=0.0)
+    failed = [
+        r.name for r in check(Fixed(copy.deepcopy(model)), standard, tolerance=1e-9, temperature=0.7) if not r.passed
+    ]
+    assert figure in failed
+
+
+def test_a_scale_behind_an_eps_that_was_told_wrong_is_seen_by_the_norm_alone() -> None:
+    """A gradient of half the size and twice the eps look alike to the steps: their scale is known as far as eps is."""
+    model = clean_llama(vocab_size=64)
+
+    class Both(Ranks):
+        def step(self, lr: float, max_grad_norm: float | None, *, eps: float | None = None) -> float:
+            return super().step(lr, max_grad_norm, eps=self.eps * 2)
+
+    engine = Both(copy.deepcopy(model))
+    assert check_probe(engine, ROW).scale == pytest.approx(1.0, rel=5e-3)
+    failed = [r.name for r in check(engine, TorchLearner(model, lr=0.0), tolerance=1e-9) if not r.passed]
+    assert "probe: norm" in failed and "probe: scale" not in failed
+
+    class Told(OwnEps):  # its steps take 1e-8, whatever it says
+        def step(self, lr: float, max_grad_norm: float | None, *, eps: float | None = None) -> float:
+            return TransformersEngine.step(self, lr, max_grad_norm, eps=1e-8)
+
+    engine = Told(copy.deepcopy(model))
+    engine.eps = 4e-8
+    with pytest.raises(ModelError, match=r"scale 0\.25.* if the eps of its AdamW is 4e-08"):
+        check_probe(engine, ROW)
 
 
 def test_the_probe_finds_the_scale_and_puts_the_weights_back() -> None:

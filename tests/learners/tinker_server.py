@@ -40,10 +40,12 @@ class Fake:
 
     reduction  by what it divides a loss (`gxpo.learners.remote.reduction.WAYS`)
     clips      whether it heeds grad_clip_norm;   norm  whether it reports the gradient norm
+    eps        of its AdamW, whatever is asked for, as SkyRL's FSDP and Megatron backends; None: what is asked for
     """
 
-    def __init__(self, model: Any, *, reduction: str = "sum", clips: bool = True, norm: bool = True) -> None:
-        self.base, self.reduction, self.clips, self.norm = model, Reduction(reduction), clips, norm
+    def __init__(self, model: Any, *, reduction: str = "sum", clips: bool = True, norm: bool = True,
+                 eps: float | None = None) -> None:  # fmt: skip
+        self.base, self.reduction, self.clips, self.norm, self.eps = model, Reduction(reduction), clips, norm, eps
         self.models: dict[str, Trained] = {}
         self.saved: dict[str, Trained] = {}
         self.samplers: dict[str, Any] = {}
@@ -144,8 +146,8 @@ class Fake:
         limit = given.get("grad_clip_norm") or math.inf
         norm = torch.nn.utils.clip_grad_norm_(trained.model.parameters(), limit if self.clips else math.inf)
         for group in trained.adamw.param_groups:
-            group |= {"lr": given["learning_rate"], "betas": (given["beta1"], given["beta2"]), "eps": given["eps"],
-                      "weight_decay": given["weight_decay"]}  # fmt: skip
+            group |= {"lr": given["learning_rate"], "betas": (given["beta1"], given["beta2"]),
+                      "eps": self.eps or given["eps"], "weight_decay": given["weight_decay"]}  # fmt: skip
         trained.adamw.step()
         return {"metrics": {"fake/grad_norm": float(norm)} if self.norm else {"loss": 0.0}}
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from gxpo.compose import method
 from gxpo.forest import Forest
 from gxpo.learners.remote import RemoteLearner, Rows
-from gxpo.learners.remote.probe import EPS, probe
+from gxpo.learners.remote.probe import MOVE, Descent, Probe, probe
 from gxpo.protocols import LossFunction, PolicyTokens, TrainEngine
 
 METHODS = ("grpo", "gspo", "dr_grpo", "gvpo", "cispo")  # losses that couple tokens, trajectories and groups
@@ -104,6 +104,7 @@ def check(
     *,
     tolerance: float = 1e-5,
     temperature: float = 1.0,
+    move: float = MOVE,
     names: Callable[[str], str] = lambda name: name,
 ) -> list[EngineResult]:
     """Compare an engine with a learner that holds the same weights.
@@ -111,6 +112,7 @@ def check(
     engine     put back as it was at the end (`save`, `load`)
     standard   `gxpo.learners.torch.TorchLearner` of the same model and adapters, with any learning rate
     tolerance  of gradients, relative; log-probs in nats
+    move       nats by which the probe moves a token; 0.2 where log-probs are rounded to bfloat16
     names      of a parameter of the standard in the engine's gradients, if it has `gradients()`; an engine without it
                is compared by what a step of plain gradient descent (AdamW with eps 1000) does to all log-probs
     """
@@ -118,23 +120,32 @@ def check(
     learner = RemoteLearner(engine, lr=0.0, tokens_per_microbatch=24)  # several pulls
     own, theirs = standard.outputs(given)["logprob"], learner.outputs(given)["logprob"]
     out = [EngineResult("log-probs", float((own - theirs).abs().max()), tolerance)]
-    found = probe(engine, Rows.of(given, torch.arange(given.n_entries)).rows[0])
+    rows = Rows.of(given, torch.arange(given.n_entries))
+    found = probe(engine, rows.rows[0], move=move)
     wanted = {"scale": 1.0, "twice": 2.0, "apart": 2.0, "cancelled": 0.0}
     out += [EngineResult(f"probe: {k}", abs(getattr(found, k) - v), max(tolerance, 2e-2)) for k, v in wanted.items()]
+    token = int((rows.reading == 0).nonzero()[0])
+    norm = _norm(standard.gradient(given, lambda x: x["logprob"][token]).values())
+    out.append(EngineResult("probe: norm", abs(found.norm / norm - 1), max(tolerance, 2e-2)))
     for name, loss in losses(given, own).items():
-        error = _gradient_error(learner, standard, given, loss, names)
+        error = _gradient_error(learner, standard, given, loss, names, found)
         exact = getattr(engine, "gradients", None) is not None
         out.append(EngineResult(f"gradient of {name}", error, tolerance if exact else max(tolerance, BY_STEP)))
     return out
 
 
 def _gradient_error(
-    learner: RemoteLearner, standard: Any, given: Forest, loss: LossFunction, names: Callable[[str], str]
+    learner: RemoteLearner,
+    standard: Any,
+    given: Forest,
+    loss: LossFunction,
+    names: Callable[[str], str],
+    probed: Probe,
 ) -> float:
     expected = standard.gradient(given, loss)
     gradients: Callable[[], Mapping[str, Tensor]] | None = getattr(learner.engine, "gradients", None)
     if gradients is None:
-        return _moved_error(learner, standard, given, loss)
+        return _moved_error(learner, standard, given, loss, probed)
     learner.accumulate(given, loss)
     found = gradients()
     learner.engine.discard()
@@ -142,11 +153,13 @@ def _gradient_error(
     return _norm(a - b for a, b in pairs) / _norm(b for _, b in pairs)
 
 
-def _moved_error(learner: RemoteLearner, standard: Any, given: Forest, loss: LossFunction) -> float:
-    """Relative difference of what -lr / eps times the gradient does to all log-probs, in the engine and here."""
+def _moved_error(learner: RemoteLearner, standard: Any, given: Forest, loss: LossFunction, probed: Probe) -> float:
+    """Relative difference of what a step of plain descent does to all log-probs, in the engine and here."""
     before, start = standard.outputs(given)["logprob"], standard.snapshot()
     gradient = standard.gradient(given, loss)
-    factor = MOVED / (_norm(gradient.values()) ** 2 + 1e-30)
+    norm = _norm(gradient.values()) + 1e-15
+    factor = MOVED / norm**2
+    how = Descent.by(factor, norm, probed.fixed_eps)
     standard.restore({n: x - factor * gradient[n].to(x) for n, x in start.items()})
     expected = standard.outputs(given)["logprob"] - before
     standard.restore(start)
@@ -154,8 +167,8 @@ def _moved_error(learner: RemoteLearner, standard: Any, given: Forest, loss: Los
         saved = Path(folder) / "engine"
         learner.engine.save(saved)
         old = learner.outputs(given)["logprob"]
-        learner.accumulate(given, loss)
-        learner.engine.step(factor * EPS, None, eps=EPS)
+        learner.accumulate(given, lambda x: how.slope * loss(x))
+        learner.engine.step(how.lr, None, eps=how.eps)
         found = learner.outputs(given)["logprob"] - old
         learner.engine.load(saved)
     return float((found - expected).norm() / expected.norm())

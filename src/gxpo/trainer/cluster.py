@@ -14,6 +14,7 @@ from gxpo.engines.torch import TorchEngine
 from gxpo.errors import ConfigError
 from gxpo.learners.optimiser import Schedule
 from gxpo.learners.remote import RemoteLearner
+from gxpo.learners.remote.probe import BFLOAT16
 from gxpo.learners.remote.probe import check as check_engine
 from gxpo.learners.remote.tinker import Adapter, TinkerEngine
 from gxpo.learners.remote.verl import VerlEngine
@@ -45,7 +46,7 @@ def tinker_policy(
     sampler = TinkerSampler(
         engine, tokenizer=known.tokenizer, vocabulary=known.config.get_text_config().vocab_size, positions=found
     )
-    return known.tokenizer, _learner(engine, learning), sampler, found
+    return known.tokenizer, _learner(engine, learning, s.learner.dtype), sampler, found
 
 
 def verl_policy(
@@ -55,7 +56,7 @@ def verl_policy(
     loaded = models.load(s.model, task=s.task, device=device, dtype=s.learner.dtype, notify=notify)
     engine = _verl_engine(s, loaded.path or s.model, {"dtype": s.learner.dtype, "betas": learning["betas"]}, notify)
     try:
-        learner = _learner(engine, learning)
+        learner = _learner(engine, learning, s.learner.dtype)
     except BaseException:
         engine.close()
         raise
@@ -82,9 +83,9 @@ def _verl_engine(
     return RayVerlEngine(model, address=s.cluster.address, nodes=nodes, per_node=each, **settings)
 
 
-def _learner(engine: TinkerEngine | VerlEngine | RayVerlEngine, given: dict[str, Any]) -> RemoteLearner:
+def _learner(engine: TinkerEngine | VerlEngine | RayVerlEngine, given: dict[str, Any], dtype: str) -> RemoteLearner:
     row = TokenRow(torch.tensor(PROBED), torch.tensor([1]), torch.ones(1, dtype=torch.float64))
-    check_engine(engine, row)
+    check_engine(engine, row, **(BFLOAT16 if dtype == "bfloat16" else {}))
     schedule = Schedule(given["schedule"], given["warmup_steps"], given["total_steps"])
     return RemoteLearner(
         engine,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import CheckpointError, ConfigError, ModelError, need
-from gxpo.learners.remote.probe import EPS, MOVE
+from gxpo.learners.remote.probe import EPS, Descent, heeds_eps, unheeded
 from gxpo.learners.remote.reduction import Reduction, Scaled, experiments, found_in
 from gxpo.protocols import TokenRow
 
@@ -27,6 +27,7 @@ STATE = "tinker.json"
 FORMAT = "gxpo.tinker/1"
 REACH = 10.0  # seconds for a first answer
 NORMS = ("grad_norm", "gradient_norm", "global_norm")  # last part of the metric that is the norm before clipping
+MOVE = 0.2  # nats by which a token moves there, far above the rounding of bfloat16
 PROBED = tuple(range(3, 11))  # ids of the sequence on which a server is measured
 
 
@@ -79,8 +80,9 @@ class TinkerEngine:
         self._logprobs: dict[tuple[int, ...], list[float]] = {}
         self.version, self._sampler, self._published = 0, None, False
         self._client = self._created()
-        self.reduction = self._measured()
-        self.clips = self._clips()
+        self.reduction, norm = self._measured()
+        self.fixed_eps = None if heeds_eps(self._moved(unheeded(norm, MOVE)), MOVE) else self.eps
+        self.clips = self._clips(norm)
         self._client = self._created()
 
     # ------------------------------------------------------------ the server
@@ -205,9 +207,9 @@ class TinkerEngine:
         self._pulled = []
 
     # ------------------------------------------------------------ what the server does
-    def _measured(self) -> Reduction:
+    def _measured(self) -> tuple[Reduction, float]:
         """By what the server divides its loss: from the gradient norms of a token in rows and calls of several
-        shapes, under steps of size zero."""
+        shapes, under steps of size zero; and the first of these norms."""
         norms = []
         for pulls in experiments(PROBED):
             self._send(pulls, Reduction("sum"))
@@ -221,21 +223,21 @@ class TinkerEngine:
                 f"how {self.address} reduces a loss over rows and tokens is not known to gxpo (relative norms {seen}): "
                 "see docs/train-engines.md"
             )
-        return found
+        return found, norms[0]
 
-    def _clips(self) -> bool:
+    def _clips(self, norm: float) -> bool:
         """Whether the server limits the gradient norm: a step of plain gradient descent under a limit."""
-        self._client = self._created()
-        row = [[Scaled(PROBED[:2], [1.0])]]
-        self._send(row, self.reduction)
-        norm = self._stepped(0.0, 0.0, EPS)
+        how = Descent.by(MOVE / norm**2, norm, self.fixed_eps)
+        return -self._moved(how, limit=how.slope * norm / 4) < MOVE / 2
+
+    def _moved(self, how: Descent, limit: float = 0.0) -> float:
+        """Nats by which a step of fresh adapters moves the second probed token."""
         self._client = self._created()
         (before,) = self._read([PROBED[:2]])
-        self._send(row, self.reduction)
-        lr = MOVE * EPS / norm**2
-        self._stepped(lr, norm / 4, EPS)
+        self._send([[Scaled(PROBED[:2], [how.slope])]], self.reduction)
+        self._stepped(how.lr, limit, self.eps if how.eps is None else how.eps)
         (after,) = self._read([PROBED[:2]])
-        return before[0] - after[0] < MOVE / 2
+        return after[0] - before[0]
 
     # ------------------------------------------------------------ samplers
     def publish(self, version: int, timeout: float) -> None:

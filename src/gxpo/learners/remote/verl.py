@@ -38,10 +38,10 @@ class VerlEngine:
         if not torch.cuda.is_available():
             verl_cpu.register()
         self.model, self.version, self.eps = Path(model), 0, 1e-8
-        self._packed = torch.cuda.is_available()  # rows without padding need flash attention
+        self.packed = verl_rows.packs()
         base: Any = need("verl.workers.engine", "verl")
         made = Made(str(model), **settings)
-        configs = verl_rows.configuration(made, packed=self._packed)
+        configs = verl_rows.configuration(made, packed=self.packed)
         self._engine: Any = base.EngineRegistry.new("language_model", made.strategy, **configs)
         self._engine.initialize()
 
@@ -54,7 +54,7 @@ class VerlEngine:
         parts = verl_rows.parts_of(rows)
         mine = _share(len(parts))
         with self._engine.eval_mode():
-            data = verl_rows.batch([parts[i] for i in mine], packed=self._packed, names=names)
+            data = verl_rows.batch([parts[i] for i in mine], packed=self.packed, names=names)
             out = self._engine.infer_batch(data, loss_function=None)
         found = {n: [x.detach().cpu() for x in out["model_output"][NAMES[n]].unbind()] for n in names}
         own = {
@@ -69,7 +69,7 @@ class VerlEngine:
         parts = verl_rows.parts_of(rows)
         mine = _share(len(parts))
         repeated = int((len(mine) - 1) * dist.get_world_size() + dist.get_rank() >= len(parts))
-        data = verl_rows.batch([parts[i] for i in mine], packed=self._packed, slopes=slopes, repeated=repeated)
+        data = verl_rows.batch([parts[i] for i in mine], packed=self.packed, slopes=slopes, repeated=repeated)
         with self._engine.train_mode(zero_grad_on_exit=False):
             self._engine.forward_backward_batch(data, loss_function=verl_rows.linear)
 

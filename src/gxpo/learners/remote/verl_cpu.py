@@ -15,11 +15,13 @@ _NOTHING = ("empty_cache", "reset_peak_memory_stats", "manual_seed", "manual_see
 
 
 def register() -> None:
-    """Make the CPU verl's platform, with gloo between processes, and its FSDP engine one for CPUs. Before any engine of
-    verl is imported."""
+    """Make the CPU verl's platform, with gloo between processes, and its FSDP engine one for CPUs, if they are not.
+    Before any engine of verl is imported."""
     platform()
     engines: Any = need("verl.workers.engine.base", "verl")
     fsdp: Any = need("verl.workers.engine.fsdp.transformer_impl", "verl")
+    if "cpu" in engines.EngineRegistry._engines["language_model"]["fsdp2"]:
+        return
     known = engines.EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
     known(fsdp.FSDPEngineWithLMHead)
 

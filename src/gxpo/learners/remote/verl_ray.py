@@ -49,25 +49,25 @@ class RayVerlEngine:
         self._pool: Any = None
         self._group: Any = None
         try:
-            self._packed = bool(self._ray.cluster_resources().get("GPU", 0))
-            _has_room(self._ray, nodes, per_node, "GPU" if self._packed else "CPU")
+            self._gpus = bool(self._ray.cluster_resources().get("GPU", 0))
+            _has_room(self._ray, nodes, per_node, "GPU" if self._gpus else "CPU")
             self._group = self._started(Made(str(Path(model).resolve()), **settings), [per_node] * nodes)
-            self._all("load the model", "begin")
+            self._packed: bool = self._all("load the model", "begin")[0]
             self._shapes: list[tuple[str, int]] = self._all("name its parameters", "shapes")[0]
         except BaseException:
             self.close()
             raise
 
     def _started(self, made: Made, processes: list[int]) -> Any:
-        if not self._packed:
+        if not self._gpus:
             verl_cpu.platform()
         workers: Any = need("verl.single_controller.ray.base", "verl")
         from gxpo.learners.remote.verl_worker import PolicyWorker  # imports verl's engines
 
-        self._pool = workers.RayResourcePool(process_on_nodes=processes, use_gpu=self._packed, max_colocate_count=1)
+        self._pool = workers.RayResourcePool(process_on_nodes=processes, use_gpu=self._gpus, max_colocate_count=1)
         made_as = workers.RayClassWithInitArgs(self._ray.remote(PolicyWorker), made)
-        device = "cuda" if self._packed else "cpu"
-        return workers.RayWorkerGroup(self._pool, made_as, use_gpu=self._packed, device_name=device)
+        device = "cuda" if self._gpus else "cpu"
+        return workers.RayWorkerGroup(self._pool, made_as, use_gpu=self._gpus, device_name=device)
 
     # ------------------------------------------------------------ the workers
     def _all(self, what: str, method: str, *arguments: Any, **named: Any) -> list[Any]:

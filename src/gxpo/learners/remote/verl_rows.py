@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,11 @@ def checked_version() -> None:
         raise ModelError(
             f"cluster.backend=verl is for verl {VERSION}, not {verl.__version__}: pip install 'gxpo[verl]'"
         )
+
+
+def packs() -> bool:
+    """Whether rows go without padding here, for which verl needs CUDA and the package flash-attn."""
+    return torch.cuda.is_available() and importlib.util.find_spec("flash_attn") is not None
 
 
 # ---------------------------------------------------------------- rows

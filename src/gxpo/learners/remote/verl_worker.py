@@ -32,15 +32,15 @@ class PolicyWorker(_base):
     def __init__(self, made: verl_rows.Made) -> None:
         if not torch.cuda.is_available() and not dist.is_initialized():
             dist.init_process_group("gloo")  # verl's "cpu:gloo,cpu:gloo" would name the device twice
-        configs = verl_rows.configuration(made, packed=torch.cuda.is_available())
+        configs = verl_rows.configuration(made, packed=verl_rows.packs())
         super().__init__(_config(model_type="language_model", **configs))
         self.loss_fn = verl_rows.linear
 
     @_in_all
-    def begin(self) -> str:
-        """Load the model and shard it; the device that holds it."""
+    def begin(self) -> bool:
+        """Load the model and shard it; whether rows go without padding."""
         self.engine.initialize()
-        return str(self.device_name)
+        return verl_rows.packs()
 
     @_in_all
     def step(self, lr: float, max_grad_norm: float | None, eps: float) -> float:

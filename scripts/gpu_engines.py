@@ -1,0 +1,193 @@
+"""Measurements of `scripts/gpu.py` on what holds the weights: FSDP2 with one rank, a worker of verl, old rollouts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gpu_measures import GROUP, SHAPES, Peak, clock, even, random_forest, random_model, saved
+from gpu_scale import spread, squared
+
+if TYPE_CHECKING:
+    from gpu import Figures
+
+ROOT = Path(__file__).resolve().parents[1]
+ROUNDS = 3
+
+
+# ---------------------------------------------------------------- FSDP2
+def fsdp(figures: Figures) -> None:
+    """Updates on FSDP2 with one rank against the unsharded learner: gradient, seconds, peak memory."""
+    for shape in ("toy",) if figures.toy else ("qwen2.5-0.5b", "qwen2.5-1.5b"):
+        figures.take(f"fsdp:{shape}", lambda shape=shape: sharded(figures, shape))
+
+
+def sharded(figures: Figures, shape: str) -> dict[str, Any]:
+    """The gradient in float32, then three updates of each learner in bfloat16 after one that sets things up."""
+    import torch.distributed as dist
+
+    from gxpo import runtime
+    from gxpo.learners.sharded import ShardedLearner, whole
+    from gxpo.learners.torch import TorchLearner
+
+    samples, prompt, new = (8, 4, 8) if figures.toy else (64, 128, 512)
+    forest = random_forest(SHAPES[shape]["vocab_size"], samples // GROUP, prompt, new)
+    few = random_forest(SHAPES[shape]["vocab_size"], 1, 4, 8)
+    runtime.start(alone=True)
+    try:
+        found: dict[str, Any] = {"backend": dist.get_backend(), "ranks": dist.get_world_size()}
+        gradients, seconds = [], {}
+        for name, kind in (("local", TorchLearner), ("fsdp", ShardedLearner)):
+            learner: Any = kind(random_model(shape, figures.device, torch.float32), lr=0.0, device=figures.device)
+            gradients.append({n: whole(x).float().cpu() for n, x in learner.gradient(few, spread).items()})
+            del learner
+            model = random_model(shape, figures.device, torch.bfloat16)
+            learner = kind(model, lr=1e-6, device=figures.device, tokens_per_microbatch=16384, recompute=True)
+            learner.step(forest, spread)
+            peak = Peak(figures.device)
+            seconds[name] = timed(figures.device, lambda learner=learner: learner.step(forest, spread))
+            found |= {f"{name}_step_s": seconds[name], **{f"{name}_{k}": x for k, x in peak.figures().items()}}
+            del learner, model
+    finally:
+        dist.destroy_process_group()
+    away = sum(squared(gradients[1][n] - g) for n, g in gradients[0].items())
+    return found | {
+        "overhead": seconds["fsdp"] / seconds["local"] - 1,
+        "gradient_relative_difference": (away / sum(map(squared, gradients[0].values()))) ** 0.5,
+        "action_tokens": forest.n_entries,
+    }
+
+
+def timed(device: str, work: Callable[[], Any]) -> float:
+    """Median seconds of a few rounds."""
+    found = []
+    for _ in range(ROUNDS):
+        began = clock(device)
+        work()
+        found.append(clock(device) - began)
+    return median(found)
+
+
+# ---------------------------------------------------------------- verl
+def verl(figures: Figures) -> None:
+    """A worker of verl's FSDP engine: conformance in float32 and bfloat16, seconds of a forward pass and of a pull."""
+    python = os.environ.get("GXPO_VERL_PYTHON") or sys.executable
+    if subprocess.run([python, "-c", "import verl"], check=False, capture_output=True).returncode:
+        print(f"verl: skipped: {python} has no verl; GXPO_VERL_PYTHON names an interpreter that has", flush=True)
+        return
+    shape = "toy" if figures.toy else "qwen2.5-0.5b"
+    for dtype in ("float32", "bfloat16"):
+        figures.take(f"verl:{shape}/{dtype}", lambda dtype=dtype: by_verl(figures, python, shape, dtype))
+
+
+def by_verl(figures: Figures, python: str, shape: str, dtype: str) -> dict[str, Any]:
+    """Figures of `of_worker` in an interpreter with verl."""
+    rows = "4x12" if figures.toy else "16x2048"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TORCHDYNAMO_DISABLE": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [python, __file__, saved(folder, shape), "--dtype", dtype, "--rows", rows, "--device", figures.device]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the worker ended with {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def of_worker(model: str, dtype: str, rows: str, device: str) -> dict[str, Any]:
+    """What `gxpo.conformance.engines` finds against the learner in float32, and the seconds of the two calls."""
+    from transformers import AutoModelForCausalLM
+
+    from gxpo.conformance.engines import check
+    from gxpo.learners.remote.verl import VerlEngine
+    from gxpo.learners.torch import TorchLearner
+    from gxpo.protocols import TokenRow
+
+    began = clock(device)
+    engine = VerlEngine(model, dtype=dtype)
+    found: dict[str, Any] = {"start_s": clock(device) - began, "packed": engine.packed}
+    policy: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
+    policy = policy.to(device)
+    move = 0.2 if dtype == "bfloat16" else 0.02
+    for result in check(engine, TorchLearner(policy, lr=0.0, device=device), move=move):
+        found[result.name.replace("probe: ", "probe_").replace(" ", "_")] = result.error
+    n, length = map(int, rows.split("x"))
+    draw = torch.Generator().manual_seed(0)
+    read = torch.arange(length // 4, length)
+    drawn = [torch.randint(3, policy.config.vocab_size, (length,), generator=draw) for _ in range(n)]
+    given = [TokenRow(tokens, read, torch.ones(read.numel(), dtype=torch.float64)) for tokens in drawn]
+    slopes = {"logprob": [torch.linspace(-1, 1, read.numel(), dtype=torch.float64) / n for _ in given]}
+    engine.forward(given)
+    engine.pull(given, slopes)
+    forward, pull = timed(device, lambda: engine.forward(given)), timed(device, lambda: engine.pull(given, slopes))
+    return found | {"forward_s": forward, "pull_s": pull, "pull_over_forward": pull / forward, "tokens": n * length}
+
+
+# ---------------------------------------------------------------- age of rollouts
+def staleness(figures: Figures) -> None:
+    """Runs of 50 steps whose rollouts were sampled 0, 1, 2 and 4 versions ago: reward, mismatch, seconds."""
+    model, steps = ("tiny:cold", 6) if figures.toy else (trained_model(), 50)
+    for age in (0, 2) if figures.toy else (0, 1, 2, 4):
+        name = f"staleness:{Path(model).name}/{steps}/{age}"
+        figures.take(name, lambda age=age: aged(figures, model, steps, age))
+
+
+def trained_model() -> str:
+    """The largest model that is there without a download."""
+    from gxpo.models.cache import cache_directory
+    from gxpo.models.smollm2 import NAME, _installed
+
+    if given := os.environ.get("GXPO_GPU_MODEL"):
+        return given
+    there = (cache_directory(None) / NAME / "model.safetensors").is_file() or _installed() is not None
+    return NAME if there else "tiny"
+
+
+def aged(figures: Figures, model: str, steps: int, age: int) -> dict[str, Any]:
+    """Groups of step n are sampled under version n - 1 - age, whatever the clock says (`async.order: dispatch`)."""
+    import gxpo
+
+    prompts, new = (2, 6) if figures.toy else (8, 32)
+    keys = {"async.max_staleness": age, "weight.mismatch": "truncated", "tasks.per_step": prompts, "eval.every": 0,
+            "eval.tasks": 4, "sampling.max_new_tokens": new, "sampling.engine": "torch",
+            "learner.device": figures.device}  # fmt: skip
+    keys |= {} if model.startswith("tiny") else {"learner.dtype": "bfloat16", "optim.lr": 1e-5}
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peak = Peak(figures.device)
+        reward = even if figures.toy else None
+        run = gxpo.train(model, "arithmetic", "grpo", steps, reward, out=Path(folder) / "run", set=keys)
+        rows = run.metrics
+
+    def mean(name: str, of: list[dict[str, Any]]) -> float | None:
+        known = [row[name] for row in of if row.get(name) is not None]
+        return sum(known) / len(known) if known else None
+
+    third = max(1, steps // 3)
+    return {
+        "steps": len(rows),
+        "reward_first_third": mean("reward_mean", rows[:third]),
+        "reward_last_third": mean("reward_mean", rows[-third:]),
+        "mismatch_kl": mean("mismatch_kl", rows),
+        "mismatch_kl_last": mean("mismatch_kl", rows[-third:]),
+        "staleness_mean": mean("staleness_mean", rows),
+        "step_s": median(row["time_step_s"] for row in rows),
+        **peak.figures(),
+    }
+
+
+if __name__ == "__main__":
+    worker = argparse.ArgumentParser(description=of_worker.__doc__)
+    worker.add_argument("model")
+    for option in ("--dtype", "--rows", "--device"):
+        worker.add_argument(option, required=True)
+    print(json.dumps(of_worker(**vars(worker.parse_args()))))
