@@ -27,6 +27,12 @@ class RewardPart(Part, ABC):
     needs: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Components of the task's rewards that its options name."""
+        named = getattr(self, "component", None)
+        return (named,) if named else ()
+
     @abstractmethod
     def __call__(self, forest: Forest) -> Mapping[str, Tensor] | Tensor:
         raise NotImplementedError

@@ -64,8 +64,8 @@ class Shape(Formula, RewardPart):
     @property
     def reads(self) -> tuple[str, ...]:
         """Components that its options name."""
-        named = [self.component, *self.options.get("factors", ()), self.options.get("fail")]
-        return tuple(name for name in named if name)
+        named = [*self.options.get("factors", ()), self.options.get("fail")]
+        return (*super().reads, *(name for name in named if name))
 
     @torch.no_grad()
     def __call__(self, forest: Forest) -> Tensor:
