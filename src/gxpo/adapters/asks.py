@@ -134,6 +134,8 @@ def declared(
         found.append(
             f"rollout={show(method.rollout)}: {trainer} samples the groups itself (rollout=independent takes the rest)"
         )
+    if method.sampler is not None:
+        found.append(f"tasks.sampler={show(method.sampler)}: {trainer} draws the tasks itself")
     for key, part in parts_of(method):
         if not objective and key.startswith("objective") and part is not method.kl_reward:
             continue
