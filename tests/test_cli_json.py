@@ -36,6 +36,7 @@ ARGUMENTS = {
     "signal": "tiny:cold arithmetic --sizes 2 --tasks 4 --set sampling.max_new_tokens=4",
     "compare": "a=runs/a b=runs/b",
     "tasks": "data.jsonl",
+    "filter-tasks": "run.yaml --n 4 --rollouts 2 --out kept.jsonl",
     "convert": "trl trl.yaml",
     "serve": "--help",  # needs the extra of its own; tests/serve has its JSON
 }

@@ -11,7 +11,7 @@ import pytest
 
 import gxpo
 from gxpo import config, parts
-from gxpo.definition import STAGES, Stated, show
+from gxpo.definition import STAGES, Stated, show, stage_of
 from gxpo.errors import ConfigError
 from gxpo.settings import FIELDS, RUN_KEYS
 
@@ -208,10 +208,12 @@ STAGED = {
     "objective.kl.coef": 0.5,
     "objective.kl.control": "schedule", "objective.kl.control.shape": "cosine", "objective.entropy.coef": 0.125,
     "objective.context": "sampled", "update": "epochs", "update.epochs": 2,
+    "tasks.sampler": "band", "tasks.sampler.low": 0.25, "tasks.sampler.levels": [1, 2],
 }  # fmt: skip
 SECTIONS = {}
 for _key, _value in {**SETTINGS, **STAGED}.items():
-    SECTIONS.setdefault(_key.split(".")[0] if "." in _key or _key in STAGES else "the top", {})[_key] = _value
+    _section = stage_of(_key) or (_key.split(".")[0] if "." in _key else "the top")
+    SECTIONS.setdefault(_section, {})[_key] = _value
 
 
 def nested(keys):

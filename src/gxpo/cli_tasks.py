@@ -1,4 +1,4 @@
-"""`gxpo tasks`: what is in a task source, before a run."""
+"""`gxpo tasks`: what is in a task source, before a run; `gxpo filter-tasks`: the tasks that a model can learn from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gxpo.cli_options import Json, Sets, app, quiet, say
+from gxpo.cli_options import Json, Sets, app, quiet, resolved_of, say
 
 
 @app.command()
@@ -47,3 +47,44 @@ def tasks(
         quiet()
     found = report(settings, model=named, n=n)
     say(json.dumps(found, indent=1) if as_json else text(found, show))
+
+
+@app.command("filter-tasks")
+def filter_tasks(
+    config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.jsonl", help="The tasks that are kept, a line each.")],
+    rollouts: Annotated[int, typer.Option(help="Attempts at each task.", min=1)] = 8,
+    low: Annotated[float, typer.Option(help="Lowest success rate that is kept.", min=0, max=1)] = 0.1,
+    high: Annotated[float, typer.Option(help="Highest success rate that is kept.", min=0, max=1)] = 0.9,
+    n: Annotated[int, typer.Option("--n", help="Tasks, where a source generates them.", min=1)] = 512,
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Attempt every training task with the model and keep those of middling success rate; nothing is trained.
+
+    Held-out tasks are written beside the file, to FILE_held_out.jsonl. `tasks.sampler=band` does the same in a run.
+
+    Example: gxpo filter-tasks examples/arithmetic.yaml --n 64 --out middling.jsonl
+    """
+    from gxpo.trainer.filter_tasks import filter_tasks as measure
+
+    resolved = resolved_of(config_file, sets)
+    quiet()
+    found = measure(
+        resolved,
+        out,
+        rollouts=rollouts,
+        low=low,
+        high=high,
+        n=n,
+        notify=lambda line: typer.echo(line, err=True),
+    )
+    if as_json:
+        say(json.dumps(found, indent=1))
+        return
+    say(
+        f"{found['kept']} of {found['tasks']} tasks kept, of success rate {low:g} to {high:g} in {rollouts} attempts: "
+        f"{found['below']} were below ({found['all_wrong']} all wrong), {found['above']} above "
+        f"({found['all_right']} all right); {found['generated_tokens']} tokens\n"
+        f"train on them: task={found['out']} tasks.options.held_out={found['held_out']}, and the reward by name"
+    )

@@ -85,7 +85,17 @@ def test_unknown_names_say_what_is_close(words, said):
 
 def test_stages():
     stages = {row["stage"] for row in entries()}
-    assert stages == {"credit", "weight", "objective", "reward", "rollout", "segment", "signal", "update"}
+    assert stages == {
+        "credit",
+        "weight",
+        "objective",
+        "reward",
+        "rollout",
+        "segment",
+        "signal",
+        "update",
+        "tasks.sampler",
+    }
     text = show_parts(None, "update", as_json=False)
     assert "epochs" in text and "relative" not in text
     with pytest.raises(ConfigError):

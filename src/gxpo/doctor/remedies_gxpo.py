@@ -47,10 +47,13 @@ GXPO: dict[str, tuple[str, ...]] = {
         "rollout.group_size=16, so that a rare right answer is seen",
         "method=ngrpo learns from groups that are all wrong",
         "method=ghpo shows part of the solution",
+        "tasks.sampler=band, tasks.sampler.epochs=true leave out tasks that are never solved (untested here)",
     ),
     "all_right": (
         "harder tasks (tasks.options)",
         "method=dapo samples others in the place of solved ones",
+        "method=srpo_history does not draw solved tasks again (untested here)",
+        "tasks.sampler=variance draws them seldom: more groups had a signal here, accuracy the same",
     ),
     "no_diversity": ("sampling.temperature=1, sampling.top_k=0, sampling.top_p=1",),
     "group_too_small": (

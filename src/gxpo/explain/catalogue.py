@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from gxpo.compose import method
-from gxpo.definition import EVIDENCE, STAGES, Definition, same, show
+from gxpo.definition import EVIDENCE, STAGES, Definition, same, show, stage_of
 from gxpo.errors import ConfigError, did_you_mean, one_of
 from gxpo.explain.effect import on_equal
 from gxpo.methods import METHODS
@@ -24,7 +24,7 @@ EXPLAINED = {
     "reconstruction": "made from an abstract and general knowledge; not verified",
 }
 # the first that it changes
-HOMES = ("rollout", "update", "credit", "reward", "weight", "objective", "signal", "segment")
+HOMES = ("rollout", "update", "credit", "reward", "weight", "objective", "signal", "segment", "tasks.sampler")
 _OBJECTIVE = ("surrogate", "kl", "entropy", "add", "context")  # what follows "objective." and is no field of its part
 
 
@@ -93,7 +93,7 @@ def home(definition: Definition) -> str:
 
     Where a credit reads a signal of the method's own, its rollouts only serve that: it is listed under credit.
     """
-    parts = {k.split(".")[0] for k, v in definition.keys.items() if isinstance(v, type) or k in HOMES}
+    parts = {stage_of(k) for k, v in definition.keys.items() if isinstance(v, type) or k in HOMES}
     parts |= {"credit"} & set(definition.stages)
     if {"credit", "signal"} <= parts:
         return "credit"

@@ -30,6 +30,7 @@ SECTIONS = {  # of the list, in order
     "objective": "ratio, clip, aggregation, other losses",
     "signal": "what others read",
     "segment": "where actions are cut",
+    "tasks.sampler": "which tasks are drawn",
     UNVERIFIED: EXPLAINED[UNVERIFIED],
 }
 

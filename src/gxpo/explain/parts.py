@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from gxpo import former, ranges
 from gxpo.compose import method
-from gxpo.definition import Definition, show
+from gxpo.definition import Definition, show, stage_of
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.methods import METHODS
 from gxpo.registry import PLACES
@@ -27,7 +27,7 @@ def entries() -> tuple[dict[str, Any], ...]:
     return tuple(
         {
             "name": name,
-            "stage": slot.split(".")[0],
+            "stage": stage_of(slot) or slot,
             "slot": slot,
             "summary": _first_line(kind),
             "text": inspect.cleandoc(kind.__doc__ or ""),

@@ -300,6 +300,20 @@ SYMPTOMS: dict[str, Symptom] = {
             Advice("a_grae", "the focus moves from easy to hard tasks as the batch gets better"),
         ),
     ),
+    "few mixed groups": Symptom(
+        "the list has tasks of all difficulties, and most groups are all right or all wrong",
+        ("task selection", "prompt selection", "data selection", "which tasks to train on", "wasted samples"),
+        (
+            Advice("cures", "tasks that are solved sometimes are drawn more often, and get more attempts", "rollouts"),
+            Advice("dapo", "groups that are not mixed are sampled, dropped and others drawn", "rollouts"),
+            Advice("vas", "tasks that are solved sometimes are drawn more often"),
+            Advice("srpo_history", "tasks whose answers were all right are not drawn again"),
+            Advice("drive", "the half of the list with the lowest success rates is kept, in phases"),
+            Advice("knapsack_rl", "attempts go to tasks in which they are likely to differ", "rollouts"),
+            Advice("videorl_select", "tasks that are never or always solved are left out from the second epoch on"),
+            Advice("craft_gui", "levels, from easy to hard, each until it is mastered"),
+        ),
+    ),
     "several rewards": Symptom(
         "one of several rewards drowns the others",
         ("multiple rewards", "reward weights", "format reward", "reward scale", "multi objective"),

@@ -19,6 +19,6 @@ videorl_select = Definition(
     authors="Li, Hongyu and Han, Songhao and Liao, Yue and Luo, Junfeng and Gao, Jialin and Yan, Shuicheng and Liu, Si",
     year=2025,
     evidence="reconstruction",
-    keys={"tasks.sampler": band, "tasks.sampler.epochs": True},
+    keys={"tasks.sampler": band, "tasks.sampler.epochs": True, "tasks.sampler.prior": 0.0},
     cost="none in samples; a few numbers a task in the checkpoint; only where tasks repeat",
 )

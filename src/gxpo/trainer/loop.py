@@ -444,10 +444,6 @@ class Trainer(Stages):
             if number.isdecimal() and int(number) > self.step_number:
                 path.unlink()
 
-    def close(self) -> None:
-        """End the processes of rewards, environments and sampling."""
-        self._open.close()
-
 
 Decode = Callable[[Sequence[int]], str]
 

@@ -60,6 +60,10 @@ NAMES: dict[str, Metric] = {
     "zero_signal_all_wrong": Metric(
         "share of groups that are zero-signal because all verdicts are wrong", "share", "groups of the step"
     ),
+    "tasks_mixed": Metric("share of tasks with right and wrong answers, filtered ones included", "1", "the step"),
+    "tasks_known": Metric("tasks or levels with a measured success rate", "1", "those of tasks.sampler"),
+    "tasks_coverage": Metric("share of tasks or levels with a measured success rate", "1", "those of tasks.sampler"),
+    "tasks_effective": Metric("exp of the entropy of the next draw", "1", "those of tasks.sampler"),
     "groups": Metric("groups in the step", "groups", "the step"),
     "trajectories": Metric("rollouts in the step", "rollouts", "the step"),
     "unscored": Metric("rollouts whose score is missing; they are in no statistic and no loss", "rollouts", "the step"),

@@ -63,10 +63,6 @@ class _Loaded(Stages):
             self.step_number = state["step"]
         self.engine.policy_version = self.step_number
 
-    def close(self) -> None:
-        """End the processes of rewards, environments and sampling."""
-        self._open.close()
-
 
 def _session(stages: Stages, temperature: float | None) -> Session:
     sampling = stages.sampling if temperature is None else replace(stages.sampling, temperature=temperature)

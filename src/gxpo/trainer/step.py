@@ -102,6 +102,10 @@ class Stages:
         self.last: tuple[Forest, Tensor, Session] | None = None  # the newest step, for `annotated`
         self.overlap: Pipeline | None = None  # samples beside the updates (`async.max_staleness`)
 
+    def close(self) -> None:
+        """End the processes of rewards, environments and sampling."""
+        self._open.close()
+
     def step(self) -> dict[str, Any]:
         """One step from tasks to parameters; gives its line of metrics.jsonl (without writing it)."""
         self.step_number += 1
