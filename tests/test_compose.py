@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tests.battery import battery, made_up, policy_of
+from tests.battery import ON_BATTERY, battery, made_up, policy_of
 
 import gxpo
 from gxpo import parts
@@ -259,7 +259,7 @@ def test_credits_add_in_strings_and_in_python():
 # ---------------------------------------------------------------- unscored and uncompared trajectories (E9)
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_an_unscored_trajectory_changes_nothing(name):
-    m = gxpo.method(name).fill(horizon=8.0, max_length=8)
+    m = gxpo.method(name, ON_BATTERY.get(name)).fill(horizon=8.0, max_length=8)
     whole = battery(4, unscored=("0.2", "2.1"))
     kept = whole.scored.nonzero().squeeze(1)
     without, entries = whole.select(kept), whole.entries_of(kept)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.battery import battery, given_of, made_up, policy_of
+from tests.battery import ON_BATTERY, battery, given_of, made_up, policy_of
 from tests.learners.llamas import clean_llama
 from tests.thorough import first_of_each
 
@@ -48,11 +48,6 @@ EQUAL_GROUPS_LEARN = {
     "kto",  # single answers
     "refuel",  # regression towards no change at all
 }  # fmt: skip
-
-
-ON_BATTERY = {  # components of the battery in the place of those that the method's own rewards make
-    "hdpo": {"credit.weights": {"*": 1.0, "format": 0.15}, "credit.only": {"format": "success"}},
-}
 
 
 def composed(name, changed=None):

@@ -23,7 +23,7 @@ WORDS = {
         "singleton": ("zero", "raw"),
     },
     "consistency_blended": {"scale": ("std", "none")},
-    "decoupled": {"over": ("trajectories", "tokens"), "singleton": ("zero", "raw")},
+    "decoupled": {"over": ("trajectories", "tokens", "none"), "singleton": ("zero", "raw")},
     "gae": {"anchor": ("first", "last"), "cut": ("end", "extend")},
     "relative": {
         "center": (*ALL_CENTERS, "baseline"),

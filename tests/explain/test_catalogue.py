@@ -201,8 +201,13 @@ def test_who_learns_from_equal_groups_says_so(name):
     m = gxpo.method(name).fill(horizon=12.0, max_length=12)
     forest = battery(5, sizes=(4, 4), rewards=(0.0, 1.0))
     scores = {"correct": forest.outcome}
-    read = [name for part in (*m.shapes.values(), *m.rewards.values()) for name in getattr(part, "reads", ())]
-    scores |= dict.fromkeys(read, 0.05 * forest.lengths())
+    parts = (*m.shapes.values(), *m.rewards.values())
+    scores |= {name: 0.05 * forest.lengths() for part in parts for name in getattr(part, "reads", ())}
+    forest = forest.replace(
+        action_text=["so <aux>"] * forest.n_steps,
+        step_info=[{**info, "calls": [{"name": "search"}] * (n % 3)} for n, info in enumerate(forest.step_info)],
+        info=[{**info, "needed_calls": 1} for info in forest.info],
+    )
     forest = m.shaped(forest.with_rewards(forest.outcome, components=scores))
     signals = made_up(m, forest, 1)
     if m.reads_credit and bool((m.advantages(forest, signals) != 0).any()):

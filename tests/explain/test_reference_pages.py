@@ -28,7 +28,7 @@ def test_a_part_has_its_options_ranges_and_users(pages):
     text = pages["parts.md"]
     own = text[text.index("### bonus\n") :].split("\n### ")[0]
     assert "| `credit.share` | number | above 0, up to 1 | `0.2` |" in own
-    assert "| `credit.at` | word | `all`, `last` | `all` |" in own
+    assert "| `credit.at` | word | `all`, `last`, `labelled` | `all` |" in own
     assert "Used by: [aapo](aapo.md)" in own and "all others" not in own
     assert "all others." in text[text.index("### relative\n") :].split("\n### ")[0]
 

@@ -61,9 +61,10 @@ def estimator(spec: str, overrides: Mapping[str, Any] | None = None) -> Estimato
         own = response_mask.detach().bool().cpu()
         score = token_level_rewards.detach().double().sum(-1).cpu()
         at = None if config is None else config.get(SUCCESS_AT, None)
-        forest = composed.shaped(rollouts(own, score, index, None if at is None else float(at)))
-        credit = composed.advantages(forest)
-        credit = credit * composed.token_weights(forest, credit)
+        made = composed.fill(max_length=own.shape[1])  # verl's rows are as long as a response may be
+        forest = made.shaped(rollouts(own, score, index, None if at is None else float(at)))
+        credit = made.advantages(forest)
+        credit = credit * made.token_weights(forest, credit)
         out = torch.zeros(own.shape, dtype=torch.float64)
         out[own] = credit
         out = out.to(token_level_rewards)

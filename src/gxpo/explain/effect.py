@@ -60,6 +60,7 @@ def rollouts(answers: Sequence[Answer]) -> Forest:
         info=[{"gold_calls": []} for _ in answers],  # the reference calls no tool
     )
     reward = torch.tensor([a.reward for row in members for a in row], dtype=torch.float64)
+    forest = forest.replace(action_text=[""] * forest.n_steps, step_info=[{"calls": []} for _ in answers])
     return forest.with_rewards(reward, components={"correct": reward}, success=reward > 0.5)
 
 
@@ -133,6 +134,7 @@ def on_equal(made: Method) -> str:
         return "zero"
     forest = rollouts([Answer(g, r, i, -0.2 * i) for g, r in (("wrong", 0.0), ("right", 1.0)) for i in range(1, 5)])
     read = [name for part in (*made.shapes.values(), *made.rewards.values()) for name in getattr(part, "reads", ())]
+    forest = forest.replace(step_info=[{"calls": [{"name": "tool"}] * (n % 4)} for n in range(forest.n_steps)])
     score = 0.1 * forest.lengths()
     forest = forest.with_rewards(forest.outcome, components={"correct": forest.outcome, **dict.fromkeys(read, score)})
     try:

@@ -56,9 +56,9 @@ class Feature(Formula, RewardPart):
         return "texts" in signature(self.of).columns
 
     @property
-    def component(self) -> str | None:
-        """Component that it reads, where that is an option."""
-        return self.options.get("component")
+    def reads(self) -> tuple[str, ...]:
+        """Components that its options name."""
+        return (self.options["component"],) if "component" in self.options else ()
 
     @torch.no_grad()
     def __call__(self, forest: Forest) -> Tensor:
