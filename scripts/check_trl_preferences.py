@@ -1,10 +1,10 @@
 """Preference losses against TRL's trainers: `python scripts/check_trl_preferences.py --python TRL_PYTHON`.
 
 A file of pairs is read by rollout `logged` and by TRL's DPOTrainer (sigmoid, hinge, IPO), CPOTrainer (SimPO),
-KTOTrainer and ORPOTrainer, each with its own tokenization; the policy is one small model, the reference another. Compared are the
-loss of the whole file and its gradient; of ORPO the odds-ratio part, since TRL's likelihood is over the prompt too; of
-KTO `apo_zero_unpaired`, whose reference point is 0, since TRL measures it on answers of other prompts. Exit status 1
-where a check fails.
+KTOTrainer and ORPOTrainer, each with its own tokenization; the policy is one small model, the reference another.
+Compared are the loss of the whole file and its gradient; of ORPO the odds-ratio part, since TRL's likelihood is over
+the prompt too; of KTO `apo_zero_unpaired`, whose reference point is 0, since TRL measures it on answers of other
+prompts. Exit status 1 where a check fails.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
     python scripts/preference_study.py --report   # the table of what has run
 
 The warm-started small model answers arithmetic tasks, 8 times each; its rollouts and verdicts are the data. Each arm
-trains the same start on them, without sampling: pairs by verdict, or likelihood of the right ones. Steps and learning
-rates were chosen for each arm on seed 1000, before seeds 0 to 4 were run. A line of studies/preferences.jsonl a run.
+trains the same start on them, without sampling: pairs by verdict, likelihood of the right ones, or both. Learning
+rates were chosen on seed 1000, before seeds 0 to 4 were run: dpo and simpo among 1e-5, 2e-5, 3e-5 and 1e-4,
+supervised among 3e-5, 1e-4 and 3e-4, dpo + nll at 1e-4 alone. A line of studies/preferences.jsonl a run.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ SAMPLED = {  # the start policy, which a learning rate of nothing leaves where i
 LOGGED = {"rollout": "logged", "trainer.steps": 24, "eval.tasks": 500, "eval.every": 0, "trainer.rollouts_every": 0}
 ARMS: dict[str, dict[str, Any]] = {
     "dpo": {"method": "dpo", "optim.lr": 3e-5},
-    "simpo": {"method": "simpo", "optim.lr": 3e-5},
-    "supervised": {"method": "grpo", "objective": "positive_likelihood", "objective.coef": 1.0, "optim.lr": 1e-4},
+    "dpo + nll": {"method": "dpo", "objective.nll": 1.0, "optim.lr": 1e-4},
+    "simpo": {"method": "simpo", "optim.lr": 2e-5},
+    "supervised": {"method": "grpo", "objective": "positive_likelihood", "objective.coef": 1.0, "optim.lr": 3e-4},
 }
 
 

@@ -286,3 +286,30 @@ def test_terms_that_vanish_where_the_policy_has_not_moved(estimate: str) -> None
     assert slope(penalty, OLD).abs().max() < 1e-15 < slope(penalty, NEW).abs().max()
     future = torch.zeros(5, dtype=torch.float64)  # FIPO's sums of later log-ratios
     assert future.exp().clamp(1.0, 1.2).tolist() == [1.0] * 5
+
+
+def test_ipo_of_sums_and_of_means() -> None:
+    policy, reference, length = (-10.0, -14.0), (-11.0, -13.0), (5, 6)
+    scores = [p - r for p, r in zip(policy, reference, strict=True)]
+    means = [s / n for s, n in zip(scores, length, strict=True)]
+    assert (scores[0] - scores[1] - 5) ** 2 == pytest.approx(9.0)
+    assert (means[0] - means[1] - 5) ** 2 == pytest.approx(21.467778, abs=6e-7)
+    tokens = torch.cat([torch.full((n,), s / n).double() for s, n in zip(scores, length, strict=True)])
+    for settings, loss in (({}, 9.0), ({"objective.length_mean": True}, 21.467778)):
+        forest = gxpo.Forest.from_completions([[1]], [[[2] * n for n in length]], [[1.0, 0.0]])
+        pol = gxpo.PolicyTokens(tokens, tokens, reference_logprob=torch.zeros(11).double())
+        method = gxpo.method("ipo", {**settings, "objective.pairs": "outcome"})
+        assert float(method.loss(forest, pol).value) == pytest.approx(loss, abs=6e-7)
+
+
+def test_a_discount_without_its_first_factor() -> None:
+    gamma, n = 0.7, 3
+    cut = [(1 - gamma ** (n - t)) / (1 - gamma**n) for t in range(n)]
+    assert cut == pytest.approx([1, 0.776256, 0.456621], abs=1e-6)
+    assert [gamma**t * x for t, x in enumerate(cut)] == pytest.approx([1, 0.543379, 0.223744], abs=1e-6)
+
+
+def test_a_target_that_no_score_can_reach() -> None:
+    margin = torch.tensor([-0.5, 0.0, 0.5], dtype=torch.float64, requires_grad=True)
+    ((margin - 1 / (2 * 0.0075)) ** 2).sum().backward()
+    assert margin.grad is not None and torch.allclose(margin.grad, torch.full_like(margin.grad, -133.3), atol=1.1)

@@ -50,36 +50,36 @@ class Opponents(OwnModel):
     provides = ("opponents_logprob",)
     needs = ("reference_logprob",)
 
-    def bind(self, tools: SignalTools) -> None:
-        super().bind(tools)
-        self.memory["kept"] = []  # snapshots, the oldest first
+    @property
+    def kept(self) -> list[dict[str, Tensor]]:
+        """Parameters of the policies kept, the oldest first."""
+        return self.memory.setdefault("kept", [])
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         reference, found = signals["reference_logprob"], []
-        for snapshot in self.memory["kept"]:
+        for snapshot in self.kept:
             self.model.restore(snapshot)
             found.append(self.model.outputs(forest, ("logprob",))["logprob"])
         earlier = torch.stack(found) if found else reference.new_zeros(0, len(reference))
         return {"opponents_logprob": mixed(reference, earlier, self.share)}
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
-        kept = self.memory["kept"]
         if tools.step % self.every == 0:
             self.model.follow(tools.learner, 1.0)
-            kept = self.memory["kept"] = [*kept, self.model.snapshot()][-self.history :]
-        return {"opponents": float(len(kept))}
+            self.memory["kept"] = [*self.kept, self.model.snapshot()][-self.history :]
+        return {"opponents": float(len(self.kept))}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kept": len(self.memory["kept"])}
+        return {"kept": len(self.kept)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state.get("kept") != len(self.memory["kept"]):
+        if state.get("kept") != len(self.kept):
             raise CheckpointError(
-                f"signal opponents kept {state.get('kept')} policies; {len(self.memory['kept'])} are in the checkpoint"
+                f"signal opponents kept {state.get('kept')} policies; {len(self.kept)} are in the checkpoint"
             )
 
     def tensors(self) -> dict[str, Tensor]:
-        return {f"{i}/{name}": x for i, kept in enumerate(self.memory["kept"]) for name, x in kept.items()}
+        return {f"{i}/{name}": x for i, kept in enumerate(self.kept) for name, x in kept.items()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         kept: dict[int, dict[str, Tensor]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -53,7 +54,7 @@ def tasks_of(rows: Iterable[Row | TaskError], columns: Columns, label: str, exam
     error. An answer or an id that is a number becomes text, and `info` keeps it as it was. Raises `TaskError` with the
     row and the field; nothing is half-loaded.
     """
-    given = list(rows)
+    given = [row if isinstance(row, TaskError) else with_prompt(row, columns) for row in rows]
     listed = [row for row in given if not isinstance(row, TaskError)]
     if not given:
         raise TaskError(f"{label}: no tasks in it{example}")
@@ -81,6 +82,20 @@ def tasks_of(rows: Iterable[Row | TaskError], columns: Columns, label: str, exam
     if faults:
         raise at_fault(label, faults, len(given))
     return tasks
+
+
+def with_prompt(row: Row, columns: Columns) -> Row:
+    """The row of a preference data set without prompts: the messages that open both its answers are the prompt."""
+    where, name, cells = row
+    pair = [cells.get(column) for column in ("chosen", "rejected")]
+    if columns.prompt in cells or not all(isinstance(x, (list, tuple)) for x in pair):
+        return row
+    chosen, rejected = (list(x or ()) for x in pair)
+    shared = [a for a, _ in itertools.takewhile(lambda two: two[0] == two[1], zip(chosen, rejected, strict=False))]
+    opening = shared[: min(len(shared), len(chosen) - 1, len(rejected) - 1)]
+    while opening and isinstance(opening[-1], Mapping) and opening[-1].get("role") == "assistant":
+        opening.pop()
+    return (where, name, {**cells, columns.prompt: opening}) if opening else row
 
 
 def at_fault(label: str, faults: Sequence[TaskError], of: int) -> TaskError:
