@@ -177,6 +177,21 @@ def test_a_lone_attempt_is_unscored_and_those_not_compared_are_no_opponents():
     assert outcome.tolist() == [0, 1, 1]
 
 
+def test_places_of_a_tournament_and_attempts_of_one_text():
+    longest = Pairwise(function(longer), compare="single_elim")
+    outcome, _ = judged(longest, {"g": ["a", "ccc", "bb", "ccc"], "h": ["x", "x", "x"]})
+    assert outcome.tolist() == [0, 1, 0.5, 1, 0.5, 0.5, 0.5]  # of three contestants
+    seen = []
+    counted = function(lambda q: seen.append(q) or longer(q))
+    judged(Pairwise(counted, compare="swiss"), {"g": ["a", "bb", "ccc", "dddd"]})
+    assert len(seen) == 2 * 4  # two rounds of two matches, in both orders
+
+
+def test_those_not_compared_are_measured_beside_a_tournament():
+    outcome, _ = judged(Pairwise(function(longer), compare="anchor"), {"g": ["bb", "a", "ccc"]}, {"g/2": False})
+    assert outcome.tolist() == [1, 0, 1]
+
+
 # ---------------------------------------------------------------- servers
 @contextmanager
 def serving(*replies, delay=0.0):

@@ -134,7 +134,7 @@ class Pairwise(_Asking):
     """{"judge": [R]}: rewards of a tournament within each group (`tournament.rewards`).
 
     compare  who meets whom (`tournament.KINDS`): "all" and "first" pay the share of matches won, a tie counting half,
-             the others the place
+             the others the place, in which attempts of one text are one contestant: a knockout would part them
 
     Each match is asked in both orders, and each order counts half, so that a judge that prefers a place gives both 1/2.
     A match with an order that fails counts for neither; an attempt without a single known match is unscored, and
@@ -160,7 +160,10 @@ class Pairwise(_Asking):
         return asked_to_choose(f"{self.rubric}\n\nWhich answer is better?", "answer", first, second, task)
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
-        groups = _groups(forest)
+        places = self.compare not in ("all", "first")
+        groups, twin = _groups(forest), list(range(len(texts)))  # row that stands for a row
+        if places:
+            groups = [(_distinct(rows, texts, twin), others) for rows, others in groups]
         met: dict[tuple[int, int], float | Failure] = {}  # of rows
         alone = self.compare in ("first", "anchor")
         due = [(i, j) for rows, others in groups for i in others for j in (rows[:1] if alone else rows)]
@@ -182,8 +185,13 @@ class Pairwise(_Asking):
             for r in others:
                 shares = [x for (i, _), x in met.items() if i == r and isinstance(x, float)]
                 value[r] = sum(shares) / len(shares) if shares else math.nan
+        alike = {head for r, head in enumerate(twin) if head != r}
+        for rows, _ in groups:
+            if places and len(rows) == 1 and rows[0] in alike:
+                value[rows[0]] = 0.5  # all attempts of the group are one text
+        value = [value[head] for head in twin]
         for r in (r for r, x in enumerate(value) if math.isnan(x)):
-            broken = [x for pair, x in met.items() if r in pair and isinstance(x, tuple)]
+            broken = [x for pair, x in met.items() if twin[r] in pair and isinstance(x, tuple)]
             self._failures.append(broken[0] if broken else ("nonsense", "an attempt has nobody to be compared with"))
         return {"judge": torch.tensor(value, dtype=torch.float64)}
 
@@ -230,6 +238,14 @@ def _groups(forest: Forest) -> list[tuple[list[int], list[int]]]:
     for r, (group, compared) in enumerate(zip(forest.group, forest.compared.tolist(), strict=True)):
         groups.setdefault(group, ([], []))[0 if compared else 1].append(r)
     return list(groups.values())
+
+
+def _distinct(rows: Sequence[int], texts: Sequence[str], twin: list[int]) -> list[int]:
+    """The first row of each text; `twin` of the others is set to it."""
+    first: dict[str, int] = {}
+    for r in rows:
+        twin[r] = first.setdefault(texts[r], r)
+    return list(first.values())
 
 
 @dataclass(eq=False)
