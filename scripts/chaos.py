@@ -23,6 +23,7 @@ from chaos_runs import SETTINGS, Kill, Outcome, differences, fleet, survive
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "chaos.jsonl"
+ACTING = 0.75  # share of kills of samplers and workers that wait until these have something under way
 ORDER = ("served", "sharded", "served", "parallel")  # settings of the runs, in turn
 
 
@@ -31,7 +32,15 @@ def planned(seed: int, run: int, calm_seconds: float, steps: int) -> list[Kill]:
     chance = random.Random(f"{seed}/{run}")
     victims = SETTINGS[ORDER[run % len(ORDER)]].victims
     chosen = chance.sample(victims, chance.randint(2, len(victims)))
-    found = [Kill(who, chance.randrange(steps), chance.uniform(0.0, 2 * calm_seconds / steps)) for who in chosen]
+    found = [
+        Kill(
+            who,
+            chance.randrange(steps),
+            chance.uniform(0.0, 2 * calm_seconds / steps),
+            acting=who in ("sampler", "rewarder", "environment") and chance.random() < ACTING,
+        )
+        for who in chosen
+    ]
     return sorted(found, key=lambda kill: kill.step)
 
 
@@ -47,7 +56,10 @@ def rows_of(seed: int, run: int, kills: list[Kill], outcome: Outcome, found: lis
         "prompts": outcome.prompts,
         "differences": found,
     }
-    return [{**common, "victim": k.victim, "step": k.step, "delay": round(k.delay, 3), **k.told} for k in outcome.kills]
+    return [
+        {**common, "victim": k.victim, "step": k.step, "delay": round(k.delay, 3), "acting": k.acting, **k.told}
+        for k in outcome.kills
+    ]
 
 
 def study(folder: Path, seed: int, kills: int, done: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
@@ -74,16 +86,19 @@ def study(folder: Path, seed: int, kills: int, done: list[dict[str, Any]]) -> It
 def report(rows: list[dict[str, Any]]) -> None:
     """Kills by setting and victim; what differed from the calm runs."""
     runs = {(r["seed"], r["run"]): r for r in rows}
-    print("| runs | kills | of which | equal to the calm run | prompts trained |")
-    print("|---|---|---|---|---|")
+    print("| runs | kills | of which | with something under way | equal to the calm run | prompts trained |")
+    print("|---|---|---|---|---|---|")
     for name in SETTINGS:
         own = [r for r in rows if r["setting"] == name]
         if not own:
             continue
         mine = [r for r in runs.values() if r["setting"] == name]
         victims = ", ".join(f"{n} {victim}" for victim, n in Counter(r["victim"] for r in own).most_common())
+        acting = sum(r.get("acting", False) for r in own)
         equal = sum(not r["differences"] for r in mine)
-        print(f"| {name} | {len(own)} | {victims} | {equal} of {len(mine)} | {sum(r['prompts'] for r in mine)} |")
+        print(
+            f"| {name} | {len(own)} | {victims} | {acting} | {equal} of {len(mine)} | {sum(r['prompts'] for r in mine)} |"
+        )
     for (seed, run), row in runs.items():
         for difference in row["differences"]:
             print(f"seed {seed}, run {run} ({row['setting']}): {difference}")

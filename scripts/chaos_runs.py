@@ -120,12 +120,14 @@ KEYS: dict[str, Any] = {
 class Kill:
     """Who is killed: `delay` seconds after the line of `step` was written (0: after the run began).
 
-    told  what became of it: process, what the run had written by then
+    acting  not before a process of that kind has something under way: it plays, scores or samples
+    told    the steps that the run had written by then
     """
 
     victim: str
     step: int
     delay: float
+    acting: bool = False
     told: dict[str, Any] = field(default_factory=dict)
 
 
@@ -227,6 +229,15 @@ def _said(pid: int) -> str:
     return ""
 
 
+def _acts(pid: int, kind: str) -> bool:
+    """Whether a server computes, or a worker is within the world or the reward, which sleep (Linux)."""
+    with contextlib.suppress(OSError):
+        if kind == "sampler":
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "R"
+        return Path(f"/proc/{pid}/wchan").read_text() == "hrtimer_nanosleep"
+    return False
+
+
 class Running:
     """One run: its controller, its servers, every process that was seen below the controller."""
 
@@ -265,8 +276,12 @@ class Running:
                 self.seen[pid] = _born(pid)
         return found
 
-    def victims(self, kind: str) -> list[int]:
-        """Processes that may be killed as one of a kind."""
+    def victims(self, kill: Kill) -> list[int]:
+        """Processes that may be killed."""
+        return [pid for pid in self._of(kill.victim) if not kill.acting or _acts(pid, kill.victim)]
+
+    def _of(self, kind: str) -> list[int]:
+        """Processes of a kind."""
         below = self.look()
         if kind == "controller":
             return [self.controller.pid] if self.controller.poll() is None else []
@@ -321,7 +336,7 @@ def survive(setting: Setting, out: Path, kills: Sequence[Kill], servers: Sequenc
                     restarts.remove((server, at))
             if todo and due is None and len(_lines(outcome.out / "metrics.jsonl")) >= todo[0].step:
                 due = now + todo[0].delay
-            if todo and due is not None and now >= due and (able := running.victims(todo[0].victim)):
+            if todo and due is not None and now >= due and (able := running.victims(todo[0])):
                 kill, due = todo.pop(0), None
                 pid = chance.choice(able)
                 os.kill(pid, signal.SIGKILL)

@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 from chaos_runs import SETTINGS, Kill, differences, fleet, miscounted, survive
 
+ACTING = ("sampler", "rewarder", "environment")  # are killed with something under way
 LOST = {  # after the first step, the second, and so on
     "served": ("sampler", "rewarder", "environment", "controller"),
     "sharded": ("environment", "rank", "rewarder", "controller"),
@@ -24,7 +25,7 @@ def test_one_of_each_kind_is_killed_and_the_run_is_the_calm_one(tmp_path: Path, 
     with fleet(tmp_path, 2 if setting.served else 0) as servers:
         calm = survive(setting, tmp_path / "calm", [], servers)
         assert (calm.failures, calm.starts, miscounted(calm)) == ([], 1, [])
-        kills = [Kill(victim, step, 0.0) for step, victim in enumerate(LOST[name], 1)]
+        kills = [Kill(v, step, 0.0, acting=v in ACTING) for step, v in enumerate(LOST[name], 1)]
         other = survive(setting, tmp_path / "killed", kills, servers)
     assert tuple(kill.victim for kill in other.kills) == LOST[name]
     assert differences(calm, other) == []
