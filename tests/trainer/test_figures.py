@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gxpo.forest import Forest
-from gxpo.trainer.step_figures import of_rollouts, of_sources, of_updates
+from gxpo.trainer.step import of_rollouts, of_sources, of_updates
 
 NAN = float("nan")
 

@@ -21,7 +21,7 @@ from gxpo.forest import Forest
 from gxpo.protocols import Budget, Task, WritesFiles
 from gxpo.records import dump
 from gxpo.rollouts import Independent
-from gxpo.runtime import give_back, reuse_freed
+from gxpo.runtime import reuse_freed
 from gxpo.trainer import checkpoint, inputs
 from gxpo.trainer.asynchronous import overlap_of
 from gxpo.trainer.best import rules_of
@@ -76,11 +76,10 @@ class Trainer(Stages):
         with self._given_files(write=not resume):
             check_phases(resolved)
             super().__init__(resolved, reward=self.given.reward, source=self.given.source, notify=notify)
-            newest = runtime.first(str(checkpoint.latest(self.out)) if resume and runtime.rank() == 0 else "")
             if resume:
-                self._set_up_as(Path(newest))
+                self.set_up_as(self.out)
             else:
-                self._set_up(s.init_from, measure=True)
+                self.set_up(s.init_from, measure=True)
         self.config_text = self.resolved.to_yaml(self.out)
         self.inputs = inputs.hashes(self.resolved.keys, self.source, self.out)
         if self.settings.async_.max_staleness:
@@ -148,9 +147,9 @@ class Trainer(Stages):
             self._begun = True
         doctor = self._checkup() if main and self.settings.doctor.every else None
         while not self.finished and not stop:
-            shares, phase = self.spent * e.points, self.course.number
+            shares, held = self.spent * e.points, self.now
             row = self._stepped()
-            if doctor is not None and self.course.number > phase:
+            if doctor is not None and self.now is not held:
                 doctor = self._checkup()
             self.seconds += row["time_step_s"]
             with self._in_place():
@@ -197,7 +196,7 @@ class Trainer(Stages):
         if t.max_tokens is not None:
             shares.append(self.budget.generated_tokens / t.max_tokens)
         if t.max_updates is not None:
-            updates = self.course.updates + self.learner.optimiser.steps
+            updates = self.learner.optimiser.steps + (0 if self.course is None else self.course.updates)
             shares.append((updates + self.empty_steps) / t.max_updates)
         if t.max_seconds is not None:  # clocks differ: all processes go by the first's
             shares.append(float(runtime.first(str(self.seconds))) / t.max_seconds)
@@ -207,15 +206,16 @@ class Trainer(Stages):
     def finished(self) -> bool:
         """Whether all steps are taken, the budget is spent, the last phase is over, or `trainer.stop_early` has seen
         enough."""
-        ended = (self.early is not None and self.early.over) or (self.course.last and self._phase_over)
+        ended = self.course is not None and self.course.last and self._phase_over
+        ended = ended or (self.early is not None and self.early.over)
         return ended or self.step_number >= self.settings.trainer.steps or self.spent >= 1.0
 
     def _checkup(self) -> Checkup:
         """The doctor, told what is written of this phase: the evaluation before it and, after a resume, all lines."""
-        began = self.course.began
+        began = 0 if self.course is None else self.course.began
         before = [row for row in self.evaluations.read() if row["step"] == began]
         rows = [row for row in self.metrics_file.read() if row["step"] > began]
-        return Checkup(self.out, self.course.now, [*before, *rows])
+        return Checkup(self.out, self.now, [*before, *rows])
 
     def _give_up(self) -> None:
         """Ends a run none of whose last steps could be taken. Resumed, it goes on behind them and counts anew."""
@@ -271,7 +271,7 @@ class Trainer(Stages):
         began = time.perf_counter()
         found = self.evaluate()
         figures: dict[str, Any] = {**found.figures, "time_eval_s": time.perf_counter() - began}
-        if step > self.course.began:
+        if self.course is not None and step > self.course.began:
             self.course.see(figures)
         if runtime.rank() == 0:
             self.evaluations.append({"step": step} | figures)
@@ -285,38 +285,21 @@ class Trainer(Stages):
         return figures
 
     # ------------------------------------------------------------ phases
-    def step(self) -> dict[str, Any]:
-        """One step from tasks to parameters; gives its line of metrics.jsonl. After the last step of a phase, the first
-        one of the next."""
-        if self._phase_over and not self.course.last:
-            self._next_phase()
-        row = super().step()
-        self.course.see(row)
-        self.course.missing(row)
-        return row
-
-    @property
-    def _phase_over(self) -> bool:
-        return self.course.over(self.step_number, self.spent)
-
-    def _next_phase(self) -> None:
-        """Begin the next phase from the checkpoint of this step, as a run that is resumed here does."""
+    def _begin_phase(self) -> None:
+        """Begin the next phase if this one is over, from a checkpoint, as a run that is resumed there does."""
+        if self.course is None or self.course.last or not self._phase_over:
+            return
         if self._saved != self.step_number:
             self.save()
         runtime.first("")  # until it is there
-        source, counts = self.source.state_dict(), dict(self.rewards.counts)
-        spent, updates = self.spent, self.learner.optimiser.steps
-        self._open.close()
-        del self.learner, self.engine, self.method
         self.last = None
-        give_back()
-        self.course.enter(self.step_number, spent, updates)
-        keep = self.course.phase is not None and self.course.phase.optimiser == "keep"
         with no_loading_bars():
-            self._set_up(checkpoint.at_step(self.out, self.step_number), measure=False, keep=keep)
-        self.rewards.counts.update(counts)
-        if self.course.same_tasks:
-            self.source.load_state_dict(source)
+            path = checkpoint.at_step(self.out, self.step_number)
+            self.next_phase(self.course, self.step_number, self.spent, path)
+
+    @property
+    def _phase_over(self) -> bool:
+        return self.course is not None and self.course.over(self.step_number, self.spent)
 
     # ------------------------------------------------------------ the directory
     @contextmanager
@@ -437,13 +420,13 @@ class Trainer(Stages):
             **({"early": self.early.best.state_dict()} if self.early is not None else {}),
             **({"callbacks": states} if (states := self.calls.state()) else {}),
             **({"async": self.overlap.state()} if self.overlap is not None else {}),
-            **({"phases": self.course.state_dict()} if self.course.phase is not None else {}),
+            **({"phases": self.course.state_dict()} if self.course is not None else {}),
         }
 
     def _checkpoint(self, state: dict[str, Any]) -> Path:
         shared = self.learner.save if isinstance(self.learner, WritesFiles) else None
         also = [] if self.best is None or self.best.value is None else [self.best.step]
-        if self.course.phase is not None and self.course.phase.reference == "previous":
+        if self.course is not None and self.course.phase.reference == "previous":
             also.append(self.course.began)
         return checkpoint.save(
             self.out,
@@ -458,7 +441,7 @@ class Trainer(Stages):
     def load(self, path: Path) -> dict[str, Any]:
         """The parameters of a checkpoint, and what the method's parts and the task source remember; gives its state. Of
         a checkpoint of another phase the parameters alone."""
-        if self.course.phase is not None:
+        if self.course is not None:
             state = checkpoint.state_of(path)
             if state["phases"]["number"] != self.course.number:
                 start_from(self.learner, path)

@@ -16,7 +16,7 @@ from gxpo.trainer.metrics import NAMES, metric
 
 
 class Course:
-    """The phases of a run, and its place in them. A run without phases is one that never ends by itself.
+    """The phases of a run, and its place in them.
 
     number   of the phase, from 0
     began    steps that had been taken when it began
@@ -24,51 +24,46 @@ class Course:
     """
 
     def __init__(self, resolved: Resolved) -> None:
-        self.phases = resolved.phases or (resolved,)
-        self.steps = resolved.settings.trainer.steps
+        self.settings = [one.settings for one in resolved.phases]
+        self.phases = [one.phase for one in resolved.phases if one.phase is not None]
         self.number, self.began, self.updates = 0, 0, 0
         self.spent = 0.0  # share of the budget that was spent when it began
         self.readings: list[float] = []  # of the phase's `until`
 
     @property
-    def now(self) -> Resolved:
-        """What holds in this phase."""
+    def phase(self) -> Phase:
+        """The phase that holds."""
         return self.phases[self.number]
-
-    @property
-    def phase(self) -> Phase | None:
-        """Its rules; None: the run has no phases."""
-        return self.now.phase
 
     @property
     def last(self) -> bool:
         return self.number == len(self.phases) - 1
 
-    def see(self, row: Mapping[str, Any]) -> None:
-        """Take a step's figures, or an evaluation's."""
-        if self.phase is None or self.phase.until is None:
-            return
-        value = row.get(self.phase.until.metric)
-        if isinstance(value, (int, float)) and math.isfinite(value):
-            self.readings = [*self.readings, float(value)][-self.phase.until.over :]
-
-    def missing(self, row: Mapping[str, Any]) -> None:
-        """Warns where the first line of a phase has no figure that its `until` reads."""
-        until = None if self.phase is None else self.phase.until
+    def take(self, row: Mapping[str, Any]) -> None:
+        """Take a step's line. Warns where the first one of a phase has no figure that its `until` reads."""
+        until = self.phase.until
+        self.see(row)
         if until is None or until.metric in row or until.metric.startswith("eval_") or row["step"] != self.began + 1:
             return
         warnings.warn(f"phase {self.number + 1}: until {until}: its first step has no such figure", stacklevel=3)
 
+    def see(self, figures: Mapping[str, Any]) -> None:
+        """Take a step's figures, or those of an evaluation after one."""
+        until = self.phase.until
+        value = None if until is None else figures.get(until.metric)
+        if until is not None and isinstance(value, (int, float)) and math.isfinite(value):
+            self.readings = [*self.readings, float(value)][-until.over :]
+
     def over(self, step: int, spent: float) -> bool:
         """Whether the phase has ended after this step. spent: share of the run's budget, 0 without one."""
-        if self.phase is None or step <= self.began:
+        if step <= self.began:
             return False
         if self.phase.until is not None and self.phase.until.met(self.readings):
             return True
         if self.phase.steps is not None:
             return step - self.began >= self.phase.steps
-        ahead = [one.phase for one in self.phases[self.number :] if one.phase is not None]
-        if step - self.began >= share(ahead, self.steps - self.began):
+        ahead, steps = self.phases[self.number :], self.settings[0].trainer.steps
+        if step - self.began >= share(ahead, steps - self.began):
             return True
         open_ones = sum(phase.steps is None for phase in ahead)
         return spent > 0.0 and spent - self.spent >= (1.0 - self.spent) / open_ones
@@ -77,7 +72,6 @@ class Course:
         """The next phase begins after this step. updates: optimiser steps so far."""
         self.number += 1
         self.began, self.spent, self.readings = step, spent, []
-        assert self.phase is not None
         if self.phase.optimiser == "fresh":
             self.updates += updates
 
@@ -97,7 +91,7 @@ class Course:
     @property
     def same_tasks(self) -> bool:
         """Whether this phase draws the tasks of the one before, so that its source goes on."""
-        before, now = self.phases[self.number - 1].settings, self.now.settings
+        before, now = self.settings[self.number - 1 : self.number + 1]
         return (before.task, before.tasks, before.env) == (now.task, now.tasks, now.env)
 
 

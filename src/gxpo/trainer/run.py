@@ -19,7 +19,7 @@ from gxpo.trainer.directory import EVALUATIONS, METRICS, find
 from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.start import parameters_of, verified
 from gxpo.trainer.statistics import paired_interval
-from gxpo.trainer.tally import Tally
+from gxpo.trainer.step import Tally
 
 _BEST = ("metric", "value", "step")
 

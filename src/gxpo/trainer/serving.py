@@ -59,11 +59,10 @@ class _Loaded(Stages):
         runtime.start(alone=resolved.settings.cluster.backend in ("fsdp", "verl"))
         super().__init__(resolved, reward=None, notify=notify)
         if run is None:
-            self._set_up(resolved.settings.init_from, measure=True)
+            self.set_up(resolved.settings.init_from, measure=True)
         else:
-            newest = checkpoint.latest(run)
-            self._set_up_as(newest)
-            _, state = load_learner(self.learner, newest)
+            self.set_up_as(run)
+            _, state = load_learner(self.learner, checkpoint.latest(run))
             self.step_number = state["step"]
         self.engine.policy_version = self.step_number
 

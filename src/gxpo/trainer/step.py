@@ -4,40 +4,34 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gxpo import runtime
+from gxpo import former, grouped
 from gxpo.config import Resolved
+from gxpo.engines.openai import OpenAIEngine
 from gxpo.forest import Forest
 from gxpo.judges import meter
-from gxpo.learners.remote import RemoteLearner
-from gxpo.protocols import Budget, Sampling
-from gxpo.rewards import RewardSet
+from gxpo.pipeline import Method, zero_signal_groups
+from gxpo.protocols import Budget, Sampling, StepInfo
 from gxpo.runtime import Clock, give_back, peak_megabytes
+from gxpo.segments.base import LABEL
 from gxpo.signals import Signals, SignalTools
-from gxpo.trainer import checkpoint, preflight, setup
 from gxpo.trainer.asynchronous import Pipeline
-from gxpo.trainer.episodes import failures_of_agents
-from gxpo.trainer.measured import measured
-from gxpo.trainer.phases import Course
+from gxpo.trainer.episodes import failures_of_agents, of_agents, of_episodes
 from gxpo.trainer.session import BoundLearner, Session, decoder
-from gxpo.trainer.shared_envs import SharedEnvs
-from gxpo.trainer.start import load_learner, parameters_of, start_from
-from gxpo.trainer.step_figures import of_rollouts, of_servers, of_sources, of_updates
-from gxpo.trainer.tally import PATIENCE, Tally
+from gxpo.trainer.wiring import Wired
 
 FAINT = 0.05  # share of low-precision weights that the first step changes, below which a warning is due
 GAP_ALARM = {True: 0.1, False: 1.0}  # nats between sampler and learner at one token that call for a warning; by whether
 # the model runs in float32 or better: in bfloat16 the two ways of computing one token differ by some tenths
 
 
-class Stages:
+class Stages(Wired):
     """The stages of a run, wired together; `step` takes them from tasks to parameters.
 
     resolved  from `gxpo.config.load` or `resolve`
@@ -47,9 +41,7 @@ class Stages:
     """
 
     def __init__(self, resolved: Resolved, *, reward: Any, source: Any = None, notify: Callable[[str], None]) -> None:
-        self.resolved, self._given, self._notify = resolved, (reward, source), notify
-        self.course = Course(resolved)
-        self._open = ExitStack()
+        super().__init__(resolved, reward, source, notify)
         self.step_number = 0
         self.tally, self.warned = Tally(), False  # of the steps taken here
         self.empty_steps = self.nonfinite_steps = 0
@@ -59,80 +51,14 @@ class Stages:
         self.last: tuple[Forest, Tensor, Session] | None = None  # the newest step, for `annotated`
         self.overlap: Pipeline | None = None  # samples beside the updates (`async.max_staleness`)
 
-    def _set_up(
-        self,
-        start: str | Path | None,
-        *,
-        measure: bool,
-        keep: bool = False,
-        reference: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        """Make what this phase needs; `_open` closes it.
-
-        start      a run or checkpoint whose parameters it begins with; `keep`: and whose optimiser's state
-        measure    whether what `auto` means has to be found out
-        reference  parameters of its reference policy where that is `previous`; None: those that it begins with
-        """
-        now = self.course.now
-        s, method, given = now.settings, now.method, self._given
-        own = () if now.phase is None else now.phase.keys
-        reward, source = None if "reward" in own else given[0], None if "task" in own else given[1]
-        preflight.check_settings(s, method)
-        self.sampling = setup.sampling_of(s)
-        self.world = setup.world_of(s, source)
-        self.source = self.world.source
-        with ExitStack() as opened:
-            opened.callback(self.world.close)
-            preflight.check_world(method, self.world, s.task)
-            preflight.check_model(s)
-            self.rewards = RewardSet.make(
-                reward if reward is not None else s.rewards,
-                source=self.source,
-                timeout=s.scoring.timeout,
-                workers=s.scoring.workers,
-                options=s.scoring.options,
-                given=getattr(method.rollout, "components", ()),
-            )
-            opened.callback(self.rewards.close)
-            policy = setup.policy_of(now, self._notify)
-            opened.callback(getattr(policy.engine, "close", lambda: None))
-            if keep:
-                load_learner(policy.learner, Path(str(start)))
-            elif start is not None:
-                start_from(policy.learner, start)
-            if (
-                now.phase is not None
-                and now.phase.reference == "previous"
-                and not isinstance(policy.learner, RemoteLearner)
-            ):
-                policy.learner.refer(policy.learner.snapshot() if reference is None else reference)
-            self.tokenizer, self.learner, self.engine = policy.tokenizer, policy.learner, policy.engine
-            self.chat, self.device = policy.chat, policy.device
-            self.episode = setup.episode_of(s, self.world, policy)
-            if measure:
-                self.resolved = measured(self.resolved, policy, self.source, self._notify)
-                self.course.phases = self.resolved.phases or (self.resolved,)
-                now = self.course.now
-            self._open = opened.pop_all()
-        self.settings = s = now.settings
-        envs = self.world.envs
-        self.envs = envs if envs is None or runtime.world() == 1 else SharedEnvs(envs)
-        longest = s.sampling.max_new_tokens * max(self.episode.max_turns, getattr(method.rollout, "max_turns", 1))
-        self.method = method.fill(horizon=float(longest), max_length=longest, total_steps=now.steps)
-        for part in self.method.signals.values():
-            part.bind(self.tools(0))
-
-    def _set_up_as(self, path: Path) -> None:
-        """Make what the phase of a checkpoint needs, for its parameters to be loaded; of a run without phases all."""
-        reference = None
-        if self.course.phase is not None:
-            self.course.load_state_dict(checkpoint.state_of(path)["phases"])
-            if self.course.phase.reference == "previous":
-                reference = parameters_of(path.parents[1], self.course.began)
-        self._set_up(None, measure=False, reference=reference)
+    def _begin_phase(self) -> None:
+        """Begin the next phase if this one is over."""
 
     def step(self) -> dict[str, Any]:
-        """One step from tasks to parameters; gives its line of metrics.jsonl (without writing it)."""
+        """One step from tasks to parameters; gives its line of metrics.jsonl (without writing it). After the last step
+        of a phase, the first one of the next."""
+        if self.course is not None:
+            self._begin_phase()
         self.step_number += 1
         number, method, learner = self.step_number, self.method, self.learner
         counted, clock = self._counts(), Clock()
@@ -170,7 +96,7 @@ class Stages:
         self.last = (forest, credit, session)
         figures = {
             "step": number,
-            **({} if self.course.phase is None else {"phase": self.course.number + 1}),
+            **({} if self.course is None else {"phase": self.course.number + 1}),
             **of_rollouts(forest, credit if method.reads_credit else method.active(read, credit, weight).double()),
             **of_sources(forest, number - 1),
             **{f"scoring_{kind}": n - counted[kind] for kind, n in self.unscored.items()},
@@ -183,7 +109,7 @@ class Stages:
         now = self._counts()
         self.budget.judge_tokens += now["judged"] - counted["judged"]
         generated, forward = now["generated"] - counted["generated"], figures["tokens_forward"]
-        return {
+        row = {
             **figures,
             **method.adjust(figures),
             "lr": lr,
@@ -200,6 +126,9 @@ class Stages:
             **{name: x - served[name] for name, x in of_servers(self.engine).items()},
             "memory_peak_mb": peak_megabytes(),
         }
+        if self.course is not None:
+            self.course.take(row)
+        return row
 
     # ------------------------------------------------------------ what a step is made of
     def session(self, step: int, *, seed: int, sampling: Sampling, budget: Budget, **others: Any) -> Session:
@@ -334,3 +263,196 @@ class Stages:
         if not self.warned and from_start and due and (problem := self.tally.problem(self.method, self.failures)):
             self.warned = True
             warnings.warn(problem, stacklevel=3)
+
+
+# ---------------------------------------------------------------- figures
+def _mean(x: Tensor) -> float | None:
+    """Mean of the known values."""
+    known = x[x.isfinite()]
+    return float(known.mean()) if known.numel() else None
+
+
+BORROWED = ("replay", "demonstration", "baseline")  # origins of rollouts that the policy is not to be judged by
+
+
+def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
+    """What the step's rollouts earned, and how many groups were told anything by their credit [P] (where the objective
+    reads none: 1 at the entries that it reads). Borrowed rollouts are counted, but earn nothing here."""
+    zero_signal = zero_signal_groups(forest, credit)
+    lengths = torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories).to(torch.float64)
+    own = torch.tensor([origin not in BORROWED for origin in forest.origin], dtype=torch.bool)
+    return {
+        "reward_mean": _mean(forest.outcome[own]),
+        **of_spread(forest, own),
+        "success_rate": _mean(forest.success[own]),
+        "zero_signal_groups": _mean(zero_signal.to(torch.float64)),
+        **of_verdicts(forest, zero_signal),
+        "groups": zero_signal.numel(),
+        "trajectories": forest.n_trajectories,
+        "unscored": int((~forest.scored).sum()),
+        "length_mean": _mean(lengths[own]),
+        "truncated_rate": _mean(forest.truncated[own].to(torch.float64)),
+        **{f"reward_{name}": _mean(forest.components[own, i]) for i, name in enumerate(forest.component_names)},
+        **of_labels(forest),
+        **(of_episodes(forest) if any("end" in info for info in forest.info) else {}),
+        **(of_agents(forest) if any("agent" in info for info in forest.info) else {}),
+    }
+
+
+def of_spread(forest: Forest, own: Tensor) -> dict[str, Any]:
+    """How far outcomes of the trajectories `own` [R] lie apart: within their groups, and at most."""
+    known = own & forest.scored
+    group, outcome = forest.ids("group", axis="R"), torch.where(known, forest.outcome, 0.0)
+    compared = known & (grouped.count(group, known) > 1)
+    _, first = torch.unique(group[compared], return_inverse=True)
+    spread = grouped.std(outcome, group, known)[compared]
+    of_groups = torch.zeros(int(first.max()) + 1 if first.numel() else 0, dtype=torch.float64)
+    of_groups[first] = spread
+    every = forest.outcome[known]
+    return {
+        "reward_std": _mean(of_groups),
+        "reward_min": float(every.min()) if every.numel() else None,
+        "reward_max": float(every.max()) if every.numel() else None,
+    }
+
+
+def of_verdicts(forest: Forest, zero_signal: Tensor) -> dict[str, Any]:
+    """The shares of groups with zero signal [groups] because all of their verdicts are right, or all wrong; nothing
+    where there is no verdict."""
+    known = forest.success.isfinite()
+    if not bool(known.any()):
+        return {}
+    group = forest.ids("group", axis="R")
+    verdict = torch.where(known, forest.success, 0.0)
+    worst, best = grouped.min(verdict, group, known), grouped.max(verdict, group, known)
+    right, wrong = (torch.zeros(len(zero_signal), dtype=torch.bool) for _ in range(2))
+    right[group[known]], wrong[group[known]] = (worst >= 1.0)[known], (best <= 0.0)[known]
+    return {
+        "zero_signal_all_right": _mean((zero_signal & right).to(torch.float64)),
+        "zero_signal_all_wrong": _mean((zero_signal & wrong).to(torch.float64)),
+    }
+
+
+def of_labels(forest: Forest) -> dict[str, Any]:
+    """The share of turns in which the segmenter has labelled nothing; nothing where it gives no labels."""
+    if LABEL not in forest.extras:
+        return {}
+    tagged = torch.zeros(forest.n_steps, dtype=torch.float64)
+    tagged[forest.path_step[forest.extras[LABEL][forest.path_token] > 0]] = 1.0
+    return {"untagged_turns": _mean(1.0 - tagged)}
+
+
+def of_sources(forest: Forest, version: int) -> dict[str, Any]:
+    """Where the step's rollouts come from: how many updates old they are, the shares of origins but the policy's, and
+    how sure the sampler was of what it drew in this step.
+
+    version   the policy's own at the start of the step. Tokens without a sampler (demonstrations) have no age.
+    """
+    known = forest.path_trainable & forest.path_behaviour_logprob.isfinite()
+    node = forest.token_node[forest.path_token[known]]
+    age = (version - forest.policy_version[node]).to(torch.float64)
+    shares = {f"origin_{name}": forest.origin.count(name) / len(forest.origin) for name in sorted(set(forest.origin))}
+    stale = {"staleness_mean": _mean(age), "staleness_max": float(age.max()) if age.numel() else None}
+    fresh = forest.trainable & (forest.policy_version[forest.token_node] == version)
+    return {
+        **stale,
+        "entropy_sampled": _mean(-forest.behaviour_logprob[fresh]),
+        **({} if set(forest.origin) <= {"policy"} else shares),
+    }
+
+
+def of_updates(
+    infos: Sequence[StepInfo], metrics: Sequence[Mapping[str, float]], gap: tuple[float | None, float | None]
+) -> dict[str, Any]:
+    """What the optimiser steps that were taken did, averaged over them; `gap`: the sampler's largest and mean."""
+    run = [i for i in infos if not i.empty]
+    taken = [i for i in run if not i.nonfinite]
+    forward, flat = sum(i.tokens_forward for i in run), sum(i.tokens_flat for i in run)
+    names = dict.fromkeys(k for m in metrics for k in m)
+    return {
+        **{name: _average([m[name] for m in metrics if name in m]) for name in names},
+        "sampler_gap": gap[0],
+        "sampler_gap_mean": gap[1],
+        "loss": _average([i.loss for i in taken]),
+        "grad_norm": _average([i.grad_norm for i in taken]),
+        "optimiser_steps": len(taken),
+        **({"weights_moved": _average(moved)} if (moved := [i.moved for i in taken if i.moved is not None]) else {}),
+        "tokens_forward": forward,
+        "unique_token_ratio": flat / forward if forward else None,
+    }
+
+
+def _average(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def of_servers(engine: Any) -> dict[str, float]:
+    """What an engine on servers has counted so far; nothing of others."""
+    return engine.figures() if isinstance(engine, OpenAIEngine) else {}
+
+
+# ---------------------------------------------------------------- whether there is anything to learn from
+PATIENCE = 10  # steps of zero-signal groups before a warning: at first a weak policy may get all of them wrong
+
+
+@dataclass
+class Tally:
+    """What the lines of metrics.jsonl say of steps 1 to `steps`."""
+
+    steps: int = 0
+    rollouts: int = 0
+    unscored: int = 0
+    groups: int = 0
+    zero_signal: float = 0.0
+    updates: int = 0
+    labelled: int = 0  # steps whose turns could have tags
+    tagged: float = 0.0  # the sum of their shares of turns that have some
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]]) -> Tally:
+        tally = cls()
+        for row in rows:
+            tally.add(row)
+        return tally
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        self.steps += 1
+        self.rollouts += row["trajectories"]
+        self.unscored += row["unscored"]
+        self.groups += row["groups"]
+        self.zero_signal += (row["zero_signal_groups"] or 0.0) * row["groups"]  # None where there are no groups
+        self.updates += row["optimiser_steps"]
+        if (untagged := row.get("untagged_turns")) is not None:
+            self.labelled += 1
+            self.tagged += 1.0 - untagged
+
+    @property
+    def all_unscored(self) -> bool:
+        return self.unscored == self.rollouts > 0
+
+    def problem(self, method: Method, why: Mapping[str, str] | None = None) -> str | None:
+        """Why nothing, or not what the method says, can have been learned in these steps, in a line; None where it can.
+
+        why  messages of what could not be scored, by kind
+
+        Groups of zero advantage are no problem where a term of the objective teaches without it.
+        """
+        steps = "step 1" if self.steps == 1 else f"the first {self.steps} steps"
+        if self.all_unscored:
+            said = "; ".join(why.values()) if why else "see the run's warnings"
+            return f"nothing is learned: all {self.rollouts} rollouts of {steps} were unscored ({said})"
+        if self.labelled and not self.tagged:
+            return (
+                f"no turn of {steps} has anything that segment.patterns look for, so what the method does with it is "
+                "left out: ask for that form of replies in the prompt or chat.system, or change the patterns"
+            )
+        if any(map(former.learns_from_equal_groups, method.terms.values())):
+            return None
+        if self.groups and self.zero_signal > self.groups - 0.5:
+            return (
+                f"nothing is learned: all {self.groups} groups of {steps} had zero signal, all advantages 0 "
+                "(equal rewards within a group?): see `gxpo check-reward` and `gxpo methods --for 'all-wrong groups'`"
+            )
+        if self.steps and not self.updates:
+            return f"nothing is learned: no parameter has moved in {steps}, no rollout had advantage and weight"
+        return None
