@@ -70,6 +70,16 @@ class Resolved:
     phase: Phase | None = None
 
     @property
+    def methods(self) -> tuple[Method, ...]:
+        """The method of each phase, or the run's."""
+        return tuple(one.method for one in self.phases) or (self.method,)
+
+    @property
+    def label(self) -> str:
+        """The method's name, of a run with phases all of them: "dpo, then grpo"."""
+        return ", then ".join(dict.fromkeys(method.name for method in self.methods))
+
+    @property
     def steps(self) -> int:
         """Steps of the run, or of a phase that states them."""
         own = None if self.phase is None else self.phase.steps

@@ -271,5 +271,7 @@ def with_horizons(plan: Plan, costs: Mapping[str, Mapping[str, Any]]) -> Plan:
 
 def reads_progress(resolved: config.Resolved) -> bool:
     """Whether anything depends on how many steps the run has."""
-    parts = resolved.method.parts()
-    return resolved.settings.optim.schedule != "constant" or any(hasattr(part, "total_steps") for part in parts)
+    each = resolved.phases or (resolved,)
+    parts = (part for one in each for part in one.method.parts())
+    scheduled = any(one.settings.optim.schedule != "constant" for one in each)
+    return scheduled or any(hasattr(part, "total_steps") for part in parts)

@@ -104,7 +104,7 @@ def train(
     with no_loading_bars():
         trainer = Trainer(resolved, out=out, given=given, notify=say, callbacks=[*callbacks, screen])
     say(f"run directory: {trainer.out}")
-    for line in resolved.method.without:
+    for line in dict.fromkeys(line for method in resolved.methods for line in method.without):
         say(line)
     return _go(trainer, watch, screen)
 
