@@ -126,6 +126,15 @@ JAVA = shutil.which("java") is not None
 BESIDE = {"serve": ("train",), "docs": ("train", "plot"), "ray": ("train", "compare")}
 TRIES = {
     "train": TRAIN,
+    "rewards": [
+        Try(
+            ("-c", "from gxpo.rewards.metrics import METRICS, metric_of; [metric_of(name, name) for name in METRICS]"),
+        ),
+        Try(
+            ("-c", "from gxpo.rewards.metrics.text import bleu; print(bleu('the dog', 'the cat', smooth='none'))"),
+            "0.0",
+        ),
+    ],
     "serve": [gxpo("serve", "tiny:cold", "--seconds", "1", says="base_url")],
     "textworld": [
         gxpo(

@@ -13,8 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,15 +27,11 @@ TEMPERATURES = (1.0, 0.7)
 def worker(model: Path) -> bool:
     """One of the processes."""
     import torch.distributed as dist
-    from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(1)
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     dist.init_process_group("gloo")
-    from gxpo.conformance.engines import check, forest
-    from gxpo.learners.remote import RemoteLearner
     from gxpo.learners.remote.verl import VerlEngine
-    from gxpo.learners.torch import TorchLearner
 
     began = time.perf_counter()
     engine = VerlEngine(model)
@@ -44,6 +41,19 @@ def worker(model: Path) -> bool:
         print(
             f"     {dist.get_world_size()} processes, parameters {kinds}; made in {time.perf_counter() - began:.0f} s"
         )
+    good = compared(engine, model, print if first else lambda line: None)
+    dist.destroy_process_group()
+    return good
+
+
+def compared(engine: Any, model: Path, say: Callable[[str], None]) -> bool:
+    """Whether log-probs and gradients are those of gxpo's learner, and the weights afterwards what they were."""
+    from transformers import AutoModelForCausalLM
+
+    from gxpo.conformance.engines import check, forest
+    from gxpo.learners.remote import RemoteLearner
+    from gxpo.learners.torch import TorchLearner
+
     standard = TorchLearner(
         AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa"), lr=0.0
     )
@@ -51,8 +61,7 @@ def worker(model: Path) -> bool:
     for temperature in TEMPERATURES:
         for result in check(engine, standard, tolerance=1e-5, temperature=temperature):
             good &= result.passed
-            if first:
-                print(f"{result} at temperature {temperature}", flush=True)
+            say(f"{result} at temperature {temperature}")
         given, learner = forest(standard.vocabulary, temperature=temperature), RemoteLearner(engine, lr=0.0)
 
         def loss(x: Mapping[str, Tensor]) -> Tensor:
@@ -65,12 +74,9 @@ def worker(model: Path) -> bool:
         gaps = torch.cat([(found[n] - g).flatten() for n, g in expected.items()]).norm()
         error = float(gaps / torch.cat([g.flatten() for g in expected.values()]).norm())
         good &= error < 1e-5
-        if first:
-            print(f"{'ok ' if error < 1e-5 else 'NOT'} gradient of entropies: {error:.2e} at temperature {temperature}")
+        say(f"{'ok ' if error < 1e-5 else 'NOT'} gradient of entropies: {error:.2e} at temperature {temperature}")
     restored = engine.fingerprint() == before
-    if first:
-        print(f"{'ok ' if restored else 'NOT'} weights after save and load: {before:016x}")
-    dist.destroy_process_group()
+    say(f"{'ok ' if restored else 'NOT'} weights after save and load: {before:016x}")
     return good and restored
 
 

@@ -2,10 +2,12 @@
 
     python scripts/staleness_study.py                                  # the demo; goes on where it was stopped
     python scripts/staleness_study.py examples/gsm8k_qwen.yaml --set trainer.steps=50
+    python scripts/staleness_study.py --staleness 0 4 --variants objectives   # which objectives bear it
     python scripts/staleness_study.py --report                         # the table of what has run
 
 A line of studies/staleness.jsonl per run. Seeds are paired: runs of one see the same tasks and the same noise of the
-sampler.
+sampler. With one update a batch every ratio over the proximal policy is 1, so objectives differ in what they make of
+age only where their ratio is over the behaviour policy, or a weight corrects for it.
 """
 
 from __future__ import annotations
@@ -31,11 +33,25 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "staleness.jsonl"
 STALENESS, SEEDS = (0, 1, 2, 4), (0, 1, 2)
 VARIANTS: dict[str, dict[str, Any]] = {"plain": {}, "corrected": {"weight.mismatch": "truncated"}}
+BEHAVIOUR = {"objective.ratio_over": "behaviour"}
+OBJECTIVES: dict[str, dict[str, Any]] = {  # credit is that of the file's method
+    "decoupled_ppo": {
+        "weight.mismatch": "truncated", "weight.mismatch.cap": 5.0, "weight.mismatch_mask": "mismatch_mask",
+        "weight.mismatch_mask.token_min": 0.0, "weight.mismatch_mask.token_max": 5.0,
+    },
+    "clip": BEHAVIOUR,
+    "gspo": {"objective": "gspo", **BEHAVIOUR},
+    "cispo": {"objective": "cispo", **BEHAVIOUR},
+    "spo_simple": {"objective": "spo_simple", **BEHAVIOUR},
+    "dppo": {"objective": "dppo_divergence"},
+    "topr": {"objective": "topr"},
+    "vespo": {"objective": "vespo"},
+}  # fmt: skip
 
 
 def trained(file: str, staleness: int, seed: int, variant: str, sets: list[str]) -> dict[str, Any]:
     """A run: held-out accuracy before and after, and means over its steps."""
-    own = {"async.max_staleness": staleness, "seed": seed, **VARIANTS[variant]}
+    own = {"async.max_staleness": staleness, "seed": seed, **(VARIANTS | OBJECTIVES)[variant]}
     given = config.over(config.read(file), config.parse_set(sets))
     given = config.over(given, {key: Stated(value, "study") for key, value in own.items()})
     with tempfile.TemporaryDirectory(prefix="gxpo-") as folder, warnings.catch_warnings():
@@ -78,22 +94,28 @@ def trained(file: str, staleness: int, seed: int, variant: str, sets: list[str])
 
 def report(rows: list[dict[str, Any]]) -> None:
     """The table: accuracy, divergence, and where the time went."""
-    print("| async.max_staleness | weight | seeds | held-out accuracy (95%) | less 0 (paired) | mismatch KL "
-          "| waited | sampling | updates | steps in all |")  # fmt: skip
+    print("| variant | async.max_staleness | seeds | held-out accuracy (95%) | less 0 of the same seed (95%) "
+          "| mismatch KL | waited | sampling | updates | steps in all |")  # fmt: skip
     print("|---|---|---|---|---|---|---|---|---|---|")
-    base = {(r["configuration"], r["seed"]): r["after"] for r in rows if not r["max_staleness"]}
-    kinds = dict.fromkeys((r["configuration"], r["max_staleness"], r["variant"]) for r in rows)
+    after = {(*_kind(r), r["max_staleness"], r["seed"]): r["after"] for r in rows}
+    kinds = dict.fromkeys((*_kind(r), r["max_staleness"]) for r in rows)
     for kind in sorted(kinds):
-        own = [r for r in rows if (r["configuration"], r["max_staleness"], r["variant"]) == kind]
-        after = [r["after"] for r in own]
-        low, high = mean_interval(after)
-        apart = [r["after"] - base[kind[0], r["seed"]] for r in own if (kind[0], r["seed"]) in base]
+        own = [r for r in rows if (*_kind(r), r["max_staleness"]) == kind]
+        low, high = mean_interval([r["after"] for r in own])
+        calm = (*kind[:-2], "plain" if kind[-2] == "corrected" else kind[-2], 0)
+        apart = [r["after"] - after[(*calm, r["seed"])] for r in own if (*calm, r["seed"]) in after]
+        less = "{:+.3f} ({:+.3f} to {:+.3f})".format(fmean(apart), *mean_interval(apart)) if kind[-1] and apart else "-"
         known = [r["mismatch_kl"] for r in own if r["mismatch_kl"] is not None]
         seconds = (fmean(r[f"time_{name}_s"] for r in own) for name in ("wait", "sample", "update", "step"))
-        print(f"| {kind[1]} | {'truncated' if kind[2] == 'corrected' else 'none'} "
-              f"| {len(own)} | {fmean(after):.3f} ({low:.3f} to {high:.3f}) "
-              f"| {fmean(apart) if kind[1] and apart else 0:+.3f} | {f'{fmean(known):.1e}' if known else '-'} | "
+        print(f"| {kind[-2]} | {kind[-1]} "
+              f"| {len(own)} | {fmean(r['after'] for r in own):.3f} ({low:.3f} to {high:.3f}) "
+              f"| {less} | {f'{fmean(known):.1e}' if known else '-'} | "
               + " | ".join(f"{x:.0f} s" for x in seconds) + " |")  # fmt: skip
+
+
+def _kind(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What runs of a row of the table have in common, but for their age."""
+    return (row["configuration"], tuple(row["sets"]), row["variant"])
 
 
 def main() -> None:
@@ -102,16 +124,19 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--staleness", type=int, nargs="+", default=list(STALENESS))
-    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--variants", nargs="+", choices=[*VARIANTS, *OBJECTIVES, "objectives"], default=list(VARIANTS))
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--report", action="store_true")
     asked = parser.parse_args()
+    variants = [v for name in asked.variants for v in (OBJECTIVES if name == "objectives" else (name,))]
     rows = [json.loads(line) for line in asked.out.read_text().splitlines()] if asked.out.is_file() else []
     if not asked.report:
         done = {(r["configuration"], tuple(r["sets"]), r["variant"], r["max_staleness"], r["seed"]) for r in rows}
         for seed in asked.seeds:
             for staleness in asked.staleness:
-                for variant in asked.variants if staleness else ("plain",):
+                for variant in variants:
+                    if variant == "corrected" and not staleness:
+                        continue  # nothing to correct: its runs are compared with "plain"
                     if (Path(asked.file).stem, tuple(asked.set), variant, staleness, seed) in done:
                         continue
                     row = trained(asked.file, staleness, seed, variant, asked.set)

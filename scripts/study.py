@@ -82,10 +82,11 @@ def seconds_of(lists: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-def run(lists: Sequence[Mapping[str, Any]], *, hours: float, workers: int, folder: Path, **which: Any) -> int:
+def run(
+    lists: Sequence[Mapping[str, Any]], *, hours: float, workers: int, folder: Path, store: Path = STORE, **which: Any
+) -> int:
     """Make what is missing for at most so many hours; the number of runs that are still missing."""
-    store = read_store(STORE)
-    todo = missing(wanted(lists, **which), store)
+    todo = missing(wanted(lists, **which), read_store(store))
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE, check=True
     )
@@ -99,7 +100,7 @@ def run(lists: Sequence[Mapping[str, Any]], *, hours: float, workers: int, folde
                 print(f"{job.path}: {trouble}", flush=True)
                 continue
             row = row_of(job.path, job.keys, trouble=trouble, commit=commit.stdout.strip())
-            append(STORE, row)
+            append(store, row)
             shutil.rmtree(job.path)
             left -= 1
             figures = [e.get("eval_accuracy") for e in row["evaluations"]]
@@ -125,17 +126,18 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=4.0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=HERE / "runs" / "studies", help="for runs under way")
+    parser.add_argument("--store", type=Path, default=STORE, help="file of the runs that there are")
     parser.add_argument("--plan", action="store_true", help="say what is missing and how long it takes; run nothing")
     given = parser.parse_args()
     lists = [read_list(path) for path in given.lists]
     which = {"only": given.only, "skip": given.skip, "seeds": given.seeds}
-    todo = missing(wanted(lists, **which), read_store(STORE))
+    todo = missing(wanted(lists, **which), read_store(given.store))
     cost = seconds_of(lists)
     total = sum(cost[digest(keys)] for keys, _ in todo)
     print(f"{len(todo)} runs missing, about {total / 60 / given.workers:.0f} minutes with {given.workers} workers")
     if given.plan:
         return
-    if run(lists, hours=given.hours, workers=given.workers, folder=given.folder, **which):
+    if run(lists, hours=given.hours, workers=given.workers, folder=given.folder, store=given.store, **which):
         sys.exit("not all runs were made; the same command goes on")
 
 

@@ -49,7 +49,7 @@ def battery(
                     "reward": None if name in unscored else reward,
                     "rewards": {"correct": float(success), "format": written},
                     "success": success,
-                    "info": {"tree": i % 2, "gold_calls": []},
+                    "info": {"tree": i % 2, "gold_calls": [], "population": f"p{g % 2}"},
                 }
             )
     named = {r["id"]: r for r in records}

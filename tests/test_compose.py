@@ -363,7 +363,7 @@ def test_a_missing_signal_says_what_it_is():
 
 def test_no_reference_is_asked_for_at_coefficient_zero():
     asking = {name for name in METHODS if "reference_logprob" in gxpo.method(name).needs}
-    against_it = {"dpo", "trpa", "copg", "steporlm"}  # losses against the reference itself
+    against_it = {"dpo", "genii", "trpa", "copg", "steporlm"}  # losses against the reference itself
     assert asking == {*against_it, "capo_calibration", "grpo_d"}  # a weight by its perplexity; a KL that sets in later
 
 

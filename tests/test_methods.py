@@ -43,12 +43,21 @@ EQUAL_GROUPS_LEARN = {
     "mdpo",  # several updates: a pull back to the old policy
     "gtpo",  # an entropy cost on every answer
     "vineppo", "spo_segment", "vsrm", "pav",  # values of states, measured beside the group
+    "lc_r1",  # a thought that ends in time, whatever was won
     "trpa",  # groups of one level are set against score 0
+    "kto",  # single answers
+    "refuel",  # regression towards no change at all
 }  # fmt: skip
 
 
+ON_BATTERY = {  # components of the battery in the place of those that the method's own rewards make
+    "hdpo": {"credit.weights": {"*": 1.0, "format": 0.15}, "credit.only": {"format": "success"}},
+}
+
+
 def composed(name, changed=None):
-    return gxpo.method(name, changed).fill(horizon=12.0, max_length=12, total_steps=4)
+    keys = {**ON_BATTERY.get(name, {}), **(changed or {})}
+    return gxpo.method(name, keys).fill(horizon=12.0, max_length=12, total_steps=4)
 
 
 # ---------------------------------------------------------------- the catalogue
@@ -116,7 +125,18 @@ def fingerprint(name):
 def elsewhere(name):
     """The stages that credit and gradient on given rollouts do not show."""
     m = gxpo.method(name)
-    stages = (m.rollout, m.segmenter, m.update, m.shapes, m.step_rewards, m.rewards, m.signals, m.context, controls(m))
+    stages = (
+        m.sampler,
+        m.rollout,
+        m.segmenter,
+        m.update,
+        m.shapes,
+        m.step_rewards,
+        m.rewards,
+        m.signals,
+        m.context,
+        controls(m),
+    )
     return repr((stages, {k: s.value for k, s in m.run_keys.items()}))
 
 
@@ -240,14 +260,33 @@ def parity(completion):
 
 DOORS = {"task": "keydoor", "tasks.options": {"style": "bare", "size": 3, "max_turns": 4}}  # a world with an expert
 LAKE = {"task": "frozenlake", "tasks.options": {"style": "bare", "size": 3}, "env.max_turns": 4}
+# Rows that differ in the reward alone: their tasks are tables, JSON, clicks..., of which a model that has never learnt
+# anything says none. They train on one metric that any text has some of; their own are in tests/rewards.
+MATCHED = {"asr_grpo", "speech_grpo", "rl_struct", "table2latex", "mixed_r1", "lpo_gui", "vlm_rl_clg"}
+ANY_TEXT = {"metric": "chrf", "order": 1, "pattern": None}
+VOTED = {
+    "task": str(Path(__file__).with_name("questions.jsonl")),
+    "tasks.options": {"held_out_fraction": 0.4},
+    "reward": {"majority_vote": 1.0, "math": 0.0},
+    "sampling.max_new_tokens": 24,
+    "rollout.group_size": 8,
+}
 SMOKE = {  # what a method needs to have something to learn from in two steps of a model that has never learnt anything
-    "ttrl": {
-        "task": str(Path(__file__).with_name("questions.jsonl")),
-        "tasks.options": {"held_out_fraction": 0.4},
-        "reward": {"majority_vote": 1.0, "math": 0.0},
-        "scoring.options": {"majority_vote": {"pattern": "([0-9])"}},
+    "ttrl": {**VOTED, "scoring.options": {"majority_vote": {"pattern": "([0-9])"}}},
+    "ttrv": {**VOTED, "scoring.options": {"majority_vote": {"pattern": "([0-9])", "reward": "frequency"}}},
+    "empo": {
+        **VOTED,
+        "scoring.options": {"majority_vote": {"pattern": "([0-9])", "reward": "frequency", "gate": [0.1, 0.99]}},
+    },
+    **{name: {"reward": "match", "scoring.options": {"match": ANY_TEXT}} for name in MATCHED},
+    "multirole": {"scoring.options": {}, "reward.shape.diversity.component": "format"},
+    "carl": {"reward.shape.factored.factors": ["format"], "reward.shape.factored.fail": ""},
+    "ps_grpo": {
+        "task": str(Path(__file__).with_name("wordings.jsonl")),
+        "tasks.options": {"held_out_fraction": 0.2},
+        "scoring.weights": {"consistency": 1.0, "match": 1.0},
+        "scoring.options": {"consistency": ANY_TEXT, "match": ANY_TEXT},
         "sampling.max_new_tokens": 24,
-        "rollout.group_size": 8,
     },
     "scaf_grpo": {"rollout.warmup_steps": 0},
     "t_ppo": {"rollout.windows": 1},
@@ -272,18 +311,59 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
         "sampling.max_new_tokens": 1,  # one character in six is a call of the calculator
         "env.max_turns": 2,
     },
+    **{
+        name: {
+            "task": "toolqa",
+            "tasks.options": {"style": "bare", "kinds": ["calculator"]},
+            "sampling.max_new_tokens": 1,
+            "env.max_turns": 2,
+        }
+        for name in ("otc", "hdpo", "sem", "tool_star")
+    },
+    "fapo": {"reward.add.flawed.component": "format"},
     "pav": {"credit.add.value_difference.best_of": 1},  # the made-up rewards are no chances
     "e_grpo": {"reward.shape.entity_match.component": "format"},
     "step_grpo_r1vl": {f"reward.shape.{name}_reward.component": "format" for name in ("key_step", "order")},
+    "group_robust_po": {  # data that has populations
+        "task": str(Path(__file__).with_name("pairs.jsonl")),
+        "tasks.options": {"held_out_fraction": 0.4},
+        "reward": "math",
+        "rollout": "logged",
+    },
+    "step_apo": {**LAKE, "rollout.score": f"{Path(__file__).with_name('rollouts') / 'candidate_scores.py'}:vowels"},
+    "refuel": LAKE,
     **{name: {"learner.lora_rank": 4} for name in ("aapo", "pvpo")},  # the reference is the model without adapters
     **{name: {"model": "flow", "task": "points", "sampling.max_new_tokens": 9} for name in FLOWS},
 }
 
 
+LISTED = {  # by success rates of tasks that are met again
+    "task": SMOKE["ttrl"]["task"], "tasks.options": {"held_out_fraction": 0.4}, "sampling.max_new_tokens": 6,
+}  # fmt: skip
+SMOKE |= {name: LISTED for name in ("vas", "drive", "srpo_history", "videorl_select", "favchat_degrpo", "cures")}
+SMOKE["craft_gui"] = {"tasks.sampler.by": "digits", "tasks.sampler.levels": [1, 2]}
+
+
+ANSWERS = f"{Path(__file__).with_name('rewards') / 'answering_judge.py'}:ask"
+PANEL = [{"name": name, "rubric": name} for name in ("one", "two", "three")]
+JUDGED = {  # by a judge that answers what it is asked; `rluf`, `reagent_v` and `rubric_hacking` bring their panels
+    **{name: {} for name in ("arena_rl", "meta_po", "reagent_v", "rluf", "rubric_hacking")},
+    **{name: {"panel": PANEL} for name in ("genii", "heron", "uniform_phantom")},
+    "debate_reward": {},
+    "listener": None,
+}
+SMOKE |= {
+    name: {"scoring.options": {"judge": {"ask": ANSWERS, **own}}} for name, own in JUDGED.items() if own is not None
+}
+SMOKE["debate_reward"] |= {"learner.lora_rank": 4}
+SMOKE["listener"] = {"teacher.models": {"ear": {"role": "judge", "model": "tiny:cold"}}}
+
+
 def run_of(name):
     """What a whole run has beside the objective: rollouts, signals, updates, heads, rewards of the method's own."""
     m = gxpo.method(name)
-    return repr((m.rollout, m.segmenter, m.signals, m.update, m.value_heads, m.context, controls(m))), bool(m.shapes)
+    made = (m.sampler, m.rollout, m.segmenter, m.signals, m.update, m.value_heads, m.context, controls(m))
+    return repr((*made, m.run_keys.get("scoring.options"))), bool(m.shapes)
 
 
 @pytest.mark.parametrize("name", first_of_each(NAMES, run_of))
@@ -292,8 +372,10 @@ def test_every_method_trains_two_steps(name, tmp_path):
     keys = {"tasks.per_step": 4, "sampling.max_new_tokens": 6, "eval.tasks": 2, "optim.weight_decay": 0.0}
     keys |= {"rollout.group_size": 4} if "rollout.group_size" in gxpo.method(name).keys else {}
     keys |= SMOKE.get(name, {})
+    if keys.get("rollout") == "logged":  # groups are what they are
+        keys.pop("rollout.group_size", None)
     model, task = keys.pop("model", "tiny:cold"), keys.pop("task", "arithmetic")
-    own = name in FLOWS or "reward" in keys
+    own = name in FLOWS or name in JUDGED or "reward" in keys or "scoring.weights" in keys
     run = gxpo.train(model, task, name, 2, None if own else lambda completion: parity(completion),
                      out=tmp_path / "run", set=keys)  # fmt: skip
     rows = run.metrics

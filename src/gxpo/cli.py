@@ -413,6 +413,8 @@ def _described(error: Exception) -> tuple[str, int]:
         return f"{said} ({frame.filename} line {frame.lineno}, in {frame.name}; --debug shows the traceback)", 2
     if isinstance(error, OSError):
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2
+    if (runtime := sys.modules.get("gxpo.runtime")) is not None and (lost := runtime.lost_peer(error)) is not None:
+        return lost, 2
     return f"{said} (a bug in gxpo; --debug shows where)", 1
 
 

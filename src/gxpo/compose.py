@@ -94,6 +94,8 @@ def _build(
     rollout = keys.part("rollout", keys.take("rollout", Independent), registry.ROLLOUTS, what="rollout")
     named = keys.take("segment", None)
     segmenter = None if named is None else keys.part("segment", named, registry.SEGMENTERS, what="segmenter")
+    named = keys.take("tasks.sampler", None)
+    sampler = None if named is None else keys.part("tasks.sampler", named, registry.SAMPLERS, what="task sampler")
     shapes = _named(keys, "reward.shape", registry.REWARDS, "reward")
     step_rewards = _named(keys, "reward.step", registry.REWARDS, "reward")
     rewards = _named(keys, "reward.add", registry.REWARDS, "reward")
@@ -129,6 +131,8 @@ def _build(
         run_keys,
         segmenter,
         step_rewards,
+        tuple(keys.scheduled),
+        sampler,
     )
     _check_provided(made)
     _check_credit_is_read(made)
@@ -252,7 +256,8 @@ def _policy_term(keys: Keys) -> Any:
     named = Token if named == "token" else named
     ratio = keys.part("objective.ratio", named, registry.RATIOS, "objective", "ratio")
     fields = keys.fields(kind, "objective", made={"surrogate": surrogate, "ratio": ratio})
-    return next((part for part in (surrogate, ratio) if isinstance(part, Unexecuted)), None) or kind(**fields)
+    unread = next((part for part in (surrogate, ratio) if isinstance(part, Unexecuted)), None)
+    return unread or keys.owned(kind(**fields), "objective")
 
 
 def _objective(keys: Keys) -> tuple[dict[str, Any], Any]:
@@ -269,9 +274,11 @@ def _objective(keys: Keys) -> tuple[dict[str, Any], Any]:
         of_kl["ratio_over"] = policy.ratio_over
         of_kl["on_unknown_behaviour"] = {"shaped": "one"}.get(policy.on_unknown_behaviour, policy.on_unknown_behaviour)
     kl = objectives.KL(**keys.fields(objectives.KL, "objective.kl", made=horizon, shared=of_kl))
+    if place == "reward" and "objective.kl.coef" in keys.schedules:
+        raise ConfigError("objective.kl.coef: a schedule moves the KL in the loss: set objective.kl.place=loss")
     kl_reward = None
     if kl.ever and place == "loss":
-        terms["kl"] = kl
+        terms["kl"] = keys.owned(kl, "objective.kl")
     elif kl.ever:
         if kl.ratio_weighted:
             raise ConfigError("objective.kl.ratio_weighted is of the KL in the loss: set objective.kl.place=loss")
@@ -280,7 +287,7 @@ def _objective(keys: Keys) -> tuple[dict[str, Any], Any]:
             raise ConfigError("objective.kl.control moves the KL in the loss: set objective.kl.place=loss")
     bonus = objectives.Entropy(**keys.fields(objectives.Entropy, "objective.entropy", made=horizon))
     if bonus.ever:
-        terms["entropy"] = bonus
+        terms["entropy"] = keys.owned(bonus, "objective.entropy")
     return terms | _named(keys, "objective.add", registry.TERMS, "term"), kl_reward
 
 
@@ -289,7 +296,7 @@ def _stage(key: str, resolved: Mapping[str, Stated]) -> str:
     words = key.split(".")
     if words[0] == "objective":
         return "objective.surrogate" if "objective.surrogate" in resolved else "objective"
-    return ".".join(words[:2]) if words[0] in ("weight", "signal") else words[0]
+    return ".".join(words[:2]) if words[0] in ("weight", "signal", "tasks") else words[0]
 
 
 def _replaced(key: str, keys: Keys, stated: Mapping[str, Stated], names: list[str]) -> bool:

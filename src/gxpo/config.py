@@ -20,11 +20,12 @@ from ruamel.yaml.error import YAMLError
 
 from gxpo import former, yamltext
 from gxpo.compose import method
-from gxpo.definition import STAGES, Stated, check_allowed, finite, show
+from gxpo.definition import JOINED, Stated, check_allowed, finite, joined, show, stage_of
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.options import dotted, is_mapping, leaves
 from gxpo.phases import Phase, expand, may_change
 from gxpo.pipeline import Method
+from gxpo.schedule import is_schedule
 from gxpo.settings import RUN_KEYS, RunSettings
 
 _INSTEAD = {"reward": "scoring.weights", "scoring.weights": "reward"}  # one reward, or several: never both
@@ -215,7 +216,7 @@ def _entry(key: str) -> tuple[str, list[str]]:
     for i in range(1, len(words)):
         whole = ".".join(words[:i])
         if is_mapping(whole):
-            named = whole.endswith(".weights")  # by rewards, whose names may have dots
+            named = whole.endswith((".weights", ".only"))  # by rewards, whose names may have dots
             return whole, [".".join(words[i:])] if named else words[i:]
     return key, []
 
@@ -297,6 +298,8 @@ def _resolve(given: Mapping[str, Stated], composed: Method | None) -> Resolved:
         composed = method(spec.value, staged, compat=compat.value)
     elif staged or compat.value is not None:
         composed = method(composed, staged, compat=compat.value)
+    if JOINED in own and JOINED in composed.run_keys:
+        own[JOINED] = joined(own[JOINED], composed.run_keys[JOINED].value)
     merged = {k: Stated(v, "default") for k, v in RUN_KEYS.items()} | over(composed.run_keys, own)
     settings = _validate(merged)
     check_allowed(composed.rollout, merged)
@@ -308,7 +311,7 @@ def _resolve(given: Mapping[str, Stated], composed: Method | None) -> Resolved:
 
 def _is_staged(key: str) -> bool:
     """Whether a key is of the method's parts."""
-    return key not in RUN_KEYS and key not in _OTHER and key.split(".")[0] in STAGES
+    return key not in RUN_KEYS and key not in _OTHER and stage_of(key) is not None
 
 
 # ---------------------------------------------------------------- phases
@@ -394,6 +397,12 @@ def _at(stated: Stated) -> str:
 def _validate(keys: Mapping[str, Stated]) -> RunSettings:
     nested: dict[str, Any] = {}
     for key, stated in keys.items():
+        if is_schedule(stated.value):
+            instead = "set optim.schedule" if key == "optim.lr" else "set it to one number"
+            raise ConfigError(
+                f"{_at(stated)}{key}: a schedule moves numbers of the method's parts, and this is a setting of the "
+                f"whole run: {instead}"
+            )
         if not finite(stated.value):
             raise ConfigError(f"{_at(stated)}{key}: numbers must be finite (got {show(stated.value)})")
         *sections, leaf = key.split(".")

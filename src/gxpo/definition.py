@@ -15,7 +15,8 @@ from typing import Any
 from gxpo.errors import ConfigError, MethodConflict, did_you_mean
 from gxpo.ranges import snake
 
-STAGES = ("credit", "weight", "rollout", "segment", "reward", "signal", "objective", "update")
+STAGES = ("credit", "weight", "rollout", "segment", "reward", "signal", "objective", "update", "tasks.sampler")
+JOINED = "scoring.options"  # a mapping of which the caller states entries beside those that methods state
 EVIDENCE = ("reference-code", "paper", "secondary", "reconstruction")
 CODE = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{7,40}( [^\s@]+)*")
 _IN_DOC = {  # where a method's docstring says what
@@ -80,7 +81,7 @@ class Definition:
     @property
     def stages(self) -> tuple[str, ...]:
         """The stages that it changes."""
-        return tuple(s for s in STAGES if any(k == s or k.startswith(s + ".") for k in self.keys))
+        return tuple(s for s in STAGES if s in {stage_of(k) for k in self.keys})
 
     @property
     def bibtex(self) -> str:
@@ -105,6 +106,11 @@ class Stated:
     value: Any
     origin: str
     optional: bool = False
+
+
+def stage_of(key: str) -> str | None:
+    """The stage that a key belongs to; None: it is a setting of the run."""
+    return next((stage for stage in STAGES if key == stage or key.startswith(f"{stage}.")), None)
 
 
 def kind_of(value: Any) -> Any:
@@ -138,6 +144,8 @@ def merge(
     merged: dict[str, Stated] = {}
     for label, _, keys in definitions:
         for key, value in keys.items():
+            if key == JOINED and key in decided:
+                decided[key] = joined(decided[key], value)
             if key in decided or any(_governs(k, key, keys) for k in as_in):
                 continue
             if any(key.startswith(f"{stage}.add.") and stage in keys for stage in decided):
@@ -155,6 +163,14 @@ def merge(
         taken = {k: v for k, v in source.keys.items() if _governs(key, k, source.keys)}
         merged |= {k: Stated(v, f"{stated.origin} (as in {source.name})") for k, v in taken.items()}
     return merged | decided
+
+
+def joined(stated: Stated, below: Any) -> Stated:
+    """Options of rewards as the caller states them, over those that a method states of the same rewards."""
+    if not isinstance(stated.value, Mapping):
+        return stated
+    both = {name: {**below.get(name, {}), **stated.value.get(name, {})} for name in {**below, **stated.value}}
+    return dataclasses.replace(stated, value=both)
 
 
 def _governs(decision: str, key: str, keys: Mapping[str, Any]) -> bool:

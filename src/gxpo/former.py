@@ -26,6 +26,7 @@ _FOLDERS = {  # slots that take one part, and those that take any number by name
     "weight.": "weighting",
     "rollout": "rollouts",
     "segment": "segments",
+    "tasks.sampler": "tasks",
     "reward.shape.": "rewards",
     "reward.step.": "rewards",
     "reward.add.": "rewards",

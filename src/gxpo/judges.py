@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from gxpo.chat.plain import Tokens
 from gxpo.errors import ConfigError, GxpoError
@@ -35,6 +35,15 @@ class Judge(Protocol):
     """
 
     def ask(self, messages: Messages) -> str: ...
+
+
+@runtime_checkable
+class Believer(Protocol):
+    """A judge that gives log-probs of a given text; raises `JudgeFailure` like `ask`."""
+
+    def logprob(self, prompt: str, said: str, answer: str) -> float:
+        """Sum of the log-probs (nats) of an answer's tokens, where a reply to `prompt` begins with `said`."""
+        ...
 
 
 class Meter:
@@ -149,19 +158,9 @@ class LocalJudge:
     def ask(self, messages: Messages) -> str:
         import torch
 
-        tokens = Tokens(self.tokenizer)  # what is judged must not write the judge's control tokens
-        shown = tokens.typed([dict(m) for m in messages])
-        if getattr(self.tokenizer, "chat_template", None):
-            text = self.tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True)
-            row = tokens.encode(text)
-        else:
-            row = tokens.bos + tokens.encode("\n\n".join(m["content"] for m in shown) + "\n")
+        row = self._ids(messages)
+        self._check_room(len(row), self.max_new_tokens)
         ids = torch.tensor([row])
-        room = getattr(self.model.config, "max_position_embeddings", None)
-        if room is not None and ids.shape[1] + self.max_new_tokens > room:
-            raise JudgeFailure(
-                "raised", f"a question of {ids.shape[1]} tokens leaves no room for an answer in {room} positions"
-            )
         try:
             with self._turn, torch.no_grad():
                 out = self.model.generate(
@@ -182,6 +181,43 @@ class LocalJudge:
         if len(said) == self.max_new_tokens and int(said[-1]) not in (end if isinstance(end, list) else [end]):
             raise JudgeFailure("nonsense", _cut_off("the judge", self.max_new_tokens, "max_new_tokens"))
         return self.tokenizer.decode(said, skip_special_tokens=True)
+
+    def logprob(self, prompt: str, said: str, answer: str) -> float:
+        """Sum of the log-probs (nats) of an answer's tokens, where a reply to `prompt` begins with `said`. Without a
+        chat template the reply follows the prompt as it stands. `said` and the answer are encoded together."""
+        import torch
+
+        tokens = Tokens(self.tokenizer)
+        chat = bool(getattr(self.tokenizer, "chat_template", None))
+        opening = self._ids([{"role": "user", "content": prompt}]) if chat else [*tokens.bos]
+        before = tokens.encode(tokens.typed(said if chat else prompt + said))
+        whole = tokens.encode(tokens.typed((said if chat else prompt + said) + answer))
+        alike = next((i for i, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), len(before))
+        row = [*opening, *whole]
+        self._check_room(len(row), 0)
+        begin = len(opening) + min(alike, len(whole) - 1)
+        if begin == 0:
+            raise JudgeFailure("raised", "an answer needs a text before it")
+        ids = torch.tensor([row], device=self.model.device)
+        with self._turn, torch.no_grad():
+            logits = self.model(input_ids=ids, use_cache=False).logits[0, begin - 1 : -1].double()
+        told = logits.log_softmax(-1).gather(1, ids[0, begin:, None])
+        return float(told.sum())
+
+    def _ids(self, messages: Messages) -> list[int]:
+        """Token ids of messages; what is judged must not write the judge's control tokens."""
+        tokens = Tokens(self.tokenizer)
+        shown = tokens.typed([dict(m) for m in messages])
+        if getattr(self.tokenizer, "chat_template", None):
+            return [
+                *tokens.encode(self.tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True))
+            ]
+        return [*tokens.bos, *tokens.encode("\n\n".join(m["content"] for m in shown) + "\n")]
+
+    def _check_room(self, n: int, more: int) -> None:
+        room = getattr(self.model.config, "max_position_embeddings", None)
+        if room is not None and n + more > room:
+            raise JudgeFailure("raised", f"a question of {n} tokens leaves no room for an answer in {room} positions")
 
 
 def _cut_off(who: str, tokens: int, setting: str) -> str:

@@ -13,6 +13,7 @@ from gxpo import former, functions, ranges, registry
 from gxpo.definition import Stated, finite, kind_of, show
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.functions import Formula
+from gxpo.schedule import Schedule, Scheduled, is_schedule, read
 from gxpo.usercode import NotRun, Unusable, object_at
 
 
@@ -32,11 +33,11 @@ def leaves(key: str, value: Any, origin: str, source: str | None = None) -> Iter
     """The dotted keys that a value stands for: `{"kl": {"coef": 0.1}}` under "objective" states "objective.kl.coef".
 
     `part` names the part of a key that takes one: `{"part": "gae", "lam": 1.0}` under "credit" states "credit" and
-    "credit.lam". Settings that are mappings themselves (`is_mapping`) stay whole.
+    "credit.lam". Settings that are mappings themselves (`is_mapping`) and schedules of a number stay whole.
 
     source  the file, whose lines are told beside it
     """
-    if not isinstance(value, Mapping) or is_mapping(key):
+    if not isinstance(value, Mapping) or is_mapping(key) or is_schedule(value):
         yield key, Stated(value, origin)
         return
     lines = getattr(getattr(value, "lc", None), "data", None) or {}
@@ -52,12 +53,12 @@ def leaves(key: str, value: Any, origin: str, source: str | None = None) -> Iter
 
 
 def is_mapping(key: str) -> bool:
-    """Whether a key's value is itself a mapping: of some settings, and of the `weights` that parts have."""
+    """Whether a key's value is itself a mapping: of some settings, and of `weights` and `only` of parts."""
     if not key:
         return False
     from gxpo.settings import MAPPINGS
 
-    return key == "versions" or key in MAPPINGS or key.endswith(".weights")
+    return key == "versions" or key in MAPPINGS or key.endswith((".weights", ".only"))
 
 
 @cache
@@ -93,6 +94,8 @@ class Keys:
 
     def __init__(self, stated: Mapping[str, Stated]) -> None:
         self.stated, self.used, self.resolved, self.valid = stated, set[str](), dict[str, Stated](), list[str]()
+        self.schedules: dict[str, Schedule] = {}  # of numbers of the parts that are being made, by key
+        self.scheduled: list[Scheduled] = []
 
     def take(self, key: str, default: Any) -> Any:
         self.valid.append(key)
@@ -138,7 +141,7 @@ class Keys:
         try:
             if issubclass(kind, Formula):
                 fields["options"] = self.options(kind, fields, prefix)
-            return kind(**fields)
+            return self.owned(kind(**fields), prefix)
         except NotRun as needed:
             return Unexecuted(str(needed), fields)
 
@@ -200,12 +203,50 @@ class Keys:
         if key not in self.stated:
             return value
         stated = self.stated[key]
-        found = typed(key, value, hint, stated)
-        if not finite(found, unbounded or default in (math.inf, -math.inf)):
-            raise ConfigError(f"{key}={show(value)} ({stated.origin}): it must be a finite number")
+        if is_schedule(value):
+            return self.largest(key, stated, hint, rule)
+        return self.checked(key, stated, hint, rule, unbounded or default in (math.inf, -math.inf))
+
+    def checked(self, key: str, stated: Stated, hint: Any, rule: ranges.Rule | None, unbounded: bool = False) -> Any:
+        """The stated value, of the type of the hint and as the rule has it."""
+        found = typed(key, stated.value, hint, stated)
+        if not finite(found, unbounded):
+            raise ConfigError(f"{key}={show(stated.value)} ({stated.origin}): it must be a finite number")
         if rule is not None and not rule.holds(found):
             raise ConfigError(ranges.refusal(key, found, rule, said(stated)))
         return found
+
+    def largest(self, key: str, stated: Stated, hint: Any, rule: ranges.Rule | None) -> Any:
+        """What a part is made with whose number has a schedule: `Schedule.largest`."""
+        if (stage := key.split(".")[0]) in UNSCHEDULED or is_control(key):
+            raise ConfigError(
+                f"{key}: {UNSCHEDULED.get(stage, 'a control is a schedule itself: move the coefficient')}"
+            )
+        try:
+            schedule = read(stated.value)
+        except ConfigError as error:
+            raise ConfigError(f"{key} ({stated.origin}): {error}") from None
+        ends = [self.checked(key, replace(stated, value=x), hint, rule) for x in (schedule.start, schedule.to)]
+        if any(isinstance(x, bool) or not isinstance(x, (int, float)) for x in ends):
+            raise ConfigError(f"{key} ({stated.origin}): a schedule moves numbers, and this is none")
+        self.schedules[key] = replace(schedule, start=ends[0], to=ends[1])
+        return self.schedules[key].largest
+
+    def owned(self, part: Any, prefix: str) -> Any:
+        """The part, with its numbers that have a schedule under `prefix.NAME` as in step 1.
+
+        Made with either end it must be as good as with the other: whatever a part checks, it checks of both.
+        """
+        for key in [k for k in self.schedules if k.rpartition(".")[0] == prefix]:
+            own = Scheduled(key, part, key.rpartition(".")[2], self.schedules[key])
+            if own.name not in own.held():
+                continue
+            for end in (own.schedule.start, own.schedule.to):
+                own.tried(end)
+            own.set(own.at(1))
+            self.scheduled.append(own)
+            del self.schedules[key]
+        return part
 
     def leftover(self) -> list[str]:
         return [k for k in self.stated if k not in self.used]
@@ -220,6 +261,21 @@ def said(stated: Stated) -> str:
     return "" if stated.origin == "override" else stated.origin
 
 
+UNSCHEDULED = {  # stage -> why its numbers have no schedule
+    stage: f"a schedule moves numbers of credit, weight, reward, objective and update; {why}"
+    for stage, why in {
+        "rollout": "rollouts are sampled as the run began, ahead of the step where asynchronous",
+        "segment": "segments are cut as the run began",
+        "signal": "signals may own models and a memory that were made with the number",
+    }.items()
+}
+
+
+def is_control(key: str) -> bool:
+    """Whether a key is an option of a coefficient's controller."""
+    return "control" in key.split(".")[1:-1]
+
+
 PROTOCOL = {  # what a part must have, where it is more than being callable
     "rollout": ("grow",),
     "signal": ("compute", "provides", "axes"),
@@ -229,6 +285,7 @@ PROTOCOL = {  # what a part must have, where it is more than being callable
     "control": ("coefficient", "adjust"),
     "term": ("__call__", "active", "couples"),
     "term of the objective": ("__call__", "active", "couples"),
+    "task sampler": ("weights",),
 }
 
 

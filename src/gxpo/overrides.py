@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gxpo.definition import Definition, Stated, same, show
+from gxpo.definition import Definition, Stated, same, show, stage_of
 
 # The base's part of each stage; that of weight.NAME, signal.NAME... is the part called NAME.
 _BASE = {
@@ -77,7 +77,7 @@ def _stage(key: str) -> str:
         return key
     if words[0] in _NAMED:
         return ".".join(words[: 3 if words[0] == "reward" else 2])
-    return words[0]
+    return stage_of(key) or words[0]
 
 
 def _replaced(stage: str, definition: Definition, resolved: Mapping[str, Stated]) -> bool:

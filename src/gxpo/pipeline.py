@@ -20,6 +20,7 @@ from gxpo.forest import Forest
 from gxpo.objectives.base import evaluate
 from gxpo.protocols import Output, PolicyTokens
 from gxpo.rewards import own
+from gxpo.schedule import Scheduled
 from gxpo.signals import Signals
 
 
@@ -87,6 +88,8 @@ class Method:
     run_keys: Mapping[str, Stated] = field(default_factory=dict)
     segmenter: Any = None  # writes the forest's column of segments, before anything reads it
     step_rewards: Mapping[str, Any] = field(default_factory=dict)  # are added to the steps' own
+    scheduled: tuple[Scheduled, ...] = ()  # numbers of parts that are functions of the step
+    sampler: Any = None  # how tasks are drawn, by their measured success rates
     # (the caller's keys, `compat`) that `gxpo.method` was given; None for a copy with other parts
     asked: tuple[Mapping[str, Stated], str | None] | None = field(default=None, init=False)
 
@@ -98,7 +101,7 @@ class Method:
             *self.weights.values(),
             *self.terms.values(),
             self.rollout,
-            *([] if self.segmenter is None else [self.segmenter]),
+            *(part for part in (self.segmenter, self.sampler) if part is not None),
             *self.shapes.values(),
             *self.step_rewards.values(),
             *self.rewards.values(),
@@ -343,6 +346,16 @@ class Method:
         known = {k: float(v) for k, v in figures.items() if isinstance(v, (int, float)) and math.isfinite(v)}
         return {name: x for part in controls(self).values() for name, x in part.adjust(known).items()}
 
+    def at(self, step: int) -> dict[str, float]:
+        """Give the numbers that have a schedule their values in a step, from 1; gives them by metric name.
+
+        Before `shaped`, in a loop of one's own. Nothing is remembered: a resumed run asks for the same steps.
+        """
+        now = [(number, number.at(step)) for number in self.scheduled]
+        for number, value in now:
+            number.set(value)
+        return {f"scheduled_{number.key}": value for number, value in now}
+
     def observe(self, forest: Forest) -> None:
         """Show every part that remembers the step's rollouts."""
         for part in self.parts():
@@ -370,8 +383,15 @@ class Method:
     def fill(self, **values: Any) -> Method:
         """A copy in which fields left None are filled (`horizon`, `max_length`), wherever a part has them, and parts
         that remember have nothing to remember yet."""
+        moved, made = {id(number.part) for number in self.scheduled}, dict[int, Any]()
+        for number in self.scheduled:  # parts are made with it: what they need is settled then
+            number.set(number.schedule.largest)
 
         def filled(part: Any) -> Any:
+            new = made[id(part)] = renewed(part)
+            return new
+
+        def renewed(part: Any) -> Any:
             if not dataclasses.is_dataclass(part) or isinstance(part, type):
                 return part
             changes = {k: v for k, v in values.items() if getattr(part, k, part) is None}
@@ -383,23 +403,30 @@ class Method:
             for name, inner in _inner(part):
                 if (own := filled(inner)) is not inner:
                     changes[name] = own
-            remembers = hasattr(part, "state_dict")
-            return dataclasses.replace(part, **changes) if changes or remembers else part
+            anew = changes or hasattr(part, "state_dict") or id(part) in moved
+            return dataclasses.replace(part, **changes) if anew else part
 
         def mapped(parts: Mapping[str, Any]) -> dict[str, Any]:
             return {k: filled(v) for k, v in parts.items()}
 
-        return dataclasses.replace(
+        out = dataclasses.replace(
             self,
             credit=filled(self.credit),
             weights=mapped(self.weights),
             terms=mapped(self.terms),
             rollout=filled(self.rollout),
             shapes=mapped(self.shapes),
+            step_rewards=mapped(self.step_rewards),
             rewards=mapped(self.rewards),
             signals=mapped(self.signals),
             update=filled(self.update),
         )
+        total = {"total_steps": values.get("total_steps")} if "total_steps" in values else {}
+        numbers = [dataclasses.replace(s, part=made.get(id(s.part), s.part), **total) for s in self.scheduled]
+        object.__setattr__(out, "scheduled", tuple(numbers))
+        for made_anew in (self, out):
+            made_anew.at(1)
+        return out
 
     def __repr__(self) -> str:
         lines = [f"method {self.name}"]

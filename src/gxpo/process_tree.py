@@ -90,7 +90,7 @@ def guarded(parent: int, private: int) -> None:
     child = os.fork()
     if child == 0:
         _prctl(DIE_WITH_PARENT, signal.SIGKILL)
-        _leave_after(guard, lambda: os._exit(1))  # where the kernel does not see to it
+        leave_after(guard, lambda: os._exit(1))  # where the kernel does not see to it
         return
     os.close(private)
     for name in IGNORED:  # meant for the group, and the child's to handle
@@ -100,7 +100,7 @@ def guarded(parent: int, private: int) -> None:
         end_descendants(guard)
         os.killpg(guard, signal.SIGKILL)
 
-    _leave_after(parent, end_all)
+    leave_after(parent, end_all)
     ended = status = 0
     while ended != child:  # the others are orphans, to be reaped here
         ended, status = os.waitpid(-1, 0)
@@ -126,7 +126,7 @@ def _reap() -> None:
                 time.sleep(0.001)
 
 
-def _leave_after(parent: int, leave: Callable[[], None]) -> None:
+def leave_after(parent: int, leave: Callable[[], None]) -> None:
     """Call `leave` when the parent is gone, even while the program hangs."""
 
     def watch() -> None:

@@ -44,6 +44,7 @@ LARGEST = 1 << 27  # bytes of an answer; more is not one
 PIECE = 1 << 16  # bytes read at once
 SOON = 0.05  # seconds within which most answers come, so that nothing has to be looked up
 STARVED = 20.0  # times its own limit that an item may wait for a processor
+FROM_OUTSIDE = ("signal SIGKILL", "signal SIGTERM")  # by the kernel where memory is short, or by somebody
 
 KEY = 16  # bytes
 MESSAGE = struct.Struct(f"!Q{KEY}s")  # size, key
@@ -62,6 +63,11 @@ class Ended(Exception):
     def __init__(self, kind: Literal["timeout", "died"], why: str, how: str = "") -> None:
         super().__init__(why)
         self.kind, self.how = kind, how
+
+    @property
+    def from_outside(self) -> bool:
+        """Whether it was killed, as programs seldom kill themselves: what was under way may not be to blame."""
+        return self.how in FROM_OUTSIDE
 
 
 class Process:
@@ -232,6 +238,17 @@ class Process:
                 break  # else its guard has still to say how it ended
         self.close()
         return in_words(self.process.wait())
+
+
+def loaded(load: Callable[[], T]) -> T:
+    """The process that `load` starts; once more if it was killed from outside while it loaded (an error's cause)."""
+    try:
+        return load()
+    except Exception as error:
+        cause = error.__cause__
+        if not (isinstance(cause, OSError) or (isinstance(cause, Ended) and cause.from_outside)):
+            raise
+    return load()
 
 
 def in_words(code: int) -> str:

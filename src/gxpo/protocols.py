@@ -64,6 +64,9 @@ Message = Mapping[str, Any]  # {"role": ..., "content": ...} and what else chat 
 
 
 # ---------------------------------------------------------------- tasks
+SAME_AS = "same_as"  # in the info of tasks that are one task in several wordings: what they have in common
+
+
 @dataclass(frozen=True)
 class Task:
     """A task: the prompt, and what is needed to score answers to it.

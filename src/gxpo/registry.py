@@ -39,6 +39,7 @@ STAGES = (
     "control",
     "term",
     "update",
+    "sampler",
 )
 OF_FUNCTIONS = {  # stage -> its `FunctionPart`: how a pure function becomes a part of the stage
     "credit": "gxpo.credit.function:Advantage",
@@ -47,6 +48,7 @@ OF_FUNCTIONS = {  # stage -> its `FunctionPart`: how a pure function becomes a p
     "ratio": "gxpo.objectives.surrogate:RatioFunction",
     "control": "gxpo.objectives.control:ByProgress",
     "segment": "gxpo.segments.base:Cuts",
+    "sampler": "gxpo.tasks.sampler:TaskSampler",
 }
 T = TypeVar("T", bound=Callable[..., Any])
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -136,6 +138,7 @@ RATIOS = Table("ratio", "objectives")
 CONTROLS = Table("control", "objectives")
 TERMS = Table("term", "objectives")
 UPDATES = Table("update", "learners")
+SAMPLERS = Table("sampler", "tasks")
 
 PLACES = (  # folder, slot and table of each kind of part
     ("credit", "credit", CREDITS),
@@ -149,6 +152,7 @@ PLACES = (  # folder, slot and table of each kind of part
     ("objectives", "objective.kl.control", CONTROLS),
     ("objectives", "objective.add.NAME", TERMS),
     ("learners", "update", UPDATES),
+    ("tasks", "tasks.sampler", SAMPLERS),
 )
 
 

@@ -22,9 +22,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gxpo.errors import ConfigError, ModelError
+from gxpo.process_tree import leave_after
 from gxpo.usercode import one_line
 
 LOOPBACK = "127.0.0.1"
+STORE = 30.0  # seconds in which the store of a launcher on this machine takes a connection
 
 
 def environment(name: str, default: int) -> int:
@@ -62,10 +64,40 @@ def start(*, alone: bool = False) -> None:
         return
     if environment("RANK", size) >= size:
         raise ConfigError(f"WORLD_SIZE is {size} and RANK {os.environ.get('RANK')}: unset both, or use torchrun")
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _end_with_torchrun()
     try:
         _join(size)
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"can't join {size} processes (WORLD_SIZE; use torchrun): {one_line(str(error))}") from error
+
+
+def _end_with_torchrun() -> None:
+    """End this process when its launcher is gone: nobody else would where another process of the run fails, and it
+    holds the run directory."""
+    leave_after(os.getppid(), _orphaned)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and _all_here():
+        try:
+            socket.create_connection((os.environ["MASTER_ADDR"], environment("MASTER_PORT", 0)), STORE).close()
+        except OSError:
+            _orphaned()  # torch would ask for the store of a launcher that is gone for minutes
+
+
+def _orphaned() -> None:
+    sys.stderr.write("gxpo: torchrun has ended, and its processes end, too: gxpo resume goes on, under torchrun\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def lost_peer(error: BaseException) -> str | None:
+    """What to say where a collective failed because another process has ended, or can't be reached; None: it did
+    not."""
+    if world() == 1 or not isinstance(error, RuntimeError):
+        return None
+    if not isinstance(error, dist.DistError) and "gloo" not in str(error):  # gloo raises what has no class of its own
+        return None
+    said = one_line(str(error))
+    return f"another process of the run has ended: start all of them again, with gxpo resume under torchrun ({said})"
 
 
 def _join(size: int) -> None:

@@ -230,6 +230,17 @@ class RewardSettings(_Section):
     )
 
 
+class TeacherSettings(_Section):
+    model: str | None = Field(
+        default=None, description="a checkpoint named teacher, of role teacher: as model; its tokenizer is the policy's"
+    )
+    models: dict[str, dict[str, Any]] = Field(
+        default={},
+        description="further frozen models by name, each with a role (teacher, judge) and one of model, server, ask; "
+        "see docs/judges.md",
+    )
+
+
 class AsyncSettings(_Section):
     max_staleness: Annotated[int, Field(ge=0)] = Field(
         default=0, description="optimiser versions between a group's oldest token and its update; 0: synchronous"
@@ -276,10 +287,19 @@ class ClusterSettings(_Section):
         description="what holds the weights; local: each process all of them; fsdp: torchrun's processes share them; "
         "tinker, verl: a training engine, see docs/train-engines.md",
     )
-    address: str | None = Field(default=None, description="tinker: the server's URL, e.g. http://localhost:8000")
+    address: str | None = Field(
+        default=None,
+        description="tinker: the server's URL, e.g. http://localhost:8000; verl: of a Ray cluster whose nodes hold the "
+        "weights (auto, HOST:PORT, local), null: torchrun's processes do",
+    )
     train: ClusterTrainSettings = ClusterTrainSettings()
     sample: ClusterSampleSettings = ClusterSampleSettings()
     sync: ClusterSyncSettings = ClusterSyncSettings()
+
+    @property
+    def by_processes(self) -> bool:
+        """Whether shards are in the run's own processes, which need a process group for them."""
+        return self.backend == "fsdp" or (self.backend == "verl" and self.address is None)
 
 
 class RunSettings(_Section):
@@ -309,6 +329,7 @@ class RunSettings(_Section):
     doctor: DoctorSettings = DoctorSettings()
     logging: LoggingSettings = LoggingSettings()
     scoring: RewardSettings = RewardSettings()
+    teacher: TeacherSettings = TeacherSettings()
     async_: AsyncSettings = Field(default=AsyncSettings(), alias="async")
     cluster: ClusterSettings = ClusterSettings()
 

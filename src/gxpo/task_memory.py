@@ -37,14 +37,25 @@ class TaskMemory:
             total, count = self.rows.get(task, (0.0, 0.0))
             self.rows[task] = [self.discount * total + math.fsum(values), self.discount * count + len(values)]
 
-    def predict(self, tasks: Sequence[str], prior: float = 0.0, unseen: float = math.nan) -> list[float]:
-        """Expected outcome of each task: (sum + prior * m) / (number + prior), m the mean over all tasks, `unseen`
-        before there is any; nan where nothing is known."""
+    def predict(
+        self, tasks: Sequence[str], prior: float = 0.0, unseen: float = math.nan, mean: float | None = None
+    ) -> list[float]:
+        """Expected outcome of each task: (sum + prior * m) / (number + prior); nan where nothing is known.
+
+        m is `mean`, or by default the mean over all tasks, `unseen` before there is any. Of verdicts, prior 2 with mean
+        1/2 gives the means of Beta(1 + successes, 1 + failures).
+        """
         sums = {task: self._sum(row) for task, row in self.rows.items()}
-        total, count = (math.fsum(row[k] for row in sums.values()) for k in (0, 1))
-        pseudo = prior * (total / count if count else unseen) if prior else 0.0
+        if mean is None and prior:
+            total, count = (math.fsum(row[k] for row in sums.values()) for k in (0, 1))
+            mean = total / count if count else unseen
+        pseudo = prior * mean if prior and mean is not None else 0.0
         own = (sums.get(task, (0.0, 0.0)) for task in tasks)
         return [(s + pseudo) / (n + prior) if n + prior else math.nan for s, n in own]
+
+    def count(self, task: str) -> float:
+        """How many outcomes of a task its statistics stand for."""
+        return self._sum(self.rows[task])[1] if task in self.rows else 0.0
 
     def _sum(self, row: Sequence[float]) -> tuple[float, float]:
         return (row[0], row[1]) if self.window is None else (math.fsum(row), float(len(row)))

@@ -96,6 +96,14 @@ CASES: dict[str, RunLog] = {
             length=rise(100, 12),
         )
     ),
+    "judge_hacked": log(
+        **healthy(
+            reward=rise(0.3, 0.9) + noise(0.02),
+            component__judge=rise(0.3, 0.9) + noise(0.02),
+            component__held_out=rise(0.5, 0.1) + noise(0.02),
+            component__exploitation=rise(0.1, 0.8) + noise(0.02),
+        )
+    ),
     "component_dominates": log(
         **healthy(
             reward=rise(0.7, 1.2) + noise(0.02),

@@ -1,13 +1,17 @@
 """An OpenAI-compatible server on loopback that samples from a small Llama; settings say what it leaves out.
 
 With `loader` it speaks vLLM 0.32's developer routes, as far as weights are published by them, and loads what it is told
-to into its model by the worker extension's own code.
+to into its model by the worker extension's own code. `python -m tests.engines.fake_server MODEL TASK PORT` is such a
+server in a process, with the model as a run would begin with it, until its parent is gone.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -78,7 +82,7 @@ class Cut(Exception):
 
 
 @contextmanager
-def served(**settings: Any) -> Iterator[tuple[str, SimpleNamespace]]:
+def served(port: int = 0, **settings: Any) -> Iterator[tuple[str, SimpleNamespace]]:
     """The server's address and its settings, which may be changed while it runs.
 
     ids       "both" | "written" (as token_id:N only) | "none"
@@ -88,12 +92,14 @@ def served(**settings: Any) -> Iterator[tuple[str, SimpleNamespace]]:
     spoil     a function that changes a completion before it is sent
     before_answer  called with the request's body before a completion is answered: it may wait, or raise `Cut`
     loader    `Loader` of its model; None: it has no route to load weights
+    positions tokens that a context may have
     healthy   status of /health;   rpc  called with the method before /collective_rpc carries it out
     """
     how = SimpleNamespace(
         model=llama(), tokenizer=letters(), ids="both", logprobs=True, raw=False, before=[], failing=None, drops=0,
         finish=None, models=["letters"], asked=[], connections=set(), spoil=lambda said: said,
         before_answer=lambda body: None, loader=None, healthy=200, rpc=lambda method: None, rpcs=[], resets=0,
+        positions=128,
     )  # fmt: skip
     how.__dict__.update(settings)
     lock = threading.Lock()
@@ -114,7 +120,7 @@ def served(**settings: Any) -> Iterator[tuple[str, SimpleNamespace]]:
         def do_GET(self) -> None:
             if self.path == "/health":
                 return self._say({}, how.healthy)
-            self._say({"data": [{"id": m, "max_model_len": 128} for m in how.models]})
+            self._say({"data": [{"id": m, "max_model_len": how.positions} for m in how.models]})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -159,7 +165,7 @@ def served(**settings: Any) -> Iterator[tuple[str, SimpleNamespace]]:
                 return self._say({"error": {"message": f"Call to collective_rpc method failed: {error}"}}, 500)
             self._say({"results": [said]})
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
@@ -168,3 +174,22 @@ def served(**settings: Any) -> Iterator[tuple[str, SimpleNamespace]]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def main() -> None:
+    from gxpo import models
+
+    name, task, port = sys.argv[1:]
+    parent = os.getppid()
+    torch.set_num_threads(1)
+    loaded = models.load(name, task=task, device="cpu", dtype="float32")
+    longest = int(loaded.model.config.max_position_embeddings)
+    with served(
+        int(port), model=loaded.model, tokenizer=loaded.tokenizer, loader=Loader(loaded.model), positions=longest
+    ):
+        while os.getppid() == parent:
+            time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    main()

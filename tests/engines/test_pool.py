@@ -1,6 +1,8 @@
 """Several servers: who is asked, what becomes of the requests of one that fails, and which weights sample."""
 
 import asyncio
+import os
+import signal
 import threading
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -318,6 +320,29 @@ def test_a_publication_that_nobody_takes_is_tried_twice_and_ends_the_run(tmp_pat
     lost = pytest.raises(SamplersLost, match=r"404.*--worker-extension-cls gxpo_vllm.WeightLoader")
     with served() as (url, _), engine_on(url, learner=learner, weights=str(tmp_path)) as engine, lost:
         engine.sample(requests(), SHORT)
+
+
+def test_weights_of_runs_that_were_killed_are_removed(tmp_path):
+    """A run that is killed at once, without closing anything, one that goes on, and a folder of somebody else's."""
+    learner = llama(seed=4)
+    (tmp_path / "gxpo-weights-mine").mkdir()
+    child = os.fork()
+    if child == 0:
+        WeightFiles(learner, str(tmp_path)).write(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    left = {path.name for path in tmp_path.iterdir()}
+    assert len(left) == 2
+    going_on = WeightFiles(learner, str(tmp_path))
+    held = going_on.write(1)
+    other = WeightFiles(learner, str(tmp_path))
+    assert {p.name for p in tmp_path.iterdir()} == {"gxpo-weights-mine", going_on.folder.name, other.folder.name}
+    going_on.keep_only(held)
+    WeightFiles(learner, str(tmp_path)).close()
+    assert held.path.is_file()
+    going_on.close()
+    other.close()
+    assert [p.name for p in tmp_path.iterdir()] == ["gxpo-weights-mine"]
 
 
 def test_a_file_with_wrong_checksums_leaves_a_server_with_what_it_had(tmp_path):

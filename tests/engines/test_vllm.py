@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -192,6 +193,36 @@ def test_failures_are_told_in_a_line(fault, words):
         with pytest.raises(ModelError, match=words) as caught:
             made.sample(requests(), SHORT)
         assert "\n" not in str(caught.value)
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("updated", [False, True])
+def test_a_process_that_is_killed_is_replaced_and_nothing_is_lost(updated):
+    """Idle, and while it samples; with an update of the weights that the new process has to be given."""
+    told, model = [], llama(seed=3)
+    made = VllmEngine(model, letters(), program=REAL, notify=told.append)
+    try:
+        calm = made.sample(requests(), SHORT)
+        if updated:
+            made.policy_version = 1
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.mul_(1.1)
+            calm = made.sample(requests(), SHORT)
+        first = made.process.pid
+        os.kill(first, signal.SIGKILL)
+        assert made.sample(requests(), SHORT) == calm and made.process.pid != first
+        ask = made.process.ask
+
+        def killed(header, *rest, **named):
+            if header["do"] == "sample":
+                os.kill(made.process.pid, signal.SIGKILL)
+            return ask(header, *rest, **named)
+
+        made.process.ask = killed
+        assert made.sample(requests(), SHORT) == calm
+        assert [line for line in told if "signal SIGKILL: starting another" in line] == told[2:] and len(told) == 4
     finally:
         made.close()
 

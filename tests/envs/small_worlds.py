@@ -122,6 +122,13 @@ class Wild(Counter):
             os._exit(3)
         if action == "segfault":
             os.kill(os.getpid(), signal.SIGSEGV)
+        if action.startswith("killed"):  # "killed N FILE": in the first N times that the world is told so
+            _, times, file = action.split()
+            with open(file, "a") as told:
+                told.write("x")
+            if Path(file).stat().st_size <= int(times):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().step("go")
         if action == "sleep":
             time.sleep(1000)
         if action == "loop":
@@ -191,6 +198,8 @@ class Closing(Bare):
             raise OSError("can't close")
         if action == "die":
             os._exit(4)
+        if action == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Meeting(Counter):

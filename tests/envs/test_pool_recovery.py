@@ -126,6 +126,49 @@ def test_a_process_that_dies_between_two_calls_is_nobodys_fault() -> None:
         assert envs.counts == {"raised": 0, "nonsense": 0, "timeout": 0, "died": 0, "restored": 2}
 
 
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_a_process_that_is_killed_while_an_episode_acts_costs_nothing(tmp_path: Path, concurrency: int) -> None:
+    """Once; an episode in which it is killed again is to blame."""
+    source = EnvSource.of_module(f"{HERE}:Wild", {})
+    with EnvPool(source, workers=1, timeout=60.0, concurrency=concurrency) as envs:
+        envs.reset({"a": 1, "b": 2, "c": 3})
+        envs.step({name: Reply("left") for name in "abc"})
+        once = Reply(f"killed 1 {tmp_path}/once")
+        steps = envs.step({"a": Reply("x"), "b": once, "c": Reply("y")})
+        told = {"a": "x", "b": "go", "c": "y"}
+        at = {name: after(after(n, "left"), told[name]) for name, n in zip("abc", (1, 2, 3), strict=True)}
+        assert {name: state(step) for name, step in steps.items()} == at
+        assert sum(n for kind, n in envs.counts.items() if kind != "restored") == 0
+        assert state(envs.step({"b": Reply(f"killed 1 {tmp_path}/alone")})["b"]) == after(at["b"], "go")
+        steps = envs.step({"a": Reply("z"), "b": Reply(f"killed 9 {tmp_path}/always")})
+        assert steps["b"] == EnvFailure("died", "step: its process died (signal SIGKILL)")
+        assert (tmp_path / "always").stat().st_size in (2, 3)  # 3: a was under way, too, and then b alone
+        assert state(steps["a"]) == after(at["a"], "z") and envs.counts["died"] == 1
+
+
+def test_a_process_that_is_killed_while_episodes_are_gone_through_again_costs_nothing(tmp_path: Path) -> None:
+    for concurrency in (1, 8):
+        source = EnvSource.of_module(f"{HERE}:Wild", {})
+        with EnvPool(source, workers=1, timeout=60.0, concurrency=concurrency) as envs:
+            envs.reset({"a": 1, "b": 2, "bad": 3})
+            file = tmp_path / str(concurrency)
+            envs.step({"a": Reply("left"), "b": Reply(f"killed 0 {file}")})
+            # ends in the second telling of b, which is the one that goes through it again
+            file.write_text("")
+            envs._places[0]._logs["b"].items[-1] = ("step", "b", Reply(f"killed 1 {file}"))
+            steps = envs.step({"bad": Reply("die"), "a": Reply("x"), "b": Reply("y")})
+            assert state(steps["a"]) == after(after(1, "left"), "x")
+            assert state(steps["b"]) == after(after(2, "go"), "y") and envs.counts["died"] == 1
+
+
+def test_closing_in_a_killed_process_is_no_failure() -> None:
+    with pool("Closing", 1) as envs:
+        envs.reset({"a": 1, "b": 2})
+        envs.step({"a": Reply("killed"), "b": Reply("go")})
+        envs.finish(["a"])
+        assert envs.step({"b": Reply("on")})["b"] == TimeStep("on") and envs.counts["died"] == 0
+
+
 def test_an_episode_that_comes_out_differently_is_lost_and_that_is_said() -> None:
     with pool("Flaky", 1) as envs:
         envs.reset({"same": 1, "other": 2, "bad": 3})

@@ -144,3 +144,77 @@ def test_the_probability_of_what_was_not_done() -> None:
     chosen, done = [1, 1], [1, 0]
     trained = [float(chance[i, a]) for i, a in enumerate(chosen)]
     assert trained == [0.9, 0.7] and [float(chance[i, a]) for i, a in enumerate(done)] == [0.9, 0.3]
+
+
+def test_a_softmax_over_the_batch() -> None:
+    """TSCAC: constraint probability times softmax(kappa adv) over the rows, and the mean over them."""
+
+    def weights(constraint: list[float], advantage: list[float]) -> np.ndarray:
+        raised = np.exp(np.array(advantage))
+        return np.array(constraint) * raised / raised.sum()
+
+    found = weights([0.5, 0.2, 0.3], [1.0, 0.0, -1.0])
+    assert found.tolist() == pytest.approx([0.33262, 0.048946, 0.027009], abs=1e-6)
+    twice = weights([0.5, 0.2, 0.3] * 2, [1.0, 0.0, -1.0] * 2)
+    assert (twice / 6)[0] / (found / 3)[0] == pytest.approx(0.25)
+    w, q, v = 1.0, 0.75, 0.5
+    assert (w * q, w * (q - v)) == (0.75, 0.25)  # what the first stage has, and what is commented out
+
+
+def test_a_gradient_that_moves_an_action_by_a_thousandth() -> None:
+    """PA-RL: Q = -(a - 1)^2, two of four kept, ten steps of 3e-4."""
+    moved = np.array([0.4, 1.3])  # of 0, .4, 2 and 1.3
+    for _ in range(10):
+        moved += 3e-4 * -2 * (moved - 1)
+    assert moved.tolist() == pytest.approx([0.40359, 1.298205], abs=1e-6)
+
+
+def test_the_best_of_several_is_reported() -> None:
+    """EPH: of the settings that arrive, the one with the fewest steps."""
+    steps = np.array([[90, 40], [50, 80]])  # instance by setting
+    arrived = np.array([[True, True], [True, False]])
+    told = np.where(arrived, steps, 10**6).argmin(1)
+    assert [int(steps[i, k]) for i, k in enumerate(told)] == [40, 50]
+    assert [float(x) for x in steps.mean(0)] == [70.0, 60.0]  # what either of them takes
+
+
+def test_a_state_that_is_not_put_back() -> None:
+    """CASEC's Hallway: two groups of one agent at 1 step to 0 together; the fine, the state, and who may still win."""
+    state, group, paid = np.array([1, 1]), np.array([0, 1]), 0.0
+    last, open_ = state, [True, True]
+    state[:] = np.maximum(0, state - 1)
+    winners = [g for g in (0, 1) if (state[group == g] == 0).all()]
+    for g in winners:
+        paid, open_[g] = paid + 10, False
+    paid -= 1.5 * 10 * len(winners)
+    state[:] = last
+    assert paid == -10.0
+    assert state.tolist() == [0, 0]  # where they were was 1
+    assert open_ == [False, False]
+
+
+def test_reasoning_and_answers_of_different_rounds() -> None:
+    """MAgICoRe: what is put together after round n of a question that is refined."""
+    reasoning = {n: [f"reasoning {n}"] for n in range(4)}
+    answers = {n: [f"answer {n}"] for n in range(4)}
+
+    def joined(n: int) -> list[tuple[str, str]]:
+        return list(zip(reasoning[0] + reasoning[1], answers[n] + answers[n + 1], strict=True))
+
+    assert joined(0) == [("reasoning 0", "answer 0"), ("reasoning 1", "answer 1")]
+    assert joined(2) == [("reasoning 0", "answer 2"), ("reasoning 1", "answer 3")]
+
+
+def test_what_six_outputs_can_do() -> None:
+    """MAC-SPGG: 896 -> 256 -> 128 -> 6: parameters of what is trained."""
+    sizes = [896, 256, 128, 6]
+    assert sum(a * b + b for a, b in itertools.pairwise(sizes)) == 263302
+
+
+def test_a_ratio_of_two_different_policies() -> None:
+    """VAR-GRPO: top-k 2 of [.5, .3, .2] samples the first with .625; without it the learner has .5 before any step."""
+    full = np.array([0.5, 0.3, 0.2])
+    cut = np.where(full >= 0.3, full, 0.0)
+    cut /= cut.sum()
+    assert cut.tolist() == pytest.approx([0.625, 0.375, 0.0])
+    assert full[0] / cut[0] == pytest.approx(0.8)

@@ -15,10 +15,13 @@ from typing import Any
 import pytest
 import torch
 
+import gxpo
 from gxpo.conformance.own import advantages as ours
 from gxpo.credit import advantage
 from gxpo.credit.sets import pass_at_k
 from gxpo.forest import Forest
+from gxpo.tasks.sampler import mixed
+from gxpo.tasks.task_scores import std
 
 ONE_OF_4, FOUR = [1.0, 0.0, 0.0, 0.0], [0] * 4
 THREE_GROUPS = [1.0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0]
@@ -230,3 +233,38 @@ def test_a_flag_called_dr_grpo_that_divides_by_the_std() -> None:
     found = ours("s_grpo", rewards, group)
     assert found[0] == pytest.approx(weight * scaled[0], abs=1e-5)
     assert abs(found[0] - weight * centred[0]) > 0.5
+
+
+def test_a_gate_that_is_shut_for_nearly_every_group() -> None:
+    """FaVChat multiplies A by tanh(delta (mean gap - baseline)); delta is 0 where the smoothed utility is below .2."""
+
+    def gap(rewards: list[float], floor: float = 1e-6) -> float:
+        pairs = [abs(a - b) + floor for i, a in enumerate(rewards) for b in rewards[:i]]
+        return math.exp(statistics.fmean(map(math.log, pairs)))
+
+    # 12 of 28 pairs are equal: (1 + 1e-6)^(16/28) 1e-6^(12/28)
+    assert gap([1.0] * 4 + [0.0] * 4) == pytest.approx(0.002683, abs=1e-6)
+    apart = gap([i / 7 for i in range(8)])  # as far apart as eight rewards from 0 to 1 can be spread evenly
+    assert apart == pytest.approx(0.355855, abs=1e-6)
+    for logprobs_apart in (0.1, 1.0, 2.8):  # nats: smoothed from 0 with .8, below .2 at the first visit
+        assert (1 - 0.8) * apart * logprobs_apart < 0.2
+    assert math.tanh(1.0 * (0.5 - 0.7)) == pytest.approx(-0.197375, abs=1e-6)  # under its baseline: A turns round
+    # gxpo's leaves GRPO's advantages, and draws tasks by what it measures
+    forest = Forest.from_completions([[1]], [[[2]] * 8], [1.0] * 4 + [0.0] * 4)
+    assert gxpo.method("favchat_degrpo").advantages(forest).tolist() == ours("grpo", [1.0] * 4 + [0.0] * 4, [0] * 8)
+
+
+def test_a_sampler_that_is_uniform_for_its_temperature() -> None:
+    """CurES divides by 100 (right answers + 1) inside exp: rates .1, .5, .9 after 0, 3, 7 right answers."""
+    score = [math.exp(math.sqrt(p * (1 - p)) / (100 * (right + 1))) for p, right in ((0.1, 0), (0.5, 3), (0.9, 7))]
+    assert [x / sum(score) for x in score] == pytest.approx([0.333820, 0.333236, 0.332944], abs=1e-6)
+    paper = [math.exp(math.sqrt(p * (1 - p)) / 0.1) for p in (0.1, 0.5, 0.9)]
+    drawn = mixed(std(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64), temperature=0.1), 0.0).tolist()
+    assert drawn == pytest.approx([x / sum(paper) for x in paper], abs=1e-12)
+
+
+def test_a_similarity_that_is_added_as_diversity() -> None:
+    """MMR1 adds self-BLEU, 1 for answers that are all the same, to p (1 - p) with a weight above 0."""
+    same, different = 1.0, 0.0  # self-BLEU of eight equal answers, and of eight without a common word
+    score = [0.8 * 0.25 + 0.2 * x for x in (same, different)]
+    assert score[0] > score[1] and [round(x, 6) for x in score] == [0.4, 0.2]

@@ -15,6 +15,8 @@ import gxpo
 from gxpo.conformance.own import advantages as ours
 from gxpo.forest import Forest
 from gxpo.objectives.kl_reward import KLReward
+from gxpo.rewards.combine import beats
+from gxpo.rewards.tournament import bracket, pairings, rewards
 
 FOUR = [0] * 4
 
@@ -114,3 +116,35 @@ def test_a_filter_on_shaped_rewards() -> None:
     shaped = ours("unlikeliness", [1.0] * 4, FOUR, mean_logprob=logprob, beta=0.25, all_correct=True, ddof=1, eps=1e-6)
     assert max(shaped) > 0.9 > 0 > min(shaped)
     assert ours("grpo", [1.0] * 4, FOUR) == [0.0] * 4
+
+
+def test_an_entropy_that_the_baseline_takes_away() -> None:
+    """TTRV: frequency of an answer less .75 times the group's entropy over ln(distinct answers), restated."""
+    answers = "aabacbad"
+    frequency = [answers.count(a) / 8 for a in answers]
+    shares = [0.5, 0.25, 0.125, 0.125]
+    spread = -sum(p * math.log(p) for p in shares) / math.log(4)
+    theirs = [f - 0.75 * spread for f in frequency]
+    assert spread == pytest.approx(0.875) and theirs[:3] == pytest.approx([-0.15625, -0.15625, -0.40625])
+    found = ours("grpo", theirs, [0] * 8, ddof=1, eps=1e-6)
+    assert found == pytest.approx(ours("grpo", frequency, [0] * 8, ddof=1, eps=1e-6), abs=1e-12)
+    assert [found[k] for k in (0, 2, 4)] == pytest.approx([0.900098, -0.540059, -1.260137], abs=1e-6)
+
+
+def test_an_order_that_goes_in_a_circle() -> None:
+    """HERON's order with margins of 1 and 0.5: the first beats the second, that the third, and the third the first."""
+    circle = [[0.0, 2.0], [0.6, 1.0], [1.2, 0.0]]
+    assert [beats(circle[i], circle[j], [1.0, 0.5]) for i, j in ((0, 1), (1, 2), (2, 0))] == [1, 1, 1]
+
+
+def test_a_knockout_of_equals() -> None:
+    """ArenaRL drops byes before it pairs, and ranks attempts that tie by their place in the list."""
+    theirs = [seed for seed in [0, 7, 3, 4, 1, 6, 2, 5] if seed < 6]
+    assert list(zip(theirs[::2], theirs[1::2], strict=True)) == [(0, 3), (4, 1), (2, 5)]
+    assert bracket(6) == [0, None, 3, 4, 1, None, 2, 5]
+    ranks = [1 - k / 7 for k in range(8)]
+    assert standardised(ranks, 1e-6)[0] == pytest.approx(1.428865, abs=1e-5)
+    rounds: list[dict[tuple[int, int], float]] = []
+    while due := pairings("single_elim", 8, rounds):
+        rounds.append(dict.fromkeys(due, 0.5))
+    assert rewards("single_elim", 8, rounds) == [0.5] * 8

@@ -1,6 +1,7 @@
 """The cluster plan against figures that were worked out by hand, and against transformers' own counts."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import transformers
@@ -38,6 +39,19 @@ def test_activations_of_32k_tokens():
     assert formulas.activations(QWEN, 32768) / GB == pytest.approx(6.6, abs=0.05)
     assert formulas.activations(LLAMA, 32768) / GB == pytest.approx(43, abs=0.5)
     assert formulas.activations(LLAMA, 32768, 4) / GB == pytest.approx(10.75, abs=0.05)
+
+
+def test_the_copy_that_a_sharded_run_samples_from():
+    """2 bytes of each of 7.6e9 parameters in every process, whatever their number; none where servers sample."""
+    shapes = [cluster_plan(QWEN, cluster(backend="fsdp", train={"nodes": n}), LOAD)["train"] for n in (1, 4)]
+    assert [found["memory"]["sampling_copy"] / GB for found in shapes] == pytest.approx([15.2, 15.2], abs=0.05)
+    less = cluster_plan(QWEN, cluster(), LOAD)["train"]["memory_bytes"]
+    assert (shapes[0]["memory_bytes"] - less) / GB == pytest.approx(15.2, abs=0.05)
+    served = cluster_plan(QWEN, cluster(backend="fsdp"), replace(LOAD, served=True))["train"]
+    assert "sampling_copy" not in served["memory"] and served["memory_bytes"] == less
+    assert "sampling copy; more GPUs do not make it smaller" in advice(LLAMA, backend="fsdp")
+    code, text, _ = run("plan", "--set", "model=qwen2.5-7b", "--set", "cluster.backend=fsdp", "--context", "4096")
+    assert code == 0 and "; 15.2 the sampler's copy (137 GB" in text
 
 
 def test_keys_and_values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 from tests import strategies
 from tests.learners.llamas import VOCABULARY, clean_llama, small_llama
 from tests.learners.test_accumulate import NAMES, losses
+from torch import nn
 
 from gxpo import runtime
 from gxpo.forest import Forest
@@ -46,8 +48,14 @@ def some_forest() -> Forest:
 
 def learner(kind: str, *, sharded: bool, **more: Any) -> TorchLearner:
     make, model, settings = KINDS[kind]
-    made = ShardedLearner if sharded else TorchLearner
-    return made(make(**model), **{"lr": 0.01, "tokens_per_microbatch": 12, "reference": True, **settings, **more})
+    made, given = ShardedLearner if sharded else TorchLearner, make(**model)
+    loaded = {p.data_ptr() for p in given.parameters()}
+    own = made(given, **{"lr": 0.01, "tokens_per_microbatch": 12, "reference": True, **settings, **more})
+    if sharded and "dtype" not in settings:  # samplers have the model that was loaded, and there is no second one
+        assert loaded <= {p.data_ptr() for p in own.samples.parameters()}
+        whole_models = [x for x in gc.get_objects() if isinstance(x, nn.Parameter) and x.data_ptr() in loaded]
+        assert len(whole_models) == len(loaded)
+    return own
 
 
 def work(folder: Path, sharded: bool, kinds: list[str]) -> None:

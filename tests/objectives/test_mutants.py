@@ -57,8 +57,11 @@ WORDS = {
         "objective.on_unknown_behaviour": ("error", "one"),
     },
     "preference_pairs": {
-        "objective.pairs": ("verdict", "outcome", "ordered"),
-        "objective.form": ("sigmoid", "ipo"),
+        "objective.pairs": ("verdict", "outcome", "ordered", "none"),
+        "objective.form": ("sigmoid", "ipo", "hinge", "odds", "prospect"),
+        "objective.reference": ("start", "none", "opponents"),
+        "objective.over": ("answer", "turns", "suffix", "segment", "parting"),
+        "objective.unpaired_against": ("zero", "batch"),
     },
     "discriminative": {
         "objective.score": ("logprob", "ratio"),
@@ -80,11 +83,14 @@ WORDS = {
 }
 
 
+BESIDE = {"odds": {"reference": "none", "length_mean": True}, "batch": {"unpaired": True}}  # words that ask for more
+
+
 @pytest.mark.parametrize(("term", "key"), [(t, k) for t, keys in WORDS.items() for k in keys])
 def test_words(term, key):
     words, setting = WORDS[term][key], key.rpartition(".")[2]
     for word in words:
-        TERMS[term](**{setting: word})
+        TERMS[term](**{setting: word}, **BESIDE.get(word, {}))
     said = f"{key} is 'other'; it is one of {', '.join(words)}"
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}(; did you mean .*)?$"):
         TERMS[term](**{setting: "other"})

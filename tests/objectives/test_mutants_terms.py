@@ -25,7 +25,8 @@ from gxpo.objectives.masked_kl import MaskedKl
 from gxpo.objectives.mirror_kl import MirrorKl
 from gxpo.objectives.positive_likelihood import PositiveLikelihood
 from gxpo.objectives.power_mean import PowerMean, log_power_mean
-from gxpo.objectives.preference_pairs import PreferencePairs, preference_loss
+from gxpo.objectives.preference_forms import sigmoid
+from gxpo.objectives.preference_pairs import PreferencePairs
 from gxpo.objectives.sequence_losses import (
     Classification,
     Discriminative,
@@ -172,7 +173,7 @@ def test_defaults() -> None:
     # beta .1: .1 (-1) + .5 and its negative, squared, halved, over G - 1
     assert float(group_variance(column(1, 3), column(0, 1), group)) == pytest.approx(0.16)
     assert residuals(column(1, 3), column(0, 9), group, 1.0, good | ~good).tolist() == pytest.approx([3.5, -3.5])
-    assert preference_loss(column(2.0)).tolist() == pytest.approx([log1p(-0.2)])
+    assert sigmoid(column(2.0), column(0.0)).tolist() == pytest.approx([log1p(-0.2)])
     assert squared_log_ratio(column(2.0), column(1.0)).tolist() == pytest.approx([-1.8])
     far = implied_negative(column(12.0), column(0.5))
     assert far.tolist() == pytest.approx([1 / 0.5 - math.exp(10.0)])

@@ -12,7 +12,8 @@ from tests.objectives import labelled_groups as groups
 from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError, MissingSignal
-from gxpo.objectives.preference_pairs import PreferencePairs, pairs, preference_loss
+from gxpo.objectives.preference_forms import FORMS
+from gxpo.objectives.preference_pairs import PreferencePairs, pairs
 from gxpo.protocols import PolicyTokens
 
 
@@ -31,7 +32,7 @@ def column(*x: float) -> torch.Tensor:
 )
 def test_card(settings: dict, loss: float, slope: float) -> None:
     margin = column(2.0).requires_grad_()
-    value = preference_loss(margin, 0.1, **settings)
+    value = FORMS[settings.pop("form", "sigmoid")](margin, 0.0, 0.1, **settings)
     assert float(value.detach()) == pytest.approx(loss, abs=6e-7)
     (found,) = torch.autograd.grad(value, margin)
     assert float(found) == pytest.approx(slope, abs=6e-7)

@@ -125,14 +125,14 @@ def test_win_rates_inside_a_group():
 
 
 def test_against_the_first():
-    outcome, _ = judged(Pairwise(function(longer), pairs="first"), {"g": ["bb", "a", "ccc", "dddd"]})
+    outcome, _ = judged(Pairwise(function(longer), compare="first"), {"g": ["bb", "a", "ccc", "dddd"]})
     assert outcome.tolist() == pytest.approx([1 / 3, 0, 1, 1])  # the first: won, lost, lost
 
 
 @pytest.mark.parametrize("place", ["A", "B"])
 def test_a_judge_that_prefers_a_place_says_nothing(place):
     for pairs in ("all", "first"):
-        outcome, _ = judged(Pairwise(function(lambda q: place), pairs=pairs), {"g": list("abcd")})
+        outcome, _ = judged(Pairwise(function(lambda q: place), compare=pairs), {"g": list("abcd")})
         assert outcome.tolist() == [0.5] * 4
 
 
@@ -347,7 +347,7 @@ def test_the_named_reward(tmp_path):
         ({"ask": "x.py:f", "server": "http://x"}, "say who judges"),
         ({"ask": "none.py:f"}, "there is no file"),
         ({"ask": f"{file}:nobody"}, "has no function 'nobody'"),
-        ({"ask": f"{file}:ask", "mode": "duel"}, "'rubric' or 'pairwise'"),
+        ({"ask": f"{file}:ask", "mode": "duel"}, "is 'duel'; it is one of rubric, pairwise"),
         ({"ask": f"{file}:ask", "pair": "all"}, "has no 'pair'"),
     ):
         with pytest.raises(ConfigError, match=words):

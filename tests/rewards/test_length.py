@@ -14,7 +14,7 @@ import gxpo
 from gxpo.credit import group_relative
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.rewards.length import Length, linear_penalty
+from gxpo.rewards.length import Length, linear_penalty, triangle
 from gxpo.rewards.outcomes import length_relative
 
 LengthRelative = shape("length_relative")
@@ -54,6 +54,35 @@ def test_linear_in_length_up_to_the_limit():
     assert Length(max_length=12)(forest)["length"].tolist() == pytest.approx([-0.125, -0.5, 0])
     assert Length(of="all", max_length=12)(forest)["length"].tolist() == pytest.approx([-0.125, -0.5, -0.25])
     assert linear_penalty(torch.tensor([5]), 10.0).dtype == torch.float64
+
+
+def test_the_triangle_of_the_length_curriculum():
+    # at budget 125.44: 100 / 125.44, 1 - 74.56 / 125.44, 0; B 256 with width 256: .5 1 .5 0
+    assert triangle(torch.tensor([100, 200, 300]), 125.44).tolist() == pytest.approx([0.797194, 0.405612, 0], abs=1e-6)
+    assert triangle(torch.tensor([128, 256, 384, 600]), 256.0, 256.0).tolist() == [0.5, 1, 0.5, 0]
+    m = gxpo.method("length_curriculum").fill(max_length=600, total_steps=600)
+    forest = grown([("g", 100, True, True), ("g", 200, False, True)])
+    for step, first in ((1, 100 / 256), (301, 0.797194)):
+        m.at(step)
+        assert float(m.shaped(forest).outcome[0]) == pytest.approx(1 + 0.5 * first, abs=1e-6)
+    assert float(m.shaped(forest).outcome[1]) == pytest.approx(0.5 * 0.405612, abs=1e-6)  # wrong ones are paid, too
+
+
+def test_below_the_budget_longer_is_better():
+    # right short .72, right at L .9, wrong at L .3, wrong short .12: mean .51, std .360555
+    credit = group_relative(torch.tensor([0.72, 0.9, 0.3, 0.12]), torch.zeros(4).long())
+    assert credit.tolist() == pytest.approx([0.580651, 1.078352, -0.580651, -1.078352], abs=1e-4)
+
+
+def test_the_numbers_of_conciser():
+    # L_max 3072, lengths 500 1000 3000: 1.837240 1.674479 1.023438 less the 1 that is the same for all
+    part = gxpo.method("conciser").fill(max_length=3072)
+    rows = [("g", 500, True, True), ("g", 1000, True, True), ("g", 3000, True, True)]
+    assert part.shaped(grown(rows)).outcome.tolist() == pytest.approx([0.837240, 0.674479, 0.023438], abs=1e-6)
+    rows[2] = ("g", 3000, False, True)
+    assert part.shaped(grown(rows)).outcome.tolist() == [1, 1, 0]
+    rows[2] = ("g", 3000, False, False)  # not compared: the others are all right
+    assert part.shaped(grown(rows)).outcome.tolist() == pytest.approx([0.837240, 0.674479, 0], abs=1e-6)
 
 
 @settings(max_examples=40, deadline=None)

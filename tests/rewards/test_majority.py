@@ -183,3 +183,73 @@ def test_another_pattern():
 )
 def test_answers_that_are_found(text, answer):
     assert extract(text, re.compile(ANSWER, re.DOTALL)) == answer
+
+
+# ---------------------------------------------------------------- by frequency and entropy
+def by(reward, groups, answers=None, scorer=score, gate=None, **fields):
+    options = {"majority_vote": {"reward": reward, **({"gate": gate} if gate else {})}}
+    return scored(groups, answers or {}, scorer, options=options, **fields)
+
+
+def test_the_cards_frequencies():
+    forest, _ = by("frequency", {"g": ["#1", "#1", "#1", "#2"], "h": ["#5"] * 4}, {"g": "2", "h": "5"})
+    assert forest.outcome.tolist() == [0.75, 0.75, 0.75, 0.25, 1, 1, 1, 1]
+    assert column(forest, "vote_accuracy") == [0] * 4 + [1] * 4  # confident and wrong; confident and right
+    assert column(forest, "agreement") == [0.75] * 4 + [1] * 4 == [0.75] * 4 + column(forest, "correct")[4:]
+    # H = -(3/4 ln 3/4 + 1/4 ln 1/4) = .562335, over ln 4 = 1.386294
+    assert column(forest, "answer_entropy") == pytest.approx([0.405639] * 4 + [0] * 4, abs=1e-6)
+
+
+def test_ttrvs_entropy_term_cancels():
+    # the card: f - .75 H_n with H_n = 1.213008 / ln 4 = .875 (distinct answers), and A of either
+    texts = [LETTERS[x] for x in "aabacbad"]
+    forest, _ = by("frequency", {"g": texts})
+    paid = torch.tensor([0.5, 0.5, 0.25, 0.5, 0.125, 0.25, 0.5, 0.125], dtype=torch.float64)
+    assert torch.equal(forest.outcome, paid)
+    shifted = forest.replace(outcome=paid - 0.75 * 0.875)
+    ends = torch.tensor([int(forest.path_of(r)[0]) for r in range(8)])
+    a = [gxpo.method("grpo").advantages(f)[ends] for f in (forest, shifted)]
+    card = [0.900098, 0.900098, -0.540059, 0.900098, -1.260137, -0.540059, 0.900098, -1.260137]
+    assert a[0].tolist() == pytest.approx(card, abs=1e-6) and torch.allclose(a[0], a[1], rtol=0, atol=1e-12)
+
+
+def test_the_entropy_reward_has_minus_the_entropy_as_its_mean():
+    forest, _ = by("entropy", {"g": ["#1", "#1", "#1", "#2"], "h": ["#1", "none", "#1", "?"]})
+    assert forest.outcome[:4].tolist() == pytest.approx([-0.287682] * 3 + [-1.386294], abs=1e-6)  # ln 3/4, ln 1/4
+    assert float(forest.outcome[:4].mean()) == pytest.approx(-0.562335, abs=1e-6)
+    assert forest.outcome[4:].tolist() == pytest.approx([-0.693147, -1.386294] * 2, abs=1e-6)  # alone: ln 1/4
+
+
+@pytest.mark.parametrize("reward", ["vote", "frequency", "entropy"])
+def test_groups_outside_the_gate_teach_nothing(reward):
+    groups = {"sure": ["#1"] * 4, "torn": ["#1", "#1", "#1", "#2"], "lost": ["#1", "#2", "#3", "#4"]}
+    forest, _ = by(reward, groups, gate=[0.1, 0.9])
+    assert forest.outcome[:4].tolist() == [0] * 4 == forest.outcome[8:].tolist()
+    assert forest.outcome[4] != forest.outcome[7]
+    with pytest.raises(ConfigError, match="entropy from 0 to 1"):
+        by(reward, groups, gate=[0.5, 2.0])
+
+
+def test_clusters_are_of_equal_answers_by_the_verifier():
+    def numeric(text, task):
+        return {"correct": float(eval(text.strip("#")) == eval(task.answer))}  # the test's own texts
+
+    groups = {"g": ["#1/2", "#3", "#0.5", "#2/4"], "h": ["#3", "#1/3", "none"]}
+    forest, rewards = by("frequency", groups, scorer=lambda t, k: numeric(t, k) if "#" in t else {"correct": 0.0})
+    assert forest.outcome.tolist() == [0.75, 0.25, 0.75, 0.75, 1 / 3, 1 / 3, 0]
+    assert sum(rewards.counts.values()) == 0
+
+
+def test_who_does_not_vote_is_measured_against_those_who_do():
+    groups = {"g": ["#1", "#1", "#2", "#3", "#1"]}
+    aside = {"origin": {"g/4": "demonstration"}, "compared": {"g/3": False}}
+    forest, _ = by("frequency", groups, **aside)
+    assert forest.outcome.tolist() == pytest.approx([2 / 3, 2 / 3, 1 / 3, 0, 2 / 3])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(["#1", "#2", "#3", "none"]), min_size=1, max_size=8))
+def test_frequencies_are_counts(texts):
+    forest, _ = by("frequency", {"g": texts})
+    expected = [texts.count(t) / len(texts) if t != "none" else 0.0 for t in texts]
+    assert forest.outcome.tolist() == pytest.approx(expected)

@@ -57,6 +57,12 @@ def wild(completion):
         os.kill(os.getpid(), signal.SIGSEGV)
     if completion == "child":
         os.execvp("sleep", ["sleep", "1000"])
+    if completion.startswith("killed"):  # "killed N FILE": in the first N times that it is asked
+        _, times, told = completion.split()
+        with open(told, "a") as file:
+            file.write("x")
+        if os.path.getsize(told) <= int(times):
+            os.kill(os.getpid(), signal.SIGKILL)
     odd = {"nan": float("nan"), "inf": float("inf"), "text": "good", "none": None, "list": [1.0], "empty": {},
            "named": {"a": 1.0}, "nested": {"wild": {"a": 1}}, "complex": 1j}
     return odd.get(completion, 0.5)
@@ -324,6 +330,38 @@ def test_a_worker_that_dies_between_batches_is_replaced_and_nobody_pays(file: st
         process.wait()
         assert score(rewards, ["4", "5"]).outcome.tolist() == [1.0, 0.0]
         assert sum(rewards.counts.values()) == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_is_killed_while_it_scores_costs_nothing(file: str, workers: int, tmp_path: Path) -> None:
+    """Once; an item with which it is killed again is to blame."""
+    once = [f"killed 1 {tmp_path}/{i}" for i in range(3)]
+    texts = ["good", once[0], once[1], "good", f"killed 9 {tmp_path}/always", once[2], "good"]
+    with RewardSet.make(f"{file}:wild", source=NO_SCORER, workers=workers) as rewards:
+        outcome = score(rewards, texts).outcome.tolist()
+    assert [i for i, x in enumerate(outcome) if x != 0.5] == [4] and math.isnan(outcome[4])
+    assert rewards.counts["died"] == sum(rewards.counts.values()) == 1
+    assert "its process died (signal SIGKILL)" in rewards.messages["died"]
+    assert (tmp_path / "always").stat().st_size == 2
+
+
+def test_a_worker_that_is_killed_while_it_loads_is_started_once_more(tmp_path: Path) -> None:
+    code = """
+    import os, signal
+    def exact(completion):
+        return 0.25
+    with open({told!r}, "a") as file:
+        file.write("x")
+    if os.path.getsize({told!r}) <= {times}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    for times in (1, 2):
+        path = tmp_path / f"loads_{times}.py"
+        path.write_text(textwrap.dedent(code.format(told=str(tmp_path / f"told_{times}"), times=times)))
+    with RewardSet.make(f"{tmp_path}/loads_1.py:exact", source=NO_SCORER) as rewards:
+        assert score(rewards, ["4"]).outcome.tolist() == [0.25]
+    with pytest.raises(ConfigError, match=r"loading it: its process died .signal SIGKILL"):
+        RewardSet.make(f"{tmp_path}/loads_2.py:exact", source=NO_SCORER)
 
 
 # ---------------------------------------------------------------- refused before anything runs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections import Counter
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -16,22 +17,23 @@ from tests.rollouts.replay_session import UNSCORED, StepSession, right_first, ta
 from tests.rollouts.resumed import check_resumed
 
 from gxpo.errors import CheckpointError, ConfigError
-from gxpo.rollouts.adaptive_group_size import AdaptiveGroupSize, allot, expected_contrast
+from gxpo.rollouts.adaptive_group_size import AdaptiveGroupSize, allot, knapsack
+from gxpo.rollouts.group_values import failures, mean_error, mean_error_by_variance, mixed, mixed_gain
 from gxpo.rollouts.independent import Independent
 
 
 # ---------------------------------------------------------------- what is worth how much
 def test_the_cards_numbers() -> None:
     # p = .5: 2 * .5 * .5, 4 * .5 * .875, 8 * .5 * (1 - 1 / 128); p = .1: 2 * .9 * .1, 3 * .9 * .19, ...
-    assert [expected_contrast(n, 0.5) for n in (2, 4, 8)] == pytest.approx([0.5, 1.75, 3.96875])
-    found = [expected_contrast(n, 0.1) for n in (2, 3, 4, 8)]
+    assert [failures(n, 0.5) for n in (2, 4, 8)] == pytest.approx([0.5, 1.75, 3.96875])
+    found = [failures(n, 0.1) for n in (2, 3, 4, 8)]
     assert found == pytest.approx([0.18, 0.513, 0.9756, 3.756262], abs=1e-6)
 
 
 @given(st.integers(1, 9), st.floats(0, 1))
 def test_it_is_the_expected_number_of_failures_of_a_mixed_group(n: int, p: float) -> None:
     expected = sum(comb(n, k) * p**k * (1 - p) ** (n - k) * (n - k) for k in range(1, n + 1))
-    assert expected_contrast(n, p) == pytest.approx(expected, abs=1e-12)
+    assert failures(n, p) == pytest.approx(expected, abs=1e-12)
 
 
 rates = st.lists(st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.9, 1.0]), min_size=1, max_size=5)
@@ -44,7 +46,7 @@ def test_it_equals_a_loop_over_all_tasks(p: list[float], more: int, least: int, 
     sizes = [least] * len(p)
     for _ in range(more):
         gains = [
-            (expected_contrast(n + 1, x) - expected_contrast(n, x), -n, -i)
+            (failures(n + 1, x) - failures(n, x), -n, -i)
             for i, (n, x) in enumerate(zip(sizes, p, strict=True))
             if n < most
         ]
@@ -59,11 +61,56 @@ def test_where_the_gains_fall_greedy_is_the_best_there_is() -> None:
     p = [0.5, 0.6, 0.8]
     best = max(
         (n for n in itertools.product(range(2, 9), repeat=3) if sum(n) == 12),
-        key=lambda n: sum(expected_contrast(k, x) for k, x in zip(n, p, strict=True)),
+        key=lambda n: sum(failures(k, x) for k, x in zip(n, p, strict=True)),
     )
     assert tuple(allot(p, 12, 2, 8)) == best
     with pytest.raises(ValueError, match="need more than 3"):
         allot(p, 3, 2)
+
+
+# ---------------------------------------------------------------- other values, and the exact sum
+def test_the_knapsack_card() -> None:
+    """p .1 .5 .9, 12 rollouts of at least 2: (5, 5, 2), worth .151977 against .140317 of four each."""
+    p = [0.1, 0.5, 0.9]
+    assert allot(p, 12, value=mixed_gain) == knapsack(p, 12, value=mixed_gain) == [5, 5, 2]
+    worth = [sum(mixed_gain(n, x) for n, x in zip(sizes, p, strict=True)) for sizes in ([5, 5, 2], [4, 4, 4])]
+    assert worth == pytest.approx([0.151977, 0.140317], abs=1e-6)
+    # p (1 - p)^2, where a mixed group is all but sure
+    assert [mixed_gain(10**6, x) for x in (0.1, 0.3, 0.5, 0.9)] == pytest.approx([0.081, 0.147, 0.125, 0.009])
+    assert [mixed(n, 0.1) for n in (2, 4, 8, 16)] == pytest.approx([0.18, 0.3438, 0.569533, 0.814698], abs=1e-6)
+    assert mixed(230, 0.01) >= 0.9 > mixed(229, 0.01)
+
+
+def test_errors_of_means_are_least_in_proportion_to_the_std() -> None:
+    """CurES: stds .5 and .433013 of rates .5 and .25 share 28 attempts as 15 and 13; variances as 16 and 12, 4 to 3."""
+    assert allot([0.5, 0.25], 28, value=mean_error) == [15, 13]
+    assert allot([0.5, 0.25], 28, value=mean_error_by_variance) == [16, 12]
+    assert allot([0.0, 0.5, 1.0], 12, value=mean_error) == [2, 8, 2]
+
+
+@settings(max_examples=40, deadline=None)
+@given(rates, st.integers(0, 8), st.integers(1, 2), st.integers(2, 6), st.sampled_from([failures, mixed_gain]))
+def test_knapsack_is_the_best_of_all_sizes(p: list[float], more: int, least: int, most: int, value: Any) -> None:
+    p = p[:3]
+    budget = min(least * len(p) + more, most * len(p))
+    sums = [
+        sum(value(k, x) for k, x in zip(n, p, strict=True))
+        for n in itertools.product(range(least, most + 1), repeat=len(p))
+        if sum(n) == budget
+    ]
+    found = knapsack(p, least * len(p) + more, least, most, value)
+    assert sum(found) == budget and least <= min(found) and max(found) <= most
+    assert sum(value(k, x) for k, x in zip(found, p, strict=True)) == pytest.approx(max(sums), abs=1e-12)
+
+
+def test_greedy_passes_over_a_hard_task_that_the_exact_sum_does_not() -> None:
+    assert allot([0.01, 0.9], 24, 2, 22) == [2, 22] and knapsack([0.01, 0.9], 24, 2, 22) == [22, 2]
+    part = AdaptiveGroupSize(12, most=22, solver="knapsack")
+    part.memory.rows.update({"hard": [0.5, 99.0], "easy": [89.0, 99.0]})
+    session = StepSession(right_first(1), step=1)
+    assert Counter(part.grow(tasks("hard", "easy"), session).group) == {"s1/hard": 22, "s1/easy": 2}
+    with pytest.raises(ValueError, match="need more than 3"):
+        knapsack([0.5, 0.5], 3)
 
 
 # ---------------------------------------------------------------- the part
@@ -127,6 +174,8 @@ def test_read_back_it_allots_the_same() -> None:
         ({"least": 0}, "rollout.least"),
         ({"discount": 2.0}, "rollout.discount"),
         ({"prior": 0.0}, "rollout.prior"),
+        ({"value": "failure"}, "did you mean 'failures'"),
+        ({"value": lambda rate: rate}, r"must be a function of \(n, rate\)"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], key: str) -> None:

@@ -235,6 +235,28 @@ def test_a_source_that_learns_draws_in_a_resumed_run_as_in_a_calm_one(tmp_path: 
     assert lines(tmp_path / "run") == calm
 
 
+def test_a_task_sampler_draws_in_a_resumed_run_as_in_a_calm_one(tmp_path: Path) -> None:
+    """Rates are those of the steps that were trained before the draw; what is drawn and in flight counts as drawn."""
+    pool, held = tmp_path / "pool.jsonl", tmp_path / "held.jsonl"
+    pool.write_text("\n".join(json.dumps({"id": x, "prompt": f"{x}?", "answer": "1"}) for x in "abcdef"))
+    held.write_text(json.dumps({"id": "h", "prompt": "h?", "answer": "1"}))
+    keys = {
+        "task": str(pool),
+        "tasks__options": {"held_out": str(held)},
+        "tasks__sampler": "drop_solved",
+        "tasks__sampler__epochs": True,
+        "reward": REWARD,
+        "async__max_staleness": 1,
+    }
+    calm = train(tmp_path / "calm", **keys)
+    asked = [line["task"] for line in ledger(tmp_path / "calm") if line["event"] == "dispatch"]
+    assert sorted(asked) == list("abcdef")  # three steps of two: an epoch
+    assert [row["tasks_known"] for row in calm] == [2, 4, 6]
+    kill(tmp_path / "run", 12, keys)
+    gxpo.resume(tmp_path / "run", progress="none")
+    assert lines(tmp_path / "run") == calm
+
+
 def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
     train(tmp_path / "run", steps=1, **AHEAD)
     path = tmp_path / "run" / "rollouts" / "ledger.jsonl"

@@ -33,7 +33,9 @@ SHORT = {"tasks.per_step": 2, "rollout.group_size": 3, "sampling.max_new_tokens"
         (TINKER | {"learner.lora_alpha": 8.0}, "leave out learner.lora_alpha"),
         (TINKER | {"model": "tiny:cold"}, "leave out model=tiny:cold"),
         (TINKER | {"init_from": "runs/x"}, "leave out init_from"),
-        (VERL | {"cluster.address": "http://x"}, "leave out cluster.address"),
+        (VERL | {"cluster.address": "http://x"}, "is no Ray address: set auto"),
+        (VERL | {"cluster.address": "ray://x:10001"}, "on a node of the cluster with cluster.address=auto"),
+        (VERL | {"cluster.train.nodes": 2}, "is read by `gxpo plan` alone"),
         (VERL | {"learner.lora_rank": 8}, "set learner.lora_rank=0"),
         (VERL | {"optim.weight_decay": 0.1}, "set optim.weight_decay=0"),
         (VERL | {"sampling.engine": "vllm"}, "set sampling.engine=torch"),
@@ -49,7 +51,15 @@ def test_what_an_engine_can_not_do_is_refused_in_a_line(settings, words):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("settings", [TINKER, VERL, VERL | {"sampling.temperature": 0.7, "learner.dtype": "bfloat16"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        TINKER,
+        VERL,
+        VERL | {"sampling.temperature": 0.7, "learner.dtype": "bfloat16"},
+        VERL | {"cluster.address": "auto", "cluster.train.nodes": 2, "cluster.train.gpus_per_node": 4},
+    ],
+)
 def test_what_it_can_do_is_let_through(settings):
     for method in ("grpo", "gspo", "dr_grpo", "gigpo"):
         stated = {"method": method, **settings}

@@ -134,6 +134,9 @@ def declared(
         found.append(
             f"rollout={show(method.rollout)}: {trainer} samples the groups itself (rollout=independent takes the rest)"
         )
+    paid = next((key for key in ("reward", "scoring.weights") if key in method.run_keys), None)
+    if paid is not None and not method.shapes:  # a shape may read such rewards from the trainer's own
+        found.append(f"{paid}={method.run_keys[paid].value}: {trainer} pays by reward functions of yours")
     for key, part in parts_of(method):
         if not objective and key.startswith("objective") and part is not method.kl_reward:
             continue
@@ -256,7 +259,8 @@ def _stages(
             yield key, part(forest.replace(outcome=outcome))
         for name, part in method.rewards.items():
             key = f"reward.add.{name}"
-            yield key, torch.stack([x.double() for x in part(forest).values()])
+            found = part(forest)
+            yield key, torch.stack([x.double() for x in ([found] if isinstance(found, Tensor) else found.values())])
         forest = method.shaped(forest)
         values: dict[str, Any] = {"proximal_logprob": forest.path_behaviour_logprob * 1.1}
         values["reference_logprob"] = forest.path_behaviour_logprob * 0.9

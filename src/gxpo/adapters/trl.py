@@ -164,6 +164,8 @@ class WithMethod(Base):
             forest = forest.replace(behaviour_logprob=column)
         if method.segmenter is not None:
             forest = method.segmenter(forest, SegmentTools(tools.decode, tools.learner))
+        if mode == "train":
+            method.at(self._step // self._cycle + 1)
         forest = method.shaped(forest)
         if "hidden" in method.needs:
             values["hidden"] = tools.learner.hidden(forest)

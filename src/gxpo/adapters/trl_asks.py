@@ -59,4 +59,5 @@ def settings_for(method: Method) -> dict[str, Any]:
 
 def needs_length(method: Method) -> bool:
     """Whether a coefficient follows the course of the run, whose length the method leaves open."""
-    return any(getattr(part, "total_steps", 1) is None for part in controls(method).values())
+    by_run = any(number.schedule.over is None for number in method.scheduled)
+    return by_run or any(getattr(part, "total_steps", 1) is None for part in controls(method).values())

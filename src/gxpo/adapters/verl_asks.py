@@ -35,7 +35,9 @@ def why_not(name: str, what: str = "advantage", overrides: Mapping[str, Any] | N
     if what not in ("advantage", "loss"):
         raise ConfigError(f"what is 'advantage' or 'loss', not {what!r}")
     composed = compose(name, overrides)
-    found = _no_estimator(composed) if what == "advantage" else _no_loss(composed)
+    keys = [s.key for s in composed.scheduled if s.key.startswith("objective") == (what == "loss")]
+    found = [f"{key}: verl does not say which step it is, so a schedule can't move it" for key in keys]
+    found += _no_estimator(composed) if what == "advantage" else _no_loss(composed)
     return "; ".join(dict.fromkeys(found)) or None
 
 

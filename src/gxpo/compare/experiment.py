@@ -273,5 +273,6 @@ def reads_progress(resolved: config.Resolved) -> bool:
     """Whether anything depends on how many steps the run has."""
     each = resolved.phases or (resolved,)
     parts = (part for one in each for part in one.method.parts())
-    scheduled = any(one.settings.optim.schedule != "constant" for one in each)
-    return scheduled or any(hasattr(part, "total_steps") for part in parts)
+    open_ended = any(number.schedule.over is None for one in each for number in one.method.scheduled)
+    by_run = open_ended or any(one.settings.optim.schedule != "constant" for one in each)
+    return by_run or any(hasattr(part, "total_steps") for part in parts)

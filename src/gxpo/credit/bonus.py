@@ -11,7 +11,7 @@ import torch
 from annotated_types import Ge, Interval, Le
 from torch import Tensor
 
-from gxpo import grouped
+from gxpo import grouped, named_columns
 from gxpo.credit.base import CreditPart
 from gxpo.credit.columns import CORRECT
 from gxpo.errors import MissingSignal
@@ -125,13 +125,15 @@ class Bonus(CreditPart):
     low, high  bounds of the product
     kappa      at most |A| / kappa, A the advantages before it in the sum: the sign never changes, and
                groups of equal outcomes still learn nothing
-    at         "all" tokens of a trajectory have the bonus, or its "last" trainable one
+    at         "all" tokens of a trajectory have the bonus, its "last" trainable one, or the last that a segmenter has
+               "labelled"
     share      of its tokens over which the confidence of an answer is taken, under "confidence_gap"
 
     With these settings this is
       AAPO     value gap, low -0.2, high 0.28 (its code): outcome less that of the reference model    arXiv 2505.14264
       VERL     the signal "bonus" (`effective_rank`), low 0, kappa 2                                  arXiv 2509.23808
       ProGRPO  value confidence_gap, factor 0.3, share 0.2                                            arXiv 2602.05281
+      LC-R1    the signal "valid_thinking", at the end of the thought           arXiv 2506.14755
       GTPO     value certainty, factor 0.1: each answer pays for the policy's entropy (its code)      arXiv 2508.03772
     """
 
@@ -140,12 +142,13 @@ class Bonus(CreditPart):
     low: Annotated[float, Le(0)] = field(default=-math.inf, metadata={"unbounded": True})
     high: Annotated[float, Ge(0)] = math.inf
     kappa: Annotated[float, Ge(1)] | None = None
-    at: Literal["all", "last"] = "all"
+    at: Literal["all", "last", "labelled"] = "all"
     share: Annotated[float, Interval(gt=0, le=1)] = 0.2
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs", QUANTITIES[self.value][0] if self.value in QUANTITIES else (self.value,))
         object.__setattr__(self, "learns_from_equal_groups", self.kappa is None)
+        object.__setattr__(self, "requires", ("segments",) if self.at == "labelled" else ())
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         return self.beside(torch.zeros(forest.n_entries, dtype=torch.float64), forest, signals, step)
@@ -159,6 +162,9 @@ class Bonus(CreditPart):
         found = bounded(self.factor * found, total, self.low, self.high, self.kappa)
         if self.at == "all":
             return found
+        eligible = forest.path_trainable
+        if self.at == "labelled":
+            eligible = eligible & (named_columns.TOKEN["label"](forest) > 0)
         place = torch.arange(forest.n_entries, dtype=torch.float64)
-        last = grouped.max(place, forest.path_trajectory, forest.path_trainable) == place
-        return torch.where(last & forest.path_trainable, found, 0.0)
+        last = grouped.max(place, forest.path_trajectory, eligible) == place
+        return torch.where(last & eligible, found, 0.0)

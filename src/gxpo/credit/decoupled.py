@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -18,6 +18,8 @@ from gxpo.forest import Forest
 from gxpo.functions import checked_by
 from gxpo.registry import part
 
+OTHERS = "*"  # in weights: every component that is not named
+
 
 @torch.no_grad()
 def decoupled_sum(
@@ -28,18 +30,26 @@ def decoupled_sum(
     ddof: int = 1,
     eps: float = 1e-4,
     singleton: str = "zero",
+    only: Tensor | None = None,
 ) -> Tensor:
     """s = sum_k w_k z_k, z_k = (r_k - mean_g r_k) / (std_g r_k + eps), for each reward k over the group.
 
     rewards  [R, K] any float dtype;   weights  [K];   group  [R] int64 dense ids, -1 = in no group
     where    [R] bool (default: all): which enter the statistics; the others are measured by them
     singleton  what z is in a group of one: "zero", or "raw", r_k / (1 + eps)
+    only     [R, K] bool (default: all): of which trajectories reward k has statistics and z; z is 0 for the others, and
+             where it has fewer than two of a group
 
     Returns [R] float64. A reward whose values are equal in a group adds exactly 0 there, whatever its weight.
     """
-    columns = [
-        group_relative(r, group, ddof=ddof, eps=eps, where=where, singleton=singleton) for r in rewards.unbind(1)
-    ]
+    options = {"ddof": ddof, "eps": eps, "where": where}
+    columns = []
+    for k, r in enumerate(rewards.unbind(1)):
+        if only is None or bool(only[:, k].all()):
+            columns.append(group_relative(r, group, **options, singleton=singleton))
+        else:
+            own = torch.where(only[:, k], group, -1)
+            columns.append(torch.where(only[:, k], group_relative(r, own, **options), 0.0))
     return torch.stack(columns, 1) @ weights.to(torch.float64)
 
 
@@ -55,12 +65,16 @@ def batch_normalized(value: Tensor, moved: Tensor, where: Tensor, ddof: int = 1,
     return torch.where(moved, out, torch.zeros_like(out))
 
 
-def _rewards(forest: Forest, weights: Mapping[str, float] | None) -> tuple[Tensor, Tensor]:
-    """Columns [R, K] of the components that have a weight, and the weights [K]."""
-    names = forest.component_names
+def _rewards(forest: Forest, weights: Mapping[str, float] | None) -> tuple[tuple[str, ...], Tensor, Tensor]:
+    """Names [K] of the components that have a weight, their columns [R, K], and the weights [K]."""
+    names = tuple(forest.component_names)
     if weights is None:
         columns = forest.components if names else forest.outcome[:, None]
-        return columns, torch.ones(columns.shape[1], dtype=torch.float64)
+        return names or ("outcome",), columns, torch.ones(columns.shape[1], dtype=torch.float64)
+    if OTHERS in weights:
+        if not set(names) - set(weights):
+            raise ConfigError("credit.weights names '*', and these rollouts have no component but those it names")
+        weights = {**dict.fromkeys(names, weights[OTHERS]), **{k: w for k, w in weights.items() if k != OTHERS}}
     for name in weights:
         if name not in names:
             there = ", ".join(names) or "none"
@@ -70,7 +84,19 @@ def _rewards(forest: Forest, weights: Mapping[str, float] | None) -> tuple[Tenso
             )
     weighted = {name: weight for name, weight in weights.items() if weight != 0}
     chosen = torch.tensor([names.index(name) for name in weighted])
-    return forest.components[:, chosen], torch.tensor(list(weighted.values()), dtype=torch.float64)
+    return tuple(weighted), forest.components[:, chosen], torch.tensor(list(weighted.values()), dtype=torch.float64)
+
+
+def _channels(forest: Forest, names: Sequence[str], only: Mapping[str, str] | None) -> Tensor | None:
+    """[R, K] bool: of which trajectories each component is taken; None where it is of all."""
+    if not only:
+        return None
+    for name in only:
+        if name not in names:
+            raise ConfigError(f"credit.only names {name!r}, which has no weight{did_you_mean(name, names)}")
+    forest.need_verdicts("credit.only", each=True)
+    right = forest.success >= 1
+    return torch.stack([right if name in only else torch.ones_like(right) for name in names], 1)
 
 
 def _some(weights: Mapping[str, float] | None, **_: Any) -> str | None:
@@ -85,7 +111,8 @@ def decoupled(
     forest: Forest,
     *,
     weights: Mapping[str, Annotated[float, Interval(gt=-math.inf, lt=math.inf)]] | None = None,
-    over: Literal["trajectories", "tokens"] = "trajectories",
+    over: Literal["trajectories", "tokens", "none"] = "trajectories",
+    only: Mapping[str, Literal["success"]] | None = None,
     ddof: int = 1,
     eps: float = 1e-4,
     singleton: Single = "zero",
@@ -94,10 +121,13 @@ def decoupled(
 
     `decoupled_sum` of `forest.components`, then normalised over the batch; the same for every token; [P] float64.
 
-    weights  {component: weight}; null: every component, each with weight 1 (the outcome, if there are no components)
+    weights  {component: weight}, "*" every other one; null: every component, each with weight 1 (the outcome, if there
+             are no components)
     over     what the batch is made of. "trajectories": each counts once (TRL, NeMo). "tokens": (s - mean) / sqrt(var +
              1e-8) over trainable tokens, so that long answers weigh more (verl); groups of equal rewards then have
-             credit, too, since the mean over tokens is not 0
+             credit, too, since the mean over tokens is not 0. "none": no second normalisation
+    only     {component: "success"}: this component is compared among successes alone: failures have no share in its
+             statistics and 0 from it, and so has a group with a single success (HDPO, arXiv 2604.08545)
     ddof, eps  of the standard deviations
     singleton  z of a group of one: "zero" (TRL), or the "raw" rewards (verl), which the batch then is normalised with
 
@@ -109,17 +139,19 @@ def decoupled(
 
     Source: GDPO (arXiv 2601.05242), both of its ports; eps 1e-4 as in TRL's.
     """
-    rewards, factors = _rewards(forest, weights)
+    names, rewards, factors = _rewards(forest, weights)
     usable = rewards.isfinite().all(1)
     rewards = torch.where(usable[:, None], rewards, torch.zeros_like(rewards))
     enters, group = forest.compared & usable, torch.where(usable, group, -1)
-    total = decoupled_sum(rewards, factors, group, enters, ddof, eps, singleton)
-    if len(factors) == 1:
+    channels = _channels(forest, names, only)
+    total = decoupled_sum(rewards, factors, group, enters, ddof, eps, singleton, channels)
+    if len(factors) == 1 or over == "none":
         return forest.to_path(total, "R")
     if over == "tokens":
         trained = forest.path_trainable & forest.to_path(usable, "R")
         return batch_whiten(forest.to_path(total, "R"), trained, forest.to_path(enters, "R"))
     moved = alone(group, enters) if singleton == "raw" else torch.zeros_like(usable)
-    for reward in rewards.unbind(1):
-        moved |= ~grouped.degenerate(reward, group, enters) | ~enters
+    for k, reward in enumerate(rewards.unbind(1)):
+        own = group if channels is None else torch.where(channels[:, k], group, -1)
+        moved |= ~grouped.degenerate(reward, own, enters) | ~enters
     return forest.to_path(batch_normalized(total, moved & usable, enters, ddof, eps), "R")

@@ -91,6 +91,10 @@ ANY: dict[str, tuple[str, ...]] = {
         "average the loss without dividing by each completion's length",
     ),
     "length_collapse": ("pay for brevity only where the answer is right, and less",),
+    "judge_hacked": (
+        "read what the judge is shown and what it answers, on the attempts that it credits and the others reject",
+        "ask several judges with different rubrics and models, and keep one that is never paid",
+    ),
     "component_dominates": (
         "lower that component's weight, or pay it only where the answer is right",
         "normalise each component by itself",

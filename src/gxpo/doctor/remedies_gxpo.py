@@ -17,7 +17,10 @@ GXPO: dict[str, tuple[str, ...]] = {
         "chat.template=FILE.jinja, or chat.kwargs for the template's variables",
     ),
     "verifier_rejects_right_answers": ("gxpo check-reward REWARD --task TASK: it must accept every reference answer",),
-    "labels_misaligned": ("gxpo check-reward REWARD --task TASK --n 10, and solve those tasks by hand",),
+    "labels_misaligned": (
+        "gxpo check-reward REWARD --task TASK --n 10, and solve those tasks by hand",
+        "optim.lr / 10 under reward=majority_vote, which settles on what is agreed, right or not",
+    ),
     "missing_scores": (
         "scoring_raised, scoring_timeout and scoring_died in metrics.jsonl say what went wrong: mend that",
         "raise scoring.timeout, or add scoring.workers",
@@ -99,10 +102,17 @@ GXPO: dict[str, tuple[str, ...]] = {
         "take length out of the reward",
         "charge for length: reward.add.length=length, reward.add.length.coef=0.2",
         "method=dr_grpo: no division by each completion's length",
+        "reward.add.length.of=all_right_groups charges where every answer is right (ConciseR)",
+        "reward.add.length.coef={schedule: linear, from: 0, to: 0.2} begins to charge by and by",
     ),
     "length_collapse": (
         "pay for brevity only where the answer is right: reward.add.length.of=correct",
         "a smaller reward.add.length.coef",
+    ),
+    "judge_hacked": (
+        "a panel of judges most of which do not share the flaw, combined by the median",
+        "pay what can be checked: an entry of scoring.weights for correct beside the judge's",
+        "method=meta_po: a model rewrites the rubric from scored answers",
     ),
     "component_dominates": (
         "lower its entry of scoring.weights, or pay it only where the answer is right",
@@ -115,6 +125,7 @@ GXPO: dict[str, tuple[str, ...]] = {
     "tool_failures": (
         "gxpo check-env ENV; put the tools' schema into the prompt (chat.tools=native)",
         "return an error's text to the model, and take a little reward off for it",
+        "method=otc where right answers take more calls than they need",
     ),
     "slow_tail": ("lower sampling.max_new_tokens", "reward.add.overlong=overlong charges for answers near the limit"),
 }

@@ -7,6 +7,7 @@ one it has, `/reset_prefix_cache` drops keys and values of the old weights.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
+from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors.torch import save_file
 
@@ -28,6 +30,8 @@ from gxpo.remote import Line, Unanswered, plain
 
 ANSWER = 1 << 24  # bytes of a server's answer
 ASKING = 30.0  # seconds that a server may take to say which weights it has
+FOLDER = "gxpo-weights-"  # what a run's folder of weights is called, and a random word
+LOCK = ".lock"  # in it; held as long as the run
 
 Said = TypeVar("Said", bound="State")
 
@@ -80,15 +84,24 @@ class Publication:
 
 
 class WeightFiles:
-    """Files of a model's weights in a folder of this run's own, under one that the servers see by the same path."""
+    """Files of a model's weights in a folder of this run's own, under one that the servers see by the same path.
+
+    Folders there of runs that were killed are removed: those whose lock nobody holds.
+    """
 
     def __init__(self, model: Any, folder: str) -> None:
         self.model = model
         place = Path(folder).expanduser().resolve()
         if not place.is_dir():
             raise ConfigError(f"sampling.engine_options: weights={folder} is no folder; name one that the servers see")
-        self.folder = Path(tempfile.mkdtemp(prefix="gxpo-weights-", dir=place))
-        self.folder.chmod(0o755)  # the servers may be another user's
+        _remove_abandoned(place)
+        made = Path(tempfile.mkdtemp(prefix=".partial-", dir=place))
+        made.chmod(0o755)  # the servers may be another user's
+        self._lock = FileLock(made / LOCK, thread_local=False)
+        with contextlib.suppress(OSError, NotImplementedError):  # a file system without locks
+            self._lock.acquire(timeout=0)
+        self.folder = place / f"{FOLDER}{made.name.removeprefix('.partial-')}"
+        os.rename(made, self.folder)  # it is seen with its lock held
         self._run, self._number = uuid.uuid4().hex[:12], 0
 
     def writes(self) -> int:
@@ -109,12 +122,22 @@ class WeightFiles:
     def keep_only(self, held: Publication) -> None:
         """Remove all other files."""
         for path in self.folder.iterdir():
-            if path != held.path:
+            if path != held.path and path.name != LOCK:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.release()
+
+
+def _remove_abandoned(place: Path) -> None:
+    """Remove folders of weights whose lock nobody holds."""
+    for folder in place.glob(f"{FOLDER}*"):
+        if not (folder / LOCK).is_file():
+            continue
+        with contextlib.suppress(Timeout, OSError, NotImplementedError), FileLock(folder / LOCK, timeout=0):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 async def state(root: Line) -> State:

@@ -16,7 +16,7 @@ from gxpo.engines.decode import writes
 from gxpo.engines.in_vllm.gxpo_vllm import SLACK
 from gxpo.engines.network import Network
 from gxpo.engines.remote_requests import check, seed_of
-from gxpo.engines.vllm_process import PROGRAM, VllmProcess, interpreter
+from gxpo.engines.vllm_process import PROGRAM, VllmEnded, VllmProcess, interpreter
 from gxpo.engines.vllm_weights import SharedWeights
 from gxpo.errors import ModelError
 from gxpo.protocols import Completion, Request, Sampling
@@ -52,6 +52,8 @@ class VllmEngine:
     those of the torch engine, and rounding that depends on what else is in vLLM's batch or cache can change them. Runs
     with this engine are not reproducible bit for bit.
 
+    A process that ends is replaced once a call, and the requests are sampled by the new one; a second end is an error.
+
     `Request.keep` is not needed: vLLM finds cached prefixes by their tokens, in blocks. Counted since the engine was
     made: prefilled_tokens and reused_tokens, of the prompt of every sample (not of every distinct prompt).
     """
@@ -77,25 +79,33 @@ class VllmEngine:
         self.prefilled_tokens = self.reused_tokens = 0
         self._shared, self._stamp = SharedWeights(), 0
         self._sent: tuple[int, int] | None = None  # version and count of writes of what the process holds
-        python = interpreter(python)
-        notify(f"starting vLLM in {python}")
+        self._python, self._program, self._notify = interpreter(python), program, notify
+        self._rows, self._given, self._starting = batch_rows, dict(arguments or {}), starting
+        notify(f"starting vLLM in {self._python}")
+        device = self._start()
+        notify(f"vLLM {self.vllm_version} samples on {device}; runs with it are not reproducible bit for bit")
+
+    # ------------------------------------------------------------ starting
+    def _start(self) -> str:
+        """Start a process and give it the weights; its device."""
         with tempfile.TemporaryDirectory(prefix="gxpo-vllm-") as folder:
             self._describe(Path(folder))
-            given = self._arguments(folder, batch_rows, dict(arguments or {}))
+            given = self._arguments(folder, self._rows, self._given)
             self.positions: int = given["max_model_len"]
-            self.process = VllmProcess(python, program=program)
+            self._shared.unlink()
+            self._shared, self._sent = SharedWeights(), None  # whose memory no other process has opened
+            self.process = VllmProcess(self._python, program=self._program)
             try:
                 start = {"do": "start", "arguments": given, "max_logprobs": MOST_LOGPROBS}
-                found, _ = self.process.ask(start, timeout=starting)
+                found, _ = self.process.ask(start, timeout=self._starting)
                 self.vllm_version: str = found["vllm"]
                 self._send()
                 self._probe()
             except BaseException:
                 self.close()
                 raise
-        notify(f"vLLM {self.vllm_version} samples on {found['device']}; runs with it are not reproducible bit for bit")
+        return found["device"]
 
-    # ------------------------------------------------------------ starting
     def _describe(self, folder: Path) -> None:
         """The model's configuration and tokenizer, as a directory; no weights."""
         config = {**self._network.causal.config.to_dict(), "architectures": [self._network.name]}
@@ -202,6 +212,23 @@ class VllmEngine:
                 f"sampling.top_k={sampling.top_k}: vLLM is asked for at most {MOST_TOP_K} possible tokens at a "
                 "position; lower it, or set sampling.engine=torch"
             )
+        arrays = _arrays(requests)
+        try:
+            said, found = self._ask(sampling, arrays)
+        except VllmEnded as error:
+            self._notify(f"{error}: starting another, which samples the same requests")
+            self._start()
+            said, found = self._ask(sampling, arrays)
+        if unknown := set(said["finish"]) - {"stop", "length"}:
+            raise ModelError(f"vLLM gave up a sample ({', '.join(sorted(unknown))}): lower sampling.batch_rows")
+        _check(said, found, sum(len(request.streams) for request in requests), sampling)
+        self.prefilled_tokens += said["read"]
+        self.reused_tokens += said["reused"]
+        rows = iter(self._completions(said, found, sampling))
+        return [[next(rows) for _ in request.streams] for request in requests]
+
+    def _ask(self, sampling: Sampling, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the process, with the weights of now, answers to these requests."""
         self._send()
         header = {
             "do": "sample",
@@ -220,15 +247,9 @@ class VllmEngine:
                 "detokenize": bool(sampling.stop),
             },
         }
-        said, found = self.process.ask(header, _arrays(requests))
+        said, found = self.process.ask(header, arrays)
         self._check_stamp(said)
-        if unknown := set(said["finish"]) - {"stop", "length"}:
-            raise ModelError(f"vLLM gave up a sample ({', '.join(sorted(unknown))}): lower sampling.batch_rows")
-        _check(said, found, sum(len(request.streams) for request in requests), sampling)
-        self.prefilled_tokens += said["read"]
-        self.reused_tokens += said["reused"]
-        rows = iter(self._completions(said, found, sampling))
-        return [[next(rows) for _ in request.streams] for request in requests]
+        return said, found
 
     def _completions(self, said: Mapping[str, Any], found: Mapping[str, Any], s: Sampling) -> list[Completion]:
         tokens, logprobs = found["tokens"].tolist(), found["logprobs"].tolist()

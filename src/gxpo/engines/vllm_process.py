@@ -36,6 +36,10 @@ GIVEN = {  # what the environment may say otherwise
 }
 
 
+class VllmEnded(ModelError):
+    """The process has ended by itself, or somebody ended it."""
+
+
 class VllmProcess:
     """A vLLM process, in lockstep: one message, one answer.
 
@@ -77,7 +81,8 @@ class VllmProcess:
         *,
         timeout: float | None = None,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Send a message, wait for the answer. `ModelError` for an error, or without an answer in `timeout` seconds."""
+        """Send a message, wait for the answer. `ModelError` for an error, or without an answer in `timeout` seconds,
+        `VllmEnded` where the process has ended."""
         if not self.close.alive:
             raise ModelError("the vLLM process was closed")
         raw = {name: (str(x.dtype), x.tobytes()) for name, x in (arrays or {}).items()}
@@ -94,7 +99,7 @@ class VllmProcess:
             said, found = gxpo_vllm.decode(message[gxpo_vllm.NUMBER.size :])
             said.get("error")
         except (EOFError, OSError) as error:
-            raise ModelError(f"the vLLM process ended while asked to {header['do']}: {self._last_words()}") from error
+            raise VllmEnded(f"the vLLM process ended while asked to {header['do']}: {self._last_words()}") from error
         except ModelError:
             raise
         except Exception as error:  # whatever reading it raises

@@ -13,7 +13,7 @@ from gxpo.envs.checked import checked_about, checked_answer
 from gxpo.envs.host import Host
 from gxpo.envs.sources import EnvSource
 from gxpo.errors import ConfigError, GxpoError
-from gxpo.processes import LOADING, Ended, Process
+from gxpo.processes import LOADING, Ended, Process, loaded
 from gxpo.usercode import Unusable
 
 PROGRAM = str(Path(__file__).with_name("worker.py"))
@@ -103,7 +103,8 @@ def log(logs: dict[str, Log], item: Item, answer: Answer) -> None:
 class InWorker:
     """Episodes in one worker process. When it hangs or dies, one episode is lost; the others are replayed in a new
     process, because environments are deterministic. That is checked: an episode whose last observation or state differs
-    is lost, too.
+    is lost, too. Where the process was killed from outside, the episode that acted is replayed and acts once more: if
+    its process is killed again, it is lost.
 
     timeout  seconds for one item: a reset, a step, and each of these when they are gone through again
     """
@@ -128,7 +129,7 @@ class InWorker:
     def run(self, items: Sequence[Item]) -> list[Answer]:
         """Results of the items, in order: those of `Host.run`, or "timeout" or "died"."""
         answers: dict[int, Answer] = {}
-        fruitless = 0
+        fruitless, tried = 0, -1
         while len(answers) < len(items) or self._drops:
             worker = self._ready()
             answers |= {i: self._lost.pop(item[1]) for i, item in enumerate(items) if item[1] in self._lost}
@@ -146,7 +147,13 @@ class InWorker:
                         f"environment {self.source.name}: its processes die before anything is asked of them ({how})"
                     ) from error
                 continue
-            for k, (item, answer) in enumerate(zip(sent, self._exchange(worker, sent), strict=False)):
+            found, end = self._exchange(worker, sent)
+            if end is not None:
+                at = left[len(found) - len(drops)] if len(found) >= len(drops) else -1
+                if not end.from_outside or at == tried >= 0:
+                    found.append((end.kind, f"{sent[len(found)][0]}: {end}"))
+                tried = at
+            for k, (item, answer) in enumerate(zip(sent, found, strict=False)):
                 if k >= len(drops):
                     answers[left[k - len(drops)]] = answer
                     log(self._logs, item, answer)
@@ -154,44 +161,56 @@ class InWorker:
                     self.complaints.append(answer)
         return [answers[i] for i in range(len(items))]
 
-    def _exchange(self, worker: Worker, sent: Sequence[Item]) -> list[Answer]:
-        """Answers to the items sent, up to the first that ends the process."""
+    def _exchange(self, worker: Worker, sent: Sequence[Item]) -> tuple[list[Answer], Ended | None]:
+        """Answers to the items sent, up to the one that ended the process, and how it ended."""
         answers: list[Answer] = []
         for operation, _, _ in sent:
             try:
                 answers.append(worker.receive(self.timeout, partial(checked_answer, operation)))
             except Ended as end:
-                return [*answers, (end.kind, f"{operation}: {end}")]
+                return answers, end
         self._worker = worker
-        return answers
+        return answers, None
 
     def _ready(self) -> Worker:
         """A process in which all episodes are restored."""
+        tried: set[str] = set()
+        fruitless = 0
         while self._worker is None:
-            worker = Worker(self.source)
+            worker = loaded(lambda: Worker(self.source))
             self._drops.clear()
-            if self._restore(worker):
-                self._worker = worker
+            try:
+                if self._restore(worker, tried):
+                    self._worker = worker
+            except OSError as error:
+                fruitless += 1
+                if fruitless > FRUITLESS:
+                    how = worker.exit_code()
+                    raise GxpoError(f"environment {self.source.name}: its process died ({how})") from error
         return self._worker
 
-    def _restore(self, worker: Worker) -> bool:
-        """Replay all episodes; False if that ended the process, with one episode less."""
+    def _restore(self, worker: Worker, tried: set[str]) -> bool:
+        """Replay all episodes; False if that ended the process, with one episode less, or one more in `tried`.
+
+        OSError where the process is gone before it is asked.
+        """
         logs = list(self._logs.items())
         items = [item for _, log in logs for item in log.items]
-        try:
-            worker.send(items)
-        except OSError as error:
-            raise GxpoError(f"environment {self.source.name}: its process died ({worker.exit_code()})") from error
-        answers = self._exchange(worker, items)
+        worker.send(items)
+        answers, end = self._exchange(worker, items)
         begin = 0
         for name, log in logs:
             own = answers[begin : begin + len(log.items)]
             begin += len(log.items)
-            failed = next((answer for answer in own if answer[0] != "ok"), None)
+            failed = next((str(answer[1]) for answer in own if answer[0] != "ok"), None)
+            if end is not None and len(own) < len(log.items):
+                if failed is None and end.from_outside and name not in tried:
+                    tried.add(name)
+                else:
+                    self._lose(name, failed or f"{log.items[len(own)][0]}: {end}")
+                return False
             if failed is not None:
-                self._lose(name, str(failed[1]))
-                if failed[0] in ("died", "timeout"):
-                    return False
+                self._lose(name, failed)
             elif log.seen != seen(own[-1]):
                 self._lose(name, "not deterministic: the same seed and actions led elsewhere")
         self.restored += len(self._logs)

@@ -13,7 +13,7 @@ from gxpo.envs.checked import checked_answer
 from gxpo.envs.episodes import FRUITLESS, Answer, Item, Log, Worker, log, seen
 from gxpo.envs.sources import EnvSource
 from gxpo.errors import GxpoError
-from gxpo.processes import Ended
+from gxpo.processes import Ended, loaded
 
 AT_ONCE = 1024  # episodes of one process that act at the same time
 SIGN = 5.0  # seconds in which a process whose episode hangs has to show that it is alive, or the episode's limit
@@ -38,7 +38,7 @@ class Together:
     once half of `at_once` are. A process that ends, or shows no sign of life when an episode hangs, is replaced, and
     all episodes are gone through again up to where they were. Those that were acting then act in ever smaller groups
     until the one that ends its process acts alone: that one is lost ("died", "timeout"), the others have had their
-    turn.
+    turn. Where it was killed from outside, one that acted alone acts once more.
     """
 
     def __init__(self, source: EnvSource, timeout: float, at_once: int = AT_ONCE, worker: Worker | None = None) -> None:
@@ -127,7 +127,7 @@ class Together:
     # ------------------------------------------------------------ to and from the process
     def _ready(self) -> Worker:
         if self._worker is None:
-            self._worker = Worker(self.source)
+            self._worker = loaded(lambda: Worker(self.source))
         return self._worker
 
     def _end_process(self) -> None:
@@ -142,7 +142,8 @@ class Together:
         try:
             key = worker.post([(operation, name.partition("\0")[0], payload) for operation, _, payload in items])
         except OSError as error:
-            raise Ended("died", f"its process died ({worker.exit_code()})") from error
+            how = worker.exit_code()
+            raise Ended("died", f"its process died ({how})", how) from error
         self._posted[key] = _Posted(name, list(items), time.monotonic() + self.timeout * len(items))
 
     def _send(self) -> None:
@@ -206,37 +207,47 @@ class Together:
 
     def _recover(self, end: Ended) -> None:
         """The process has ended: find out who ended it, and go on in another."""
-        waiting, self._queue = self._queue, deque()
-        self._search([posted.items[0] for posted in self._posted.values()], end)
-        self._queue.extend(waiting)
-        self._send()
+        for _ in range(FRUITLESS + 1):
+            waiting, self._queue = self._queue, deque()
+            self._search([posted.items[0] for posted in self._posted.values()], end)
+            self._queue.extend(waiting)
+            try:
+                return self._send()
+            except Ended as another:
+                end = another
+        raise GxpoError(f"environment {self.source.name}: its processes die before anything is asked of them ({end})")
 
-    def _search(self, suspects: Sequence[Item], end: Ended) -> None:
-        """Have these act again in smaller groups; one that ends its process alone is lost."""
+    def _search(self, suspects: Sequence[Item], end: Ended, *, again: bool = False) -> None:
+        """Have these act again in smaller groups; one that ends its process alone is lost. again: it has acted alone
+        before"""
+        groups = (suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :])
         if len(suspects) == 1:
-            self._note(suspects[0], (end.kind, f"{suspects[0][0]}: {end}"))
+            if end.from_outside and not again:
+                groups = (suspects,)
+            else:
+                self._note(suspects[0], (end.kind, f"{suspects[0][0]}: {end}"))
+                groups = ()
         self._replace()
-        if len(suspects) < 2:
-            return
-        middle = len(suspects) // 2
-        for group in (suspects[:middle], suspects[middle:]):
+        for group in groups:
             self._queue.extend(group)
             try:
                 self._send()
                 while self._posted or self._queue:
                     self._attend(self.patience())
-            except Ended as again:
+            except Ended as another:
                 left = [*(posted.items[0] for posted in self._posted.values()), *self._queue]
                 self._queue.clear()
-                self._search(left, again)
+                self._search(left, another, again=len(suspects) == 1)
 
     def _replace(self) -> None:
         """A new process in which all episodes are where they were; those that do not come there are lost."""
-        for _ in range(FRUITLESS + 1):
+        for attempt in range(FRUITLESS + 1):
             self._end_process()
             try:
                 return self._again()
             except Ended as end:
+                if end.from_outside and not attempt:
+                    continue
                 for posted in self._posted.values():
                     self._lose(posted.name, str(end))
         raise GxpoError(f"environment {self.source.name}: its processes die while episodes are gone through again")

@@ -4,7 +4,8 @@ Formulas for parameters and activations of 16 bits, AdamW with float32 copies, a
 (FSDP2, ZeRO-3). All figures are estimates: nothing is measured, and nothing is loaded.
 
 trainer    16 N / GPUs (2 weights, 2 gradient, 4 float32 copy, 8 moments a parameter) + two gathered units of 2 bytes a
-           parameter + 2 hidden layers tokens / context_parallel with recomputation + a chunk of logits
+           parameter + 2 hidden layers tokens / context_parallel with recomputation + a chunk of logits; with
+           cluster.backend=fsdp or verl 2 N of a whole copy, which the sampler of each process reads
 sampler    2 N / tensor_parallel + 4 kv_layers kv_heads head_dim bytes a token of every stream
 publication  2 N / (links x speed)
 update     8 N tokens / (MFU x peak): forward and backward 6, the forward for proximal log-probs 2; N active parameters
@@ -28,6 +29,7 @@ WHOLE = sum(BYTES.values()) + 2  # of a parameter where each process holds all; 
 LOGITS_AT_ONCE = 2**23  # of the learner: held in 16 bits, with two copies in float32
 SAMPLER_SHARE = 0.85  # of a sampler's memory for weights and caches: vLLM's 0.9, less activations and graphs
 SPEED_7B = 2500 * 7.6e9  # tokens a second of a sampling H100 times active parameters
+WITH_COPY = ("fsdp", "verl")  # backends in which each process samples from a whole copy of the weights
 WORTH_DELAYING = 0.05  # share of a step that a publication may take
 
 
@@ -57,6 +59,7 @@ class Load:
     mfu         share of the peak that an update reaches
     links, link_gbit   links that weights leave the trainers by, and the speed of each in Gbit a second
     sample_speed   tokens a second of a GPU that samples; None: 2,500 at 7.6e9 active parameters, inversely with them
+    served         servers sample, and no process has a copy of the weights for that
     """
 
     tokens: float
@@ -67,6 +70,7 @@ class Load:
     links: int = 1
     link_gbit: float = 200.0
     sample_speed: float | None = None
+    served: bool = False
 
 
 def load_of(resolved: Resolved, stated: dict[str, Any]) -> Load:
@@ -88,7 +92,8 @@ def load_of(resolved: Resolved, stated: dict[str, Any]) -> Load:
     if "context" not in named and turns is None:
         raise ConfigError("the environment decides how long a trajectory is: state its tokens with --context")
     own = {"tokens": tokens, "context": (turns or 1) * s.sampling.max_new_tokens}
-    return Load(**{**own, **named}, microbatch=8192 if size == "auto" else size, gpu=GPUS[gpu])
+    return Load(**{**own, **named}, microbatch=8192 if size == "auto" else size, gpu=GPUS[gpu],
+                served=s.sampling.engine == "openai")  # fmt: skip
 
 
 def whole_on_each(parameters: float) -> float:
@@ -201,6 +206,8 @@ def _trainer(shape: ModelShape, cluster: ClusterSettings, load: Load) -> dict[st
         "activations": activations(shape, tokens, own.context_parallel),
         "logits": logits_chunk(shape, tokens),
     }
+    if cluster.backend in WITH_COPY and not load.served:
+        memory["sampling_copy"] = 2 * shape.parameters
     gpu_s = update_gpu_seconds(shape.active, load.tokens, load.mfu, load.gpu.peak)
     return {
         "gpus": gpus,
@@ -245,7 +252,11 @@ def _advice(found: dict[str, Any], cluster: ClusterSettings, load: Load) -> list
     out = []
     if train["memory_bytes"] > load.gpu.memory:
         most = max(train["memory"], key=train["memory"].__getitem__)
-        key = {"activations": "raise cluster.train.context_parallel", "logits": "lower learner.tokens_per_microbatch"}
+        key = {
+            "activations": "raise cluster.train.context_parallel",
+            "logits": "lower learner.tokens_per_microbatch",
+            "sampling_copy": "more GPUs do not make it smaller: set cluster.backend=tinker, or take a smaller model",
+        }
         what = key.get(most, "raise cluster.train.nodes, or set cluster.train.offload=optimiser")
         out.append(f"a trainer's GPU does not hold it: the most is {most.replace('_', ' ')}; {what}")
     if not sample["streams_that_fit"]:

@@ -13,7 +13,8 @@ def cluster_text(found: dict[str, Any]) -> str:
         found[k] for k in ("model", "train", "sample", "publication", "step", "split")
     )
     held, cached = train["memory"], sample["memory"]
-    states = {k: v for k, v in held.items() if k not in ("gathered_units", "activations", "logits")}
+    states = {k: v for k, v in held.items() if k not in ("gathered_units", "activations", "logits", "sampling_copy")}
+    copy = f"; {_gb(held['sampling_copy'])} the sampler's copy" if "sampling_copy" in held else ""
     active = "" if model["active"] == model["parameters"] else f" ({_many(model['active'])} active)"
     every = publication["every"]
     lines = [
@@ -29,7 +30,7 @@ def cluster_text(found: dict[str, Any]) -> str:
             f"{_gb(train['memory_bytes'])} of {_gb(train['memory_of_a_gpu'])} GB a GPU: {_gb(sum(states.values()))} "
             f"{', '.join(states).replace('_', ' ')}; {_gb(held['gathered_units'])} gathered units; "
             f"{_gb(held['activations'])} activations of {train['microbatch_tokens']:,} tokens; "
-            f"{_gb(held['logits'])} logits ({_gb(train['whole_on_each_bytes'])} GB if each process held all)",
+            f"{_gb(held['logits'])} logits{copy} ({_gb(train['whole_on_each_bytes'])} GB if each process held all)",
         ),
         (
             "memory, sampler",

@@ -132,7 +132,7 @@ def on_equal(made: Method) -> str:
     if obstacle(made):
         return "zero"
     forest = rollouts([Answer(g, r, i, -0.2 * i) for g, r in (("wrong", 0.0), ("right", 1.0)) for i in range(1, 5)])
-    read = [part.component for part in (*made.shapes.values(), *made.rewards.values()) if hasattr(part, "component")]
+    read = [name for part in (*made.shapes.values(), *made.rewards.values()) for name in getattr(part, "reads", ())]
     score = 0.1 * forest.lengths()
     forest = forest.with_rewards(forest.outcome, components={"correct": forest.outcome, **dict.fromkeys(read, score)})
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from gxpo import envs
@@ -9,7 +10,10 @@ from gxpo.config import Resolved
 from gxpo.definition import show
 from gxpo.options import Unexecuted
 from gxpo.phases import shares
+from gxpo.rewards.tournament import matches
 from gxpo.settings import RunSettings
+
+JUDGE = "judge"
 
 
 def arithmetic(resolved: Resolved) -> dict[str, Any]:
@@ -66,10 +70,33 @@ def _arithmetic(resolved: Resolved, steps: int) -> dict[str, Any]:
         "optimiser_steps": updates * steps,
         "generated_tokens_at_most": None if tokens is None else tokens * steps,
         "budget": budget_of(s),
+        **({} if (asked := judge_questions(s, group)) is None else {"judge_questions_per_step_at_most": asked}),
         "needs": list(method.needs),
         "couples": method.couples,
         "not_run": [p.path for p in method.parts() if isinstance(p, Unexecuted)],
     }
+
+
+def judge_questions(s: RunSettings, group_size: int | None) -> int | None:
+    """Maximum questions to judges in a step, both orders of a match counted; None where the reward is no judge, or the
+    group size is not known."""
+    named = s.rewards if isinstance(s.rewards, Mapping) else {s.rewards: 1.0}
+    if JUDGE not in named or group_size is None:
+        return None
+    options = s.scoring.options.get(JUDGE, {})
+    rewritten = 1 if options.get("refresh") else 0
+    held = [_questions({**options, **x}, group_size) for x in options.get("held_out", ())]
+    paid = [_questions({**options, **x}, group_size) for x in options.get("panel", ())] or [
+        _questions(options, group_size)
+    ]
+    return s.tasks.per_step * sum((*paid, *held)) + rewritten
+
+
+def _questions(options: Mapping[str, Any], n: int) -> int:
+    """Questions of one judge about a group of n."""
+    if options.get("mode") == "pairwise":
+        return 2 * matches(options.get("pairs") or options.get("compare", "all"), n)
+    return n * (2 if options.get("mode") == "debate" else 1)
 
 
 def budget_of(s: RunSettings) -> dict[str, float]:

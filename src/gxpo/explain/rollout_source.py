@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from gxpo import config
-from gxpo.definition import STAGES, show
+from gxpo.definition import show, stage_of
 from gxpo.doctor.rollout_files import rollouts
 from gxpo.doctor.runlog import Rollouts
 from gxpo.errors import GxpoError, RecordError
@@ -168,9 +168,8 @@ def _run_method(run: Path) -> tuple[Method | None, Any, list[str]]:
     try:
         with unexecuted():
             keys = config.read(run / "config.yaml")
-            stage = {key: key.split(".")[0] for key in keys}
-            own = {stage[k] for k, s in keys.items() if stage[k] in STAGES and ".py:" in show(s.value)}
-            left = {k: s for k, s in keys.items() if stage[k] not in own}  # options of theirs are not known unrun
+            own = {stage_of(k) for k, s in keys.items() if ".py:" in show(s.value)} - {None}
+            left = {k: s for k, s in keys.items() if stage_of(k) not in own}  # options of theirs are not known unrun
             found = config.resolve(left)
     except (GxpoError, NotRun) as error:
         return (

@@ -136,6 +136,7 @@ SYMPTOMS: dict[str, Symptom] = {
             Advice("dapo", "answers near the token limit lose outcome; every token weighs the same", "near_limit"),
             Advice("grpo_lead", "right answers are worth more the shorter they are", "short_right"),
             Advice("opo", "a baseline weighted by length: no push on length by itself", "token_sum"),
+            Advice("conciser", "length is charged where every answer of the group is right, and nowhere else"),
             Advice(
                 "grpo",
                 "a linear price on right answers' length",
@@ -210,7 +211,7 @@ SYMPTOMS: dict[str, Symptom] = {
     ),
     "tool calls": Symptom(
         "calls of tools fail, or bring nothing, and the outcome does not say which",
-        ("tool use", "failing calls", "function calling", "retrieval", "malformed actions"),
+        ("tool use", "failing calls", "function calling", "retrieval", "malformed actions", "too many calls"),
         (
             Advice("matchtir", "turns are paid for the calls that a solution makes; the world knows them", "within"),
             Advice("mt_grpo", "a turn is paid for a call that worked, and more for a result with the answer in it"),
@@ -219,6 +220,7 @@ SYMPTOMS: dict[str, Symptom] = {
             Advice("arpo_agentic", "attempts branch where a tool's answer left the policy unsure", "rollouts"),
             Advice("slate", "several candidates for one step, from one prefix, are compared", "rollouts"),
             Advice("portool", "attempts fork between turns; what leads to success soon is worth more", "rollouts"),
+            Advice("otc", "a right answer is worth less the more calls it took beyond the fewest that sufficed"),
         ),
     ),
     "stale data": Symptom(
@@ -312,6 +314,8 @@ SYMPTOMS: dict[str, Symptom] = {
         (
             Advice("tree_rl", "branches tell which part of an answer was at fault", "rollouts"),
             Advice("fgrpr", "numeric answers are paid for being close"),
+            Advice("asr_grpo", "texts are paid for the words that are right; other metrics by scoring.options.match"),
+            Advice("rl_struct", "JSON is paid for parsing, keys, types and values"),
             Advice("spectral_po", "wrong answers are paid for the share before their first error"),
             Advice("tempsamp_r1", "graded scores are reshaped, and the reference answer is in the group"),
             Advice("oprl", "a second model learns rewards of the steps from outcomes", "within"),
@@ -342,7 +346,13 @@ SYMPTOMS: dict[str, Symptom] = {
     "no labels": Symptom(
         "there are questions but no answers to check against",
         ("unlabelled tasks", "no verifier", "test time training", "majority vote", "self training"),
-        (Advice("ttrl", "the group's majority answer is the label", "vote"),),
+        (
+            Advice("ttrl", "the group's majority answer is the label", "vote"),
+            Advice(
+                "empo", "an answer is paid its share of the group, in groups that are neither sure nor lost", "vote"
+            ),
+            Advice("ttrv", "an answer is paid its share of the group", "vote"),
+        ),
     ),
     "teams": Symptom(
         "several agents share one outcome",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gxpo.errors import ModelError
 from gxpo.learners.lora import Adapters
@@ -20,12 +20,14 @@ class SamplingCopy:
     model         the copy, without gradients
     policies      as of the learner: several are adapters, of which one acts at a time
     names         of the trained parameters, which `put` sets
-    share_frozen  parameters that are not trained are the model's own tensors, at no cost
+    share         "frozen": parameters that are not trained are the model's own, at no cost. "all": all parameters have
+                  the memory of the model's own, which gets other memory afterwards (as shards)
     """
 
-    def __init__(self, model: Any, policies: Mapping[str, str], *, share_frozen: bool = False) -> None:
-        frozen = {id(p): p for p in model.parameters() if not p.requires_grad} if share_frozen else {}
-        self.model: Any = copy.deepcopy(model, frozen).eval()
+    def __init__(
+        self, model: Any, policies: Mapping[str, str], *, share: Literal["nothing", "frozen", "all"] = "nothing"
+    ) -> None:
+        self.model: Any = (alias(model) if share == "all" else _copied(model, frozen=share != "frozen")).eval()
         self.policies = dict(policies)
         self._own = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.names = frozenset(self._own)
@@ -45,3 +47,14 @@ class SamplingCopy:
         """Set trained parameters, one after the other."""
         for name, x in values:
             self._own[name].copy_(x)
+
+
+def alias(model: Any) -> Any:
+    """A copy of a model whose parameters have the memory of the model's own."""
+    shared = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in model.parameters()}
+    return copy.deepcopy(model, shared)
+
+
+def _copied(model: Any, *, frozen: bool) -> Any:
+    """A copy of a model; `frozen`: also of what is not trained."""
+    return copy.deepcopy(model, {} if frozen else {id(p): p for p in model.parameters() if not p.requires_grad})

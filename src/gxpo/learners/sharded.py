@@ -18,7 +18,7 @@ from gxpo.learners.lora import Adapters
 from gxpo.learners.optimiser import STATES
 from gxpo.learners.packing import MicroBatch
 from gxpo.learners.readout import Readout
-from gxpo.learners.sampling_copy import SamplingCopy
+from gxpo.learners.sampling_copy import SamplingCopy, alias
 from gxpo.learners.torch import TorchLearner
 
 
@@ -31,7 +31,8 @@ class ShardedLearner(TorchLearner):
 
     Parameters below 32 bits are kept, moved and summed in float32 shards, and gathered in their own dtype: 16 bytes a
     parameter divided by the number of processes, where `TorchLearner` holds 18 in each. Samplers in this process read a
-    whole copy, which `publish` brings up to date, one parameter at a time.
+    whole copy, which `publish` brings up to date, one parameter at a time; it is the model as it was loaded, so that no
+    process ever holds a second one.
 
     sampled  whether samplers in this process need that copy
 
@@ -50,10 +51,13 @@ class ShardedLearner(TorchLearner):
         self._copy: SamplingCopy | None = None
         super().__init__(model, **settings)
 
+    def _frozen(self) -> Any:
+        return alias(self.model).requires_grad_(False)
+
     def _place(self) -> None:
         """Shard the model and its reference; the parameters' names stay."""
         if self._sampled:
-            self._copy = SamplingCopy(self.model, self.policies)
+            self._copy = SamplingCopy(self.model, self.policies, share="all")
         models = [self._readout, *([self._reference] if self._reference not in (None, self._readout) else [])]
         for readout in models:
             assert readout is not None

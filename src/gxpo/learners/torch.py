@@ -125,8 +125,7 @@ class TorchLearner(InProcess):
             self.model = with_lora(self.model, lora).eval()
             self._reference = self._readout if reference else None
         elif reference:
-            frozen = copy.deepcopy(self.model).requires_grad_(False)
-            self._reference = Readout(frozen, split=self._readout.split, **self._kernels)
+            self._reference = Readout(self._frozen(), split=self._readout.split, **self._kernels)
         self.value_head: nn.Linear | None = None
         self.value_heads = tuple(value_heads)
         if value_heads:
@@ -143,6 +142,10 @@ class TorchLearner(InProcess):
             states=states,
             schedule=Schedule(schedule, warmup_steps, total_steps),
         )
+
+    def _frozen(self) -> Any:
+        """A copy of the model as it is now."""
+        return copy.deepcopy(self.model).requires_grad_(False)
 
     def _place(self) -> None:
         """Before the optimiser is made: where the parameters are to be."""

@@ -15,6 +15,7 @@ from gxpo.errors import CheckpointError, ConfigError
 from gxpo.functions import FunctionPart, checked_by, signature
 from gxpo.ranges import Part
 from gxpo.registry import part
+from gxpo.schedule import SHAPES, dip
 
 Width = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
@@ -161,15 +162,9 @@ def schedule(
 
     Step 1 has the coefficient that the term was configured with, step 1 + k that of progress k / total_steps.
     """
-    if shape == "exponential":
-        if start == 0:
-            raise ConfigError("control: an exponential schedule can't start at 0: set control.shape=cosine")
-        return start * (to / start) ** done
-    if shape == "dip":
-        done = (1 - done / turn) / 2 if done <= turn else (done - turn) / (1 - turn)
-    elif shape == "cosine":
-        done = (1 - math.cos(math.pi * done)) / 2
-    return start + (to - start) * done
+    if shape == "exponential" and start == 0:
+        raise ConfigError("control: an exponential schedule can't start at 0: set control.shape=cosine")
+    return dip(start, to, done, turn) if shape == "dip" else SHAPES[shape](start, to, done)
 
 
 @part("two_phase_decay", stage="control")

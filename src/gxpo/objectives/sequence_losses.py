@@ -14,6 +14,7 @@ from torch.nn.functional import softplus
 from gxpo import grouped
 from gxpo.errors import ConfigError
 from gxpo.functions import UNBOUNDED
+from gxpo.objectives.score_over import factors
 from gxpo.objectives.sequence_score import (
     Figures,
     LabelledLoss,
@@ -255,6 +256,8 @@ class GroupVariance(SequenceLoss):
     """Group variance policy optimisation (GVPO): `group_variance` of the outcomes.
 
     standardise           compare z-scores (Reg-GRPO); 1 / beta is then the least std, in nats, that D is divided by
+    over                  of which turns D is, see `gxpo.objectives.score_over`: "answer", all of them; "suffix", from
+                          that on in which the group parts; "parting", that one alone (REFUEL)
     ratio_over            what D is measured against: with "reference" the penalty's anchor does not move
 
     Groups of equal rewards are not passed over: there D is regressed to a constant, which is a pull back to the old
@@ -263,8 +266,12 @@ class GroupVariance(SequenceLoss):
 
     beta: Positive = 0.1
     standardise: bool = False
+    over: Literal["answer", "suffix", "parting"] = "answer"
 
     learns_from_equal_groups = True
+
+    def factors(self, forest: Forest) -> Tensor | None:
+        return factors(forest, self.over)
 
     def loss(self, forest: Forest, policy: PolicyTokens, signals: Signals, x: Scores) -> tuple[Tensor, Figures]:
         loss = group_variance(

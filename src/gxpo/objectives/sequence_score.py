@@ -98,10 +98,13 @@ def contrasted(group: Tensor, positive: Tensor, negative: Tensor, compared: Tens
 def log_ratios(
     forest: Forest, policy: PolicyTokens, entries: Tensor, weight: Tensor, over: str, on_unknown: str = "error"
 ) -> Tensor:
-    """Log-ratios of the policy to the proximal, rollout or reference policy at these tokens, [n] float64.
+    """Log-ratios of the policy to the proximal, rollout or reference policy at these tokens, or ("none") log-probs: [n]
+    float64.
 
     Differentiable, derivatives times `weight` [P]. Raises where what it is divided by is unknown.
     """
+    if over == "none":
+        return weighted(policy.logprob[entries].to(torch.float64), weight[entries])
     if over == "reference":
         if policy.reference_logprob is None:
             raise MissingSignal("this objective needs reference_logprob: give the reference policy's log-probs")
@@ -165,9 +168,14 @@ class SequenceTerm(TermPart):
         own = counted(forest)
         return own & (grouped.count(forest.ids("group", axis="R"), own & forest.compared) > 1)
 
+    def factors(self, forest: Forest) -> Tensor | None:
+        """What a token's log-ratio is multiplied by in the score, [P] float64; tokens of 0 are not read. None: by 1."""
+        return None
+
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """Trainable tokens of what is read, as far as it is coupled to a token with a weight."""
-        read, trainable = self.reads(forest), forest.path_trainable
+        read, trainable, factor = self.reads(forest), forest.path_trainable, self.factors(forest)
+        trainable = trainable if factor is None else trainable & (factor != 0)
         moved = trainable & (weight != 0)
         if self.couples == "token":
             return moved & forest.to_path(read, "R")
@@ -180,7 +188,9 @@ class SequenceTerm(TermPart):
         """Scores of the trajectories that are read."""
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         gap = log_ratios(forest, policy, entries, weight, self.ratio_over, self.on_unknown_behaviour)
-        score = per_trajectory(gap, forest.path_trajectory[entries], forest.n_trajectories, self.how)
+        factor = self.factors(forest)
+        scaled = gap if factor is None else gap * factor[entries]
+        score = per_trajectory(scaled, forest.path_trajectory[entries], forest.n_trajectories, self.how)
         return Scores(score, rows_of(forest, entries), entries, gap, weight[entries], forest.ids("group", axis="R"))
 
     def share(self, forest: Forest, run: Tensor) -> float:

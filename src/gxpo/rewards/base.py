@@ -19,6 +19,8 @@ class RewardPart(Part, ABC):
 
     Under `reward.add.NAME` it gives named values [R], which are recorded and added to the outcome; under
     `reward.shape.NAME` it gives one tensor [R], which takes the outcome's place. nan: unscored.
+
+    reads_texts  it reads `forest.action_text`, which the trainer then fills
     """
 
     slot = "reward.NAME"

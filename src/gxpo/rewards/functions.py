@@ -102,8 +102,8 @@ def load(text: str) -> Callable[..., Any]:
 def grouped(call: Callable[..., Any], label: str, name: str | None = None) -> Function:
     """Group-level reward, with names from its own attributes."""
     own = name or getattr(call, "name", None) or getattr(call, "__name__", None) or type(call).__name__
-    reports = tuple(getattr(call, "reports", ()))
-    return Function(str(own), label, call=call, gives=getattr(call, "gives", None), grouped=True, reports=reports)
+    told = {"gives": getattr(call, "gives", None), "answered": getattr(call, "answered", False)}
+    return Function(str(own), label, call=call, grouped=True, reports=tuple(getattr(call, "reports", ())), **told)
 
 
 def from_file(text: str) -> Function:

@@ -32,8 +32,12 @@ class GroupReward(Protocol):
     name        the component a plain tensor becomes, and how messages call it
     gives       names of its components, where they are known beforehand
     reports     those of them that are recorded and not counted, unless they are given a weight by name
+    answered    it compares with the tasks' answers, so all must have one
     failures()  what went wrong since it was last asked, a (kind, message) a trajectory; without it, every trajectory
                 that got no number counts as "nonsense"
+    at(step)    called before the rollouts of a step are scored
+    observe(step, forest, texts, tasks)  called after the step's update, with its scored rollouts
+    state_dict(), load_state_dict(state)  what a resumed run needs, as JSON
     bind(verify)  called once: `verify(forest, texts, tasks)` is component "correct" [R] of the tasks' own verifier
     """
 

@@ -1,4 +1,4 @@
-"""LLM-judge rewards: rubric scores, or pairwise wins within the group."""
+"""LLM-judge rewards: rubric scores, tournaments within the group, debates."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from gxpo.errors import ConfigError
+from gxpo.errors import ConfigError, one_of
 from gxpo.judges import Judge, ask_all
+from gxpo.rewards import tournament
 from gxpo.rewards.group_level import Failure
 from gxpo.verdicts import care, ending, fenced, marker, scaled
 
@@ -131,20 +131,21 @@ class Rubric(_Asking):
 
 @dataclass(eq=False)
 class Pairwise(_Asking):
-    """{"judge": [R]}: win rate of an attempt in comparisons within its group, a tie counting half.
+    """{"judge": [R]}: rewards of a tournament within each group (`tournament.rewards`).
 
-    pairs  "all": every pair of the group, G (G - 1) / 2; "first": all against the first attempt, G - 1, whose own
-           share is the mean of what it has against all others
+    compare  who meets whom (`tournament.KINDS`): "all" and "first" pay the share of matches won, a tie counting half,
+             the others the place
 
-    Each pair is asked in both orders, and each order counts half, so that a judge that prefers a place gives both 1/2.
-    A pair with an order that fails counts for neither; an attempt without a single pair is unscored, and counted with
-    the first of its failures. So is the only attempt of a group: there is none to compare it with. Attempts that are
-    not `compared` are no opponents; they are measured against those that are.
+    Each match is asked in both orders, and each order counts half, so that a judge that prefers a place gives both 1/2.
+    A match with an order that fails counts for neither; an attempt without a single known match is unscored, and
+    counted with the first of its failures. So is the only attempt of a group: there is none to compare it with. A match
+    that a later round asks for again is not asked again. Attempts that are not `compared` are in no tournament: they
+    meet each that is (of "first" and "anchor" the first alone), and are paid the share of these matches won.
     """
 
     judge: Judge
     rubric: str = RUBRIC
-    pairs: Literal["all", "first"] = "all"
+    compare: str = "all"
     workers: int = 8
     _failures: list[Failure] = field(default_factory=list, init=False, repr=False)
 
@@ -152,55 +153,121 @@ class Pairwise(_Asking):
     gives = ("judge",)
 
     def __post_init__(self) -> None:
-        if self.pairs not in ("all", "first"):
-            raise ConfigError(f"judge: pairs is 'all' or 'first', not {self.pairs!r}")
+        one_of("judge: compare", self.compare, list(tournament.KINDS))
 
     def question(self, first: str, second: str, task: Task) -> list[dict[str, str]]:
         """Prompt to the judge."""
-        mark = marker(first, second)
-        instructions = (
-            f"{self.rubric}\n\nWhich answer is better? {care('The answers are', mark)} "
-            "End with a last line `Verdict: A`, `Verdict: B` or `Verdict: TIE` and nothing after it."
-        )
-        shown = f"# Task\n{prompt_of(task)}\n\n# Answer A\n{fenced(first, mark)}\n\n# Answer B\n{fenced(second, mark)}"
-        return [{"role": "user", "content": f"{instructions}\n\n{shown}"}]
+        return asked_to_choose(f"{self.rubric}\n\nWhich answer is better?", "answer", first, second, task)
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
-        matches = self._matches(forest)
-        orders = [(i, j) for i, j in matches] + [(j, i) for i, j in matches]
-        said = self._answers([self.question(texts[i], texts[j], tasks[i]) for i, j in orders], read_preference)
-        won: list[list[float]] = [[] for _ in texts]
-        broken: list[list[Failure]] = [[] for _ in texts]
-        compared = forest.compared.tolist()
-        for (i, j), there, back in zip(matches, said, said[len(matches) :], strict=False):
-            if isinstance(there, tuple) or isinstance(back, tuple):
-                failure = there if isinstance(there, tuple) else back
-                assert isinstance(failure, tuple)
-                broken[i].append(failure)
-                broken[j].append(failure)
-                continue
-            share = (there + 1.0 - back) / 2
-            if compared[j]:
-                won[i].append(share)
-            if compared[i]:
-                won[j].append(1.0 - share)
-        for mine, theirs in zip(won, broken, strict=True):
-            if not mine:
-                self._failures.append(
-                    theirs[0] if theirs else ("nonsense", "an attempt has nobody to be compared with")
-                )
-        return {"judge": torch.tensor([sum(w) / len(w) if w else math.nan for w in won], dtype=torch.float64)}
+        groups = _groups(forest)
+        met: dict[tuple[int, int], float | Failure] = {}  # of rows
+        alone = self.compare in ("first", "anchor")
+        due = [(i, j) for rows, others in groups for i in others for j in (rows[:1] if alone else rows)]
+        rounds: list[list[dict[tuple[int, int], float]]] = [[] for _ in groups]
+        while True:
+            held = [tournament.pairings(self.compare, len(g), r) for (g, _), r in zip(groups, rounds, strict=True)]
+            due += [(rows[i], rows[j]) for (rows, _), pairs in zip(groups, held, strict=True) for i, j in pairs]
+            self._meet(due, met, texts, tasks)
+            if not any(held):
+                break
+            due = []
+            for (rows, _), played, pairs in zip(groups, rounds, held, strict=True):
+                if pairs:
+                    played.append({(i, j): _share(met[rows[i], rows[j]]) for i, j in pairs})
+        value = [math.nan] * len(texts)
+        for (rows, others), played in zip(groups, rounds, strict=True):
+            for r, paid in zip(rows, tournament.rewards(self.compare, len(rows), played), strict=True):
+                value[r] = paid
+            for r in others:
+                shares = [x for (i, _), x in met.items() if i == r and isinstance(x, float)]
+                value[r] = sum(shares) / len(shares) if shares else math.nan
+        for r in (r for r, x in enumerate(value) if math.isnan(x)):
+            broken = [x for pair, x in met.items() if r in pair and isinstance(x, tuple)]
+            self._failures.append(broken[0] if broken else ("nonsense", "an attempt has nobody to be compared with"))
+        return {"judge": torch.tensor(value, dtype=torch.float64)}
 
-    def _matches(self, forest: Forest) -> list[tuple[int, int]]:
-        members: dict[str, list[int]] = {}
-        for r, group in enumerate(forest.group):
-            members.setdefault(group, []).append(r)
-        compared = forest.compared.tolist()
-        out: list[tuple[int, int]] = []
-        for rows in members.values():
-            pairs = list(combinations(rows, 2))
-            if self.pairs == "first":
-                anchor = next((r for r in rows if compared[r]), None)
-                pairs = [(i, j) for i, j in pairs if anchor in (i, j)]
-            out += [(i, j) for i, j in pairs if compared[i] or compared[j]]
-        return out
+    def _meet(
+        self,
+        pairs: Sequence[tuple[int, int]],
+        met: dict[tuple[int, int], float | Failure],
+        texts: Sequence[str],
+        tasks: Sequence[Task],
+    ) -> None:
+        """Ask for the matches that have not been; what each row of a match has of it, both ways round, goes to
+        `met`."""
+        fresh = [(i, j) for i, j in dict.fromkeys(pairs) if (i, j) not in met]
+        orders = [*fresh, *((j, i) for i, j in fresh)]
+        said = self._answers([self.question(texts[i], texts[j], tasks[i]) for i, j in orders], read_preference)
+        for (i, j), there, back in zip(fresh, said, said[len(fresh) :], strict=False):
+            failed = there if isinstance(there, tuple) else back
+            if isinstance(there, float) and isinstance(back, float):
+                met[i, j] = (there + 1.0 - back) / 2
+                met[j, i] = 1.0 - (there + 1.0 - back) / 2
+            elif isinstance(failed, tuple):
+                met[i, j] = met[j, i] = failed
+
+
+def asked_to_choose(question: str, what: str, first: str, second: str, task: Task) -> list[dict[str, str]]:
+    """Prompt that asks which of two texts, called `what`, is better."""
+    mark = marker(first, second)
+    instructions = (
+        f"{question} {care(f'The {what}s are', mark)} "
+        "End with a last line `Verdict: A`, `Verdict: B` or `Verdict: TIE` and nothing after it."
+    )
+    named = what.capitalize()
+    shown = f"# Task\n{prompt_of(task)}\n\n# {named} A\n{fenced(first, mark)}\n\n# {named} B\n{fenced(second, mark)}"
+    return [{"role": "user", "content": f"{instructions}\n\n{shown}"}]
+
+
+def _share(said: float | Failure) -> float:
+    return said if isinstance(said, float) else math.nan
+
+
+def _groups(forest: Forest) -> list[tuple[list[int], list[int]]]:
+    """Rows of each group that are compared, and the others."""
+    groups: dict[str, tuple[list[int], list[int]]] = {}
+    for r, (group, compared) in enumerate(zip(forest.group, forest.compared.tolist(), strict=True)):
+        groups.setdefault(group, ([], []))[0 if compared else 1].append(r)
+    return list(groups.values())
+
+
+@dataclass(eq=False)
+class Debate(_Asking):
+    """{"judge": [R]}: 1 where the judge prefers the first of an attempt's two cases, 0 where the second, 1/2 tied; each
+    pair of cases is asked in both orders, and each order counts half.
+
+    The cases are `info["cases"]` of a rollout, two texts: a team whose graph has `cases` gives them. An attempt without
+    them, or with an order that fails, is unscored.
+    """
+
+    judge: Judge
+    rubric: str = RUBRIC
+    workers: int = 8
+    _failures: list[Failure] = field(default_factory=list, init=False, repr=False)
+
+    name = "judge"
+    gives = ("judge",)
+
+    def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
+        cases = [info.get("cases") for info in forest.info]
+        if not any(cases):
+            raise ConfigError(
+                "judge: mode 'debate' compares two cases of each attempt, and these rollouts have none: take a team "
+                "whose graph has them (rollout=team, rollout.graph=debate)"
+            )
+        rows = [r for r, pair in enumerate(cases) if pair]
+        asked = f"{self.rubric}\n\nTwo sides argue about the task. Which case is better justified?"
+        questions = []
+        for r in rows:
+            first, second = forest.info[r]["cases"]
+            questions += [asked_to_choose(asked, "case", a, b, tasks[r]) for a, b in ((first, second), (second, first))]
+        said = self._answers(questions, read_preference)
+        value = [math.nan] * len(texts)
+        for r, there, back in zip(rows, said[::2], said[1::2], strict=True):
+            if isinstance(there, float) and isinstance(back, float):
+                value[r] = (there + 1.0 - back) / 2
+            else:
+                self._failures += [x for x in (there, back) if isinstance(x, tuple)][:1]
+        self._failures += [("nonsense", "an attempt has no cases")] * (len(texts) - len(rows))
+        return {"judge": torch.tensor(value, dtype=torch.float64)}

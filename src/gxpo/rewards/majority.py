@@ -1,18 +1,19 @@
-"""Majority-vote reward without labels (TTRL): agreement with the group's most frequent answer."""
+"""Rewards without labels: agreement with the group's answers, by majority vote (TTRL) or by frequency (EMPO, TTRV)."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from gxpo.answers import ANSWER, compiled, extract
-from gxpo.errors import ConfigError
+from gxpo.errors import ConfigError, one_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -37,34 +38,92 @@ def vote(answers: Sequence[str | None], groups: Sequence[Hashable], votes: Seque
     return {group: ballot.most_common(1)[0][0] for group, ballot in ballots.items()}
 
 
+def entropy(sizes: Sequence[int]) -> float:
+    """Entropy of a group's answers over ln G, from the sizes of its clusters: 0 all agree, 1 all differ (G = 1: 0).
+
+    >>> round(entropy([4, 2, 1, 1]), 6), entropy([3]), round(entropy([1, 1]), 6)
+    (0.583333, 0.0, 1.0)
+    """
+    g = sum(sizes)
+    return -sum(n / g * math.log(n / g) for n in sizes if n) / math.log(g) if g > 1 and len(sizes) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How a group's attempts voted. shares: of each cluster;   entropy: see `entropy`;   voters: G."""
+
+    shares: Mapping[Hashable, float]
+    entropy: float
+    voters: int
+
+
+def tally(
+    clusters: Sequence[Hashable | None], groups: Sequence[Hashable], votes: Sequence[bool]
+) -> dict[Hashable, Tally]:
+    """Count each group's votes; an attempt of no cluster (None) is one by itself, of which no share is told.
+
+    >>> tally("aaab", [0] * 4, [True] * 4)[0].shares
+    {'a': 0.75, 'b': 0.25}
+    """
+    counts: dict[Hashable, Counter[Hashable]] = {group: Counter() for group in groups}
+    alone: Counter[Hashable] = Counter()
+    for cluster, group, may in zip(clusters, groups, votes, strict=True):
+        if may and cluster is None:
+            alone[group] += 1
+        elif may:
+            counts[group][cluster] += 1
+    found = {}
+    for group, count in counts.items():
+        sizes = [*count.values(), *[1] * alone[group]]
+        total = sum(sizes)
+        found[group] = Tally({c: n / total for c, n in count.items()}, entropy(sizes), total)
+    return found
+
+
 @dataclass(eq=False)
 class MajorityVote:
-    """TTRL's pseudo-label reward: 1 where an attempt is correct by the group's most frequent answer.
+    """Label-free reward of an attempt by how many of its group agree with it.
 
     pattern  a regular expression whose groups catch an answer; the last catch of a text is its answer
+    reward   "vote": 1 where the attempt is correct by the group's most frequent answer (TTRL);   "frequency": the share
+             f of the group that gives its answer (EMPO, TTRV);   "entropy": ln f, whose mean over a group is -H
+    gate     (low, high) of the group's `answer_entropy`: a group outside earns 0 throughout. None: all learn
 
-    majority_vote  the task's own verifier on the task with the pseudo-label as answer and nothing else that it could
-                   read the truth from (`info` is empty), so that training depends on no label. 0 throughout a group
-                   where no answer could be found: there is no agreement, and no reward has failed
-    vote_accuracy  whether the pseudo-label is right, by the true answer, the same for the whole group: recorded, never
-                   counted. nan where the task has no answer, 0 where the group has no pseudo-label
+    majority_vote   "vote": the task's own verifier on the task with the pseudo-label as answer and nothing else that it
+                    could read the truth from (`info` is empty), so that training depends on no label. Otherwise by
+                    clusters. 0 throughout a group where no answer could be found, and for an attempt without one (in
+                    "entropy" ln 1/G): there is no agreement, and no reward has failed
+    vote_accuracy   whether the pseudo-label is right, by the true answer, the same for the whole group: recorded, never
+                    counted. nan where the task has no answer, 0 where the group has no pseudo-label
+    agreement       share of the group that gives its most frequent answer: all that a run without labels sees of how
+                    well it does. It rises where the policy settles, on right answers or on wrong ones: recorded
+    answer_entropy  entropy of the group's answers over ln G, 0 to 1: recorded
 
     Voting is by exact string, the reward by the verifier's equivalence: 1/2 and 0.5 split the vote, and both are paid.
-    Attempts that are not `compared`, or that the policy did not make, do not vote. A verifier that fails on an attempt
-    leaves it unscored.
+    Clusters ("frequency", "entropy") hold equal strings, and strings of which the verifier takes one for the answer of
+    the other: the first seen. Of the G attempts of the group that are `compared` and that the policy made, each without
+    an answer is a cluster by itself; other attempts neither vote nor count. A verifier that fails on an attempt leaves
+    it unscored in "vote", and apart from other strings in a cluster.
 
-    Source: TTRL (arXiv 2504.16084) and its code, which raises where no answer can be found.
+    A term that is the same for a whole group, as TTRV's entropy, cancels under any baseline of the group: it is not
+    here. Source: TTRL (arXiv 2504.16084) and its code, which raises where no answer can be found; EMPO (2504.05812).
     """
 
     pattern: str = ANSWER
+    reward: Literal["vote", "frequency", "entropy"] = "vote"
+    gate: tuple[float, float] | None = None
     _verify: Verify | None = field(default=None, init=False, repr=False)
 
     name = "majority_vote"
-    gives = ("majority_vote", "vote_accuracy")
-    reports = ("vote_accuracy",)
+    gives = ("majority_vote", "vote_accuracy", "agreement", "answer_entropy")
+    reports = ("vote_accuracy", "agreement", "answer_entropy")
 
     def __post_init__(self) -> None:
-        self._compiled = compiled(self.pattern, "scoring.options.majority_vote.pattern")
+        key = "scoring.options.majority_vote"
+        self._compiled = compiled(self.pattern, f"{key}.pattern")
+        one_of(f"{key}.reward", self.reward, ("vote", "frequency", "entropy"))
+        if self.gate is not None and not (len(self.gate) == 2 and 0 <= self.gate[0] <= self.gate[1] <= 1):
+            raise ConfigError(f"{key}.gate is [low, high] of an entropy from 0 to 1, not {self.gate!r}")
 
     def bind(self, verify: Verify) -> None:
         """`verify(forest, texts, tasks)` is the verdict [R] of the tasks' own verifier."""
@@ -77,9 +136,62 @@ class MajorityVote:
         own = [c and o == "policy" for c, o in zip(forest.compared.tolist(), forest.origin, strict=True)]
         labels = vote(answers, forest.group, own)
         label = [labels.get(group) for group in forest.group]
-        agrees = self._ask(forest, texts, tasks, label)
         known = torch.tensor([task.answer is not None for task in tasks], dtype=torch.bool)
-        return {"majority_vote": agrees, "vote_accuracy": self._accuracy(forest, texts, tasks, answers, label, known)}
+        clusters = answers if self.reward == "vote" else self._clusters(forest, texts, tasks, answers, own)
+        counted = tally(clusters, forest.group, own)
+        told = [counted[group] for group in forest.group]
+        if self.reward == "vote":
+            paid = self._ask(forest, texts, tasks, label)
+        else:
+            paid = _of([self._worth(t, c) for t, c in zip(told, clusters, strict=True)])
+        spread = _of([t.entropy for t in told])
+        if self.gate is not None:
+            paid = torch.where((spread >= self.gate[0]) & (spread <= self.gate[1]), paid, 0.0)
+        accuracy = self._accuracy(forest, texts, tasks, answers, label, known)
+        columns = (paid, accuracy, _of([max(t.shares.values(), default=0.0) for t in told]), spread)
+        return dict(zip(self.gives, columns, strict=True))
+
+    def _worth(self, counted: Tally, cluster: str | None) -> float:
+        share = counted.shares.get(cluster, 0.0)
+        return share if self.reward == "frequency" else math.log(share or 1 / max(1, counted.voters))
+
+    def _clusters(
+        self,
+        forest: Forest,
+        texts: Sequence[str],
+        tasks: Sequence[Task],
+        answers: Sequence[str | None],
+        own: Sequence[bool],
+    ) -> list[str | None]:
+        """[R] the first answer of the group that the verifier takes an attempt's answer for; its own, if there is none.
+
+        A round asks of every group's undecided strings whether they equal the first of them.
+        """
+        assert self._verify is not None
+        order = sorted(range(len(answers)), key=lambda r: not own[r])  # who votes is seen first
+        undecided: dict[str, dict[str, int]] = {}  # group -> answer -> an attempt that gave it
+        for r in order:
+            if (answer := answers[r]) is not None:
+                undecided.setdefault(forest.group[r], {}).setdefault(answer, r)
+        first: dict[tuple[str, str], str] = {}
+        while undecided := {group: left for group, left in undecided.items() if left}:
+            asked, rows = [], []
+            for group, left in undecided.items():
+                answer = next(iter(left))
+                first[group, answer] = answer
+                del left[answer]
+                for r in left.values():
+                    asked.append((group, answer, answers[r]))
+                    rows.append(r)
+            if rows:
+                pairs = zip(rows, asked, strict=True)
+                blind = [dataclasses.replace(tasks[r], answer=answer, info={}) for r, (_, answer, _) in pairs]
+                verdict = self._verify(forest.select(rows), [str(texts[r]) for r in rows], blind)
+                for (group, answer, other), right in zip(asked, (verdict >= 1).tolist(), strict=True):
+                    if right and other is not None:
+                        first[group, other] = answer
+                        del undecided[group][other]
+        return [None if a is None else first[group, a] for group, a in zip(forest.group, answers, strict=True)]
 
     def _ask(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task], label: Sequence[str | None]) -> Tensor:
         """Verdicts [R] with the label as answer; 0 without one."""
@@ -110,3 +222,7 @@ class MajorityVote:
             right = {forest.group[r] for r, verdict in zip(gave, truth.tolist(), strict=True) if verdict >= 1}
         value = torch.tensor([float(group in right) for group in forest.group], dtype=torch.float64)
         return torch.where(known, value, torch.nan)
+
+
+def _of(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)

@@ -82,13 +82,53 @@ def plan_success(success: Tensor, plan: Tensor, *, weight: float = 0.5) -> Tenso
 
 
 # ---------------------------------------------------------------- with a component
-def added_component(outcome: Tensor, read: Read, *, component: str = "key_steps", weight: float = 0.1) -> Tensor:
+def added_component(
+    outcome: Tensor,
+    read: Read,
+    success: Tensor,
+    group: Tensor,
+    counts: Tensor,
+    *,
+    component: str = "key_steps",
+    weight: float = 0.1,
+    groups: Literal["all", "mixed"] = "all",
+) -> Tensor:
     """outcome + weight * component, for a component of reward weight 0; unscored where it is unknown.
+
+    groups  "mixed": only in groups with a success and a failure among their compared members. Elsewhere the component
+            alone would tell members apart, and standardising makes its smallest differences as large as a verdict's
 
     R1-VL's StepRAR adds 0.1 of the share of key steps, its StepRVR 1 where the form is right: "key_steps" and "ordered"
     of the reward "key_steps". Source: R1-VL, arXiv 2503.12937, and its code.
     """
-    return outcome + weight * read(component)
+    added = weight * read(component)
+    if groups == "mixed":
+        known = counts & success.isfinite()
+        mixed = (grouped.max(success, group, known) >= 1) & (grouped.min(success, group, known) < 1)
+        added = torch.where(mixed, added, 0.0)
+    return outcome + added
+
+
+def factored(outcome: Tensor, read: Read, *, factors: tuple[str, ...] = ("comfort",), fail: str = "") -> Tensor:
+    """outcome * product of the factors; 0 where the component `fail` is 1 or more.
+
+    factors  components of reward weight 0, each from 0 to 1: soft penalties that scale progress and never add to it
+    fail     component of an infraction that voids everything; "": none
+
+    A component that is unknown leaves the outcome unknown. Source: CaRL (arXiv 2504.17838) and its code, where the
+    product is of a step's progress, and an infraction also ends the episode.
+
+    >>> share = {"speed": torch.tensor([0.5, 0.5]), "hit": torch.tensor([0.0, 1.0])}
+    >>> factored(torch.tensor([0.75, 0.75]), lambda name: share[name], factors=("speed",), fail="hit").tolist()
+    [0.375, 0.0]
+    """
+    value = outcome.to(torch.float64)
+    for name in factors:
+        value = value * read(name)
+    if not fail:
+        return value
+    failed = read(fail)
+    return torch.where(failed.isnan(), failed, torch.where(failed >= 1, 0.0, value))
 
 
 def process_bonus(outcome: Tensor, read: Read, *, component: str = "process") -> Tensor:

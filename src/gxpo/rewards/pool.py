@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gxpo.errors import ConfigError, GxpoError
-from gxpo.processes import LOADING, STARVED, Ended, Process
+from gxpo.processes import LOADING, STARVED, Ended, Process, loaded
 from gxpo.rewards.worker import Reply, reply_of
 from gxpo.usercode import one_line
 
@@ -55,13 +55,14 @@ def _loaded(answer: Any) -> tuple[str, Any]:
 class Workers:
     """Pool of `count` processes with the same functions; started when needed, replaced when an item breaks one.
 
-    The first starts at once, so that a function that can't be loaded is a ConfigError before anything runs.
+    The first starts at once, so that a function that can't be loaded is a ConfigError before anything runs. An item
+    whose process is killed from outside (memory, an operator) is run once more: a second time it is to blame.
     """
 
     def __init__(self, sources: Sequence[Mapping[str, Any]], *, timeout: float, count: int = 1) -> None:
         self.sources = [{**s, "seconds": timeout if s.get("computes") else 0.0} for s in sources]
         self.timeout = timeout
-        first = _Worker(self.sources)
+        first = self._started()
         self.declared = first.declared  # parameter names of each function, None for a task's scorer
         self._workers: list[_Worker | None] = [first, *[None] * (count - 1)]
 
@@ -87,11 +88,14 @@ class Workers:
                     done.result()
         return replies
 
+    def _started(self) -> _Worker:
+        return loaded(lambda: _Worker(self.sources))
+
     def _run_chunk(self, slot: int, calls: Sequence[Call]) -> list[Reply]:
         replies: list[Reply] = []
-        fruitless = 0
+        fruitless, tried = 0, -1
         while len(replies) < len(calls):
-            worker = self._workers[slot] or _Worker(self.sources)
+            worker = self._workers[slot] or self._started()
             self._workers[slot] = None  # what is interrupted here is not used again
             try:
                 worker.send(calls[len(replies) :])
@@ -109,6 +113,8 @@ class Workers:
             except Ended as end:
                 if seconds and end.how == OUT_OF_CPU:
                     replies.append(("limit", f"computed for longer than {seconds:g} s; its process was killed"))
+                elif end.from_outside and tried != len(replies):
+                    tried = len(replies)
                 else:
                     replies.append((end.kind, str(end)))
         return replies

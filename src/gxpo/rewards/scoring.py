@@ -7,7 +7,7 @@ import math
 import pickle
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -230,6 +230,29 @@ class RewardSet:
         for reward in self._rewards:
             if isinstance(reward.function.call, Batch):
                 reward.function.call.step, reward.function.call.steps = step, steps
+            elif reward.function.grouped and hasattr(reward.function.call, "at"):
+                reward.function.call.at(step)  # type: ignore[union-attr]  # hasattr has looked
+
+    def observe(self, step: int, forest: Forest, texts: Callable[[], Sequence[str]], tasks: Mapping[str, Task]) -> None:
+        """Show a step's scored rollouts to the rewards that learn from them."""
+        for call in self._having("observe"):
+            call.observe(step, forest, texts(), [tasks[name] for name in forest.task])
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the rewards that have any, by name, as JSON."""
+        stateful = [(r.function.name, r.function.call) for r in self._rewards if r.function.grouped]
+        return {name: call.state_dict() for name, call in stateful if call is not None and hasattr(call, "state_dict")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        for reward in self._rewards:
+            call = reward.function.call
+            if reward.function.name in state and call is not None and hasattr(call, "load_state_dict"):
+                call.load_state_dict(state[reward.function.name])  # type: ignore[attr-defined]  # hasattr has looked
+
+    def _having(self, name: str) -> list[Any]:
+        """The group-level rewards that have an optional method."""
+        return [r.function.call for r in self._rewards if r.function.grouped and hasattr(r.function.call, name)]
 
     def close(self) -> None:
         """End the worker processes; scoring again starts new ones."""

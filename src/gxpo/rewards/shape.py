@@ -28,6 +28,9 @@ COLUMNS: Mapping[str, Callable[[Forest, str], Any]] = {  # [R] each, of a forest
     "info": lambda forest, _: forest.info,
     "logprob": lambda forest, asker: mean_logprob(forest, asker),
     "read": lambda forest, asker: partial(read_component, forest, asker=asker),
+    "texts": lambda forest, asker: texts_of(forest, asker),
+    "tools": lambda forest, asker: tools_used(forest, asker),
+    "errors": lambda forest, _: noted_by_turns(forest, "action_error"),
 }
 
 
@@ -43,6 +46,7 @@ class Shape(Formula, RewardPart):
       counts    bool, scored and compared: whose values make up statistics of a group
       logprob   mean log-prob of the trained tokens under their sampler
       read      read(NAME) is a component, nan unknown, refused outside [0, 1]; with `share=False` any number
+      texts     what each attempt said; tools, errors: names of the tools that it called, and its `action_error`s
 
     What is unscored stays so.
     """
@@ -57,15 +61,60 @@ class Shape(Formula, RewardPart):
         """Component that it reads, where that is an option."""
         return self.options.get("component")
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Components that its options name."""
+        named = [self.component, *self.options.get("factors", ()), self.options.get("fail")]
+        return tuple(name for name in named if name)
+
     @torch.no_grad()
     def __call__(self, forest: Forest) -> Tensor:
-        name = self.function.__name__
-        known = [c for c in signature(self.function).columns if c not in COLUMNS]
-        if known:
-            raise ConfigError(f"reward.shape: {name} asks for {known[0]!r}; there is {', '.join(COLUMNS)}")
-        columns = [COLUMNS[c](forest, name) for c in signature(self.function).columns]
-        value = self.apply(self.function, columns)
+        value = self.apply(self.function, columns_for(self.function, forest, "reward.shape"))
         return torch.where(forest.scored, value.to(torch.float64), torch.nan)
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether it is given what was said: the trainer decodes it then."""
+        return "texts" in signature(self.function).columns
+
+
+def columns_for(function: Callable[..., Any], forest: Forest, slot: str) -> list[Any]:
+    """Columns that a function asks for by the names of its parameters; `slot` names its part in an error."""
+    name, asked = function.__name__, signature(function).columns
+    unknown = [c for c in asked if c not in COLUMNS]
+    if unknown:
+        raise ConfigError(f"{slot}: {name} asks for {unknown[0]!r}; there is {', '.join(COLUMNS)}")
+    return [COLUMNS[c](forest, name) for c in asked]
+
+
+def texts_of(forest: Forest, asker: str) -> list[str]:
+    """What each trajectory's actions say, turn after turn; GxpoError where the forest does not hold it."""
+    said: list[list[str]] = [[] for _ in range(forest.n_trajectories)]
+    for r, text in zip(forest.step_trajectory.tolist(), forest.action_text, strict=True):
+        if text is None:
+            raise GxpoError(f"{asker} reads what was said, and these rollouts hold token ids alone: record action_text")
+        said[r].append(text)
+    return ["".join(own) for own in said]
+
+
+def noted_by_turns(forest: Forest, name: str) -> list[list[Any]]:
+    """What the turns of each trajectory note in their info under `name`; turns without it are passed over."""
+    found: list[list[Any]] = [[] for _ in range(forest.n_trajectories)]
+    for r, info in zip(forest.step_trajectory.tolist(), forest.step_info, strict=True):
+        if name in info:
+            found[r].append(info[name])
+    return found
+
+
+def tools_used(forest: Forest, asker: str) -> list[list[str]]:
+    """Names of the tools that each trajectory called, in order; GxpoError where no turn notes `calls` in its info."""
+    noted = noted_by_turns(forest, "calls")
+    if forest.n_trajectories and not any(noted):
+        raise GxpoError(
+            f"{asker}: no turn notes `calls` in its info: choose a task whose environment does, as toolqa, or "
+            "tool_calls.count=turns"
+        )
+    return [[str(call["name"]) for calls in own for call in calls] for own in noted]
 
 
 def verdicts(forest: Forest, asker: str) -> Tensor:

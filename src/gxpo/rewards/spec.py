@@ -13,12 +13,14 @@ from gxpo.errors import ConfigError, need
 from gxpo.protocols import Task, TaskSource
 from gxpo.rewards import functions, group_level
 from gxpo.rewards.code import CodeReward
+from gxpo.rewards.conformance import Conformance
 from gxpo.rewards.entities import Entities
 from gxpo.rewards.format import well_formed
 from gxpo.rewards.functions import Function
 from gxpo.rewards.judge import judged
 from gxpo.rewards.key_steps import KeySteps
 from gxpo.rewards.majority import MajorityVote
+from gxpo.rewards.match import Consistency, Match
 from gxpo.rewards.numeric import Numeric
 from gxpo.rewards.rubric import is_rubric
 
@@ -28,7 +30,10 @@ GROUP_LEVEL: Mapping[str, Callable[[Mapping[str, Any]], Callable[..., Any]]] = {
     "judge": judged,
     "numeric": lambda options: group_level.made(Numeric, options, "numeric"),
     "entities": lambda options: group_level.made(Entities, options, "entities"),
+    "conformance": lambda options: group_level.made(Conformance, options, "conformance"),
     "key_steps": lambda options: group_level.made(KeySteps, options, "key_steps"),
+    "match": Match.make,
+    "consistency": Consistency.make,
 }
 BUILT_IN = ("math", "format", *GROUP_LEVEL)
 

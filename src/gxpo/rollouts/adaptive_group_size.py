@@ -1,43 +1,41 @@
-"""Adaptive group sizes: split a fixed rollout budget across prompts by expected learning signal (V0)."""
+"""Adaptive group sizes: split a fixed rollout budget across prompts by expected learning signal (V0, Knapsack RL)."""
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import numpy as np
 from annotated_types import Gt, Interval
 
+from gxpo import functions
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
+from gxpo.functions import signature
 from gxpo.registry import part
+from gxpo.rollouts import group_values
 from gxpo.rollouts.base import Rollout
 from gxpo.rollouts.build import Attempts, Draw
 from gxpo.rollouts.episodes import Play
 from gxpo.task_memory import TaskMemory
 
-
-def expected_contrast(n: int, rate: float) -> float:
-    """U = n (1 - rate) (1 - (1 - rate)^(n - 1)): the expected number of failures that stand beside a success.
-
-    n attempts, each right with probability `rate`. With GRPO's advantages (population std) the whole of a group's
-    |A| times half of a success's A is its number of failures. Source: V0 (arXiv 2602.03584), eqs. 9-11.
-
-    >>> [round(expected_contrast(n, 0.5), 5) for n in (2, 4, 8)]
-    [0.5, 1.75, 3.96875]
-    """
-    wrong = 1.0 - rate
-    return n * wrong * (1.0 - wrong ** (n - 1))
+Value = Callable[[int, float], float]
 
 
-def allot(rates: Sequence[float], budget: int, least: int = 2, most: int = 128) -> list[int]:
-    """Attempts for each task, `least` to `most`, `budget` in all: each further one where U grows most by it.
+def allot(
+    rates: Sequence[float], budget: int, least: int = 2, most: int = 128, value: Value = group_values.failures
+) -> list[int]:
+    """Attempts for each task, `least` to `most`, `budget` in all: each further one where the value grows most by it.
 
-    Of equal gains that of the task with fewer attempts is taken, then the earlier task's. Greedy, as in the paper: U is
-    convex in n for small rates, so a hard task may stay at `least` although many more attempts would have paid. Fewer
-    than `budget` where all have `most`; ValueError where `least` for each is more.
+    value  of n attempts at a success rate, a function of `gxpo.rollouts.group_values`
+
+    Of equal gains that of the task with fewer attempts is taken, then the earlier task's. Greedy, which is the best
+    there is where every task's gains fall with n. `failures` is convex in n for small rates, so a hard task may stay at
+    `least` although many more attempts would have paid. Fewer than `budget` where all have `most`; ValueError where
+    `least` for each is more.
 
     >>> allot([0.5, 0.1, 1.0], 9)
     [5, 2, 2]
@@ -47,7 +45,7 @@ def allot(rates: Sequence[float], budget: int, least: int = 2, most: int = 128) 
     sizes = [least] * len(rates)
 
     def gain(i: int) -> float:
-        return expected_contrast(sizes[i] + 1, rates[i]) - expected_contrast(sizes[i], rates[i])
+        return value(sizes[i] + 1, rates[i]) - value(sizes[i], rates[i])
 
     heap = [(-gain(i), least, i) for i in range(len(rates)) if least < most]
     heapq.heapify(heap)
@@ -61,12 +59,49 @@ def allot(rates: Sequence[float], budget: int, least: int = 2, most: int = 128) 
     return sizes
 
 
+def knapsack(
+    rates: Sequence[float], budget: int, least: int = 2, most: int = 128, value: Value = group_values.failures
+) -> list[int]:
+    """The same by dynamic programming: the sizes whose values add up to the most, whatever the gains do.
+
+    Costs len(rates) * (most - least) * budget additions. Of equal sums the one with fewer attempts for later tasks.
+
+    >>> allot([0.01, 0.9], 24, 2, 22), knapsack([0.01, 0.9], 24, 2, 22)
+    ([2, 22], [22, 2])
+    """
+    if least * len(rates) > budget:
+        raise ValueError(f"{len(rates)} tasks of at least {least} attempts need more than {budget}")
+    spare = min(budget - least * len(rates), (most - least) * len(rates))
+    best = np.full(spare + 1, -np.inf)  # by what is spent beyond `least`: the largest sum of the tasks so far
+    best[0] = 0.0
+    chosen: list[np.ndarray] = []
+    for rate in rates:
+        found, more = np.full(spare + 1, -np.inf), np.zeros(spare + 1, dtype=np.int64)
+        for k in range(min(most - least, spare) + 1):
+            total = best[: spare + 1 - k] + value(least + k, rate)
+            better = total > found[k:]
+            found[k:][better], more[k:][better] = total[better], k
+        best = found
+        chosen.append(more)
+    left, sizes = spare, []
+    for more in reversed(chosen):
+        sizes.append(least + int(more[left]))
+        left -= int(more[left])
+    return sizes[::-1]
+
+
+SOLVERS = {"greedy": allot, "knapsack": knapsack}
+
+
 @part("adaptive_group_size", stage="rollout")
 @dataclass(frozen=True)
 class AdaptiveGroupSize(Rollout):
-    """`group_size` attempts a task on average, allotted by `allot` to the tasks' predicted rates of success.
+    """`group_size` attempts a task on average, allotted by the tasks' predicted rates of success.
 
     least, most  attempts of one task
+    value        what n attempts at a success rate are worth, a function of `gxpo.rollouts.group_values` by name, or
+                 `file.py:function` of (n, rate): the sum over the tasks is made large
+    solver       "greedy": the next attempt where the value grows most | "knapsack": the largest sum there is
     discount     what earlier verdicts of a task count for at each further visit, since the policy has moved
     prior        how many verdicts the mean rate of all tasks (one half at first) is worth in a task's prediction
 
@@ -77,6 +112,8 @@ class AdaptiveGroupSize(Rollout):
     group_size: int = 8
     least: int = 2
     most: int = 128
+    value: Any = "failures"
+    solver: Literal["greedy", "knapsack"] = "greedy"
     discount: Annotated[float, Interval(ge=0, le=1)] = 0.8
     prior: Annotated[float, Gt(0)] = 1.0
     team: str = ""
@@ -84,6 +121,9 @@ class AdaptiveGroupSize(Rollout):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "memory", TaskMemory(self.discount))
+        object.__setattr__(self, "value", functions.named(self.value, group_values.__name__, "rollout.value"))
+        if signature(self.value).columns != ("n", "rate"):
+            raise ConfigError(f"rollout.value={self.value.__name__} must be a function of (n, rate)")
         if not 1 <= self.least <= self.group_size <= self.most:
             raise ConfigError(
                 f"rollout.least={self.least} <= rollout.group_size={self.group_size} <= rollout.most={self.most} must "
@@ -96,7 +136,7 @@ class AdaptiveGroupSize(Rollout):
 
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
         rates = self.predict([draw.task.id for draw in draws])
-        sizes = allot(rates, self.group_size * len(draws), self.least, self.most)
+        sizes = SOLVERS[self.solver](rates, self.group_size * len(draws), self.least, self.most, self.value)
         each = zip(draws, sizes, rates, strict=True)
         return [draw.attempts(size, info={"predicted": rate}) for draw, size, rate in each]
 

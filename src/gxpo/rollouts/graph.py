@@ -62,10 +62,14 @@ class Role:
 
 @dataclass(frozen=True)
 class Graph:
-    """Roles in the order in which they speak; one that does not accept may send the work back, `rounds` - 1 times."""
+    """Roles in the order in which they speak; one that does not accept may send the work back, `rounds` - 1 times.
+
+    cases  two texts, for the team's answer and against it, that a judge compares (`scoring.options.judge.mode: debate`)
+    """
 
     roles: tuple[Role, ...]
     rounds: int = 1
+    cases: tuple[Text, Text] | None = None
 
     def __post_init__(self) -> None:
         names = [role.name for role in self.roles]
@@ -81,7 +85,7 @@ class Graph:
                 raise ConfigError(
                     f"team: {role.name!r} sends the work back to {role.back!r}, which does not speak before it"
                 )
-            for text in (role.prompt, role.again, role.answer):
+            for text in (role.prompt, role.again, role.answer, *(self.cases or ())):
                 for _, name, _, _ in string.Formatter().parse(text) if isinstance(text, str) else ():
                     if name is not None and name not in (TASK, *names):
                         known = [TASK, *names]
@@ -197,4 +201,20 @@ second_opinion = Graph(
     rounds=3,
 )
 
-GRAPHS: dict[str, Graph] = {"solver_verifier": solver_verifier, "second_opinion": second_opinion}
+# For models that follow instructions: the first answers and says why, the other argues against it.
+debate = Graph(
+    (
+        Role("proponent", "{prompt}\n\nAnswer, and give the evidence for your answer.", answer="{proponent}"),
+        Role(
+            "opponent",
+            "{prompt}\n\nSomebody answers:\n{proponent}\n\nArgue for another answer, and give the evidence for it.",
+        ),
+    ),
+    cases=("{proponent}", "{opponent}"),
+)
+
+GRAPHS: dict[str, Graph] = {
+    "solver_verifier": solver_verifier,
+    "second_opinion": second_opinion,
+    "debate": debate,
+}

@@ -51,3 +51,16 @@ def uniform(tree: AttemptTree, running: Sequence[Episode], room: int, *, forks: 
     steps = [episode for episode in running for _ in range(forks)]
     draws = keyed(tree.play.session, tree.draw.name, len(running[0].turns), "choose")
     return draws.sample(steps, min(len(steps), room))
+
+
+def at_one_turn(tree: AttemptTree, running: Sequence[Episode], room: int) -> Iterator[Episode]:
+    """One of each running episode, and a second one before a turn that is drawn for the task, uniformly among those
+    that an episode may have; an episode that ends before it has no branch.
+
+    Source: REFUEL, arXiv 2410.04612.
+    """
+    turn = keyed(tree.play.session, tree.draw.name, "turn").randrange(tree.play.rules.max_turns)
+    for episode in running:
+        yield episode
+        if len(episode.turns) == turn:
+            yield episode

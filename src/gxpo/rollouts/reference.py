@@ -43,10 +43,10 @@ def reference_of(task: Task, solution: Callable[[Task], str | None]) -> str:
 
 def demonstration(task: Task, session: Session) -> Completion:
     """The task's reference answer in tokens; TaskError where there is none."""
-    return _in_tokens(reference_of(task, session.solution), session)
+    return in_tokens(reference_of(task, session.solution), session)
 
 
-def _in_tokens(text: str, session: Session) -> Completion:
+def in_tokens(text: str, session: Session) -> Completion:
     """A text as the policy would have to write it, ended as the policy's answers are; log-probs are nan.
 
     The end is the chat format's first stop id; with `sampling.stop`, a text that holds a stop string ends with it.
@@ -108,7 +108,7 @@ def reference_actions(episodes: Sequence[Episode], play: Play) -> list[Completio
         return [demonstration(e.task, session) for e in episodes]
     knows = play.envs.expert([e.name for e in episodes])
     texts = [knows[e.name] for e in episodes]
-    return [None if text is None or isinstance(text, EnvFailure) else _in_tokens(text, session) for text in texts]
+    return [None if text is None or isinstance(text, EnvFailure) else in_tokens(text, session) for text in texts]
 
 
 def solutions_of(tasks: Sequence[Task], session: Session) -> Callable[[Task], str | None]:

@@ -138,7 +138,9 @@ class Walk:
             first, *rest = turns
             where = {"prompt": first["context"], "prompt_text": first["observation_text"]}
             where["turns"] = [{k: v for k, v in first.items() if k != "context"}, *rest]
-        info = {"answer": self.answer, **info}
+        cases = self.cast.graph.cases
+        held = {} if cases is None else {"cases": [filled(case, self.said) for case in cases]}
+        info = {"answer": self.answer, **held, **info}
         return record(self.task, group, name, self.session.sampling, truncated=self.cut, info=info, **where)
 
     def take(self, completion: Completion) -> None:

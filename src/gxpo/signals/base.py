@@ -32,6 +32,7 @@ class SignalTools:
     answers   the reference answer to each trajectory's task as a text; None where there is none
     asked     token ids of a task, by its id, asked in other words: {prompt} of the template is its text, of a chat the
               user's last message, what else is named stands in its places; None where nothing can be added to it
+    external  a frozen learner: the model of that name of the section `teacher`, lent in `bind`
     """
 
     learner: Learner
@@ -42,6 +43,7 @@ class SignalTools:
     encode: Callable[[str], Sequence[int]] = _not_lent
     answers: Callable[[Forest], Sequence[str | None]] = _not_lent
     asked: Callable[[str, str, Mapping[str, str]], Sequence[int] | None] = _not_lent
+    external: Callable[[str], Any] = _not_lent
 
 
 class SignalPart(Part, ABC):

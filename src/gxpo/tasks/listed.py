@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gxpo.errors import TaskError
-from gxpo.protocols import Task
+from gxpo.protocols import SAME_AS, Task
 from gxpo.tasks.source import fraction_of, stream
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ class ListedTasks:
 
     The source has no state: step s takes the tasks from position s * `per_step` on, so with `per_step` tasks a step an
     epoch sees each once, and `draw(n, step)` is the beginning of `draw(m, step)` for n <= m.
+
+    Tasks with one `info["same_as"]` are one task in several wordings: they follow each other, and are all for training
+    or all held out. All such sets must have as many wordings, a divisor of `per_step`, so that no step cuts one.
     """
 
     name: str
@@ -36,6 +40,7 @@ class ListedTasks:
         hash; of a few prompts at least one on each side."""
         if not 0 < fraction < 1:
             raise TaskError(f"task {self.name!r}: held_out_fraction must be between 0 and 1, not {fraction}")
+        self._check_wordings(tasks)
         if held_out is None:
             self._training, self._held_out = _by_hash(tasks, fraction)
             if self._training and 0 < len(self._held_out) < FEW:
@@ -57,6 +62,18 @@ class ListedTasks:
                     f"{self.name}: held_out_fraction {fraction} of {len(tasks)} tasks leaves no {side} task; "
                     "give held-out tasks (tasks.options.held_out=FILE, in Python eval_task=...)"
                 )
+        self._sets = wordings(self._training)
+
+    def _check_wordings(self, tasks: Sequence[Task]) -> None:
+        """TaskError where a step would cut a set of wordings."""
+        if not any(SAME_AS in task.info for task in tasks):
+            return
+        sizes = sorted({len(found) for found in wordings(tasks)})
+        if len(sizes) > 1 or self.per_step % sizes[0]:
+            raise TaskError(
+                f"task {self.name!r}: sets of equal {SAME_AS!r} have {', '.join(map(str, sizes))} tasks; make all of "
+                f"one size that divides tasks.per_step={self.per_step}, so that a step has whole sets"
+            )
 
     @property
     def training(self) -> list[Task]:
@@ -70,14 +87,16 @@ class ListedTasks:
 
     def draw(self, n: int, step: int) -> list[Task]:
         """Draw `n` training tasks; a task is repeated only in the next epoch."""
-        size = len(self._training)
+        sets = self._sets
+        wide = len(sets[0])
+        size = len(sets) * wide
         orders: dict[int, Any] = {}
         tasks = []
         for position in range(step * self.per_step, step * self.per_step + n):
             epoch, place = divmod(position, size)
             if epoch not in orders:
-                orders[epoch] = stream(self.seed, epoch).permutation(size)
-            tasks.append(self._training[int(orders[epoch][place])])
+                orders[epoch] = stream(self.seed, epoch).permutation(len(sets))
+            tasks.append(sets[int(orders[epoch][place // wide])][place % wide])
         return tasks
 
     def held_out(self, n: int) -> list[Task]:
@@ -95,10 +114,19 @@ class ListedTasks:
             raise TaskError(f"task {self.name!r} keeps no state, but the checkpoint holds {sorted(state)}")
 
 
+def wordings(tasks: Sequence[Task]) -> list[list[Task]]:
+    """Tasks by their `info["same_as"]`, in the order of the first of each; a task without one is alone."""
+    sets: dict[tuple[bool, str], list[Task]] = {}
+    for task in tasks:
+        own = SAME_AS not in task.info
+        sets.setdefault((own, task.id if own else str(task.info[SAME_AS])), []).append(task)
+    return list(sets.values())
+
+
 def _by_hash(tasks: list[Task], fraction: float) -> tuple[list[Task], list[Task]]:
-    """Training and held-out tasks: prompts whose hash is below `fraction` are held out, but at least the one with the
-    lowest, and never all."""
-    place = [fraction_of(str(t.prompt)) for t in tasks]
+    """Training and held-out tasks: prompts (of one task in several wordings, what they are the same as) whose hash is
+    below `fraction` are held out, but at least the one with the lowest, and never all."""
+    place = [fraction_of(str(t.info.get(SAME_AS, t.prompt))) for t in tasks]
     ordered = sorted(set(place))
     held = min(max(sum(x < fraction for x in ordered), 1), len(ordered) - 1)
     paired = list(zip(tasks, place, strict=True))

@@ -117,8 +117,9 @@ class OwnRows(ListedTasks):
 class OwnTasks:
     """A user's source with what it may leave out: `observe`, `state_dict`, `load_state_dict`, `name`, ids of tasks.
 
-    Its `draw(n, step)` and `held_out(n)` give `Task`s, or dicts as rows of a file; both are checked. Whatever else it
-    has (`scorer`, `reward_default`, `worked_example`, `answer`) is found here too.
+    Its `draw(n, step)` and `held_out(n)` give `Task`s, or dicts as rows of a file; both are checked, and so is
+    `training`, the list of all its tasks where it has one. Whatever else it has (`scorer`, `reward_default`,
+    `worked_example`, `answer`) is found here too.
     """
 
     def __init__(self, inner: Any, name: str) -> None:
@@ -142,6 +143,12 @@ class OwnTasks:
         if not tasks and n:
             raise TaskError(f"task {self.name!r}: held_out({n}) gave no task; give at least one, for evaluations")
         return tasks
+
+    @property
+    def training(self) -> list[Task]:
+        """All training tasks, where the source has a list of them: a task sampler draws from it."""
+        label = f"task {self.name!r}: training"
+        return [self._task(x, f"{label}, item {i}") for i, x in enumerate(self._inner.training)]
 
     def observe(self, forest: Forest) -> None:
         """Tells the source what came of its tasks, if it asks."""

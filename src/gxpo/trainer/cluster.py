@@ -17,6 +17,7 @@ from gxpo.learners.remote import RemoteLearner
 from gxpo.learners.remote.probe import check as check_engine
 from gxpo.learners.remote.tinker import Adapter, TinkerEngine
 from gxpo.learners.remote.verl import VerlEngine
+from gxpo.learners.remote.verl_ray import RayVerlEngine
 from gxpo.protocols import TokenRow
 from gxpo.settings import RunSettings
 
@@ -52,7 +53,12 @@ def verl_policy(
 ) -> tuple[Any, RemoteLearner, TorchEngine, int | None]:
     """Tokenizer, learner, sampler and number of positions of a policy in verl's FSDP engine."""
     loaded = models.load(s.model, task=s.task, device=device, dtype=s.learner.dtype, notify=notify)
-    engine = VerlEngine(loaded.path or s.model, dtype=s.learner.dtype, betas=learning["betas"])
+    engine = _verl_engine(s, loaded.path or s.model, {"dtype": s.learner.dtype, "betas": learning["betas"]}, notify)
+    try:
+        learner = _learner(engine, learning)
+    except BaseException:
+        engine.close()
+        raise
     sampler = GatheredEngine(
         engine,
         loaded.model,
@@ -62,10 +68,21 @@ def verl_policy(
         kernels=s.learner.kernels,
     )
     found, _ = positions(loaded.model.config.get_text_config())
-    return loaded.tokenizer, _learner(engine, learning), sampler, found
+    return loaded.tokenizer, learner, sampler, found
 
 
-def _learner(engine: TinkerEngine | VerlEngine, given: dict[str, Any]) -> RemoteLearner:
+def _verl_engine(
+    s: RunSettings, model: Any, settings: dict[str, Any], notify: Callable[[str], None]
+) -> VerlEngine | RayVerlEngine:
+    """verl's engine in these processes, or in workers of a Ray cluster."""
+    if s.cluster.address is None:
+        return VerlEngine(model, **settings)
+    nodes, each = s.cluster.train.nodes, s.cluster.train.gpus_per_node
+    notify(f"starting {nodes * each} workers of verl on the Ray cluster {s.cluster.address}")
+    return RayVerlEngine(model, address=s.cluster.address, nodes=nodes, per_node=each, **settings)
+
+
+def _learner(engine: TinkerEngine | VerlEngine | RayVerlEngine, given: dict[str, Any]) -> RemoteLearner:
     row = TokenRow(torch.tensor(PROBED), torch.tensor([1]), torch.ones(1, dtype=torch.float64))
     check_engine(engine, row)
     schedule = Schedule(given["schedule"], given["warmup_steps"], given["total_steps"])
@@ -85,7 +102,7 @@ class GatheredEngine(TorchEngine):
              part. `model` has those of version 0
     """
 
-    def __init__(self, trained: VerlEngine, model: Any, tokenizer: Any, **settings: Any) -> None:
+    def __init__(self, trained: VerlEngine | RayVerlEngine, model: Any, tokenizer: Any, **settings: Any) -> None:
         super().__init__(model, tokenizer, **settings)
         self._trained = trained
 
@@ -103,3 +120,7 @@ class GatheredEngine(TorchEngine):
                 own[name].copy_(x)
         self.release()
         self._policy_version = version
+
+    def close(self) -> None:
+        """End the training engine's workers."""
+        self._trained.close()

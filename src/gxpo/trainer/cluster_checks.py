@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gxpo import runtime
 from gxpo.definition import show
 from gxpo.errors import ConfigError
 from gxpo.learners.natural_gradient import NaturalGradient
@@ -14,21 +15,23 @@ from gxpo.settings import ClusterSettings, RunSettings
 from gxpo.signals.base import OwnModel
 
 ENGINES = {"tinker": TinkerEngine, "verl": VerlEngine}
+PLACED = frozenset({"train.nodes", "train.gpus_per_node"})  # what says how many workers verl has on Ray
 
 
 def check_cluster(s: RunSettings, method: Method) -> None:
     """Refuse what the chosen training engine can't train, in one line, before anything runs."""
     backend = s.cluster.backend
+    read = PLACED if backend == "verl" and s.cluster.address is not None else frozenset[str]()
     for section in ("train", "sample", "sync"):
         stated, unread = getattr(s.cluster, section), ClusterSettings()
         for name, value in stated:
-            if value != getattr(getattr(unread, section), name):
+            if f"{section}.{name}" not in read and value != getattr(getattr(unread, section), name):
                 raise ConfigError(
                     f"cluster.{section}.{name}={value} is read by `gxpo plan` alone: leave it out to train"
                 )
     if backend not in ENGINES:
         if s.cluster.address is not None:
-            raise ConfigError(f"cluster.address is of cluster.backend=tinker, and the backend is {backend}")
+            raise ConfigError(f"cluster.address is of cluster.backend=tinker and verl, and the backend is {backend}")
         for what in _sharded(s, method) if backend == "fsdp" else ():
             raise ConfigError(f"cluster.backend=fsdp can't have {what}: change it, or use cluster.backend=local")
         return
@@ -84,7 +87,16 @@ def _tinker(s: RunSettings) -> dict[str, str]:
 
 def _verl(s: RunSettings) -> dict[str, str]:
     unfit = {
-        ("has no server", "leave out cluster.address"): s.cluster.address is not None,
+        ("has its workers on Ray where cluster.address is given", "start the run without torchrun"): (
+            s.cluster.address is not None and runtime.environment("WORLD_SIZE", 1) > 1
+        ),
+        ("has its workers on Ray", f"cluster.address={s.cluster.address} is no Ray address: set auto or HOST:PORT"): (
+            (s.cluster.address or "").startswith(("http://", "https://"))
+        ),
+        (
+            f"can't be had by Ray's client ({s.cluster.address}), which does not tell verl where its workers are",
+            "start the run on a node of the cluster with cluster.address=auto",
+        ): ((s.cluster.address or "").startswith("ray://")),
         ("trains every parameter", "set learner.lora_rank=0"): s.learner.lora_rank > 0,
         ("decays every parameter, not matrices alone", "set optim.weight_decay=0"): s.optim.weight_decay > 0,
         ("samples in its own processes", "set sampling.engine=torch"): s.sampling.engine not in ("auto", "torch"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gxpo.config import HERE
-from gxpo.definition import STAGES, Stated, show
+from gxpo.definition import Stated, show, stage_of
 from gxpo.errors import CheckpointError
 
 # Names of models, directories and programs, not of data or code.
@@ -74,7 +74,7 @@ def _paths(keys: Mapping[str, Stated]) -> list[str]:
         for text in _texts(stated.value):
             where, _, name = text.rpartition(":")
             found += [path for path in (text, where) if _is_file(path)]
-            if name and key.split(".")[0] in STAGES:
+            if name and stage_of(key) is not None:
                 found += _module_file(where)
     return list(dict.fromkeys(found))
 

@@ -63,7 +63,7 @@ class Trainer(Stages):
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         s = resolved.settings
-        runtime.start(alone=s.cluster.backend in ("fsdp", "verl"))
+        runtime.start(alone=s.cluster.by_processes)
         reuse_freed()
         self.out = Path(runtime.first(str(out or s.out or default(s.task, resolved.method.name, s.seed))))
         if not resume:
@@ -415,6 +415,7 @@ class Trainer(Stages):
             "trouble": self._trouble,
             "budget": vars(self.budget),
             "unscored": self.unscored,
+            **({"rewards": rewards} if (rewards := self.rewards.state_dict()) else {}),
             **({"seconds": self.seconds} if self.settings.trainer.max_seconds is not None else {}),
             **({"best": self.best.state_dict()} if self.best is not None else {}),
             **({"early": self.early.best.state_dict()} if self.early is not None else {}),
@@ -472,6 +473,7 @@ class Trainer(Stages):
         self.budget = Budget(**state["budget"])
         self.seconds = state.get("seconds", 0.0)
         self.rewards.counts.update(state["unscored"])
+        self.rewards.load_state_dict(state.get("rewards", {}))
         if self.best is not None and "best" in state:
             self.best.load_state_dict(state["best"])
         if self.early is not None and "early" in state:

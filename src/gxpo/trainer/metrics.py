@@ -87,7 +87,11 @@ NAMES: dict[str, Metric] = {
         "turns of the step",
     ),
     "turns_mean": Metric("mean number of turns of an episode, summaries not counted", "turns", "episodes of the step"),
-    "malformed_rate": Metric("share of turns in which no action could be read", "share", "turns of the step"),
+    "malformed_rate": Metric(
+        "share of turns in which no action could be read; of answers that `match` or `consistency` could not read",
+        "share",
+        "turns of the step; without an environment, rollouts made in the step",
+    ),
     "illegal_rate": Metric("share of turns with an action that was not possible there", "share", "turns of the step"),
     "cut_action_rate": Metric("share of actions cut at sampling.max_new_tokens", "share", "actions of the step"),
     "turn_limit_rate": Metric("share of episodes that a limit on turns ended", "share", "episodes of the step"),
@@ -190,6 +194,7 @@ NAMES: dict[str, Metric] = {
     ),
     "kl_factor": Metric("what the adaptive control has multiplied the KL's coefficient by", "factor", "the run so far"),
     "schedule_progress": Metric("share of its schedule that a coefficient has gone", "share", "the run so far"),
+    "scheduled_KEY": Metric("the number of the setting KEY, which has a schedule", "of the setting", "the step"),
     "accuracy_factor": Metric("what the success rate multiplies the next coefficient by", "factor", "the step"),
     "entropy_below_target": Metric(
         "1 where the entropy is below its target, so that the bonus is in force next", "flag", "the step"
@@ -378,6 +383,7 @@ NAMES: dict[str, Metric] = {
 
 PREFIXES = (
     ("eval_pass_at_", "K"),
+    ("scheduled_", "KEY"),
     *((prefix, "NAME") for prefix in ("eval_", "reward_", "origin_", "value_loss@", "value_explained@")),
 )
 

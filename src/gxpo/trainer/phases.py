@@ -24,7 +24,7 @@ class Course:
     """
 
     def __init__(self, resolved: Resolved) -> None:
-        self.settings = [one.settings for one in resolved.phases]
+        self.steps = resolved.settings.trainer.steps
         self.phases = [one.phase for one in resolved.phases if one.phase is not None]
         self.number, self.began, self.updates = 0, 0, 0
         self.spent = 0.0  # share of the budget that was spent when it began
@@ -62,8 +62,8 @@ class Course:
             return True
         if self.phase.steps is not None:
             return step - self.began >= self.phase.steps
-        ahead, steps = self.phases[self.number :], self.settings[0].trainer.steps
-        if step - self.began >= share(ahead, steps - self.began):
+        ahead = self.phases[self.number :]
+        if step - self.began >= share(ahead, self.steps - self.began):
             return True
         open_ones = sum(phase.steps is None for phase in ahead)
         return spent > 0.0 and spent - self.spent >= (1.0 - self.spent) / open_ones
@@ -87,12 +87,6 @@ class Course:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.number, self.began, self.updates = state["number"], state["began"], state["updates"]
         self.spent, self.readings = state["spent"], list(state["readings"])
-
-    @property
-    def same_tasks(self) -> bool:
-        """Whether this phase draws the tasks of the one before, so that its source goes on."""
-        before, now = self.settings[self.number - 1 : self.number + 1]
-        return (before.task, before.tasks, before.env) == (now.task, now.tasks, now.env)
 
 
 # ---------------------------------------------------------------- what can't be had

@@ -8,6 +8,8 @@ whether it defines the name.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from gxpo import former, worlds
@@ -27,8 +29,9 @@ from gxpo.tasks.source import solution_of
 from gxpo.trainer.asynchronous.checks import check_asynchronous
 from gxpo.trainer.best import rules_of
 from gxpo.trainer.cluster_checks import check_cluster
+from gxpo.trainer.external import Externals, check_externals
 from gxpo.trainer.phases import check_phases
-from gxpo.trainer.setup import device_of, sampling_of
+from gxpo.trainer.setup import device_of, sampled_of, sampling_of
 from gxpo.usercode import one_line
 from gxpo.worlds import World
 
@@ -53,10 +56,56 @@ def check_settings(s: RunSettings, method: Method) -> None:
             f"rollout.group_size=1: {show(method.credit)} compares the rollouts of a group, and one alone is given a "
             "credit of 0: raise it to 2 or more, or take a credit over the batch (credit=batch_whiten)"
         )
+    check_ratios(method)
     check_cluster(s, method)
+    check_externals(s, method)
+    check_changing_rubric(s, method)
     check_asynchronous(s, method)
     if (check_sampling := getattr(method.rollout, "check_sampling", None)) is not None:
         check_sampling(sampling_of(s))
+
+
+def check_ratios(method: Method) -> None:
+    """Refuse importance ratios over rollouts of which nobody knows with what probability they were sampled."""
+    if getattr(method.rollout, "has_behaviour", True):
+        return
+    reading = [show(term) for term in method.terms.values() if reads_ratio(term)]
+    reading += [f"weight {name}" for name, part in method.weights.items() if getattr(part, "corrects_mismatch", False)]
+    if reading:
+        raise ConfigError(
+            f"{method.name}: {reading[0]} reads importance ratios, and rollout {show(method.rollout)} has no log-probs "
+            "of who sampled: take an objective without (dpo, simpo, positive_likelihood), records that have them, or "
+            "objective.on_unknown_behaviour=one"
+        )
+
+
+def reads_ratio(term: Any) -> bool:
+    """Whether a term divides by the probability that a token was sampled with, and has no way without."""
+    surrogate = getattr(term, "surrogate", None)
+    over = getattr(term, "ratio_over", None) in ("proximal", "behaviour")
+    return (
+        over
+        and getattr(term, "on_unknown_behaviour", "") == "error"
+        and getattr(term, "ratio_weighted", True)
+        and not getattr(surrogate, "on_policy", False)
+    )
+
+
+def check_changing_rubric(s: RunSettings, method: Method) -> None:
+    """Refuse a judge whose rubric changes where rewards of several steps are compared."""
+    if not s.scoring.options.get("judge", {}).get("refresh"):
+        return
+    remembering = {"rollout": method.rollout, "credit": method.credit}
+    for stage, part in remembering.items():
+        if hasattr(part, "state_dict") and bool(getattr(part, "remembers", True)):
+            raise ConfigError(
+                f"scoring.options.judge.refresh: {stage} {show(part)} keeps rollouts or rewards of earlier steps, and "
+                "those of two rubrics are not comparable: leave refresh out, or take a part without a memory"
+            )
+    if s.async_.max_staleness:
+        raise ConfigError(
+            "scoring.options.judge.refresh: rollouts sampled ahead are of an older rubric: set async.max_staleness=0"
+        )
 
 
 def check_model(s: RunSettings) -> None:
@@ -95,8 +144,8 @@ def learns_from_one(method: Method) -> bool:
         return True
 
 
-def check_world(method: Method, world: World, task: str) -> None:
-    """Refuse a method whose needs nobody meets."""
+def check_world(method: Method, world: World, task: str, held_out: int = 0) -> None:
+    """Refuse a method whose needs nobody meets. `held_out`: tasks that evaluations sample."""
     parts = [method.rollout, world.source, world.envs]
     provided = {x for part in (*parts, method.segmenter) for x in getattr(part, "provides", ())}
     advice = "choose a task that does"
@@ -115,6 +164,8 @@ def check_world(method: Method, world: World, task: str) -> None:
             raise ConfigError(
                 f"{method.name} requires {need}, which neither the rollout nor task {task!r} provides: {advice}"
             )
+    if (check_held_out := getattr(method.rollout, "check_held_out", None)) is not None:
+        check_held_out(world.source.held_out(held_out))
     check_task = getattr(method.rollout, "check_task", None)
     if check_task is not None:
         knows = "expert's way" if world.envs is not None and "expert" in world.envs.provides else None
@@ -138,10 +189,13 @@ def _rehearse(resolved: Resolved) -> None:
     world = worlds.foreseen(s.task, seed=s.seed, options=s.tasks.options, per_step=s.tasks.per_step)
     try:
         if world is not None:
-            check_world(method, world, s.task)
+            check_world(method, world, s.task, s.eval.tasks)
+            if method.sampler is not None:
+                sampled_of(s, method.sampler, world)
         check_model(s)
         given = getattr(method.rollout, "components", ())
-        check_named(s.rewards, None if world is None else world.source, s.scoring.options, given)
+        options = Externals(s, device_of(s.learner.device)).options()
+        check_named(s.rewards, None if world is None else world.source, options, given)
     finally:
         if world is not None:
             world.close()

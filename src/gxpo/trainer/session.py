@@ -37,6 +37,7 @@ from gxpo.protocols import (
     TaskSource,
 )
 from gxpo.rollouts.context import prompt_messages
+from gxpo.rollouts.logged import LOGGED
 from gxpo.rollouts.wording import reworded
 from gxpo.segments import Segmenter, SegmentTools
 from gxpo.signals import Signals
@@ -69,16 +70,17 @@ class Session:
         episode: EpisodeRules | None = None,
         segmenter: Segmenter | None = None,
         learner: Any = None,
+        seen: Callable[[Forest], None] | None = None,
     ) -> None:
         """See `protocols.Session`. Without `chat` prompts are encoded as they are. `learner`: the policy, where the
-        segmenter asks for its entropies."""
+        segmenter asks for its entropies. `seen` is called with all that is scored."""
         self.source, self.engine, self.rewards, self.tokenizer = source, engine, rewards, tokenizer
         self.seed, self.step, self.system, self.envs = seed, step, system, envs
         self.chat: Chat = PlainChat(tokenizer) if chat is None else chat
         self.sampling = replace(sampling, stop_ids=tuple(dict.fromkeys((*sampling.stop_ids, *self.chat.stop_ids))))
         self.episode = episode or EpisodeRules()
         self.budget = budget if budget is not None else Budget()
-        self._segmenter, self._learner = segmenter, learner
+        self._segmenter, self._learner, self._seen = segmenter, learner, seen
         self._drawn: list[Task] = []
         self._tasks: dict[str, Task] = {}
         self._scored: set[str] = set()
@@ -189,8 +191,15 @@ class Session:
         A trajectory that brings a finite outcome, or was scored before in this step, keeps what it has. `texts` are
         judged in the place of all that was said.
         """
-        fresh = torch.tensor([i not in self._scored for i in forest.id], dtype=torch.bool) & ~forest.scored
+        met = torch.tensor([i not in self._scored for i in forest.id], dtype=torch.bool)
         self._scored |= set(forest.id)
+        found = self._judged(forest, met & ~forest.scored, texts)
+        if self._seen is not None and bool(met.any()):
+            self._seen(found.select(met))
+        return found
+
+    def _judged(self, forest: Forest, fresh: torch.Tensor, texts: Sequence[str] | None) -> Forest:
+        """The forest with these rows ([R] bool) scored."""
         if not bool(fresh.any()):
             return forest
         rows = fresh.nonzero().squeeze(1)
@@ -477,6 +486,9 @@ class BoundLearner:
         alike = forest.path_trainable
         if self.method.context == "trained":
             alike = alike & (forest.sampled_under[node] < 0)
+        if LOGGED in forest.origin:  # their versions count another run's updates
+            own = torch.tensor([origin != LOGGED for origin in forest.origin], dtype=torch.bool)
+            alike = alike & forest.to_path(own, "R")
         apart = logprob - forest.path_behaviour_logprob
         gap = apart[alike & (forest.policy_version[node] == self.step_number - 1)].abs()
         gap = gap[gap.isfinite()]

@@ -19,8 +19,9 @@ from gxpo.learners.remote import RemoteLearner
 from gxpo.learners.sharded import ShardedLearner
 from gxpo.learners.torch import TorchLearner
 from gxpo.models import flow
-from gxpo.protocols import Chat, EpisodeRules, Sampling
+from gxpo.protocols import Chat, EpisodeRules, Sampling, TaskSource
 from gxpo.settings import RunSettings
+from gxpo.tasks.sampled import SampledTasks, sampled
 from gxpo.trainer import cluster, cluster_checks
 from gxpo.trainer.engine import LanguageEngine, engine_of
 from gxpo.trainer.export import lora_settings
@@ -50,6 +51,16 @@ def world_of(s: RunSettings, given: Any = None) -> World:
         concurrency=s.env.concurrency,
         given=given,
     )
+
+
+def sampled_of(s: RunSettings, sampler: Any, world: World) -> SampledTasks:
+    """The world's tasks under the method's sampler; TaskError where it has none that are met twice."""
+
+    def at_level(level: Any) -> TaskSource:
+        options = {**s.tasks.options, sampler.by: level}
+        return worlds.make(s.task, seed=s.seed, options=options, per_step=s.tasks.per_step).source
+
+    return sampled(world.source, sampler, s.seed, s.task, at_level if world.envs is None else None)
 
 
 def sampling_of(s: RunSettings) -> Sampling:

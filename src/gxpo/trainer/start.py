@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gxpo import config
-from gxpo.definition import STAGES, Stated
+from gxpo.definition import Stated, stage_of
 from gxpo.errors import CheckpointError
 from gxpo.learners.torch import VALUE_HEAD
 from gxpo.protocols import WritesFiles
@@ -131,7 +131,7 @@ def inherited(run: Path, given: Mapping[str, Stated], *, composed: bool = False)
         origin = _origin(lines, stated.origin)
         unstated = origin in methods
         replaced = another or any(key.startswith(f"{k}.") for k in given)
-        of_method = key in ("method", "compat") or (key not in RUN_KEYS and key.split(".")[0] in STAGES)
+        of_method = key in ("method", "compat") or (key not in RUN_KEYS and stage_of(key) is not None)
         if key in OWN or key.split(".")[0] == "versions" or (unstated and replaced) or (composed and of_method):
             continue
         noted = f"{stated.origin} ({origin})" if unstated else stated.origin

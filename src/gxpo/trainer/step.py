@@ -18,6 +18,7 @@ from gxpo.forest import Forest
 from gxpo.judges import meter
 from gxpo.pipeline import Method, zero_signal_groups
 from gxpo.protocols import Budget, Sampling, StepInfo
+from gxpo.rollouts.logged import LOGGED
 from gxpo.runtime import Clock, give_back, peak_megabytes
 from gxpo.segments.base import LABEL
 from gxpo.signals import Signals, SignalTools
@@ -64,8 +65,11 @@ class Stages(Wired):
         counted, clock = self._counts(), Clock()
         served = of_servers(self.engine)
 
+        scheduled = method.at(number)
+
         # tasks -> rollouts -> rewards
-        session = self.session(number, seed=self.settings.seed, sampling=self.sampling, budget=self.budget)
+        seen = None if self.sampled is None else self.sampled.see
+        session = self.session(number, seed=self.settings.seed, sampling=self.sampling, budget=self.budget, seen=seen)
         forest = self._sampled(session, clock) if self.overlap is None else self.overlap.rollouts(session, clock)
         forest = self.shape(forest)
         clock.lap("score")
@@ -90,6 +94,7 @@ class Stages(Wired):
         self.lost = {**failures_of_agents(forest), **raised, **self.lost}
         self.source.observe(forest)
         method.observe(forest)
+        self.rewards.observe(number, forest, lambda: session.texts(forest), session.known)
         if self.overlap is not None:
             self.overlap.publish(number)
         self._count(bound, lr)
@@ -99,6 +104,7 @@ class Stages(Wired):
             **({} if self.course is None else {"phase": self.course.number + 1}),
             **of_rollouts(forest, credit if method.reads_credit else method.active(read, credit, weight).double()),
             **of_sources(forest, number - 1),
+            **({} if self.sampled is None else self.sampled.figures()),
             **{f"scoring_{kind}": n - counted[kind] for kind, n in self.unscored.items()},
             **of_updates(bound.infos, bound.metrics, (bound.sampler_gap, bound.sampler_gap_mean)),
             **learnt,
@@ -112,6 +118,7 @@ class Stages(Wired):
         row = {
             **figures,
             **method.adjust(figures),
+            **scheduled,
             "lr": lr,
             "empty_steps": self.empty_steps,
             "nonfinite_steps": self.nonfinite_steps,
@@ -170,7 +177,12 @@ class Stages(Wired):
 
     def shape(self, forest: Forest) -> Forest:
         """The method's own rewards over the task's, after the rollout and its filters; `success` is untouched."""
-        forest = self.method.shaped(forest)
+        parts = (*self.method.shapes.values(), *self.method.step_rewards.values(), *self.method.rewards.values())
+        said = forest.action_text
+        if any(getattr(part, "reads_texts", False) for part in parts):
+            decode = decoder(self.tokenizer)
+            forest = forest.replace(action_text=[decode(forest.action(s)) for s in range(forest.n_steps)])
+        forest = self.method.shaped(forest).replace(action_text=said)
         if self.settings.scoring.shuffle:
             order = torch.Generator().manual_seed(zlib.crc32(f"{self.settings.seed}/{self.step_number}".encode()))
             outcome = forest.outcome[torch.randperm(forest.n_trajectories, generator=order)]
@@ -272,7 +284,7 @@ def _mean(x: Tensor) -> float | None:
     return float(known.mean()) if known.numel() else None
 
 
-BORROWED = ("replay", "demonstration", "baseline")  # origins of rollouts that the policy is not to be judged by
+BORROWED = ("replay", "demonstration", "baseline", LOGGED)  # origins that the policy is not to be judged by
 
 
 def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
@@ -294,9 +306,16 @@ def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
         "truncated_rate": _mean(forest.truncated[own].to(torch.float64)),
         **{f"reward_{name}": _mean(forest.components[own, i]) for i, name in enumerate(forest.component_names)},
         **of_labels(forest),
+        **of_answers(forest, own),
         **(of_episodes(forest) if any("end" in info for info in forest.info) else {}),
         **(of_agents(forest) if any("agent" in info for info in forest.info) else {}),
     }
+
+
+def of_answers(forest: Forest, own: Tensor) -> dict[str, Any]:
+    """How many of the trajectories `own` [R] have an answer that a reward could not read; of episodes, turns count."""
+    read = [i for i, name in enumerate(forest.component_names) if name.startswith("malformed_")]
+    return {"malformed_rate": _mean(forest.components[own][:, read].amax(1))} if read else {}
 
 
 def of_spread(forest: Forest, own: Tensor) -> dict[str, Any]:
@@ -342,6 +361,11 @@ def of_labels(forest: Forest) -> dict[str, Any]:
     return {"untagged_turns": _mean(1.0 - tagged)}
 
 
+def sampled_here(forest: Forest) -> Tensor:
+    """[R] bool: trajectories whose policy versions are this run's; those of logged ones count another's updates."""
+    return torch.tensor([origin != LOGGED for origin in forest.origin], dtype=torch.bool)
+
+
 def of_sources(forest: Forest, version: int) -> dict[str, Any]:
     """Where the step's rollouts come from: how many updates old they are, the shares of origins but the policy's, and
     how sure the sampler was of what it drew in this step.
@@ -349,11 +373,14 @@ def of_sources(forest: Forest, version: int) -> dict[str, Any]:
     version   the policy's own at the start of the step. Tokens without a sampler (demonstrations) have no age.
     """
     known = forest.path_trainable & forest.path_behaviour_logprob.isfinite()
+    known &= forest.to_path(sampled_here(forest), "R")
     node = forest.token_node[forest.path_token[known]]
     age = (version - forest.policy_version[node]).to(torch.float64)
     shares = {f"origin_{name}": forest.origin.count(name) / len(forest.origin) for name in sorted(set(forest.origin))}
     stale = {"staleness_mean": _mean(age), "staleness_max": float(age.max()) if age.numel() else None}
     fresh = forest.trainable & (forest.policy_version[forest.token_node] == version)
+    if LOGGED in forest.origin:
+        fresh &= torch.zeros_like(fresh).index_fill(0, forest.path_token[known], True)
     return {
         **stale,
         "entropy_sampled": _mean(-forest.behaviour_logprob[fresh]),

@@ -19,6 +19,7 @@ from gxpo.runtime import give_back
 from gxpo.settings import RunSettings
 from gxpo.signals import SignalTools
 from gxpo.trainer import checkpoint, preflight, setup
+from gxpo.trainer.external import Externals
 from gxpo.trainer.measured import measured
 from gxpo.trainer.phases import Course
 from gxpo.trainer.session import decoder
@@ -63,17 +64,19 @@ class Wired:
         self.sampling = setup.sampling_of(s)
         reward, source = self._objects(now)
         self.world = setup.world_of(s, source)
-        self.source = self.world.source
         with ExitStack() as opened:
             opened.callback(self.world.close)
-            preflight.check_world(method, self.world, s.task)
+            preflight.check_world(method, self.world, s.task, s.eval.tasks)
+            self.sampled = None if method.sampler is None else setup.sampled_of(s, method.sampler, self.world)
+            self.source = self.world.source if self.sampled is None else self.sampled
             preflight.check_model(s)
+            external = Externals(s, setup.device_of(s.learner.device), self._notify)
             self.rewards = RewardSet.make(
                 reward if reward is not None else s.rewards,
-                source=self.source,
+                source=self.world.source,
                 timeout=s.scoring.timeout,
                 workers=s.scoring.workers,
-                options=s.scoring.options,
+                options=external.options(),
                 given=getattr(method.rollout, "components", ()),
             )
             opened.callback(self.rewards.close)
@@ -97,7 +100,14 @@ class Wired:
         self.envs = envs if envs is None or runtime.world() == 1 else SharedEnvs(envs)
         longest = s.sampling.max_new_tokens * max(self.episode.max_turns, getattr(method.rollout, "max_turns", 1))
         self.method = method.fill(horizon=float(longest), max_length=longest, total_steps=now.steps)
-        tools = SignalTools(self.learner, decoder(self.tokenizer), self.tokenizer.pad_token_id, 0, s.seed)
+        tools = SignalTools(
+            self.learner,
+            decoder(self.tokenizer),
+            self.tokenizer.pad_token_id,
+            0,
+            s.seed,
+            external=lambda name: external.teacher(name, self.learner, self.tokenizer),
+        )
         for part in self.method.signals.values():
             part.bind(tools)
 
@@ -122,12 +132,26 @@ class Wired:
 
         spent  share of the run's budget
         """
-        source, counts, updates = self.source.state_dict(), dict(self.rewards.counts), self.learner.optimiser.steps
+        before, updates = self.now, self.learner.optimiser.steps
+        source, rewards, counts = self.source.state_dict(), self.rewards.state_dict(), dict(self.rewards.counts)
         self._open.close()
         del self.learner, self.engine, self.method
         give_back()
         course.enter(step, spent, updates)
         self.set_up(path, measure=False, keep=course.phase.optimiser == "keep")
         self.rewards.counts.update(counts)
-        if course.same_tasks:
+        if _of_rewards(before) == _of_rewards(self.now):
+            self.rewards.load_state_dict(rewards)
+        if _of_tasks(before) == _of_tasks(self.now):
             self.source.load_state_dict(source)
+
+
+def _of_tasks(one: Resolved) -> tuple[Any, ...]:
+    """What decides which tasks are drawn: where it is the same, the source goes on."""
+    s = one.settings
+    return s.task, s.tasks, s.env, one.method.sampler
+
+
+def _of_rewards(one: Resolved) -> tuple[Any, ...]:
+    s = one.settings
+    return s.reward, s.scoring, s.task

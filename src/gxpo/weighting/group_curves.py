@@ -202,6 +202,20 @@ def over_share(x: Tensor, acting: Tensor) -> Tensor:
     return torch.full((len(x),), float(acting.sum()) / valid if valid else 1.0, dtype=torch.float64)
 
 
+def equal_groups(x: Tensor, size: Tensor) -> Tensor:
+    """Mean size / size of the group, whatever the statistic is: each group weighs the same in a mean over trajectories.
+
+    size  compared trajectories; groups without one have 1 and are not in the mean
+
+    For groups of unequal sizes, as budgets that are allotted make them.
+
+    >>> equal_groups(torch.zeros(3), torch.tensor([5, 5, 2])).tolist()
+    [0.8, 0.8, 2.0]
+    """
+    n = size.to(torch.float64)
+    return torch.where(size > 0, _mean(n, size > 0) / n.clamp_min(1.0), 1.0)
+
+
 def damped(
     share: Tensor,
     *,

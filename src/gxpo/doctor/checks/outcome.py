@@ -138,7 +138,7 @@ def line(case: Case, name: str) -> tuple[float, float]:
     "length grows to 1.5 times its start while reward rises and correctness or evaluation does not; correlation of "
     "length and reward within groups above 0.5",
     needs=("length",),
-    follows=(),
+    follows=("judge_hacked",),
 )
 def length_hack(case: Case) -> Finding | None:
     if case.n < LEAST or not case.has("length", "reward"):
@@ -216,7 +216,7 @@ def length_collapse(case: Case) -> Finding | None:
     "one reward function pays while correctness falls or stands still",
     "total and one component rise, correctness does not; share of the within-group variance by component",
     needs=("component/NAME",),
-    follows=("reward_sign",),
+    follows=("reward_sign", "judge_hacked"),
 )
 def component_dominates(case: Case) -> Finding | None:
     names = case.log.components()

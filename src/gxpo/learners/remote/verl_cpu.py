@@ -17,14 +17,21 @@ _NOTHING = ("empty_cache", "reset_peak_memory_stats", "manual_seed", "manual_see
 def register() -> None:
     """Make the CPU verl's platform, with gloo between processes, and its FSDP engine one for CPUs. Before any engine of
     verl is imported."""
-    base: Any = need("verl.plugin.platform.platform_base", "verl")
-    manager: Any = need("verl.plugin.platform.platform_manager", "verl")
-    platform = type("CPU", (base.PlatformBase,), _answers())
-    manager.set_platform(manager.PlatformRegistry.register("cpu")(platform)())
+    platform()
     engines: Any = need("verl.workers.engine.base", "verl")
     fsdp: Any = need("verl.workers.engine.fsdp.transformer_impl", "verl")
     known = engines.EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
     known(fsdp.FSDPEngineWithLMHead)
+
+
+def platform() -> None:
+    """Make the CPU verl's platform, if it is not."""
+    base: Any = need("verl.plugin.platform.platform_base", "verl")
+    manager: Any = need("verl.plugin.platform.platform_manager", "verl")
+    if "cpu" in manager.PlatformRegistry.registered_names():
+        return
+    answers = type("CPU", (base.PlatformBase,), _answers())
+    manager.set_platform(manager.PlatformRegistry.register("cpu")(answers)())
 
 
 def _answers() -> dict[str, Any]:

@@ -23,7 +23,7 @@ class PublishedPolicy(SamplingCopy):
     """
 
     def __init__(self, learner: TorchLearner) -> None:
-        super().__init__(learner.model, learner.policies, share_frozen=True)
+        super().__init__(learner.model, learner.policies, share="frozen")
         self._learner = learner
         self.published: dict[int, dict[str, Tensor]] = {}
         self._held: int | None = None

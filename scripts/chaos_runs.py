@@ -1,0 +1,423 @@
+"""Small runs on this machine whose processes are killed, and what is left of them: for `chaos.py` and its test.
+
+    served     one process that samples beside its updates (async.max_staleness=1) from two servers, which are given its
+               weights; two reward workers, two environment workers
+    sharded    two processes of torchrun with cluster.backend=fsdp, environment and reward workers
+    parallel   two processes of torchrun, each with all weights, environment and reward workers
+
+The servers are those of the tests (`tests/engines/fake_server.py`): they speak vLLM's routes, and sample the same
+tokens for the same seed. Only processes that were started here are ended, by their ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from gxpo.process_tree import descendants, runs
+from gxpo.trainer.metrics import comparable
+
+ROOT = Path(__file__).parents[1]
+STEPS, PER_STEP, GROUP = 6, 3, 2
+LONGEST = 400.0  # seconds that a run may take, its resumes included
+LEAVING = 10.0  # seconds in which processes have to be gone whose trainer is
+POLL, LOOK = 0.05, 0.5  # seconds between two looks at what was written, and at processes
+
+WORLD = '''
+import time
+
+from gxpo import TimeStep
+
+
+class Walk:
+    """A number that every action moves; where it is odd it pays. Slow, so that it is often killed while it acts."""
+
+    instructions = "Say anything."
+    max_turns = 3
+
+    def reset(self, seed):
+        time.sleep(0.02)
+        self.at = seed % 1009
+        return self.shown()
+
+    def step(self, action):
+        time.sleep(0.02)
+        self.at = (31 * self.at + sum(map(ord, action)) + 1) % 1009
+        return self.shown(float(self.at % 2))
+
+    def shown(self, reward=None):
+        return TimeStep(str(self.at), str(self.at), reward)
+'''
+REWARD = """
+import time
+
+
+def parity(completion):
+    time.sleep(0.05)
+    return float(sum(map(ord, completion)) % 2)
+"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A kind of run: who is killed, its configuration, how many processes torchrun starts, whether servers sample."""
+
+    victims: tuple[str, ...]
+    keys: dict[str, Any]
+    ranks: int = 1
+    served: bool = False
+    steps: int = STEPS
+
+
+SETTINGS = {
+    "served": Setting(
+        ("sampler", "rewarder", "environment", "controller"),
+        {"async.max_staleness": 1, "weight.mismatch": "truncated", "sampling.engine": "openai"},
+        served=True,
+    ),
+    "sharded": Setting(
+        ("rank", "rewarder", "environment", "controller"), {"cluster.backend": "fsdp"}, ranks=2
+    ),
+    "parallel": Setting(("rank", "rewarder", "environment", "controller"), {}, ranks=2),
+}  # fmt: skip
+KEYS: dict[str, Any] = {
+    "model": "tiny:cold",
+    "method": "grpo",
+    "tasks.per_step": PER_STEP,
+    "rollout.group_size": GROUP,
+    "sampling.max_new_tokens": 4,
+    "optim.lr": 0.01,
+    "env.workers": 2,
+    "scoring.workers": 2,
+    "eval.every": 3,
+    "eval.tasks": 2,
+    "doctor.every": 0,
+    "trainer.steps": STEPS,
+    "trainer.checkpoint_every": 2,
+    "trainer.rollouts_every": 1,
+}
+
+
+@dataclass
+class Kill:
+    """Who is killed: `delay` seconds after the line of `step` was written (0: after the run began).
+
+    told  what became of it: process, what the run had written by then
+    """
+
+    victim: str
+    step: int
+    delay: float
+    told: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """A run that came to its end, or did not.
+
+    kills     that were carried out
+    starts    times that a controller was started
+    failures  why it did not end, and processes that outlived it
+    """
+
+    out: Path
+    setting: Setting
+    kills: list[Kill] = field(default_factory=list)
+    starts: int = 0
+    seconds: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def training_seconds(self) -> float:
+        """Of its steps, as their lines say."""
+        return sum(row["time_step_s"] for row in _lines(self.out / "metrics.jsonl"))
+
+    @property
+    def prompts(self) -> int:
+        """Groups in its rollouts."""
+        return sum(n // GROUP for step in trained(self.out) for n in step.values())
+
+
+# ---------------------------------------------------------------- processes
+class Server:
+    """A server that samples, in a process of its own."""
+
+    def __init__(self, task: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.task = task
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "tests.engines.fake_server", "tiny:cold", self.task, str(self.port)]
+        self.process = subprocess.Popen(command, cwd=ROOT, env=_environment(), stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.DEVNULL)  # fmt: skip
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def wait(self) -> None:
+        """Until it answers."""
+        began = time.monotonic()
+        while time.monotonic() - began < LONGEST:
+            if self.process.poll() is not None:
+                raise SystemExit(f"a server ended with {self.process.returncode}")
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health"):
+                return
+            time.sleep(0.1)
+        raise SystemExit("a server did not start")
+
+
+@contextmanager
+def fleet(folder: Path, number: int) -> Iterator[list[Server]]:
+    """Servers, with the files of the task and its reward, which are written into the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "walk.py").write_text(WORLD)
+    (folder / "parity.py").write_text(REWARD)
+    servers = [Server(f"{folder / 'walk.py'}:Walk") for _ in range(number)]
+    try:
+        for server in servers:
+            server.wait()
+        yield servers
+    finally:
+        for server in servers:
+            server.process.kill()
+            server.process.wait()
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+
+
+def _command(setting: Setting, words: Sequence[str]) -> list[str]:
+    ranks = ["torch.distributed.run", f"--nproc-per-node={setting.ranks}", "--standalone", "-m"]
+    return [sys.executable, "-m", *(ranks if setting.ranks > 1 else []), "gxpo", *words]
+
+
+def _born(pid: int) -> str:
+    """When a process began, which tells it from a later one of the same id; "" where it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return ""
+
+
+def _said(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+class Running:
+    """One run: its controller, its servers, every process that was seen below the controller."""
+
+    def __init__(self, setting: Setting, out: Path, servers: Sequence[Server]) -> None:
+        self.setting, self.out, self.servers = setting, out, servers
+        self.seen: dict[int, str] = {}
+        self.starts = 0
+        self.log = open(out / "log.txt", "ab")  # noqa: SIM115 (closed with the run)
+        (out / "weights").mkdir(exist_ok=True)
+        self.start()
+
+    def start(self) -> None:
+        """Begin the run, or go on with it."""
+        self.starts += 1
+        words = ["resume", str(self.out / "run")]
+        if not any((self.out / "run" / "checkpoints").glob("step-*")):
+            words = ["train", *(w for k, v in self.keys().items() for w in ("--set", f"{k}={json.dumps(v)}")),
+                     "--out", str(self.out / "run")]  # fmt: skip
+        self.controller = subprocess.Popen(
+            _command(self.setting, words), cwd=self.out, env=_environment(), stdout=self.log, stderr=self.log
+        )
+
+    def keys(self) -> dict[str, Any]:
+        served = {"sampling.servers": [server.url for server in self.servers],
+                  "sampling.engine_options": {"weights": str(self.out / "weights"), "patience": 60.0}}  # fmt: skip
+        files = self.out.parent
+        weights = {"env": 1.0, f"{files / 'parity.py'}:parity": 0.5}
+        return {**KEYS, "task": f"{files / 'walk.py'}:Walk", "scoring.weights": weights, **self.setting.keys,
+                **(served if self.setting.served else {})}  # fmt: skip
+
+    def look(self) -> list[int]:
+        """Processes below the controller, which are remembered."""
+        found = descendants(self.controller.pid)
+        for pid in found:
+            if pid not in self.seen or self.seen[pid] != _born(pid):
+                self.seen[pid] = _born(pid)
+        return found
+
+    def victims(self, kind: str) -> list[int]:
+        """Processes that may be killed as one of a kind."""
+        below = self.look()
+        if kind == "controller":
+            return [self.controller.pid] if self.controller.poll() is None else []
+        if kind == "sampler":
+            return [server.process.pid for server in self.servers if server.process.poll() is None]
+        of = {"rank": r"-m gxpo (train|resume)", "rewarder": r"rewards/worker\.py", "environment": r"envs/worker\.py"}
+        return [pid for pid in below if re.search(of[kind], _said(pid))]
+
+    def alive(self) -> list[int]:
+        """Of the processes that were seen, those that still are."""
+        return [pid for pid, born in self.seen.items() if born and _born(pid) == born and runs(pid)]
+
+    def close(self) -> list[str]:
+        """End what is left; what outlived the controller is told."""
+        self.look()
+        if self.controller.poll() is None:
+            self.controller.kill()
+        self.controller.wait()
+        left = self.gone()
+        for pid in self.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.log.close()
+        return left
+
+    def gone(self) -> list[str]:
+        """Waits until all processes of the controller are gone; those that are not, in words."""
+        began = time.monotonic()
+        while self.alive() and time.monotonic() - began < LEAVING:
+            time.sleep(POLL)
+        return [f"a process outlived its controller: {_said(pid)[:100]}" for pid in self.alive()]
+
+
+# ---------------------------------------------------------------- a run under kills
+def survive(setting: Setting, out: Path, kills: Sequence[Kill], servers: Sequence[Server]) -> Outcome:
+    """A run that is killed and resumed until it ends; `servers` of `fleet` in the folder of `out`."""
+    out.mkdir(parents=True)
+    outcome = Outcome(out / "run", setting)
+    began = time.monotonic()
+    running = Running(setting, out, servers)
+    chance = random.Random(str([(k.victim, k.step, k.delay) for k in kills]))
+    todo, due, restarts, looked = list(kills), None, [], 0.0
+    try:
+        while time.monotonic() - began < LONGEST:
+            now = time.monotonic()
+            if now >= looked + LOOK:
+                looked = now
+                running.look()
+            for server, at in list(restarts):
+                if now >= at:
+                    server.start()
+                    restarts.remove((server, at))
+            if todo and due is None and len(_lines(outcome.out / "metrics.jsonl")) >= todo[0].step:
+                due = now + todo[0].delay
+            if todo and due is not None and now >= due and (able := running.victims(todo[0].victim)):
+                kill, due = todo.pop(0), None
+                pid = chance.choice(able)
+                os.kill(pid, signal.SIGKILL)
+                kill.told = {"after_step": len(_lines(outcome.out / "metrics.jsonl"))}
+                outcome.kills.append(kill)
+                for server in servers:
+                    if server.process.pid == pid:
+                        server.process.wait()
+                        restarts.append((server, now + chance.uniform(0.0, 1.0)))
+            if (code := running.controller.poll()) is not None:
+                outcome.failures += running.gone()
+                if code == 0:
+                    break
+                if not outcome.kills:
+                    outcome.failures.append(f"it ended with {code} though nothing was killed")
+                    break
+                running.start()
+            time.sleep(POLL)
+        else:
+            outcome.failures.append(f"it did not end within {LONGEST:g} s")
+    finally:
+        for server, _ in restarts:
+            server.start()
+        outcome.failures += running.close()
+        outcome.starts, outcome.seconds = running.starts, time.monotonic() - began
+    if left := [path.name for path in (out / "weights").iterdir()]:
+        outcome.failures.append(f"published weights were left behind: {left}")
+    return outcome
+
+
+# ---------------------------------------------------------------- what is compared
+COUNTERS = ("sampler_failures",)  # what kills may change
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Whole lines of a file that may be being written."""
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+def trained(out: Path) -> list[Counter[str]]:
+    """Rollouts of each task, by step."""
+    found = []
+    for path in sorted((out / "rollouts").glob("step-*.jsonl")):
+        found.append(Counter(record["task"] for record in _lines(path)))
+    return found
+
+
+def differences(calm: Outcome, other: Outcome) -> list[str]:
+    """What a run under kills has otherwise than the calm one; nothing, where all is well."""
+    found = list(other.failures)
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
+        one, two = ([{k: v for k, v in comparable(row).items() if k not in COUNTERS} for row in _lines(x.out / name)]
+                    for x in (calm, other))  # fmt: skip
+        if [r["step"] for r in one] != [r["step"] for r in two]:
+            found.append(f"{name} has steps {[r['step'] for r in two]}")
+        for a, b in zip(one, two, strict=False):
+            if wrong := [k for k in {*a, *b} if a.get(k) != b.get(k)]:
+                found.append(f"{name}, step {a['step']}: {', '.join(sorted(wrong)[:4])}")
+                break
+    steps = sorted(p.name for p in (calm.out / "rollouts").glob("step-*.jsonl"))
+    for name in steps:
+        path = other.out / "rollouts" / name
+        if not path.is_file() or path.read_bytes() != (calm.out / "rollouts" / name).read_bytes():
+            found.append(f"other rollouts in {name}")
+            break
+    sums = [_weights(x.out) for x in (calm, other)]
+    if not sums[0] or sums[0] != sums[1]:
+        found.append("the last checkpoint has other tensors")
+    return found + miscounted(other)
+
+
+def miscounted(outcome: Outcome) -> list[str]:
+    """Prompts that were lost or trained twice, counted in the rollouts and, where there is one, in the ledger."""
+    found = []
+    steps = trained(outcome.out)
+    if len(steps) != outcome.setting.steps:
+        found.append(f"rollouts of {len(steps)} steps")
+    for number, tasks in enumerate(steps, 1):
+        if sum(tasks.values()) != PER_STEP * GROUP or any(n % GROUP for n in tasks.values()):
+            found.append(f"step {number} trained {dict(tasks)}")
+    ledger = _lines(outcome.out / "rollouts" / "ledger.jsonl")
+    if outcome.setting.keys.get("async.max_staleness"):
+        used = Counter(place for line in ledger if line["event"] == "consume" for place in line["places"])
+        if used != Counter(range(PER_STEP * outcome.setting.steps)):
+            found.append(f"places used in the ledger: {sorted(used.items())}")
+    return found
+
+
+def _weights(out: Path) -> str:
+    """Checksum of names and values of all tensors of the newest checkpoint; "" where there is none."""
+    folders = sorted((out / "checkpoints").glob("step-*"))
+    digest = hashlib.sha256()
+    for path in sorted(folders[-1].rglob("*.safetensors")) if folders else []:
+        with safe_open(path, "numpy") as file:
+            for name in sorted(file.keys()):
+                digest.update(f"{path.name} {name}".encode() + file.get_tensor(name).tobytes())
+    return digest.hexdigest() if folders else ""

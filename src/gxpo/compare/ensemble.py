@@ -1,0 +1,75 @@
+"""Choice of models that answer together: focal diversity of their errors, accuracy of their plurality."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+
+Verdicts = Sequence[Sequence[float]]
+
+
+def generalized_diversity(verdicts: Verdicts) -> float:
+    """1 - p2 / p1: 0 where models err on the same tasks, 1 where no two err on one (or none errs).
+
+    verdicts  [S][tasks] of S models, right where 1 or more
+    p1        probability that a model drawn at random errs, p2 that two drawn without replacement do: with pi_i the
+              share of tasks on which i of them err, sum i / S pi_i and sum i (i - 1) / (S (S - 1)) pi_i
+
+    Source: Partridge and Krzanowski 1997, as in MARL-Focal (arXiv 2502.04492).
+    """
+    size, tasks = _shape(verdicts)
+    errors = [sum(row[t] < 1 for row in verdicts) for t in range(tasks)]
+    once = sum(i / size for i in errors)
+    twice = sum(i * (i - 1) / (size * (size - 1)) for i in errors)
+    return 1 - twice / once if once else 1.0
+
+
+def focal_diversity(verdicts: Verdicts) -> float:
+    """Mean over models of the generalized diversity on the tasks on which that model errs; 1 for one without errors.
+
+    The counts of errors begin at 1: in the released code the list of shares begins at 0 errors where every count occurs
+    on the samples, which shifts it by one unless they are filtered by the focal model before.
+
+    Source: MARL-Focal (arXiv 2502.04492) and its code, sftekin/rl-focal.
+
+    >>> round(focal_diversity([[1, 1, 0, 0, 1, 0], [1, 0, 0, 1, 1, 0], [1, 0, 1, 1, 0, 0]]), 5)
+    0.31746
+    """
+    _, tasks = _shape(verdicts)
+    found = []
+    for focal in verdicts:
+        failed = [t for t in range(tasks) if focal[t] < 1]
+        found.append(generalized_diversity([[row[t] for t in failed] for row in verdicts]) if failed else 1.0)
+    return sum(found) / len(found)
+
+
+def best_subset(verdicts: Verdicts, size: int, weight: float = 0.5) -> tuple[int, ...]:
+    """The `size` models with the largest weight * focal diversity + (1 - weight) * accuracy of their majority.
+
+    A majority is right where more than half of them are. Ties go to the first in order. All subsets are tried: for tens
+    of models.
+    """
+    models, tasks = _shape(verdicts)
+    if not 2 <= size <= models:
+        raise ValueError(f"size must be from 2 to {models}, not {size}")
+    if not 0 <= weight <= 1:
+        raise ValueError(f"weight must be from 0 to 1, not {weight}")
+
+    def fitness(chosen: tuple[int, ...]) -> float:
+        rows = [verdicts[m] for m in chosen]
+        right = sum(2 * sum(row[t] >= 1 for row in rows) > size for t in range(tasks)) / tasks
+        return weight * focal_diversity(rows) + (1 - weight) * right
+
+    best, found = -math.inf, ()
+    for chosen in combinations(range(models), size):
+        if (value := fitness(chosen)) > best + 1e-12:
+            best, found = value, chosen
+    return found
+
+
+def _shape(verdicts: Verdicts) -> tuple[int, int]:
+    sizes = {len(row) for row in verdicts}
+    if len(verdicts) < 2 or len(sizes) != 1 or 0 in sizes:
+        raise ValueError("verdicts are of at least 2 models, on the same tasks, at least one")
+    return len(verdicts), sizes.pop()

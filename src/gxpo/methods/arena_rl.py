@@ -1,0 +1,31 @@
+r"""ArenaRL: a knockout tournament within the group, seeded by matches against the first attempt; the place is the
+reward.
+
+r_i = 1 - rank_i / (G - 1);   A as in GRPO
+
+Choices. A judge of `scoring.options.judge` (or of the section `teacher`) is asked each match in both orders; the code
+asks one, and reads two scores from 0 to 10, where here a verdict is read. Seeds without an opponent have a bye: the
+code drops byes before it pairs, so that with six attempts the first two seeds have none. Equal places share the mean of
+their ranks, and where every match is a tie all are equal; there the order in the list decides, and equal attempts are
+paid from 1 to 0. `scoring.options.judge.compare`: round_robin, anchor, swiss, double_elim (seeded by their order, where
+the code draws pairs at random). A bye in a Swiss round is no match; there it is a win.
+"""
+
+from gxpo.definition import Definition
+
+arena_rl = Definition(
+    name="arena_rl",
+    doc=__doc__,
+    title="ArenaRL: Scaling RL for Open-Ended Agents via Tournament-based Relative Ranking",
+    arxiv="2601.06487",
+    authors="Zhang, Qiang and Chen, Boli and Zhang, Fanrui and Ding, Ruixue and Wang, Shihang and Wang, Qiuchen and "
+    "Huang, Yinfeng and Zhang, Haonan and Zhu, Rongxiang and Wang, Pengyong and Ren, Ailin and Li, Xin and Xie, "
+    "Pengjun and Liu, Jiawei and Guo, Ning and Zhou, Jingren and Zha, Zheng-Jun",
+    year=2026,
+    evidence="reference-code",
+    code="Alibaba-NLP/qqr@944a2e2fbfe9e7e4e5fca49c75813d85da1fc9a3 qqr/reward_models/arena/single_elimination.py "
+    "qqr/reward_models/arena/double_elimination.py qqr/reward_models/arena/swiss.py",
+    keys={"reward": "judge", "scoring.options": {"judge": {"mode": "pairwise", "compare": "single_elim"}}},
+    paper_defaults={"rollout.group_size": 16, "optim.lr": 1e-6, "credit.eps": 1e-6},
+    cost="at most 2 (G - 1) matches a group, two questions each",
+)

@@ -1,0 +1,29 @@
+r"""CaRL: one reward for progress, multiplied by soft penalties; 0 where an infraction voids it.
+
+r = outcome * product of factors, 0 if failed;   A as in GRPO
+
+The outcome is progress from 0 to 1; `speed` and `comfort` are components from 0 to 1 and `failed` one of 0 or 1, each
+of reward weight 0, from your reward or environment (`reward.shape.factored.factors`, `.fail` name others).
+Choices. The product is of a whole rollout, in the code of each step's progress, where an infraction ends the episode
+and gives a terminal reward of its own. PPO there, group statistics here. Stand-in: no driving.
+"""
+
+from gxpo.definition import Definition
+from gxpo.rewards.shape import Shape
+
+carl = Definition(
+    name="carl",
+    doc=__doc__,
+    title="CaRL: Learning Scalable Planning Policies with Simple Rewards",
+    arxiv="2504.17838",
+    authors="Jaeger, Bernhard and Dauner, Daniel and Beisswenger, Jens and others",
+    year=2025,
+    evidence="reference-code",
+    keys={
+        "reward.shape.factored": Shape,
+        "reward.shape.factored.function": "factored",
+        "reward.shape.factored.factors": ("speed", "comfort"),
+        "reward.shape.factored.fail": "failed",
+    },
+    code="autonomousvision/CaRL@5abef66c1bedefaf0a6cd65ed8925efe72dc5845 team_code_roach/reward/simple_reward.py",
+)

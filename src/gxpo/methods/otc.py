@@ -1,0 +1,27 @@
+r"""OTC: the reward of a right answer times the economy of its tool calls.
+
+r = r_outcome sin(pi m / (m + n)), or r_outcome cos(pi m / (2 m + c)) where n = 0;   m calls, n the fewest of any right
+attempt at the task so far
+
+Choices. OTC-GRPO, by two public reimplementations; the formula with n = 0 is that of OTC-PPO. c is 1 there, and the
+most calls that are allowed in the paper: `reward.shape.tool_calls.smooth`. n is remembered over steps, in the
+checkpoint, and lowered by a step's own right attempts before they are scored: fewer calls than n would be punished
+else. Wrong attempts keep their reward. Needs an environment that notes the calls of turns, as toolqa, or `count:
+turns`.
+"""
+
+from gxpo.definition import Definition
+from gxpo.rewards.tool_calls import ToolCalls
+
+otc = Definition(
+    name="otc",
+    doc=__doc__,
+    title="OTC: Optimal Tool Calls via Reinforcement Learning",
+    arxiv="2504.14870",
+    authors="Wang, Hongru and Qian, Cheng and Zhong, Wanjun and Chen, Xiusi and Qiu, Jiahao and Huang, Shijue and "
+    "Jin, Bowen and Wang, Mengdi and Wong, Kam-Fai and Ji, Heng",
+    year=2025,
+    formula="r = r_outcome sin(pi m / (m + n)), or r_outcome cos(pi m / (2 m + c)) where n = 0",
+    evidence="secondary",
+    keys={"reward.shape.tool_calls": ToolCalls},
+)

@@ -1,0 +1,32 @@
+r"""P3O (pairwise PPO): policy gradient on the difference of the rewards of two answers, whole answers' ratios clipped.
+
+A_1 = (r_1 - r_2) / 2 = -A_2;   rho_i = prod_t policy / old;   L = -mean_i min(rho_i A_i, clip(rho_i, 0.8, 1.2) A_i)
+
+Choices. From summaries: version 1, which clips each answer's ratio; version 2 clips the joint ratio of the two, by a
+surrogate that we could not verify, and is not built. What a prompt adds to all rewards cancels. For pairs this is GRPO
+without the standard deviation and with the ratio of the sequence, so groups of more than two work alike. The reward
+less beta log(policy / reference) is `objective.kl.place: reward`. A circulated form of the gradient has the product of
+the two probabilities in place of their ratio; its expectation is 0. Two other methods are called P3O.
+"""
+
+from gxpo.definition import Definition
+from gxpo.objectives.ratio_trajectory import sequence_sum
+
+p3o = Definition(
+    name="p3o",
+    doc=__doc__,
+    title="Pairwise Proximal Policy Optimization: Harnessing Relative Feedback for LLM Alignment",
+    arxiv="2310.00212",
+    authors="Wu, Tianhao and Zhu, Banghua and Zhang, Ruoyu and Wen, Zhaojin and Ramchandran, Kannan and Jiao, Jiantao",
+    year=2023,
+    formula="A_1 = (r_1 - r_2) / 2 = -A_2; L = -mean min(rho A, clip(rho) A), rho of the whole answer",
+    evidence="secondary",
+    keys={
+        "credit.scale": "none",
+        "objective.ratio": sequence_sum,
+        "objective.aggregate": "sequence_sum",
+        "objective.horizon": 1.0,
+        "rollout.group_size": 2,
+    },
+    cost="none beyond the base's",
+)

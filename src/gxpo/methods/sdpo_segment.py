@@ -1,0 +1,29 @@
+r"""SDPO (segment-level): DPO on segments of equal length that begin where the episodes part.
+
+e the first turn in which the members of the group differ, k the least number of turns that one has from e on
+s_i = sum over turns e .. e + k - 1 of (log policy - log reference);   l = -log sigmoid(beta (s_better - s_worse))
+
+Choices. beta 0.1. In the paper a language model names the turn that went wrong, the episode is sampled anew from there,
+and it names the end of the segment; the loss is DPO with the other tokens masked. Here e is where histories part, which
+is that turn in such data, and k as long as both go on. Groups of more than two share one e and k. Pairs by verdict.
+Self-distillation, also SDPO, is `sdpo_self`.
+"""
+
+from gxpo.definition import Definition
+from gxpo.objectives.preference_pairs import PreferencePairs
+
+sdpo_segment = Definition(
+    name="sdpo_segment",
+    doc=__doc__,
+    title="SDPO: Segment-Level Direct Preference Optimization for Social Agents",
+    arxiv="2501.01821",
+    authors="Kong, Aobo and Ma, Wentao and Zhao, Shiwan and others",
+    year=2025,
+    formula="l = -log sigmoid(beta (s_w - s_l)), s = sum of log(pi/ref) over turns e .. e + k - 1",
+    evidence="reference-code",
+    code="AlibabaResearch/DAMO-ConvAI@e0cc87a13bd330474cd5e48a6821a4334cd732cb "
+    "SDPO/LLaMA-Factory/src/llamafactory/train/dpo/trainer.py",
+    keys={"objective": PreferencePairs, "objective.over": "segment"},
+    refuses={"objective.kl.place": ("reward",)},
+    cost="a frozen reference model and its forward pass over the rollouts",
+)

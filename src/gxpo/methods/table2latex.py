@@ -1,0 +1,28 @@
+r"""Table2LaTeX-RL: 1 where the structure of a LaTeX table is nearly the reference's.
+
+r = [TEDS-structure >= .9]: trees of rows and cells, spans but not texts;   A as in GRPO
+
+Choices. The second reward of the paper, that the rendered picture is alike, is left out: its released "CW-SSIM" gives a
+blank page against text .76, above its gate of .6 (see the errata). `structure_only: false` compares the texts instead.
+The code's gate is > .9. Its conversion knows more LaTeX than ours (colours, dashed rules). Stand-in: no pictures.
+"""
+
+from gxpo.definition import Definition
+
+table2latex = Definition(
+    name="table2latex",
+    doc=__doc__,
+    title="Table2LaTeX-RL: High-Fidelity LaTeX Code Generation from Table Images via Reinforced Multimodal Language "
+    "Models",
+    arxiv="2509.17589",
+    authors="Ling, Jun and Qi, Yao and Huang, Tao and others",
+    year=2025,
+    evidence="reference-code",
+    keys={
+        "reward": "match",
+        "scoring.options": {
+            "match": {"metric": "teds", "pattern": None, "structure_only": True, "gate": 0.9, "pay": "pass"}
+        },
+    },
+    code="newLLing/Table2LaTeX-RL@6c699a4627154980952069fd19801713a3fd82f0 examples/train/grpo/plugin/plugin.py",
+)

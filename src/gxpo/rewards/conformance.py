@@ -1,0 +1,103 @@
+"""Conformance reward (process mining): how well a reference's events fit the process that an attempt's events show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import ConfigError, GxpoError, need
+from gxpo.forest import Forest
+
+if TYPE_CHECKING:
+    from gxpo.protocols import Task
+
+EVENT = r"(?m)^\W*(?:[Ss]tep \d+\W+)?(\w+)"
+
+
+def events(text: str, pattern: str = EVENT) -> list[str]:
+    """Activities of a reasoning, in order: the first group of each match, in lower case.
+
+    >>> events("Step 1: Define x\\nStep 2: solve for it\\n\\nCheck.")
+    ['define', 'solve', 'check']
+    """
+    return [str(found[1]).lower() for found in re.finditer(pattern, text) if found[1]]
+
+
+def conformance(attempt: Sequence[str], reference: Sequence[str]) -> float:
+    """2 f p / (f + p) by pm4py: f the log fitness and p the precision of the reference's events, by alignments, on the
+    Petri net that the inductive miner finds for the attempt's; 0 where either has no events, or both shares are 0.
+
+    MissingExtra where pm4py is not installed.
+    """
+    if not attempt or not reference:
+        return 0.0
+    pm4py, frame = _pm4py()
+    net, start, end = pm4py.discover_petri_net_inductive(frame(attempt))
+    fitness = pm4py.fitness_alignments(frame(reference), net, start, end)["log_fitness"]
+    precision = pm4py.precision_alignments(frame(reference), net, start, end)
+    return f1(float(fitness), float(precision))
+
+
+def f1(fitness: float, precision: float) -> float:
+    """Harmonic mean, 0 of two zeros.
+
+    >>> round(f1(0.8, 0.6), 6)
+    0.685714
+    """
+    return 2 * fitness * precision / (fitness + precision) if fitness + precision > 0 else 0.0
+
+
+def _pm4py() -> tuple[Any, Any]:
+    """pm4py, without its progress bars, and a function that makes its log of one case of a sequence of activities."""
+    pandas, pm4py = need("pandas", "process"), need("pm4py", "process")
+    need("pm4py.util.constants", "process").SHOW_PROGRESS_BAR = False
+
+    def frame(activities: Sequence[str]) -> Any:
+        times = pandas.date_range("2000-01-01", periods=len(activities), freq="s", tz="UTC")
+        rows = {"case:concept:name": "1", "concept:name": list(activities), "time:timestamp": times}
+        return pandas.DataFrame(rows)
+
+    return pm4py, frame
+
+
+@dataclass(eq=False)
+class Conformance:
+    """Conformance reward: {"conformance": `conformance` of the attempt's `events` with the reference's}.
+
+    The reference is the task's `info["events"]`, or the events of its `info["solution"]`; GxpoError where no task of
+    the step has either. Equal pairs are computed once.
+
+    pattern  regular expression of an event, its first group the activity (default: the first word of each line, behind
+             "Step 1:" and the like)
+    """
+
+    pattern: str = EVENT
+    known: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = field(default_factory=dict, init=False, repr=False)
+
+    name = "conformance"
+    gives = ("conformance",)
+
+    def __post_init__(self) -> None:
+        try:
+            groups = re.compile(self.pattern).groups
+        except re.error as error:
+            raise ConfigError(f"conformance: pattern {self.pattern!r} is no regular expression: {error}") from None
+        if not groups:
+            raise ConfigError(f"conformance: pattern {self.pattern!r} has no group for the activity")
+        _pm4py()
+
+    def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
+        told = [t.info.get("events", events(str(t.info.get("solution", "")), self.pattern)) for t in tasks]
+        if tasks and not any(told):
+            raise GxpoError(
+                "reward conformance: no task has `events` or a `solution` in its info: give the reference's"
+            )
+        pairs = [(tuple(events(x, self.pattern)), tuple(t)) for x, t in zip(texts, told, strict=True)]
+        distinct = dict.fromkeys(pairs)
+        self.known = {pair: self.known[pair] if pair in self.known else conformance(*pair) for pair in distinct}
+        return {"conformance": torch.tensor([self.known[pair] for pair in pairs], dtype=torch.float64)}

@@ -1,0 +1,153 @@
+"""TEDS: tree edit distance similarity of two tables, in HTML or LaTeX."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from typing import Any
+
+from rapidfuzz.distance import Levenshtein
+
+from gxpo.errors import need
+from gxpo.rewards.metrics.reading import Unreadable
+
+CELLS = 300  # rows and cells; the time of the distance goes with their square: one to two seconds for two such tables
+TABULAR = re.compile(r"\\begin\{(tabular[x*]?|array)\}(.*?)\\end\{\1\}", re.DOTALL)
+RULES = re.compile(
+    r"\\(?:hline|toprule|midrule|bottomrule|centering)\b|\\(?:cline|cmidrule)\s*(?:\([^)]*\))?\s*\{[^}]*\}"
+)
+SPAN = re.compile(r"\\(multicolumn|multirow)\s*\{(\d+)\}\s*\{[^{}]*\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+
+
+@dataclass
+class Node:
+    """A node of a table's tree: the table, a row or a cell."""
+
+    tag: str
+    text: str = ""
+    columns: int = 1
+    rows: int = 1
+    children: list[Node] = field(default_factory=list)
+
+
+def table_of(text: str) -> Node | None:
+    """The first table of a text, HTML (`<table>`) or LaTeX (`tabular`); None without one."""
+    found = TABULAR.search(text)
+    if found:
+        return _latex(found[2])
+    reader = _Html()
+    reader.feed(text)
+    return reader.table if reader.table is not None and reader.table.children else None
+
+
+class _Html(HTMLParser):
+    """Rows and cells of the first table; header and body are not told apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: Node | None = None
+        self._open = self._inside = False
+
+    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
+        if tag == "table" and self.table is None:
+            self.table, self._open = Node("table"), True
+        elif self._open and tag == "tr" and self.table is not None:
+            self.table.children.append(Node("tr"))
+            self._inside = False
+        elif self._open and tag in ("td", "th") and self.table is not None:
+            if not self.table.children:
+                self.table.children.append(Node("tr"))
+            columns, rows = (_count(next((v for k, v in attrs if k == name), None)) for name in ("colspan", "rowspan"))
+            self.table.children[-1].children.append(Node("td", "", columns, rows))
+            self._inside = True
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th", "tr"):
+            self._inside = False
+        elif tag == "table":
+            self._open = False
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._inside and self.table is not None:
+            cell = self.table.children[-1].children[-1]
+            cell.text = " ".join(f"{cell.text} {data}".split())
+
+
+def _count(said: str | None) -> int:
+    return int(said) if said is not None and said.isdecimal() and 0 < len(said) < 4 else 1
+
+
+def _latex(inner: str) -> Node | None:
+    """The tree of what stands in a tabular; its first group is the columns' specification, and that of tabularx the
+    second, which no cell shows."""
+    body = re.sub(r"(?<!\\)%.*", "", inner)
+    body = RULES.sub("", re.sub(r"\\\\\s*\[[^\]]*\]", r"\\\\", _specified(body).replace(r"\tabularnewline", r"\\")))
+    rows = [row for row in re.split(r"\\\\", body) if row.strip()]
+    table = Node("table", children=[Node("tr", children=_latex_cells(row)) for row in rows])
+    return table if rows else None
+
+
+def _specified(body: str) -> str:
+    """A tabular's text after its arguments, in brackets or braces."""
+    while (rest := body.lstrip())[:1] in ("{", "["):
+        depth, closing = 0, {"{": "}", "[": "]"}[rest[0]]
+        for i, c in enumerate(rest):
+            depth += (c == rest[0]) - (c == closing)
+            if depth == 0:
+                body = rest[i + 1 :]
+                break
+        else:
+            return rest
+    return body
+
+
+def _latex_cells(row: str) -> list[Node]:
+    cells = []
+    for text in re.split(r"(?<!\\)&", row):
+        spans = {"multicolumn": 1, "multirow": 1}
+        while found := SPAN.search(text):
+            spans[found[1]] = _count(found[2])
+            text = text[: found.start()] + found[3] + text[found.end() :]
+        cells.append(Node("td", " ".join(text.split()), spans["multicolumn"], spans["multirow"]))
+    return cells
+
+
+def _size(table: Node) -> int:
+    """Nodes below the table's own."""
+    return sum(1 + len(row.children) for row in table.children)
+
+
+def teds(answer: str, reference: Any, *, structure_only: bool = False) -> float:
+    """1 - (tree edit distance) / (nodes of the larger table): of trees table, rows, cells.
+
+    structure_only  cells differ by their spans alone; else also by 1 for the share of their text that differs
+                    (Levenshtein distance / longer text)
+
+    A node that is inserted or deleted costs 1, as does a cell with another span. HTML and LaTeX may be compared with
+    each other. An answer without a table, or with more than 300 rows and cells and more than the reference has, can't
+    be read; nan without a table in the reference.
+    Source: TEDS, arXiv 1911.10683; the distance by apted.
+    """
+    gold = table_of(str(reference)) if reference is not None else None
+    if gold is None:
+        return math.nan
+    said = table_of(answer)
+    if said is None or _size(said) > max(CELLS, _size(gold)):
+        raise Unreadable("no table" if said is None else f"more than {CELLS} rows and cells")
+    apted = need("apted", "rewards")
+
+    class Costs(apted.Config):
+        def rename(self, node1: Node, node2: Node) -> float:
+            a, b = node1, node2
+            if (a.tag, a.columns, a.rows) != (b.tag, b.columns, b.rows):
+                return 1.0
+            return 0.0 if structure_only or a.tag != "td" else Levenshtein.normalized_distance(a.text, b.text)
+
+        def children(self, node: Node) -> list[Node]:
+            return node.children
+
+    distance = apted.APTED(said, gold, Costs()).compute_edit_distance()
+    return 1 - distance / max(_size(said), _size(gold))

@@ -1,0 +1,237 @@
+"""Tournaments within a group of attempts: the matches of each round, and the reward of each place.
+
+Pure functions of n, the number of attempts, and of the results so far: a list of rounds, each {(i, j): share}, where
+`share` is what i has of the match, 1 won, 1/2 tied, 0 lost, nan unknown. Attempts are 0 to n - 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
+
+Match = tuple[int, int]
+Round = Mapping[Match, float]
+
+
+def pairings(compare: str, n: int, rounds: Sequence[Round]) -> list[Match]:
+    """Matches of the next round; [] where the tournament is over.
+
+    compare  "all", "round_robin"  each against each
+             "first", "anchor"     all against the first
+             "single_elim"  first all against the first, which seeds a knockout bracket; byes are the best seeds'
+             "double_elim"  who loses twice is out; the last unbeaten one and the last other one meet once
+             "swiss"        ceil(log2 n) rounds of neighbours in the standings that have not met
+
+    >>> pairings("single_elim", 4, [{(1, 0): 1.0, (2, 0): 0.0, (3, 0): 0.5}])
+    [(1, 2), (0, 3)]
+    """
+    if n < 2:
+        return []
+    return KINDS[compare][0](n, rounds)
+
+
+def rewards(compare: str, n: int, rounds: Sequence[Round]) -> list[float]:
+    """Reward of each attempt, [n] in [0, 1]; nan for one without a known match.
+
+    "all" and "first": the mean share of its matches, of the first what it has against all others. Of the others
+    1 - rank / (n - 1), ranks from 0, equal places sharing the mean of their ranks. Places: by mean share
+    ("round_robin", "anchor"); by the share of matches won, then by the opponents' ("swiss"); by the round of the last
+    defeat, then by mean share ("single_elim", "double_elim"), where one that goes out by a tie with an equal shares
+    its place: where all matches are ties, all have 1/2.
+
+    >>> rewards("round_robin", 3, [{(0, 1): 1.0, (0, 2): 1.0, (1, 2): 0.5}])
+    [1.0, 0.25, 0.25]
+    """
+    shares = _shares(n, rounds)
+    known = [i for i in range(n) if shares[i]]
+    if compare in ("all", "first"):
+        return [sum(s) / len(s) if s else math.nan for s in shares]
+    keys = KINDS[compare][1](n, rounds)
+    out = [math.nan] * n
+    for i, rank in zip(known, mid_ranks([keys[i] for i in known]), strict=True):
+        out[i] = 1.0 - rank / (len(known) - 1) if len(known) > 1 else 0.5
+    return out
+
+
+def matches(compare: str, n: int) -> int:
+    """Maximum number of matches among n attempts.
+
+    >>> {kind: matches(kind, 8) for kind in KINDS}["single_elim"], matches("all", 8), matches("swiss", 8)
+    (14, 28, 12)
+    """
+    if n < 2:
+        return 0
+    most = {"all": n * (n - 1) // 2, "first": n - 1, "single_elim": 2 * (n - 1), "double_elim": 2 * (n - 1)}
+    most |= {"round_robin": most["all"], "anchor": n - 1, "swiss": n // 2 * _swiss_rounds(n)}
+    return most[compare]
+
+
+def mid_ranks(keys: Sequence[tuple[float, ...]]) -> list[float]:
+    """Rank of each key from 0, the largest first; equal keys share the mean of their ranks.
+
+    >>> mid_ranks([(3.0,), (1.0,), (3.0,), (2.0,)])
+    [0.5, 3.0, 0.5, 2.0]
+    """
+    return [sum(k > key for k in keys) + (sum(k == key for k in keys) - 1) / 2 for key in keys]
+
+
+def bracket(n: int) -> list[int | None]:
+    """Seeds of a knockout bracket in order, neighbours meeting first; None: nobody, so that the neighbour has a bye.
+
+    >>> bracket(8), bracket(6)
+    ([0, 7, 3, 4, 1, 6, 2, 5], [0, None, 3, 4, 1, None, 2, 5])
+    """
+    order = [0]
+    while len(order) < n:
+        order = [seed for s in order for seed in (s, 2 * len(order) - 1 - s)]
+    return [seed if seed < n else None for seed in order]
+
+
+def _shares(n: int, rounds: Iterable[Round]) -> list[list[float]]:
+    """Known shares of each attempt, in order."""
+    found: list[list[float]] = [[] for _ in range(n)]
+    for results in rounds:
+        for (i, j), share in results.items():
+            if not math.isnan(share):
+                found[i].append(share)
+                found[j].append(1.0 - share)
+    return found
+
+
+def _means(n: int, rounds: Iterable[Round]) -> list[float]:
+    return [sum(s) / len(s) if s else 0.5 for s in _shares(n, rounds)]
+
+
+def _each(n: int, rounds: Sequence[Round]) -> list[Match]:
+    return [] if rounds else list(combinations(range(n), 2))
+
+
+def _against_first(n: int, rounds: Sequence[Round]) -> list[Match]:
+    return [] if rounds else [(i, 0) for i in range(1, n)]
+
+
+def _by_mean(n: int, rounds: Sequence[Round]) -> list[tuple[float, ...]]:
+    return [(m,) for m in _means(n, rounds)]
+
+
+# ---------------------------------------------------------------- knockout
+class _Knockout:
+    """Who is out and when, while rounds are replayed. A tie goes to the better mean share, then to the first named."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.rounds: list[Round] = []
+        self.out: dict[int, int] = {}  # attempt -> round in which it went out
+        self.equals: list[tuple[int, int]] = []  # (out, in): nothing told the two apart
+
+    def play(self, results: Round, lives: Mapping[int, int]) -> dict[int, int]:
+        """Replay a round; lives left of each attempt that is in."""
+        self.rounds.append(results)
+        means, left = _means(self.n, self.rounds), dict(lives)
+        for (i, j), share in results.items():
+            lead = 0.0 if math.isnan(share) else share - 0.5
+            lead = lead or round(means[i] - means[j], 9)
+            loser, winner = (i, j) if lead < 0 else (j, i)
+            left[loser] -= 1
+            if not left[loser]:
+                del left[loser]
+                self.out[loser] = len(self.rounds)
+                self.equals += [(loser, winner)] if lead == 0 else []
+        return left
+
+    def keys(self) -> list[tuple[float, ...]]:
+        means = _means(self.n, self.rounds)
+        keys = [(float(self.out.get(i, math.inf)), round(means[i], 9)) for i in range(self.n)]
+        for loser, winner in reversed(self.equals):
+            keys[loser] = keys[winner]
+        return keys
+
+
+def _single(n: int, rounds: Sequence[Round]) -> tuple[_Knockout, list[Match]]:
+    """The knockout after these rounds, and the next matches."""
+    state = _Knockout(n)
+    if not rounds:
+        return state, _against_first(n, rounds)
+    state.rounds.append(rounds[0])
+    seeds = sorted(range(n), key=lambda i: -_means(n, rounds[:1])[i])
+    places: list[int | None] = [None if seed is None else seeds[seed] for seed in bracket(n)]
+    left, due = dict.fromkeys(range(n), 1), 1
+    while len(places) > 1:
+        couples = list(zip(places[::2], places[1::2], strict=True))
+        meet = [(i, j) for i, j in couples if i is not None and j is not None]
+        if meet:
+            if due == len(rounds):
+                return state, meet
+            left, due = state.play(rounds[due], left), due + 1
+        places = [next((x for x in couple if x is not None and x in left), None) for couple in couples]
+    return state, []
+
+
+def _double(n: int, rounds: Sequence[Round]) -> tuple[_Knockout, list[Match]]:
+    state, left = _Knockout(n), dict.fromkeys(range(n), 2)
+    for k in range(len(rounds) + 1):
+        played = [sum(i in match for r in rounds[:k] for match in r) for i in range(n)]
+        pools = [sorted((i for i in left if left[i] == lives), key=lambda i: (played[i], i)) for lives in (2, 1)]
+        meet = [(a, b) for pool in pools for a, b in zip(pool[::2], pool[1::2], strict=False)]
+        final = not meet and len(left) == 2
+        if final:
+            meet, left = [(pools[0][0], pools[1][0])], dict.fromkeys(left, 1)
+        if k == len(rounds) or not meet:
+            return state, meet
+        left = state.play(rounds[k], left)
+    raise AssertionError("the last round returns")
+
+
+# ---------------------------------------------------------------- Swiss system
+def _swiss_rounds(n: int) -> int:
+    return min(math.ceil(math.log2(n)), n - 1)
+
+
+def _rates(n: int, rounds: Sequence[Round]) -> list[float]:
+    """Share of its matches that each attempt has won, a tie or an unknown match counting half; a bye is no match."""
+    scores: list[list[float]] = [[] for _ in range(n)]
+    for results in rounds:
+        for (i, j), share in results.items():
+            won = 0.5 if math.isnan(share) or share == 0.5 else float(share > 0.5)
+            scores[i].append(won)
+            scores[j].append(1.0 - won)
+    return [round(sum(s) / len(s), 9) if s else 0.5 for s in scores]
+
+
+def _swiss(n: int, rounds: Sequence[Round]) -> list[Match]:
+    if len(rounds) == _swiss_rounds(n):
+        return []
+    rates = _rates(n, rounds)
+    met = {frozenset(match) for results in rounds for match in results}
+    rested = [i for i in range(n) for results in rounds if not any(i in match for match in results)]
+    table = sorted(range(n), key=lambda i: (-rates[i], i))
+    if n % 2:
+        table.remove(next(i for i in reversed(table) if i not in rested))
+    out = []
+    while table:
+        i = table.pop(0)
+        j = next((k for k in table if frozenset((i, k)) not in met), table[0])
+        table.remove(j)
+        out.append((i, j))
+    return out
+
+
+def _by_rate(n: int, rounds: Sequence[Round]) -> list[tuple[float, ...]]:
+    rates, keys = _rates(n, rounds), []
+    for i in range(n):
+        against = [rates[sum(match) - i] for results in rounds for match in results if i in match]
+        keys.append((rates[i], round(sum(against) / len(against), 9) if against else 0.5))
+    return keys
+
+
+Kind = tuple[Callable[[int, Sequence[Round]], list[Match]], Callable[[int, Sequence[Round]], list[tuple[float, ...]]]]
+KINDS: dict[str, Kind] = {
+    "all": (_each, _by_mean),
+    "first": (_against_first, _by_mean),
+    "round_robin": (_each, _by_mean),
+    "anchor": (_against_first, _by_mean),
+    "single_elim": (lambda n, rounds: _single(n, rounds)[1], lambda n, rounds: _single(n, rounds)[0].keys()),
+    "double_elim": (lambda n, rounds: _double(n, rounds)[1], lambda n, rounds: _double(n, rounds)[0].keys()),
+    "swiss": (_swiss, _by_rate),
+}

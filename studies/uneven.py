@@ -1,0 +1,39 @@
+"""A list of additions of uneven difficulty: 40 of one digit, 80 of two and 80 of three, and held-out ones.
+
+`python studies/uneven.py` writes studies/uneven.jsonl and studies/uneven_held_out.jsonl.
+"""
+
+import json
+import random
+import re
+from pathlib import Path
+
+EACH, HELD_OUT = {1: 55, 2: 130, 3: 130}, {1: 15, 2: 50, 3: 50}  # by number of digits
+
+
+def result(completion, answer):
+    """Right where the one number behind the `#` is the sum."""
+    found = re.fullmatch(r"[0-9+\-*=,]*#([0-9]+)", completion.strip())
+    return float(found is not None and found[1] == answer)
+
+
+def additions(digits, n, draws):
+    """`n` different sums, those that differ only in the order counted as one."""
+    low = 10 ** (digits - 1) if digits > 1 else 0
+    pairs = {}
+    while len(pairs) < n:
+        a, b = (draws.randrange(low, 10**digits) for _ in range(2))
+        pairs.setdefault((min(a, b), max(a, b)), (a, b))
+    return [{"prompt": f"{a}+{b}=", "answer": str(a + b), "digits": digits} for a, b in pairs.values()]
+
+
+def main():
+    draws, here = random.Random(0), Path(__file__).parent
+    rows = {digits: additions(digits, EACH[digits], draws) for digits in EACH}
+    for name, held_out in (("uneven", False), ("uneven_held_out", True)):
+        own = [row for d, sums in rows.items() for row in (sums[: HELD_OUT[d]] if held_out else sums[HELD_OUT[d] :])]
+        (here / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in own))
+
+
+if __name__ == "__main__":
+    main()

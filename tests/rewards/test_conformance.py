@@ -1,0 +1,56 @@
+"""Conformance with a reference's events: what events are, and pm4py's numbers where it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+
+from gxpo.errors import ConfigError, GxpoError, MissingExtra
+from gxpo.forest import Forest
+from gxpo.protocols import Task
+from gxpo.rewards import conformance
+from gxpo.rewards.conformance import Conformance, events, f1
+
+FOREST = Forest.from_completions([[1]], [[[2], [3]]], [[0.0, 0.0]])
+
+
+def test_the_number_of_the_card():
+    assert f1(0.8, 0.6) == pytest.approx(0.685714, abs=1e-6) and f1(0.0, 0.0) == 0.0
+
+
+def test_events_are_the_first_words_of_lines():
+    assert events("Step 1: Define x.\n  2. then\n\nStep 3 - solve\n") == ["define", "2", "solve"]
+    assert events("a->b;c->d", r"(\w)->") == ["a", "c"]
+
+
+def test_it_says_how_to_install_pm4py(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pm4py", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'gxpo\[process\]'"):
+        Conformance()
+    for pattern, said in (("(", "no regular expression"), ("x", "no group for the activity")):
+        with pytest.raises(ConfigError, match=said):
+            Conformance(pattern=pattern)
+
+
+def test_equal_pairs_are_computed_once_and_tasks_name_the_reference(monkeypatch):
+    monkeypatch.setattr(conformance, "_pm4py", lambda: (None, None))
+    asked = []
+    monkeypatch.setattr(conformance, "conformance", lambda a, b: asked.append((a, b)) or float(len(asked)))
+    part = Conformance()
+    told = [Task("t", "", None, {"events": ["add", "carry"]}), Task("u", "", None, {"solution": "add\ncarry"})]
+    found = part(FOREST, ["add\ncarry", "add\ncarry"], told)["conformance"]
+    assert found.tolist() == [1, 1] and asked == [(("add", "carry"), ("add", "carry"))]
+    assert part(FOREST, ["add\ncarry", "carry"], told)["conformance"].tolist() == [1, 2]
+    with pytest.raises(GxpoError, match="`events` or a `solution`"):
+        part(FOREST, ["add", "add"], [Task("t", "", None), Task("t", "", None)])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pm4py") is None, reason="pm4py is an extra of its own: gxpo[process]")
+def test_the_numbers_of_pm4py():
+    # the same events: 1; the attempt has one more in between: fitness .8, precision .5; another order: precision 0
+    assert conformance.conformance("abc", "abc") == pytest.approx(1.0)
+    assert conformance.conformance("abc", "ac") == pytest.approx(2 * 0.8 * 0.5 / 1.3)
+    assert conformance.conformance("ab", "ba") == 0.0 and conformance.conformance("x", "ab") == 0.0
+    assert conformance.conformance("", "ab") == conformance.conformance("ab", "") == 0.0

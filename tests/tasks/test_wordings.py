@@ -1,0 +1,44 @@
+"""Tasks in several wordings (`same_as`): whole sets in a step, whole sets held out."""
+
+from collections import Counter
+
+import pytest
+
+from gxpo.errors import TaskError
+from gxpo.protocols import Task
+from gxpo.tasks.listed import ListedTasks
+
+
+def source(tasks, per_step=4, fraction=0.3):
+    made = ListedTasks()
+    made.name, made.seed, made.per_step = "listed", 0, per_step
+    made.split(tasks, None, fraction)
+    return made
+
+
+def sets(n, wide=2):
+    return [Task(f"{k}.{i}", f"{k} said {i}", "x", {"same_as": k}) for i in range(wide) for k in range(n)]
+
+
+@pytest.mark.filterwarnings("ignore:listed")
+def test_a_step_has_whole_sets_and_so_has_each_side():
+    made = source(sets(10))
+    training, held_out = ({t.info["same_as"] for t in side} for side in (made.training, made.held_out(99)))
+    assert training.isdisjoint(held_out) and training | held_out == set(range(10)) and held_out
+    for step in range(9):
+        drawn = Counter(t.info["same_as"] for t in made.draw(4, step))
+        assert set(drawn.values()) == {2} and len({t.id for t in made.draw(4, step)}) == 4
+    assert made.draw(2, 3) == made.draw(4, 3)[:2]
+    epoch = [t.id for step in range(len(made.training) // 4) for t in made.draw(4, step)]
+    assert len(set(epoch)) == len(epoch)
+
+
+def test_sets_that_a_step_would_cut_are_refused():
+    for tasks, per_step in ((sets(6), 3), ([*sets(5), Task("lone", "lone", "x")], 4), (sets(4, wide=3), 4)):
+        with pytest.raises(TaskError, match=r"make all of one size that divides tasks\.per_step"):
+            source(tasks, per_step)
+
+
+def test_without_wordings_nothing_changes():
+    tasks = [Task(str(k), f"say {k}", "x") for k in range(40)]
+    assert [t.id for t in source(tasks).draw(4, 0)] == [t.id for t in source(tasks, per_step=2).draw(4, 0)]

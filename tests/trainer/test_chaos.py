@@ -1,0 +1,31 @@
+"""Runs of several processes that lose one of each kind: what is left is the calm run (`scripts/chaos_runs.py`)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+from chaos_runs import SETTINGS, Kill, differences, fleet, miscounted, survive
+
+LOST = {  # after the first step, the second, and so on
+    "served": ("sampler", "rewarder", "environment", "controller"),
+    "sharded": ("environment", "rank", "rewarder", "controller"),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", LOST)
+def test_one_of_each_kind_is_killed_and_the_run_is_the_calm_one(tmp_path: Path, name: str) -> None:
+    setting = SETTINGS[name]
+    with fleet(tmp_path, 2 if setting.served else 0) as servers:
+        calm = survive(setting, tmp_path / "calm", [], servers)
+        assert (calm.failures, calm.starts, miscounted(calm)) == ([], 1, [])
+        kills = [Kill(victim, step, 0.0) for step, victim in enumerate(LOST[name], 1)]
+        other = survive(setting, tmp_path / "killed", kills, servers)
+    assert tuple(kill.victim for kill in other.kills) == LOST[name]
+    assert differences(calm, other) == []
+    assert other.starts == 1 + sum(kill.victim in ("controller", "rank") for kill in other.kills)
