@@ -1,13 +1,14 @@
 """Run configuration from YAML 1.2 and `--set`, with the origin of every key.
 
-Order: defaults < methods from left to right < compat < YAML < --set. Nested mappings and dotted keys mean the same,
-also where the value of a key is itself a mapping: `--set tasks.options.digits=3` states one entry of it.
+Order: defaults < methods from left to right < compat < YAML < --set < a phase's own. Nested mappings and dotted keys
+mean the same, also where the value of a key is itself a mapping: `--set tasks.options.digits=3` states one entry of it.
 """
 
 from __future__ import annotations
 
 import platform
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -22,6 +23,7 @@ from gxpo.compose import method
 from gxpo.definition import JOINED, Stated, check_allowed, finite, joined, show, stage_of
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.options import dotted, is_mapping, leaves
+from gxpo.phases import Phase, expand, may_change
 from gxpo.pipeline import Method
 from gxpo.schedule import is_schedule
 from gxpo.settings import RUN_KEYS, RunSettings
@@ -56,23 +58,63 @@ ELSEWHERE = {
 
 @dataclass(frozen=True)
 class Resolved:
-    """A resolved configuration: settings, method, and the value and origin of every key."""
+    """A resolved configuration: settings, method, and the value and origin of every key.
+
+    phases  of a run with `phases`, what holds in each of them; `method` is then the first one's
+    phase   of one of these: when it ends, and its reference policy
+    """
 
     settings: RunSettings
     method: Method
     keys: dict[str, Stated]
+    phases: tuple[Resolved, ...] = ()
+    phase: Phase | None = None
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """The method of each phase, or the run's."""
+        return tuple(one.method for one in self.phases) or (self.method,)
+
+    @property
+    def label(self) -> str:
+        """The method's name, of a run with phases all of them: "dpo, then grpo"."""
+        return ", then ".join(dict.fromkeys(method.name for method in self.methods))
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run, or of a phase that states them."""
+        own = None if self.phase is None else self.phase.steps
+        return own or self.settings.trainer.steps
 
     def to_yaml(self, home: Path | None = None) -> str:
         """YAML that resolves to the same run, with the origin of each key as a comment.
 
         home  the directory of the file, a run's own: files in it are named from there, so that it can be moved
         """
-        plain = (int, float, str, list, tuple, dict, type(None))
-        document = {k: s.value if isinstance(s.value, plain) else show(s.value) for k, s in self.keys.items()}
+        keys = self.keys
+        if self.phases:  # the phases have the parts' keys
+            keys = {k: s for k, s in keys.items() if k in RUN_KEYS or k in _OTHER}
+            stated = [one._as_entry(keys) for one in self.phases]
+            keys["phases"] = replace(keys["phases"], value=stated)
+        document = {k: _plain(s.value) for k, s in keys.items()}
         if home is not None:
             document = {k: _renamed(k, v, f"{home}/", HERE) for k, v in document.items()}
-        origins = {k: s.origin for k, s in self.keys.items()}
+        origins = {k: s.origin for k, s in keys.items()}
         return yamltext.dump({**document, "versions": versions()}, origins)
+
+    def _as_entry(self, run: Mapping[str, Stated]) -> dict[str, Any]:
+        """A phase as an entry of `phases`: its rules, every key of its parts, and settings that are not the run's."""
+        assert self.phase is not None
+        rules = {"steps": self.phase.steps, "until": self.phase.until and str(self.phase.until)}
+        rules |= {"reference": self.phase.reference, "optimiser": self.phase.optimiser}
+        own = {k: s.value for k, s in self.keys.items() if k not in RUN_KEYS or s.value != run[k].value}
+        keys = {k: _plain(v) for k, v in own.items() if k not in ("phases", "compat", "versions")}
+        return {k: v for k, v in rules.items() if v is not None} | keys
+
+
+def _plain(value: Any) -> Any:
+    """A value that YAML can hold: of a part its name."""
+    return value if isinstance(value, (int, float, str, list, tuple, dict, type(None))) else show(value)
 
 
 HERE = "run:"  # begins the name of a file beside config.yaml
@@ -140,8 +182,11 @@ def parse_set(items: Sequence[str]) -> dict[str, Stated]:
     for item in items:
         key, sign, text = item.partition("=")
         key = key.strip()
+        if key.startswith(DROP) and not sign:
+            out[key] = Stated(None, "--set")
+            continue
         if not sign or not key:
-            raise ConfigError(f"--set {item}: write --set KEY=VALUE")
+            raise ConfigError(f"--set {item}: write --set KEY=VALUE, or --set {DROP}KEY to drop what is stated")
         try:
             value = yamltext.load(text, f"--set {key}") if text.strip() else ""
         except YAMLError:
@@ -151,6 +196,9 @@ def parse_set(items: Sequence[str]) -> dict[str, Stated]:
             out.pop(name, None)  # in the order of the last statements: see `over`
             out[name] = stated
     return out
+
+
+DROP = "~"  # before a key: what is stated for it, and under it, is dropped
 
 
 def over(below: Mapping[str, Stated], above: Mapping[str, Stated]) -> dict[str, Stated]:
@@ -182,7 +230,15 @@ def _is_stated(key: str, out: Mapping[str, Stated]) -> bool:
 
 
 def _state(key: str, stated: Stated, out: dict[str, Stated]) -> None:
-    """Put a key into `out`; an entry of a mapping goes into a copy of what is stated there."""
+    """Put a key into `out`; an entry of a mapping goes into a copy of what is stated there, and `~KEY` drops a key."""
+    if key.startswith(DROP):
+        name = key.removeprefix(DROP)
+        dropped = [k for k in out if k == name or k.startswith(f"{name}.")]
+        for k in dropped:
+            del out[k]
+        if not dropped:  # there may be something below
+            out[key] = stated
+        return
     whole, names = _entry(key)
     other = _INSTEAD.get(whole, "")
     if other in out and out[other].value is not None and stated.value is not None:
@@ -217,13 +273,25 @@ def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> R
     keys of the method go over those that it was composed with."""
     given = dotted({k: replace(s, value=yamltext.plain(s.value, f"{_at(s)}{k}")) for k, s in given.items()})
     given = over({}, dict(former.renewed_setting(k, s) for k, s in given.items()))
+    stated = given.get("phases") or _phases_of(given, composed)
+    if stated is None or not stated.value:
+        return _resolve(given, composed)
+    return _in_phases(given, composed, stated)
+
+
+def _resolve(given: Mapping[str, Stated], composed: Method | None) -> Resolved:
+    """The settings and method of a run, or of one phase."""
     spec, compat = given.get("method", Stated("grpo", "default")), given.get("compat", Stated(None, "default"))
     if not isinstance(spec.value, str):
         raise ConfigError(f"method={spec.value!r} ({spec.origin}) is not a method's name")
     own = {k: s for k, s in given.items() if k in RUN_KEYS}
-    staged = {k: s for k, s in given.items() if k not in own and k not in _OTHER and stage_of(k) is not None}
+    staged = {k: s for k, s in given.items() if _is_staged(k)}
     for key, stated in given.items():
         if key not in own and key not in staged and key not in _OTHER:
+            if key.startswith(DROP):
+                raise ConfigError(
+                    f"{_at(stated)}{key}: {key.removeprefix(DROP)} is not stated: there is nothing to drop"
+                )
             hint = near_key(key)
             raise ConfigError(f"{_at(stated)}unknown key {key!r}{hint}")
     if composed is None:
@@ -239,6 +307,71 @@ def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> R
     if compat.value is not None:
         keys["compat"] = compat
     return Resolved(settings, composed, keys)
+
+
+def _is_staged(key: str) -> bool:
+    """Whether a key is of the method's parts."""
+    return key not in RUN_KEYS and key not in _OTHER and stage_of(key) is not None
+
+
+# ---------------------------------------------------------------- phases
+def _phases_of(given: Mapping[str, Stated], composed: Method | None) -> Stated | None:
+    """The phases that the run's method states, None where it states none."""
+    if composed is not None:
+        return composed.run_keys.get("phases")
+    from gxpo.methods import METHODS
+
+    spec = given["method"].value if "method" in given else None
+    stating = (METHODS.get(word.split("@")[0].strip()) for word in spec.split("+")) if isinstance(spec, str) else ()
+    return next((Stated(d.keys["phases"], d.name) for d in stating if d is not None and "phases" in d.keys), None)
+
+
+def _in_phases(given: Mapping[str, Stated], composed: Method | None, stated: Stated) -> Resolved:
+    """A run with phases: each is resolved by itself, its keys over the run's.
+
+    A key of a part that the run states reaches the phases whose composition has it; one that no phase has is unknown.
+    """
+    run = {k: s for k, s in given.items() if k != "phases"}
+    plan = expand(yamltext.plain(stated.value, f"{_at(stated)}phases"))
+    if "+" in getattr(run.get("method"), "value", "") and all("method" in p.keys for p in plan):
+        raise ConfigError(
+            f"method={run['method'].value}: its phases name their own methods, so the rest would do nothing: state "
+            "phases in the file, with the compositions in them"
+        )
+    found, lacking = [], {k: s for k, s in run.items() if _is_staged(k)}
+    for number, phase in enumerate(plan, 1):
+        keys = {k: replace(s, optional=s.optional or _is_staged(k)) for k, s in run.items()}
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".* is left out: .* has no such key")
+                one = _resolve(over(keys, phase.keys), None if "method" in phase.keys else composed)
+        except ConfigError as error:
+            raise ConfigError(f"phase {number}: {error}") from None
+        lacking = {k: s for k, s in lacking.items() if k not in one.keys}
+        found.append(replace(one, phase=phase))
+    for key, held in lacking.items():
+        known = [k for one in found for k in one.keys]
+        raise ConfigError(f"{_at(held)}unknown key {key!r} in every phase{did_you_mean(key, known)}")
+    steps = [phase.steps for phase in plan]
+    if None not in steps:
+        total = sum(x or 0 for x in steps)
+        asked = given.get("trainer.steps", Stated(total, "phases"))
+        if asked.value != total:
+            raise ConfigError(
+                f"{_at(asked)}trainer.steps={show(asked.value)}, and the phases take {total} steps: leave it out, or "
+                "change the steps of a phase (one that states none has a share of trainer.steps)"
+            )
+        found = [_with_steps(one, replace(asked, value=total)) for one in found]
+    spec = run.get("method", found[0].keys["method"])
+    keys = {**found[0].keys, "method": spec, "phases": stated}
+    keys |= {k: run.get(k, Stated(v, "default")) for k, v in RUN_KEYS.items() if k != "phases" and may_change(k)}
+    return Resolved(found[0].settings, found[0].method, keys, tuple(found))
+
+
+def _with_steps(one: Resolved, steps: Stated) -> Resolved:
+    trainer = one.settings.trainer.model_copy(update={"steps": steps.value})
+    settings = one.settings.model_copy(update={"trainer": trainer})
+    return replace(one, settings=settings, keys=one.keys | {"trainer.steps": steps})
 
 
 def near_key(key: str) -> str:

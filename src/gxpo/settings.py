@@ -315,6 +315,9 @@ class RunSettings(_Section):
     )
     reward: str | None = Field(default=None, description="a reward by name, or file.py:function; null: the task's own")
     init_from: str | None = Field(default=None, description="start from the parameters of this run directory")
+    phases: list[dict[str, Any]] = Field(
+        default=[], description="methods and settings one after the other, e.g. [{method: dpo}, {method: grpo}]"
+    )
     tasks: TaskSettings = TaskSettings()
     env: EnvSettings = EnvSettings()
     chat: ChatSettings = ChatSettings()

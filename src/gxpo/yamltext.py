@@ -80,7 +80,10 @@ def dump(document: Mapping[str, Any], comments: Mapping[str, str]) -> str:
     lines = []
     for key, value in document.items():
         comment = "".join(c if c.isprintable() else " " for c in comments.get(key, ""))
-        lines.append(f"{_text(key)}: {_written(value)}{comment and f' # {comment}'}\n")
+        entries = list(value) if isinstance(value, (list, tuple)) and all(isinstance(x, Mapping) for x in value) else []
+        written = "" if entries else f" {_written(value)}"
+        lines.append(f"{_text(key)}:{written}{comment and f' # {comment}'}\n")
+        lines += [f"  - {_written(entry)}\n" for entry in entries]
     return "".join(lines)
 
 

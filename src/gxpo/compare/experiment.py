@@ -271,7 +271,8 @@ def with_horizons(plan: Plan, costs: Mapping[str, Mapping[str, Any]]) -> Plan:
 
 def reads_progress(resolved: config.Resolved) -> bool:
     """Whether anything depends on how many steps the run has."""
-    parts = resolved.method.parts()
-    open_ended = any(number.schedule.over is None for number in resolved.method.scheduled)
-    by_run = resolved.settings.optim.schedule != "constant" or open_ended
+    each = resolved.phases or (resolved,)
+    parts = (part for one in each for part in one.method.parts())
+    open_ended = any(number.schedule.over is None for one in each for number in one.method.scheduled)
+    by_run = open_ended or any(one.settings.optim.schedule != "constant" for one in each)
     return by_run or any(hasattr(part, "total_steps") for part in parts)

@@ -91,6 +91,8 @@ def _settings(log: RunLog, members: Mapping[str, Found], others: Mapping[str, Fo
     ordered = sorted(others.items(), key=lambda item: (item[0].count("/"), item[0])) + list(members.items())
     for name, one in ordered:
         trainer = configs.trainer(one.settings) if one.settings else None
+        if isinstance(phases := one.settings.get("phases"), list) and phases:  # of gxpo: see `_last_phase`
+            one.settings |= phases[-1]
         if whose == "unknown" and trainer is not None:
             whose = trainer
         named = configs.named(one.settings, whose) if one.settings and trainer in (whose, None, "trl") else {}
@@ -112,7 +114,7 @@ def _settings(log: RunLog, members: Mapping[str, Found], others: Mapping[str, Fo
 
 def add_series(log: RunLog, members: Mapping[str, Found]) -> None:
     """Series of the files of one run."""
-    merged = runs.merged(members)
+    merged = _last_phase(log, runs.merged(members))
     if log.config.get("scale") == "batch" and "frac_reward_zero_std" in merged:
         log.notes.append("frac_reward_zero_std is of the whole batch with this scaling, not of groups: not used")
         steps, values = merged.pop("frac_reward_zero_std")
@@ -131,6 +133,23 @@ def add_series(log: RunLog, members: Mapping[str, Found]) -> None:
         log.series[name] = Series(np.array(steps, dtype=float), np.array(values, dtype=float), key)
         log.raw.pop(key, None)
     log.notes += notes
+
+
+def _last_phase(log: RunLog, merged: runs.Columns) -> runs.Columns:
+    """Of a run of gxpo with phases the rows of the last one, with the evaluation before it: its settings are known, and
+    what changes from one phase to the next is no sickness."""
+    steps, values = merged.get("phase", ([], []))
+    if not values or max(values) == 1:
+        return merged
+    begin = min(s for s, v in zip(steps, values, strict=True) if v == max(values))
+    log.notes.append(f"phase {max(values):.0f}, from step {begin:.0f}, is looked at, not those before it")
+    out = {}
+    for key, (at, of) in merged.items():
+        first = begin - 1 if key.startswith("eval_") else begin
+        kept = [(s, v) for s, v in zip(at, of, strict=True) if s >= first]
+        if kept:
+            out[key] = ([s for s, _ in kept], [v for _, v in kept])
+    return out
 
 
 def _rollouts(log: RunLog, left: list[Path], base: Path) -> None:

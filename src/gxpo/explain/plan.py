@@ -9,6 +9,7 @@ from gxpo import envs
 from gxpo.config import Resolved
 from gxpo.definition import show
 from gxpo.options import Unexecuted
+from gxpo.phases import shares
 from gxpo.rewards.tournament import matches
 from gxpo.settings import RunSettings
 
@@ -20,8 +21,29 @@ def arithmetic(resolved: Resolved) -> dict[str, Any]:
 
     Nothing is loaded. Tokens are None where an environment's own limit of actions decides (no `env.max_turns`) or a
     team in a file that is not run, rollouts where the rollout part does not say how many attempts it makes of a task.
-    What it makes and does not train (drafts, hints that do not work) is not in these figures.
+    What it makes and does not train (drafts, hints that do not work) is not in these figures. With phases: a step of
+    the first one, the sums over all, and each phase with its steps where neither `until` nor a budget ends it.
     """
+    rules = [one.phase for one in resolved.phases if one.phase is not None]
+    if not rules:
+        return _arithmetic(resolved, resolved.settings.trainer.steps)
+    steps = shares(rules, resolved.settings.trainer.steps)
+    each = [_arithmetic(one, n) for one, n in zip(resolved.phases, steps, strict=True)]
+    sums = {}
+    for name in ("rollouts", "optimiser_steps", "generated_tokens_at_most"):
+        of_each = [figures[name] for figures in each]
+        sums[name] = None if None in of_each else sum(of_each)
+    told = [
+        {"phase": number, "method": one.method.name, "steps_at_most": n, "rule": str(one.phase)}
+        | {"own": {k: show(s.value) for k, s in rule.keys.items() if k != "method"}}
+        for number, (one, rule, n) in enumerate(zip(resolved.phases, rules, steps, strict=True), 1)
+    ]
+    needs = list(dict.fromkeys(x for figures in each for x in figures["needs"]))
+    return each[0] | sums | {"steps": resolved.settings.trainer.steps, "needs": needs, "phases": told}
+
+
+def _arithmetic(resolved: Resolved, steps: int) -> dict[str, Any]:
+    """The figures of so many steps of one method."""
     s, method = resolved.settings, resolved.method
     group = getattr(method.rollout, "group_size", None)
     epochs = int(getattr(method.update, "epochs", 1))
@@ -43,10 +65,10 @@ def arithmetic(resolved: Resolved) -> dict[str, Any]:
         "reuse_of_each_rollout": epochs,
         "on_policy": updates == 1,
         "policy_age_at_most": updates - 1,
-        "steps": s.trainer.steps,
-        "rollouts": None if rollouts is None else rollouts * s.trainer.steps,
-        "optimiser_steps": updates * s.trainer.steps,
-        "generated_tokens_at_most": None if tokens is None else tokens * s.trainer.steps,
+        "steps": steps,
+        "rollouts": None if rollouts is None else rollouts * steps,
+        "optimiser_steps": updates * steps,
+        "generated_tokens_at_most": None if tokens is None else tokens * steps,
         "budget": budget_of(s),
         **({} if (asked := judge_questions(s, group)) is None else {"judge_questions_per_step_at_most": asked}),
         "needs": list(method.needs),
@@ -118,7 +140,12 @@ def show_plan(figures: dict[str, Any]) -> None:
         f"\na step: {grown} -> {f['optimiser_steps_per_step']} optimiser step(s) of {part}, each used "
         f"{f['reuse_of_each_rollout']}x, by a policy at most {f['policy_age_at_most']} optimiser step(s) older"
     )
+    for one in figures.get("phases", ()):
+        own = "".join(f", {key}={value}" for key, value in one["own"].items())
+        console.print(f"phase {one['phase']}: {one['method']}, {one['rule']}{own}")
     for name, value in figures.items():
+        if name == "phases":
+            continue
         if name == "budget":
             value = ", ".join(f"{limit:,g} {unit}" for unit, limit in value.items()) or None
         console.print(f"  {name:<36} {value}")

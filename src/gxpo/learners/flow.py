@@ -156,6 +156,12 @@ class FlowLearner(InProcess):
         theirs = policy.snapshot()
         self.restore({name: torch.lerp(x, theirs[name].to(x), rate) for name, x in self.snapshot().items()})
 
+    @torch.no_grad()
+    def refer(self, parameters: Mapping[str, Tensor]) -> None:
+        """Make the policy with these parameters the reference."""
+        for name, p in self._policy("reference").named_parameters():
+            p.copy_(parameters[name])
+
     def outputs(
         self,
         forest: Forest,

@@ -213,7 +213,7 @@ class Optimiser:
         _check(values, self._full)
         with torch.no_grad():
             for name, full in self._full.items():
-                _put(full, values[name])
+                put(full, values[name])
         self._write_back()
 
     def tensors(self) -> dict[str, Tensor]:
@@ -247,7 +247,7 @@ def local(x: Tensor) -> Tensor:
     return x if to_local is None else to_local()
 
 
-def _put(p: Tensor, value: Tensor) -> None:
+def put(p: Tensor, value: Tensor) -> None:
     """Copy a value to a parameter; of a whole value a shard takes its own rows."""
     if is_shard(p) and not is_shard(value):
         own = local(p)

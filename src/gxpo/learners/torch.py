@@ -24,7 +24,7 @@ from gxpo.learners.architecture import states_after, untrained_loss, why_flat, w
 from gxpo.learners.base import InProcess
 from gxpo.learners.block_mask import FLEX_FROM, KERNEL, Attention
 from gxpo.learners.lora import ALONE, Adapters, LoraSettings, adapter_of, trained_policies, with_lora
-from gxpo.learners.optimiser import Optimiser, Schedule, States
+from gxpo.learners.optimiser import Optimiser, Schedule, States, put
 from gxpo.learners.packing import Layout, MicroBatch, Packing, Sheet
 from gxpo.learners.readout import Readout, read
 from gxpo.learners.soft import WEIGHT, soft_inputs, with_densities
@@ -193,6 +193,22 @@ class TorchLearner(InProcess):
         pairs = zip(mine.items(), theirs.values(), strict=True)
         self.restore({name: torch.lerp(x, y.to(x), rate) for (name, x), y in pairs})
 
+    @torch.no_grad()
+    def refer(self, parameters: Mapping[str, Tensor]) -> None:
+        """Make the policy with these parameters (names as in `snapshot`) the reference. With LoRA that is a frozen copy
+        of the model with its adapters from now on."""
+        self._one_policy("a reference with parameters of its own")
+        if self._reference is self._readout:
+            frozen = copy.deepcopy(self._readout.causal).requires_grad_(False)
+            self._reference = Readout(frozen, split=self._readout.split, **self._kernels)
+        if self._reference is None:
+            raise ModelError("no reference policy is kept: make the learner with reference=True")
+        inner = {id(p): name for name, p in self._readout.causal.named_parameters()}
+        held = dict(self._reference.causal.named_parameters())
+        for name, p in self.optimiser.named.items():
+            if not name.startswith(VALUE_HEAD):
+                put(held[inner[id(p)]], parameters[name])
+
     # ------------------------------------------------------------ the dtype of products
     def use_products(self, products: Products) -> None:
         """Set the dtype of matrix products."""
@@ -314,7 +330,8 @@ class TorchLearner(InProcess):
             raise ModelError("no reference policy is kept: make the learner with reference=True")
         if self._adapters is not None:
             return self._reference, self._adapters.acting(None)
-        return self._reference, nullcontext() if self.lora is None else self.model.disable_adapter()
+        bare = self.lora is not None and self._reference is self._readout
+        return self._reference, self.model.disable_adapter() if bare else nullcontext()
 
     def _forward(
         self,

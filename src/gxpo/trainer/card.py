@@ -27,26 +27,27 @@ GXPO = """@misc{gxpo,
 
 def model_card(resolved: config.Resolved, run: Path, step: int, *, adapter: bool = False) -> str:
     """README.md of the parameters after `step` of `run`, which is read for evaluations and versions."""
-    settings, method = resolved.settings, resolved.method
+    settings = resolved.settings
+    own = {d.name: (d, method.remains[d.name]) for method in resolved.methods for d in method.definitions}
     what = "LoRA adapter" if adapter else "LoRA, merged" if settings.learner.lora_rank else "every parameter trained"
     model, task = _called(settings.model, run), _called(settings.task, run)
     parts = [
         _header(settings.model, adapter=adapter),
-        f"# {model} after {step} steps of {method.name} on {task}",
+        f"# {model} after {step} steps of {resolved.label} on {task}",
         f"Base model: `{model}` ({what}). Trained with gxpo {__version__} by reinforcement learning on "
         f"`{task}`, seed {settings.seed}.",
         USE.format(name="."),
         "## Held-out accuracy",
         _evaluation(run, step),
         "## Method",
-        *(_method(d, method.remains[d.name]) for d in method.definitions),
+        *(_method(d, left) for d, left in own.values()),
         "## Settings",
         "`gxpo.yaml` holds the same with the origin of each; `gxpo train gxpo.yaml --out runs/again` repeats the run.",
         _settings(resolved),
         "## Versions",
         ", ".join(f"{name} {version}" for name, version in _versions(run).items()),
         "## Citation",
-        "\n".join(["```bibtex", *(d.bibtex for d in method.definitions), GXPO % __version__, "```"]),
+        "\n".join(["```bibtex", *(d.bibtex for d, _ in own.values()), GXPO % __version__, "```"]),
     ]
     return "\n\n".join(parts) + "\n"
 

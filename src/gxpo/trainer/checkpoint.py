@@ -66,8 +66,8 @@ def save(
     """
     if keep < 1:
         raise CheckpointError(f"keep is {keep}: at least one checkpoint must be kept")
-    folder = Path(run) / FOLDER
-    final = folder / f"step-{step:06d}"
+    final = at_step(run, step)
+    folder = final.parent
     partial = folder / f"{_PARTIAL}{final.name}"
     first = engine is None or runtime.rank() == 0
     files = {TENSORS: _tensor_bytes(tensors), STATE: _state_bytes(state)} if first else {}
@@ -173,13 +173,24 @@ def newest_state(run: Path) -> dict[str, Any]:
     damage: list[CheckpointError] = []
     for _, path in sorted(_found(Path(run) / FOLDER).items(), reverse=True):
         try:
-            entries, content = _manifest(path), _read(path / STATE)
-            _compare(path / STATE, _entry(content), entries[STATE])
-            return json.loads(content)
+            return state_of(path)
         except CheckpointError as error:
             if path.exists():
                 damage.append(error)
     raise _none(run, damage)
+
+
+def state_of(path: Path) -> dict[str, Any]:
+    """The state of the checkpoint directory `path`; of the tensors nothing is read."""
+    path = Path(path)
+    entries, content = _manifest(path), _read(path / STATE)
+    _compare(path / STATE, _entry(content), entries[STATE])
+    return json.loads(content)
+
+
+def at_step(run: Path, step: int) -> Path:
+    """The directory of the checkpoint of a step."""
+    return Path(run) / FOLDER / f"step-{step:06d}"
 
 
 def steps(run: Path) -> list[int]:

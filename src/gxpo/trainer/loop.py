@@ -12,10 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from gxpo import grouped, runtime
+from gxpo import runtime
 from gxpo.callbacks import Callback, Dispatcher, make, samples
 from gxpo.config import Resolved
 from gxpo.engines.openai import OpenAIEngine
@@ -30,14 +27,17 @@ from gxpo.trainer.asynchronous import overlap_of
 from gxpo.trainer.best import rules_of
 from gxpo.trainer.checkup import Checkup
 from gxpo.trainer.directory import CONFIG, EVALUATIONS, METRICS, default, free, refuse_another, refuse_links
+from gxpo.trainer.display import no_loading_bars
 from gxpo.trainer.evaluate import EVALUATION, Evaluation, evaluate
 from gxpo.trainer.lock import Lock
 from gxpo.trainer.metrics import MetricsFile
+from gxpo.trainer.phases import check_phases
 from gxpo.trainer.python_inputs import Given
 from gxpo.trainer.run import Run
-from gxpo.trainer.session import Session, decoder
-from gxpo.trainer.start import config_sums, load_learner, refuse_other_config
+from gxpo.trainer.session import decoder
+from gxpo.trainer.start import config_sums, load_learner, refuse_other_config, start_from
 from gxpo.trainer.step import Stages
+from gxpo.trainer.texts import annotated, with_texts
 
 
 class Trainer(Stages):
@@ -74,14 +74,19 @@ class Trainer(Stages):
         self._lock, self._fresh = Lock(self.out), False
         self.given = given or Given(reward=reward)
         with self._given_files(write=not resume):
-            super().__init__(resolved, reward=self.given.reward, source=self.given.source, resume=resume, notify=notify)
-        self._open.callback(self._lock.release)
+            check_phases(resolved)
+            super().__init__(resolved, reward=self.given.reward, source=self.given.source, notify=notify)
+            if resume:
+                self.set_up_as(self.out)
+            else:
+                self.set_up(s.init_from, measure=True)
         self.config_text = self.resolved.to_yaml(self.out)
         self.inputs = inputs.hashes(self.resolved.keys, self.source, self.out)
         if self.settings.async_.max_staleness:
             self.overlap = overlap_of(self, self.out, notify)
             self._open.callback(self.overlap.close)
         self._begun = self.resumed = False
+        self._saved: int | None = None  # step of the newest checkpoint that was written or read here
         self.stopped: str | None = None  # why the run ended before its last step
         self.seconds = 0.0  # of training so far, over resumes
         self.metrics_file = MetricsFile(self.out / METRICS)
@@ -142,13 +147,15 @@ class Trainer(Stages):
             self._begun = True
         doctor = self._checkup() if main and self.settings.doctor.every else None
         while not self.finished and not stop:
-            shares = self.spent * e.points
+            shares, held = self.spent * e.points, self.now
             row = self._stepped()
+            if doctor is not None and self.now is not held:
+                doctor = self._checkup()
             self.seconds += row["time_step_s"]
             with self._in_place():
                 best = self._judged(row)
                 due = (e.every and row["step"] % e.every == 0) or int(self.spent * e.points) > int(shares)
-                if self.finished or due:
+                if self.finished or due or self._phase_over:
                     row |= self._evaluated(row["step"])
                     best = self._judged(row) or best
                 last = self.finished
@@ -159,7 +166,13 @@ class Trainer(Stages):
                 stop = self._ends(watch, row, "the doctor found a critical cause (doctor.stop)" if halt else None)
                 if len(self._trouble) >= t.max_nonfinite_steps:
                     self._give_up()
-                if last or stop or best or (t.checkpoint_every and row["step"] % t.checkpoint_every == 0):
+                if (
+                    last
+                    or stop
+                    or best
+                    or self._phase_over
+                    or (t.checkpoint_every and row["step"] % t.checkpoint_every == 0)
+                ):
                     self.save()
 
     def _judged(self, row: dict[str, Any]) -> bool:
@@ -183,21 +196,26 @@ class Trainer(Stages):
         if t.max_tokens is not None:
             shares.append(self.budget.generated_tokens / t.max_tokens)
         if t.max_updates is not None:
-            shares.append((self.learner.optimiser.steps + self.empty_steps) / t.max_updates)
+            updates = self.learner.optimiser.steps + (0 if self.course is None else self.course.updates)
+            shares.append((updates + self.empty_steps) / t.max_updates)
         if t.max_seconds is not None:  # clocks differ: all processes go by the first's
             shares.append(float(runtime.first(str(self.seconds))) / t.max_seconds)
         return max(shares)
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are taken, the budget is spent, or `trainer.stop_early` has seen enough."""
-        waited = self.early is not None and self.early.over
-        return waited or self.step_number >= self.settings.trainer.steps or self.spent >= 1.0
+        """Whether all steps are taken, the budget is spent, the last phase is over, or `trainer.stop_early` has seen
+        enough."""
+        ended = self.course is not None and self.course.last and self._phase_over
+        ended = ended or (self.early is not None and self.early.over)
+        return ended or self.step_number >= self.settings.trainer.steps or self.spent >= 1.0
 
     def _checkup(self) -> Checkup:
-        """The doctor, told what is written so far: the first evaluation and, after a resume, all lines."""
-        before = [row for row in self.evaluations.read() if row["step"] == 0]
-        return Checkup(self.out, self.resolved, [*before, *self.metrics_file.read()])
+        """The doctor, told what is written of this phase: the evaluation before it and, after a resume, all lines."""
+        began = 0 if self.course is None else self.course.began
+        before = [row for row in self.evaluations.read() if row["step"] == began]
+        rows = [row for row in self.metrics_file.read() if row["step"] > began]
+        return Checkup(self.out, self.now, [*before, *rows])
 
     def _give_up(self) -> None:
         """Ends a run none of whose last steps could be taken. Resumed, it goes on behind them and counts anew."""
@@ -253,6 +271,8 @@ class Trainer(Stages):
         began = time.perf_counter()
         found = self.evaluate()
         figures: dict[str, Any] = {**found.figures, "time_eval_s": time.perf_counter() - began}
+        if self.course is not None and step > self.course.began:
+            self.course.see(figures)
         if runtime.rank() == 0:
             self.evaluations.append({"step": step} | figures)
             path = self.out / "evaluations" / f"step-{step:06d}.json"
@@ -263,6 +283,23 @@ class Trainer(Stages):
             self.calls.evaluation({"step": step} | figures, self.run)
             self._show(shown, step, "eval")
         return figures
+
+    # ------------------------------------------------------------ phases
+    def _begin_phase(self) -> None:
+        """Begin the next phase if this one is over, from a checkpoint, as a run that is resumed there does."""
+        if self.course is None or self.course.last or not self._phase_over:
+            return
+        if self._saved != self.step_number:
+            self.save()
+        runtime.first("")  # until it is there
+        self.last = None
+        with no_loading_bars():
+            path = checkpoint.at_step(self.out, self.step_number)
+            self.next_phase(self.course, self.step_number, self.spent, path)
+
+    @property
+    def _phase_over(self) -> bool:
+        return self.course is not None and self.course.over(self.step_number, self.spent)
 
     # ------------------------------------------------------------ the directory
     @contextmanager
@@ -342,6 +379,7 @@ class Trainer(Stages):
         if self.overlap is not None:
             self.overlap.drain()
         saved = self._save() if self._saves else None
+        self._saved = self.step_number
         if self.overlap is not None:
             self.overlap.ledger.tidy(min(checkpoint.steps(self.out)))
         return saved
@@ -383,22 +421,32 @@ class Trainer(Stages):
             **({"early": self.early.best.state_dict()} if self.early is not None else {}),
             **({"callbacks": states} if (states := self.calls.state()) else {}),
             **({"async": self.overlap.state()} if self.overlap is not None else {}),
+            **({"phases": self.course.state_dict()} if self.course is not None else {}),
         }
 
     def _checkpoint(self, state: dict[str, Any]) -> Path:
         shared = self.learner.save if isinstance(self.learner, WritesFiles) else None
+        also = [] if self.best is None or self.best.value is None else [self.best.step]
+        if self.course is not None and self.course.phase.reference == "previous":
+            also.append(self.course.began)
         return checkpoint.save(
             self.out,
             self.step_number,
             ({} if isinstance(self.learner, WritesFiles) else self.learner.tensors()) | self.method.tensors(),
             state,
             self.settings.trainer.keep_checkpoints,
-            () if self.best is None or self.best.value is None else (self.best.step,),
+            also,
             shared,
         )
 
     def load(self, path: Path) -> dict[str, Any]:
-        """The parameters of a checkpoint, and what the method's parts and the task source remember; gives its state."""
+        """The parameters of a checkpoint, and what the method's parts and the task source remember; gives its state. Of
+        a checkpoint of another phase the parameters alone."""
+        if self.course is not None:
+            state = checkpoint.state_of(path)
+            if state["phases"]["number"] != self.course.number:
+                start_from(self.learner, path)
+                return state
         tensors, state = load_learner(self.learner, path)
         self.method.load_tensors(tensors)
         self.method.load_state_dict(state["method"])
@@ -419,7 +467,8 @@ class Trainer(Stages):
         if not allow_changed_data:
             recorded = {k: v for k, v in state.get("inputs", {}).items() if k in self.inputs}
             inputs.refuse_changes(self.out, recorded, {k: self.inputs[k] for k in recorded})
-        self.step_number, self.empty_steps = state["step"], state["empty_steps"]
+        self.step_number = self._saved = state["step"]
+        self.empty_steps = state["empty_steps"]
         self.nonfinite_steps, self._trouble = state.get("nonfinite_steps", 0), list(state.get("trouble", []))
         self.budget = Budget(**state["budget"])
         self.seconds = state.get("seconds", 0.0)
@@ -444,24 +493,7 @@ class Trainer(Stages):
             if number.isdecimal() and int(number) > self.step_number:
                 path.unlink()
 
-
-Decode = Callable[[Sequence[int]], str]
-
-
-def with_texts(forest: Forest, decode: Decode) -> Forest:
-    """The forest with texts beside the ids of prompts and actions."""
-    prompts = {n: decode(forest.context(n)) for n in set(forest.prompt_node.tolist())}
-    return forest.replace(
-        prompt_text=[prompts[n] for n in forest.prompt_node.tolist()],
-        action_text=[decode(forest.action(s)) or forest.action_text[s] or "" for s in range(forest.n_steps)],
-    )
-
-
-def annotated(forest: Forest, credit: Tensor, session: Session) -> Forest:
-    """The forest with texts, and under `info` each trajectory's mean advantage and the right answer to its task, where
-    one is known."""
-    shown = torch.zeros(forest.n_trajectories, dtype=torch.float64)
-    shown[forest.path_trajectory] = grouped.mean(credit, forest.ids("trajectory", axis="P"), forest.path_trainable)
-    known = [{} if a is None else {"answer": a} for a in session.answers(forest)]
-    rows = zip(known, forest.info, shown.tolist(), strict=True)
-    return with_texts(forest, session.decode).replace(info=[{**a, **info, "advantage": x} for a, info, x in rows])
+    def close(self) -> None:
+        """End what the stages began, and give the run's directory free."""
+        super().close()
+        self._lock.release()

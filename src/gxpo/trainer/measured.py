@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gxpo import runtime
@@ -72,7 +73,8 @@ def _fixed(resolved: Resolved, values: Mapping[str, Any]) -> Resolved:
         section, _, name = key.partition(".")
         s = s.model_copy(update={section: getattr(s, section).model_copy(update={name: value})})
     keys = {k: Stated(v, f"measured ({resolved.keys[k].origin})") for k, v in values.items()}
-    return Resolved(s, resolved.method, resolved.keys | keys)
+    phases = tuple(_fixed(one, values) for one in resolved.phases)
+    return replace(resolved, settings=s, keys=resolved.keys | keys, phases=phases)
 
 
 def _length(prompt: str | tuple[int, ...] | tuple[Message, ...], tokenizer: Any) -> int:

@@ -37,6 +37,7 @@ _UPDATES = "of an optimiser step, then the mean over the step's optimiser steps"
 # K and NAME stand for a number and a reward's name.
 NAMES: dict[str, Metric] = {
     "step": Metric("number of the step, from 1", "steps", "the run"),
+    "phase": Metric("number of the phase, from 1, of a run with phases", "phases", "the run"),
     "reward_mean": Metric(
         "mean outcome, the method's own rewards included", "reward", "scored rollouts made in the step"
     ),

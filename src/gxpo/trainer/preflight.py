@@ -30,6 +30,7 @@ from gxpo.trainer.asynchronous.checks import check_asynchronous
 from gxpo.trainer.best import rules_of
 from gxpo.trainer.cluster_checks import check_cluster
 from gxpo.trainer.external import Externals, check_externals
+from gxpo.trainer.phases import check_phases
 from gxpo.trainer.setup import device_of, sampled_of, sampling_of
 from gxpo.usercode import one_line
 from gxpo.worlds import World
@@ -174,10 +175,17 @@ def check_world(method: Method, world: World, task: str, held_out: int = 0) -> N
 
 def rehearse(resolved: Resolved) -> None:
     """All checks of a run that is not going to be started from here."""
+    check_phases(resolved)
+    rules_of(resolved.settings.trainer)
+    check_callbacks(resolved.settings.trainer.callbacks, resolved.settings.logging.options)
+    for one in resolved.phases or (resolved,):
+        _rehearse(one)
+
+
+def _rehearse(resolved: Resolved) -> None:
+    """The checks of one phase, or of a run without phases."""
     s, method = resolved.settings, resolved.method
     check_settings(s, method)
-    rules_of(s.trainer)
-    check_callbacks(s.trainer.callbacks, s.logging.options)
     world = worlds.foreseen(s.task, seed=s.seed, options=s.tasks.options, per_step=s.tasks.per_step)
     try:
         if world is not None:

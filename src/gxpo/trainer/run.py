@@ -164,7 +164,7 @@ class Run:
         rows = [r for r in self.evaluations if r.get("eval_accuracy") is not None]
         steps = f"step {self.step} of {self.resolved.settings.trainer.steps}"
         held_out = " -> ".join(f"{r['eval_accuracy']:.3f}" for r in ([rows[0], rows[-1]] if len(rows) > 1 else rows))
-        return f"{self.path}: {self.resolved.method.name}, {steps}{held_out and f', held-out {held_out}'}"
+        return f"{self.path}: {self.resolved.label}, {steps}{held_out and f', held-out {held_out}'}"
 
     def __repr__(self) -> str:
         return f"<Run {self}>"

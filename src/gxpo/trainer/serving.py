@@ -25,10 +25,10 @@ from gxpo.serve.queue import Attempt, CallQueue
 from gxpo.serve.respond import respond
 from gxpo.trainer import checkpoint
 from gxpo.trainer.directory import CONFIG
-from gxpo.trainer.loop import with_texts
 from gxpo.trainer.session import Session, decoder
 from gxpo.trainer.start import load_learner, verified
 from gxpo.trainer.step import Stages
+from gxpo.trainer.texts import with_texts
 
 Notify = Callable[[str], None]
 
@@ -57,8 +57,11 @@ class _Loaded(Stages):
 
     def __init__(self, resolved: Resolved, run: Path | None, notify: Notify) -> None:
         runtime.start(alone=resolved.settings.cluster.by_processes)
-        super().__init__(resolved, reward=None, resume=run is not None, notify=notify)
-        if run is not None:
+        super().__init__(resolved, reward=None, notify=notify)
+        if run is None:
+            self.set_up(resolved.settings.init_from, measure=True)
+        else:
+            self.set_up_as(run)
             _, state = load_learner(self.learner, checkpoint.latest(run))
             self.step_number = state["step"]
         self.engine.policy_version = self.step_number

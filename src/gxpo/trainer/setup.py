@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gxpo import chat, models, worlds
+from gxpo.config import Resolved
 from gxpo.decoder.architecture import positions
 from gxpo.engines.flow import FlowEngine
 from gxpo.engines.tinker import TinkerSampler
@@ -18,7 +19,6 @@ from gxpo.learners.remote import RemoteLearner
 from gxpo.learners.sharded import ShardedLearner
 from gxpo.learners.torch import TorchLearner
 from gxpo.models import flow
-from gxpo.pipeline import Method
 from gxpo.protocols import Chat, EpisodeRules, Sampling, TaskSource
 from gxpo.settings import RunSettings
 from gxpo.tasks.sampled import SampledTasks, sampled
@@ -90,16 +90,17 @@ class Policy:
         return found or 1 << 30
 
 
-def policy_of(s: RunSettings, method: Method, notify: Notify) -> Policy:
+def policy_of(resolved: Resolved, notify: Notify) -> Policy:
     """Loads the model; what can be wrong with it and is not known by its name (`preflight`) is found here."""
-    return _flow_policy(s, method, notify) if flow.is_flow(s.model) else _text_policy(s, method, notify)
+    return _flow_policy(resolved, notify) if flow.is_flow(resolved.settings.model) else _text_policy(resolved, notify)
 
 
-def _text_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:
+def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
     """A causal language model."""
+    s, method = resolved.settings, resolved.method
     device = device_of(s.learner.device)
     if s.cluster.backend in cluster_checks.ENGINES:
-        return _remote_policy(s, method, device, notify)
+        return _remote_policy(resolved, device, notify)
 
     def warming(check: models.Check) -> None:
         seen = "" if check.accuracy is None else f", accuracy {check.accuracy:.2f}"
@@ -111,7 +112,7 @@ def _text_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:
     learner = (ShardedLearner if sharded else TorchLearner)(
         loaded.model,
         **sharded,
-        **_learning(s, method, device),
+        **_learning(resolved, device),
         layout="packed" if s.learner.layout == "auto" else "flat",
         lora=lora_settings(s),
         value_heads=method.value_heads,
@@ -127,9 +128,9 @@ def _text_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:
     return Policy(loaded.tokenizer, learner, engine, talk, device)
 
 
-def _remote_policy(s: RunSettings, method: Method, device: str, notify: Notify) -> Policy:
+def _remote_policy(resolved: Resolved, device: str, notify: Notify) -> Policy:
     """A language model whose weights a training engine holds."""
-    learning = _learning(s, method, device)
+    s, learning = resolved.settings, _learning(resolved, device)
     if s.cluster.backend == "tinker":
         tokenizer, learner, engine, longest = cluster.tinker_policy(s, learning, notify)
     else:
@@ -142,8 +143,9 @@ def _chat(s: RunSettings, tokenizer: Any) -> Chat:
     return chat.make(tokenizer, template=c.template, kwargs=c.kwargs, tools_format=c.tools, rewrites=c.rewrites)
 
 
-def _flow_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:
+def _flow_policy(resolved: Resolved, notify: Notify) -> Policy:
     """A sampler that denoises."""
+    s, method = resolved.settings, resolved.method
     unfit = {
         "learner.dtype=bfloat16": s.learner.dtype == "bfloat16",
         "learner.tokens_per_microbatch=auto": s.learner.tokens_per_microbatch == "auto",
@@ -156,13 +158,14 @@ def _flow_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:
         raise ConfigError(f"model {s.model} can't have {what}: leave it out")
     device = device_of(s.learner.device)
     model = flow.load(s.model, dtype=s.learner.dtype, notify=notify)
-    learner = FlowLearner(model, **_learning(s, method, device))
+    learner = FlowLearner(model, **_learning(resolved, device))
     conditions = flow.Conditions()
     return Policy(conditions, learner, FlowEngine(learner.model, device=device), flow.ConditionChat(conditions), device)
 
 
-def _learning(s: RunSettings, method: Method, device: str) -> dict[str, Any]:
+def _learning(resolved: Resolved, device: str) -> dict[str, Any]:
     """What every learner is told."""
+    s, method = resolved.settings, resolved.method
     size = s.learner.tokens_per_microbatch
     return {
         "lr": s.optim.lr,
@@ -171,7 +174,7 @@ def _learning(s: RunSettings, method: Method, device: str) -> dict[str, Any]:
         "max_grad_norm": s.optim.max_grad_norm,
         "schedule": s.optim.schedule,
         "warmup_steps": s.optim.warmup_steps,
-        "total_steps": s.trainer.steps * method.update.optimiser_steps(s.tasks.per_step),
+        "total_steps": resolved.steps * method.update.optimiser_steps(s.tasks.per_step),
         "tokens_per_microbatch": 8192 if size == "auto" else size,
         "device": device,
         "reference": "reference_logprob" in method.needs,

@@ -20,7 +20,7 @@ from gxpo.trainer import checkpoint, inputs
 from gxpo.trainer.directory import CONFIG, config_of, run_of
 from gxpo.trainer.shards import PARAMETER, Shards, View
 
-OWN = ("out", "init_from", "logging.name", "versions")  # of one run alone
+OWN = ("out", "init_from", "logging.name", "phases", "versions")  # of one run alone
 _NOTE = re.compile(r"\((?P<origin>[^()]*)\)$")
 
 
@@ -62,8 +62,8 @@ def checkpoint_of(path: Path, step: int | None = None) -> Path:
         return Path(path)
     if step is None:
         return checkpoint.latest(run)
-    folder = run / checkpoint.FOLDER
-    found = folder / f"step-{step:06d}"
+    found = checkpoint.at_step(run, step)
+    folder = found.parent
     if not found.is_dir():
         there = ", ".join(str(int(p.name.split("-")[1])) for p in sorted(folder.glob("step-*"))) or "none"
         raise CheckpointError(f"{run} has no checkpoint of step {step}; there is {there} (trainer.keep_checkpoints)")

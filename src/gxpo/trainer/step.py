@@ -5,94 +5,44 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gxpo import former, grouped, runtime
+from gxpo import former, grouped
 from gxpo.config import Resolved
 from gxpo.engines.openai import OpenAIEngine
 from gxpo.forest import Forest
 from gxpo.judges import meter
 from gxpo.pipeline import Method, zero_signal_groups
 from gxpo.protocols import Budget, Sampling, StepInfo
-from gxpo.rewards import RewardSet
 from gxpo.rollouts.logged import LOGGED
 from gxpo.runtime import Clock, give_back, peak_megabytes
 from gxpo.segments.base import LABEL
 from gxpo.signals import Signals, SignalTools
-from gxpo.trainer import preflight, setup
 from gxpo.trainer.asynchronous import Pipeline
 from gxpo.trainer.episodes import failures_of_agents, of_agents, of_episodes
-from gxpo.trainer.external import Externals
-from gxpo.trainer.measured import measured
 from gxpo.trainer.session import BoundLearner, Session, decoder
-from gxpo.trainer.shared_envs import SharedEnvs
-from gxpo.trainer.start import start_from
+from gxpo.trainer.wiring import Wired
 
 FAINT = 0.05  # share of low-precision weights that the first step changes, below which a warning is due
 GAP_ALARM = {True: 0.1, False: 1.0}  # nats between sampler and learner at one token that call for a warning; by whether
 # the model runs in float32 or better: in bfloat16 the two ways of computing one token differ by some tenths
 
 
-class Stages:
+class Stages(Wired):
     """The stages of a run, wired together; `step` takes them from tasks to parameters.
 
     resolved  from `gxpo.config.load` or `resolve`
     reward    Python functions instead of the setting `reward`
     source    a task source, an object instead of what the setting `task` names
-    resume    the parameters come from a checkpoint, and what `auto` means is settled
     notify    called with a line where something takes long before the first step
     """
 
-    def __init__(
-        self, resolved: Resolved, *, reward: Any, source: Any = None, resume: bool, notify: Callable[[str], None]
-    ) -> None:
-        s = resolved.settings
-        preflight.check_settings(s, resolved.method)
-        self.sampling = setup.sampling_of(s)
-        self.world = setup.world_of(s, source)
-        self._open = ExitStack()
-        with ExitStack() as opened:
-            opened.callback(self.world.close)
-            preflight.check_world(resolved.method, self.world, s.task, s.eval.tasks)
-            sampler = resolved.method.sampler
-            self.sampled = None if sampler is None else setup.sampled_of(s, sampler, self.world)
-            self.source = self.world.source if self.sampled is None else self.sampled
-            preflight.check_model(s)
-            external = Externals(s, setup.device_of(s.learner.device), notify)
-            self.rewards = RewardSet.make(
-                reward if reward is not None else s.rewards,
-                source=self.world.source,
-                timeout=s.scoring.timeout,
-                workers=s.scoring.workers,
-                options=external.options(),
-                given=getattr(resolved.method.rollout, "components", ()),
-            )
-            opened.callback(self.rewards.close)
-            policy = setup.policy_of(s, resolved.method, notify)
-            opened.callback(getattr(policy.engine, "close", lambda: None))
-            if s.init_from is not None and not resume:
-                start_from(policy.learner, s.init_from)
-            self.tokenizer, self.learner, self.engine = policy.tokenizer, policy.learner, policy.engine
-            self.chat, self.device = policy.chat, policy.device
-            self.episode = setup.episode_of(s, self.world, policy)
-            if not resume:
-                resolved = measured(resolved, policy, self.source, notify)
-            self._open = opened.pop_all()
-        self.resolved, self.settings = resolved, resolved.settings
-        envs = self.world.envs
-        self.envs = envs if envs is None or runtime.world() == 1 else SharedEnvs(envs)
-        longest = s.sampling.max_new_tokens * max(
-            self.episode.max_turns, getattr(resolved.method.rollout, "max_turns", 1)
-        )
-        self.method = resolved.method.fill(horizon=float(longest), max_length=longest, total_steps=s.trainer.steps)
-        lent = {"external": lambda name: external.teacher(name, self.learner, self.tokenizer)}
-        for part in self.method.signals.values():
-            part.bind(replace(self.tools(0), **lent))
+    def __init__(self, resolved: Resolved, *, reward: Any, source: Any = None, notify: Callable[[str], None]) -> None:
+        super().__init__(resolved, reward, source, notify)
         self.step_number = 0
         self.tally, self.warned = Tally(), False  # of the steps taken here
         self.empty_steps = self.nonfinite_steps = 0
@@ -102,12 +52,14 @@ class Stages:
         self.last: tuple[Forest, Tensor, Session] | None = None  # the newest step, for `annotated`
         self.overlap: Pipeline | None = None  # samples beside the updates (`async.max_staleness`)
 
-    def close(self) -> None:
-        """End the processes of rewards, environments and sampling."""
-        self._open.close()
+    def _begin_phase(self) -> None:
+        """Begin the next phase if this one is over."""
 
     def step(self) -> dict[str, Any]:
-        """One step from tasks to parameters; gives its line of metrics.jsonl (without writing it)."""
+        """One step from tasks to parameters; gives its line of metrics.jsonl (without writing it). After the last step
+        of a phase, the first one of the next."""
+        if self.course is not None:
+            self._begin_phase()
         self.step_number += 1
         number, method, learner = self.step_number, self.method, self.learner
         counted, clock = self._counts(), Clock()
@@ -149,6 +101,7 @@ class Stages:
         self.last = (forest, credit, session)
         figures = {
             "step": number,
+            **({} if self.course is None else {"phase": self.course.number + 1}),
             **of_rollouts(forest, credit if method.reads_credit else method.active(read, credit, weight).double()),
             **of_sources(forest, number - 1),
             **({} if self.sampled is None else self.sampled.figures()),
@@ -162,7 +115,7 @@ class Stages:
         now = self._counts()
         self.budget.judge_tokens += now["judged"] - counted["judged"]
         generated, forward = now["generated"] - counted["generated"], figures["tokens_forward"]
-        return {
+        row = {
             **figures,
             **method.adjust(figures),
             **scheduled,
@@ -180,6 +133,9 @@ class Stages:
             **{name: x - served[name] for name, x in of_servers(self.engine).items()},
             "memory_peak_mb": peak_megabytes(),
         }
+        if self.course is not None:
+            self.course.take(row)
+        return row
 
     # ------------------------------------------------------------ what a step is made of
     def session(self, step: int, *, seed: int, sampling: Sampling, budget: Budget, **others: Any) -> Session:

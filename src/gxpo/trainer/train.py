@@ -12,7 +12,7 @@ from gxpo.callbacks import Callback
 from gxpo.definition import Stated
 from gxpo.errors import ConfigError
 from gxpo.pipeline import Method
-from gxpo.trainer.directory import default, free, run_of
+from gxpo.trainer.directory import CONFIG, default, free, run_of
 from gxpo.trainer.display import Display, display, no_loading_bars
 from gxpo.trainer.interrupts import interactive, of_python
 from gxpo.trainer.loop import Trainer
@@ -104,7 +104,7 @@ def train(
     with no_loading_bars():
         trainer = Trainer(resolved, out=out, given=given, notify=say, callbacks=[*callbacks, screen])
     say(f"run directory: {trainer.out}")
-    for line in resolved.method.without:
+    for line in dict.fromkeys(line for method in resolved.methods for line in method.without):
         say(line)
     return _go(trainer, watch, screen)
 
@@ -126,6 +126,9 @@ def continued(from_run: str | Path, given: Mapping[str, Stated], *, composed: bo
     """The keys of a run that starts from the newest checkpoint of `from_run` (or from that checkpoint): what is
     `given` over the other run's, and which checkpoint."""
     path = Path(from_run)
+    phased = config.read(run_of(path) / CONFIG).get("phases")
+    if phased is not None and phased.value and not composed and not {"method", "phases"} & given.keys():
+        raise ConfigError(f"{path} had phases: say what the new run does, as --set method=grpo or --set phases=[...]")
     keys = inherited(run_of(path), given, composed=composed)
     for name in ("reward", "task"):
         if name not in given and str(getattr(keys.get(name), "value", None)).startswith("python:"):
@@ -158,6 +161,8 @@ def resume(
     resolved = config.resolve(keys)
     extended = steps is not None and steps != resolved.settings.trainer.steps
     if extended:
+        if resolved.phases:
+            raise ConfigError("trainer.steps can't change where phases share it: start another run with --from")
         if resolved.settings.optim.schedule != "constant":
             raise ConfigError(
                 f"trainer.steps can't change under optim.schedule={resolved.settings.optim.schedule}: the "

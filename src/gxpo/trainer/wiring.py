@@ -1,0 +1,161 @@
+"""What a run, or one of its phases, needs before its first step: made, closed, and made anew for the next phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gxpo import runtime
+from gxpo.config import Resolved
+from gxpo.learners.remote import RemoteLearner
+from gxpo.pipeline import Method
+from gxpo.protocols import Envs
+from gxpo.rewards import RewardSet
+from gxpo.runtime import give_back
+from gxpo.settings import RunSettings
+from gxpo.signals import SignalTools
+from gxpo.trainer import checkpoint, preflight, setup
+from gxpo.trainer.external import Externals
+from gxpo.trainer.measured import measured
+from gxpo.trainer.phases import Course
+from gxpo.trainer.session import decoder
+from gxpo.trainer.shared_envs import SharedEnvs
+from gxpo.trainer.start import load_learner, parameters_of, start_from
+
+
+class Wired:
+    """Tasks, rewards, policy, engine and method of a run, or of the phase that holds."""
+
+    settings: RunSettings
+    method: Method
+    envs: Envs | None
+
+    def __init__(self, resolved: Resolved, reward: Any, source: Any, notify: Callable[[str], None]) -> None:
+        self.resolved, self._given, self._notify = resolved, (reward, source), notify
+        self.course = Course(resolved) if resolved.phases else None
+        self._open = ExitStack()
+
+    def close(self) -> None:
+        """End the processes of rewards, environments and sampling."""
+        self._open.close()
+
+    @property
+    def now(self) -> Resolved:
+        """The configuration of the run, or of the phase that holds."""
+        return self.resolved if self.course is None else self.resolved.phases[self.course.number]
+
+    def set_up(
+        self,
+        start: str | Path | None,
+        *,
+        measure: bool,
+        keep: bool = False,
+        reference: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Make what is needed from here on; `_open` closes it.
+
+        start      a run or checkpoint whose parameters it begins with; `keep`: and whose optimiser's state
+        measure    whether what `auto` means has to be found out
+        reference  parameters of its reference policy where that is `previous`; None: those that it begins with
+        """
+        now = self.now
+        s, method = now.settings, now.method
+        preflight.check_settings(s, method)
+        self.sampling = setup.sampling_of(s)
+        reward, source = self._objects(now)
+        self.world = setup.world_of(s, source)
+        with ExitStack() as opened:
+            opened.callback(self.world.close)
+            preflight.check_world(method, self.world, s.task, s.eval.tasks)
+            self.sampled = None if method.sampler is None else setup.sampled_of(s, method.sampler, self.world)
+            self.source = self.world.source if self.sampled is None else self.sampled
+            preflight.check_model(s)
+            external = Externals(s, setup.device_of(s.learner.device), self._notify)
+            self.rewards = RewardSet.make(
+                reward if reward is not None else s.rewards,
+                source=self.world.source,
+                timeout=s.scoring.timeout,
+                workers=s.scoring.workers,
+                options=external.options(),
+                given=getattr(method.rollout, "components", ()),
+            )
+            opened.callback(self.rewards.close)
+            policy = setup.policy_of(now, self._notify)
+            opened.callback(getattr(policy.engine, "close", lambda: None))
+            if keep:
+                load_learner(policy.learner, Path(str(start)))
+            elif start is not None:
+                start_from(policy.learner, start)
+            previous = now.phase is not None and now.phase.reference == "previous"
+            if previous and not isinstance(policy.learner, RemoteLearner):
+                policy.learner.refer(policy.learner.snapshot() if reference is None else reference)
+            self.tokenizer, self.learner, self.engine = policy.tokenizer, policy.learner, policy.engine
+            self.chat, self.device = policy.chat, policy.device
+            self.episode = setup.episode_of(s, self.world, policy)
+            if measure:
+                self.resolved = measured(self.resolved, policy, self.source, self._notify)
+            self._open = opened.pop_all()
+        self.settings = s = self.now.settings
+        envs = self.world.envs
+        self.envs = envs if envs is None or runtime.world() == 1 else SharedEnvs(envs)
+        longest = s.sampling.max_new_tokens * max(self.episode.max_turns, getattr(method.rollout, "max_turns", 1))
+        self.method = method.fill(horizon=float(longest), max_length=longest, total_steps=now.steps)
+        tools = SignalTools(
+            self.learner,
+            decoder(self.tokenizer),
+            self.tokenizer.pad_token_id,
+            0,
+            s.seed,
+            external=lambda name: external.teacher(name, self.learner, self.tokenizer),
+        )
+        for part in self.method.signals.values():
+            part.bind(tools)
+
+    def _objects(self, now: Resolved) -> tuple[Any, Any]:
+        """The reward and the task source that were given as objects, unless the phase states its own."""
+        own = () if now.phase is None else now.phase.keys
+        reward, source = self._given
+        return None if "reward" in own or "scoring.weights" in own else reward, None if "task" in own else source
+
+    def set_up_as(self, run: Path) -> None:
+        """Make what is needed for the newest checkpoint of a run to be loaded: that of its phase."""
+        reference = None
+        if self.course is not None:
+            path = Path(runtime.first(str(checkpoint.latest(run)) if runtime.rank() == 0 else ""))
+            self.course.load_state_dict(checkpoint.state_of(path)["phases"])
+            if self.course.phase.reference == "previous":
+                reference = parameters_of(run, self.course.began)
+        self.set_up(None, measure=False, reference=reference)
+
+    def next_phase(self, course: Course, step: int, spent: float, path: Path) -> None:
+        """Begin the next phase from the checkpoint of the last step of this one.
+
+        spent  share of the run's budget
+        """
+        before, updates = self.now, self.learner.optimiser.steps
+        source, rewards, counts = self.source.state_dict(), self.rewards.state_dict(), dict(self.rewards.counts)
+        self._open.close()
+        del self.learner, self.engine, self.method
+        give_back()
+        course.enter(step, spent, updates)
+        self.set_up(path, measure=False, keep=course.phase.optimiser == "keep")
+        self.rewards.counts.update(counts)
+        if _of_rewards(before) == _of_rewards(self.now):
+            self.rewards.load_state_dict(rewards)
+        if _of_tasks(before) == _of_tasks(self.now):
+            self.source.load_state_dict(source)
+
+
+def _of_tasks(one: Resolved) -> tuple[Any, ...]:
+    """What decides which tasks are drawn: where it is the same, the source goes on."""
+    s = one.settings
+    return s.task, s.tasks, s.env, one.method.sampler
+
+
+def _of_rewards(one: Resolved) -> tuple[Any, ...]:
+    s = one.settings
+    return s.reward, s.scoring, s.task
