@@ -9,7 +9,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -25,7 +24,7 @@ from gxpo.rewards.functions import Function
 from gxpo.rewards.pool import Workers
 from gxpo.rewards.spec import BUILT_IN, GROUP_LEVEL, Spec, entries, example_of, own_functions, reward_of
 from gxpo.rewards.worker import Reply, attempt
-from gxpo.usercode import Unusable, check_defined, one_line
+from gxpo.usercode import one_line
 
 FAILURES = ("raised", "timeout", "died", "nonsense")  # unscored
 LIMIT = "limit"  # scored as wrong
@@ -481,28 +480,3 @@ def _arguments(
 
 def _names(function: Function, value: float | dict[str, float]) -> tuple[str, ...]:
     return tuple(value) if isinstance(value, dict) else (function.name,)
-
-
-def check_named(
-    spec: Spec,
-    source: TaskSource | None,
-    options: Mapping[str, Mapping[str, Any]],
-    given: Sequence[str] = (),
-) -> None:
-    """Check a reward by its name early, without running user code.
-
-    source  None where the tasks are not known: then only files are looked at
-
-    ConfigError where a file does not define what is named, or, without files, where the tasks can't be scored so.
-    """
-    names = list(spec) if isinstance(spec, (Mapping, list, tuple)) else [spec]
-    files = [name for name in names if isinstance(name, str) and functions.names_file(name)]
-    for name in files:
-        functions.source_of(name)
-        path, _, function = name.rpartition(":")
-        try:
-            check_defined(f"{Path(path).expanduser()}:{function}")
-        except Unusable as error:
-            raise ConfigError(f"reward {name!r}: {error}") from error
-    if source is not None and not files and not callable(spec):
-        RewardSet.make(spec, source=source, options=options, given=given).close()

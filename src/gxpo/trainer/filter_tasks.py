@@ -47,7 +47,8 @@ def filter_tasks(
     if not 0 <= low <= high <= 1 or rollouts < 1:
         raise ConfigError(f"a band of success rates is 0 <= low <= high <= 1, not {low} to {high} of {rollouts}")
     runtime.start(alone=resolved.settings.cluster.backend in ("fsdp", "verl"))
-    stages = Stages(resolved, reward=None, resume=False, notify=notify)
+    stages = Stages(resolved, reward=None, notify=notify)
+    stages.set_up(resolved.settings.init_from, measure=True)
     try:
         if stages.envs is not None:
             raise ConfigError(

@@ -22,7 +22,7 @@ from gxpo.learners.block_mask import NO_FLEX_BACKWARD
 from gxpo.models import flow
 from gxpo.models.load import check_name
 from gxpo.pipeline import Method
-from gxpo.rewards.scoring import check_named
+from gxpo.rewards.named import check_named
 from gxpo.rollouts import Independent
 from gxpo.settings import RunSettings
 from gxpo.tasks.source import solution_of
