@@ -47,7 +47,7 @@ GXPO: dict[str, tuple[str, ...]] = {
         "rollout.group_size=16, so that a rare right answer is seen",
         "method=ngrpo learns from groups that are all wrong",
         "method=ghpo shows part of the solution",
-        "tasks.sampler=band, tasks.sampler.epochs=true leave out tasks that are never solved (untested here)",
+        "method=videorl_select leaves out tasks that are never solved, from their second epoch on (untested here)",
     ),
     "all_right": (
         "harder tasks (tasks.options)",
