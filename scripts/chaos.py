@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from chaos_runs import SETTINGS, Kill, Outcome, differences, fleet, survive
+from chaos_outcome import Kill, Outcome, differences
+from chaos_runs import SETTINGS, fleet, survive
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "chaos.jsonl"
@@ -96,9 +97,8 @@ def report(rows: list[dict[str, Any]]) -> None:
         victims = ", ".join(f"{n} {victim}" for victim, n in Counter(r["victim"] for r in own).most_common())
         acting = sum(r.get("acting", False) for r in own)
         equal = sum(not r["differences"] for r in mine)
-        print(
-            f"| {name} | {len(own)} | {victims} | {acting} | {equal} of {len(mine)} | {sum(r['prompts'] for r in mine)} |"
-        )
+        prompts = sum(r["prompts"] for r in mine)
+        print(f"| {name} | {len(own)} | {victims} | {acting} | {equal} of {len(mine)} | {prompts} |")
     for (seed, run), row in runs.items():
         for difference in row["differences"]:
             print(f"seed {seed}, run {run} ({row['setting']}): {difference}")

@@ -9,7 +9,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from chaos_runs import SETTINGS, Kill, differences, fleet, miscounted, survive
+from chaos_outcome import Kill, differences, miscounted
+from chaos_runs import SETTINGS, fleet, survive
 
 ACTING = ("sampler", "rewarder", "environment")  # are killed with something under way
 LOST = {  # after the first step, the second, and so on
