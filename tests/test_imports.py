@@ -39,6 +39,8 @@ LOADED = "import json, sys; print(json.dumps(sorted({name.partition('.')[0] for 
 
 EVERY = "import json, sys; print(json.dumps(sorted(sys.modules)))"
 
+VERLS_OWN = "gxpo.learners.remote.verl_worker"  # a subclass of verl's worker, imported in its processes alone
+
 # A module that is None in sys.modules can't be imported: as if it were not installed.
 WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL!r}))"
 
@@ -99,7 +101,7 @@ def test_a_composition_imports_the_methods_it_names_alone(brought: dict[str, set
 def test_grpo_loads_no_part_that_it_does_not_have() -> None:
     """What takes time here is making dataclasses, so modules are counted: a tenth of a second beside torch."""
     loaded = {x for x in json.loads(run("import gxpo", "gxpo.method('grpo')", EVERY)) if x.startswith("gxpo.")}
-    assert len(loaded) <= 58, sorted(loaded)
+    assert len(loaded) <= 59, sorted(loaded)
     assert not loaded & {"gxpo.compat", "gxpo.settings", "gxpo.rewards.scoring", "gxpo.objectives.sequence_score"}
 
 
@@ -142,7 +144,8 @@ def test_every_module_can_be_imported_on_windows_and_processes_say_what_they_nee
         "import gxpo, gxpo_worlds",
         "for package in (gxpo, gxpo_worlds):",
         "    for found in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):",
-        "        importlib.import_module(found.name)",
+        f"        if found.name != {VERLS_OWN!r}:",
+        "            importlib.import_module(found.name)",
         "try:",
         "    gxpo.processes.Process('worker.py')",
         "except gxpo.errors.ConfigError as error:",

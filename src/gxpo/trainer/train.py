@@ -128,7 +128,7 @@ def continued(from_run: str | Path, given: Mapping[str, Stated], *, composed: bo
     path = Path(from_run)
     phased = config.read(run_of(path) / CONFIG).get("phases")
     if phased is not None and phased.value and not composed and not {"method", "phases"} & given.keys():
-        raise ConfigError(f"{path} had phases: say what the new run does, as --set method=grpo or --set phases=[...]")
+        raise ConfigError(f"{path} had phases: say what the new run does, as --set method=NAME or --set phases=[...]")
     keys = inherited(run_of(path), given, composed=composed)
     for name in ("reward", "task"):
         if name not in given and str(getattr(keys.get(name), "value", None)).startswith("python:"):
