@@ -74,7 +74,7 @@ def check_ratios(method: Method) -> None:
     if reading:
         raise ConfigError(
             f"{method.name}: {reading[0]} reads importance ratios, and rollout {show(method.rollout)} has no log-probs "
-            "of who sampled: take an objective without (preference_pairs, positive_likelihood), records that have them, "
+            "of who sampled: take an objective without (preference_pairs, positive_likelihood), records with them, "
             "or objective.on_unknown_behaviour=one"
         )
 
