@@ -357,8 +357,9 @@ SMOKE["listener"] = {"teacher.models": {"ear": {"role": "judge", "model": "tiny:
 def run_of(name):
     """What a whole run has beside the objective: rollouts, signals, updates, heads, rewards of the method's own."""
     m = gxpo.method(name)
-    made = (m.sampler, m.rollout, m.segmenter, m.signals, m.update, m.value_heads, m.context, controls(m))
-    return repr((*made, m.run_keys.get("scoring.options"))), bool(m.shapes)
+    made = (m.sampler is None, m.rollout, m.segmenter, m.signals, m.update, m.value_heads, m.context, controls(m))
+    options = m.run_keys.get("scoring.options")
+    return repr((*made, None if options is None else sorted(options.value))), bool(m.shapes)
 
 
 @pytest.mark.parametrize("name", first_of_each(NAMES, run_of))

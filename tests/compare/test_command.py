@@ -50,6 +50,7 @@ def said(path):
     return kept(document)
 
 
+@pytest.mark.thorough
 def test_a_killed_comparison_goes_on_to_the_same_tables(task, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     command = [sys.executable, "-m", "gxpo.cli"]

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.thorough import some
 from tests.engines.conversations import forced
 from tests.engines.letters import letters, llama
 
@@ -197,7 +198,7 @@ def test_failures_are_told_in_a_line(fault, words):
         made.close()
 
 
-@pytest.mark.parametrize("updated", [False, True])
+@pytest.mark.parametrize("updated", some([False, True], [True]))
 def test_a_process_that_is_killed_is_replaced_and_nothing_is_lost(updated):
     """Idle, and while it samples; with an update of the weights that the new process has to be given."""
     told, model = [], llama(seed=3)

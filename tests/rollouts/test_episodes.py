@@ -192,6 +192,9 @@ def test_broken_environments_are_unscored_and_the_others_go_on(model):
     assert "planned" in forest.info[0]["failure"]
 
 
+ON_EPISODES = {"hdpo": {"credit.weights": {"env": 1.0}, "credit.only": {}}}  # whose component comes from its reward
+
+
 def _noted(forest):
     """With what some rollouts note at action tokens: a label, a value of the state before."""
     label, value = torch.zeros(forest.n_tokens, dtype=torch.int64), torch.full((forest.n_tokens,), torch.nan).double()
@@ -214,6 +217,6 @@ def test_inserted_observation_tokens_change_no_credit(model, steps):
     assert one.n_tokens < other.n_tokens and one.n_entries == other.n_entries
     assert torch.equal(one.returns(0.9), other.returns(0.9))
     for name in METHODS:
-        m = gxpo.method(name, {"rollout": "independent"}).fill(horizon=60.0, max_length=60)
+        m = gxpo.method(name, {"rollout": "independent", **ON_EPISODES.get(name, {})}).fill(horizon=60.0, max_length=60)
         signals = made_up(m, one, 0)  # equal on R, S and P; of stored tokens credit reads none
         assert torch.equal(m.advantages(one, signals), m.advantages(other, signals)), name
