@@ -22,7 +22,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gxpo.errors import ConfigError, ModelError
-from gxpo.process_tree import leave_after
 from gxpo.usercode import one_line
 
 LOOPBACK = "127.0.0.1"
@@ -75,6 +74,8 @@ def start(*, alone: bool = False) -> None:
 def _end_with_torchrun() -> None:
     """End this process when its launcher is gone: nobody else would where another process of the run fails, and it
     holds the run directory."""
+    from gxpo.process_tree import leave_after  # a composition of a method loads this module, and needs no processes
+
     leave_after(os.getppid(), _orphaned)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and _all_here():
         try:
