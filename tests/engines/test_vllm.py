@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.thorough import some
 from tests.engines.conversations import forced
 from tests.engines.letters import letters, llama
+from tests.thorough import some
 
 from gxpo.engines.vllm import PROBE, VllmEngine
 from gxpo.engines.vllm_process import PROGRAM
