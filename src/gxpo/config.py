@@ -106,7 +106,7 @@ class Resolved:
         """A phase as an entry of `phases`: its rules, every key of its parts, and settings that are not the run's."""
         assert self.phase is not None
         rules = {"steps": self.phase.steps, "until": self.phase.until and str(self.phase.until)}
-        rules |= {"reference": self.phase.reference, "optimiser": self.phase.optimiser}
+        rules |= {name: getattr(self.phase, name) for name in ("reference", "optimiser", "weights")}
         own = {k: s.value for k, s in self.keys.items() if k not in RUN_KEYS or s.value != run[k].value}
         keys = {k: _plain(v) for k, v in own.items() if k not in ("phases", "compat", "versions")}
         return {k: v for k, v in rules.items() if v is not None} | keys
@@ -273,10 +273,11 @@ def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> R
     keys of the method go over those that it was composed with."""
     given = dotted({k: replace(s, value=yamltext.plain(s.value, f"{_at(s)}{k}")) for k, s in given.items()})
     given = over({}, dict(former.renewed_setting(k, s) for k, s in given.items()))
-    stated = given.get("phases") or _phases_of(given, composed)
+    below = _below_phases(given, composed)
+    stated = given.get("phases", below.pop("phases", None))
     if stated is None or not stated.value:
         return _resolve(given, composed)
-    return _in_phases(given, composed, stated)
+    return _in_phases(over(below, given), composed, stated)
 
 
 def _resolve(given: Mapping[str, Stated], composed: Method | None) -> Resolved:
@@ -315,15 +316,16 @@ def _is_staged(key: str) -> bool:
 
 
 # ---------------------------------------------------------------- phases
-def _phases_of(given: Mapping[str, Stated], composed: Method | None) -> Stated | None:
-    """The phases that the run's method states, None where it states none."""
+def _below_phases(given: Mapping[str, Stated], composed: Method | None) -> dict[str, Stated]:
+    """The keys of the run's method where it states phases: of the run, below those that are given; else none."""
     if composed is not None:
-        return composed.run_keys.get("phases")
+        return {k: s for k, s in composed.run_keys.items() if k == "phases"}
     from gxpo.methods import METHODS
 
     spec = given["method"].value if "method" in given else None
     stating = (METHODS.get(word.split("@")[0].strip()) for word in spec.split("+")) if isinstance(spec, str) else ()
-    return next((Stated(d.keys["phases"], d.name) for d in stating if d is not None and "phases" in d.keys), None)
+    found = next((d for d in stating if d is not None and "phases" in d.keys), None)
+    return {} if found is None else {k: Stated(v, found.name) for k, v in found.keys.items()}
 
 
 def _in_phases(given: Mapping[str, Stated], composed: Method | None, stated: Stated) -> Resolved:

@@ -20,7 +20,8 @@ from gxpo.settings import RUN_KEYS
 
 MOST = 1000  # phases of a run, repetitions counted
 REFERENCES, OPTIMISERS = ("start", "previous"), ("fresh", "keep")
-RULES = ("steps", "until", "reference", "optimiser")  # keys of a phase that are no settings
+WEIGHTS = ("keep", "reset")
+RULES = ("steps", "until", "reference", "optimiser", "weights")  # keys of a phase that are no settings
 # Settings that a phase may have of its own; those of the method's parts are beside them.
 SETTINGS = ("task", "reward", "learner.optimiser")
 SECTIONS = ("tasks", "env", "chat", "sampling", "optim", "scoring")
@@ -73,6 +74,7 @@ class Phase:
     until      ends it before that
     reference  "start": the model that the run loaded; "previous": the policy as it was when the phase began
     optimiser  "fresh": moments, count and learning-rate schedule begin anew; "keep": they go on
+    weights    "keep": the policy of the phase before; "reset": that with which the run began
     """
 
     keys: Mapping[str, Stated] = field(default_factory=dict)
@@ -80,12 +82,14 @@ class Phase:
     until: Until | None = None
     reference: Literal["start", "previous"] = "start"
     optimiser: Literal["fresh", "keep"] = "fresh"
+    weights: Literal["keep", "reset"] = "keep"
 
     def __str__(self) -> str:
         steps = "an equal share of what is left" if self.steps is None else f"{self.steps} steps"
         until = "" if self.until is None else f" or until {self.until}"
         previous = ", reference: previous" if self.reference == "previous" else ""
-        return f"{steps}{until}{previous}, optimiser {self.optimiser}"
+        reset = ", weights: reset" if self.weights == "reset" else ""
+        return f"{steps}{until}{previous}{reset}, optimiser {self.optimiser}"
 
 
 def expand(value: Any) -> list[Phase]:
@@ -132,6 +136,8 @@ def _phase(entry: Mapping[str, Any], at: str) -> Phase:
     reference, optimiser = entry.get("reference", "start"), entry.get("optimiser", "fresh")
     one_of(f"{at}.reference", reference, REFERENCES)
     one_of(f"{at}.optimiser", optimiser, OPTIMISERS)
+    weights = entry.get("weights", "keep")
+    one_of(f"{at}.weights", weights, WEIGHTS)
     steps = entry.get("steps")
     return Phase(
         keys,
@@ -139,6 +145,7 @@ def _phase(entry: Mapping[str, Any], at: str) -> Phase:
         until,
         cast("Literal['start', 'previous']", reference),
         cast("Literal['fresh', 'keep']", optimiser),
+        cast("Literal['keep', 'reset']", weights),
     )
 
 

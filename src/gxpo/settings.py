@@ -76,12 +76,10 @@ class EnvSettings(_Section):
 
 class OptimSettings(_Section):
     lr: Annotated[float, Field(gt=0)] = Field(default=3e-4, description="peak learning rate")
-    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = Field(
-        default=[0.9, 0.999], description="AdamW's betas"
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] | None = Field(
+        default=None, description="betas of AdamW (null: 0.9, 0.999) or Lion (0.9, 0.99); the first: momentum of others"
     )
-    weight_decay: Annotated[float, Field(ge=0)] = Field(
-        default=0.0, description="AdamW's weight decay, on matrices alone"
-    )
+    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="weight decay, on matrices alone")
     max_grad_norm: Annotated[float, Field(ge=0)] = Field(
         default=1.0, description="gradient clipping by global norm; 0 is off"
     )
@@ -94,6 +92,10 @@ class OptimSettings(_Section):
 
 
 class LearnerSettings(_Section):
+    optimiser: Literal["adamw", "sgd", "signum", "lion", "muon"] = Field(
+        default="adamw",
+        description="sgd, signum: momentum of optim.betas[0]; muon: hidden matrices, AdamW for the rest",
+    )
     dtype: Literal["float32", "float64", "bfloat16"] = Field(
         default="float32", description="dtype of the model; bfloat16: updates go to float32 copies"
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gxpo import runtime
 from gxpo.columns import last_before
-from gxpo.errors import ModelError
+from gxpo.errors import ConfigError, ModelError
 from gxpo.forest import ACTION, Forest
 from gxpo.learners.accumulate import outputs_of
 from gxpo.learners.base import InProcess
@@ -120,7 +120,8 @@ class FlowLearner(InProcess):
         model: Any,
         *,
         lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
+        optimiser: str = "adamw",
+        betas: Sequence[float] | None = None,
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         max_grad_norm: float | None = 1.0,
@@ -135,7 +136,15 @@ class FlowLearner(InProcess):
             raise ModelError(f"learner.tokens_per_microbatch is {tokens_per_microbatch}; it must be at least 1")
         self.device, self.tokens_per_microbatch = torch.device(device), tokens_per_microbatch
         self.model = model.to(self.device).eval()
-        self._held = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm}
+        if optimiser == "muon":
+            raise ConfigError("learner.optimiser=muon is for language models' hidden matrices: use another for a flow")
+        self._held: dict[str, Any] = {
+            "kind": optimiser,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "max_grad_norm": max_grad_norm,
+        }
         self._reference: Any = copy.deepcopy(self.model).requires_grad_(False) if reference else None
         self.optimiser = Optimiser(
             dict(self.model.named_parameters()),
@@ -148,7 +157,12 @@ class FlowLearner(InProcess):
         """Create another learner of the same kind from a copy of the parameters, with its own optimiser."""
         size = self.tokens_per_microbatch
         return FlowLearner(
-            copy.deepcopy(self.model), lr=lr, tokens_per_microbatch=size, device=self.device, **self._held
+            copy.deepcopy(self.model),
+            lr=lr,
+            tokens_per_microbatch=size,
+            device=self.device,
+            optimiser=self._held["kind"],
+            **{name: x for name, x in self._held.items() if name != "kind"},
         )
 
     def follow(self, policy: FlowLearner, rate: float) -> None:

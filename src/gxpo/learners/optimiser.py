@@ -1,9 +1,9 @@
-"""AdamW over named parameters, its learning rate schedule, its state for checkpoints; whole tensors or shards."""
+"""Optimiser over named parameters, its learning rate schedule, its state for checkpoints; whole tensors or shards."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gxpo import runtime
 from gxpo.errors import CheckpointError, ConfigError, ModelError, did_you_mean
+from gxpo.learners.optimiser_kinds import betas_of, is_hidden, made, states_of
 
 SHAPES = ("constant", "cosine", "linear")
 
@@ -47,16 +48,17 @@ class Schedule:
 
 
 States = Literal["float32", "bfloat16"]
-STATES = ("exp_avg", "exp_avg_sq")
 SAMPLED = 1 << 16  # weights that are looked at to say what share of them a step moved
 
 
 class Optimiser:
-    """AdamW (Loshchilov & Hutter, 2019), weight decay on matrices, none on vectors (norms, biases).
+    """AdamW (Loshchilov & Hutter, 2019) or another `kind` (`gxpo.learners.optimiser_kinds`); weight decay on matrices,
+    none on vectors (norms, biases).
 
     Parameters of less than 32 bits are updated through float32 copies, in which their gradients are also summed over
     micro-batches; with `states` "bfloat16" without copies, see `RoundedAdamW`. `max_grad_norm` of None or <= 0 leaves
     gradients as they are. `multiples`: prefix of names -> the multiple of the learning rate at which these move.
+    `apart`: prefixes of the matrices that AdamW moves under Muon, embeddings and heads.
     """
 
     def __init__(
@@ -64,13 +66,15 @@ class Optimiser:
         named: Mapping[str, nn.Parameter],
         *,
         lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
+        kind: str = "adamw",
+        betas: Sequence[float] | None = None,
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         max_grad_norm: float | None = 1.0,
         schedule: Schedule | None = None,
         multiples: Mapping[str, float] | None = None,
         states: States = "float32",
+        apart: Sequence[str] = (),
     ) -> None:
         if not named:
             raise ModelError("the model has no trainable parameters: every one has requires_grad=False")
@@ -81,23 +85,36 @@ class Optimiser:
         rounds = states == "bfloat16"
         if rounds and any(p.dtype != torch.bfloat16 for p in self.named.values()):
             raise ModelError("learner.states=bfloat16 needs learner.dtype=bfloat16: there is nothing to save otherwise")
+        if rounds and kind != "adamw":
+            raise ModelError(f"learner.states=bfloat16 is of AdamW: leave it out, or learner.optimiser={kind}")
+        betas = betas_of(kind, betas)
         self._full = {name: p if rounds else self._full_precision(p) for name, p in self.named.items()}
         self._direct = [p for name, p in self.named.items() if self._full[name] is p]
-        groups: dict[tuple[float, float, bool], list[Tensor]] = {}
+        self._kinds = {
+            n: "adamw" if kind == "muon" and not is_hidden(n, p, apart) else kind for n, p in self._full.items()
+        }
+        if kind == "muon" and any(is_shard(p) for p in self._full.values()):
+            raise ModelError(
+                "learner.optimiser=muon makes whole matrices orthogonal, and these are sharded: use another"
+            )
+        groups: dict[tuple[str, float, float, bool], list[Tensor]] = {}
         for name, p in self._full.items():
             multiple = next((m for prefix, m in (multiples or {}).items() if name.startswith(prefix)), 1.0)
-            groups.setdefault((weight_decay if p.dim() >= 2 else 0.0, multiple, is_shard(p)), []).append(p)
-        self._multiples = [multiple for _, multiple, _ in groups]
-        by_group = [{"params": params, "weight_decay": decay} for (decay, _, _), params in groups.items()]
-        device = next(iter(self._full.values())).device.type
-        self._adamw: Any = None
-        if rounds:
-            from gxpo.learners.rounded import RoundedAdamW
+            key = self._kinds[name], weight_decay if p.dim() >= 2 else 0.0, multiple, is_shard(p)
+            groups.setdefault(key, []).append(p)
+        self._states = {name: states_of(own, betas) for name, own in self._kinds.items()}
+        self._inner: dict[str, Any] = {}
+        self._multiples: dict[str, list[float]] = {}
+        for own in dict.fromkeys(self._kinds.values()):
+            mine = {key: params for key, params in groups.items() if key[0] == own}
+            by_group = [{"params": params, "weight_decay": decay} for (_, decay, _, _), params in mine.items()]
+            self._multiples[own] = [multiple for _, _, multiple, _ in mine]
+            if rounds:
+                from gxpo.learners.rounded import RoundedAdamW
 
-            self._adamw = RoundedAdamW(by_group, lr=lr, betas=betas, eps=eps)
-        else:
-            fused = device in ("cpu", "cuda")
-            self._adamw = torch.optim.AdamW(by_group, lr=lr, betas=betas, eps=eps, fused=fused)
+                self._inner[own] = RoundedAdamW(by_group, lr=lr, betas=betas, eps=eps)
+            else:
+                self._inner[own] = made(own, by_group, lr=lr, betas=betas, eps=eps)
 
     @staticmethod
     def _full_precision(p: nn.Parameter) -> nn.Parameter:
@@ -163,10 +180,12 @@ class Optimiser:
         if 0 < limit < norm:
             for g in gradients.values():
                 g.mul_(limit / (norm + 1e-6))
-        for group, multiple in zip(self._adamw.param_groups, self._multiples, strict=True):
-            group["lr"] = multiple * self.current_lr
+        for own, inner in self._inner.items():
+            for group, multiple in zip(inner.param_groups, self._multiples[own], strict=True):
+                group["lr"] = multiple * self.current_lr
         before = self._sample()
-        self._adamw.step()
+        for inner in self._inner.values():
+            inner.step()
         torch.autograd.graph.increment_version(list(self._full.values()))  # fused steps go uncounted
         self.steps += 1
         changed, total = self._write_back()
@@ -217,22 +236,32 @@ class Optimiser:
         self._write_back()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters and Adam's moments: `parameter/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME` (none before a step)."""
+        """Parameters and the optimiser's states: `parameter/NAME`, of AdamW `exp_avg/NAME`, `exp_avg_sq/NAME` (none
+        before a step)."""
         out = {f"parameter/{name}": x for name, x in self.parameters().items()}
         for name, full in self._full.items():
-            for state in STATES if full in self._adamw.state else ():
-                out[f"{state}/{name}"] = self._adamw.state[full][state].detach().clone()
+            held = self._inner[self._kinds[name]].state
+            for state in self._states[name] if full in held else ():
+                out[f"{state}/{name}"] = held[full][state].detach().clone()
+        return out
+
+    def expected(self, steps: int) -> dict[str, Tensor]:
+        """The names that `tensors` has after so many steps, each with a tensor of its shape, dtype and place."""
+        out: dict[str, Tensor] = {f"parameter/{name}": full for name, full in self._full.items()}
+        for name, full in self._full.items() if steps else ():
+            out |= {f"{state}/{name}": full for state in self._states[name]}
         return out
 
     def load_tensors(self, tensors: Mapping[str, Tensor], steps: int) -> None:
         """Load `tensors` after `steps` optimiser steps. Changes nothing if anything is wrong."""
-        kinds = ("parameter", *(STATES if steps else ()))
-        _check(tensors, {f"{kind}/{name}": full for kind in kinds for name, full in self._full.items()})
+        _check(tensors, self.expected(steps))
         self.set_parameters({name: tensors[f"parameter/{name}"] for name in self._full})
-        self._adamw.state.clear()
+        for inner in self._inner.values():
+            inner.state.clear()
         for name, full in self._full.items() if steps else ():
-            moments = {state: tensors[f"{state}/{name}"].to(full).clone() for state in STATES}
-            self._adamw.state[full] = {"step": torch.tensor(float(steps)), **moments}
+            moments = {state: tensors[f"{state}/{name}"].to(full).clone() for state in self._states[name]}
+            counted = {"step": torch.tensor(float(steps))} if self._kinds[name] == "adamw" else {}
+            self._inner[self._kinds[name]].state[full] = {**counted, **moments}
         self.steps = steps
 
 

@@ -15,7 +15,6 @@ from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
 from gxpo.learners.fingerprint import fingerprint
 from gxpo.learners.lora import Adapters
-from gxpo.learners.optimiser import STATES
 from gxpo.learners.packing import MicroBatch
 from gxpo.learners.readout import Readout
 from gxpo.learners.sampling_copy import SamplingCopy, alias
@@ -166,8 +165,7 @@ class ShardedLearner(TorchLearner):
         steps = meta.get("steps")
         if not isinstance(steps, int) or steps < 0:
             raise CheckpointError(f"the learner's part of the checkpoint has steps {steps!r}; it must be a number >= 0")
-        kinds = ("parameter", *(STATES if steps else ()))
-        found = {f"{kind}/{n}": torch.empty_like(p) for kind in kinds for n, p in self.optimiser.parameters().items()}
+        found = {name: torch.empty_like(x).detach() for name, x in self.optimiser.expected(steps).items()}
         try:
             load(found, storage_reader=HuggingFaceStorageReader(str(path)))
         except (RuntimeError, ValueError, KeyError, AssertionError) as error:

@@ -1,4 +1,4 @@
-"""PyTorch learner: packed forward passes, exact gradient accumulation, AdamW, LoRA, a reference model."""
+"""PyTorch learner: packed forward passes, exact gradient accumulation, an optimiser, LoRA, a reference model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class TorchLearner(InProcess):
     """Holds and optimises the parameters of a transformers causal language model.
 
     model     a causal language model; kept in eval mode (no dropout: a ratio of 1 must be exactly 1)
-    lr, betas, eps, weight_decay, max_grad_norm, schedule, warmup_steps, total_steps   see `Optimiser` and `Schedule`
+    lr, optimiser, betas, eps, weight_decay, max_grad_norm, schedule, warmup_steps, total_steps   see `Optimiser` and
+              `Schedule`
     tokens_per_microbatch  padded tokens that go through the model together
     dtype     of the parameters ("float32", "bfloat16", "float64"); None leaves them; optimiser states are float32
     lora      train low-rank adapters only
@@ -65,7 +66,8 @@ class TorchLearner(InProcess):
         model: Any,
         *,
         lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
+        optimiser: str = "adamw",
+        betas: Sequence[float] | None = None,
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         max_grad_norm: float | None = 1.0,
@@ -89,6 +91,7 @@ class TorchLearner(InProcess):
         states: States = "float32",
     ) -> None:
         self._moves: dict[str, Any] = {
+            "optimiser": optimiser,
             "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,
@@ -135,6 +138,8 @@ class TorchLearner(InProcess):
             {name: p for name, p in self._named_parameters() if p.requires_grad},
             lr=lr,
             multiples={VALUE_HEAD: value_lr},
+            kind=optimiser,
+            apart=self._apart() if optimiser == "muon" else (),
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
@@ -142,6 +147,14 @@ class TorchLearner(InProcess):
             states=states,
             schedule=Schedule(schedule, warmup_steps, total_steps),
         )
+
+    def _apart(self) -> list[str]:
+        """Prefixes of the matrices that Muon leaves to AdamW: embeddings, output head, value heads."""
+        kinds = {
+            id(m) for m in (self.model.get_input_embeddings(), self.model.get_output_embeddings()) if m is not None
+        }
+        found = [n for n, m in self.model.named_modules() if id(m) in kinds or isinstance(m, nn.Embedding)]
+        return [*(f"{name}." for name in found), VALUE_HEAD]
 
     def _frozen(self) -> Any:
         """A copy of the model as it is now."""

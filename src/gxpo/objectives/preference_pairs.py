@@ -83,6 +83,7 @@ class PreferencePairs(LabelTerm):
     success_slope    multiplies beta in those pairs
     by_gap           multiplies the loss of a pair by the difference of its two outcomes; not of pairs by verdict
     gap_margin       adds to `margin` this times that difference
+    least_gap        leaves out pairs whose outcomes differ by less; of groups all of whose pairs do, nothing is learned
     verdict_first    of "ordered": a success is better than a failure whatever their outcomes, and `by_gap` is 1 there
     unpaired         trajectories of groups without a pair are set against score 0: h = s for a success, -s for others
     unpaired_beta    beta of these; None: `beta`
@@ -117,6 +118,7 @@ class PreferencePairs(LabelTerm):
     margin: float = field(default=0.0, kw_only=True)
     bias: Positive = field(default=1.0, kw_only=True)
     gap_margin: Width = field(default=0.0, kw_only=True)
+    least_gap: Width = field(default=0.0, kw_only=True)
     length_offset: Annotated[float, Ge(0)] = field(default=0.0, kw_only=True)
     over: Over = field(default="answer", kw_only=True)
     gamma: Annotated[float, Interval(gt=0, le=1)] = field(default=1.0, kw_only=True)
@@ -210,6 +212,8 @@ class PreferencePairs(LabelTerm):
         group, known, (better, worse) = forest.ids("group", axis="R"), forest.compared, self._sides(forest)
         left, right = pairs(group, better & run, worse & run)
         kept = known[left] | known[right]
+        if self.least_gap:
+            kept &= forest.outcome[left] - forest.outcome[right] >= self.least_gap - grouped.DEGENERATE
         if self.pairs == "ordered":
             high, low = forest.outcome[left], forest.outcome[right]
             ahead = high - low > grouped.DEGENERATE * torch.maximum(high.abs(), low.abs())

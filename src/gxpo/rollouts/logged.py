@@ -25,6 +25,7 @@ from gxpo.rollouts.logged_rows import Said, answers_of
 from gxpo.rollouts.reference import in_tokens, unrestricted
 
 LOGGED = "logged"  # origin of the rollouts
+OF_PHASES = ("previous", "earlier")  # rollouts of the run's own earlier phases: its trainer puts their folder here
 SHOWN = 20  # actions whose ids are compared with their texts
 
 
@@ -120,7 +121,8 @@ class Logged(RolloutPart):
     file   "": a group is a drawn task's own answers, in the ids of the run's tokenizer; the tasks' source says how they
            are drawn and held out. A .jsonl file of `gxpo.rollouts/1`, or a folder of such (RUN/rollouts): a step
            takes as many of its groups as it has tasks, all once an epoch, in an order of (seed, epoch) alone, and the
-           run's task is what evaluations sample
+           run's task is what evaluations sample. In a phase of a run also "previous", the rollouts of the phase before
+           it, or "earlier", those that all phases before it have sampled
 
     Origin "logged". Outcomes and verdicts are those of the data; an answer without is scored by the run's reward, a
     recorded rollout without is left out. Log-probs of who sampled are as recorded, and answers of rows have none: what
@@ -135,6 +137,8 @@ class Logged(RolloutPart):
     @property
     def records(self) -> File:
         """The file, read once."""
+        if self.file in OF_PHASES:
+            raise ConfigError(f"rollout.file={self.file} is of a phase, and there is none before: name a file")
         if self.file not in self.read:
             self.read[self.file] = File.read(self.file)
         return self.read[self.file]
@@ -142,7 +146,7 @@ class Logged(RolloutPart):
     @property
     def has_behaviour(self) -> bool:
         """Whether the log-probs of who sampled are known."""
-        return bool(self.file) and self.records.behaviour
+        return self.file in OF_PHASES or (bool(self.file) and self.records.behaviour)
 
     @property
     def across_groups(self) -> bool:
@@ -156,8 +160,8 @@ class Logged(RolloutPart):
 
     def check_held_out(self, tasks: Sequence[Task]) -> None:
         """ConfigError where the file has rollouts of tasks that evaluations sample."""
-        names = {task.id for task in tasks}
-        seen = [g for g in self.records.groups if g.forest.task[g.rows[0]] in names] if self.file else []
+        names = {task.id for task in tasks} if self.file not in OF_PHASES else set()
+        seen = [g for g in self.records.groups if g.forest.task[g.rows[0]] in names] if self.file and names else []
         if seen:
             raise ConfigError(
                 f"rollout.file={self.file}: {len(seen)} of {len(self.records.groups)} groups are of held-out tasks "

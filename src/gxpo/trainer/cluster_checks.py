@@ -46,6 +46,7 @@ def _sharded(s: RunSettings, method: Method) -> list[str]:
     unfit = {
         f"model {s.model}": flow.is_flow(s.model),
         "learner.states=bfloat16": s.learner.states == "bfloat16",
+        "learner.optimiser=muon": s.learner.optimiser == "muon",
         "learner.tokens_per_microbatch=auto (give a number)": s.learner.tokens_per_microbatch == "auto",
         f"update {show(method.update)}": isinstance(method.update, NaturalGradient),
         **{f"signal {name}, a second model": isinstance(x, OwnModel) for name, x in method.signals.items()},
@@ -58,6 +59,7 @@ def _common(s: RunSettings) -> dict[str, str]:
     unfit = {
         ("trains language models alone", f"leave out model={s.model}"): flow.is_flow(s.model),
         ("can't start from another run's parameters", "leave out init_from"): s.init_from is not None,
+        ("steps with AdamW", f"leave out learner.optimiser={s.learner.optimiser}"): s.learner.optimiser != "adamw",
         ("cuts rows into micro-batches by a number", "set learner.tokens_per_microbatch=8192"): (
             s.learner.tokens_per_microbatch == "auto"
         ),

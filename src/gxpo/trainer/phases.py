@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gxpo.config import Resolved
 from gxpo.definition import show
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.phases import Phase, Until, may_change, share
+from gxpo.rollouts.logged import OF_PHASES
 from gxpo.settings import RUN_KEYS
 from gxpo.trainer.metrics import NAMES, metric
 
@@ -19,16 +22,25 @@ class Course:
     """The phases of a run, and its place in them.
 
     number   of the phase, from 0
-    began    steps that had been taken when it began
+    begins   of each phase so far the steps that had been taken when it began
     updates  optimiser steps of the phases before, where their count was not kept
     """
 
     def __init__(self, resolved: Resolved) -> None:
         self.steps = resolved.settings.trainer.steps
         self.phases = [one.phase for one in resolved.phases if one.phase is not None]
-        self.number, self.began, self.updates = 0, 0, 0
+        self.begins, self.updates = [0], 0
         self.spent = 0.0  # share of the budget that was spent when it began
         self.readings: list[float] = []  # of the phase's `until`
+
+    @property
+    def number(self) -> int:
+        return len(self.begins) - 1
+
+    @property
+    def began(self) -> int:
+        """Steps that had been taken when the phase began."""
+        return self.begins[-1]
 
     @property
     def phase(self) -> Phase:
@@ -70,23 +82,46 @@ class Course:
 
     def enter(self, step: int, spent: float, updates: int) -> None:
         """The next phase begins after this step. updates: optimiser steps so far."""
-        self.number += 1
-        self.began, self.spent, self.readings = step, spent, []
+        self.begins.append(step)
+        self.spent, self.readings = spent, []
         if self.phase.optimiser == "fresh":
             self.updates += updates
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "number": self.number,
-            "began": self.began,
+            "begins": list(self.begins),
             "updates": self.updates,
             "spent": self.spent,
             "readings": list(self.readings),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.number, self.began, self.updates = state["number"], state["began"], state["updates"]
+        self.begins, self.updates = list(state["begins"]), state["updates"]
         self.spent, self.readings = state["spent"], list(state["readings"])
+
+
+def collect(run: Path, phases: Sequence[Resolved], begins: Sequence[int], now: int) -> Path:
+    """Copy the earlier rollouts that the next phase reads (`rollout.file`) into a folder of its own.
+
+    begins  steps before each phase that has begun; now: the step that ended the last of them
+    """
+    reader = phases[len(begins)]
+    which = reader.method.rollout.file
+    folder = folder_of(run, len(begins))
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    ends = [*begins[1:], now]
+    for number, (first, end) in enumerate(zip(begins, ends, strict=True)):
+        sampled = getattr(phases[number].method.rollout, "file", None) is None
+        if number == len(begins) - 1 if which == "previous" else sampled:
+            for step in range(first + 1, end + 1):
+                shutil.copy(run / "rollouts" / f"step-{step:06d}.jsonl", folder)
+    return folder
+
+
+def folder_of(run: Path, number: int) -> Path:
+    """The folder of earlier rollouts that a phase (from 0) reads."""
+    return run / "rollouts" / f"phase-{number + 1}"
 
 
 # ---------------------------------------------------------------- what can't be had
@@ -127,6 +162,10 @@ def _check(one: Resolved, before: Resolved) -> None:
         raise ConfigError("optimiser: keep, and another optimiser or other value heads: say optimiser: fresh")
     if phase.reference == "previous":
         _check_reference(one, policies)
+    if phase.weights == "reset" and "previous" in (phase.reference, phase.optimiser.replace("keep", "previous")):
+        raise ConfigError("weights: reset goes with optimiser: fresh and reference: start")
+    if (file := getattr(one.method.rollout, "file", None)) in OF_PHASES and s.trainer.rollouts_every != 1:
+        raise ConfigError(f"rollout.file={file} reads what is written of every step: set trainer.rollouts_every=1")
     if phase.until is not None:
         _check_until(phase.until)
 

@@ -57,12 +57,23 @@ def check_settings(s: RunSettings, method: Method) -> None:
             "credit of 0: raise it to 2 or more, or take a credit over the batch (credit=batch_whiten)"
         )
     check_ratios(method)
+    check_optimiser(s)
     check_cluster(s, method)
     check_externals(s, method)
     check_changing_rubric(s, method)
     check_asynchronous(s, method)
     if (check_sampling := getattr(method.rollout, "check_sampling", None)) is not None:
         check_sampling(sampling_of(s))
+
+
+def check_optimiser(s: RunSettings) -> None:
+    """Refuse an optimiser that can't step what the run trains."""
+    kind = s.learner.optimiser
+    unfit = {f"model {s.model}": flow.is_flow(s.model), "LoRA's factors": s.learner.lora_rank > 0}
+    for what in (name for name, asked in unfit.items() if asked and kind == "muon"):
+        raise ConfigError(f"learner.optimiser=muon moves whole hidden matrices, and not {what}: use another")
+    if kind != "adamw" and s.learner.states != "float32":
+        raise ConfigError(f"learner.optimiser={kind} holds float32 states: leave out learner.states={s.learner.states}")
 
 
 def check_ratios(method: Method) -> None:

@@ -15,6 +15,7 @@ from gxpo.engines.flow import FlowEngine
 from gxpo.engines.tinker import TinkerSampler
 from gxpo.errors import ConfigError
 from gxpo.learners.flow import FlowLearner
+from gxpo.learners.optimiser_kinds import betas_of
 from gxpo.learners.remote import RemoteLearner
 from gxpo.learners.sharded import ShardedLearner
 from gxpo.learners.torch import TorchLearner
@@ -169,7 +170,8 @@ def _learning(resolved: Resolved, device: str) -> dict[str, Any]:
     size = s.learner.tokens_per_microbatch
     return {
         "lr": s.optim.lr,
-        "betas": (s.optim.betas[0], s.optim.betas[1]),
+        "optimiser": s.learner.optimiser,
+        "betas": betas_of(s.learner.optimiser, s.optim.betas),
         "weight_decay": s.optim.weight_decay,
         "max_grad_norm": s.optim.max_grad_norm,
         "schedule": s.optim.schedule,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from gxpo.learners.remote import RemoteLearner
 from gxpo.pipeline import Method
 from gxpo.protocols import Envs
 from gxpo.rewards import RewardSet
+from gxpo.rollouts.logged import OF_PHASES
 from gxpo.runtime import give_back
 from gxpo.settings import RunSettings
 from gxpo.signals import SignalTools
 from gxpo.trainer import checkpoint, preflight, setup
 from gxpo.trainer.external import Externals
 from gxpo.trainer.measured import measured
-from gxpo.trainer.phases import Course
+from gxpo.trainer.phases import Course, collect, folder_of
 from gxpo.trainer.session import decoder
 from gxpo.trainer.shared_envs import SharedEnvs
 from gxpo.trainer.start import load_learner, parameters_of, start_from
@@ -38,6 +40,7 @@ class Wired:
         self.resolved, self._given, self._notify = resolved, (reward, source), notify
         self.course = Course(resolved) if resolved.phases else None
         self._open = ExitStack()
+        self.directory = Path()  # of the run whose checkpoint it begins with
 
     def close(self) -> None:
         """End the processes of rewards, environments and sampling."""
@@ -63,7 +66,7 @@ class Wired:
         reference  parameters of its reference policy where that is `previous`; None: those that it begins with
         """
         now = self.now
-        s, method = now.settings, now.method
+        s, method = now.settings, self._reading(now.method)
         preflight.check_settings(s, method)
         self.sampling = setup.sampling_of(s)
         reward, source = self._objects(now)
@@ -115,6 +118,13 @@ class Wired:
         for part in self.method.signals.values():
             part.bind(tools)
 
+    def _reading(self, method: Method) -> Method:
+        """The method, with the folder of what its rollout reads of earlier phases."""
+        if self.course is None or getattr(method.rollout, "file", None) not in OF_PHASES:
+            return method
+        folder = folder_of(self.directory, self.course.number)
+        return replace(method, rollout=replace(method.rollout, file=str(folder)))
+
     def _objects(self, now: Resolved) -> tuple[Any, Any]:
         """The reward and the task source that were given as objects, unless the phase states its own."""
         own = () if now.phase is None else now.phase.keys
@@ -123,7 +133,7 @@ class Wired:
 
     def set_up_as(self, run: Path) -> None:
         """Make what is needed for the newest checkpoint of a run to be loaded: that of its phase."""
-        reference = None
+        reference, self.directory = None, run
         if self.course is not None:
             path = Path(runtime.first(str(checkpoint.latest(run)) if runtime.rank() == 0 else ""))
             self.course.load_state_dict(checkpoint.state_of(path)["phases"])
@@ -138,11 +148,19 @@ class Wired:
         """
         before, updates = self.now, self.learner.optimiser.steps
         source, rewards, counts = self.source.state_dict(), self.rewards.state_dict(), dict(self.rewards.counts)
+        self.directory = path.parents[1]
+        if (
+            runtime.rank() == 0
+            and getattr(self.resolved.phases[course.number + 1].method.rollout, "file", "") in OF_PHASES
+        ):
+            collect(self.directory, self.resolved.phases, course.begins, step)
+        runtime.first("")
         self._open.close()
         del self.learner, self.engine, self.method
         give_back()
         course.enter(step, spent, updates)
-        self.set_up(path, measure=False, keep=course.phase.optimiser == "keep")
+        start = self.settings.init_from if course.phase.weights == "reset" else path
+        self.set_up(start, measure=False, keep=course.phase.optimiser == "keep")
         self.rewards.counts.update(counts)
         if _of_rewards(before) == _of_rewards(self.now):
             self.rewards.load_state_dict(rewards)
