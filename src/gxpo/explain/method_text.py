@@ -91,7 +91,8 @@ def one(spec: str) -> str:
         "formula": row["formula"],
         "evidence": f"{row['evidence']}: {EXPLAINED[row['evidence']]}",
         "code": " ".join(row["code"]),
-        "stages": ", ".join(row["stages"]) or "none: it is the base",
+        "stages": ", ".join(row["stages"])
+        or ("none of its own: see phases" if "phases" in row["defaults"] else "none: it is the base"),
         "defaults": _pairs(row["defaults"]),
         "options": _pairs(row["options"]),
         "also as": ", ".join(systems),
