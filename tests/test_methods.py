@@ -274,7 +274,7 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
         "scoring.options": {"majority_vote": {"pattern": "([0-9])", "reward": "frequency", "gate": [0.1, 0.99]}},
     },
     **{name: {"reward": "match", "scoring.options": {"match": ANY_TEXT}} for name in MATCHED},
-    "multirole": {"scoring.options": {}, "reward.shape.diversity.component": "format"},
+    "multirole": {"scoring.weights": {"match": 1.0}},
     "carl": {"reward.shape.factored.factors": ["format"], "reward.shape.factored.fail": ""},
     "ps_grpo": {
         "task": str(Path(__file__).with_name("wordings.jsonl")),
