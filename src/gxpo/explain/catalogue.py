@@ -93,6 +93,8 @@ def home(definition: Definition) -> str:
 
     Where a credit reads a signal of the method's own, its rollouts only serve that: it is listed under credit.
     """
+    if "phases" in definition.keys:
+        return "update"
     parts = {k.split(".")[0] for k, v in definition.keys.items() if isinstance(v, type) or k in HOMES}
     parts |= {"credit"} & set(definition.stages)
     if {"credit", "signal"} <= parts:

@@ -8,11 +8,12 @@ from typing import Any
 
 from gxpo.compat import COMPAT
 from gxpo.compose import method
-from gxpo.definition import EVIDENCE
+from gxpo.definition import EVIDENCE, Definition, show
 from gxpo.doctor.evidence import IN_WORDS, LIMITS
 from gxpo.explain.catalogue import EXPLAINED, entry, free, tiers
 from gxpo.explain.symptoms import SYMPTOMS
 from gxpo.methods import METHODS
+from gxpo.phases import expand
 
 WIDTH, MARGIN = 116, 15
 EQUAL = {
@@ -83,6 +84,7 @@ def one(spec: str) -> str:
     if spec not in METHODS:
         return made
     row = entry(METHODS[spec])
+    phases = phases_of(METHODS[spec])
     systems = [f"{spec}@{system}" for system, methods in COMPAT.items() if spec in methods]
     systems += [f"{spec}@paper ({_pairs(row['paper_defaults'])})"] if row["paper_defaults"] else []
     shown = {
@@ -90,8 +92,9 @@ def one(spec: str) -> str:
         "formula": row["formula"],
         "evidence": f"{row['evidence']}: {EXPLAINED[row['evidence']]}",
         "code": " ".join(row["code"]),
-        "stages": ", ".join(row["stages"]) or "none: it is the base",
-        "defaults": _pairs(row["defaults"]),
+        "stages": ", ".join(row["stages"]) or ("phases" if phases else "none: it is the base"),
+        "phases": "; ".join(phases),
+        "defaults": _pairs({k: v for k, v in row["defaults"].items() if k != "phases"}),
         "options": _pairs(row["options"]),
         "also as": ", ".join(systems),
         "needs": ", ".join(row["needs"]),
@@ -100,7 +103,7 @@ def one(spec: str) -> str:
         "cost": row["cost"],
         "equal groups": f"{row['on_equal']}: {EQUAL[row['on_equal']]}",
         "choices": row["choices"],
-        "merges with": merges(row),
+        "merges with": "none: its phases name their methods" if phases else merges(row),
         "refuses": ", ".join(row["refuses"]),
         "alias of": row["alias_of"] or "",
         "aliases": ", ".join(row["aliases"]),
@@ -109,6 +112,18 @@ def one(spec: str) -> str:
     arxiv = f", arXiv {row['arxiv']}" if row["arxiv"] else ""
     head = textwrap.fill(f"{spec}: {row['title']}{arxiv}", WIDTH)
     return "\n".join([head, "", *(_field(k, v) for k, v in shown.items() if v), "", made])
+
+
+def phases_of(definition: Definition) -> list[str]:
+    """Each phase of a method that states some: its method, its rule, and the keys that it sets."""
+    if "phases" not in definition.keys:
+        return []
+    found = []
+    for number, phase in enumerate(expand(definition.keys["phases"]), 1):
+        keys = {k: show(s.value) for k, s in phase.keys.items()}
+        name = keys.pop("method", definition.name)
+        found.append(f"{number} {name} ({', '.join([str(phase), *(f'{k}={v}' for k, v in keys.items())])})")
+    return found
 
 
 def merges(row: Mapping[str, Any]) -> str:
