@@ -190,6 +190,17 @@ def test_outcome_pairs_ignore_verdicts_and_those_in_between():
     assert by_threshold.active(forest, ones, ones).tolist() == [True] * 4 + [False] * 2
 
 
+def test_pairs_that_are_nearer_than_the_least_gap_are_left_out():
+    """Outcomes .9, .1 | .6, .4: gaps .8 and .2. With tau .5 the second group has no pair, and counts as 0."""
+    forest = groups.forest_of([("a", 1, 1), ("a", 1, 0), ("b", 1, 1), ("b", 1, 0)])
+    forest = forest.with_rewards(column(0.9, 0.1, 0.6, 0.4), success=forest.success)
+    x = {"logprob": column(-1, -2, -1, -2), "reference_logprob": column(-2, -1, -2, -1)}
+    x |= {"behaviour_logprob": x["logprob"]}
+    both, far = (groups.graded(PreferencePairs(pairs="outcome", least_gap=g), forest, x) for g in (0.0, 0.5))
+    assert both[0] == pytest.approx(0.598139, abs=6e-7)  # h = 2 twice
+    assert far[0] == pytest.approx(0.598139 / 2, abs=6e-7) and far[1].tolist()[2:] == [0.0, 0.0]
+
+
 def test_equal_verdicts_move_nothing():
     forest, ones = groups.forest_of([("a", 2, 1), ("a", 3, 1)]), torch.ones(5, dtype=torch.float64)
     for term in TERMS:

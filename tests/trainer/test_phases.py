@@ -221,3 +221,44 @@ def test_a_run_with_phases_is_continued_by_what_is_said(calm):
         gxpo.train(from_run=calm, steps=1)
     keys = gxpo.trainer.train.continued(calm, {"method": Stated("grpo", "test")})
     assert "phases" not in keys and config.resolve(keys).phases == ()
+
+
+@pytest.mark.parametrize("step", some([3, 4], [4]))
+def test_rollouts_of_earlier_phases_are_read_again(tmp_path, reward, step):
+    """Phase 2 reads those of phase 1; phase 4, from the first weights, those of phases 1 and 3. Exact after a resume
+    inside them."""
+    imitate = {"method": "grpo", "objective": "positive_likelihood", "objective.coef": 1.0}
+    phases = [
+        {"method": "grpo", "steps": 1},
+        {**imitate, "rollout": "logged", "rollout.file": "previous", "steps": 1},
+        {"method": "grpo", "steps": 1},
+        {**imitate, "rollout": "logged", "rollout.file": "earlier", "weights": "reset", "steps": 2},
+    ]
+    more = {"phases": phases, "trainer.rollouts_every": 1}
+    whole = train(tmp_path / "a", reward, **more).path
+    read = {p.parent.name: sorted(x.name for x in p.parent.iterdir()) for p in (whole / "rollouts").glob("phase-*/*")}
+    assert read == {"phase-2": ["step-000001.jsonl"], "phase-4": ["step-000001.jsonl", "step-000003.jsonl"]}
+    rows = lines(whole)
+    tokens = [row["generated_tokens"] for row in rows]
+    assert tokens[0] == tokens[1] < tokens[2] == tokens[3] == tokens[4]
+    assert rows[1]["origin_logged"] == 1.0 and "origin_logged" not in rows[2]
+    train(tmp_path / "b", reward, watch=lambda row: row["step"] == step, **more)
+    gxpo.resume(tmp_path / "b", progress="none")
+    assert lines(tmp_path / "b") == rows
+
+
+def test_rollouts_of_earlier_phases_have_to_be_there(tmp_path):
+    logged = {"method": "dpo", "rollout": "logged", "rollout.file": "previous"}
+    for phases, every, said in (([GOOD, logged], 10, "rollouts_every=1"), ([logged, GOOD], 1, "none before")):
+        with pytest.raises(ConfigError, match=said):
+            set_ = {"phases": phases, "trainer.rollouts_every": every}
+            gxpo.train("tiny:cold", "arithmetic", out=tmp_path / "run", set=set_, progress="none")
+    with pytest.raises(ConfigError, match="none before"):
+        gxpo.train(
+            "tiny:cold",
+            "arithmetic",
+            "dpo",
+            out=tmp_path / "run",
+            progress="none",
+            set={"rollout": "logged", "rollout.file": "previous"},
+        )
