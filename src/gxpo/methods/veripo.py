@@ -19,7 +19,7 @@ veripo = Definition(
     arxiv="2505.19000",
     authors="Li, Yunxin and Chen, Xinyu and Li, Zitao and others",
     year=2025,
-    formula="(GRPO, then DPO on verified pairs of its rollouts) x 2",
+    formula="(GRPO, then DPO on pairs of its rollouts by verdict) x 2",
     evidence="reconstruction",
     keys={
         "phases": [{"repeat": 2, "phases": [{"method": "grpo"}, {"method": "dpo", **_PAIRS}]}],
