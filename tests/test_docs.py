@@ -157,8 +157,10 @@ def test_the_example_is_the_demo():
 
 
 def test_readme_counts_methods_by_evidence():
+    from gxpo.adapters.available import available
     from gxpo.definition import EVIDENCE
     from gxpo.explain.catalogue import entries
+    from gxpo.methods import METHODS
 
     rows = entries()
     tiers = {t: sum(r["evidence"] == t for r in rows) for t in EVIDENCE}
@@ -170,6 +172,15 @@ def test_readme_counts_methods_by_evidence():
         f"{tiers['secondary']} in other trainers' code or summaries, {tiers['reconstruction']} reconstructed"
     )
     assert counts in text
+    of_trl = sum(row.works for row in available("trl", sorted(METHODS)))
+    for file, said in (
+        ("README.md", f"{len(rows)} published variants"),
+        ("llms.txt", f"{len(rows)} published GRPO variants"),
+        ("README.md", f"`gxpo methods --in trl`: {of_trl} of {len(rows)},"),
+        ("docs/adapters.md", f"the {of_trl} of {len(rows)} that work"),
+        ("docs/migrate.md", f"| | of {len(rows)} methods |"),
+    ):
+        assert said in " ".join((ROOT / file).read_text().split()), (file, said)
 
 
 def test_the_methods_page_names_every_method_and_symptom_once():

@@ -25,7 +25,7 @@ RULES = ("steps", "until", "reference", "optimiser", "weights")  # keys of a pha
 # Settings that a phase may have of its own; those of the method's parts are beside them.
 SETTINGS = ("task", "reward", "learner.optimiser")
 SECTIONS = ("tasks", "env", "chat", "sampling", "optim", "scoring")
-_UNTIL = re.compile(r"\s*([\w@./-]+)\s*(>=|<=)\s*([-+0-9.eE]+)(?:\s+over\s+(\d+))?\s*")
+_UNTIL = re.compile(r"\s*([\w@./-]+)\s*(>=|<=)\s*([-+0-9.eE]+)(?:\s+over\s+([1-9]\d*))?\s*")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Until:
         """From `METRIC >= NUMBER`, or with `<=`, and `over N` behind it; ConfigError otherwise."""
         found = _UNTIL.fullmatch(text) if isinstance(text, str) else None
         try:
-            return cls(found[1], found[2], float(found[3]), int(found[4] or 1) or 1)  # type: ignore[index]
+            return cls(found[1], found[2], float(found[3]), int(found[4] or 1))  # type: ignore[index]
         except (TypeError, ValueError):
             raise ConfigError(
                 f"until is {text!r}: write METRIC >= NUMBER (or <=), and over N for the mean of N readings, as in "

@@ -47,6 +47,22 @@ def test_equal_pairs_are_computed_once_and_tasks_name_the_reference(monkeypatch)
         part(FOREST, ["add", "add"], [Task("t", "", None), Task("t", "", None)])
 
 
+def test_what_pm4py_cannot_compute_costs_that_attempt(monkeypatch):
+    monkeypatch.setattr(conformance, "_pm4py", lambda: (None, None))
+
+    def computed(attempt, reference):
+        if attempt == ("loop",):
+            raise ZeroDivisionError("no final marking")
+        return 0.5
+
+    monkeypatch.setattr(conformance, "conformance", computed)
+    part = Conformance()
+    told = [Task("t", "", None, {"events": ["add"]})] * 2
+    found = part(FOREST, ["loop", "add"], told)["conformance"].tolist()
+    assert found[0] != found[0] and found[1] == 0.5
+    assert part.failures() == [("raised", "pm4py: ZeroDivisionError: no final marking")] and part.failures() == []
+
+
 @pytest.mark.skipif(importlib.util.find_spec("pm4py") is None, reason="pm4py is an extra of its own: gxpo[process]")
 def test_the_numbers_of_pm4py():
     # the same events: 1; the attempt has one more in between: fitness .8, precision .5; another order: precision 0

@@ -137,6 +137,8 @@ def declared(
     paid = next((key for key in ("reward", "scoring.weights") if key in method.run_keys), None)
     if paid is not None and not method.shapes:  # a shape may read such rewards from the trainer's own
         found.append(f"{paid}={method.run_keys[paid].value}: {trainer} pays by reward functions of yours")
+    if "phases" in method.run_keys:
+        found.append(f"phases: {trainer} runs one method; train with those of the phases one after the other")
     if method.sampler is not None:
         found.append(f"tasks.sampler={show(method.sampler)}: {trainer} draws the tasks itself")
     for key, part in parts_of(method):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from gxpo.errors import ModelError
-from gxpo.learners.lora import Adapters
+from gxpo.learners.lora import Adapters, acting
 
 
 class SamplingCopy:
@@ -36,11 +35,7 @@ class SamplingCopy:
 
     def acting(self, policy: str) -> AbstractContextManager[None]:
         """Context manager: the copy acts as that policy."""
-        if self._adapters is not None:
-            return self._adapters.acting(policy)
-        if policy not in self.policies:
-            raise ModelError(f"there is no policy {policy!r}; the run has {', '.join(self.policies)}")
-        return nullcontext()
+        return acting(self._adapters, self.policies, policy)
 
     @torch.no_grad()
     def put(self, values: Iterable[tuple[str, Tensor]]) -> None:

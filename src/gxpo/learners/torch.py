@@ -23,7 +23,7 @@ from gxpo.learners.accumulate import outputs_of
 from gxpo.learners.architecture import states_after, untrained_loss, why_flat, why_not_blocks
 from gxpo.learners.base import InProcess
 from gxpo.learners.block_mask import FLEX_FROM, KERNEL, Attention
-from gxpo.learners.lora import ALONE, Adapters, LoraSettings, adapter_of, trained_policies, with_lora
+from gxpo.learners.lora import ALONE, Adapters, LoraSettings, acting, adapter_of, trained_policies, with_lora
 from gxpo.learners.optimiser import Optimiser, Schedule, States, put
 from gxpo.learners.packing import Layout, MicroBatch, Packing, Sheet
 from gxpo.learners.readout import Readout, read
@@ -240,11 +240,7 @@ class TorchLearner(InProcess):
     # ------------------------------------------------------------ several policies
     def acting(self, policy: str) -> AbstractContextManager[None]:
         """Context manager: the model acts as that policy."""
-        if self._adapters is not None:
-            return self._adapters.acting(policy)
-        if policy not in self.policies:
-            raise ModelError(f"there is no policy {policy!r}; the run has {', '.join(self.policies)}")
-        return nullcontext()
+        return acting(self._adapters, self.policies, policy)
 
     def sampling_as(self, policy: str) -> AbstractContextManager[None]:
         """Context manager: `samples` acts as that policy."""

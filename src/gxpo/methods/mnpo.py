@@ -3,7 +3,7 @@ r"""MNPO: margins against a mixture of the reference and the policy's own past, 
 s_i = sum_t (log policy - m),   m = rho log reference + (1 - rho) mean_j log policy_j,   rho 1/3, the last 2 policies
 L = mean over groups of the mean over their pairs of (s_better - s_worse - 1 / (2 eta))^2,   eta 0.1
 
-Choices. After the card of the authors' code. It takes means over tokens and eta 0.0075, a target of 66.7 that no mean
+Choices. From a summary of the authors' code. It takes means over tokens and eta 0.0075, a target of 66.7 that no mean
 of log-probs reaches, so that its gradient is nearly that of a linear loss, and never reads the weights that it is
 configured with: here sums, eta as in IPO, equal weights. A past policy is kept every 10 steps
 (`signal.opponents.every`; theirs: the policies of earlier rounds of training). Before the first one the reference has

@@ -4,7 +4,7 @@ s_j = sum_t (log policy - log reference) over the step;   V_j the value of the s
 l = -log sigmoid(beta (s_better - s_worse) - (V_better - V_worse)),   V_better > V_worse,   beta 0.3
 L = mean over the states of the mean over their pairs of l
 
-Choices. From a summary that quotes the equations; beta is that of our example. The paper's values come from a search
+Choices. From a summary that quotes the equations; beta is ours. The paper's values come from a search
 over plans; here a step's value is its score (`rollout.score`: the world's reward for the step, or FILE.py:NAME), and of
 what a search has written `rollout: logged` reads groups of siblings with their values as rewards. Every two steps of
 different value are a pair. Contrastive preference learning, also CPL, is `cpl_contrastive`.

@@ -2,7 +2,7 @@ r"""VAS: variance-aware sampling: half of the draws in proportion to the varianc
 
 P(q) = 1/2 / N + 1/2 p_q (1 - p_q) / sum p (1 - p),   p_q = (1 + right) / (2 + verdicts)
 
-Choices. The team's note of the authors' code (LengSicong/MMR1), whose defaults score by the variance alone. There rates
+Choices. From a summary of the authors' code (LengSicong/MMR1), whose defaults score by the variance alone. There rates
 come from answers to the whole data set, anew every 4 steps, and scores are stretched to [0, 1], which gives the worst
 task weight 0; here they are those of training, discounted, under a Beta prior. The paper's second score, the diversity
 of answers, is left out: the code adds self-BLEU, which is the opposite. Its momentum of 1.0, "none", keeps old weights.

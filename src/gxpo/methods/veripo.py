@@ -17,7 +17,8 @@ veripo = Definition(
     doc=__doc__,
     title="VerIPO: Cultivating Long Reasoning in Video-LLMs via Verifier-Guided Iterative Policy Optimization",
     arxiv="2505.19000",
-    authors="Li, Yunxin and Chen, Xinyu and Li, Zitao and others",
+    authors="Li, Yunxin and Chen, Xinyu and Li, Zitao and Liu, Zhenyu and Wang, Longyue and Luo, Wenhan and "
+    "Hu, Baotian and Zhang, Min",
     year=2025,
     formula="(GRPO, then DPO on pairs of its rollouts by verdict) x 2",
     evidence="reconstruction",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from gxpo.errors import ConfigError, GxpoError, need
 from gxpo.forest import Forest
+from gxpo.rewards.group_level import Failure
+from gxpo.usercode import described
 
 if TYPE_CHECKING:
     from gxpo.protocols import Task
@@ -70,14 +73,18 @@ class Conformance:
     """Conformance reward: {"conformance": `conformance` of the attempt's `events` with the reference's}.
 
     The reference is the task's `info["events"]`, or the events of its `info["solution"]`; GxpoError where no task of
-    the step has either. Equal pairs are computed once.
+    the step has either. Equal pairs are computed once; what pm4py can't compute costs
+    the attempts of that pair their score. What pm4py can't compute is unscored, and costs that attempt.
 
     pattern  regular expression of an event, its first group the activity (default: the first word of each line, behind
              "Step 1:" and the like)
     """
 
     pattern: str = EVENT
-    known: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = field(default_factory=dict, init=False, repr=False)
+    known: dict[tuple[tuple[str, ...], tuple[str, ...]], float | Failure] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _failures: list[Failure] = field(default_factory=list, init=False, repr=False)
 
     name = "conformance"
     gives = ("conformance",)
@@ -91,6 +98,11 @@ class Conformance:
             raise ConfigError(f"conformance: pattern {self.pattern!r} has no group for the activity")
         _pm4py()
 
+    def failures(self) -> list[Failure]:
+        """Return and clear the failures since the last call, one per trajectory."""
+        found, self._failures = self._failures, []
+        return found
+
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
         told = [t.info.get("events", events(str(t.info.get("solution", "")), self.pattern)) for t in tasks]
         if tasks and not any(told):
@@ -99,5 +111,15 @@ class Conformance:
             )
         pairs = [(tuple(events(x, self.pattern)), tuple(t)) for x, t in zip(texts, told, strict=True)]
         distinct = dict.fromkeys(pairs)
-        self.known = {pair: self.known[pair] if pair in self.known else conformance(*pair) for pair in distinct}
-        return {"conformance": torch.tensor([self.known[pair] for pair in pairs], dtype=torch.float64)}
+        self.known = {pair: self.known[pair] if pair in self.known else _computed(*pair) for pair in distinct}
+        found = [self.known[pair] for pair in pairs]
+        self._failures += [x for x in found if isinstance(x, tuple)]
+        values = [math.nan if isinstance(x, tuple) else x for x in found]
+        return {"conformance": torch.tensor(values, dtype=torch.float64)}
+
+
+def _computed(attempt: Sequence[str], reference: Sequence[str]) -> float | Failure:
+    try:
+        return conformance(attempt, reference)
+    except Exception as error:  # pm4py and its solvers raise many kinds
+        return ("raised", f"pm4py: {described(error)}")

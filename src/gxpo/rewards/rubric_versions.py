@@ -97,7 +97,10 @@ class EvolvingRubric:
         if step % self.every or not rows or "judge" not in forest.component_names:
             return
         score = forest.components[:, forest.component_names.index("judge")].tolist()
-        shown = [r for r in _spread(rows, self.samples) if not math.isnan(score[r])]
+        shown = _spread([r for r in rows if not math.isnan(score[r])], self.samples)
+        if not shown:
+            warnings.warn(f"step {step}: the rubric stays as it is (the judge has scored no answer)", stacklevel=2)
+            return
         question = self.question(
             [prompt_of(tasks[r]) for r in shown], [texts[r] for r in shown], [score[r] for r in shown]
         )

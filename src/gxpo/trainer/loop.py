@@ -196,7 +196,7 @@ class Trainer(Stages):
         if t.max_tokens is not None:
             shares.append(self.budget.generated_tokens / t.max_tokens)
         if t.max_updates is not None:
-            updates = self.learner.optimiser.steps + (0 if self.course is None else self.course.updates)
+            updates = self.learner.optimiser.steps + (0 if self.tracker is None else self.tracker.updates)
             shares.append((updates + self.empty_steps) / t.max_updates)
         if t.max_seconds is not None:  # clocks differ: all processes go by the first's
             shares.append(float(runtime.first(str(self.seconds))) / t.max_seconds)
@@ -206,13 +206,13 @@ class Trainer(Stages):
     def finished(self) -> bool:
         """Whether all steps are taken, the budget is spent, the last phase is over, or `trainer.stop_early` has seen
         enough."""
-        ended = self.course is not None and self.course.last and self._phase_over
+        ended = self.tracker is not None and self.tracker.last and self._phase_over
         ended = ended or (self.early is not None and self.early.over)
         return ended or self.step_number >= self.settings.trainer.steps or self.spent >= 1.0
 
     def _checkup(self) -> Checkup:
         """The doctor, told what is written of this phase: the evaluation before it and, after a resume, all lines."""
-        began = 0 if self.course is None else self.course.began
+        began = 0 if self.tracker is None else self.tracker.began
         before = [row for row in self.evaluations.read() if row["step"] == began]
         rows = [row for row in self.metrics_file.read() if row["step"] > began]
         return Checkup(self.out, self.now, [*before, *rows])
@@ -271,8 +271,8 @@ class Trainer(Stages):
         began = time.perf_counter()
         found = self.evaluate()
         figures: dict[str, Any] = {**found.figures, "time_eval_s": time.perf_counter() - began}
-        if self.course is not None and step > self.course.began:
-            self.course.see(figures)
+        if self.tracker is not None and step > self.tracker.began:
+            self.tracker.see(figures)
         if runtime.rank() == 0:
             self.evaluations.append({"step": step} | figures)
             path = self.out / "evaluations" / f"step-{step:06d}.json"
@@ -287,7 +287,7 @@ class Trainer(Stages):
     # ------------------------------------------------------------ phases
     def _begin_phase(self) -> None:
         """Begin the next phase if this one is over, from a checkpoint, as a run that is resumed there does."""
-        if self.course is None or self.course.last or not self._phase_over:
+        if self.tracker is None or self.tracker.last or not self._phase_over:
             return
         if self._saved != self.step_number:
             self.save()
@@ -295,11 +295,11 @@ class Trainer(Stages):
         self.last = None
         with no_loading_bars():
             path = checkpoint.at_step(self.out, self.step_number)
-            self.next_phase(self.course, self.step_number, self.spent, path)
+            self.next_phase(self.tracker, self.step_number, self.spent, path)
 
     @property
     def _phase_over(self) -> bool:
-        return self.course is not None and self.course.over(self.step_number, self.spent)
+        return self.tracker is not None and self.tracker.over(self.step_number, self.spent)
 
     # ------------------------------------------------------------ the directory
     @contextmanager
@@ -421,14 +421,14 @@ class Trainer(Stages):
             **({"early": self.early.best.state_dict()} if self.early is not None else {}),
             **({"callbacks": states} if (states := self.calls.state()) else {}),
             **({"async": self.overlap.state()} if self.overlap is not None else {}),
-            **({"phases": self.course.state_dict()} if self.course is not None else {}),
+            **({"phases": self.tracker.state_dict()} if self.tracker is not None else {}),
         }
 
     def _checkpoint(self, state: dict[str, Any]) -> Path:
         shared = self.learner.save if isinstance(self.learner, WritesFiles) else None
         also = [] if self.best is None or self.best.value is None else [self.best.step]
-        if self.course is not None and self.course.phase.reference == "previous":
-            also.append(self.course.began)
+        if self.tracker is not None and self.tracker.phase.reference == "previous":
+            also.append(self.tracker.began)
         return checkpoint.save(
             self.out,
             self.step_number,
@@ -442,9 +442,9 @@ class Trainer(Stages):
     def load(self, path: Path) -> dict[str, Any]:
         """The parameters of a checkpoint, and what the method's parts and the task source remember; gives its state. Of
         a checkpoint of another phase the parameters alone."""
-        if self.course is not None:
+        if self.tracker is not None:
             state = checkpoint.state_of(path)
-            if len(state["phases"]["begins"]) != len(self.course.begins):
+            if len(state["phases"]["begins"]) != len(self.tracker.begins):
                 start_from(self.learner, path)
                 return state
         tensors, state = load_learner(self.learner, path)

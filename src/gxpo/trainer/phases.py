@@ -18,7 +18,7 @@ from gxpo.settings import RUN_KEYS
 from gxpo.trainer.metrics import NAMES, metric
 
 
-class Course:
+class PhaseTracker:
     """The phases of a run, and its place in them.
 
     number   of the phase, from 0

@@ -24,15 +24,15 @@ from gxpo.segments.base import LABEL
 from gxpo.signals import Signals, SignalTools
 from gxpo.trainer.asynchronous import Pipeline
 from gxpo.trainer.episodes import failures_of_agents, of_agents, of_episodes
+from gxpo.trainer.resources import Resources
 from gxpo.trainer.session import BoundLearner, Session, decoder
-from gxpo.trainer.wiring import Wired
 
 FAINT = 0.05  # share of low-precision weights that the first step changes, below which a warning is due
 GAP_ALARM = {True: 0.1, False: 1.0}  # nats between sampler and learner at one token that call for a warning; by whether
 # the model runs in float32 or better: in bfloat16 the two ways of computing one token differ by some tenths
 
 
-class Stages(Wired):
+class Stages(Resources):
     """The stages of a run, wired together; `step` takes them from tasks to parameters.
 
     resolved  from `gxpo.config.load` or `resolve`
@@ -58,7 +58,7 @@ class Stages(Wired):
     def step(self) -> dict[str, Any]:
         """One step from tasks to parameters; gives its line of metrics.jsonl (without writing it). After the last step
         of a phase, the first one of the next."""
-        if self.course is not None:
+        if self.tracker is not None:
             self._begin_phase()
         self.step_number += 1
         number, method, learner = self.step_number, self.method, self.learner
@@ -101,7 +101,7 @@ class Stages(Wired):
         self.last = (forest, credit, session)
         figures = {
             "step": number,
-            **({} if self.course is None else {"phase": self.course.number + 1}),
+            **({} if self.tracker is None else {"phase": self.tracker.number + 1}),
             **of_rollouts(forest, credit if method.reads_credit else method.active(read, credit, weight).double()),
             **of_sources(forest, number - 1),
             **({} if self.sampled is None else self.sampled.figures()),
@@ -133,8 +133,8 @@ class Stages(Wired):
             **{name: x - served[name] for name, x in of_servers(self.engine).items()},
             "memory_peak_mb": peak_megabytes(),
         }
-        if self.course is not None:
-            self.course.take(row)
+        if self.tracker is not None:
+            self.tracker.take(row)
         return row
 
     # ------------------------------------------------------------ what a step is made of

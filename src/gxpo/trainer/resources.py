@@ -1,4 +1,4 @@
-"""What a run, or one of its phases, needs before its first step: made, closed, and made anew for the next phase."""
+"""Resources of a run or of one of its phases: tasks, rewards, policy and engine, made anew where a phase begins."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from gxpo.signals import SignalTools
 from gxpo.trainer import checkpoint, preflight, setup
 from gxpo.trainer.external import Externals
 from gxpo.trainer.measured import measured
-from gxpo.trainer.phases import Course, collect, folder_of
+from gxpo.trainer.phases import PhaseTracker, collect, folder_of
 from gxpo.trainer.session import decoder
 from gxpo.trainer.shared_envs import SharedEnvs
 from gxpo.trainer.start import load_learner, parameters_of, start_from
 
 
-class Wired:
+class Resources:
     """Tasks, rewards, policy, engine and method of a run, or of the phase that holds."""
 
     settings: RunSettings
@@ -38,7 +38,7 @@ class Wired:
 
     def __init__(self, resolved: Resolved, reward: Any, source: Any, notify: Callable[[str], None]) -> None:
         self.resolved, self._given, self._notify = resolved, (reward, source), notify
-        self.course = Course(resolved) if resolved.phases else None
+        self.tracker = PhaseTracker(resolved) if resolved.phases else None
         self._open = ExitStack()
         self.directory = Path()  # of the run whose checkpoint it begins with
 
@@ -49,7 +49,7 @@ class Wired:
     @property
     def now(self) -> Resolved:
         """The configuration of the run, or of the phase that holds."""
-        return self.resolved if self.course is None else self.resolved.phases[self.course.number]
+        return self.resolved if self.tracker is None else self.resolved.phases[self.tracker.number]
 
     def set_up(
         self,
@@ -120,9 +120,9 @@ class Wired:
 
     def _reading(self, method: Method) -> Method:
         """The method, with the folder of what its rollout reads of earlier phases."""
-        if self.course is None or getattr(method.rollout, "file", None) not in OF_PHASES:
+        if self.tracker is None or getattr(method.rollout, "file", None) not in OF_PHASES:
             return method
-        folder = folder_of(self.directory, self.course.number)
+        folder = folder_of(self.directory, self.tracker.number)
         return replace(method, rollout=replace(method.rollout, file=str(folder)))
 
     def _objects(self, now: Resolved) -> tuple[Any, Any]:
@@ -134,14 +134,14 @@ class Wired:
     def set_up_as(self, run: Path) -> None:
         """Make what is needed for the newest checkpoint of a run to be loaded: that of its phase."""
         reference, self.directory = None, run
-        if self.course is not None:
+        if self.tracker is not None:
             path = Path(runtime.first(str(checkpoint.latest(run)) if runtime.rank() == 0 else ""))
-            self.course.load_state_dict(checkpoint.state_of(path)["phases"])
-            if self.course.phase.reference == "previous":
-                reference = parameters_of(run, self.course.began)
+            self.tracker.load_state_dict(checkpoint.state_of(path)["phases"])
+            if self.tracker.phase.reference == "previous":
+                reference = parameters_of(run, self.tracker.began)
         self.set_up(None, measure=False, reference=reference)
 
-    def next_phase(self, course: Course, step: int, spent: float, path: Path) -> None:
+    def next_phase(self, tracker: PhaseTracker, step: int, spent: float, path: Path) -> None:
         """Begin the next phase from the checkpoint of the last step of this one.
 
         spent  share of the run's budget
@@ -151,16 +151,16 @@ class Wired:
         self.directory = path.parents[1]
         if (
             runtime.rank() == 0
-            and getattr(self.resolved.phases[course.number + 1].method.rollout, "file", "") in OF_PHASES
+            and getattr(self.resolved.phases[tracker.number + 1].method.rollout, "file", "") in OF_PHASES
         ):
-            collect(self.directory, self.resolved.phases, course.begins, step)
+            collect(self.directory, self.resolved.phases, tracker.begins, step)
         runtime.first("")
         self._open.close()
         del self.learner, self.engine, self.method
         give_back()
-        course.enter(step, spent, updates)
-        start = self.settings.init_from if course.phase.weights == "reset" else path
-        self.set_up(start, measure=False, keep=course.phase.optimiser == "keep")
+        tracker.enter(step, spent, updates)
+        start = self.settings.init_from if tracker.phase.weights == "reset" else path
+        self.set_up(start, measure=False, keep=tracker.phase.optimiser == "keep")
         self.rewards.counts.update(counts)
         if _of_rewards(before) == _of_rewards(self.now):
             self.rewards.load_state_dict(rewards)
