@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from gxpo import config
+from gxpo.models import flow
+from gxpo.models.load import check_name, is_path
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.yaml"))
 
@@ -15,6 +17,9 @@ EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.yaml"))
 def test_examples_resolve_and_are_short(path):
     resolved = config.load(path)
     assert resolved.method.name and resolved.settings.trainer.steps >= 1
+    model = resolved.settings.model
+    if not flow.is_flow(model) and (is_path(model) or "/" not in model):  # tiny needs the warm start of its task
+        check_name(model, resolved.settings.task)
     lines = path.read_text().splitlines()
     assert len(lines) <= 22
     assert path.stem == "arithmetic" or f"gxpo train examples/{path.name}" in lines[0]

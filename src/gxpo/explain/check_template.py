@@ -22,7 +22,7 @@ def check(model: str, template: str | None = None) -> Report:
 
 def tokenizer_of(model: str) -> Any:
     """Load the tokenizer alone; code that comes with a model is never run. `ModelError` if it can't be loaded."""
-    if model in ("tiny", "tiny:cold"):
+    if model.partition(":")[0] == "tiny":
         return models.character_tokenizer()
     name = str(smollm2.smollm2()) if model == smollm2.NAME else model
     local = Path(name).expanduser()

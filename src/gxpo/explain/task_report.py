@@ -17,6 +17,7 @@ from gxpo.explain.check_template import tokenizer_of
 from gxpo.explain.overlap import Overlap, overlap
 from gxpo.explain.task_reward import paid
 from gxpo.models import smollm2
+from gxpo.models.load import warm_task
 from gxpo.models.tiny import DIMENSIONS
 from gxpo.models.warmup import WARMUPS
 from gxpo.protocols import Task
@@ -91,8 +92,8 @@ class Reader:
 
 def positions(model: str, task: str) -> int | None:
     """Tokens that the model's context may have, by its config; None where there is no limit in it."""
-    if model in ("tiny", "tiny:cold"):
-        own = WARMUPS[task].dimensions if task in WARMUPS else {}
+    if model.partition(":")[0] == "tiny":
+        own = WARMUPS[warm].dimensions if (warm := warm_task(model, task) or task) in WARMUPS else {}
         return int({**DIMENSIONS, **own}["max_position_embeddings"])
     name = str(smollm2.smollm2()) if model == smollm2.NAME else str(Path(model).expanduser())
     transformers: Any = need("transformers", "train")

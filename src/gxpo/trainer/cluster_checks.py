@@ -81,7 +81,7 @@ def _tinker(s: RunSettings) -> dict[str, str]:
         ("samples on the server, which stops at ids", "leave out sampling.stop"): bool(s.sampling.stop),
         ("samples on the server", "leave out sampling.engine"): s.sampling.engine != "auto",
         ("reads the model's tokenizer from a directory or the hub", f"leave out model={s.model}"): (
-            s.model.startswith("tiny:")
+            s.model == "tiny:cold"
         ),
     }
     return dict(pair for pair, asked in unfit.items() if asked)
@@ -103,6 +103,6 @@ def _verl(s: RunSettings) -> dict[str, str]:
         ("decays every parameter, not matrices alone", "set optim.weight_decay=0"): s.optim.weight_decay > 0,
         ("samples in its own processes", "set sampling.engine=torch"): s.sampling.engine not in ("auto", "torch"),
         ("holds float32 or bfloat16", "set learner.dtype=float32"): s.learner.dtype == "float64",
-        ("loads the model from a directory or the hub", f"leave out model={s.model}"): s.model.startswith("tiny:"),
+        ("loads the model from a directory or the hub", f"leave out model={s.model}"): s.model == "tiny:cold",
     }
     return dict(pair for pair, asked in unfit.items() if asked)

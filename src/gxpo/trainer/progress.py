@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -105,7 +106,7 @@ class Progress(Callback):
                 f"held-out accuracy {first['eval_accuracy']:.3f} -> {last['eval_accuracy']:.3f} "
                 f"(95% {last['eval_low']:.3f} to {last['eval_high']:.3f}, {last['eval_tasks']:.0f} tasks)"
             )
-        if gain:
+        if gain and math.isfinite(gain[1]):  # of one task there is no interval
             self.console.print(f"task by task {gain[0]:+.3f} (95% {gain[1]:+.3f} to {gain[2]:+.3f}, paired)")
         if counts:
             self.console.print(f"could not be scored: {counts}", style="yellow")
