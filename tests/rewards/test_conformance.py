@@ -60,7 +60,9 @@ def test_what_pm4py_cannot_compute_costs_that_attempt(monkeypatch):
     told = [Task("t", "", None, {"events": ["add"]})] * 2
     found = part(FOREST, ["loop", "add"], told)["conformance"].tolist()
     assert found[0] != found[0] and found[1] == 0.5
-    assert part.failures() == [("raised", "pm4py: ZeroDivisionError: no final marking")] and part.failures() == []
+    (kind, message), *others = part.failures()
+    assert kind == "raised" and message.startswith("pm4py: ZeroDivisionError: no final marking") and not others
+    assert part.failures() == []
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pm4py") is None, reason="pm4py is an extra of its own: gxpo[process]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -18,6 +18,7 @@ from gxpo.errors import CheckpointError, ModelError
 from gxpo.forest import Forest
 from gxpo.grouped import dense
 from gxpo.learners.accumulate import constants, in_one_pass, in_two_passes, unit_of, whole_units
+from gxpo.learners.lora import Adapters
 from gxpo.learners.optimiser import Optimiser, local
 from gxpo.protocols import LossFunction, StepInfo, StepRunner
 from gxpo.ranges import Part
@@ -257,3 +258,13 @@ class InProcess:
         for _, p in sorted(self.optimiser.named.items()):
             crc = zlib.crc32(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes(), crc)
         return crc
+
+
+# ---------------------------------------------------------------- which policy acts
+def acting(adapters: Adapters | None, policies: Mapping[str, str], policy: str) -> AbstractContextManager[None]:
+    """Context manager: a model acts as that policy, by its adapters, or as the only policy that there is (None)."""
+    if adapters is not None:
+        return adapters.acting(policy)
+    if policy not in policies:
+        raise ModelError(f"there is no policy {policy!r}; the run has {', '.join(policies)}")
+    return nullcontext()

@@ -7,7 +7,7 @@ import copy
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,15 +151,6 @@ class Adapters:
         """Let all adapters have gradients: peft switches off those that are not active."""
         for p in self._parameters:
             p.requires_grad_(True)
-
-
-def acting(adapters: Adapters | None, policies: Mapping[str, str], policy: str) -> AbstractContextManager[None]:
-    """Context manager: a model acts as that policy, by its adapters, or as the only policy that there is (None)."""
-    if adapters is not None:
-        return adapters.acting(policy)
-    if policy not in policies:
-        raise ModelError(f"there is no policy {policy!r}; the run has {', '.join(policies)}")
-    return nullcontext()
 
 
 def merged(model: Any) -> Any:

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gxpo.learners.lora import Adapters, acting
+from gxpo.learners.base import acting
+from gxpo.learners.lora import Adapters
 
 
 class SamplingCopy:

@@ -21,9 +21,9 @@ from gxpo.errors import ConfigError, ModelError
 from gxpo.forest import Forest
 from gxpo.learners.accumulate import outputs_of
 from gxpo.learners.architecture import states_after, untrained_loss, why_flat, why_not_blocks
-from gxpo.learners.base import InProcess
+from gxpo.learners.base import InProcess, acting
 from gxpo.learners.block_mask import FLEX_FROM, KERNEL, Attention
-from gxpo.learners.lora import ALONE, Adapters, LoraSettings, acting, adapter_of, trained_policies, with_lora
+from gxpo.learners.lora import ALONE, Adapters, LoraSettings, adapter_of, trained_policies, with_lora
 from gxpo.learners.optimiser import Optimiser, Schedule, States, put
 from gxpo.learners.packing import Layout, MicroBatch, Packing, Sheet
 from gxpo.learners.readout import Readout, read
