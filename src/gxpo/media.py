@@ -1,0 +1,329 @@
+"""Pictures by content: references, ids of their rows among the tokens of a context, and the files that hold them.
+
+A model reads a picture as rows, each in the place of one token. Here every row has an id of its own beyond any
+vocabulary, made from the picture's digest: equal ids are equal rows of equal pictures, so prompts, caches and forests
+compare contexts with pictures as they compare texts. Records hold the model's placeholder in their place, and say in
+`media_at` which tokens stand for which picture.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import re
+import struct
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gxpo.errors import GxpoError, RecordError, need
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Pixels = NDArray[np.uint8]  # [height, width, 3], red, green, blue
+
+FIRST = 1 << 62  # ids from here on are rows of pictures
+_ROW_BITS = 16
+ROWS = 1 << _ROW_BITS  # rows that a picture can have
+_KEY_DIGITS = 11  # hexadecimal digits of a digest that go into ids
+FOLDER = "media"
+REF = re.compile(r"sha256:([0-9a-f]{64})\.(png|npy)")
+HELD = 64 << 20  # bytes of pictures that are held in memory beside their files
+
+
+class Run(NamedTuple):
+    """Tokens [first, first + n) of a list of ids are rows 0 ... n - 1 of a picture."""
+
+    first: int
+    n: int
+    ref: str
+
+
+# ---------------------------------------------------------------- ids
+def key_of(ref: str) -> int:
+    """44 bits of a reference's digest, which ids hold."""
+    return int(_digest(ref)[:_KEY_DIGITS], 16)
+
+
+def ids(ref: str, n: int) -> tuple[int, ...]:
+    """Ids of the `n` rows of a picture.
+
+    >>> first, second = ids("sha256:" + "0" * 63 + "1.png", 2)
+    >>> first == FIRST, second - first
+    (True, 1)
+    """
+    if not 0 < n <= ROWS:
+        raise GxpoError(f"a picture of {n} rows: it may have 1 to {ROWS}; lower its resolution")
+    begin = FIRST + (key_of(ref) << _ROW_BITS)
+    return tuple(range(begin, begin + n))
+
+
+def is_row(token: int) -> bool:
+    """Whether an id is a picture's row."""
+    return token >= FIRST
+
+
+def key_of_row(token: int) -> int:
+    """Key of the picture of a row."""
+    return (token - FIRST) >> _ROW_BITS
+
+
+def row_of(token: int) -> int:
+    """Which row of its picture an id is."""
+    return (token - FIRST) & (ROWS - 1)
+
+
+def runs(tokens: Sequence[int]) -> Iterator[Run]:
+    """The pictures in a list of ids, in order. Raises `GxpoError` for one that is cut, or that nobody has put."""
+    at = 0
+    while at < len(tokens):
+        if not is_row(tokens[at]):
+            at += 1
+            continue
+        begin = tokens[at]
+        n = next((k for k in itertools.count(1) if at + k == len(tokens) or tokens[at + k] != begin + k), 1)
+        ref = PICTURES.ref_of(key_of_row(begin))
+        if row_of(begin):
+            raise GxpoError(f"a context begins at row {row_of(begin)} of picture {ref}: it was cut within the picture")
+        yield Run(at, n, ref)
+        at += n
+
+
+def without_rows(tokens: Sequence[int], text: str = "<image>") -> list[int | str]:
+    """Ids with each picture replaced by one `text`, for people."""
+    shown: list[int | str] = []
+    for token in tokens:
+        if not is_row(token):
+            shown.append(token)
+        elif not row_of(token):
+            shown.append(text)
+    return shown
+
+
+def _digest(ref: str) -> str:
+    found = REF.fullmatch(ref)
+    if found is None:
+        raise RecordError(f"{ref[:80]!r} is no reference of a picture: sha256:DIGEST.png or .npy of a file in media/")
+    return found[1]
+
+
+# ---------------------------------------------------------------- files
+def png(pixels: Pixels) -> bytes:
+    """A PNG file of pixels [H, W, 3] uint8, without a filter."""
+    height, width, _ = pixels.shape
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    lines = b"".join(b"\0" + pixels[y].tobytes() for y in range(height))
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
+
+
+def decoded(data: bytes, kind: str) -> Pixels:
+    """Pixels [H, W, 3] uint8 of a file's bytes. PNG files that `png` did not write need Pillow."""
+    import numpy as np
+
+    if kind == "npy":
+        pixels = np.load(io.BytesIO(data), allow_pickle=False)
+        return _checked(pixels)
+    if data[12:16] == b"IHDR" and data[24:29] == b"\x08\x02\x00\x00\x00" and data[37:41] == b"IDAT":
+        width, height = struct.unpack(">II", data[16:24])
+        (size,) = struct.unpack(">I", data[33:37])
+        raw = np.frombuffer(
+            zlib.decompress(data[41 : 41 + size]) if data[45 + size + 4 :][:4] == b"IEND" else b"", "u1"
+        )
+        if raw.size == height * (1 + 3 * width):
+            lines = raw.reshape(height, 1 + 3 * width)
+            if not lines[:, 0].any():
+                return lines[:, 1:].reshape(height, width, 3).copy()
+    image: Any = need("PIL.Image", "vision")
+    with image.open(io.BytesIO(data)) as opened:
+        return np.asarray(opened.convert("RGB")).copy()
+
+
+def _checked(pixels: Any) -> Pixels:
+    import numpy as np
+
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
+        told = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
+        raise GxpoError(f"a picture is uint8 [height, width, 3] (red, green, blue), not {told}")
+    if not pixels.size:
+        raise GxpoError("a picture of no pixels")
+    return np.ascontiguousarray(pixels)
+
+
+class Pictures:
+    """Pictures by reference, in memory and in folders; equal pictures are held and written once.
+
+    As long as a folder is the home, every picture that is put to be kept is written to it. Memory holds what can't be
+    had again, and `HELD` bytes of the rest, the newest.
+    """
+
+    def __init__(self) -> None:
+        self._data: OrderedDict[str, bytes] = OrderedDict()
+        self._passing: OrderedDict[str, None] = OrderedDict()  # of them, those that can be had again
+        self._held = 0  # bytes of these
+        self._refs: dict[int, str] = {}
+        self._folders: list[Path] = []
+        self._homes: list[Path] = []
+        self._lock = threading.RLock()
+
+    # ------------------------------------------------------------ in
+    def put(self, picture: Any, *, keep: bool = True) -> str:
+        """Reference of a picture: pixels [H, W, 3] uint8, a file (PNG, NPY; others with Pillow), a reference, or an
+        image of Pillow. `keep=False`: it can be made again, and is written nowhere yet."""
+        if isinstance(picture, str) and picture.startswith("sha256:"):
+            ref, data = picture, self.data(picture) if keep and self._homes else None
+        else:
+            data, kind = self._bytes(picture)
+            ref = f"sha256:{hashlib.sha256(data).hexdigest()}.{kind}"
+        with self._lock:
+            self._register(ref)
+            if keep and data is not None:
+                for home in self._homes:
+                    _write(home / _name(ref), data)
+            if data is not None:
+                self._hold(ref, data, passing=not keep or bool(self._homes))
+        return ref
+
+    @staticmethod
+    def _bytes(picture: Any) -> tuple[bytes, str]:
+        import numpy as np
+
+        if isinstance(picture, str | Path):
+            path = Path(picture)
+            if "://" in str(picture) or not path.is_file():
+                raise GxpoError(f"picture {str(picture)[:80]!r}: no such file (a URL is never fetched)")
+            data = path.read_bytes()
+            if path.suffix in (".png", ".npy"):
+                decoded(data, path.suffix[1:])
+                return data, path.suffix[1:]
+            image: Any = need("PIL.Image", "vision")
+            with image.open(io.BytesIO(data)) as opened:
+                return png(np.asarray(opened.convert("RGB"))), "png"
+        if hasattr(picture, "convert"):  # of Pillow
+            picture = np.asarray(picture.convert("RGB"))
+        return png(_checked(picture)), "png"
+
+    def _register(self, ref: str) -> None:
+        key = key_of(ref)
+        if self._refs.setdefault(key, ref) != ref:
+            raise GxpoError(f"pictures {self._refs[key]} and {ref} can't be told apart by 44 bits of their digests")
+
+    def _hold(self, ref: str, data: bytes, *, passing: bool) -> None:
+        if ref not in self._data:
+            self._data[ref] = data
+        elif not passing and ref in self._passing:
+            del self._passing[ref]
+            self._held -= len(data)
+            return
+        else:
+            return
+        if passing:
+            self._passing[ref] = None
+            self._held += len(data)
+        while self._held > HELD and len(self._passing) > 1:
+            oldest, _ = self._passing.popitem(last=False)
+            self._held -= len(self._data.pop(oldest))
+
+    # ------------------------------------------------------------ out
+    def ref_of(self, key: int) -> str:
+        """Reference of the picture with this key. Raises `GxpoError` where there is none."""
+        if key not in self._refs:
+            raise GxpoError("a context shows a picture that is not here: load its records with their folder media/")
+        return self._refs[key]
+
+    def data(self, ref: str) -> bytes:
+        """The file of a picture; its digest is checked when it is read from a folder."""
+        with self._lock:
+            if ref in self._data:
+                return self._data[ref]
+            for folder in (*self._homes, *self._folders):
+                path = folder / _name(ref)
+                if path.is_file():
+                    data = path.read_bytes()
+                    if hashlib.sha256(data).hexdigest() != _digest(ref):
+                        raise RecordError(f"{path}: was changed since it was written: its digest is not its name")
+                    self._hold(ref, data, passing=True)
+                    return data
+        where = ", ".join(map(str, (*self._homes, *self._folders))) or "memory"
+        raise RecordError(f"picture {_name(ref)} is not in {where}")
+
+    def pixels(self, ref: str) -> Pixels:
+        """Pixels [H, W, 3] uint8."""
+        return decoded(self.data(ref), ref.rpartition(".")[2])
+
+    # ------------------------------------------------------------ folders
+    def look_in(self, folder: Path) -> None:
+        """Find pictures in this folder too."""
+        with self._lock:
+            if folder not in self._folders:
+                self._folders.append(folder)
+            self._index(folder)
+
+    def settle(self, folder: Path) -> None:
+        """Write every new picture to this folder from now on, until `leave`."""
+        with self._lock:
+            self._homes.append(folder)
+            self._index(folder)
+
+    def leave(self, folder: Path) -> None:
+        """No longer write to this folder; pictures in it are found still."""
+        with self._lock:
+            if folder in self._homes:
+                self._homes.remove(folder)
+            self.look_in(folder)
+
+    def _index(self, folder: Path) -> None:
+        """Know the references of a folder's pictures."""
+        for path in folder.glob("*.*") if folder.is_dir() else ():
+            ref = f"sha256:{path.name}"
+            if REF.fullmatch(ref):
+                self._register(ref)
+
+    def save(self, refs: Sequence[str], folder: Path) -> None:
+        """Write these pictures to a folder, each once."""
+        for ref in dict.fromkeys(refs):
+            path = folder / _name(ref)
+            if not path.is_file():
+                _write(path, self.data(ref))
+
+
+def _name(ref: str) -> str:
+    _digest(ref)
+    return ref.removeprefix("sha256:")
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, once."""
+    if path.is_file():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{threading.get_ident()}.part")
+    part.write_bytes(data)
+    part.replace(path)
+
+
+PICTURES = Pictures()  # content-addressed and never changed, so all runs of a process share them
+
+
+# ---------------------------------------------------------------- messages
+def pictures_of(content: Any) -> list[Any]:
+    """The pictures in a message's content, in order."""
+    if not isinstance(content, list | tuple):
+        return []
+    return [part["image"] for part in content if isinstance(part, Mapping) and part.get("type") == "image"]
+
+
+def text_of(content: Any) -> str:
+    """A message's content as text: "<image>" stands for a picture."""
+    if not isinstance(content, list | tuple):
+        return str(content or "")
+    return "".join("<image>" if part.get("type") == "image" else str(part.get("text") or "") for part in content)
