@@ -14,10 +14,12 @@ from gxpo.tasks.listed import ListedTasks
 from gxpo.tasks.np_hard import NPHard
 from gxpo.tasks.points import Points
 from gxpo.tasks.reasoning_gym import ReasoningGym
+from gxpo.tasks.shapes import Shapes
 from gxpo.tasks.source import Arithmetic, GeneratedTasks, check_options
 
-OWN: dict[str, type[Arithmetic] | type[Countdown] | type[Code] | type[NPHard] | type[Points]] = {
+OWN: dict[str, type[Arithmetic] | type[Countdown] | type[Code] | type[NPHard] | type[Points] | type[Shapes]] = {
     "arithmetic": Arithmetic, "countdown": Countdown, "code": Code, "np_hard": NPHard, "points": Points,
+    "shapes": Shapes,
 }  # fmt: skip
 Source = GeneratedTasks | ListedTasks
 

@@ -11,7 +11,7 @@ import numpy as np
 from gxpo.errors import TaskError, did_you_mean
 from gxpo.media import PICTURES
 from gxpo.protocols import Task
-from gxpo.tasks.source import Author, GeneratedTasks, check_options, exact
+from gxpo.tasks.source import Author, GeneratedTasks, exact
 
 if TYPE_CHECKING:
     from gxpo.media import Pixels
@@ -97,8 +97,8 @@ class Shapes(GeneratedTasks):
             "same": "yes" if len(set(colours)) == 1 else "no",
         }[question]  # fmt: skip
         squares = {} if self.blank else dict(zip(places, colours, strict=True))
-        ref = PICTURES.put(drawn(squares, own, self.cell, self.noise), keep=False)
-        info = {"question": question, "answers": list(ANSWERS[question]), "number": number}
+        ref = PICTURES.put(drawn(squares, own, self.cell, self.noise))
+        info = {"question": question, "answers": list(ANSWERS[question]), "number": number, "picture": ref}
         return Task(f"shapes/{question}/{number}", self._prompt(ref, QUESTIONS[question]), answer, info)
 
     @staticmethod
@@ -114,14 +114,10 @@ class Shapes(GeneratedTasks):
         own = np.random.Generator(np.random.Philox((1 << 63) + task.info["number"]))
         if not own.random() < self.told:
             return task
-        (message,) = task.prompt
-        ref, text = (part[kind] for part, kind in zip(message["content"], ("image", "text"), strict=True))
-        return Task(task.id, self._prompt(ref, f"{task.answer}. {text}"), task.answer, {**task.info, "told": True})
+        text = f"{task.answer}. {QUESTIONS[task.info['question']]}"
+        return Task(task.id, self._prompt(task.info["picture"], text), task.answer, {**task.info, "told": True})
 
     def worked_example(self, task: Task, author: Author = exact) -> str:
         """The answer as this author writes it."""
         answers = task.info["answers"]
         return answers[author(task.id, answers.index(task.answer)) % len(answers)]
-
-
-__all__ = ["ANSWERS", "COLOURS", "QUESTIONS", "Shapes", "check_options", "drawn", "score"]
