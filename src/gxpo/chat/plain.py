@@ -230,6 +230,15 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, known))) if known else None
 
 
+def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    """Ids to text for people: special tokens and steps that are no vocabulary id are left out, pictures named."""
+
+    def plain(tokens: Sequence[int]) -> str:
+        return tokenizer.decode([t for t in tokens if t >= 0], skip_special_tokens=True)
+
+    return lambda tokens: media.shown(tokens, plain) if max(tokens, default=0) >= media.FIRST else plain(tokens)
+
+
 # ---------------------------------------------------------------- conversations without a template
 class PlainChat:
     """Plain text: the texts of the first messages, joined by newlines, after the tokenizer's bos. Later ones are
