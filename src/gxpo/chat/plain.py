@@ -320,4 +320,4 @@ def joined(messages: Sequence[Message]) -> str:
     """Texts of messages, joined by newlines."""
     if any(m.get("role") == "tool" for m in messages):
         messages = toolbox.as_user(messages)
-    return "\n".join([media.marked(m.get("content")) for m in messages])
+    return "\n".join([x if isinstance(x := m.get("content"), str) else media.marked(x) for m in messages])
