@@ -13,9 +13,9 @@ from gxpo.decoder.vision import install
 from gxpo.errors import ModelError, did_you_mean, need
 from gxpo.learners.finite import first_not_finite
 from gxpo.models import smollm2
-from gxpo.models.processors import load_processor
-from gxpo.models.tiny_vision import IMAGE
-from gxpo.models.tokenizer import character_tokenizer
+from gxpo.models.processors import NearestProcessor, load_processor, rows_of
+from gxpo.models.tiny_vision import PATCH, SIZE
+from gxpo.models.tokenizer import IMAGE, character_tokenizer
 from gxpo.models.warmup import WARMUPS, Check, Recipe, recipe_of, untrained, warm_start
 
 if TYPE_CHECKING:
@@ -105,6 +105,17 @@ def load(
     except (RuntimeError, AssertionError) as error:
         raise ModelError(f"device {device!r} can't be used: {_one_line(error)}") from error
     return loaded
+
+
+def rows_of_model(name: str) -> Callable[[str], tuple[int, ...]] | None:
+    """Ids of a picture's rows by its reference, as the model called `name` reads it, without its weights; None where it
+    reads texts alone, or is not here."""
+    if name.startswith(SEES):
+        return rows_of(NearestProcessor(SIZE, PATCH))
+    config = Path(name).expanduser() / "config.json"
+    if not is_path(name) or not config.is_file() or '"vision_config"' not in config.read_text(encoding="utf-8"):
+        return None
+    return rows_of(load_processor(name, config.parent))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gxpo import media
 from gxpo.decoder.vision import vision_of
 from gxpo.errors import ModelError
 
@@ -60,6 +62,16 @@ def save_processor(model: Any, folder: Path) -> None:
     else:
         told = {KIND: type(processor).__name__, **asdict(processor)}
         (folder / FILE).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+def rows_of(processor: Processor) -> Callable[[str], tuple[int, ...]]:
+    """Ids of a picture's rows by its reference, as of a model with this processor."""
+
+    def rows(ref: str) -> tuple[int, ...]:
+        height, width, _ = media.PICTURES.pixels(ref).shape
+        return media.ids(ref, math.prod(processor.grid(height, width)))
+
+    return rows
 
 
 def load_processor(name: str, path: Path | None) -> Processor:
