@@ -28,8 +28,8 @@ def checked(step: object, *, first: bool = False) -> dict[str, Any]:
 
     first  it is what `reset` returned: nothing can be over or paid yet
 
-    numpy's scalars count as numbers and truth values. A step that is `truncated` is over: its `done` is set. Pictures in
-    messages (pixels [H, W, 3] uint8, files, images of Pillow) become PNG files in base64.
+    numpy's scalars count as numbers and truth values. A step that is `truncated` is over: its `done` is set. Pictures
+    in messages (pixels [H, W, 3] uint8, files, Pillow's images) become PNG in base64.
     """
     if not isinstance(step, TimeStep):
         raise Nonsense(f"returned {_name(step)}, not a TimeStep")
