@@ -9,6 +9,7 @@ WORLDS = {
     "keydoor": "gxpo_worlds.keydoor:KeyDoor",
     "shop": "gxpo_worlds.shop:Shop",
     "toolqa": "gxpo_worlds.toolqa:ToolQA",
+    "zoom": "gxpo_worlds.zoom:Zoom",
 }
 
 __all__ = ["WORLDS"]

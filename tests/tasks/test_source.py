@@ -11,7 +11,7 @@ from gxpo.tasks.source import fraction_of, reserved, stream
 
 OWN = [
     ("arithmetic", {}), ("arithmetic", {"digits": 3, "operations": "+-*"}), ("countdown", {"count": 4}),
-    ("shapes", {"questions": ["count", "same"], "cell": 2}), ("charts", {}),
+    ("shapes", {"questions": ["count", "same"], "cell": 2}), ("charts", {"noise": 0}),
 ]  # fmt: skip
 
 
