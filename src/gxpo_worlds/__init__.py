@@ -10,6 +10,7 @@ WORLDS = {
     "shop": "gxpo_worlds.shop:Shop",
     "toolqa": "gxpo_worlds.toolqa:ToolQA",
     "zoom": "gxpo_worlds.zoom:Zoom",
+    "buttons": "gxpo_worlds.buttons:Buttons",
 }
 
 __all__ = ["WORLDS"]
