@@ -77,13 +77,13 @@ def drawn(screen: Screen, pressed: str, text: str, done: bool) -> Pixels:
 
 @dataclass(kw_only=True)
 class Buttons(ScreenWorld[Screen, Action]):
-    """Buttons: "click the red button and the button C, type 7, then click OK" on a screen of 64 x 64 pixels.
+    """Buttons: "Click the red button and the button C, type 7, then click OK." on a screen of 64 x 64 pixels.
 
-    `click(x,y)`  in pixels of the screen from its top left corner: presses a button, or releases it; OK ends the episode
+    `click(x,y)`  in pixels of the screen from its top left corner: presses a button or releases it; OK ends the episode
     `type(TEXT)`  puts up to 4 letters and digits into the field, in place of what is there
 
-    Without OK in the instruction the episode succeeds as soon as the buttons that are named are pressed and no others,
-    and OK fails it; with it, when OK is clicked and buttons and text are as they should be, in whatever order they
+    Without OK in the instruction, the episode succeeds as soon as the buttons that are named are pressed and no others;
+    OK fails it. With it, when OK is clicked and buttons and text are as they should be, in whatever order they
     came to be so. Clicks beside all buttons are illegal.
 
     steps    numbers of actions that instructions ask for, some of 1 to 4
@@ -112,7 +112,7 @@ class Buttons(ScreenWorld[Screen, Action]):
     def _rules(self) -> str:
         return (
             f"You see a screen of {SIDE} x {SIDE} pixels: buttons, a white text field, and OK. Do what you are told.\n"
-            "click(x,y) clicks x pixels from the left and y from the top; a button that is pressed has a white edge and "
+            "click(x,y) clicks x pixels from the left, y from the top; a button that is pressed has a white edge and "
             "is released by another click. type(TEXT) fills the field. OK ends it all: click it only if told to."
         )
 
