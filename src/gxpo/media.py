@@ -16,7 +16,7 @@ import struct
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,7 +34,7 @@ ROWS = 1 << _ROW_BITS  # rows that a picture can have
 _KEY_DIGITS = 11  # hexadecimal digits of a digest that go into ids
 FOLDER = "media"
 REF = re.compile(r"sha256:([0-9a-f]{64})\.(png|npy)")
-HELD = 64 << 20  # bytes of pictures that are held in memory beside their files
+HELD = 1 << 29  # bytes of pictures that are held in memory
 
 
 class Run(NamedTuple):
@@ -95,15 +95,25 @@ def runs(tokens: Sequence[int]) -> Iterator[Run]:
         at += n
 
 
-def without_rows(tokens: Sequence[int], text: str = "<image>") -> list[int | str]:
-    """Ids with each picture replaced by one `text`, for people."""
-    shown: list[int | str] = []
+def refs_in(tokens: Sequence[int]) -> tuple[str, ...]:
+    """References of the pictures in a list of ids, in order."""
+    return tuple(run.ref for run in runs(tokens)) if tokens and max(tokens) >= FIRST else ()
+
+
+def named(ref: str) -> str:
+    """A picture in a text for people: <image 0066bcce>, the first digits of its digest."""
+    return f"<image {_digest(ref)[:8]}>"
+
+
+def shown(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
+    """Text of ids for people, pictures `named`."""
+    out, plain = "", list[int]()
     for token in tokens:
-        if not is_row(token):
-            shown.append(token)
+        if token < FIRST:
+            plain.append(token)
         elif not row_of(token):
-            shown.append(text)
-    return shown
+            out, plain = out + (decode(plain) if plain else "") + named(PICTURES.ref_of(key_of_row(token))), []
+    return out + (decode(plain) if plain else "")
 
 
 def _digest(ref: str) -> str:
@@ -111,6 +121,39 @@ def _digest(ref: str) -> str:
     if found is None:
         raise RecordError(f"{ref[:80]!r} is no reference of a picture: sha256:DIGEST.png or .npy of a file in media/")
     return found[1]
+
+
+# ---------------------------------------------------------------- records
+Placed = list[Any]  # [first, n, reference]
+
+
+def written(tokens: Sequence[int]) -> tuple[list[int], list[Placed]]:
+    """Ids with the model's placeholder for every row of a picture, and which of them stand for which picture."""
+    ids = list(tokens)
+    if not ids or max(ids) < FIRST:
+        return ids, []
+    found = list(runs(ids))
+    for run in found:
+        ids[run.first : run.first + run.n] = [PICTURES.placeholders.get(run.ref, 0)] * run.n
+    return ids, [[*run] for run in found]
+
+
+def placed(tokens: Sequence[int], media_at: Sequence[Placed]) -> list[int]:
+    """The inverse of `written`. Raises `ValueError` where it does not fit."""
+    ids_, end = list(tokens), 0
+    for first, n, ref in media_at:
+        own = ids_[first : first + n]
+        if not isinstance(ref, str) or not REF.fullmatch(ref):
+            raise ValueError(f"{str(ref)[:80]!r} is not sha256:DIGEST.png or .npy of a file in {FOLDER}/")
+        if first < end or len(own) != n or n < 1:
+            raise ValueError(f"[{first}, {n}]: no {n} tokens from {first} on after the pictures before it")
+        if len(set(own)) > 1 or own[0] >= FIRST:
+            raise ValueError(f"[{first}, {n}]: its tokens are not all one placeholder")
+        PICTURES.put(ref)
+        PICTURES.placeholders[ref] = own[0]
+        ids_[first : first + n] = ids(ref, n)
+        end = first + n
+    return ids_
 
 
 # ---------------------------------------------------------------- files
@@ -160,38 +203,43 @@ def _checked(pixels: Any) -> Pixels:
 
 
 class Pictures:
-    """Pictures by reference, in memory and in folders; equal pictures are held and written once.
+    """Pictures by reference; equal pictures are held once.
 
-    As long as a folder is the home, every picture that is put to be kept is written to it. Memory holds what can't be
-    had again, and `HELD` bytes of the rest, the newest.
+    Memory holds the newest, of `HELD` bytes together, and all that are retained; others are read from folders.
     """
 
     def __init__(self) -> None:
         self._data: OrderedDict[str, bytes] = OrderedDict()
-        self._passing: OrderedDict[str, None] = OrderedDict()  # of them, those that can be had again
+        self._passing: OrderedDict[str, None] = OrderedDict()  # of them, those that are not retained, oldest first
         self._held = 0  # bytes of these
         self._refs: dict[int, str] = {}
+        self.placeholders: dict[str, int] = {}  # the id that stood for its rows in the model that was shown it last
         self._folders: list[Path] = []
-        self._homes: list[Path] = []
         self._lock = threading.RLock()
 
     # ------------------------------------------------------------ in
-    def put(self, picture: Any, *, keep: bool = True) -> str:
+    def put(self, picture: Any) -> str:
         """Reference of a picture: pixels [H, W, 3] uint8, a file (PNG, NPY; others with Pillow), a reference, or an
-        image of Pillow. `keep=False`: it can be made again, and is written nowhere yet."""
+        image of Pillow."""
         if isinstance(picture, str) and picture.startswith("sha256:"):
-            ref, data = picture, self.data(picture) if keep and self._homes else None
-        else:
-            data, kind = self._bytes(picture)
-            ref = f"sha256:{hashlib.sha256(data).hexdigest()}.{kind}"
+            with self._lock:
+                self._register(picture)
+            return picture
+        data, kind = self._bytes(picture)
+        ref = f"sha256:{hashlib.sha256(data).hexdigest()}.{kind}"
         with self._lock:
             self._register(ref)
-            if keep and data is not None:
-                for home in self._homes:
-                    _write(home / _name(ref), data)
-            if data is not None:
-                self._hold(ref, data, passing=not keep or bool(self._homes))
+            self._hold(ref, data)
         return ref
+
+    def retain(self, refs: Iterable[str]) -> None:
+        """Hold these pictures as long as the process lives."""
+        with self._lock:
+            for ref in refs:
+                data = self.data(ref)
+                if ref in self._passing:
+                    del self._passing[ref]
+                    self._held -= len(data)
 
     @staticmethod
     def _bytes(picture: Any) -> tuple[bytes, str]:
@@ -217,18 +265,14 @@ class Pictures:
         if self._refs.setdefault(key, ref) != ref:
             raise GxpoError(f"pictures {self._refs[key]} and {ref} can't be told apart by 44 bits of their digests")
 
-    def _hold(self, ref: str, data: bytes, *, passing: bool) -> None:
-        if ref not in self._data:
-            self._data[ref] = data
-        elif not passing and ref in self._passing:
-            del self._passing[ref]
-            self._held -= len(data)
+    def _hold(self, ref: str, data: bytes) -> None:
+        if ref in self._data:
+            if ref in self._passing:
+                self._passing.move_to_end(ref)
             return
-        else:
-            return
-        if passing:
-            self._passing[ref] = None
-            self._held += len(data)
+        self._data[ref] = data
+        self._passing[ref] = None
+        self._held += len(data)
         while self._held > HELD and len(self._passing) > 1:
             oldest, _ = self._passing.popitem(last=False)
             self._held -= len(self._data.pop(oldest))
@@ -245,15 +289,15 @@ class Pictures:
         with self._lock:
             if ref in self._data:
                 return self._data[ref]
-            for folder in (*self._homes, *self._folders):
+            for folder in self._folders:
                 path = folder / _name(ref)
                 if path.is_file():
                     data = path.read_bytes()
                     if hashlib.sha256(data).hexdigest() != _digest(ref):
                         raise RecordError(f"{path}: was changed since it was written: its digest is not its name")
-                    self._hold(ref, data, passing=True)
+                    self._hold(ref, data)
                     return data
-        where = ", ".join(map(str, (*self._homes, *self._folders))) or "memory"
+        where = ", ".join(map(str, self._folders)) or "memory, which holds the newest"
         raise RecordError(f"picture {_name(ref)} is not in {where}")
 
     def pixels(self, ref: str) -> Pixels:
@@ -264,36 +308,20 @@ class Pictures:
     def look_in(self, folder: Path) -> None:
         """Find pictures in this folder too."""
         with self._lock:
-            if folder not in self._folders:
+            if folder not in self._folders and folder.is_dir():
                 self._folders.append(folder)
-            self._index(folder)
+            for path in folder.glob("*.*") if folder.is_dir() else ():
+                if REF.fullmatch(f"sha256:{path.name}"):
+                    self._register(f"sha256:{path.name}")
 
-    def settle(self, folder: Path) -> None:
-        """Write every new picture to this folder from now on, until `leave`."""
-        with self._lock:
-            self._homes.append(folder)
-            self._index(folder)
-
-    def leave(self, folder: Path) -> None:
-        """No longer write to this folder; pictures in it are found still."""
-        with self._lock:
-            if folder in self._homes:
-                self._homes.remove(folder)
-            self.look_in(folder)
-
-    def _index(self, folder: Path) -> None:
-        """Know the references of a folder's pictures."""
-        for path in folder.glob("*.*") if folder.is_dir() else ():
-            ref = f"sha256:{path.name}"
-            if REF.fullmatch(ref):
-                self._register(ref)
-
-    def save(self, refs: Sequence[str], folder: Path) -> None:
-        """Write these pictures to a folder, each once."""
+    def save(self, refs: Iterable[str], folder: Path) -> None:
+        """Write these pictures to a folder, each once, and find them there from now on."""
         for ref in dict.fromkeys(refs):
             path = folder / _name(ref)
             if not path.is_file():
                 _write(path, self.data(ref))
+        if folder.is_dir() and folder not in self._folders:
+            self._folders.append(folder)
 
 
 def _name(ref: str) -> str:
@@ -315,15 +343,43 @@ PICTURES = Pictures()  # content-addressed and never changed, so all runs of a p
 
 
 # ---------------------------------------------------------------- messages
-def pictures_of(content: Any) -> list[Any]:
-    """The pictures in a message's content, in order."""
+MARK = ("\ufdd6", "\ufdd7")  # Unicode's noncharacters, around the reference of a picture in a text
+_MARKED = re.compile(f"{MARK[0]}(.*?){MARK[1]}")
+
+
+def mark(picture: Any) -> str:
+    """A picture as it stands in a text: its reference between noncharacters."""
+    return f"{MARK[0]}{PICTURES.put(picture)}{MARK[1]}"
+
+
+def split(text: str) -> list[str]:
+    """A text cut at its marks: text, reference, text, reference, ..., text."""
+    return _MARKED.split(text)
+
+
+def marked(content: Any) -> str:
+    """A message's content as a text, in which marks stand for pictures.
+
+    content  a text, or parts `{"type": "text", "text": ...}` and `{"type": "image", "image": ...}`, the latter anything
+             that `Pictures.put` takes
+    """
     if not isinstance(content, list | tuple):
-        return []
-    return [part["image"] for part in content if isinstance(part, Mapping) and part.get("type") == "image"]
+        return str(content or "")
+    found = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in ("image", "text") or kind not in part:
+            raise GxpoError(f"a part of a message is a text or an image, as {{type: image, image: ...}}, not {part!r}")
+        found.append(mark(part["image"]) if kind == "image" else str(part["text"]))
+    return "".join(found)
+
+
+def with_marks(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message whose content is a text with marks, if it came in parts."""
+    content = message.get("content")
+    return {**message, "content": marked(content)} if isinstance(content, list | tuple) else message
 
 
 def text_of(content: Any) -> str:
-    """A message's content as text: "<image>" stands for a picture."""
-    if not isinstance(content, list | tuple):
-        return str(content or "")
-    return "".join("<image>" if part.get("type") == "image" else str(part.get("text") or "") for part in content)
+    """A message's content for people, pictures `named`."""
+    return _MARKED.sub(lambda found: named(found[1]), marked(content))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gxpo.chat.check import Check, Report, check_template
-from gxpo.chat.plain import PlainChat
+from gxpo.chat.plain import PlainChat, RowsOf
 from gxpo.chat.render import has_template
 from gxpo.chat.template import TemplateChat
 from gxpo.errors import ConfigError
@@ -24,16 +24,18 @@ def make(
     rewrites: str = "rebuild",
     tools_format: str = "auto",
     stop: Sequence[str] = (),
+    rows_of: RowsOf | None = None,
 ) -> Chat:
     """Conversation format of this tokenizer's model.
 
     template  "auto": the tokenizer's chat template if it has one, else none; "none": texts one after the other; else
               Jinja text or a file of it. The other arguments are those of `TemplateChat`, and need a template.
+    rows_of   ids of a picture's rows by its reference, of a model that sees
     """
     if template == "none" or (template == "auto" and not has_template(tokenizer)):
         if kwargs or stop or tools_format == "native":
             why = "template is 'none'" if template == "none" else "the tokenizer has no chat template"
             raise ConfigError(f"{why}: kwargs, stop and tools_format='native' need one (template=FILE.jinja)")
-        return PlainChat(tokenizer)
+        return PlainChat(tokenizer, rows_of)
     text = None if template == "auto" else template
-    return TemplateChat(tokenizer, text, kwargs, rewrites, tools_format, stop)
+    return TemplateChat(tokenizer, text, kwargs, rewrites, tools_format, stop, rows_of)

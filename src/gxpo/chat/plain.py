@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from gxpo import media
 from gxpo.chat import tools as toolbox
 from gxpo.chat.formats import TAGS
 from gxpo.chat.reading import read
 from gxpo.errors import GxpoError, ModelError, need
 from gxpo.protocols import ContextUpdate, Message, Reply, ToolCall
 
+RowsOf = Callable[[str], tuple[int, ...]]  # a picture's reference -> ids of its rows
 BREAK = "\ufdd0\ufdd1\ufdd0"  # Unicode's noncharacters, which no text that is meant to be read has
 _ALONE = "\ufdd2\ufdd3\ufdd2"
 
@@ -30,10 +32,11 @@ class Tokens:
     markers  added tokens of the vocabulary by text, special or not: no merge crosses them
     control  those that users and tools may not write: the special ones, and what is `guard`ed
     bos      what the tokenizer puts before a text, where that is its bos alone
+    rows_of  ids of a picture's rows, for models that see: a text holds a picture as `media.mark`
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, rows_of: RowsOf | None = None) -> None:
+        self.tokenizer, self.rows_of = tokenizer, rows_of
         added = tokenizer.added_tokens_decoder
         self.markers: dict[str, int] = {str(t.content): int(i) for i, t in added.items()}
         self.eos: int | None = tokenizer.eos_token_id
@@ -85,6 +88,8 @@ class Tokens:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of text at the beginning of a context; no special token is added."""
+        if media.MARK[0] in text:
+            return self._with_pictures(text, self.encode)
         if self._control is not None and BREAK in text:
             return self._broken(text, self._control, None, first=True)
         return tuple(self._ids(text))
@@ -93,6 +98,8 @@ class Tokens:
         """Token ids of text after `marker` (None: any other token)."""
         if not text:
             return ()
+        if media.MARK[0] in text:
+            return self._with_pictures(text, lambda t: self.encode_after(t, marker))
         if self._control is not None and BREAK in text:
             return self._broken(text, self._control, marker, first=False)
         behind = self.anchor if marker is None else (marker, self.text_of(marker))
@@ -101,6 +108,16 @@ class Tokens:
             if ids and ids[0] == behind[0]:
                 return tuple(ids[1:])
         return tuple(self._ids(text))
+
+    def _with_pictures(self, text: str, begin: Callable[[str], tuple[int, ...]]) -> tuple[int, ...]:
+        """Ids of a text with pictures in it; what comes before the first is encoded by `begin`."""
+        if self.rows_of is None:
+            raise ModelError("the messages hold a picture, and the model reads texts alone: take one that sees")
+        first, *rest = media.split(text)
+        ids = begin(first) if first else ()
+        for ref, said in zip(rest[::2], rest[1::2], strict=True):
+            ids += self.rows_of(ref) + self.encode_after(said)
+        return ids
 
     def _broken(self, text: str, control: re.Pattern[str], marker: int | None, first: bool) -> tuple[int, ...]:
         """Ids of a text with typed names in it. It is cut at its control tokens: the stretches that hold such a name
@@ -224,9 +241,9 @@ class PlainChat:
 
     tools_format = "tags"
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, rows_of: RowsOf | None = None) -> None:
         self.tokenizer = tokenizer
-        self.tokens = Tokens(tokenizer)
+        self.tokens = Tokens(tokenizer, rows_of)
         eos = self.tokens.eos
         self.stop_ids: tuple[int, ...] = () if eos is None else (eos,)
 
@@ -294,4 +311,4 @@ def joined(messages: Sequence[Message]) -> str:
     """Texts of messages, joined by newlines."""
     if any(m.get("role") == "tool" for m in messages):
         messages = toolbox.as_user(messages)
-    return "\n".join([str(m.get("content") or "") for m in messages])
+    return "\n".join([media.marked(m.get("content")) for m in messages])

@@ -23,7 +23,7 @@ from typing import Any
 from gxpo.chat import tools as toolbox
 from gxpo.chat.facts import find_out
 from gxpo.chat.formats import TAGS, Format
-from gxpo.chat.plain import Tokens
+from gxpo.chat.plain import RowsOf, Tokens
 from gxpo.chat.reading import Reading, read, same
 from gxpo.chat.reasoning import opened_by
 from gxpo.chat.render import Template, shared_prefix, source, unused
@@ -307,13 +307,14 @@ class TemplateChat:
         rewrites: str = "rebuild",
         tools_format: str = "auto",
         stop: Sequence[str] = (),
+        rows_of: RowsOf | None = None,
     ) -> None:
         if rewrites not in REWRITES:
             raise ConfigError(f"rewrites is 'rebuild' or 'keep', not {rewrites!r}")
         if tools_format not in TOOL_FORMATS:
             raise ConfigError(f"tools_format is one of {', '.join(TOOL_FORMATS)}, not {tools_format!r}")
         self.tokenizer, self.rewrites = tokenizer, rewrites
-        self.tokens = Tokens(tokenizer)
+        self.tokens = Tokens(tokenizer, rows_of)
         self.template = Template(tokenizer, source(tokenizer, template), kwargs or {})
         self.facts = find_out(self.template, self.tokens)
         self.tokens.guard(self.facts.frame)

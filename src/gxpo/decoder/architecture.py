@@ -86,14 +86,25 @@ FAMILIES: Mapping[str, Family] = dict(
 )  # fmt: skip
 
 
+OF_TEXT: dict[str, str] = {}  # families of language models whose class has another name
+
+
 def family_of(causal: Any) -> Family | None:
-    """The family of a model's class, or of the nearest class above it that has one."""
-    return next((FAMILIES[c.__name__] for c in type(causal).__mro__ if c.__name__ in FAMILIES), None)
+    """The family of a model's class, or of the nearest class above it that has one; of a model that sees, that of its
+    language model."""
+    names = [c.__name__ for c in type(causal).__mro__]
+    if backbone_of(causal) is not getattr(causal, causal.base_model_prefix, None):
+        text = type(backbone_of(causal)).__name__
+        names = [OF_TEXT.get(text, text.removesuffix("Model") + "ForCausalLM")]
+    return next((FAMILIES[name] for name in names if name in FAMILIES), None)
 
 
 def backbone_of(causal: Any) -> Any:
-    """The part of a causal model below its head; None if it names none."""
-    return getattr(causal, getattr(causal, "base_model_prefix", ""), None)
+    """The part of a causal model below its head, of a model that sees its language model; None if it names none."""
+    inner = getattr(causal, getattr(causal, "base_model_prefix", ""), None)
+    if not hasattr(inner, "get_image_features"):
+        return inner
+    return next((getattr(inner, name) for name in ("language_model", "text_model") if hasattr(inner, name)), inner)
 
 
 def plain(*modules: Any) -> bool:
@@ -177,7 +188,7 @@ class Layer:
 
 def layers_of(causal: Any, family: Family) -> list[Layer]:
     """The layers of a supported model, first to last."""
-    config, model = causal.config, backbone_of(causal)
+    config, model = causal.config.get_text_config(), backbone_of(causal)
     kinds = getattr(config, "layer_types", None)
     act = ACTIVATIONS.get(getattr(config, family.activation, None) or "")
     ropes = getattr(model.rotary_emb, "rope_type", None)
@@ -204,7 +215,7 @@ def window_of(config: Any, layer: int) -> int | None:
 
 def why_not(causal: Any) -> str | None:
     """Why a model can't be described by one of the families, from its class and configuration."""
-    name, family, config = type(causal).__name__, family_of(causal), causal.config
+    name, family, config = type(causal).__name__, family_of(causal), causal.config.get_text_config()
     if family is None:
         return f"{name} is not one of the architectures with a fast forward pass (docs/models.md)"
     if backbone_of(causal) is None or not len(backbone_of(causal).layers):

@@ -127,6 +127,7 @@ def _square(chains: Sequence[Chain]) -> Squares:
 
 
 @cache
+@torch.enable_grad()
 def kernel_works() -> bool:
     """Whether this build of torch has the attention kernel, with grouped queries and gradients."""
     if not hasattr(torch.ops.aten, KERNEL):

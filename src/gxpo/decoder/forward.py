@@ -90,7 +90,7 @@ class Decoder:
         """Whether hidden states and logits are the model's on a few tokens, within its windows too."""
         if self.head is None:
             return False
-        tokens = torch.arange(1, PROBE + 1) * 7919 % causal.config.vocab_size
+        tokens = torch.arange(1, PROBE + 1) * 7919 % causal.config.get_text_config().vocab_size
         for decoder, window in ((self, None), *self._narrowed(causal)):
             with with_window(causal, window):
                 own = decoder.states(tokens, torch.arange(PROBE), [Chain(0, PROBE, PROBE)])
@@ -207,6 +207,8 @@ def with_window(causal: Any, window: int | None) -> Iterator[None]:
         yield
         return
     backbone = backbone_of(causal)
+    if backbone.config is not causal.config:
+        raise RuntimeError("the windows of a model that sees are not tried")
     before = (causal.config, backbone.config)
     try:
         causal.config = backbone.config = narrow = copy.copy(before[1])
@@ -221,5 +223,11 @@ def near(x: Tensor, y: Tensor) -> bool:
 
     In float64 by 1e-6: parts of transformers' models (softmax, routers) compute in float32 whatever they are given.
     """
+    x, y = with_zeros(x), with_zeros(y)
     error = (x.double() - y.double()).norm(dim=1) / y.double().norm(dim=1)
     return bool(error.median() <= max(torch.finfo(y.dtype).eps, 1e-12) ** 0.5)
+
+
+def with_zeros(logits: Tensor) -> Tensor:
+    """Logits with 0 in the place of minus infinity: what is never chosen counts in no difference."""
+    return torch.where(logits == -torch.inf, 0.0, logits)

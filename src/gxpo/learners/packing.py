@@ -90,8 +90,6 @@ class Packing:
     def __init__(self, forest: Forest, *, layout: Layout = "packed", limit: int = 8192, padded: bool = True) -> None:
         self.forest, self.layout, self.limit, self.padded = forest, layout, limit, padded
         self.packed = forest.pack()
-        if forest.media:
-            raise ModelError("the forest refers to images, which the torch learner can't read: leave `media` out")
 
     # ------------------------------------------------------------ columns
     @cached_property

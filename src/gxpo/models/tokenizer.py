@@ -13,15 +13,15 @@ SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")  # ids 0..3
 CHARACTERS = "\n" + "".join(chr(c) for c in range(32, 127))  # ids from 4
 
 
-def character_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character; `<bos>` is put before a text, `<eos>` has to be written by its author.
+def character_tokenizer(*more: str) -> PreTrainedTokenizerFast:
+    """One token per character, and `more` special ones; `<bos>` is put before a text, its author has to write `<eos>`.
 
     A character outside printable ASCII becomes `<unk>`. The name of a special token typed out in a text becomes that
     token, as with every tokenizer of transformers; `gxpo.chat` keeps it as text.
     """
     tokenizers = need("tokenizers", "train")
     transformers = need("transformers", "train")
-    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *CHARACTERS))}
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *CHARACTERS, *more))}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
     backend.decoder = tokenizers.decoders.Fuse()
@@ -29,6 +29,7 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
         single="<bos> $A", special_tokens=[("<bos>", vocabulary["<bos>"])]
     )
     return transformers.PreTrainedTokenizerFast(
+        **({"additional_special_tokens": list(more)} if more else {}),
         tokenizer_object=backend,
         pad_token="<pad>",
         bos_token="<bos>",

@@ -24,14 +24,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from gxpo.chat.plain import PlainChat
+from gxpo.decoder.vision import vision_of
 from gxpo.errors import ModelError, did_you_mean, need
 from gxpo.models.cache import cache_directory, put
 from gxpo.models.demonstrations import Demonstrations
+from gxpo.models.processors import save_processor
 from gxpo.models.tiny import DIMENSIONS, tiny_model
+from gxpo.models.tiny_vision import IMAGE, tiny_vision_model
 from gxpo.models.tokenizer import character_tokenizer
 from gxpo.protocols import Task
 from gxpo.tasks import make
-from gxpo.tasks.source import fraction_of, stream
+from gxpo.tasks.source import exact, fraction_of, stream
 
 if TYPE_CHECKING:
     import torch
@@ -46,9 +50,11 @@ class Recipe:
 
     options                   of the task
     dimensions                of the model, over `gxpo.models.tiny.DIMENSIONS`
+    sees                      a model of pictures (`gxpo.models.tiny_vision`), which has dimensions of its own
     expert                    in a world: share of demonstrated actions that are the expert's (see `Demonstrations`)
     habits, habitual, slips   the author: share of questions with a habit, how often the habit wins, and how often
                               another question gets a chance error
+    errs_from                 step up to which the author makes no mistakes
     batch, lr, averaging      examples a step, AdamW's learning rate, decay of the running mean of the parameters (the
                               mean is what is checked and kept: its accuracy moves smoothly)
     first_check, check_every, max_steps   when it is checked, in steps
@@ -60,10 +66,12 @@ class Recipe:
 
     options: dict[str, Any] = field(default_factory=dict)
     dimensions: dict[str, Any] = field(default_factory=dict)
+    sees: bool = False
     expert: float | None = None
     habits: float = 0.4
     habitual: float = 0.65
     slips: float = 0.1
+    errs_from: int = 0
     batch: int = 128
     lr: float = 2e-3
     averaging: float = 0.95
@@ -102,6 +110,20 @@ WARMUPS: dict[str, Recipe] = {
     "sokoban": replace(WORLD, options={"style": "bare", "size": 5, "max_pushes": 2}, low=0.15, high=0.5),
     "keydoor": EXPERT,
     "shop": EXPERT,
+    # A picture is read after some 150 steps of right answers; wrong ones in the end leave something to be found.
+    "shapes": Recipe(
+        sees=True,
+        habits=0.0,
+        slips=0.5,
+        errs_from=160,
+        batch=64,
+        lr=3e-3,
+        first_check=220,
+        max_steps=500,
+        low=0.6,
+        high=0.9,
+        max_new_tokens=8,
+    ),
     "toolqa": replace(EXPERT, low=0.3, high=0.45, check_every=10, max_new_tokens=14),
 }
 
@@ -166,6 +188,7 @@ def warm_start(
     def fill(folder: Path) -> None:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        save_processor(model, folder)
         (folder / "warmup.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
     return put(target, fill)
@@ -187,12 +210,13 @@ def _key(task: str, seed: int, recipe: Recipe) -> str:
     import torch
 
     import gxpo.models.tiny
+    import gxpo.models.tiny_vision
     import gxpo.models.tokenizer
     import gxpo.tasks.source
 
     transformers: Any = need("transformers", "train")
     lessons = lessons_of(task, seed, recipe, stream(2, seed))
-    modules = (gxpo.models.tiny, gxpo.models.tokenizer, gxpo.tasks.source)
+    modules = (gxpo.models.tiny_vision if recipe.sees else gxpo.models.tiny, gxpo.models.tokenizer, gxpo.tasks.source)
     files = [Path(str(module.__file__)) for module in modules]
     files += [Path(__file__), *lessons.files()]
     lessons.close()
@@ -210,9 +234,8 @@ def warm_up(
     """Train until an evaluation is inside the band: model, tokenizer and the contents of `warmup.json`."""
     import torch
 
-    tokenizer = character_tokenizer()
-    model = tiny_model(seed, **recipe.dimensions)
-    mean = tiny_model(seed, **recipe.dimensions)
+    tokenizer = character_tokenizer(*([IMAGE] if recipe.sees else []))
+    model, mean = (untrained(recipe, seed) for _ in range(2))
     lessons = lessons_of(task, seed, recipe, stream(2, seed))
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.98), weight_decay=0.01)
     checks: list[Check] = []
@@ -263,7 +286,7 @@ class Lessons(Protocol):
     """Training data of a warm-up, and its evaluation."""
 
     def files(self) -> list[Path]: ...
-    def examples(self, n: int, step: int) -> list[tuple[str, str]]: ...
+    def examples(self, n: int, step: int) -> list[tuple[Any, str]]: ...
     def check(self, model: Any, tokenizer: Any, tasks: int, max_new_tokens: int) -> tuple[float, float]: ...
     def close(self) -> None: ...
 
@@ -273,13 +296,14 @@ class WorkedExamples:
 
     def __init__(self, task: str, seed: int, recipe: Recipe, random: np.random.Generator) -> None:
         self.source: Any = make(task, seed=seed, options=recipe.options)
-        self.author = Habits(recipe, random)
+        self.author, self.errs_from = Habits(recipe, random), recipe.errs_from
 
     def files(self) -> list[Path]:
         return [Path(inspect.getfile(type(self.source)))]
 
-    def examples(self, n: int, step: int) -> list[tuple[str, str]]:
-        return [(t.prompt, self.source.worked_example(t, self.author)) for t in self.source.draw(n, step)]
+    def examples(self, n: int, step: int) -> list[tuple[Any, str]]:
+        author = self.author if step > self.errs_from else exact
+        return [(t.prompt, self.source.worked_example(t, author)) for t in self.source.draw(n, step)]
 
     def check(self, model: Any, tokenizer: Any, tasks: int, max_new_tokens: int) -> tuple[float, float]:
         return greedy_accuracy(model, tokenizer, self.source, self.source.held_out(tasks), max_new_tokens)
@@ -295,15 +319,28 @@ def lessons_of(task: str, seed: int, recipe: Recipe, random: np.random.Generator
     return Demonstrations(task, recipe.options, recipe.expert, random)
 
 
+def untrained(recipe: Recipe, seed: int) -> Any:
+    """The model of a recipe before its warm-up."""
+    return tiny_vision_model(seed) if recipe.sees else tiny_model(seed, **recipe.dimensions)
+
+
+def prompt_ids(model: Any, tokenizer: PreTrainedTokenizerFast, prompt: Any) -> list[int]:
+    """Token ids of a prompt, as a run's conversation begins."""
+    if isinstance(prompt, str):
+        return tokenizer(prompt).input_ids
+    vision = vision_of(model)
+    return list(PlainChat(tokenizer, None if vision is None else vision.ids).start(prompt).context)
+
+
 def _supervised_loss(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, examples: Sequence[tuple[str, str]]
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, examples: Sequence[tuple[Any, str]]
 ) -> torch.Tensor:
     """Mean cross-entropy of the answers' tokens, `<eos>` included."""
     import torch
 
     rows, first_answer = [], []
     for prompt, answer in examples:
-        opening = tokenizer(prompt).input_ids
+        opening = prompt_ids(model, tokenizer, prompt)
         rows.append(opening + tokenizer(answer, add_special_tokens=False).input_ids + [tokenizer.eos_token_id])
         first_answer.append(len(opening))
     longest = max(map(len, rows))
@@ -325,7 +362,7 @@ def greedy_accuracy(
     """Share of `tasks` with a correct greedy answer, and with the right format; an answer must end by itself."""
     by_length: dict[int, list[tuple[Task, list[int]]]] = {}
     for task in tasks:
-        ids = tokenizer(str(task.prompt)).input_ids
+        ids = prompt_ids(model, tokenizer, task.prompt)
         by_length.setdefault(len(ids), []).append((task, ids))
     correct = well_formed = 0.0
     for members in by_length.values():

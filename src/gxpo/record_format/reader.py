@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gxpo.columns import ACTION, NAN, OBSERVATION, PROMPT
 from gxpo.errors import RecordError, did_you_mean, need
+from gxpo.media import placed, refs_in
 from gxpo.record_format.assemble import Node, Reference, Step, assemble
 from gxpo.record_format.schema import Fork, Record, Turn
 
@@ -96,11 +97,13 @@ class Reader:
         steps: list[Step] = []
         opened: _Open | None = None
         if record.fork is None:
-            prompt = self._context(None, PROMPT, record.prompt, -1, -1) if record.prompt else None
+            shown = _placed(record.prompt, record.media_at, "media_at", fail)
+            prompt = self._context(None, PROMPT, shown, -1, -1) if shown else None
         else:
             steps, opened = self._inherit(record, fail)
             prompt = self.prompts[record.fork.of]
-            if record.prompt and (opened is not None or prompt is None or record.prompt != prompt.token):
+            own = _placed(record.prompt, record.media_at, "media_at", fail)
+            if own and (opened is not None or prompt is None or own != prompt.token):
                 fail("prompt", f"is the one of {record.fork.of!r}, which this trajectory forks: leave it out")
             if record.prompt_text is None:
                 record.prompt_text = self.records[record.fork.of].prompt_text
@@ -129,6 +132,7 @@ class Reader:
         turn: int,
         media: Sequence[str] = (),
     ) -> Node:
+        media = (*dict.fromkeys((*refs_in(tokens), *media)),)
         place = (id(parent[0]), parent[1]) if parent else None
         key = (place, kind, agent, turn, tuple(tokens), tuple(media))
         if self.share and key in self.known:
@@ -168,7 +172,7 @@ class Reader:
 
     def _go_on(self, turn: Turn, opened: _Open, steps: list[Step], where: str, fail: Fail) -> Step:
         """The first turn of a fork inside (or at either end of) an action."""
-        for name in ("observation", "context", "media", "observation_text", "after", "caller"):
+        for name in ("observation", "context", "media", "media_at", "observation_text", "after", "caller"):
             if getattr(turn, name) not in (None, []):
                 fail(f"{where}.{name}", "is the base's where a fork goes on in a turn: leave it out")
         base = opened.step
@@ -209,12 +213,14 @@ class Reader:
                 fail(f"{where}.{name}", f"is {value}, but this is turn {number}: it names an earlier turn")
         agent = self.agents["agent" if turn.agent is None else turn.agent]
         if turn.context is not None:
-            filled = turn.context or turn.media
-            parent = self._context(None, PROMPT, turn.context, -1, -1, turn.media).end if filled else None
+            shown = _placed(turn.context, turn.media_at, f"{where}.media_at", fail)
+            filled = shown or turn.media
+            parent = self._context(None, PROMPT, shown, -1, -1, turn.media).end if filled else None
         else:
             parent = running.get(agent, root)
             if turn.observation or turn.media:
-                parent = self._context(parent, OBSERVATION, turn.observation or [], agent, number, turn.media).end
+                shown = _placed(turn.observation or [], turn.media_at, f"{where}.media_at", fail)
+                parent = self._context(parent, OBSERVATION, shown, agent, number, turn.media).end
         step = Step(
             nodes=[],
             turn=number,
@@ -345,6 +351,16 @@ class Reader:
             "truncated": torch.tensor([r.truncated for r in records], dtype=torch.bool),
             "prompt_node": torch.tensor(prompts, dtype=torch.int64),
         }
+
+
+def _placed(tokens: Sequence[int], media_at: Sequence[Any], name: str, fail: Fail) -> list[int]:
+    """Ids with the rows of pictures in the place of placeholders."""
+    if not media_at:
+        return list(tokens)
+    try:
+        return placed(tokens, media_at)
+    except (ValueError, TypeError) as error:
+        fail(name, str(error))
 
 
 def columns_of(

@@ -12,6 +12,7 @@ _LAST = 2**63 - 1
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Index = Annotated[int, Field(ge=0, le=_LAST)]
 Ids = list[Index]
+MediaAt = list[Annotated[list[Any], Field(min_length=3, max_length=3)]]
 Action = list[Annotated[int, Field(ge=-1, le=_LAST)]]
 
 
@@ -74,6 +75,7 @@ class Turn(_Strict):
         "turn: where further segments begin; tokens before the first of them belong to the base's last segment",
     )
     media: list[str] = Field([], description="references of images and the like in the observation or context")
+    media_at: MediaAt = Field([], description="as of the record, in the observation or context")
     extras: dict[str, Any] = Field(
         {}, description="name: 'file.safetensors#key' beside this file; leading dimension: the action's tokens"
     )
@@ -91,6 +93,11 @@ class Record(_Strict):
     id: str = Field(description="unique in the file")
     fork: Fork | None = Field(None, description="what this trajectory inherits of another")
     prompt: Ids = Field([], description="opens the context of every agent that has not given a `context`")
+    media_at: MediaAt = Field(
+        [],
+        description="[first, n, reference]: tokens first ... first + n - 1 of the prompt, all the model's placeholder, "
+        "stand for a picture: 'sha256:DIGEST.png' (or .npy), the file DIGEST.png in media/ beside this one",
+    )
     prompt_text: str | None = Field(None, description="the prompt as text; of a fork: the base's")
     turns: list[Turn]
     reward: Finite | None = Field(None, description="the outcome, complete in itself; null = unscored, never 0")

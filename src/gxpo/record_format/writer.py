@@ -3,6 +3,7 @@ defaults are left out."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from gxpo.columns import OBSERVATION, Columns, blank_value
 from gxpo.errors import RecordError
+from gxpo.media import written
 from gxpo.record_format.schema import SCHEMA, Record, Turn
 
 _TURN_DEFAULTS = {name: field.default for name, field in Turn.model_fields.items()}
@@ -146,7 +148,7 @@ class Writer:
         inherited = base is not None and f.prompt_text[r] == f.prompt_text[base]
         values = {
             "fork": None if base is None else self._fork(r, base, whole, kept),
-            "prompt": self._tokens_to(self.at.prompt_node[r], r) if base is None else [],
+            **(self._shown("prompt", self._tokens_to(self.at.prompt_node[r], r)) if base is None else {"prompt": []}),
             "prompt_text": None if inherited else f.prompt_text[r],
             "rewards": dict(zip(f.component_names, map(_known, f.components[r].tolist()), strict=True)),
             "success": None if f.success[r].isnan() else bool(f.success[r] >= 1),
@@ -227,12 +229,22 @@ class Writer:
         if parent == end:
             return {}
         if parent >= 0 and self.at.kind[parent] == OBSERVATION and self.at.parent[parent] == end:
-            return {
-                "observation": [self.at.token[t] for t in self._span(parent)],
-                "media": list(f.media.get(parent, ())),
-            }
-        media = [m for n in self._path(parent) for m in f.media.get(n, ())]
-        return {"context": self._tokens_to(parent, r), "media": media}
+            said = self._shown("observation", [self.at.token[t] for t in self._span(parent)])
+            return {**said, "media": self._elsewhere(f.media.get(parent, ()), said)}
+        said = self._shown("context", self._tokens_to(parent, r))
+        return {**said, "media": self._elsewhere([m for n in self._path(parent) for m in f.media.get(n, ())], said)}
+
+    @staticmethod
+    def _shown(name: str, tokens: list[int]) -> dict[str, Any]:
+        """Ids, with placeholders for pictures, and `media_at` if there are any."""
+        ids, media_at = written(tokens)
+        return {name: ids, "media_at": media_at} if media_at else {name: ids}
+
+    @staticmethod
+    def _elsewhere(media: Sequence[str], said: Mapping[str, Any]) -> list[str]:
+        """References that `media_at` does not place."""
+        placed = {ref for _, _, ref in said.get("media_at", ())}
+        return [ref for ref in media if ref not in placed]
 
     def _path(self, node: int) -> list[int]:
         nodes = []

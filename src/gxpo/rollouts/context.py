@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from gxpo import media
 from gxpo.protocols import Chat, ContextUpdate, Conversation, EpisodeRules, Message
 
 if TYPE_CHECKING:
@@ -19,8 +20,10 @@ SUMMARY = "What you wrote down so far:"
 
 
 def messages_of(observation: str | Sequence[Message]) -> list[Message]:
-    """An observation as messages: a text is the user's."""
-    return [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
+    """An observation as messages: a text is the user's. Pictures are marks in texts (`gxpo.media.marked`)."""
+    if isinstance(observation, str):
+        return [{"role": "user", "content": observation}]
+    return [media.with_marks(message) for message in observation]
 
 
 def prompt_messages(chat: Chat, system: str | None, prompt: str | Sequence[Message]) -> list[Message]:
@@ -30,7 +33,7 @@ def prompt_messages(chat: Chat, system: str | None, prompt: str | Sequence[Messa
 
 def text_of(messages: Sequence[Message]) -> str:
     """What messages say, a line each."""
-    return "\n".join(str(m.get("content") or "") for m in messages)
+    return "\n".join(media.text_of(m.get("content")) for m in messages)
 
 
 def opened(instructions: str, messages: Sequence[Message]) -> list[Message]:

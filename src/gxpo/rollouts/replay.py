@@ -16,6 +16,7 @@ from annotated_types import Ge
 
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
+from gxpo.media import PICTURES
 from gxpo.protocols import Session
 from gxpo.registry import part
 from gxpo.rollouts.base import Count, Rollout, Round
@@ -50,7 +51,9 @@ class Store:
             return
         names = set(used.id)
         keep = held.scored & torch.tensor([name in names for name in held.id], dtype=torch.bool)
-        self.add([plain(record) for record in held.select(keep).to_records(share=False)])
+        stored = held.select(keep)
+        PICTURES.retain(ref for refs in stored.media.values() for ref in refs)
+        self.add([plain(record) for record in stored.to_records(share=False)])
 
     def add(self, records: Sequence[Json]) -> None:
         """Store these, and drop what is too much."""

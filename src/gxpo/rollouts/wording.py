@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gxpo.errors import ConfigError, TaskError
+from gxpo.media import with_marks
 from gxpo.protocols import Message, Task
 
 
@@ -39,7 +40,10 @@ def reworded(task: Task, template: str, **said: str) -> Task:
         return dataclasses.replace(task, prompt=template.format(prompt=prompt, **said))
     for i in reversed(range(len(prompt))):
         message = prompt[i]
-        if isinstance(message, Mapping) and message["role"] == "user" and isinstance(message["content"], str):
+        if not isinstance(message, Mapping) or message["role"] != "user":
+            continue
+        message = with_marks(message)
+        if isinstance(message["content"], str):
             changed = {**message, "content": template.format(prompt=message["content"], **said)}
             return dataclasses.replace(task, prompt=(*prompt[:i], changed, *prompt[i + 1 :]))  # type: ignore[arg-type]
     raise TaskError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from gxpo.errors import TaskError, did_you_mean
 from gxpo.media import PICTURES
 from gxpo.protocols import Task
-from gxpo.tasks.source import Author, GeneratedTasks, check_options, exact
+from gxpo.tasks.source import Author, GeneratedTasks, exact
 
 if TYPE_CHECKING:
     from gxpo.media import Pixels
@@ -55,6 +55,7 @@ class Shapes(GeneratedTasks):
     cell       pixels of a place's side
     noise      how far any value of a pixel may be off
     blank      the picture is grey, whatever is asked: what the question alone gives
+    shuffled   the picture is another task's
     told       share of training tasks whose text gives the answer away; held-out tasks never do
 
     A quarter of all pictures is held out.
@@ -65,6 +66,7 @@ class Shapes(GeneratedTasks):
     cell: int = 8
     noise: int = 10
     blank: bool = False
+    shuffled: bool = False
     told: float = 0.0
 
     name: ClassVar[str] = "shapes"
@@ -72,7 +74,7 @@ class Shapes(GeneratedTasks):
     scorer = staticmethod(score)
     reward_default: ClassVar[str] = "correct"
     options: ClassVar[Mapping[str, Any]] = {
-        "questions": (list, tuple), "cell": int, "noise": int, "blank": bool, "told": (int, float),
+        "questions": (list, tuple), "cell": int, "noise": int, "blank": bool, "shuffled": bool, "told": (int, float),
     }  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -83,7 +85,14 @@ class Shapes(GeneratedTasks):
             raise TaskError("shapes: questions must not be empty, cell is 2 to 64, noise 0 to 100, told 0 to 1")
 
     def propose(self, random: np.random.Generator) -> Task:
-        number = int(random.integers(1 << 62))
+        task = self._numbered(int(random.integers(1 << 62)))
+        if not self.shuffled:
+            return task
+        other = self._numbered(task.info["number"] + 1).info["picture"]
+        question = QUESTIONS[task.info["question"]]
+        return replace(task, prompt=self._prompt(other, question), info={**task.info, "picture": other})
+
+    def _numbered(self, number: int) -> Task:
         own = np.random.Generator(np.random.Philox(number))
         question = str(own.choice(list(self.questions)))
         n = {"count": int(own.integers(1, 5)), "same": 2}.get(question, 1)
@@ -97,8 +106,8 @@ class Shapes(GeneratedTasks):
             "same": "yes" if len(set(colours)) == 1 else "no",
         }[question]  # fmt: skip
         squares = {} if self.blank else dict(zip(places, colours, strict=True))
-        ref = PICTURES.put(drawn(squares, own, self.cell, self.noise), keep=False)
-        info = {"question": question, "answers": list(ANSWERS[question]), "number": number}
+        ref = PICTURES.put(drawn(squares, own, self.cell, self.noise))
+        info = {"question": question, "answers": list(ANSWERS[question]), "number": number, "picture": ref}
         return Task(f"shapes/{question}/{number}", self._prompt(ref, QUESTIONS[question]), answer, info)
 
     @staticmethod
@@ -114,14 +123,10 @@ class Shapes(GeneratedTasks):
         own = np.random.Generator(np.random.Philox((1 << 63) + task.info["number"]))
         if not own.random() < self.told:
             return task
-        (message,) = task.prompt
-        ref, text = (part[kind] for part, kind in zip(message["content"], ("image", "text"), strict=True))
-        return Task(task.id, self._prompt(ref, f"{task.answer}. {text}"), task.answer, {**task.info, "told": True})
+        text = f"{task.answer}. {QUESTIONS[task.info['question']]}"
+        return Task(task.id, self._prompt(task.info["picture"], text), task.answer, {**task.info, "told": True})
 
     def worked_example(self, task: Task, author: Author = exact) -> str:
         """The answer as this author writes it."""
         answers = task.info["answers"]
         return answers[author(task.id, answers.index(task.answer)) % len(answers)]
-
-
-__all__ = ["ANSWERS", "COLOURS", "QUESTIONS", "Shapes", "check_options", "drawn", "score"]

@@ -22,9 +22,10 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
-from gxpo import runtime
+from gxpo import media, runtime
 from gxpo.errors import CheckpointError, need
 from gxpo.learners.finite import first_not_finite
+from gxpo.media import PICTURES, REF
 
 T = TypeVar("T")
 FOLDER = "checkpoints"
@@ -71,6 +72,9 @@ def save(
     partial = folder / f"{_PARTIAL}{final.name}"
     first = engine is None or runtime.rank() == 0
     files = {TENSORS: _tensor_bytes(tensors), STATE: _state_bytes(state)} if first else {}
+    if pictures := REF.findall(files.get(STATE, b"").decode()):  # of stored rollouts
+        with _saving(run, step, partial):
+            PICTURES.save((f"sha256:{digest}.{kind}" for digest, kind in pictures), pictures_of(run))
     if engine is None:
         with _saving(run, step, partial):
             _prepare(run, partial)
@@ -154,6 +158,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors (on the CPU, all finite) and the state of the directory `path`, checked against its manifest; what is
     under `engine/` is read by whoever wrote it, or by `gxpo.trainer.shards`."""
     path = Path(path)
+    PICTURES.look_in(pictures_of(path.parent.parent))
     entries = _manifest(path)
     data = {name: _read(path / name) for name in (TENSORS, STATE)}
     for name, content in data.items():
@@ -166,6 +171,11 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if broken := first_not_finite(tensors):
         raise CheckpointError(f"damaged checkpoint: {broken!r} in {path / TENSORS} has values that are not finite")
     return tensors, json.loads(data[STATE])
+
+
+def pictures_of(run: Path) -> Path:
+    """Where a run's pictures lie: beside its rollouts."""
+    return run / "rollouts" / media.FOLDER
 
 
 def newest_state(run: Path) -> dict[str, Any]:

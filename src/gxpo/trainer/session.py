@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gxpo import runtime
+from gxpo import media, runtime
 from gxpo.chat import PlainChat
 from gxpo.chat.plain import Tokens
 from gxpo.errors import ConfigError, TaskError
@@ -47,7 +47,13 @@ from gxpo.trainer.culprit import largest_slope
 
 def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     """Ids to text, special tokens and steps that are no vocabulary id left out."""
-    return lambda tokens: tokenizer.decode([t for t in tokens if t >= 0], skip_special_tokens=True)
+
+    def text(tokens: Sequence[int]) -> str:
+        if tokens and max(tokens) >= media.FIRST:
+            return media.shown([t for t in tokens if t >= 0], text)
+        return tokenizer.decode([t for t in tokens if t >= 0], skip_special_tokens=True)
+
+    return text
 
 
 class Session:

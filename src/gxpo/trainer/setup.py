@@ -11,6 +11,7 @@ import torch
 from gxpo import chat, models, worlds
 from gxpo.config import Resolved
 from gxpo.decoder.architecture import positions
+from gxpo.decoder.vision import vision_of
 from gxpo.engines.flow import FlowEngine
 from gxpo.engines.tinker import TinkerSampler
 from gxpo.errors import ConfigError
@@ -108,7 +109,7 @@ def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
         notify(f"warm-up of the tiny model (once, then cached): step {check.step}, loss {check.loss:.2f}{seen}")
 
     loaded = models.load(s.model, task=s.task, device=device, dtype=s.learner.dtype, progress=warming, notify=notify)
-    talk = _chat(s, loaded.tokenizer)
+    talk = _chat(s, loaded.tokenizer, loaded.model)
     sharded: dict[str, Any] = {"sampled": s.sampling.engine != "openai"} if s.cluster.backend == "fsdp" else {}
     learner = (ShardedLearner if sharded else TorchLearner)(
         loaded.model,
@@ -139,9 +140,16 @@ def _remote_policy(resolved: Resolved, device: str, notify: Notify) -> Policy:
     return Policy(tokenizer, learner, engine, _chat(s, tokenizer), device, longest)
 
 
-def _chat(s: RunSettings, tokenizer: Any) -> Chat:
-    c = s.chat
-    return chat.make(tokenizer, template=c.template, kwargs=c.kwargs, tools_format=c.tools, rewrites=c.rewrites)
+def _chat(s: RunSettings, tokenizer: Any, model: Any = None) -> Chat:
+    c, vision = s.chat, None if model is None else vision_of(model)
+    return chat.make(
+        tokenizer,
+        template=c.template,
+        kwargs=c.kwargs,
+        tools_format=c.tools,
+        rewrites=c.rewrites,
+        rows_of=None if vision is None else vision.ids,
+    )
 
 
 def _flow_policy(resolved: Resolved, notify: Notify) -> Policy:

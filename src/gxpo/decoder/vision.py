@@ -1,0 +1,140 @@
+"""How a vision-language model of transformers reads pictures: rows of its tower for ids beyond the vocabulary.
+
+`install` changes two modules of a model in place, by class, so that parameters and their names stay as they are: the
+embedding gives a picture's rows for ids of `gxpo.media`, from one run of the tower for each distinct picture of a
+forward pass, and the head gives the model's own placeholders no probability, in sampling and in every log-prob.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from gxpo import media
+from gxpo.errors import ModelError
+
+if TYPE_CHECKING:
+    from gxpo.media import Pixels
+
+Grid = tuple[int, int, int]  # frames, rows and columns of a picture, as the language model reads it
+PLACEHOLDERS = (
+    "image_token_id", "image_token_index", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+)  # fmt: skip
+
+
+class Processor(Protocol):
+    """Prepares pictures for a tower."""
+
+    def grid(self, height: int, width: int) -> Grid:
+        """Grid of a picture of that size, in pixels."""
+        ...
+
+    def inputs(self, pictures: Sequence[Pixels]) -> Mapping[str, Tensor]:
+        """What the model's `get_image_features` is called with."""
+        ...
+
+
+class Vision:
+    """The tower of a model and its processor.
+
+    model        the part of a causal model that has `get_image_features`
+    placeholder  id that stands for a row in the model's own vocabulary
+    banned       ids that are never sampled
+    at_once      pictures that go through the tower together
+    """
+
+    def __init__(self, model: Any, processor: Processor, config: Any, at_once: int = 256) -> None:
+        self.model, self.processor, self.at_once = model, processor, at_once
+        self.banned = tuple(sorted({i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None}))
+        self.placeholder: int = next(i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None)
+
+    def grid(self, ref: str) -> Grid:
+        """Grid of a picture."""
+        height, width = _size(ref)
+        return self.processor.grid(height, width)
+
+    def ids(self, ref: str) -> tuple[int, ...]:
+        """Ids of a picture's rows, as contexts hold them."""
+        frames, rows, columns = self.grid(ref)
+        media.PICTURES.placeholders[ref] = self.placeholder
+        return media.ids(ref, frames * rows * columns)
+
+    def features(self, refs: Sequence[str]) -> list[Tensor]:
+        """[rows, H] of each picture."""
+        out: list[Tensor] = []
+        for start in range(0, len(refs), self.at_once):
+            some = refs[start : start + self.at_once]
+            given = self.processor.inputs([media.PICTURES.pixels(ref) for ref in some])
+            like = next(self.model.parameters())
+            here = {k: x.to(like.device, like.dtype if x.is_floating_point() else None) for k, x in given.items()}
+            found = self.model.get_image_features(**here, return_dict=True).pooler_output
+            out += [x.reshape(-1, x.shape[-1]) for x in found]
+        for ref, x in zip(refs, out, strict=True):
+            frames, rows, columns = self.grid(ref)
+            if x.shape[0] != frames * rows * columns:
+                raise ModelError(f"picture {ref[:20]}: {x.shape[0]} rows of the tower for a grid of {self.grid(ref)}")
+        return out
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """[n, H] rows of pictures by id [n]."""
+        own = ids.cpu() - media.FIRST
+        keys, place = torch.unique(own // media.ROWS, return_inverse=True)
+        found = self.features([media.PICTURES.ref_of(key) for key in keys.tolist()])
+        begin = torch.tensor([0, *(len(x) for x in found[:-1])]).cumsum(0)
+        return torch.cat(found).index_select(0, (begin[place] + own % media.ROWS).to(ids.device))
+
+
+@lru_cache(maxsize=1 << 16)
+def _size(ref: str) -> tuple[int, int]:
+    """Height and width of a picture."""
+    height, width, _ = media.PICTURES.pixels(ref).shape
+    return height, width
+
+
+class PictureEmbedding(nn.Embedding):
+    """An embedding that gives rows of pictures too."""
+
+    vision: Vision
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = input >= media.FIRST
+        if not bool(rows.any()):
+            return super().forward(input)
+        out = super().forward(input.masked_fill(rows, 0))
+        return out.index_put((rows,), self.vision.rows(input[rows]).to(out))
+
+
+class TextHead(nn.Linear):
+    """A head that gives some ids no probability."""
+
+    banned: tuple[int, ...]
+
+    def forward(self, input: Tensor) -> Tensor:
+        out = super().forward(input)
+        return out.index_fill(-1, torch.tensor(self.banned, device=out.device), -torch.inf)
+
+
+def install(causal: Any, processor: Processor) -> Vision:
+    """Let a vision-language model read pictures by the ids of `gxpo.media`."""
+    embedding, head = causal.get_input_embeddings(), causal.get_output_embeddings()
+    inner = getattr(causal, causal.base_model_prefix, None)
+    if type(embedding) is not nn.Embedding or type(head) is not nn.Linear or not hasattr(inner, "get_image_features"):
+        raise ModelError(
+            f"{type(causal).__name__} can't be given pictures: gxpo knows models of transformers that have "
+            "get_image_features, a plain embedding and a linear head"
+        )
+    vision = Vision(inner, processor, causal.config)
+    embedding.__class__, head.__class__ = PictureEmbedding, TextHead
+    cast("PictureEmbedding", embedding).vision = vision
+    cast("TextHead", head).banned = vision.banned
+    return vision
+
+
+def vision_of(model: Any) -> Vision | None:
+    """What a model, or one wrapped by peft, sees with; None: it reads texts alone."""
+    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    return getattr(embedding, "vision", None)

@@ -1,0 +1,71 @@
+"""Processors of pictures: our own for small models, those of transformers for checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gxpo.decoder.vision import vision_of
+from gxpo.errors import ModelError
+
+if TYPE_CHECKING:
+    from gxpo.decoder.vision import Grid, Processor
+    from gxpo.media import Pixels
+
+FILE = "preprocessor_config.json"  # where transformers looks, too
+KIND = "image_processor_type"
+
+
+@dataclass(frozen=True)
+class NearestProcessor:
+    """Pictures scaled to `size` x `size` pixels by the nearest, values to [-1, 1]; a row for each patch."""
+
+    size: int
+    patch: int
+
+    def grid(self, height: int, width: int) -> Grid:
+        side = self.size // self.patch
+        return 1, side, side
+
+    def inputs(self, pictures: Sequence[Pixels]) -> Mapping[str, Tensor]:
+        """pixel_values [n, 3, size, size] float32."""
+        scaled = np.stack([nearest(p, self.size, self.size) for p in pictures])
+        return {"pixel_values": torch.from_numpy(scaled).permute(0, 3, 1, 2).to(torch.float32) / 127.5 - 1}
+
+
+def nearest(pixels: Pixels, height: int, width: int) -> Pixels:
+    """Pixels [height, width, 3]: each the nearest one of a picture of another size."""
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    y = ((np.arange(height) + 0.5) * pixels.shape[0] / height).astype(np.int64)
+    x = ((np.arange(width) + 0.5) * pixels.shape[1] / width).astype(np.int64)
+    return pixels[y][:, x]
+
+
+def save_processor(model: Any, folder: Path) -> None:
+    """Write the processor of a model that sees beside its weights."""
+    vision = vision_of(model)
+    if vision is None:
+        return
+    processor: Any = vision.processor
+    if hasattr(processor, "save_pretrained"):
+        processor.save_pretrained(folder)
+    else:
+        told = {KIND: type(processor).__name__, **asdict(processor)}
+        (folder / FILE).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+def load_processor(name: str, path: Path | None) -> Processor:
+    """The processor that lies beside the weights of the model called `name`."""
+    file = None if path is None else path / FILE
+    told = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.is_file() else {}
+    if told.pop(KIND, None) == NearestProcessor.__name__:
+        return NearestProcessor(**told)
+    raise ModelError(f"model {name!r}: its processor of pictures is not known here")
