@@ -151,7 +151,7 @@ def _with_pictures(message: Mapping[str, Any], change: Callable[[Any], Any]) -> 
 def _carried(picture: Any) -> str:
     """A picture as JSON has it."""
     try:
-        ref = PICTURES.put(picture, keep=False)
+        ref = PICTURES.put(picture)
         data = PICTURES.data(ref) if ref.endswith(".png") else png(PICTURES.pixels(ref))
     except (GxpoError, OSError, ValueError) as error:
         raise Nonsense(f"observation shows what is no picture: {error}") from error

@@ -117,7 +117,7 @@ class Charts(GeneratedTasks):
         text, answers, answer = self._asked(question, colours, values, own)
         chart = canvas(SIDE, SIDE, GREY) if self.blank else drawn(values, colours, self.tick)
         pixels = noisy(scaled(chart, self.scale * SIDE, self.scale * SIDE), own, self.noise)
-        parts = [{"type": "image", "image": PICTURES.put(pixels, keep=False)}, {"type": "text", "text": text}]
+        parts = [{"type": "image", "image": PICTURES.put(pixels)}, {"type": "text", "text": text}]
         bars = dict(zip(colours, values, strict=True))
         info = {"question": question, "answers": answers, "number": number, "bars": bars}
         return Task(f"charts/{question}/{number}", ({"role": "user", "content": parts},), answer, info)
