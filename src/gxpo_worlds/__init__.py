@@ -1,6 +1,7 @@
 """Toy environments: grid worlds, a shop, questions with tools. `task: sokoban` in a configuration.
 
-Each is a class with `reset(seed)` and `step(action)` that speaks text, as a user's own environment is.
+Each is a class with `reset(seed)` and `step(action)` that speaks text or shows pictures, as a user's own
+environment is.
 """
 
 WORLDS = {
