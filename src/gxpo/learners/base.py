@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge
@@ -18,11 +18,13 @@ from gxpo.errors import CheckpointError, ModelError
 from gxpo.forest import Forest
 from gxpo.grouped import dense
 from gxpo.learners.accumulate import constants, in_one_pass, in_two_passes, unit_of, whole_units
-from gxpo.learners.lora import Adapters
 from gxpo.learners.optimiser import Optimiser, local
 from gxpo.protocols import LossFunction, StepInfo, StepRunner
 from gxpo.ranges import Part
 from gxpo.registry import part
+
+if TYPE_CHECKING:
+    from gxpo.learners.lora import Adapters
 
 
 # ---------------------------------------------------------------- which optimiser steps
