@@ -1,7 +1,7 @@
 r"""ARPO (of GUI agents): in a group without a success a stored success of the task takes the place of one attempt.
 
-B_q: the newest 8 successes of task q. All of q's group failed and B_q is not empty: one of B_q, drawn at random, for one
-row. r = verdict + 0.5 format; A, L as in GRPO, clip 0.2 / 0.3, no KL. Verdicts 0, formats 1 1 0 1 1 1 1 0 (eps 1e-6):
+B_q: the newest 8 successes of task q. All of q's group failed and B_q is not empty: one of B_q, at random, for one row.
+r = verdict + 0.5 format; A, L as in GRPO, clip 0.2 / 0.3, no KL. Verdicts 0, formats 1 1 0 1 1 1 1 0 (eps 1e-6):
 A = .540059 x 6, -1.620178 x 2 without replay, 2.160242, 0, -1.080121, 0, 0, 0, 0, -1.080121 with it
 
 Choices. The code's `enable_replay` is read nowhere: replay is always on. It recomputes log-probs of what it replays, so

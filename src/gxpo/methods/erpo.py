@@ -22,7 +22,7 @@ erpo = Definition(
     arxiv="2511.04800",
     authors="Liu, Chenxi and Liang, Junjie and Jia, Yuqi and Cao, Bochuan and Bai, Yang and Huang, Heng and Chen, Xun",
     year=2025,
-    formula="T_q = min(T_0 + c_q dT, T_max), c_q visits all right in a row; all right: A over the group and a virtual 0",
+    formula="T_q = min(T_0 + c_q dT, T_max), c_q visits all right in a row; all right: A over group and a virtual 0",
     evidence="reconstruction",
     keys={
         "rollout": TaskTemperature,

@@ -1,15 +1,16 @@
 r"""R^3: replay of the other verdict into uniform groups, reflection on stored failures, ranks of truncated answers.
 
-all wrong: + 1 stored right row of the task; all right: + 1 stored wrong row; A over all of them, four and one: -0.447214
-x 4 and 1.788854, or the negative.   Tasks right below 1/2 the last time: G more attempts with a stored failure in the
-prompt, a group of their own.   Truncated, not right: r + 0.1 rank / (N - 1), rank by the number j of truncated members
-with peak_i > peak_j and mean_i < mean_j; peak, mean of token entropies, peak over the largest fifth
+all wrong: + 1 stored right row of the task; all right: + 1 stored wrong row; A over all of them (four and one:
+-0.447214 x 4 and 1.788854, or the negative).   Right below 1/2 the last time: G more attempts with a stored failure in
+the prompt, a group of their own.   Truncated, not right: r + 0.1 rank / (N - 1), rank by the number of truncated members
+j with peak_i > peak_j and mean_i < mean_j; peak: mean of the largest fifth of the token entropies, mean: of all
 
-Choices. The method section was read up to the weight of replayed rows: 1 here (`rollout.coef`); k = 1, 1/2, the prompt's
-words and a fifth are ours. The paper ranks by sort order, so that three who dominate nobody have 2/3, 1/3 and 0; here
-they share 1/3. Its R_max is not known to us: 0.1 keeps a truncated answer far below a right one; above a finished wrong
-one it is, which pays for running on, and in a group that is all truncated the std makes it whole. Pushing down a stored
-failure is off policy: ratios are over the log-probs of its time. Rows with a failure in the prompt are not stored.
+Choices. The method section was read up to the weight of replayed rows: 1 here (`rollout.coef`); k = 1, 1/2, the words
+of the prompt and a fifth are ours. The paper ranks by sort order, so that three who dominate nobody have 2/3, 1/3 and
+0; here they share 1/3. Its R_max is not known to us: 0.1 keeps a truncated answer far below a right one; above a
+finished wrong one it is, which pays for running on, and in a group that is all truncated the std makes it whole.
+Pushing down a stored failure is off policy: ratios are over the log-probs of its time. Rows with a failure in the
+prompt are not stored.
 """
 
 from gxpo.credit.baselines import unfinished_by_rank
@@ -24,12 +25,16 @@ r3 = Definition(
     arxiv="2601.19620",
     authors="Jiang, Zhizheng and Zhao, Kang and Xu, Weikai and Lin, Xinkui and Liu, Wei and Luan, Jian and others",
     year=2026,
-    formula="uniform groups + a stored row of the other verdict; q + failure; truncated: r + c rank(peak up, mean down)",
+    formula="uniform groups + a stored row of the other verdict; q + failure; truncated: r + c rank(peak, -mean)",
     evidence="paper",
     keys={
         "rollout": Replay,
-        **{f"rollout.{k}": v for k, v in {"into": "uniform", "statistics": "mixed", "how": "reflect"}.items()},
-        **{f"rollout.{k}": v for k, v in {"replays": 1, "min_stored": 1, "choice": "random"}.items()},
+        "rollout.into": "uniform",
+        "rollout.statistics": "mixed",
+        "rollout.replays": 1,
+        "rollout.min_stored": 1,
+        "rollout.choice": "random",
+        "rollout.how": "reflect",
         "signal.structural_entropy": structural_entropy,
         "credit": unfinished_by_rank,
         "objective.ratio_over": "behaviour",

@@ -7,7 +7,7 @@ Choices. There it is TD3, SAC and PPO in MuJoCo: snapshots of ten episodes of a 
 clusters by its critic's value, a cluster and then a snapshot of it at random; episodes are cut 100 steps later, and the
 first 100,000 steps of 1,000,000 are sampled so. Here there is no critic, so that turns are drawn instead of clusters;
 nothing is cut (`env.max_turns` counts from the snapshot), since a group has no critic that would bootstrap. F = 100 is
-ours. The teacher is the environment's expert; `rollout.teacher: own` takes successes of the run's earlier policies, and a
+ours. The teacher is the environment's expert; `rollout.teacher: own` takes successes of the run's earlier policies, a
 folder of records (RUN/rollouts) those of another run. Later states are nearer to success, so that groups that all fail
 from the start differ from there; the policy still has to learn the first moves, of which these episodes say nothing.
 """

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from gxpo import records
-from gxpo.errors import ConfigError, GxpoError, RecordError
+from gxpo.errors import GxpoError, RecordError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion
 from gxpo.registry import part
@@ -36,11 +36,11 @@ class SnapshotStart(Remembers, Rollout):
                 start. 0: throughout
     max_stored  successes of a task that are stored, the newest, of which one is drawn; `max_tasks`: see `ReplayBuffer`
 
-    A way is gone once more, unsampled and uncharged: its actions are given to the environment, and all its turns are
-    equally likely to be the place. Environments are put there from a snapshot, or by the same actions. What was said
-    before is the prompt, of which nothing is trained or paid; `env.max_turns` counts from there. All of a group begin
-    in the same state, so that they can be compared; info["begins"] is its turn, and info["way"] the way's id. Held-out
-    tasks are attempted from their start.
+    A way is gone once more, unsampled and uncharged, as far as `env.max_turns`: its actions are given to the
+    environment, and all its turns are equally likely to be the place. Environments are put there from a snapshot, or by
+    the same actions. What was said before is the prompt, of which nothing is trained or paid; `env.max_turns` counts
+    from there. All of a group begin in the same state, so that they can be compared; info["begins"] is its turn, and
+    info["way"] the way's id. Held-out tasks are attempted from their start.
 
     Source: Snapshot RL, arXiv 2403.00673, and its code, in MuJoCo.
     """
@@ -67,8 +67,6 @@ class SnapshotStart(Remembers, Rollout):
         return self.teacher == OWN
 
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts | Fork]:
-        if not play.world:
-            raise ConfigError("rollout snapshot_start begins in states of an environment: choose a task that is one")
         if self.first_steps and play.session.step > self.first_steps:
             return [draw.attempts(self.group_size) for draw in draws]
         ways = self._ways(draws, play)
@@ -86,7 +84,9 @@ class SnapshotStart(Remembers, Rollout):
         return out
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        place = {draw.group: i for i, draw in enumerate(play.drawn)}
         forest = rounds[0].scored
+        forest = forest.select(sorted(range(forest.n_trajectories), key=lambda r: place[forest.group[r]]))
         if self.teacher == OWN:
             whole = [info.get("begins", 0) == 0 for info in forest.info]
             self.buffer.hold(forest.select((forest.success >= 1) & torch.tensor(whole, dtype=torch.bool)))
@@ -145,4 +145,3 @@ def successes(path: str, most: int) -> dict[str, list[Json]]:
     if not found:
         raise RecordError(f"{path}: no trajectory in it is a success, so there is no way to begin on")
     return {task: own[-most:] for task, own in found.items()}
-

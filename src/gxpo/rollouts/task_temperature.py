@@ -56,8 +56,8 @@ class TaskTemperature(Rollout):
         own, out = play.session.sampling, []
         for draw in draws:
             heat = heated(own.temperature, self.visits.get(draw.task.id, 0), self.step, self.most)
-            hot = {"sampling": dataclasses.replace(own, temperature=heat)} if heat != own.temperature else {}
-            out.append(draw.attempts(self.group_size, info={"temperature": heat}, **hot))
+            hot = dataclasses.replace(own, temperature=heat) if heat != own.temperature else None
+            out.append(draw.attempts(self.group_size, sampling=hot, info={"temperature": heat}))
         return out
 
     # ------------------------------------------------------------ memory
