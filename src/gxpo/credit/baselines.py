@@ -176,20 +176,24 @@ def unfinished_by_rank(
     structural_rank: Tensor,
     where: Tensor | None = None,
     *,
-    most: Annotated[float, Ge(0)] = 0.1,
+    least: Finite = 0.0,
+    most: Finite = 0.1,
     **statistic: Any,
 ) -> Tensor:
-    """Group-relative advantage that tells truncated answers apart (R^3): outcome + most * rank of those not correct.
+    """Group-relative advantage that tells truncated answers apart (R^3): outcome + least + (most - least) rank of those
+    that are not correct.
 
     outcome          [R] any float dtype;   group  [R] int64 dense ids, -1 = in no group
     complete         [R] bool: not cut off by a limit
     structural_rank  [R] signal, 0 to 1, among the group's truncated answers (`structural_entropy`)
-    most             what the first of them earns: below what a right answer earns more than a wrong one
+    least, most      what the last and the first of them earn: `most` below what a right answer earns more than a wrong
+                     one. Above 0, running into the limit pays more than a wrong end, and is learnt; -0.1 and 0 do not
+                     pay for it
 
     In a group of truncated answers alone the scale of the std makes the smallest difference as large as a verdict's.
     Source: R^3, arXiv 2601.19620.
     """
-    earned = torch.where(complete | correct, 0.0, most * structural_rank.to(torch.float64))
+    earned = torch.where(complete | correct, 0.0, least + (most - least) * structural_rank.to(torch.float64))
     return group_relative(outcome.to(torch.float64) + earned, group, where=where, **statistic)
 
 
