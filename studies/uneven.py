@@ -1,7 +1,7 @@
 """A list of additions of uneven difficulty: 40 of one digit, 80 of two and 80 of three, and held-out ones.
 
-`python studies/uneven.py` writes studies/uneven.jsonl, studies/uneven_held_out.jsonl and studies/few.jsonl, every second
-line of the first: tasks that come round often.
+`python studies/uneven.py` writes studies/uneven.jsonl, studies/uneven_held_out.jsonl and studies/few.jsonl, which has
+every second line of the first: tasks that come round often.
 """
 
 import json

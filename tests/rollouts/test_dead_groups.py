@@ -260,6 +260,18 @@ def test_reflection_needs_a_store() -> None:
         Replay(2, how="reflect", options={"template": "{prompt}"})
 
 
+def test_replays_stand_beside_whatever_was_attempted_again() -> None:
+    part = Replay(
+        2, 2, "recent", 1, 4, when="all_wrong", how="hotter", keep="newest", options={"more": 3, "temperature": 2.0}
+    )
+    train(part, ["a"], Heated({(1, "a"): [1, 0]}, 1))
+    session = Heated({(2, "a"): [0, 0, 1, 0, 0]}, 2)
+    forest = train(part, ["a"], session)
+    assert session.asked == [(1.0, 2), (2.0, 3)] and session.budget.discarded == 2
+    assert forest.group == ["s2/a"] * 3 + ["s2/a/replay"] * 2
+    assert [r["sampling"]["temperature"] for r in part.buffer.of("a")] == [1.0, 2.0, 2.0, 2.0]  # the newest four
+
+
 # ---------------------------------------------------------------- ARPO of GUI agents
 def test_the_cards_numbers_with_a_format_reward() -> None:
     arpo = gxpo.method("arpo_gui")

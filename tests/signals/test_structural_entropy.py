@@ -58,9 +58,7 @@ def answers(truncated: list[bool], success: list[float], lengths: tuple[int, ...
 
 def test_the_peak_is_the_mean_of_the_largest_share() -> None:
     forest = answers([True, True, True, False], [0.0] * 4, (5, 5, 2, 5))
-    entropy = torch.tensor(
-        [0.1, 3.0, 0.1, 0.1, 0.1] + [0.9, 1.0, 0.9, 0.9, 0.9] + [2.0, 2.0] + [9.0, 0.0, 0.0, 0.0, 0.0]
-    )
+    entropy = torch.tensor([0.1, 3.0, 0.1, 0.1, 0.1, 0.9, 1.0, 0.9, 0.9, 0.9, 2.0, 2.0, 9.0, 0.0, 0.0, 0.0, 0.0])
     # peak of one token: 3.0, 1.0, 2.0; means .68, .92, 2.0: the first dominates both; two and three nobody
     assert structural_entropy(forest, entropy, share=0.2).tolist() == pytest.approx([1.0, 0.25, 0.25, 0.0])
     # half of five, two tokens: 1.55, 0.95, and of two tokens one: 2.0. The first dominates the second alone
