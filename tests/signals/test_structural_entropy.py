@@ -93,4 +93,4 @@ def test_below_zero_running_on_earns_less_than_a_wrong_end() -> None:
 def test_a_run_whose_answers_are_all_cut_off_learns(tmp_path) -> None:
     keys = {"tasks.per_step": 2, "rollout.group_size": 4, "sampling.max_new_tokens": 3, "eval.tasks": 1}
     run = gxpo.train("tiny:cold", "arithmetic", "r3", 1, lambda completion: 0.0, out=tmp_path / "run", set=keys)
-    assert run.metrics[0]["grad_norm"] > 0 and run.metrics[0]["truncated"] > 0.5
+    assert run.metrics[0]["grad_norm"] > 0 and run.metrics[0]["truncated_rate"] > 0.5
