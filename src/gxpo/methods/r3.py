@@ -8,9 +8,9 @@ it dominates: peak_i > peak_j and mean_i < mean_j; peak: mean of the largest fif
 Choices. The method section was read up to the weight of replayed rows: 1 here (`rollout.coef`); k = 1, 1/2, the words
 of the prompt and a fifth are ours. The paper ranks by sort order, so that three who dominate nobody have 2/3, 1/3 and
 0; here they share 1/3. Its R_max is not known to us; 0.1 stays far below a right answer. It is above a finished wrong
-one, so that running into the limit is learnt: so it was in our study, where accuracy fell. `credit.least: -0.1` with
-`credit.most: 0` does not pay for it. Pushing down a stored failure is off policy: ratios are over the log-probs of its
-time. Rows with a failure in the prompt are not stored. `rollout.how: once` leaves them out.
+one, so that running into the limit may be learnt: so it was in our study, where accuracy fell. `credit.least: -0.1`
+with `credit.most: 0` does not pay for it. Pushing down a stored failure is off policy: ratios are over the log-probs of
+its time. Rows with a failure in the prompt are not stored. `rollout.how: once` leaves them out.
 """
 
 from gxpo.credit.baselines import unfinished_by_rank
