@@ -290,6 +290,23 @@ def test_the_cards_numbers_with_a_format_reward() -> None:
     assert advantages(arpo, bare) == pytest.approx(without, abs=1e-6)
 
 
+# ---------------------------------------------------------------- runs
+@pytest.mark.filterwarnings("ignore:reward")
+@pytest.mark.parametrize(
+    ("method", "remembered", "keys"),
+    [
+        ("r3", '"stored"', {"rollout.below": 1.0}),
+        ("arpo_gui", '"stored"', {}),
+        ("eframe", '"groups"', {"rollout.more": 4, "rollout.every": 2, "rollout.least": 0.5}),
+    ],
+)
+def test_a_run_resumed_from_the_middle_is_the_run_never_stopped(
+    method: str, remembered: str, keys: dict, tmp_path: Path
+) -> None:
+    rows = check_resumed(method, tmp_path, remembered, **keys)
+    assert any(row.get("origin_replay") for row in rows) or method == "arpo_gui"  # where some group fails throughout
+
+
 # ---------------------------------------------------------------- a real model
 @pytest.mark.parametrize(
     "part", [lambda: GroupReplay(2, when="all_wrong", how="hotter", keep="newest", options={"more": 3}),
