@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from gxpo.definition import show
 from gxpo.forest import Forest
@@ -14,10 +14,7 @@ from gxpo.rollouts.base import Count, Rollout, Round
 from gxpo.rollouts.build import Attempts, Draw, Limit
 from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.hint import Solution
-from gxpo.rollouts.ways import Ask
-
-if TYPE_CHECKING:
-    from gxpo.rollouts.replay import ReplayBuffer
+from gxpo.rollouts.ways import Ask, Stored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +51,7 @@ class Retried(Formula, Rollout):
             self.apply(fits, [self.group_size])
 
     @property
-    def stored(self) -> ReplayBuffer | None:
+    def stored(self) -> Stored | None:
         """What is stored of each task, where a way may read it."""
         return None
 

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 from annotated_types import Gt, Interval
 
@@ -24,11 +24,16 @@ from gxpo.rollouts.hint import Cut, Solution, hints_of
 from gxpo.rollouts.reference import EXPERTS, demonstrated, reference_of, solutions_of
 from gxpo.rollouts.wording import Wording, check_template
 
-if TYPE_CHECKING:
-    from gxpo.rollouts.replay import Json, ReplayBuffer
-
 F = TypeVar("F", bound=Callable[..., Any])
 TEMPERED = "tempered"  # origin of attempts at another temperature than the run's
+
+
+class Stored(Protocol):
+    """Rollouts of earlier steps, as records."""
+
+    def of(self, task: str) -> list[dict[str, Any]]:
+        """Those of a task, oldest first."""
+        ...
 
 
 class Ask(NamedTuple):
@@ -43,7 +48,7 @@ class Ask(NamedTuple):
     draws: Sequence[Draw]
     play: Play
     group_size: int
-    stored: ReplayBuffer | None = None
+    stored: Stored | None = None
 
     def plain(self) -> list[Attempts]:
         """`group_size` attempts at each draw."""
@@ -274,7 +279,7 @@ def reflect(
     return out
 
 
-def _said(record: Json, play: Play) -> str:
+def _said(record: dict[str, Any], play: Play) -> str:
     """What was said in a stored attempt, and in an environment what it was told before each action but the first."""
     lines: list[str] = []
     for i, turn in enumerate(record["turns"]):
