@@ -1,6 +1,7 @@
 """A list of additions of uneven difficulty: 40 of one digit, 80 of two and 80 of three, and held-out ones.
 
-`python studies/uneven.py` writes studies/uneven.jsonl and studies/uneven_held_out.jsonl.
+`python studies/uneven.py` writes studies/uneven.jsonl, studies/uneven_held_out.jsonl and studies/few.jsonl, which has
+every second line of the first: tasks that come round often.
 """
 
 import json
@@ -32,7 +33,10 @@ def main():
     rows = {digits: additions(digits, EACH[digits], draws) for digits in EACH}
     for name, held_out in (("uneven", False), ("uneven_held_out", True)):
         own = [row for d, sums in rows.items() for row in (sums[: HELD_OUT[d]] if held_out else sums[HELD_OUT[d] :])]
-        (here / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in own))
+        lines = [f"{json.dumps(row)}\n" for row in own]
+        (here / f"{name}.jsonl").write_text("".join(lines))
+        if not held_out:
+            (here / "few.jsonl").write_text("".join(lines[::2]))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ EQUAL_GROUPS_LEARN = {
     "matchtir",  # turns of one number, of which some are the last and paid
     "alphamath", "masprm",  # a head is trained; what is right is imitated
     "polychromic",  # attempts that say the same beside others that do not
-    "ngrpo", "psr_nsr", "asymre",  # built to push: a virtual member, no baseline, a shifted one
+    "ngrpo", "erpo", "psr_nsr", "asymre",  # built to push: a virtual member, no baseline, a shifted one
     "ospo",  # steps of one turn: some attempts end there and are paid
     "progrpo",  # groups in which all are right, by how sure the policy was
     "oprl",  # steps that its own reward model tells apart
@@ -291,7 +291,7 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
     "spectral_po": {"reward.shape.correct_prefix.component": "format"},
     "seed_grpo": {"weight.answer_entropy.alpha": 0.5},  # a cold model never says the same twice
     **{name: {"sampling.max_new_tokens": 24} for name in ("himac", "pta_grpo", "luffy", "gcpo_gold", "tempsamp_r1")},
-    **{name: DOORS for name in ("thor", "hi_agent")},
+    **{name: DOORS for name in ("thor", "hi_agent", "snapshot_rl")},
     "step_grpo_router": {"task": f"{Path(__file__).parent / 'rollouts' / 'expert_env.py'}:Asked"},
     "deepsearch": {"rollout.width": 2},  # of four ends that a cold model reaches one is right, and that one is kept
     # steps of an episode: a cold model says nothing that a world understands, so what it is judged by is made up

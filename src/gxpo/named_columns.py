@@ -37,6 +37,7 @@ TRAJECTORY: Mapping[str, Callable[[Forest], Tensor]] = {  # [R]
     "complete": lambda forest: ~forest.truncated,
     "length": lambda forest: forest.lengths(),
     "shown": lambda forest: torch.tensor([x == "demonstration" for x in forest.origin], dtype=torch.bool),
+    "tempered": lambda forest: torch.tensor([x == "tempered" for x in forest.origin], dtype=torch.bool),
 }
 TOKEN: Mapping[str, Callable[[Forest], Tensor]] = {  # [P]
     "trajectory": lambda forest: forest.path_trajectory,

@@ -15,6 +15,7 @@ import torch
 
 import gxpo
 from gxpo.forest import Forest
+from gxpo.signals.structural_entropy import dominance_rank
 
 
 def test_evaluation_rows_in_place_of_the_steps() -> None:
@@ -111,6 +112,36 @@ def test_a_replay_that_is_always_on() -> None:
     assert batch([0.0] * 4, [1.0], enable_replay=False) == [1.0, 0.0, 0.0, 0.0]
     sampled, now = -2.0, -0.5
     assert math.exp(now - now) == 1.0 and math.exp(now - sampled) == pytest.approx(4.481689, abs=1e-6)
+
+
+def test_hot_answers_read_cold() -> None:
+    """EFRame: sampled at temperature 1.2, its log-probs taken at 1, by the policy that sampled it."""
+    at = {heat: 1 / (1 + math.exp(-2.0 / heat)) for heat in (1.0, 1.2)}  # a token two nats ahead of the only other
+    assert at[1.0] == pytest.approx(0.880797, abs=1e-6) and at[1.2] == pytest.approx(0.841131, abs=1e-6)
+    assert at[1.0] / at[1.2] == pytest.approx(1.047158, abs=1e-6)
+
+
+def test_a_list_filled_up_and_a_bound_that_stays() -> None:
+    """EFRame: the first 32 - n % 32 hard prompts once more, with the same group; log(1 + 0.2) as the upper bound."""
+    hard = list(range(33))
+    hard += hard[: 32 - len(hard) % 32]
+    assert len(hard) == 64 and sum(hard.count(prompt) == 2 for prompt in range(33)) == 31
+
+    def upper(ratio: float, clip_ratio_high: float) -> float:
+        return math.exp(min(math.log(ratio), math.log(1.0 + 0.2)))
+
+    assert upper(2.0, 0.3) == pytest.approx(1.2)
+
+
+def test_three_that_dominate_nobody() -> None:
+    """R^3: rewards by place, the most dominating first."""
+    dominated = [1, 0, 0, 0]
+    order = sorted(range(4), key=lambda i: -dominated[i])
+    rewards = [1 - order.index(i) / 3 for i in range(4)]
+    assert rewards == pytest.approx([1.0, 0.666667, 0.333333, 0.0], abs=1e-6)
+    mean = torch.tensor([0.5, 0.6, 0.7, 0.4])
+    shared = dominance_rank(torch.tensor([2.0, 1.5, 2.2, 1.0]), mean, torch.zeros(4).long(), mean > 0)
+    assert shared.tolist() == pytest.approx([1.0] + [1 / 3] * 3)
 
 
 def test_a_rank_that_is_left_out() -> None:

@@ -125,30 +125,76 @@ def pseudo_rollouts(
     outcome: Tensor,
     group: Tensor,
     where: Tensor | None = None,
+    correct: Tensor | None = None,
     *,
     value: Finite = 1.0,
     count: Annotated[int, Ge(1)] = 1,
+    groups: Literal["all", "all_right", "all_wrong"] = "all",
     **statistic: Any,
 ) -> Tensor:
-    """Group-relative advantage with pseudo-rollouts (NGRPO): groups in which all rollouts fail learn, too.
+    """Group-relative advantage with pseudo-rollouts (NGRPO, ERPO): groups in which all fail, or none, learn, too.
 
     `group_relative` over the compared members of each group and `count` more of outcome `value`; [R] float64.
 
     outcome  [R] any float dtype;   group  [R] int64 dense ids, -1 = in no group
-    value    in units of the outcome; the best there can be, so that the others fall behind it
+    correct  [R] bool, the verdict, for `groups` other than "all"
+    value    in units of the outcome; the best there can be, so that the others fall behind it, or the worst
+    groups   which are joined by pseudo-rollouts: "all"; those whose compared members are "all_right", or "all_wrong"
     where    [R] bool, compared (default: all)
 
     A group of equal outcomes other than `value` has credit: with count 1, and eps 0, -1 / sqrt(G + 1) for each of G
     below it, whatever they and `value` are. That holds for a group of one, too. Equal to `value`: exactly 0. Over a
     group the advantage adds up to -count (value - mean) / (std + eps): below 0, unless all are equal to `value`.
 
-    Source: NGRPO, arXiv 2509.18851; reference code, which gives a group of one its raw reward.
+    Source: NGRPO, arXiv 2509.18851; reference code, which gives a group of one its raw reward. "all_right": ERPO, arXiv
+    2511.04800.
     """
-    n = int(group.max()) + 1 if group.numel() else 0
-    ids = torch.cat([group, torch.arange(n).repeat(count)])
-    everyone = torch.cat([outcome.to(torch.float64), torch.full((n * count,), value, dtype=torch.float64)])
-    enters = None if where is None else torch.cat([where, torch.ones(n * count, dtype=torch.bool)])
+    joined = torch.arange(int(group.max()) + 1 if group.numel() else 0)
+    if groups != "all":
+        assert correct is not None
+        joined = joined[_alike(correct if groups == "all_right" else ~correct, group, where, len(joined))]
+    ids = torch.cat([group, joined.repeat(count)])
+    everyone = torch.cat([outcome.to(torch.float64), torch.full((len(joined) * count,), value, dtype=torch.float64)])
+    enters = None if where is None else torch.cat([where, torch.ones(len(joined) * count, dtype=torch.bool)])
     return group_relative(everyone, ids, where=enters, **statistic)[: len(outcome)]
+
+
+def _alike(holds: Tensor, group: Tensor, where: Tensor | None, n: int) -> Tensor:
+    """[n] bool, by group: it has compared members, and all of them hold."""
+    counted = group >= 0 if where is None else where & (group >= 0)
+    members = torch.bincount(group[counted], minlength=n)
+    return (members > 0) & (members == torch.bincount(group[counted & holds], minlength=n))
+
+
+# ---------------------------------------------------------------- R^3
+@part("unfinished_by_rank", stage="credit", learns_from_equal_groups=True)
+def unfinished_by_rank(
+    outcome: Tensor,
+    group: Tensor,
+    correct: Tensor,
+    complete: Tensor,
+    structural_rank: Tensor,
+    where: Tensor | None = None,
+    *,
+    least: Finite = 0.0,
+    most: Finite = 0.1,
+    **statistic: Any,
+) -> Tensor:
+    """Group-relative advantage that tells truncated answers apart (R^3): outcome + least + (most - least) rank of those
+    that are not correct.
+
+    outcome          [R] any float dtype;   group  [R] int64 dense ids, -1 = in no group
+    complete         [R] bool: not cut off by a limit
+    structural_rank  [R] signal, 0 to 1, among the group's truncated answers (`structural_entropy`)
+    least, most      what the last and the first of them earn: `most` below what a right answer earns more than a wrong
+                     one. Above 0, running into the limit pays more than a wrong end, and is learnt; -0.1 and 0 do not
+                     pay for it
+
+    In a group of truncated answers alone the scale of the std makes the smallest difference as large as a verdict's.
+    Source: R^3, arXiv 2601.19620.
+    """
+    earned = torch.where(complete | correct, 0.0, least + (most - least) * structural_rank.to(torch.float64))
+    return group_relative(outcome.to(torch.float64) + earned, group, where=where, **statistic)
 
 
 # ---------------------------------------------------------------- AEPO

@@ -314,6 +314,18 @@ SYMPTOMS: dict[str, Symptom] = {
             Advice("craft_gui", "levels, from easy to hard, each until it is mastered"),
         ),
     ),
+    "short lists": Symptom(
+        "few tasks that come round often, some failed and some solved every time",
+        ("small task list", "tasks come again", "repeated tasks", "experience replay", "memory of tasks"),
+        (
+            Advice("arpo_gui", "where all fail, a right answer of old takes the place of one of them", "rollouts"),
+            Advice("eframe", "twenty hotter attempts where all fail, and rare successes come back", "rollouts"),
+            Advice("snapshot_rl", "episodes begin on an expert's way, nearer to success", "rollouts"),
+            Advice("r3", "an old answer of the other verdict joins groups of one verdict", "rollouts"),
+            Advice("ar3po", "more attempts where all fail, then an old right answer in the group", "rollouts"),
+            Advice("erpo", "solved tasks are sampled hotter, and learn against a virtual failure", "all_right"),
+        ),
+    ),
     "several rewards": Symptom(
         "one of several rewards drowns the others",
         ("multiple rewards", "reward weights", "format reward", "reward scale", "multi objective"),

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
 from gxpo.definition import show
 from gxpo.forest import Forest
-from gxpo.functions import Formula
-from gxpo.protocols import Session, Task
+from gxpo.protocols import Session
 from gxpo.registry import part
-from gxpo.rollouts.base import Count, Rollout, Round
-from gxpo.rollouts.build import Attempts, Draw, Limit
+from gxpo.rollouts.base import Count, Round
 from gxpo.rollouts.episodes import Play
-from gxpo.rollouts.hint import Solution
 from gxpo.rollouts.replay import Remembers, ReplayBuffer, as_replay, choose, last_failed, side_by_side, without
-from gxpo.rollouts.ways import Ask
+from gxpo.rollouts.retried import Retried, unsolved
 
 
 @part("again", stage="rollout")
 @dataclass(frozen=True)
-class Again(Formula, Remembers, Rollout):
+class Again(Remembers, Retried):
     """Attempts at each task in rounds: groups without a success, or all, are attempted again, until `how` stops.
 
     group_size    attempts a task
@@ -48,63 +45,35 @@ class Again(Formula, Remembers, Rollout):
       AR3PO      when unsolved, how more, keep everything, reuse true
       iGRPO      when always, how best_draft, keep newest
       TTRL       when always, how voters, keep numbered
+      ARPO       how once, reuse true, coef 1 (of GUI agents)
     """
 
     group_size: Count = 8
     when: Literal["all_wrong", "unsolved", "always"] = "all_wrong"
     how: Any = "more"
-    keep: Any = "everything"
-    warmup_steps: Limit = 0
     reuse: bool = False
     choice: Literal["random", "recent"] = "random"
     coef: Annotated[float, Ge(0)] = 0.0
     max_stored: Count = 8
     max_tasks: Count = 10_000
     team: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
     buffer: ReplayBuffer = field(init=False, repr=False, compare=False)
-
-    functions: ClassVar[Mapping[str, tuple[str, bool]]] = {
-        "how": ("gxpo.rollouts.ways", False),
-        "keep": ("gxpo.rollouts.keeping", False),
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "buffer", ReplayBuffer(self.max_stored, self.max_tasks))
-        object.__setattr__(self, "allows", getattr(self.how, "allows", {}))
-        if (fits := getattr(self.how, "fits", None)) is not None:
-            self.apply(fits, [self.group_size])
 
     @property
     def remembers(self) -> bool:
         """Whether a checkpoint holds stored successes."""
         return self.reuse
 
-    def check_task(self, task: Task, solution: Solution) -> None:
-        """TaskError where `how` has nothing to attempt a task again with."""
-        if (check := getattr(self.how, "check_task", None)) is not None:
-            self.apply(check, [task, solution])
-
-    def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
-        return self.apply(self.how, [Ask([], draws, play, self.group_size)])
-
-    def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts]:
-        if len(rounds) == getattr(self.how, "rounds", None) or play.session.step <= self.warmup_steps:
-            return []
-        draws = self._again(rounds[-1], play)
-        return self.apply(self.how, [Ask(rounds, draws, play, self.group_size)]) if draws else []
-
-    def _again(self, newest: Round, play: Play) -> list[Draw]:
-        """Draws whose groups are to be attempted again."""
-        if self.when == "always":
-            return play.drawn
-        wrong = newest.all_wrong(show(self)) if self.when == "all_wrong" else unsolved(newest.scored, show(self))
-        return [draw for draw in play.drawn if draw.group in wrong]
+    @property
+    def stored(self) -> ReplayBuffer | None:
+        return self.buffer if self.reuse else None
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
-        forest: Forest = self.apply(self.keep, [rounds, play, self.group_size])
-        play.session.budget.discarded += sum(len(r.episodes) for r in rounds) - forest.n_trajectories
+        forest = super().merge(rounds, play)
         return self._with_stored(forest, play.session) if self.reuse else forest
 
     def _with_stored(self, forest: Forest, session: Session) -> Forest:
@@ -122,10 +91,3 @@ class Again(Formula, Remembers, Rollout):
             return forest
         session.budget.discarded += len(replaced)
         return side_by_side(Forest.concat([without(forest, replaced), Forest.from_records(records)]))
-
-
-def unsolved(forest: Forest, rollout: str) -> list[str]:
-    """Names of the groups without a known success, in order. ConfigError where the reward gives no verdicts at all."""
-    forest.need_verdicts(f"rollout {rollout}")
-    solved = {group for group, verdict in zip(forest.group, forest.success.tolist(), strict=True) if verdict >= 1}
-    return [group for group in dict.fromkeys(forest.group) if group not in solved]

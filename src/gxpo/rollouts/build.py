@@ -356,6 +356,12 @@ class Episode:
         begun = owner.begun if turn == owner.inherited else ()
         return [*begun, *owner.turns[turn]["action"]]
 
+    def begin_anew(self) -> None:
+        """All that was said so far is the prompt of what comes."""
+        self.opening = ContextUpdate(tuple(self.context.ids), rebuilt=True)
+        self.turns, self.replies, self.stood = [], [], []
+        self.base, self.asked, self.inherited, self.moves = None, None, 0, 0
+
     def step(self, answer: TimeStep | EnvFailure, max_turns: int) -> None:
         """What the environment made of the newest action."""
         turn = self.turns[-1]
@@ -433,7 +439,10 @@ class Episode:
 
 class Fork(NamedTuple):
     """A new attempt that leaves another before one of its turns (from 0, inherited ones counted), or within its action:
-    after that many of its tokens. `key` and `name`: the stream and the name that it has from there on."""
+    after that many of its tokens. `key` and `name`: the stream and the name that it has from there on.
+
+    anew  what came before is its prompt alone: the record begins here, and the policy acts, whoever acted in the base
+    """
 
     base: Episode
     turn: int
@@ -441,6 +450,7 @@ class Fork(NamedTuple):
     name: str
     token: int = 0
     info: Mapping[str, Any] = {}
+    anew: bool = False
 
 
 # ---------------------------------------------------------------- samples of prompts, all at once

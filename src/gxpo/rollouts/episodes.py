@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -161,7 +161,11 @@ class Play:
             current = self._standing([f.base for f in named if f.turn == len(f.base.turns)])
             at = [f.base.stood[f.turn] if f.turn < len(f.base.turns) else current[f.base.name] for f in named]
             begun = [self._twin(fork, place) for fork, place in zip(named, at, strict=True)]
-            self._restore(list(zip(begun, at, strict=True)))
+            done = {twin.name: [r for r in twin.replies if r is not None] for twin in begun}
+            for fork, twin in zip(named, begun, strict=True):
+                if fork.anew:
+                    twin.begin_anew()
+            self._restore(list(zip(begun, at, strict=True)), done)
         # others are counted when they are sampled
         self.session.budget.rollouts += sum(twin.inherited > 0 for twin in begun)
         self.episodes += begun
@@ -169,7 +173,7 @@ class Play:
 
     @staticmethod
     def _twin(fork: Fork, at: Snapshot | Episode) -> Episode:
-        base, turn, key, name, token, info = fork
+        base, turn, key, name, token, info, _ = fork
         twin = Episode(name, base.task, base.group, key, at.context.copy(), at.opening, at.said)
         twin.turns, twin.replies, twin.stood = base.turns[:turn], base.replies[:turn], base.stood[:turn]
         twin.moves = 0 if isinstance(at, Episode) else at.moves
@@ -191,7 +195,8 @@ class Play:
             for e in episodes
         }
 
-    def _restore(self, forks: Sequence[tuple[Episode, Snapshot]]) -> None:
+    def _restore(self, forks: Sequence[tuple[Episode, Snapshot]], moves: Mapping[str, Sequence[Reply]]) -> None:
+        """Puts environments where these forks stand; `moves` led there."""
         if not forks or not self.world:
             return
         if self._snapshots:
@@ -201,7 +206,6 @@ class Play:
                     self._broken(twin, failure)
             return
         answers = self.envs.reset({twin.name: twin.task.info["seed"] for twin, _ in forks})
-        moves = {twin.name: [r for r in twin.replies if r is not None] for twin, _ in forks}
         for number in range(max(map(len, moves.values()))):
             acting = {n: own[number] for n, own in moves.items() if number < len(own)}
             alive = {n: reply for n, reply in acting.items() if not isinstance(answers[n], EnvFailure)}

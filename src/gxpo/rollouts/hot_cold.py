@@ -18,8 +18,7 @@ from gxpo.registry import part
 from gxpo.rollouts.base import Count, Rollout, Round
 from gxpo.rollouts.build import Attempts
 from gxpo.rollouts.episodes import Play
-
-TEMPERED = "tempered"
+from gxpo.rollouts.ways import TEMPERED
 
 
 @part("hot_cold_replay", stage="rollout")

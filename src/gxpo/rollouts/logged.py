@@ -40,6 +40,14 @@ class Group(NamedTuple):
         return self.forest.group[self.rows[0]]
 
 
+def files_of(path: str) -> list[Path]:
+    """A .jsonl file, or all of a folder in the order of their names; RecordError where it has none."""
+    found = sorted(Path(path).glob("*.jsonl")) if Path(path).is_dir() else [Path(path)]
+    if not found:
+        raise RecordError(f"{path}: no .jsonl file in this folder")
+    return found
+
+
 @dataclass(frozen=True)
 class File:
     """Rollouts of `gxpo.rollouts/1`, group by group.
@@ -55,11 +63,8 @@ class File:
     @classmethod
     def read(cls, path: str) -> File:
         """A .jsonl file, or all of a folder in the order of their names. RecordError where one can't be read."""
-        found = sorted(Path(path).glob("*.jsonl")) if Path(path).is_dir() else [Path(path)]
-        if not found:
-            raise RecordError(f"{path}: no .jsonl file in this folder")
         groups, behaviour, dropped = list[Group](), True, 0
-        for one in found:
+        for one in files_of(path):
             forest = records.load(one)
             forest.need_ids(f"rollout logged ({one})")
             members: dict[str, list[int]] = {}

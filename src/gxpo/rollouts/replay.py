@@ -19,8 +19,9 @@ from gxpo.forest import Forest
 from gxpo.media import PICTURES
 from gxpo.protocols import Session
 from gxpo.registry import part
-from gxpo.rollouts.base import Count, Rollout, Round
+from gxpo.rollouts.base import Count, Round
 from gxpo.rollouts.episodes import Play
+from gxpo.rollouts.retried import Retried
 
 Json = dict[str, Any]
 Choice = Literal["all", "random", "recent", "highest", "max_variance"]
@@ -72,6 +73,8 @@ class Store:
 class ReplayBuffer(Store):
     """Trajectories of earlier steps by task: of each task the newest `per_task`, of tasks the `tasks` last used.
 
+    apart  the newest `per_task` right ones and as many others, so that a rare success outlives failures
+
     A trajectory is kept as its record of `gxpo.rollouts/1` (ids, behaviour log-probs, policy version, finish, support,
     outcome, components, verdict). A task is used when something of it is stored or looked up. Where tasks come round in
     epochs of more than `tasks`, each is dropped before it is seen again, and nothing is ever replayed. Memory: some 70
@@ -80,9 +83,9 @@ class ReplayBuffer(Store):
 
     name = "stored"
 
-    def __init__(self, per_task: int, tasks: int) -> None:
+    def __init__(self, per_task: int, tasks: int, apart: bool = False) -> None:
         super().__init__()
-        self.per_task, self.tasks = per_task, tasks
+        self.per_task, self.tasks, self.apart = per_task, tasks, apart
         self.kept = {}  # the task last used stands last
 
     def of(self, task: str) -> list[Json]:
@@ -93,8 +96,10 @@ class ReplayBuffer(Store):
 
     def add(self, records: Sequence[Json]) -> None:
         for record in records:
-            own = self.kept.pop(record["task"], [])
-            self.kept[record["task"]] = [*own, record][-self.per_task :]
+            own = [*self.kept.pop(record["task"], []), record]
+            alike = [i for i, r in enumerate(own) if not self.apart or r.get("success") == record.get("success")]
+            surplus = set(alike[: -self.per_task])
+            self.kept[record["task"]] = [r for i, r in enumerate(own) if i not in surplus]
         while len(self.kept) > self.tasks:
             del self.kept[next(iter(self.kept))]
 
@@ -227,22 +232,26 @@ def without(forest: Forest, rows: Sequence[int]) -> Forest:
 
 @part("replay", stage="rollout")
 @dataclass(frozen=True)
-class Replay(Remembers, Rollout):
+class Replay(Remembers, Retried):
     """`group_size` fresh samples of each task, and up to `replays` rollouts of it from earlier steps.
 
-    replays     rows a task, once at least `min_stored` rollouts of it are stored
+    replays     rows a task, once at least `min_stored` rollouts of it that may be replayed are stored
     choice      which of them: see `choose`
-    max_stored  of a task, the newest; `max_tasks`: see `ReplayBuffer`
+    into        "all" groups get some; "uniform": those alone whose known verdicts are all alike, and rows of the other
+                verdict: right ones where all failed, failures where all were right
+    max_stored  of a task, the newest ("uniform": of each verdict); `max_tasks`: see `ReplayBuffer`
     statistics  "split": replayed rows are a group of their own, "GROUP/replay"; "mixed": they join the fresh group
     coef        weight of replayed rows; 0 leaves them in statistics and denominators only
+    when, how, keep, warmup_steps  what is attempted again and kept of it: see `again`
 
     A replayed row has origin "replay" and the log-probs and policy version that it was sampled with, keeps its outcome
     and verdict, and stands next to its task's fresh rows, so that minibatches hold both. Fresh rollouts are stored
-    after they have been trained on, unscored ones never, replayed ones not again. What is replayed depends on what was
-    sampled before and, for "random", on (seed, step, draw). Replaying pays only where tasks come round again.
+    after they have been trained on, unscored ones never, replayed ones not again, nor those of a group beside a task's
+    own, whose prompt is another. What is replayed depends on what was sampled before and, for "random", on (seed, step,
+    draw). Replaying pays only where tasks come round again.
 
     Which ratio replayed rows get is the objective's: `objective.ratio_over: behaviour` measures them against who
-    sampled them. Source: RePO, arXiv 2506.09340.
+    sampled them. Source: RePO, arXiv 2506.09340; "uniform": R^3, arXiv 2601.19620.
     """
 
     group_size: Count = 8
@@ -253,23 +262,31 @@ class Replay(Remembers, Rollout):
     max_tasks: Count = 10_000
     statistics: Literal["split", "mixed"] = "split"
     coef: Annotated[float, Ge(0)] = 1.0
+    into: Literal["all", "uniform"] = "all"
     team: str = ""
     buffer: ReplayBuffer = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "buffer", ReplayBuffer(self.max_stored, self.max_tasks))
+        super().__post_init__()
+        object.__setattr__(self, "buffer", ReplayBuffer(self.max_stored, self.max_tasks, self.into == "uniform"))
         if not 1 <= self.min_stored <= self.max_stored:
             raise ConfigError(
                 f"rollout.min_stored={self.min_stored} must be from 1 to rollout.max_stored={self.max_stored}"
             )
 
+    @property
+    def stored(self) -> ReplayBuffer:
+        return self.buffer
+
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
-        fresh = rounds[0].scored
-        self.buffer.hold(fresh)
+        fresh = play.session.score(super().merge(rounds, play))
+        own = {draw.group for draw in play.drawn}
+        self.buffer.hold(fresh.select(torch.tensor([group in own for group in fresh.group], dtype=torch.bool)))
+        wanted = opposite(fresh) if self.into == "uniform" else dict.fromkeys(fresh.group)
         task_of = dict(zip(fresh.group, fresh.task, strict=True))
         records, beside = [], list(fresh.group)
-        for group, task in task_of.items():
-            chosen = self._chosen(task, group, play.session)
+        for group, verdict in wanted.items():
+            chosen = self._chosen(task_of[group], group, verdict, play.session) if group in own else []
             name = f"{group}/replay" if self.statistics == "split" else group
             records += [
                 as_replay(r, group=name, id=f"{group}/replay/{i}", weight=self.coef) for i, r in enumerate(chosen)
@@ -279,9 +296,20 @@ class Replay(Remembers, Rollout):
             return fresh
         return side_by_side(Forest.concat([fresh, Forest.from_records(records)]), beside)
 
-    def _chosen(self, task: str, group: str, session: Session) -> list[Json]:
-        stored = self.buffer.of(task)
+    def _chosen(self, task: str, group: str, verdict: bool | None, session: Session) -> list[Json]:
+        """Stored rollouts of a task, of one verdict where that is given."""
+        stored = [r for r in self.buffer.of(task) if verdict is None or r.get("success") is verdict]
         if len(stored) < self.min_stored:
             return []
         key = (session.seed, session.step, group)
         return [stored[i] for i in choose([r["reward"] for r in stored], self.replays, self.choice, key)]
+
+
+def opposite(forest: Forest) -> dict[str, bool]:
+    """The verdict that is missing, by group, of those whose compared, scored members have one known verdict only."""
+    forest.need_verdicts("rollout replay, into uniform")
+    known = (forest.scored & forest.compared & forest.success.isfinite()).tolist()
+    found: dict[str, set[bool]] = {}
+    for group, counts, verdict in zip(forest.group, known, (forest.success >= 1).tolist(), strict=True):
+        found.setdefault(group, set()).update({verdict} if counts else ())
+    return {group: not next(iter(verdicts)) for group, verdicts in found.items() if len(verdicts) == 1}

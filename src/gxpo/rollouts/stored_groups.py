@@ -1,4 +1,4 @@
-"""Replay of groups of earlier steps: all of the last step (PIPO), or single rollouts drawn by advantage (SSB)."""
+"""Replay of groups of earlier steps: all of the last step (PIPO), or single rollouts by advantage (SSB, EFRame)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import torch
-from annotated_types import Gt
+from annotated_types import Ge, Gt
 
 from gxpo import grouped
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Session
 from gxpo.registry import part
-from gxpo.rollouts.base import Count, Rollout, Round
+from gxpo.rollouts.base import Count, Round
 from gxpo.rollouts.build import Limit
 from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.replay import Json, Remembers, StoredGroups, as_replay
+from gxpo.rollouts.retried import Retried
 
 
 def _again(record: Json, *, trained: bool = True) -> Json:
@@ -50,55 +51,72 @@ def draw_by_weight(weights: Sequence[float], k: int, key: Sequence[Any]) -> list
 
 @part("group_replay", stage="rollout")
 @dataclass(frozen=True)
-class GroupReplay(Remembers, Rollout):
+class GroupReplay(Remembers, Retried):
     """`group_size` fresh samples of each task, and after them scored rollouts of earlier steps, group by group.
 
     choice      "all": every stored rollout. "advantage": for every fresh rollout whose advantage in its group is 0,
                 `fill` stored ones of any task are drawn with P in proportion to |A|, A GRPO's advantage of the outcome
-                in the group that it was sampled in
-    fill        drawn for each rollout of no advantage, on average; 1: as many as there are
-    max_groups  stored, the newest; 0: those of the step before. Under "advantage" groups of equal outcomes are not
+                in the group that it was sampled in. "largest": of those with |A| above `least` as many as `fill` times
+                the fresh ones, all where there are fewer, each equally likely
+    fill        drawn for each rollout of no advantage ("largest": for each), on average; 1: as many as there are
+    least       see "largest"
+    every       steps from one replay to the next: those that it divides
+    max_groups  stored, the newest; 0: those of the step before. But for "all", groups of equal outcomes are not
+    when, how, keep, warmup_steps  what is attempted again and kept of it: see `again`
 
     A returning rollout has origin "replay" and the log-probs, policy version, outcome and verdict of its own, in the
     group "GROUP/again". The other members of a drawn one's group come with it, not trained and in no denominator, so
     that any group-relative credit gives it the advantage that it had. The task's scores come back; the method's own
     shaping is added anew. What is drawn depends on (seed, step) and on what was sampled before.
 
-    With these settings this is, among others: PIPO, choice all, max_groups 0; SSB of Skywork R1V2, the defaults.
+    With these settings this is, among others: PIPO, choice all, max_groups 0; SSB of Skywork R1V2, the defaults;
+    EFRame, choice largest, least 1, fill 2, every 5.
     """
 
     group_size: Count = 8
-    choice: Literal["advantage", "all"] = "advantage"
+    choice: Literal["advantage", "all", "largest"] = "advantage"
     fill: Annotated[float, Gt(0)] = 1.0
+    least: Annotated[float, Ge(0)] = 1.0
+    every: Count = 1
     max_groups: Limit = 1024
     buffer: StoredGroups = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "buffer", StoredGroups(self.max_groups))
-        if self.choice == "advantage" and self.group_size < 2:
+        if self.choice != "all" and self.group_size < 2:
             raise ConfigError("rollout.group_size is 1, in which nothing has an advantage; it is 2 or more")
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
-        fresh = rounds[0].scored
-        stored = [record for records in self.buffer.kept.values() for record in records]
+        fresh = play.session.score(super().merge(rounds, play))
+        outcome, group, taken = self._compared(fresh)
         if self.choice == "all":
-            records = [_again(record) for record in stored]
             self.buffer.hold(fresh)
         else:
-            drawn = set(self._drawn(fresh, play.session))
-            alive = {stored[i]["group"] for i in drawn}
-            records = [_again(r, trained=i in drawn) for i, r in enumerate(stored) if r["group"] in alive]
+            self.buffer.hold(fresh.select(~grouped.degenerate(outcome, group, taken)))
+        if play.session.step % self.every:
+            return fresh
+        stored = [record for records in self.buffer.kept.values() for record in records]
+        drawn = set(range(len(stored)) if self.choice == "all" else self._drawn(fresh, play.session))
+        alive = {stored[i]["group"] for i in drawn}
+        records = [_again(r, trained=i in drawn) for i, r in enumerate(stored) if r["group"] in alive]
         return Forest.concat([fresh, Forest.from_records(records)]) if records else fresh
 
+    @staticmethod
+    def _compared(fresh: Forest) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Outcomes, groups, and which of them enter statistics."""
+        return torch.nan_to_num(fresh.outcome), fresh.ids("group", axis="R"), fresh.scored & fresh.compared
+
     def _drawn(self, fresh: Forest, session: Session) -> list[int]:
-        """Places of the stored rollouts that are trained; of the fresh groups those that teach something are held."""
-        outcome, group = torch.nan_to_num(fresh.outcome), fresh.ids("group", axis="R")
-        taken = fresh.scored & fresh.compared
-        self.buffer.hold(fresh.select(~grouped.degenerate(outcome, group, taken)))
+        """Places of the stored rollouts that are trained."""
+        strengths, key = self._strengths(), (session.seed, session.step)
+        if self.choice == "largest":
+            return draw_by_weight(
+                [float(a > self.least) for a in strengths], int(self.fill * fresh.n_trajectories), key
+            )
+        outcome, group, taken = self._compared(fresh)
         idle = grouped.normalize(outcome, group, taken) == 0
-        return draw_by_weight(
-            self._strengths(), int(self.fill * int((idle & taken).sum())), (session.seed, session.step)
-        )
+        return draw_by_weight(strengths, int(self.fill * int((idle & taken).sum())), key)
 
     def _strengths(self) -> list[float]:
         """|A| of every stored rollout."""

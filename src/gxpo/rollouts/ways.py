@@ -7,9 +7,13 @@ A function of an `Ask` gives the next round's attempts, none at the end. Keyword
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from statistics import fmean
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
+
+from annotated_types import Gt, Interval
 
 from gxpo.errors import ConfigError
 from gxpo.protocols import Task
@@ -21,6 +25,15 @@ from gxpo.rollouts.reference import EXPERTS, demonstrated, reference_of, solutio
 from gxpo.rollouts.wording import Wording, check_template
 
 F = TypeVar("F", bound=Callable[..., Any])
+TEMPERED = "tempered"  # origin of attempts at another temperature than the run's
+
+
+class Stored(Protocol):
+    """Rollouts of earlier steps, as records."""
+
+    def of(self, task: str) -> list[dict[str, Any]]:
+        """Those of a task, oldest first."""
+        ...
 
 
 class Ask(NamedTuple):
@@ -28,12 +41,14 @@ class Ask(NamedTuple):
 
     rounds  so far, none before the first
     draws   those whose groups are to be attempted
+    stored  rollouts of earlier steps by task, None where the rollout stores none
     """
 
     rounds: Sequence[Round]
     draws: Sequence[Draw]
     play: Play
     group_size: int
+    stored: Stored | None = None
 
     def plain(self) -> list[Attempts]:
         """`group_size` attempts at each draw."""
@@ -51,6 +66,12 @@ def _with(**marks: Any) -> Callable[[F], F]:
 
 
 # ---------------------------------------------------------------- plain attempts
+@_with(rounds=1)
+def once(ask: Ask) -> list[Attempts]:
+    """`group_size` attempts, once."""
+    return ask.plain()
+
+
 def _stages_fit(group_size: int, *, stage_size: Count = 4) -> None:
     if stage_size > group_size:
         raise ConfigError(f"rollout.stage_size is {stage_size}; it must be from 1 to rollout.group_size={group_size}")
@@ -69,6 +90,19 @@ def more(ask: Ask, *, stage_size: Count = 4) -> list[Attempts]:
         return []
     anew = ask.play.draws([draw.task for draw in ask.draws]) if ask.rounds else ask.draws
     return [new.attempts(size, group=draw.group) for draw, new in zip(ask.draws, anew, strict=True)]
+
+
+@_with(rounds=2)
+def hotter(ask: Ask, *, more: Count = 20, temperature: Annotated[float, Gt(0)] = 1.2) -> list[Attempts]:
+    """`more` attempts at another `temperature`, once (EFRame).
+
+    Their origin is "tempered", and their log-probs and ratios are those of the policy at that temperature, which is
+    what is trained of them: on policy, with a slope of 1 / temperature. Source: EFRame, arXiv 2506.22200, and its code.
+    """
+    if not ask.rounds:
+        return ask.plain()
+    hot = dataclasses.replace(ask.play.session.sampling, temperature=temperature)
+    return [draw.attempts(more, first=ask.group_size, sampling=hot, origin=TEMPERED) for draw in ask.draws]
 
 
 def _votes(group_size: int, n_votes: int | None) -> int:
@@ -204,3 +238,50 @@ def best_draft(
         noted = {"draft": text, "draft_outcome": None if math.isnan(outcome[best]) else outcome[best]}
         out.append(draw.attempts(ask.group_size, wording=Wording(template, {"draft": text}), info=noted))
     return out
+
+
+# ---------------------------------------------------------------- stored failures
+def _reflection_fits(group_size: int, *, template: str = "") -> None:
+    check_template("rollout.template", template, ("prompt", "attempt"))
+
+
+@_with(fits=_reflection_fits, rounds=1)
+def reflect(
+    ask: Ask,
+    *,
+    below: Annotated[float, Interval(gt=0, le=1)] = 0.5,
+    template: str = "{prompt}\n\nAn earlier answer, which is wrong:\n{attempt}\n\nFind the mistake, and answer anew.\n",
+) -> list[Attempts]:
+    """`group_size` attempts, and as many with a stored failure in the prompt, where a task went badly before (R^3).
+
+    below     the share of right ones in the task's newest stored group, below which it is asked with a failure
+    template  where the newest stored failure goes; of a chat, in the user's last message
+
+    Attempts with a failure are a group of their own, "GROUP/reflect", trained under what they were shown, and are not
+    stored; info["reflects_on"] is the failure's id. Held-out tasks are attempted without. Source: R^3, arXiv
+    2601.19620.
+    """
+    if ask.stored is None:
+        raise ConfigError("rollout.how=reflect reads stored failures: set rollout=replay, which stores them")
+    out = ask.plain()
+    for draw in ask.draws:
+        known = [r for r in ask.stored.of(draw.task.id) if r.get("success") is not None]
+        newest = [float(r["success"]) for r in known if r["group"] == known[-1]["group"]]
+        failed = [r for r in known if not r["success"]]
+        if failed and fmean(newest) < below:
+            wording = Wording(template, {"attempt": _said(failed[-1], ask.play)})
+            out.append(
+                draw.attempts(
+                    ask.group_size, first=ask.group_size, group=f"{draw.group}/reflect", home=f"{draw.group}/reflect",
+                    wording=wording, info={"reflects_on": failed[-1]["id"]},
+                )
+            )  # fmt: skip
+    return out
+
+
+def _said(record: dict[str, Any], play: Play) -> str:
+    """What was said in a stored attempt, and in an environment what it was told before each action but the first."""
+    lines: list[str] = []
+    for i, turn in enumerate(record["turns"]):
+        lines += [turn.get("observation_text") or ""] * (i > 0) + [play.session.decode(turn["action"])]
+    return "\n".join(line for line in lines if line)

@@ -68,6 +68,25 @@ def plausible(
     return torch.where(correct, x <= high, x >= low).to(torch.float64)
 
 
+def informative(
+    x: Tensor, complete: Tensor, tempered: Tensor, *, least: Factor = 0.05, least_tempered: Factor = 1.0
+) -> Tensor:
+    """1 where |score| exceeds `least` (of origin "tempered": `least_tempered`), unless it is a truncated answer's and
+    above 0; else 0.
+
+    By credit of trajectories EFRame's filter, arXiv 2506.22200, and its code. The credit that is kept of a group does
+    not add up to 0: of twenty tempered attempts with up to nine right ones the right ones alone are kept, with ten
+    nothing, with more the wrong ones.
+
+    >>> yes, no = torch.tensor([True] * 4), torch.tensor([False] * 4)
+    >>> x = torch.tensor([0.5, -0.5, 0.01, -2.0])
+    >>> informative(x, yes, no).tolist(), informative(x, yes, yes).tolist(), informative(x, no, no).tolist()
+    ([1.0, 1.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 1.0])
+    """
+    kept = x.abs() > torch.where(tempered, least_tempered, least)
+    return (kept & (complete | (x <= 0))).to(torch.float64)
+
+
 def drop_median(x: Tensor, scope: Tensor, compared: Tensor) -> Tensor:
     """0 for the lower median of the scope's n compared members, n / (n - 1) for the others (MC-GRPO).
 
