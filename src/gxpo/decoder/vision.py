@@ -71,7 +71,7 @@ class Vision:
             given = self.processor.inputs([media.PICTURES.pixels(ref) for ref in some])
             like = next(self.model.parameters())
             here = {k: x.to(like.device, like.dtype if x.is_floating_point() else None) for k, x in given.items()}
-            found = self.model.get_image_features(**here, return_dict=True).pooler_output
+            found = self.model.get_image_features(**here, return_dict=True).pooler_output  # a tensor, or one a picture
             out += [x.reshape(-1, x.shape[-1]) for x in found]
         for ref, x in zip(refs, out, strict=True):
             frames, rows, columns = self.grid(ref)

@@ -25,19 +25,25 @@ KIND = "image_processor_type"
 
 @dataclass(frozen=True)
 class NearestProcessor:
-    """Pictures scaled to `size` x `size` pixels by the nearest, values to [-1, 1]; a row for each patch."""
+    """Pictures scaled to `size` x `size` pixels by the nearest, values to [-1, 1].
+
+    patch  pixels of the side of what a row stands for: of the tower's patches, times what pixel shuffle joins
+    tiles  the model reads several tiles of a picture, and here one (Idefics3, SmolVLM)
+    """
 
     size: int
     patch: int
+    tiles: bool = False
 
     def grid(self, height: int, width: int) -> Grid:
         side = self.size // self.patch
         return 1, side, side
 
     def inputs(self, pictures: Sequence[Pixels]) -> Mapping[str, Tensor]:
-        """pixel_values [n, 3, size, size] float32."""
+        """pixel_values [n, 3, size, size] float32; of tiles [n, 1, 3, size, size]."""
         scaled = np.stack([nearest(p, self.size, self.size) for p in pictures])
-        return {"pixel_values": torch.from_numpy(scaled).permute(0, 3, 1, 2).to(torch.float32) / 127.5 - 1}
+        pixels = torch.from_numpy(scaled).permute(0, 3, 1, 2).to(torch.float32) / 127.5 - 1
+        return {"pixel_values": pixels[:, None] if self.tiles else pixels}
 
 
 def nearest(pixels: Pixels, height: int, width: int) -> Pixels:
