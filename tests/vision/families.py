@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from gxpo import media
 from gxpo.decoder.vision import install, vision_of
-from gxpo.models.processors import NearestProcessor
+from gxpo.models.processors import NearestProcessor, PatchProcessor
 from gxpo.models.tiny_vision import tiny_vision_model
 
 VOCABULARY = 60
@@ -65,7 +66,45 @@ def idefics3() -> Any:
     return model
 
 
-MODELS = {"llava": llava, "smolvlm": smolvlm, "idefics3": idefics3}
+QWEN_VISION: dict[str, Any] = {
+    "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "patch_size": 4, "spatial_merge_size": 2,
+    "temporal_patch_size": 2, "initializer_range": 0.125,
+}  # fmt: skip
+QWEN_IDS: dict[str, Any] = {
+    "image_token_id": IMAGE,
+    "video_token_id": 58,
+    "vision_start_token_id": 57,
+    "vision_end_token_id": 56,
+}
+SECTIONS: dict[str, Any] = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 100.0}
+
+
+def qwen25() -> Any:
+    tower = transformers.models.qwen2_5_vl.configuration_qwen2_5_vl.Qwen2_5_VLVisionConfig(
+        **QWEN_VISION, window_size=16, out_hidden_size=64, fullatt_block_indexes=[1]
+    )
+    text = transformers.models.qwen2_5_vl.configuration_qwen2_5_vl.Qwen2_5_VLTextConfig(
+        **TEXT, rope_parameters=SECTIONS
+    )
+    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=tower, **QWEN_IDS)
+    model = made(transformers.Qwen2_5_VLForConditionalGeneration, config)
+    install(model, PatchProcessor(4))
+    return model
+
+
+def qwen2() -> Any:
+    tower = transformers.models.qwen2_vl.configuration_qwen2_vl.Qwen2VLVisionConfig(
+        depth=2, embed_dim=64, hidden_size=64, mlp_ratio=2, num_heads=4, patch_size=4, spatial_merge_size=2,
+        temporal_patch_size=2, initializer_range=0.125,
+    )  # fmt: skip
+    text = transformers.models.qwen2_vl.configuration_qwen2_vl.Qwen2VLTextConfig(**TEXT, rope_parameters=SECTIONS)
+    config = transformers.Qwen2VLConfig(text_config=text, vision_config=tower, **QWEN_IDS)
+    model = made(transformers.Qwen2VLForConditionalGeneration, config)
+    install(model, PatchProcessor(4))
+    return model
+
+
+MODELS = {"llava": llava, "smolvlm": smolvlm, "idefics3": idefics3, "qwen2-vl": qwen2, "qwen2.5-vl": qwen25}
 
 
 def picture(seed: int, height: int = 32, width: int = 32) -> str:
@@ -111,3 +150,18 @@ def own_logprobs(own: Any, model: Any, ids: list[int]) -> Tensor:
     logits = logits.index_fill(-1, torch.tensor(vision.banned), -torch.inf)
     targets = torch.tensor([0 if media.is_row(i) else i for i in ids[1:]])
     return logits[:-1].log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
+
+
+def exact_rotary(monkeypatch: Any) -> None:
+    """Let the towers of Qwen turn queries and keys in the dtype that they have; transformers does it in float32."""
+
+    def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        def turn(x: Tensor) -> Tensor:
+            one, two = x.chunk(2, -1)
+            return x * cos.unsqueeze(-2).to(x) + torch.cat([-two, one], -1) * sin.unsqueeze(-2).to(x)
+
+        return turn(q), turn(k)
+
+    for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
+        modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+        monkeypatch.setattr(modeling, "apply_rotary_pos_emb_vision", turned)

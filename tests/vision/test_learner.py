@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.vision.families import MODELS, exact, own_logprobs, picture, stock
+from tests.vision.families import MODELS, exact, exact_rotary, own_logprobs, picture, stock
 
 from gxpo import media
 from gxpo.decoder.vision import vision_of
@@ -57,7 +57,8 @@ def weight(n: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", sorted(MODELS))
 @pytest.mark.parametrize("kernels", ["auto", "transformers"])
-def test_packed_is_flat_is_transformers(family, kernels):
+def test_packed_is_flat_is_transformers(family, kernels, monkeypatch):
+    exact_rotary(monkeypatch)
     model = exact(MODELS[family]())
     found = episodes(model)
     forest = forest_of(found)

@@ -17,6 +17,7 @@ from gxpo.decoder import architecture
 from gxpo.decoder.architecture import NO_ROPE, ONE_ROPE, Head, Layer, backbone_of, family_of, layers_of
 from gxpo.decoder.attention import HALF, Chain, Plan, TreeAttention, attend, has_matrix_units, kernel_works
 from gxpo.decoder.layer import add_attention, add_mlp, queries_keys_values
+from gxpo.decoder.vision import triples_of
 
 Kernels = Literal["auto", "transformers"]
 Products = Literal["auto", "native", "float32"]
@@ -48,7 +49,7 @@ class Decoder:
     def __init__(self, causal: Any, *, products: Products = "auto", recompute: bool = False) -> None:
         family = family_of(causal)
         assert family is not None
-        self.family, self.model = family, backbone_of(causal)
+        self.family, self.model, self.triples = family, backbone_of(causal), triples_of(causal)
         self.layers = layers_of(causal, family)
         self.head = Head.of(causal)
         self.recompute = recompute
@@ -126,7 +127,8 @@ class Decoder:
         return torch.float32 if self.products == "float32" or not has_matrix_units() else self.dtype
 
     def states(self, tokens: Tensor, position: Tensor, chains: list[Chain], layer: int = -1) -> Tensor:
-        """[n, H] hidden states after a layer (-1: the last, normed) of tokens [n] at positions [n], in chains."""
+        """[n, H] hidden states after a layer (-1: the last, normed) of tokens [n] at positions [n] ([3, n]: of m-RoPE),
+        in chains."""
         return self.states_after(tokens, position, chains, (layer,))[0]
 
     def states_after(
@@ -163,15 +165,23 @@ class Decoder:
         return getattr(self.model, self.family.norm)(x)
 
     def tables(self, x: Tensor, position: Tensor) -> Tables:
-        """Rotary tables of positions [n], by key."""
+        """Rotary tables of positions [n] or, of m-RoPE, [3, n], by key."""
         found: Tables = {}
         for key in dict.fromkeys(layer.rope for layer in self.layers):
             if key == NO_ROPE:
                 found[key] = (x.new_empty(x.shape[0], 0), x.new_empty(x.shape[0], 0))
             else:
-                cos, sin = self.model.rotary_emb(x[None], position[None], *([] if key == ONE_ROPE else [key]))
+                cos, sin = self.model.rotary_emb(x[None], position[..., None, :], *([] if key == ONE_ROPE else [key]))
                 found[key] = (cos[0], sin[0])
         return found
+
+    def positions(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
+        """Positions [n] of the tokens of these prompts, one after the other; with m-RoPE [3, n], and of the token after
+        each."""
+        if self.triples is None:
+            return torch.cat([torch.arange(len(prompt)) for prompt in prompts]), None
+        found = [self.triples.positions(prompt) for prompt in prompts]
+        return torch.cat([position for position, _ in found], 1), torch.tensor([after for _, after in found])
 
     def _plans(self, chains: list[Chain], position: Tensor, dtype: torch.dtype) -> dict[int | None, Plan]:
         """Attention blocks by window."""

@@ -15,12 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from gxpo import media
+from gxpo.decoder import mrope
+from gxpo.decoder.architecture import backbone_of, rope_settings
+from gxpo.decoder.mrope import Grid
 from gxpo.errors import ModelError
 
 if TYPE_CHECKING:
+    from gxpo.forest import Forest
     from gxpo.media import Pixels
 
-Grid = tuple[int, int, int]  # frames, rows and columns of a picture, as the language model reads it
 PLACEHOLDERS = (
     "image_token_id", "image_token_index", "video_token_id", "vision_start_token_id", "vision_end_token_id",
 )  # fmt: skip
@@ -44,11 +47,14 @@ class Vision:
     model        the part of a causal model that has `get_image_features`
     placeholder  id that stands for a row in the model's own vocabulary
     banned       ids that are never sampled
+    triples      its positions are those of m-RoPE (`gxpo.decoder.mrope`)
     at_once      pictures that go through the tower together
     """
 
-    def __init__(self, model: Any, processor: Processor, config: Any, at_once: int = 256) -> None:
-        self.model, self.processor, self.at_once = model, processor, at_once
+    def __init__(
+        self, model: Any, processor: Processor, config: Any, *, triples: bool = False, at_once: int = 256
+    ) -> None:
+        self.model, self.processor, self.triples, self.at_once = model, processor, triples, at_once
         self.banned = tuple(sorted({i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None}))
         self.placeholder: int = next(i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None)
 
@@ -79,6 +85,21 @@ class Vision:
                 raise ModelError(f"picture {ref[:20]}: {x.shape[0]} rows of the tower for a grid of {self.grid(ref)}")
         return out
 
+    # ------------------------------------------------------------ positions of m-RoPE
+    def _steps(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return mrope.steps(ids, lambda key: self.grid(media.PICTURES.ref_of(key)))
+
+    def positions(self, ids: Sequence[int]) -> tuple[Tensor, int]:
+        """[3, n] positions of a list of ids, and that of the next token."""
+        advance, offset = self._steps(torch.tensor(ids))
+        return mrope.along(advance, offset), int(advance.sum())
+
+    def positions_in(self, forest: Forest) -> Tensor:
+        """[3, T] positions of a forest's stored tokens."""
+        node = torch.repeat_interleave(torch.arange(forest.n_nodes), forest.first_token.diff())
+        return mrope.in_tree(*self._steps(forest.token), forest.first_token, forest.parent, node)
+
+    # ------------------------------------------------------------ rows
     def rows(self, ids: Tensor) -> Tensor:
         """[n, H] rows of pictures by id [n]."""
         own = ids.cpu() - media.FIRST
@@ -127,11 +148,25 @@ def install(causal: Any, processor: Processor) -> Vision:
             f"{type(causal).__name__} can't be given pictures: gxpo knows models of transformers that have "
             "get_image_features, a plain embedding and a linear head"
         )
-    vision = Vision(inner, processor, causal.config)
+    vision = Vision(inner, processor, causal.config, triples=_has_triples(causal))
     embedding.__class__, head.__class__ = PictureEmbedding, TextHead
     cast("PictureEmbedding", embedding).vision = vision
     cast("TextHead", head).banned = vision.banned
     return vision
+
+
+def _has_triples(causal: Any) -> bool:
+    """Whether a model has m-RoPE, by its configuration, or by its rotary embedding where that has sections of its own
+    choice."""
+    settings = rope_settings(causal.config.get_text_config())
+    rotary = getattr(backbone_of(causal), "rotary_emb", None)
+    return any("mrope_section" in each for each in settings) or hasattr(rotary, "mrope_section")
+
+
+def triples_of(model: Any) -> Vision | None:
+    """What a model with m-RoPE sees with; None: its positions are the numbers of tokens before."""
+    vision = vision_of(model)
+    return vision if vision is not None and vision.triples else None
 
 
 def vision_of(model: Any) -> Vision | None:

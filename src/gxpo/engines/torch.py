@@ -218,7 +218,8 @@ class TorchEngine:
         if network.decoder is not None:
             if any(c.known for c in contexts):
                 after = prefill(network, contexts, 0, self.prefill_tokens)
-                logits, prompts = after.logits, Prompts([(x.keys, x.values) for x in after.cache.layers], after.mask)
+                layers = [(x.keys, x.values) for x in after.cache.layers]
+                logits, prompts = after.logits, Prompts(layers, after.mask, after.after())
             else:
                 logits, prompts = prefill_flat(network.decoder, contexts, self.prefill_tokens, self.device)
             contexts.clear()

@@ -46,6 +46,38 @@ class NearestProcessor:
         return {"pixel_values": pixels[:, None] if self.tiles else pixels}
 
 
+@dataclass(frozen=True)
+class PatchProcessor:
+    """Pictures in patches, as Qwen2-VL, 2.5 and 3 read them, each a frame repeated `frames` times; sides scaled by the
+    nearest pixel to the closest multiple of `patch` * `merge`, values to [-1, 1]. A row for `merge` x `merge` patches.
+    """
+
+    patch: int
+    merge: int = 2
+    frames: int = 2
+
+    def grid(self, height: int, width: int) -> Grid:
+        side = self.patch * self.merge
+        return 1, max(1, round(height / side)), max(1, round(width / side))
+
+    def inputs(self, pictures: Sequence[Pixels]) -> Mapping[str, Tensor]:
+        """pixel_values [patches of all pictures, 3 * frames * patch * patch] float32, the patches of a row together;
+        image_grid_thw [n, 3]: frames, and patches of the height and width."""
+        found = [self._patches(pixels) for pixels in pictures]
+        return {
+            "pixel_values": torch.cat([patches for patches, _ in found]),
+            "image_grid_thw": torch.tensor([grid for _, grid in found]),
+        }
+
+    def _patches(self, pixels: Pixels) -> tuple[Tensor, Grid]:
+        _, rows, columns = self.grid(*pixels.shape[:2])
+        p, m = self.patch, self.merge
+        scaled = torch.from_numpy(nearest(pixels, rows * m * p, columns * m * p)).to(torch.float32) / 127.5 - 1
+        cut = scaled.reshape(rows, m, p, columns, m, p, 3).permute(0, 3, 1, 4, 6, 2, 5)  # R C m m 3 p p
+        frames = cut[:, :, :, :, :, None].expand(-1, -1, -1, -1, -1, self.frames, -1, -1)
+        return frames.reshape(rows * columns * m * m, -1), (1, rows * m, columns * m)
+
+
 def nearest(pixels: Pixels, height: int, width: int) -> Pixels:
     """Pixels [height, width, 3]: each the nearest one of a picture of another size."""
     if pixels.shape[:2] == (height, width):
@@ -72,6 +104,8 @@ def load_processor(name: str, path: Path | None) -> Processor:
     """The processor that lies beside the weights of the model called `name`."""
     file = None if path is None else path / FILE
     told = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.is_file() else {}
-    if told.pop(KIND, None) == NearestProcessor.__name__:
-        return NearestProcessor(**told)
+    kind = told.pop(KIND, None)
+    for own in (NearestProcessor, PatchProcessor):
+        if kind == own.__name__:
+            return own(**told)
     raise ModelError(f"model {name!r}: its processor of pictures is not known here")
