@@ -15,9 +15,12 @@ from gxpo import media
 from gxpo.decoder.vision import install, vision_of
 from gxpo.models.processors import NearestProcessor, PatchProcessor
 from gxpo.models.tiny_vision import tiny_vision_model
+from gxpo.models.tokenizer import CHARACTERS, SPECIAL
 
-VOCABULARY = 60
-IMAGE = 59
+MORE = ("<video>", "<|vision_start|>", "<|vision_end|>", "<image>")  # of the tokenizer
+FIRST_OF_MORE = len(SPECIAL) + len(CHARACTERS)
+VIDEO, START, END, IMAGE = range(FIRST_OF_MORE, FIRST_OF_MORE + 4)
+VOCABULARY = IMAGE + 1
 HEADS: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "initializer_range": 0.125}
 TEXT: dict[str, Any] = {
     **HEADS, "intermediate_size": 128, "num_hidden_layers": 2, "num_key_value_heads": 2, "vocab_size": VOCABULARY,

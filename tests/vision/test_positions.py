@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from tests.vision.families import MODELS, picture
+from tests.vision.families import IMAGE, MODELS, START, picture
 from tests.vision.test_learner import episodes, forest_of
 
 from gxpo import media
@@ -26,13 +26,13 @@ def test_positions_are_those_of_transformers(family):
         pictures = [picture(draw.randrange(50), 8 * draw.randrange(1, 7), 8 * draw.randrange(1, 7)) for _ in range(3)]
         pictures = pictures[: draw.randrange(0, 4)]
         for ref in pictures:
-            ids += [57, *vision.ids(ref), *(draw.randrange(1, 50) for _ in range(draw.randrange(1, 6)))]
+            ids += [START, *vision.ids(ref), *(draw.randrange(1, 50) for _ in range(draw.randrange(1, 6)))]
         ids += [3]
         shown += len(pictures)
         rows = torch.tensor([[media.is_row(i) for i in ids]])
         grids = [vision.processor.inputs([media.PICTURES.pixels(ref)])["image_grid_thw"] for ref in pictures]
         theirs, delta = model.model.get_rope_index(
-            torch.tensor([[59 if media.is_row(i) else i for i in ids]]),
+            torch.tensor([[IMAGE if media.is_row(i) else i for i in ids]]),
             mm_token_type_ids=rows.int(),
             image_grid_thw=torch.cat(grids) if grids else None,
         )

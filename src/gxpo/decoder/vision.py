@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.media import Pixels
 
+READ = ("llava", "idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # types of models
 PLACEHOLDERS = (
     "image_token_id", "image_token_index", "video_token_id", "vision_start_token_id", "vision_end_token_id",
 )  # fmt: skip
@@ -139,15 +140,34 @@ class TextHead(nn.Linear):
         return out.index_fill(-1, torch.tensor(self.banned, device=out.device), -torch.inf)
 
 
-def install(causal: Any, processor: Processor) -> Vision:
-    """Let a vision-language model read pictures by the ids of `gxpo.media`."""
+def tower_of(causal: Any) -> Any:
+    """The part of a model that has `get_image_features`. `ModelError` for a model whose pictures gxpo can't read, and
+    why."""
+    config, inner = causal.config, getattr(causal, causal.base_model_prefix, None)
+    name = type(causal).__name__
+    if config.model_type not in READ:
+        raise ModelError(
+            f"{name} can't be given pictures: gxpo knows those of {', '.join(READ)}, and others may let the rows of a "
+            "picture see each other or put further tokens between them"
+        )
+    if getattr(config.vision_config, "deepstack_visual_indexes", None):
+        raise ModelError(
+            f"{name} can't be given pictures: it adds features of its tower to the states of inner layers (deepstack), "
+            "which gxpo does not do; take Qwen2.5-VL"
+        )
     embedding, head = causal.get_input_embeddings(), causal.get_output_embeddings()
-    inner = getattr(causal, causal.base_model_prefix, None)
     if type(embedding) is not nn.Embedding or type(head) is not nn.Linear or not hasattr(inner, "get_image_features"):
         raise ModelError(
-            f"{type(causal).__name__} can't be given pictures: gxpo knows models of transformers that have "
-            "get_image_features, a plain embedding and a linear head"
+            f"{name} can't be given pictures: gxpo knows models of transformers that have get_image_features, a plain "
+            "embedding and a linear head"
         )
+    return inner
+
+
+def install(causal: Any, processor: Processor) -> Vision:
+    """Let a vision-language model read pictures by the ids of `gxpo.media`. `ModelError` as of `tower_of`."""
+    inner = tower_of(causal)
+    embedding, head = causal.get_input_embeddings(), causal.get_output_embeddings()
     vision = Vision(inner, processor, causal.config, triples=_has_triples(causal))
     embedding.__class__, head.__class__ = PictureEmbedding, TextHead
     cast("PictureEmbedding", embedding).vision = vision

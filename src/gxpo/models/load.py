@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gxpo.decoder.vision import install
+from gxpo.decoder.vision import install, tower_of
 from gxpo.errors import ModelError, did_you_mean, need
 from gxpo.learners.finite import first_not_finite
 from gxpo.models import smollm2
@@ -269,7 +269,7 @@ def _from_pretrained(name: str, dtype: str) -> tuple[Any, Any]:
         raise ModelError(f"model {name!r} can't be loaded: {_one_line(error)}") from error
     _check_weights(name, model, found)
     if sees:
-        install(model, load_processor(name, Path(name) if Path(name).is_dir() else None))
+        install(model, load_processor(name, Path(name) if Path(name).is_dir() else None, tower_of(model)))
     return model.eval(), tokenizer
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gxpo.decoder.vision import vision_of
-from gxpo.errors import ModelError
+from gxpo.errors import ModelError, need
 
 if TYPE_CHECKING:
     from gxpo.decoder.vision import Grid, Processor
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FILE = "preprocessor_config.json"  # where transformers looks, too
 KIND = "image_processor_type"
+READ = ("pixel_values", "image_grid_thw", "pixel_attention_mask")  # what a tower is called with
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,66 @@ def nearest(pixels: Pixels, height: int, width: int) -> Pixels:
     return pixels[y][:, x]
 
 
+class AutoPictures:
+    """An image processor of transformers, in its form for Pillow (extra `vision`); each picture is prepared by itself.
+
+    processor  of transformers; one that cuts pictures into tiles is told to leave them whole: a picture is one run of
+               rows, with no text between tiles
+    inner      the part of the model that has `get_image_features`
+
+    `ModelError` where it gives what gxpo does not hand on, so that nothing of a picture is dropped.
+    """
+
+    def __init__(self, processor: Any, inner: Any) -> None:
+        self.processor, self._inner = processor, inner
+        if getattr(processor, "do_image_splitting", False):
+            processor.do_image_splitting = False
+        self._grids: dict[tuple[int, ...], Grid] = {}
+
+    def grid(self, height: int, width: int) -> Grid:
+        """Grid of the processor's own output for a picture of that size. Where it gives none, a picture of fixed size
+        is one row of as many columns as the tower gives rows."""
+        if (height, width) not in self._grids:
+            given = self.inputs([np.full((height, width, 3), 100, dtype=np.uint8)])
+            self._grids[height, width] = self._grid(given)
+        return self._grids[height, width]
+
+    def _grid(self, given: Mapping[str, Tensor]) -> Grid:
+        if "image_grid_thw" in given:
+            frames, rows, columns = given["image_grid_thw"][0].tolist()
+            merge = self._inner.config.vision_config.spatial_merge_size
+            return frames, rows // merge, columns // merge
+        shape = tuple(given["pixel_values"].shape)
+        if shape not in self._grids:
+            like = next(self._inner.parameters())
+            here = {k: x.to(like.device, like.dtype if x.is_floating_point() else None) for k, x in given.items()}
+            with torch.no_grad():
+                (found,) = self._inner.get_image_features(**here, return_dict=True).pooler_output
+            self._grids[shape] = 1, 1, found.reshape(-1, found.shape[-1]).shape[0]
+        return self._grids[shape]
+
+    def inputs(self, pictures: Sequence[Pixels]) -> Mapping[str, Tensor]:
+        """What the processor gives for each picture, one after the other."""
+        found = [
+            dict(self.processor(images=[p], return_tensors="pt", input_data_format="channels_last")) for p in pictures
+        ]
+        if other := sorted({name for each in found for name in each} - {*READ}):
+            raise ModelError(
+                f"{type(self.processor).__name__} gives {other[0]}, which gxpo does not hand to a tower: it knows "
+                f"{', '.join(READ)}"
+            )
+        shapes = {each["pixel_values"].shape[1:] for each in found}
+        if len(shapes) > 1:
+            raise ModelError(
+                f"{type(self.processor).__name__} scales pictures to {len(shapes)} sizes, which can't go through the "
+                "tower together: set a fixed size in preprocessor_config.json"
+            )
+        return {name: torch.cat([each[name] for each in found]) for name in found[0]}
+
+    def save_pretrained(self, folder: Path) -> None:
+        self.processor.save_pretrained(folder)
+
+
 def save_processor(model: Any, folder: Path) -> None:
     """Write the processor of a model that sees beside its weights."""
     vision = vision_of(model)
@@ -100,12 +161,24 @@ def save_processor(model: Any, folder: Path) -> None:
         (folder / FILE).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
-def load_processor(name: str, path: Path | None) -> Processor:
-    """The processor that lies beside the weights of the model called `name`."""
+def load_processor(name: str, path: Path | None, inner: Any) -> Processor:
+    """The processor that lies beside the weights of the model called `name`: gxpo's own, or one of transformers.
+
+    path  its directory (None: an id on the hub);  inner: the part of the model that has `get_image_features`
+    """
     file = None if path is None else path / FILE
     told = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.is_file() else {}
     kind = told.pop(KIND, None)
     for own in (NearestProcessor, PatchProcessor):
         if kind == own.__name__:
             return own(**told)
-    raise ModelError(f"model {name!r}: its processor of pictures is not known here")
+    need("PIL.Image", "vision")
+    transformers: Any = need("transformers", "train")
+    try:
+        processor = transformers.AutoImageProcessor.from_pretrained(
+            name if path is None else str(path), backend="pil", trust_remote_code=False
+        )
+    except Exception as error:  # as of models: transformers and the hub raise many types here
+        said = " ".join(str(error).split())[:200]
+        raise ModelError(f"model {name!r} reads pictures, and its {FILE} can't be used: {said}") from error
+    return AutoPictures(processor, inner)
