@@ -73,6 +73,21 @@ def test_rows_are_as_many_as_the_tower_gives(checkpoint):
         assert (alone.reshape(rows.shape) - rows).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("family", ["smolvlm"])
+def test_what_a_processor_writes_around_a_picture_and_the_template_beside_it(checkpoint):
+    """As Idefics3Processor writes a picture that is not split: fake, global, rows, fake."""
+    tokenizer = character_tokenizer(*MORE, "<fake_token_around_image>", "<global-img>")
+    tokenizer.save_pretrained(checkpoint)
+    (checkpoint / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    loaded = load(str(checkpoint), task="shapes")
+    vision = vision_of(loaded.model)
+    assert vision is not None
+    fake, first = tokenizer.convert_tokens_to_ids(["<fake_token_around_image>", "<global-img>"])
+    ref = picture(0)
+    assert vision.ids(ref) == (fake, first, *media.ids(ref, 4), fake)
+    assert loaded.tokenizer.chat_template == "{{ messages }}"
+
+
 @pytest.mark.parametrize("family", ["llava", "smolvlm", "qwen2.5-vl"])
 def test_two_steps_and_an_export(checkpoint, tmp_path):
     keys = [

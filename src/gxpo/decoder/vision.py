@@ -49,6 +49,7 @@ class Vision:
     placeholder  id that stands for a row in the model's own vocabulary
     banned       ids that are never sampled
     triples      its positions are those of m-RoPE (`gxpo.decoder.mrope`)
+    around       ids of the model's vocabulary before and after the rows of each picture
     at_once      pictures that go through the tower together
     """
 
@@ -56,6 +57,7 @@ class Vision:
         self, model: Any, processor: Processor, config: Any, *, triples: bool = False, at_once: int = 256
     ) -> None:
         self.model, self.processor, self.triples, self.at_once = model, processor, triples, at_once
+        self.around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self.banned = tuple(sorted({i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None}))
         self.placeholder: int = next(i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None)
 
@@ -65,10 +67,10 @@ class Vision:
         return self.processor.grid(height, width)
 
     def ids(self, ref: str) -> tuple[int, ...]:
-        """Ids of a picture's rows, as contexts hold them."""
+        """Ids of a picture's rows and of what is around them, as contexts hold them."""
         frames, rows, columns = self.grid(ref)
         media.PICTURES.placeholders[ref] = self.placeholder
-        return media.ids(ref, frames * rows * columns)
+        return (*self.around[0], *media.ids(ref, frames * rows * columns), *self.around[1])
 
     def features(self, refs: Sequence[str]) -> list[Tensor]:
         """[rows, H] of each picture."""

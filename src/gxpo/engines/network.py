@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gxpo.decoder.architecture import positions, rope_settings
 from gxpo.decoder.forward import Decoder, Kernels, Products, near
-from gxpo.decoder.vision import triples_of
+from gxpo.decoder.vision import triples_of, vision_of
 from gxpo.engines.cache import Layers, Layout, check_rows, columns_of, rows_of, spread
 from gxpo.engines.decode import Context, right_aligned
 from gxpo.errors import ModelError
@@ -70,6 +70,7 @@ class Network:
     """A causal language model of transformers, optionally wrapped by peft.
 
     decoder    our own forward pass for the models that it knows; None: transformers' is used
+    sees       it reads pictures;   triples: what it sees with, if its positions are those of m-RoPE
     positions  how many it has; None or 0: no limit is known
     """
 
@@ -79,6 +80,7 @@ class Network:
         self.model, self.device = model.to(device), device
         self.causal = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.name, self.triples = type(self.causal).__name__, triples_of(self.causal)
+        self.sees = vision_of(self.causal) is not None
         accepted = inspect.signature(self.causal.forward).parameters
         if not any(x.name == "past_key_values" or x.kind is x.VAR_KEYWORD for x in accepted.values()):
             check_rows(None, self.name)

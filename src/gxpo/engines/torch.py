@@ -28,6 +28,7 @@ from gxpo.engines.decode import (
 from gxpo.engines.network import Network, prefill
 from gxpo.engines.soft import soft_decode
 from gxpo.errors import ModelError
+from gxpo.media import FIRST
 from gxpo.protocols import Completion, Request, Sampling, SoftSampling, StreamKey
 from gxpo.runtime import memory_is_short
 
@@ -312,6 +313,8 @@ class TorchEngine:
                 raise ModelError(
                     "a request has steps that are no vocabulary ids, which a language model can't go on from"
                 )
+            if max(request.prompt) >= FIRST and not self.network.sees:
+                raise ModelError(f"a request shows a picture, and {self.network.name} reads texts alone")
             limit = self.network.positions
             if limit and len(request.prompt) + sampling.max_new_tokens > limit:
                 raise ModelError(

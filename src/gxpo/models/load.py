@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +14,7 @@ from gxpo.decoder.vision import install, tower_of
 from gxpo.errors import ModelError, did_you_mean, need
 from gxpo.learners.finite import first_not_finite
 from gxpo.models import smollm2
-from gxpo.models.processors import load_processor
+from gxpo.models.processors import around, load_processor
 from gxpo.models.tiny_vision import IMAGE
 from gxpo.models.tokenizer import character_tokenizer
 from gxpo.models.warmup import WARMUPS, Check, Recipe, recipe_of, untrained, warm_start
@@ -269,8 +270,18 @@ def _from_pretrained(name: str, dtype: str) -> tuple[Any, Any]:
         raise ModelError(f"model {name!r} can't be loaded: {_one_line(error)}") from error
     _check_weights(name, model, found)
     if sees:
-        install(model, load_processor(name, Path(name) if Path(name).is_dir() else None, tower_of(model)))
+        path = Path(name) if Path(name).is_dir() else None
+        vision = install(model, load_processor(name, path, tower_of(model)))
+        vision.around = around(config.model_type, tokenizer)
+        _template(tokenizer, path)
     return model.eval(), tokenizer
+
+
+def _template(tokenizer: Any, path: Path | None) -> None:
+    """Take the chat template that lies in a file of its own, as processors before transformers 4.52 wrote it."""
+    file = None if path is None else path / "chat_template.json"
+    if not tokenizer.chat_template and file is not None and file.is_file():
+        tokenizer.chat_template = json.loads(file.read_text(encoding="utf-8"))["chat_template"]
 
 
 def _check_weights(name: str, model: Any, found: Mapping[str, Iterable[Any]]) -> None:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 FILE = "preprocessor_config.json"  # where transformers looks, too
 KIND = "image_processor_type"
+FAKE = "<fake_token_around_image>"
+# tokens before and after the rows of a picture that their processors write, by type of model
+AROUND = {name: ((FAKE, "<global-img>"), (FAKE,)) for name in ("idefics3", "smolvlm")}
 READ = ("pixel_values", "image_grid_thw", "pixel_attention_mask")  # what a tower is called with
 
 
@@ -146,6 +149,15 @@ class AutoPictures:
 
     def save_pretrained(self, folder: Path) -> None:
         self.processor.save_pretrained(folder)
+
+
+def around(kind: str, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids before and after the rows of a picture, for a type of model, as far as its tokenizer has all of them."""
+    before, after = AROUND.get(kind, ((), ()))
+    added = {str(token.content): int(i) for i, token in tokenizer.added_tokens_decoder.items()}
+    if not {*before, *after} <= added.keys():
+        return (), ()
+    return tuple(added[name] for name in before), tuple(added[name] for name in after)
 
 
 def save_processor(model: Any, folder: Path) -> None:
