@@ -30,7 +30,7 @@ from gxpo.columns import (
     with_ancestors,
 )
 from gxpo.grouped import begins_of, dense, mean_at
-from gxpo.media import refs_in
+from gxpo.media import FIRST, refs_in
 
 __all__ = ["ACTION", "COLUMNS", "OBSERVATION", "PROMPT", "Forest", "Packed"]
 
@@ -161,7 +161,7 @@ class Forest(Columns):
             prompt_node=torch.tensor(prompt_node, dtype=torch.int64),
             agent_names=("agent",),
             policy_names=("main",),
-            media={node: refs for prompt, node in prompt_nodes.items() if (refs := refs_in(prompt))},
+            media={node: refs_in(prompt) for prompt, node in prompt_nodes.items() if max(prompt) >= FIRST},
             info=[dict(i) for i in info] if info is not None else [{} for _ in range(n)],
             prompt_text=[None] * n,
             final_state=[None] * n,

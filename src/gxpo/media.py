@@ -79,6 +79,11 @@ def row_of(token: int) -> int:
     return (token - FIRST) & (ROWS - 1)
 
 
+def ref_of(token: int) -> str:
+    """Reference of the picture of a row."""
+    return PICTURES.ref_of(key_of_row(token))
+
+
 def runs(tokens: Sequence[int]) -> Iterator[Run]:
     """The pictures in a list of ids, in order. Raises `GxpoError` for one that is cut, or that nobody has put."""
     at = 0
@@ -88,7 +93,7 @@ def runs(tokens: Sequence[int]) -> Iterator[Run]:
             continue
         begin = tokens[at]
         n = next((k for k in itertools.count(1) if at + k == len(tokens) or tokens[at + k] != begin + k), 1)
-        ref = PICTURES.ref_of(key_of_row(begin))
+        ref = ref_of(begin)
         if row_of(begin):
             raise GxpoError(f"a context begins at row {row_of(begin)} of picture {ref}: it was cut within the picture")
         yield Run(at, n, ref)
@@ -112,7 +117,7 @@ def shown(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
         if token < FIRST:
             plain.append(token)
         elif not row_of(token):
-            out, plain = out + (decode(plain) if plain else "") + named(PICTURES.ref_of(key_of_row(token))), []
+            out, plain = out + (decode(plain) if plain else "") + named(ref_of(token)), []
     return out + (decode(plain) if plain else "")
 
 
@@ -249,13 +254,12 @@ class Pictures:
             path = Path(picture)
             if "://" in str(picture) or not path.is_file():
                 raise GxpoError(f"picture {str(picture)[:80]!r}: no such file (a URL is never fetched)")
-            data = path.read_bytes()
-            if path.suffix in (".png", ".npy"):
-                decoded(data, path.suffix[1:])
-                return data, path.suffix[1:]
-            image: Any = need("PIL.Image", "vision")
-            with image.open(io.BytesIO(data)) as opened:
-                return png(np.asarray(opened.convert("RGB"))), "png"
+            data, kind = path.read_bytes(), path.suffix[1:]
+            try:
+                pixels = decoded(data, kind)
+            except (OSError, ValueError, SyntaxError, zlib.error) as error:  # what numpy and Pillow raise
+                raise GxpoError(f"picture {path}: can't be read: {' '.join(str(error).split())[:200]}") from None
+            return (data, kind) if kind in ("png", "npy") else (png(pixels), "png")
         if hasattr(picture, "convert"):  # of Pillow
             picture = np.asarray(picture.convert("RGB"))
         return png(_checked(picture)), "png"

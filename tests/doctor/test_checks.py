@@ -96,6 +96,7 @@ CASES: dict[str, RunLog] = {
             length=rise(100, 12),
         )
     ),
+    "blind_policy": log(**healthy(eval__picture_kl=[0.02, 0.004, 0.0004])),
     "judge_hacked": log(
         **healthy(
             reward=rise(0.3, 0.9) + noise(0.02),

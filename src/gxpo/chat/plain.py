@@ -231,6 +231,15 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, known))) if known else None
 
 
+def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    """Ids to text for people: special tokens and steps that are no vocabulary id are left out, pictures named."""
+
+    def plain(tokens: Sequence[int]) -> str:
+        return tokenizer.decode([t for t in tokens if t >= 0], skip_special_tokens=True)
+
+    return lambda tokens: media.shown(tokens, plain) if max(tokens, default=0) >= media.FIRST else plain(tokens)
+
+
 # ---------------------------------------------------------------- conversations without a template
 class PlainChat:
     """Plain text: the texts of the first messages, joined by newlines, after the tokenizer's bos. Later ones are
@@ -312,4 +321,4 @@ def joined(messages: Sequence[Message]) -> str:
     """Texts of messages, joined by newlines."""
     if any(m.get("role") == "tool" for m in messages):
         messages = toolbox.as_user(messages)
-    return "\n".join([media.marked(m.get("content")) for m in messages])
+    return "\n".join([x if isinstance(x := m.get("content"), str) else media.marked(x) for m in messages])

@@ -101,6 +101,10 @@ ANY: dict[str, tuple[str, ...]] = {
     ),
     "kl_runaway": ("divide the learning rate by 3, and add a KL term; renew its reference from time to time",),
     "memorising": ("add prompts, or pass over them fewer times", "keep the checkpoint of the best evaluation"),
+    "blind_policy": (
+        "train and evaluate on questions that the text alone does not answer, and compare with blank pictures",
+        "look at what the model is shown: is the picture there, at a resolution at which the answer can be read?",
+    ),
     "duplicate_prompts": ("add prompts; remove repeated rows",),
     "eval_leak": ("split by prompt, after normalising spaces and case",),
     "eval_too_small": ("evaluate on more tasks, or sample each several times",),

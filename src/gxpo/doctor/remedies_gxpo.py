@@ -123,6 +123,10 @@ GXPO: dict[str, tuple[str, ...]] = {
     ),
     "kl_runaway": ("optim.lr / 3", "objective.kl.coef=0.01"),
     "memorising": ("more tasks, or fewer trainer.steps", "eval.every=10, and keep the best checkpoint"),
+    "blind_policy": (
+        "tasks whose text does not give the answer away: compare with the accuracy on blank pictures",
+        "method=papo pays for depending on the picture",
+    ),
     "eval_too_small": ("eval.tasks=200, or eval.samples=8 with eval.temperature=1",),
     "resume_discontinuity": ("gxpo resume RUN goes on exactly where the run stopped; train --from begins a new one",),
     "tool_failures": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +11,14 @@ import torch
 from torch import Tensor
 
 from gxpo.columns import ACTION
+from gxpo.errors import GxpoError
 from gxpo.explain.derivation import Compared, Summand
 from gxpo.explain.group_figures import GroupFigures
 from gxpo.explain.outlook import Outlook
 from gxpo.explain.packed import of_tokens, packed
 from gxpo.explain.rollout_source import Source
 from gxpo.forest import Forest
+from gxpo.media import PICTURES, REF, named, png
 
 LONGEST_TEXT = 20_000  # characters of a prompt or observation
 Places = dict[str, Tensor]
@@ -60,8 +63,21 @@ def columns(source: Source, looks: Sequence[Outlook], figures: GroupFigures, gro
         "agents": list(forest.agent_names),
         "states": list(forest.state_names),
         "methods": [_method(x, whole, forest, places) for x in looks],
+        "pictures": _pictures(forest),
         "texts": list(texts.texts),  # last: the columns above have filled it
     }
+
+
+def _pictures(forest: Forest) -> dict[str, str]:
+    """Pictures as data URLs by what texts call them; those whose files are not there are left out."""
+    found: dict[str, str] = {}
+    for ref in dict.fromkeys(ref for refs in forest.media.values() for ref in refs if REF.fullmatch(ref)):
+        try:
+            shown = png(PICTURES.pixels(ref))
+        except GxpoError:
+            continue
+        found[named(ref)] = f"data:image/png;base64,{base64.b64encode(shown).decode()}"
+    return found
 
 
 def _groups(f: GroupFigures, groups: Sequence[int], forest: Forest) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gxpo.columns import ACTION, NAN, OBSERVATION, PROMPT
 from gxpo.errors import RecordError, did_you_mean, need
-from gxpo.media import placed, refs_in
+from gxpo.media import FIRST, placed, refs_in
 from gxpo.record_format.assemble import Node, Reference, Step, assemble
 from gxpo.record_format.schema import Fork, Record, Turn
 
@@ -132,7 +132,8 @@ class Reader:
         turn: int,
         media: Sequence[str] = (),
     ) -> Node:
-        media = (*dict.fromkeys((*refs_in(tokens), *media)),)
+        if tokens and max(tokens) >= FIRST:
+            media = (*dict.fromkeys((*refs_in(tokens), *media)),)
         place = (id(parent[0]), parent[1]) if parent else None
         key = (place, kind, agent, turn, tuple(tokens), tuple(media))
         if self.share and key in self.known:

@@ -23,7 +23,7 @@ def messages_of(observation: str | Sequence[Message]) -> list[Message]:
     """An observation as messages: a text is the user's. Pictures are marks in texts (`gxpo.media.marked`)."""
     if isinstance(observation, str):
         return [{"role": "user", "content": observation}]
-    return [media.with_marks(message) for message in observation]
+    return [m if isinstance(m.get("content"), str) else media.with_marks(m) for m in observation]
 
 
 def prompt_messages(chat: Chat, system: str | None, prompt: str | Sequence[Message]) -> list[Message]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -55,6 +55,7 @@ class Shapes(GeneratedTasks):
     cell       pixels of a place's side
     noise      how far any value of a pixel may be off
     blank      the picture is grey, whatever is asked: what the question alone gives
+    shuffled   the picture is another task's
     told       share of training tasks whose text gives the answer away; held-out tasks never do
 
     A quarter of all pictures is held out.
@@ -65,6 +66,7 @@ class Shapes(GeneratedTasks):
     cell: int = 8
     noise: int = 10
     blank: bool = False
+    shuffled: bool = False
     told: float = 0.0
 
     name: ClassVar[str] = "shapes"
@@ -72,7 +74,7 @@ class Shapes(GeneratedTasks):
     scorer = staticmethod(score)
     reward_default: ClassVar[str] = "correct"
     options: ClassVar[Mapping[str, Any]] = {
-        "questions": (list, tuple), "cell": int, "noise": int, "blank": bool, "told": (int, float),
+        "questions": (list, tuple), "cell": int, "noise": int, "blank": bool, "shuffled": bool, "told": (int, float),
     }  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -83,7 +85,14 @@ class Shapes(GeneratedTasks):
             raise TaskError("shapes: questions must not be empty, cell is 2 to 64, noise 0 to 100, told 0 to 1")
 
     def propose(self, random: np.random.Generator) -> Task:
-        number = int(random.integers(1 << 62))
+        task = self._numbered(int(random.integers(1 << 62)))
+        if not self.shuffled:
+            return task
+        other = self._numbered(task.info["number"] + 1).info["picture"]
+        question = QUESTIONS[task.info["question"]]
+        return replace(task, prompt=self._prompt(other, question), info={**task.info, "picture": other})
+
+    def _numbered(self, number: int) -> Task:
         own = np.random.Generator(np.random.Philox(number))
         question = str(own.choice(list(self.questions)))
         n = {"count": int(own.integers(1, 5)), "same": 2}.get(question, 1)

@@ -10,9 +10,11 @@ import torch
 from gxpo.forest import Forest
 from gxpo.protocols import Rollout, Task
 from gxpo.rollouts import Independent
+from gxpo.signals.masked_observation import picture_kl
 from gxpo.trainer import statistics
 from gxpo.trainer.session import Session
 
+LOOKED_AT = 64  # attempts of which it is asked what the pictures tell
 SHOWN = 8  # tasks whose attempts are kept to be read
 EVALUATION = -1  # the step of evaluation's streams: the same draws in every evaluation of a run
 
@@ -52,5 +54,8 @@ def evaluate(
         out[f"eval_{name}"] = float(torch.nan_to_num(forest.components[:, i], nan=0.0).mean())
     out["eval_length"] = float(forest.lengths().to(torch.float64).mean())
     out["eval_turns"] = forest.n_steps / forest.n_trajectories
+    some = forest.select(range(min(LOOKED_AT, forest.n_trajectories)))
+    if some.media and (kl := picture_kl(some, session.learner)) is not None:
+        out["eval_picture_kl"] = kl
     verdicts = dict(zip((t.id for t in tasks), table.mean(1).tolist(), strict=True))
     return Evaluation(out, verdicts, forest.select(range(min(SHOWN, len(tasks)) * samples)))

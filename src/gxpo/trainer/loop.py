@@ -14,6 +14,7 @@ from typing import Any
 
 from gxpo import runtime
 from gxpo.callbacks import Callback, Dispatcher, make, samples
+from gxpo.chat.plain import decoder
 from gxpo.config import Resolved
 from gxpo.engines.openai import OpenAIEngine
 from gxpo.errors import CheckpointError, ModelError, SamplersLost
@@ -34,7 +35,6 @@ from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.phases import check_phases
 from gxpo.trainer.python_inputs import Given
 from gxpo.trainer.run import Run
-from gxpo.trainer.session import decoder
 from gxpo.trainer.start import config_sums, load_learner, refuse_other_config, start_from
 from gxpo.trainer.step import Stages
 from gxpo.trainer.texts import annotated, with_texts

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gxpo import runtime
+from gxpo.chat.plain import decoder
 from gxpo.config import Resolved
 from gxpo.learners.remote import RemoteLearner
 from gxpo.pipeline import Method
@@ -24,7 +25,6 @@ from gxpo.trainer import checkpoint, preflight, setup
 from gxpo.trainer.external import Externals
 from gxpo.trainer.measured import measured
 from gxpo.trainer.phases import PhaseTracker, collect, folder_of
-from gxpo.trainer.session import decoder
 from gxpo.trainer.shared_envs import SharedEnvs
 from gxpo.trainer.start import load_learner, parameters_of, start_from
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gxpo import config, runtime
+from gxpo.chat.plain import decoder
 from gxpo.config import Resolved
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
@@ -25,7 +26,7 @@ from gxpo.serve.queue import Attempt, CallQueue
 from gxpo.serve.respond import respond
 from gxpo.trainer import checkpoint
 from gxpo.trainer.directory import CONFIG
-from gxpo.trainer.session import Session, decoder
+from gxpo.trainer.session import Session
 from gxpo.trainer.start import load_learner, verified
 from gxpo.trainer.step import Stages
 from gxpo.trainer.texts import with_texts

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gxpo import media, runtime
+from gxpo import runtime
 from gxpo.chat import PlainChat
-from gxpo.chat.plain import Tokens
+from gxpo.chat.plain import Tokens, decoder
 from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
 from gxpo.learners.accumulate import gradient_of
@@ -43,17 +43,6 @@ from gxpo.segments import Segmenter, SegmentTools
 from gxpo.signals import Signals
 from gxpo.tasks.source import solution_of
 from gxpo.trainer.culprit import largest_slope
-
-
-def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    """Ids to text, special tokens and steps that are no vocabulary id left out."""
-
-    def text(tokens: Sequence[int]) -> str:
-        if tokens and max(tokens) >= media.FIRST:
-            return media.shown([t for t in tokens if t >= 0], text)
-        return tokenizer.decode([t for t in tokens if t >= 0], skip_special_tokens=True)
-
-    return text
 
 
 class Session:
@@ -86,7 +75,7 @@ class Session:
         self.sampling = replace(sampling, stop_ids=tuple(dict.fromkeys((*sampling.stop_ids, *self.chat.stop_ids))))
         self.episode = episode or EpisodeRules()
         self.budget = budget if budget is not None else Budget()
-        self._segmenter, self._learner, self._seen = segmenter, learner, seen
+        self._segmenter, self.learner, self._seen = segmenter, learner, seen
         self._drawn: list[Task] = []
         self._tasks: dict[str, Task] = {}
         self._scored: set[str] = set()
@@ -189,7 +178,7 @@ class Session:
         """The forest cut into the method's segments; as it is where there is no segmenter, or where it has segments."""
         if self._segmenter is None or bool((forest.segment >= 0).any()):
             return forest
-        return self._segmenter(forest, SegmentTools(self.decode, self._learner))
+        return self._segmenter(forest, SegmentTools(self.decode, self.learner))
 
     def score(self, forest: Forest, texts: Sequence[str] | None = None) -> Forest:
         """The forest with outcomes, components and success.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gxpo import former, grouped
+from gxpo.chat.plain import decoder
 from gxpo.config import Resolved
 from gxpo.engines.openai import OpenAIEngine
 from gxpo.forest import Forest
@@ -25,7 +26,7 @@ from gxpo.signals import Signals, SignalTools
 from gxpo.trainer.asynchronous import Pipeline
 from gxpo.trainer.episodes import failures_of_agents, of_agents, of_episodes
 from gxpo.trainer.resources import Resources
-from gxpo.trainer.session import BoundLearner, Session, decoder
+from gxpo.trainer.session import BoundLearner, Session
 
 FAINT = 0.05  # share of low-precision weights that the first step changes, below which a warning is due
 GAP_ALARM = {True: 0.1, False: 1.0}  # nats between sampler and learner at one token that call for a warning; by whether

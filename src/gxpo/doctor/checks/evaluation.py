@@ -9,6 +9,8 @@ from gxpo.doctor.finding import Finding
 from gxpo.doctor.runlog import Floats
 from gxpo.doctor.sickness import found, sickness
 
+BLIND = 1e-3  # nats a token
+
 
 @sickness(
     "duplicate_prompts",
@@ -39,6 +41,24 @@ def duplicate_prompts(case: Case) -> Finding | None:
         "the same few prompts are used again and again",
         *evidence,
     )
+
+
+@sickness(
+    "blind_policy",
+    5,
+    "the policy answers from the text alone, whatever its pictures show",
+    "KL of the policy from itself with the pictures hidden below 0.001 nats a token in the last evaluation",
+    needs=("eval/picture_kl",),
+    follows=(),
+)
+def blind_policy(case: Case) -> Finding | None:
+    kl = case.values("eval/picture_kl")
+    if not len(kl) or kl[-1] >= BLIND:
+        return None
+    evidence = [case.quote("eval/picture_kl", ".2g")]
+    evidence += [case.quote(case.held_out)] if case.held_out else []
+    said = "hiding the pictures changes nothing: the policy answers from the text"
+    return found("blind_policy", "note", "proved", said, *evidence)
 
 
 @sickness(

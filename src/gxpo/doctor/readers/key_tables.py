@@ -131,6 +131,7 @@ GXPO = {
     "eval_pool_accuracy": "eval/pool_accuracy",
     "eval_length": "eval/length",
     "eval_turns": "eval/turns",
+    "eval_picture_kl": "eval/picture_kl",
     "eval_unscored": "eval/unscored",
 }
 

@@ -104,12 +104,15 @@ function drawGroup() {
   head.push(el('p', {class: 'facts'}, facts.map(f => el('span', {}, f))));
   if (G.residue(g) > 0) head.push(el('p', {class: 'flag'}, `Residue: the rewards are equal, so nothing is to be learned, but the trainer recorded advantages up to ${num(G.residue(g), 3)}; they are rounding, not signal.`));
   const prompt = R.prompt(list[0]);
-  if (prompt >= 0) head.push(el('details', {open: D.texts[prompt].length < 400}, el('summary', {}, 'Prompt'), el('pre', {class: 'boxed', dir: 'auto'}, D.texts[prompt])));
+  if (prompt >= 0) head.push(el('details', {open: D.texts[prompt].length < 400}, el('summary', {}, 'Prompt'), el('pre', {class: 'boxed', dir: 'auto'}, pictured(D.texts[prompt]))));
   const many = list.length > ROLLOUTS && !state.all;
   const parts = [head, table(g, m), el('div', {class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Tree of the group'}, drawTree(g, m && m.credit ? m : M.find(x => x.credit) || {}, {r: state.r}, (r, s) => choose({r, s, p: S.entry(s)})))];
   parts.push(el('div', {class: 'rollouts'}, (many ? list.slice(0, ROLLOUTS) : list).map(rollout)));
   if (many || list.some(r => R.step(r + 1) > R.step(r) && S.entry(R.step(r + 1)) - S.entry(R.step(r)) > TOKENS && !state.all)) parts.push(el('button', {on: {click: () => { state.all = true; drawGroup(); }}}, 'Show all rollouts and tokens'));
   box.replaceChildren(...parts.flat());
+}
+function pictured(text) { // a text with the pictures that it names
+  return text.split(/(<image [0-9a-f]{8}>)/).map(x => D.pictures[x] ? el('img', {class: 'shown', src: D.pictures[x], alt: x, title: x}) : x);
 }
 const tone = (x, top, said) => el('span', {class: 'chip ' + shade(x, top)}, said === undefined ? signed(x) : said);
 function table(g, m) { // rewards and advantages of the methods side by side
@@ -151,7 +154,7 @@ function rollout(r) {
     if (S.finish(s) >= 0 && D.S.finishes[S.finish(s)] === 'length') facts.push('cut');
     blocks.push(el('div', {class: 'turn' + (s === state.s && r === state.r ? ' on' : '')},
       facts.length ? el('p', {class: 'facts'}, facts.map(f => el('span', {}, f))) : null,
-      seenText ? el('pre', {class: 'seen', dir: 'auto'}, seenText) : null,
+      seenText ? el('pre', {class: 'seen', dir: 'auto'}, pictured(seenText)) : null,
       el('div', {class: 'beside', style: `--n:${beside.length}`}, beside.map(x => el('div', {class: 'text', role: 'group', 'aria-label': `tokens of ${turnName(s)} under ${x.name}`, dir: 'auto'},
         beside.length > 1 ? el('span', {class: 'of'}, x.name) : null, list.slice(0, budget).map(p => token(x, r, s, p)), list.length > budget ? el('span', {class: 'soft'}, ` and ${list.length - budget} more tokens`) : null)))));
     budget -= list.length;

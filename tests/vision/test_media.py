@@ -1,0 +1,161 @@
+"""Pictures by content: references, ids, files, texts, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gxpo import media
+from gxpo.errors import GxpoError, RecordError
+
+
+def random_pixels(seed: int, height: int = 8, width: int = 12) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def put(seed: int) -> str:
+    return media.PICTURES.put(random_pixels(seed))
+
+
+def test_a_reference_is_the_digest_of_a_png_that_others_can_read():
+    pixels = random_pixels(1)
+    ref = media.PICTURES.put(pixels)
+    data = media.PICTURES.data(ref)
+    assert ref == f"sha256:{hashlib.sha256(data).hexdigest()}.png"
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), pixels)
+    assert np.array_equal(media.PICTURES.pixels(ref), pixels) and media.PICTURES.put(pixels.copy()) == ref
+
+
+def test_files_of_others_are_read_too(tmp_path):
+    pixels = random_pixels(2)
+    np.save(tmp_path / "a.npy", pixels)
+    Image.fromarray(pixels).save(tmp_path / "b.png")  # with filters
+    Image.fromarray(pixels).save(tmp_path / "c.bmp")
+    refs = [media.PICTURES.put(tmp_path / name) for name in ("a.npy", "b.png", "c.bmp")]
+    assert [ref.rpartition(".")[2] for ref in refs] == ["npy", "png", "png"]
+    for ref in (*refs, media.PICTURES.put(Image.fromarray(pixels))):
+        assert np.array_equal(media.PICTURES.pixels(ref), pixels)
+
+
+@pytest.mark.parametrize(
+    ("picture", "why"),
+    [
+        ("https://example.org/a.png", "no such file"),
+        ("nowhere.png", "no such file"),
+        (np.zeros((4, 4), dtype=np.uint8), r"uint8 \[height, width, 3\]"),
+        (np.zeros((4, 4, 3)), "float64"),
+        (np.zeros((0, 4, 3), dtype=np.uint8), "no pixels"),
+        ("sha256:12.png", "no reference"),
+    ],
+)
+def test_what_is_no_picture_is_refused(picture, why):
+    with pytest.raises(GxpoError, match=why):
+        media.PICTURES.put(picture)
+
+
+def test_ids_name_picture_and_row_and_lie_beyond_any_vocabulary():
+    a, b = put(3), put(4)
+    ids = media.ids(a, 3)
+    digest = int(a.removeprefix("sha256:")[:11], 16)
+    assert ids == tuple(2**62 + digest * 2**16 + row for row in range(3)) and max(ids) < 2**63
+    tokens = [7, *ids, 8, *media.ids(b, 2), *ids]
+    assert [tuple(run) for run in media.runs(tokens)] == [(1, 3, a), (5, 2, b), (7, 3, a)]
+    assert media.refs_in(tokens) == (a, b, a) and media.refs_in([1, 2]) == () and media.refs_in([]) == ()
+
+
+def test_a_context_that_is_cut_within_a_picture_is_refused():
+    with pytest.raises(GxpoError, match="row 1 of picture"):
+        list(media.runs(media.ids(put(5), 3)[1:]))
+    with pytest.raises(GxpoError, match="not here"):
+        list(media.runs(media.ids("sha256:" + "f" * 64 + ".png", 1)))
+    with pytest.raises(GxpoError, match="1 to 65536"):
+        media.ids(put(5), 2**16 + 1)
+
+
+def test_pictures_with_equal_keys_are_not_confused():
+    ref = "sha256:" + "a" * 64 + ".png"
+    media.PICTURES.put(ref)
+    with pytest.raises(GxpoError, match="can't be told apart"):
+        media.PICTURES.put("sha256:" + "a" * 20 + "b" * 44 + ".png")
+
+
+def test_placeholders_stand_for_rows_in_what_is_written():
+    a = put(6)
+    media.PICTURES.placeholders[a] = 99
+    tokens = [5, *media.ids(a, 4), 6]
+    ids, media_at = media.written(tokens)
+    assert ids == [5, 99, 99, 99, 99, 6] and media_at == [[1, 4, a]]
+    assert media.placed(ids, media_at) == tokens and media.written([1, 2]) == ([1, 2], [])
+
+
+@pytest.mark.parametrize(
+    ("media_at", "why"),
+    [
+        ([[0, 3, "A"]], "not all one placeholder"),
+        ([[1, 9, "A"]], "no 9 tokens"),
+        ([[1, 0, "A"]], "no 0 tokens"),
+        ([[2, 2, "A"], [1, 2, "A"]], "no 2 tokens"),
+        ([[1, 2, "a.png"]], "not sha256"),
+        ([[1, 2, "https://example.org/a.png"]], "not sha256"),
+        ([[1, 2, "../sha256:" + "0" * 64 + ".png"]], "not sha256"),
+    ],
+)
+def test_places_that_do_not_fit_are_refused(media_at, why):
+    own = [[first, n, put(7) if ref == "A" else ref] for first, n, ref in media_at]
+    with pytest.raises(ValueError, match=why):
+        media.placed([5, 9, 9, 9, 9, 6], own)
+
+
+def test_a_changed_file_is_refused(tmp_path):
+    pictures = media.Pictures()
+    ref = media.PICTURES.put(random_pixels(8))
+    media.PICTURES.save([ref], tmp_path)
+    pictures.look_in(tmp_path)
+    assert np.array_equal(pictures.pixels(ref), random_pixels(8)) and pictures.ref_of(media.key_of(ref)) == ref
+    (tmp_path / ref.removeprefix("sha256:")).write_bytes(media.png(random_pixels(9)))
+    other = media.Pictures()
+    other.look_in(tmp_path)
+    with pytest.raises(RecordError, match="was changed"):
+        other.pixels(ref)
+    with pytest.raises(RecordError, match="is not in"):
+        media.Pictures().pixels(ref)
+
+
+def test_memory_holds_the_newest_and_what_is_retained(monkeypatch):
+    pictures = media.Pictures()
+    refs = [pictures.put(random_pixels(100 + i)) for i in range(3)]
+    pictures.retain(refs[:1])
+    monkeypatch.setattr(media, "HELD", 2 * len(pictures.data(refs[1])))
+    refs += [pictures.put(random_pixels(200 + i)) for i in range(3)]
+    assert np.array_equal(pictures.pixels(refs[0]), random_pixels(100))
+    assert np.array_equal(pictures.pixels(refs[-1]), random_pixels(202))
+    with pytest.raises(RecordError, match="memory, which holds the newest"):
+        pictures.pixels(refs[1])
+
+
+def test_messages_hold_pictures_as_marks_and_people_see_their_digests():
+    ref = put(10)
+    content = [{"type": "text", "text": "see "}, {"type": "image", "image": ref}, {"type": "text", "text": " now"}]
+    marked = media.marked(content)
+    assert media.split(marked) == ["see ", ref, " now"]
+    assert media.text_of(content) == f"see <image {ref[7:15]}> now" == media.text_of(marked)
+    assert media.marked("plain <image>") == "plain <image>" and media.marked(None) == ""
+    with pytest.raises(GxpoError, match="a text or an image"):
+        media.marked([{"type": "image_url", "image_url": "x"}])
+    shown = media.shown([1, *media.ids(ref, 3), 2, 3], lambda ids: f"{ids}")
+    assert shown == f"[1]<image {ref[7:15]}>[2, 3]"
+
+
+def test_a_png_cut_short_is_no_picture(tmp_path):
+    data = media.png(random_pixels(11))
+    broken = data[:33] + struct.pack(">I", 4) + b"IDAT" + zlib.compress(b"")[:4]
+    for name, bad in (("a.png", broken), ("b.jpg", b"no picture"), ("c.npy", b"x")):
+        (tmp_path / name).write_bytes(bad)
+        with pytest.raises(GxpoError, match=f"{name}: can't be read"):
+            media.PICTURES.put(tmp_path / name)
