@@ -108,8 +108,8 @@ class AutoPictures:
         self._grids: dict[tuple[int, ...], Grid] = {}
 
     def grid(self, height: int, width: int) -> Grid:
-        """Grid of the processor's own output for a picture of that size. Where it gives none, a picture of fixed size
-        is one row of as many columns as the tower gives rows."""
+        """Grid of the processor's own output for a picture of that size. Where it gives none, as many rows as the tower
+        gives for pictures of that output's size, in its shape if they fill it, else in one line."""
         if (height, width) not in self._grids:
             given = self.inputs([np.full((height, width, 3), 100, dtype=np.uint8)])
             self._grids[height, width] = self._grid(given)
@@ -126,7 +126,9 @@ class AutoPictures:
             here = {k: x.to(like.device, like.dtype if x.is_floating_point() else None) for k, x in given.items()}
             with torch.no_grad():
                 (found,) = self._inner.get_image_features(**here, return_dict=True).pooler_output
-            self._grids[shape] = 1, 1, found.reshape(-1, found.shape[-1]).shape[0]
+            n, (height, width) = found.reshape(-1, found.shape[-1]).shape[0], shape[-2:]
+            rows = max(1, round((n * height / width) ** 0.5))
+            self._grids[shape] = (1, rows, n // rows) if n % rows == 0 else (1, 1, n)
         return self._grids[shape]
 
     def inputs(self, pictures: Sequence[Pixels]) -> Mapping[str, Tensor]:
