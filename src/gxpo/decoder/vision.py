@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gxpo import media
-from gxpo.decoder import mrope
+from gxpo.decoder import deepstack, mrope
 from gxpo.decoder.architecture import backbone_of, rope_settings
 from gxpo.decoder.mrope import Grid
 from gxpo.errors import ModelError
@@ -49,6 +49,7 @@ class Vision:
     placeholder  id that stands for a row in the model's own vocabulary
     banned       ids that are never sampled
     triples      its positions are those of m-RoPE (`gxpo.decoder.mrope`)
+    deep         layers behind which further features of a row are added (`gxpo.decoder.deepstack`)
     around       ids of the model's vocabulary before and after the rows of each picture
     at_once      pictures that go through the tower together
     """
@@ -57,6 +58,7 @@ class Vision:
         self, model: Any, processor: Processor, config: Any, *, triples: bool = False, at_once: int = 256
     ) -> None:
         self.model, self.processor, self.triples, self.at_once = model, processor, triples, at_once
+        self.deep = len(getattr(config.vision_config, "deepstack_visual_indexes", None) or ())
         self.around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self.banned = tuple(sorted({i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None}))
         self.placeholder: int = next(i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None)
@@ -73,15 +75,17 @@ class Vision:
         return (*self.around[0], *media.ids(ref, frames * rows * columns), *self.around[1])
 
     def features(self, refs: Sequence[str]) -> list[Tensor]:
-        """[rows, H] of each picture."""
+        """[rows, H] of each picture; with `deep` further features [rows, (1 + deep) * H], side by side."""
         out: list[Tensor] = []
         for start in range(0, len(refs), self.at_once):
             some = refs[start : start + self.at_once]
             given = self.processor.inputs([media.PICTURES.pixels(ref) for ref in some])
             like = next(self.model.parameters())
             here = {k: x.to(like.device, like.dtype if x.is_floating_point() else None) for k, x in given.items()}
-            found = self.model.get_image_features(**here, return_dict=True).pooler_output  # a tensor, or one a picture
-            out += [x.reshape(-1, x.shape[-1]) for x in found]
+            found = self.model.get_image_features(**here, return_dict=True)
+            first = [x.reshape(-1, x.shape[-1]) for x in found.pooler_output]  # a tensor, or one a picture
+            layers = [first, *found.deepstack_features] if self.deep else [first]
+            out += [torch.cat(own, -1) for own in zip(*layers, strict=True)] if self.deep else first
         for ref, x in zip(refs, out, strict=True):
             frames, rows, columns = self.grid(ref)
             if x.shape[0] != frames * rows * columns:
@@ -104,7 +108,7 @@ class Vision:
 
     # ------------------------------------------------------------ rows
     def rows(self, ids: Tensor) -> Tensor:
-        """[n, H] rows of pictures by id [n]."""
+        """[n, H] rows of pictures by id [n], as of `features`."""
         own = ids.cpu() - media.FIRST
         keys, place = torch.unique(own // media.ROWS, return_inverse=True)
         found = self.features([media.PICTURES.ref_of(key) for key in keys.tolist()])
@@ -128,6 +132,8 @@ class PictureEmbedding(nn.Embedding):
         rows = input >= media.FIRST
         if not bool(rows.any()):
             return super().forward(input)
+        if self.vision.deep:
+            raise ModelError("rows of pictures were embedded without their deeper features: please report it")
         out = super().forward(input.masked_fill(rows, 0))
         return out.index_put((rows,), self.vision.rows(input[rows]).to(out))
 
@@ -152,11 +158,6 @@ def tower_of(causal: Any) -> Any:
             f"{name} can't be given pictures: gxpo knows those of {', '.join(READ)}, and others may let the rows of a "
             "picture see each other or put further tokens between them"
         )
-    if getattr(config.vision_config, "deepstack_visual_indexes", None):
-        raise ModelError(
-            f"{name} can't be given pictures: it adds features of its tower to the states of inner layers (deepstack), "
-            "which gxpo does not do; take Qwen2.5-VL"
-        )
     embedding, head = causal.get_input_embeddings(), causal.get_output_embeddings()
     if type(embedding) is not nn.Embedding or type(head) is not nn.Linear or not hasattr(inner, "get_image_features"):
         raise ModelError(
@@ -174,6 +175,8 @@ def install(causal: Any, processor: Processor) -> Vision:
     embedding.__class__, head.__class__ = PictureEmbedding, TextHead
     cast("PictureEmbedding", embedding).vision = vision
     cast("TextHead", head).banned = vision.banned
+    if vision.deep:
+        deepstack.hand_over(inner, backbone_of(causal))
     return vision
 
 
