@@ -1,5 +1,6 @@
 """Packed forests with pictures against flat rows and against transformers' own forward pass with pixel_values."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from tests.vision.families import MODELS, exact, exact_rotary, own_logprobs, pic
 from gxpo import media
 from gxpo.decoder.vision import vision_of
 from gxpo.forest import Forest
+from gxpo.learners.lora import LoraSettings
 from gxpo.learners.torch import TorchLearner
 from gxpo.records import SCHEMA
 
@@ -96,3 +98,39 @@ def test_the_tower_runs_once_for_each_picture(family, monkeypatch):
     monkeypatch.setattr(vision, "features", lambda refs: (seen.extend(refs), features(refs))[1])
     TorchLearner(model, lr=0.0).outputs(forest_of(episodes(model)))
     assert len(seen) == len(set(seen)) == 3
+
+
+@pytest.mark.parametrize("family", ["smolvlm", "qwen2.5-vl", "qwen3-vl"])
+@pytest.mark.parametrize("kernels", ["auto", "transformers"])
+def test_a_reference_sees_with_a_tower_of_its_own(family, kernels):
+    model = MODELS[family]()
+    forest = forest_of(episodes(model))
+    learner = TorchLearner(model, lr=0.0, reference=True, kernels=kernels)
+    before = learner.outputs(forest)["logprob"]
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "vision" in name or "visual" in name:
+                p.mul_(1.5)
+    assert (learner.outputs(forest)["logprob"] - before).abs().max() > 1e-3
+    assert torch.equal(learner.outputs(forest, policy="reference")["logprob"], before)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2.5-vl", "qwen3-vl"])
+@pytest.mark.parametrize("kernels", ["auto", "transformers"])
+def test_adapters_and_recomputed_layers(family, kernels):
+    model = MODELS[family]()
+    forest = forest_of(episodes(model))
+    plain = TorchLearner(model, lr=0.0, kernels=kernels)
+    w = weight(forest.n_entries)
+
+    def loss(x):
+        return (x["logprob"] * w).sum()
+
+    expected, gradient = plain.outputs(forest)["logprob"], plain.gradient(forest, loss, names=("logprob",))
+    again = TorchLearner(copy.deepcopy(model), lr=0.0, kernels=kernels, recompute=True)
+    for name, g in again.gradient(forest, loss, names=("logprob",)).items():
+        assert (g - gradient[name]).norm() <= 1e-4 * gradient[name].norm() + 1e-5, name
+    adapted = TorchLearner(copy.deepcopy(model), lr=0.0, kernels=kernels, lora=LoraSettings(rank=2))
+    assert (adapted.outputs(forest)["logprob"] - expected).abs().max() < 1e-5
+    moved = adapted.gradient(forest, loss, names=("logprob",))
+    assert any(bool(g.abs().max()) for name, g in moved.items() if "lora_B" in name)
