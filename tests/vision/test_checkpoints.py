@@ -171,11 +171,6 @@ def test_a_processor_that_gives_more_is_refused():
         AutoPictures(processor, None).inputs([np.zeros((4, 4, 3), dtype=np.uint8)])
 
 
-def small(kind, settings, **more):
-    with torch.random.fork_rng(devices=[]):
-        return kind(settings(**more))
-
-
 def test_models_that_are_not_read_say_why():
     tower = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     text = {**tower, "vocab_size": 40, "num_key_value_heads": 2, "head_dim": 16}
@@ -189,3 +184,20 @@ def test_models_that_are_not_read_say_why():
     )
     with pytest.raises(ModelError, match="PaliGemmaForConditionalGeneration can't be given pictures"):
         install(gemma, PatchProcessor(4))
+
+
+def test_other_models_with_a_tower_are_trained_on_texts(tmp_path):
+    text = {
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16,
+        "vocab_size": 104, "num_key_value_heads": 2, "model_type": "gemma3_text",
+    }  # fmt: skip
+    tower = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    settings = {"vision_config": {**tower, "image_size": 8, "patch_size": 4, "model_type": "siglip_vision_model"}}
+    made = transformers.Gemma3Config(text_config=text, mm_tokens_per_image=4, image_token_index=103, **settings)
+    transformers.Gemma3ForConditionalGeneration(made).save_pretrained(tmp_path)
+    character_tokenizer(*MORE).save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="trained on texts alone: gxpo knows pictures of llava"):
+        loaded = load(str(tmp_path), task="shapes")
+    assert vision_of(loaded.model) is None
+    with torch.no_grad():
+        assert loaded.model(input_ids=torch.tensor([[1, 5, 6]])).logits.isfinite().all()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gxpo.decoder.vision import install, tower_of
+from gxpo.decoder.vision import READ, install, tower_of
 from gxpo.errors import ModelError, did_you_mean, need
 from gxpo.learners.finite import first_not_finite
 from gxpo.models import smollm2
@@ -256,7 +256,7 @@ def _from_pretrained(name: str, dtype: str) -> tuple[Any, Any]:
     transformers: Any = need("transformers", "train")
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-        sees = getattr(config, "vision_config", None) is not None
+        sees = config.model_type in READ
         kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
         model, found = kind.from_pretrained(
             name,
@@ -269,6 +269,12 @@ def _from_pretrained(name: str, dtype: str) -> tuple[Any, Any]:
     except Exception as error:  # transformers, safetensors, tokenizers and the hub raise some twenty types here
         raise ModelError(f"model {name!r} can't be loaded: {_one_line(error)}") from error
     _check_weights(name, model, found)
+    if not sees and getattr(config, "vision_config", None) is not None:
+        warnings.warn(
+            f"model {name!r}: {type(model).__name__} is trained on texts alone: gxpo knows pictures of "
+            f"{', '.join(READ)}",
+            stacklevel=3,
+        )
     if sees:
         path = Path(name) if Path(name).is_dir() else None
         vision = install(model, load_processor(name, path, tower_of(model)))
