@@ -71,6 +71,21 @@ def test_every_bare_world_trains(name, tmp_path):
     assert name in WORLDS
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("zoom", {}), ("buttons", {"steps": [1, 2], "max_turns": 3}), ("frozenlake", {"pixels": True})],
+)
+def test_every_world_that_is_seen_trains(name, options, tmp_path):
+    keys = SMALL | {"tasks.options": {"style": "bare", **options}, "env.context": "window", "env.max_turns": 3}
+    run = gxpo.train("tiny-vision:cold", name, "gigpo", 1, out=tmp_path / name, set=keys)
+    row = run.metrics[0]
+    assert row["trajectories"] == 8 and row["env_raised"] == row["env_nonsense"] == row["unscored"] == 0
+    assert 1 <= row["turns_mean"] <= 3 and name in WORLDS
+    turns = [turn for record in run.samples for turn in record["turns"]]
+    assert turns and all(turn["observation_text"].startswith("<image ") for turn in turns)
+    assert list((tmp_path / name / "rollouts" / "media").glob("*.png"))
+
+
 def test_an_episode_cannot_be_longer_than_the_world_allows(tmp_path):
     run = gxpo.train("tiny:cold", STEPS, "grpo", 1, out=tmp_path / "run", set=SMALL | {"env.max_turns": 99})
     assert run.trainer.episode.max_turns == 20

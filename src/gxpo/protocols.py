@@ -239,7 +239,8 @@ class Chat(Protocol):
 class TimeStep:
     """Result of `reset` and of each action in an environment.
 
-    observation   the policy's next input: a text, or messages of a chat (tools answer with role "tool")
+    observation   the policy's next input: a text, or messages of a chat (tools answer with role "tool"), whose
+                  content may be a list of {"type": "image", "image": pixels [H, W, 3] uint8} and {"type": "text", ...}
     state         id of the state that the next action is taken in: equal states of a task have equal ids
     reward        of the action just taken (None: it pays nothing by the step)
     done          the episode is over

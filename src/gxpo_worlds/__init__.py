@@ -1,6 +1,7 @@
 """Toy environments: grid worlds, a shop, questions with tools. `task: sokoban` in a configuration.
 
-Each is a class with `reset(seed)` and `step(action)` that speaks text, as a user's own environment is.
+Each is a class with `reset(seed)` and `step(action)` that speaks text or shows pictures, as a user's own
+environment is.
 """
 
 WORLDS = {
@@ -9,6 +10,8 @@ WORLDS = {
     "keydoor": "gxpo_worlds.keydoor:KeyDoor",
     "shop": "gxpo_worlds.shop:Shop",
     "toolqa": "gxpo_worlds.toolqa:ToolQA",
+    "zoom": "gxpo_worlds.zoom:Zoom",
+    "buttons": "gxpo_worlds.buttons:Buttons",
 }
 
 __all__ = ["WORLDS"]

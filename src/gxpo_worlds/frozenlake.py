@@ -9,11 +9,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gxpo.errors import ConfigError, need
-from gxpo_worlds.grid import CHANCE, MOVES, GridWorld, draw, shortest, stream, tile_ahead
+from gxpo.protocols import Message
+from gxpo_worlds.grid import CHANCE, MOVES, NOTES, GridWorld, draw, shortest, stream, tile_ahead
+from gxpo_worlds.grid_picture import picture
+from gxpo_worlds.screen import shown
 
 HASTE = 1e-6  # share of a success that the expert gives up per turn: never worth a risk, but it does not linger
 TO_GYMNASIUM = str.maketrans("@.OG", "SFHG")
 ENTERED = {".": "@", "O": "X", "G": "*"}  # tile -> how it looks with the agent on it
+COLOURS = {".": (205, 225, 240), "O": (25, 35, 90), "G": (40, 180, 70)}
+AGENT = (225, 45, 45)
 
 
 class Lake:
@@ -84,6 +89,7 @@ class FrozenLake(GridWorld):
     distance  least number of moves from start to goal, which are placed at random
     slippery  gymnasium's slippery ice: with probability 1/3 each, the agent goes where it meant to or to one of the two
               sides of that. Where it slips is decided by (seed, turn). Such a lake can't always be crossed in time
+    pixels    show a picture of 64 x 64 pixels and a short text; states, actions and tasks are those of the text world
 
     Moving against the edge is illegal, except on slippery ice, where it may move the agent sideways. There the
     expert makes the goal as likely as possible within the turns left, then as soon as possible; on other ice it takes a
@@ -95,6 +101,7 @@ class FrozenLake(GridWorld):
     holes: float = 0.2
     distance: int = 2
     slippery: bool = False
+    pixels: bool = False
     _lake: Lake | None = field(init=False, repr=False, default=None)
 
     name: ClassVar[str] = "frozenlake"
@@ -105,18 +112,22 @@ class FrozenLake(GridWorld):
         self._whole("size", 3, 8)
         self._share("holes", 0.5)
         self._whole("distance", 1, 40)
-        if not isinstance(self.slippery, bool):
-            raise ConfigError(f"frozenlake: slippery must be true or false, not {self.slippery!r}")
+        for option, value in (("slippery", self.slippery), ("pixels", self.pixels)):
+            if not isinstance(value, bool):
+                raise ConfigError(f"frozenlake: {option} must be true or false, not {value!r}")
 
     def _rules(self) -> str:
         slippery = (
             "\nThe ice is slippery: you go where you mean to once in three times, else to one of the two sides of it."
         )
-        return (
-            "You are @ on a frozen lake. A dot is ice, O is a hole, G is the goal.\n"
-            "Reach G without entering a hole. You move one tile at a time and can't leave the lake."
-            + (slippery if self.slippery else "")
-        )
+        seen = "You are @ on a frozen lake. A dot is ice, O is a hole, G is the goal.\nReach G"
+        if self.pixels:
+            seen = (
+                "You are the red square on a frozen lake. Pale blue is ice, dark blue is a hole, green is the goal.\n"
+                "Reach the goal"
+            )
+        rules = " without entering a hole. You move one tile at a time and can't leave the lake."
+        return seen + rules + (slippery if self.slippery else "")
 
     def _propose(self, random: np.random.Generator) -> str | None:
         tiles = np.full(self.size**2, ".")
@@ -148,6 +159,12 @@ class FrozenLake(GridWorld):
         if not value.any():  # too late; the way to the goal all the same
             value = lake.values(self.max_turns + self.size**2)[lake.place(state)]
         return MOVES[int(value.argmax())] if value.any() else None
+
+    def _observation(self, error: str | None) -> str | tuple[Message, ...]:
+        if not self.pixels:
+            return super()._observation(error)
+        seen = picture(self._state, COLOURS, {there: tile for tile, there in ENTERED.items()}, AGENT)
+        return shown(seen, ">" if self.style == "bare" else f"{NOTES[error]}Which way?")
 
     def _lake_of(self, state: str) -> Lake:
         ice = state.replace("@", ".")

@@ -16,11 +16,16 @@ import numpy as np
 
 from gxpo.envs.actions import find_action
 from gxpo.errors import ConfigError, GxpoError
-from gxpo.protocols import TimeStep
+from gxpo.protocols import Message, TimeStep
 
 MOVES = ("left", "down", "right", "up")  # in the order of gymnasium's toy-text worlds
 STYLES = ("chat", "bare")
 LEVEL, CHANCE = 1, 2  # first word of a stream's key
+NOTES = {  # of what is wrong with an action
+    None: "",
+    "malformed": "No action could be read. Nothing changed.\n",
+    "illegal": "That is not possible here. Nothing changed.\n",
+}
 TRIES = 2000  # proposals for one instance after which the options count as impossible
 
 
@@ -225,12 +230,10 @@ class GridWorld(ABC):
             truncated=truncated,
         )
 
-    def _observation(self, error: str | None) -> str:
+    def _observation(self, error: str | None) -> str | tuple[Message, ...]:
         if self.style == "bare":
             return f"{self._state}\n>"
-        notes = {None: "", "malformed": "No action could be read. ", "illegal": "That is not possible here. "}
-        note = notes[error] and f"{notes[error]}Nothing changed.\n"
-        return note + "\n".join(" ".join(row) for row in self._shown(self._state).split("\n"))
+        return NOTES[error] + "\n".join(" ".join(row) for row in self._shown(self._state).split("\n"))
 
     def _shown(self, state: str) -> str:
         """The picture that readers of the instructions see."""

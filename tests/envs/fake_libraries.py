@@ -106,6 +106,11 @@ class Corridor:
     def close(self) -> None:
         pass
 
+    def get_frame(self, tile_size: int, agent_pov: bool) -> Any:
+        """A view of two cells by two; the agent's place is how red it is."""
+        assert agent_pov
+        return np.full((2 * tile_size, 2 * tile_size, 3), (self.agent_pos[0], 0, 0), np.uint8)
+
     def _view(self) -> dict[str, Any]:
         view = np.ones((3, 3, 3), np.uint8)
         ahead = self.length - self.agent_pos[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import dataclasses
 import gc
 import os
 import signal
@@ -173,6 +174,21 @@ class Tools(Counter):
     def call(self, content: str, calls: tuple[Any, ...]) -> TimeStep:
         said = [f"{c.name}({dict(c.arguments)}, {c.error})" for c in calls]
         return TimeStep(({"role": "tool", "content": f"{content}: {said}"},), done=not calls)
+
+
+class Screens(Counter):
+    """Shows its number as the brightness of a picture."""
+
+    def reset(self, seed: int) -> TimeStep:
+        return self._shown(super().reset(seed))
+
+    def step(self, action: str) -> TimeStep:
+        return self._shown(super().step(action))
+
+    def _shown(self, step: TimeStep) -> TimeStep:
+        pixels = np.full((2, 3, 3), self.n % 256, dtype=np.uint8)
+        parts = [{"type": "image", "image": pixels}, {"type": "text", "text": step.observation}]
+        return dataclasses.replace(step, observation=({"role": "user", "content": parts},))
 
 
 class Bare:

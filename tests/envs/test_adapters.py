@@ -6,6 +6,7 @@ installs each in an environment of its own and plays it. Here a missing one is s
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import random
@@ -228,6 +229,22 @@ def test_minigrid_content_leaves_the_episode_alone(library: str) -> None:
     here = env.step("go forward").state
     assert env.content(0) == env.content(2) != env.content(1)
     assert env.step("drop").state == here
+
+
+@using("minigrid")
+def test_minigrid_by_pixels_has_the_states_of_the_text(library: str) -> None:
+    seen, read = MiniGrid("MiniGrid-Corridor-v0", pixels=True), MiniGrid("MiniGrid-Corridor-v0")
+    actions = ["go forward", "hop", "go forward", "go forward"]
+    steps, words = play(seen, 0, actions), play(read, 0, actions)
+    blind = [dataclasses.replace(s, observation="") for s in steps]
+    assert blind == [dataclasses.replace(s, observation="") for s in words] and seen.content(0) == read.content(0)
+    parts = [step.observation[0]["content"] for step in steps]
+    assert [image["image"][:, :, 0].tolist() for image, _ in parts] == [[[n] * 64] * 64 for n in (0, 1, 1, 2, 3)]
+    texts = [text["text"] for _, text in parts]
+    assert texts[0] == texts[1] == "Mission: walk to the end"
+    assert texts[2].startswith("'hop' is not an action.") and texts[2].endswith("\nMission: walk to the end")
+    with pytest.raises(AdapterError, match="pixels must be true or false, not 'yes'"):
+        MiniGrid("MiniGrid-Corridor-v0", pixels="yes")  # type: ignore[arg-type]
 
 
 @using("minigrid")

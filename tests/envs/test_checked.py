@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from tests.envs.small_worlds import ODD
 
 from gxpo.envs.checked import Nonsense, checked, checked_about, checked_answer, from_fields, to_json
+from gxpo.media import PICTURES, png
 from gxpo.protocols import TimeStep
 
 texts = st.text(max_size=8)
@@ -124,3 +126,54 @@ def test_messages_say_what_was_returned() -> None:
         checked(TimeStep("n", reward=math.nan))
     with pytest.raises(Nonsense, match="state is a int, not a text"):
         checked(ODD["state number"])
+
+
+# ---------------------------------------------------------------- pictures
+RED = np.array([[[255, 0, 0], [1, 2, 3]]], dtype=np.uint8)  # 1 x 2
+
+
+def shown(picture: Any) -> TimeStep:
+    parts = [{"type": "image", "image": picture}, {"type": "text", "text": "colour?"}]
+    return TimeStep(({"role": "user", "content": parts}, {"role": "user", "content": "n"}))
+
+
+def test_a_picture_travels_in_json_and_arrives_as_its_reference() -> None:
+    text = to_json(checked(shown(RED)))
+    arrived, again = from_fields(json.loads(text)), from_fields(json.loads(text))
+    assert arrived == again != from_fields(json.loads(to_json(checked(shown(RED[:, ::-1])))))
+    image, said = arrived.observation[0]["content"]
+    assert said == {"type": "text", "text": "colour?"} and arrived.observation[1] == {"role": "user", "content": "n"}
+    pixels = PICTURES.pixels(image["image"])
+    assert pixels.tolist() == [[[255, 0, 0], [1, 2, 3]]] and pixels.dtype == np.uint8
+    assert image["image"] == "sha256:" + hashlib.sha256(png(RED)).hexdigest() + ".png"
+    assert checked(arrived) == checked(shown(RED))  # a reference travels as its picture, too
+    assert checked_answer("step", ["ok", json.loads(text)]) == ("ok", json.loads(text))
+
+
+def test_what_the_sender_has_is_left_alone() -> None:
+    step = shown(RED)
+    checked(step)
+    assert step.observation[0]["content"][0]["image"] is RED
+
+
+def test_a_file_travels_as_its_pixels(tmp_path) -> None:
+    np.save(tmp_path / "red.npy", RED)
+    (tmp_path / "red.png").write_bytes(png(RED))
+    for name in ("red.npy", "red.png"):
+        assert checked(shown(str(tmp_path / name))) == checked(shown(RED))
+
+
+@pytest.mark.parametrize(
+    ("picture", "match"),
+    [
+        (RED.astype(float), r"uint8 \[height, width, 3\].*float64"),
+        (RED[:, :, :2], "uint8"),
+        (None, "NoneType"),
+        ("https://a.b/c.png", "never fetched"),
+        ("data:image/png;base64," + "A" * 400, "no picture"),
+        ("sha256:" + "0" * 64 + ".png", "is not in"),
+    ],
+)
+def test_what_is_no_picture_is_refused(picture: Any, match: str) -> None:
+    with pytest.raises(Nonsense, match=match):
+        checked(shown(picture))

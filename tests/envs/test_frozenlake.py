@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.errors import MissingExtra
+from gxpo.errors import ConfigError, MissingExtra
 from gxpo_worlds.frozenlake import FrozenLake
 
 LETTERS = "LDRU"  # gymnasium's numbers 0 to 3
@@ -176,3 +176,59 @@ def test_without_gymnasium(monkeypatch):
     env = at("@..\n..O\nO.G", size=3)
     with pytest.raises(MissingExtra, match=r"gxpo\[envs\]"):
         env.step("D")
+
+
+# ---------------------------------------------------------------- by pixels
+ICE, HOLE, GOAL, RED, LINE = (205, 225, 240), (25, 35, 90), (40, 180, 70), (225, 45, 45), (90, 100, 115)
+
+
+def seen(step) -> tuple[np.ndarray, str]:
+    ((image, text),) = (message["content"] for message in step.observation)
+    return image["image"], text["text"]
+
+
+def test_a_picture_by_hand():
+    # 4 x 4 cells of 16 pixels with a line at the right and below; the agent is 7 x 7 in the middle of its cell
+    env = at("@.O.\n....\n....\n...G", pixels=True)
+    pixels, text = seen(env.step("D"))
+    assert pixels.shape == (64, 64, 3) and pixels.dtype == np.uint8 and text == ">"
+    cells = {(r, c): tuple(pixels[16 * r, 16 * c].tolist()) for r in range(4) for c in range(4)}
+    assert cells == {(r, c): ICE for r in range(4) for c in range(4)} | {(0, 2): HOLE, (3, 3): GOAL}
+    rows, columns = np.nonzero((pixels == RED).all(axis=2))
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (20, 26, 4, 10)
+    assert (pixels[15] == LINE).all() and (pixels[:, 63] == LINE).all()
+
+
+def test_ends_by_pixels():
+    for picture, action, ground, success in ((".@.\n.O.\n..G", "D", HOLE, False), ("...\n.O.\n.@G", "R", GOAL, True)):
+        step = at(picture, size=3, pixels=True).step(action)
+        pixels, _ = seen(step)
+        left, top = (42, 42) if success else (21, 21)  # thirds of 64: 21, 42
+        assert pixels[top, left].tolist() == list(ground) and (pixels == RED).all(axis=2).any()
+        assert step.success is success
+
+
+@given(seeds, st.lists(st.sampled_from([*LETTERS, "?"]), max_size=8), st.booleans(), st.sampled_from(["bare", "chat"]))
+def test_pixels_change_nothing_but_what_is_seen(seed: int, actions: list[str], slippery: bool, style: str):
+    options = {"style": style, "slippery": slippery}
+    read, look = FrozenLake(**options), FrozenLake(**options, pixels=True)
+    assert read.content(seed) == look.content(seed)
+    steps = [(read.reset(seed), look.reset(seed))]
+    for action in actions:
+        if steps[-1][0].done:
+            break
+        assert (read.legal(), read.expert(), read.snapshot()) == (look.legal(), look.expert(), look.snapshot())
+        steps.append((read.step(action), look.step(action)))
+    for text, picture in steps:
+        fields = [{**vars(step), "observation": None} for step in (text, picture)]
+        assert fields[0] == fields[1]
+        note, _, asked = seen(picture)[1].rpartition("\n")
+        assert asked == ("Which way?" if style == "chat" else ">")
+        assert style == "bare" or str(text.observation).startswith(note)
+
+
+def test_words_for_pixels():
+    assert "red square" in FrozenLake(pixels=True).instructions and "@" not in FrozenLake(pixels=True).instructions
+    assert "slippery" in FrozenLake(pixels=True, slippery=True).instructions
+    with pytest.raises(ConfigError, match="pixels must be true or false, not 1"):
+        FrozenLake(pixels=1)

@@ -10,6 +10,7 @@ from tests.envs.small_worlds import ODD, after
 
 from gxpo.envs import EnvPool, EnvSource
 from gxpo.errors import ConfigError, GxpoError
+from gxpo.media import PICTURES
 from gxpo.protocols import EnvFailure, Reply, TimeStep, ToolCall
 
 HERE = "tests.envs.small_worlds"
@@ -119,6 +120,27 @@ def test_tools_are_called_with_what_was_called(workers: int) -> None:
         step = envs.step({"a": Reply("hm", "thinking", (call,))})["a"]
         assert step == TimeStep(({"role": "tool", "content": "hm: [\"add({'x': 1}, no y)\"]"},))
         assert getattr(envs.step({"a": Reply("end")})["a"], "done", None) is True
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_pictures_are_seen_from_any_process(workers: int) -> None:
+    with pool("Screens", workers) as envs:
+        first, twin = envs.reset({"a": 7, "b": 7}).values()
+        said = envs.step({"a": Reply("go")})["a"]
+    (message,) = first.observation
+    image, text = message["content"]
+    assert text == {"type": "text", "text": "n=7"}
+    assert PICTURES.pixels(image["image"]).tolist() == [[[7] * 3] * 3] * 2
+    assert first == twin != said  # 31 * 7 + ord("g") + ord("o") + 1 = 432 = 256 + 176
+    assert PICTURES.pixels(said.observation[0]["content"][0]["image"]).tolist() == [[[176] * 3] * 3] * 2
+
+
+def test_pictures_are_played_again_where_a_process_was_killed() -> None:
+    with pool("Screens", 1) as envs:
+        envs.reset({"a": 1, "b": 2})
+        os.kill(envs._places[0]._worker.worker, 9)  # type: ignore[union-attr]
+        said = envs.step({"a": Reply("go")})["a"]
+        assert envs.counts["restored"] == 2 and said.observation[0]["content"][1]["text"] == "n=246"
 
 
 def test_gxpos_own_worlds_stay_and_others_leave_the_process() -> None:

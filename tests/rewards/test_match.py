@@ -50,6 +50,18 @@ def test_options_that_are_the_tasks_own():
     assert matched(["(.5, .5)", "(.5, .6)"], None, info, **options)[0] == pytest.approx([1.0, 1 - 48 / 50])
 
 
+def test_places_and_counts_by_name():
+    info = {"size": [200, 100]}
+    options = {"metric": "point_in_box", "frame": "thousand", "size": "info.size"}
+    # a tenth of 200 and of 100 is (20, 10)
+    found, forest, _ = matched(["click(100, 100)", "click(900, 100)", "click"], [10, 5, 30, 15], info, **options)
+    assert found == [1.0, 0.0, 0.0] and column(forest, "malformed_match") == [0, 0, 1]
+    found, forest, _ = matched(["3", "5", "3, no, 4"], 4, metric="count_distance")
+    assert found == [0.75, 0.75, 0.0] and column(forest, "malformed_match") == [0, 0, 1]
+    options = {"metric": "point_distance", "most": "diagonal", "size": "info.size"}
+    assert matched(["30 40"], [0, 0], {"size": [60, 80]}, **options)[0] == [pytest.approx(0.5)]
+
+
 def test_kinds_of_answers_have_their_own_metrics():
     groups = {"a": ["#B", "#C"], "b": ["#0 0 2 2"], "c": ["#1 2"]}
     tasks = {"a": ("b", {"kind": "choice"}), "b": ([1, 0, 3, 2], {"kind": "box"}), "c": ([1, 2], {"kind": "span"})}

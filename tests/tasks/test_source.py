@@ -9,7 +9,10 @@ from gxpo.errors import TaskError
 from gxpo.tasks import Arithmetic, make
 from gxpo.tasks.source import fraction_of, reserved, stream
 
-OWN = [("arithmetic", {}), ("arithmetic", {"digits": 3, "operations": "+-*"}), ("countdown", {"count": 4})]
+OWN = [
+    ("arithmetic", {}), ("arithmetic", {"digits": 3, "operations": "+-*"}), ("countdown", {"count": 4}),
+    ("shapes", {"questions": ["count", "same"], "cell": 2}), ("charts", {"noise": 0}),
+]  # fmt: skip
 
 
 def test_streams_depend_on_the_key_alone():

@@ -23,7 +23,8 @@ from gxpo.forest import Forest
 from gxpo.learners.torch import TorchLearner
 from gxpo.models import character_tokenizer
 from gxpo.models.tiny import tiny_model
-from gxpo.models.tiny_vision import IMAGE, tiny_vision_model
+from gxpo.models.tiny_vision import tiny_vision_model
+from gxpo.models.tokenizer import IMAGE
 from gxpo.protocols import Request, Sampling, StreamKey
 
 TOKENIZER = character_tokenizer(IMAGE)

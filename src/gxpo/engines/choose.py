@@ -101,7 +101,7 @@ def choose(
 
 def of_the_house(model: str) -> bool:
     """Whether a model is the embedded tiny one."""
-    return model.partition(":")[0] == "tiny"
+    return model.partition(":")[0] in ("tiny", "tiny-vision")
 
 
 def several(run: Run) -> str | None:

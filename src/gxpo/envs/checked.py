@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from gxpo.errors import GxpoError
+from gxpo.media import PICTURES, decoded, png
 from gxpo.protocols import TimeStep
 from gxpo.usercode import one_line
 
 ACTION_ERRORS = (None, "malformed", "illegal")
 FIELDS = {field.name for field in fields(TimeStep)}
+CARRIED = "data:image/png;base64,"  # how a picture in JSON begins
 
 
 class Nonsense(Exception):
@@ -24,7 +28,8 @@ def checked(step: object, *, first: bool = False) -> dict[str, Any]:
 
     first  it is what `reset` returned: nothing can be over or paid yet
 
-    numpy's scalars count as numbers and truth values. A step that is `truncated` is over: its `done` is set.
+    numpy's scalars count as numbers and truth values. A step that is `truncated` is over: its `done` is set. Pictures
+    in messages (pixels [H, W, 3] uint8, files, Pillow's images) become PNG in base64.
     """
     if not isinstance(step, TimeStep):
         raise Nonsense(f"returned {_name(step)}, not a TimeStep")
@@ -74,9 +79,12 @@ def to_json(value: object) -> str:
 
 
 def from_fields(plain: Mapping[str, Any]) -> TimeStep:
-    """A `TimeStep` from its fields, after a round trip through JSON."""
+    """A `TimeStep` from its fields, after a round trip through JSON; its pictures become references, so that equal
+    observations are equal."""
     observation = plain["observation"]
-    return TimeStep(**{**plain, "observation": observation if isinstance(observation, str) else tuple(observation)})
+    if not isinstance(observation, str):
+        observation = tuple(_with_pictures(message, _arrived) for message in observation)
+    return TimeStep(**{**plain, "observation": observation})
 
 
 def checked_answer(operation: str, answer: Any) -> tuple[str, Any]:
@@ -123,7 +131,38 @@ def _observation(value: object) -> object:
     for message in value:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
             raise Nonsense("observation holds something that is no message with a role and content")
-    return [dict(message) for message in value]
+    return [_with_pictures(message, _carried) for message in value]
+
+
+def _with_pictures(message: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A message with its pictures changed, where its content is a list of parts."""
+    content = message["content"]
+    if isinstance(content, str) or not isinstance(content, Sequence):
+        return dict(message)
+    parts = [
+        {**part, "image": change(part.get("image"))}
+        if isinstance(part, Mapping) and part.get("type") == "image"
+        else part
+        for part in content
+    ]
+    return {**message, "content": parts}
+
+
+def _carried(picture: Any) -> str:
+    """A picture as JSON has it."""
+    try:
+        ref = PICTURES.put(picture)
+        data = PICTURES.data(ref) if ref.endswith(".png") else png(PICTURES.pixels(ref))
+    except (GxpoError, OSError, ValueError) as error:
+        raise Nonsense(f"observation shows what is no picture: {error}") from error
+    return CARRIED + base64.b64encode(data).decode()
+
+
+def _arrived(picture: Any) -> Any:
+    """The reference of a picture that came in JSON; anything else as it is."""
+    if not isinstance(picture, str) or not picture.startswith(CARRIED):
+        return picture
+    return PICTURES.put(decoded(base64.b64decode(picture.removeprefix(CARRIED), validate=True), "png"))
 
 
 def _text_or_none(what: str, value: object) -> str | None:

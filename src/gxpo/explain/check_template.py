@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gxpo import models
 from gxpo.chat import Report, check_template
 from gxpo.errors import ModelError, need
 from gxpo.models import smollm2
 from gxpo.models.load import is_path, no_such_directory
+from gxpo.models.tokenizer import built_in, tokenizer_of_built_in
 
 
 def check(model: str, template: str | None = None) -> Report:
@@ -22,8 +22,8 @@ def check(model: str, template: str | None = None) -> Report:
 
 def tokenizer_of(model: str) -> Any:
     """Load the tokenizer alone; code that comes with a model is never run. `ModelError` if it can't be loaded."""
-    if model.partition(":")[0] == "tiny":
-        return models.character_tokenizer()
+    if built_in(model):
+        return tokenizer_of_built_in(model)
     name = str(smollm2.smollm2()) if model == smollm2.NAME else model
     local = Path(name).expanduser()
     if is_path(name) and not local.is_dir():

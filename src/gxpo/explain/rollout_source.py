@@ -20,6 +20,7 @@ from gxpo.doctor.runlog import Rollouts
 from gxpo.errors import GxpoError, RecordError
 from gxpo.explain.words import Words, pseudo_tokens, reader_of
 from gxpo.forest import Forest
+from gxpo.media import FOLDER, PICTURES
 from gxpo.pipeline import Method
 from gxpo.record_format.schema import SCHEMA
 from gxpo.usercode import NotRun, unexecuted
@@ -128,6 +129,7 @@ def _records(path: Path) -> list[dict[str, Any]] | None:
 def _of_records(records: list[dict[str, Any]], path: Path, asked: Path) -> Source:
     run = next((p for p in (asked, path.parent, path.parent.parent) if (p / "config.yaml").is_file()), None)
     method, settings, lacks = (None, None, []) if run is None else _run_method(run)
+    PICTURES.look_in(path.parent / FOLDER)
     invented, lexicon = _with_pseudo_ids(records)
     forest = Forest.from_records(records)
     model = None if settings is None else settings.model

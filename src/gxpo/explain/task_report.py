@@ -16,9 +16,12 @@ from gxpo.errors import ModelError, TaskError, need
 from gxpo.explain.check_template import tokenizer_of
 from gxpo.explain.overlap import Overlap, overlap
 from gxpo.explain.task_reward import paid
+from gxpo.media import shown
 from gxpo.models import smollm2
-from gxpo.models.load import warm_task
+from gxpo.models.load import SEES, rows_of_model, warm_task
 from gxpo.models.tiny import DIMENSIONS
+from gxpo.models.tiny_vision import tiny_vision_model
+from gxpo.models.tokenizer import built_in
 from gxpo.models.warmup import WARMUPS
 from gxpo.protocols import Task
 from gxpo.rollouts.context import prompt_messages
@@ -63,6 +66,7 @@ class Reader:
                 kwargs=s.chat.kwargs,
                 tools_format=s.chat.tools,
                 rewrites=s.chat.rewrites,
+                rows_of=rows_of_model(model),
             )
             self.tokens, self.unit = Tokens(self.tokenizer), "tokens"
             self.limit = min((x for x in (self.limit, positions(model, s.task)) if x is not None), default=None)
@@ -82,7 +86,7 @@ class Reader:
         if self.chat is None:
             return Rendered(" ".join(map(str, ids)), len(ids), 0)
         unknown = getattr(self.tokenizer, "unk_token_id", None)
-        text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text = shown(ids, lambda own: self.tokenizer.decode(own, clean_up_tokenization_spaces=False))
         return Rendered(text, len(ids), 0 if unknown is None else list(ids).count(unknown))
 
     def length(self, text: str) -> int:
@@ -92,7 +96,9 @@ class Reader:
 
 def positions(model: str, task: str) -> int | None:
     """Tokens that the model's context may have, by its config; None where there is no limit in it."""
-    if model.partition(":")[0] == "tiny":
+    if model.startswith(SEES):
+        return tiny_vision_model().config.get_text_config().max_position_embeddings
+    if built_in(model):
         own = WARMUPS[warm].dimensions if (warm := warm_task(model, task) or task) in WARMUPS else {}
         return int({**DIMENSIONS, **own}["max_position_embeddings"])
     name = str(smollm2.smollm2()) if model == smollm2.NAME else str(Path(model).expanduser())

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from gxpo.errors import GxpoError
 from gxpo.forest import Forest
+from gxpo.media import FIRST, named, ref_of, row_of
+from gxpo.models.tokenizer import CHARACTERS, IMAGE, SPECIAL, built_in
 
 WORD = re.compile(r"\s*[^\s]{1,24}|\s+")  # 24: a text without spaces is cut, too
 
@@ -35,7 +37,14 @@ class Words:
     @classmethod
     def of(cls, forest: Forest, decode: Callable[[int], str]) -> Words:
         found, place = np.unique(forest.token.numpy(), return_inverse=True)
-        return cls([decode(int(i)) if i >= 0 else "" for i in found], place.astype(np.int64))
+        return cls([_word(int(i), decode) for i in found], place.astype(np.int64))
+
+
+def _word(token: int, decode: Callable[[int], str]) -> str:
+    """Text of a token; a picture is named at the first of its rows."""
+    if token < 0:
+        return ""
+    return decode(token) if token < FIRST else "" if row_of(token) else named(ref_of(token))
 
 
 def reader_of(model: str | None, lexicon: Mapping[str, int] | None) -> tuple[Callable[[int], str], str]:
@@ -43,10 +52,8 @@ def reader_of(model: str | None, lexicon: Mapping[str, int] | None) -> tuple[Cal
     if lexicon is not None:
         pieces = list(lexicon)
         return lambda i: pieces[i] if i < len(pieces) else f"<{i}>", ""
-    if model is not None and model.split(":")[0] == "tiny":
-        from gxpo.models.tokenizer import CHARACTERS, SPECIAL
-
-        known = [*SPECIAL, *CHARACTERS]
+    if model is not None and built_in(model):
+        known = [*SPECIAL, *CHARACTERS, IMAGE]
         return lambda i: known[i] if i < len(known) else f"<{i}>", ""
     tokenizer = _local_tokenizer(model) if model else None
     if tokenizer is not None:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gxpo.decoder.vision import READ, install, tower_of
+from gxpo.decoder.vision import READ, install
 from gxpo.errors import ModelError, did_you_mean, need
 from gxpo.learners.finite import first_not_finite
 from gxpo.models import smollm2
-from gxpo.models.processors import around, load_processor
-from gxpo.models.tiny_vision import IMAGE
-from gxpo.models.tokenizer import character_tokenizer
+from gxpo.models.processors import NearestProcessor, around, load_processor, rows_of
+from gxpo.models.tiny_vision import PATCH, SIZE
+from gxpo.models.tokenizer import IMAGE, character_tokenizer
 from gxpo.models.warmup import WARMUPS, Check, Recipe, recipe_of, untrained, warm_start
 
 if TYPE_CHECKING:
@@ -106,6 +106,18 @@ def load(
     except (RuntimeError, AssertionError) as error:
         raise ModelError(f"device {device!r} can't be used: {_one_line(error)}") from error
     return loaded
+
+
+def rows_of_model(name: str) -> Callable[[str], tuple[int, ...]] | None:
+    """Ids of a picture's rows by its reference, as the model called `name` reads it, without its weights; None where it
+    reads texts alone, or is not here."""
+    if name.startswith(SEES):
+        return rows_of(NearestProcessor(SIZE, PATCH))
+    file = Path(name).expanduser() / "config.json"
+    if not is_path(name) or not file.is_file() or '"vision_config"' not in file.read_text(encoding="utf-8"):
+        return None
+    config: Any = need("transformers", "train").AutoConfig.from_pretrained(str(file.parent), trust_remote_code=False)
+    return rows_of(load_processor(name, file.parent, config)) if config.model_type in READ else None
 
 
 @dataclass(frozen=True)
@@ -277,7 +289,7 @@ def _from_pretrained(name: str, dtype: str) -> tuple[Any, Any]:
         )
     if sees:
         path = Path(name) if Path(name).is_dir() else None
-        vision = install(model, load_processor(name, path, tower_of(model)))
+        vision = install(model, load_processor(name, path, config))
         vision.around = around(config.model_type, tokenizer)
         _template(tokenizer, path)
     return model.eval(), tokenizer

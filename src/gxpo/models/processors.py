@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gxpo import media
 from gxpo.decoder.vision import vision_of
 from gxpo.errors import ModelError, need
 
@@ -96,40 +98,37 @@ class AutoPictures:
 
     processor  of transformers; one that cuts pictures into tiles is told to leave them whole: a picture is one run of
                rows, with no text between tiles
-    inner      the part of the model that has `get_image_features`
+    config     of the model
 
     `ModelError` where it gives what gxpo does not hand on, so that nothing of a picture is dropped.
     """
 
-    def __init__(self, processor: Any, inner: Any) -> None:
-        self.processor, self._inner = processor, inner
+    def __init__(self, processor: Any, config: Any) -> None:
+        self.processor, self._config = processor, config
         if getattr(processor, "do_image_splitting", False):
             processor.do_image_splitting = False
         self._grids: dict[tuple[int, ...], Grid] = {}
 
     def grid(self, height: int, width: int) -> Grid:
-        """Grid of the processor's own output for a picture of that size. Where it gives none, as many rows as the tower
-        gives for pictures of that output's size, in its shape if they fill it, else in one line."""
+        """Grid of the processor's own output for a picture of that size; where it gives none, of the tower's patches,
+        as far as the model joins them or has a further row."""
         if (height, width) not in self._grids:
             given = self.inputs([np.full((height, width, 3), 100, dtype=np.uint8)])
             self._grids[height, width] = self._grid(given)
         return self._grids[height, width]
 
     def _grid(self, given: Mapping[str, Tensor]) -> Grid:
+        tower = self._config.vision_config
         if "image_grid_thw" in given:
             frames, rows, columns = given["image_grid_thw"][0].tolist()
-            merge = self._inner.config.vision_config.spatial_merge_size
-            return frames, rows // merge, columns // merge
-        shape = tuple(given["pixel_values"].shape)
-        if shape not in self._grids:
-            like = next(self._inner.parameters())
-            here = {k: x.to(like.device, like.dtype if x.is_floating_point() else None) for k, x in given.items()}
-            with torch.no_grad():
-                (found,) = self._inner.get_image_features(**here, return_dict=True).pooler_output
-            n, (height, width) = found.reshape(-1, found.shape[-1]).shape[0], shape[-2:]
-            rows = max(1, round((n * height / width) ** 0.5))
-            self._grids[shape] = (1, rows, n // rows) if n % rows == 0 else (1, 1, n)
-        return self._grids[shape]
+            return frames, rows // tower.spatial_merge_size, columns // tower.spatial_merge_size
+        side = tower.patch_size * (getattr(self._config, "scale_factor", None) or 1)
+        rows, columns = (pixels // side for pixels in given["pixel_values"].shape[-2:])
+        # a CLIP tower has a row for the whole picture, and Llava leaves the first row out by default
+        more = (tower.model_type == "clip_vision_model") - (
+            getattr(self._config, "vision_feature_select_strategy", None) == "default"
+        )
+        return (1, 1, rows * columns + more) if more else (1, rows, columns)
 
     def inputs(self, pictures: Sequence[Pixels]) -> Mapping[str, Tensor]:
         """What the processor gives for each picture, one after the other."""
@@ -175,10 +174,20 @@ def save_processor(model: Any, folder: Path) -> None:
         (folder / FILE).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
-def load_processor(name: str, path: Path | None, inner: Any) -> Processor:
+def rows_of(processor: Processor) -> Callable[[str], tuple[int, ...]]:
+    """Ids of a picture's rows by its reference, as of a model with this processor."""
+
+    def rows(ref: str) -> tuple[int, ...]:
+        height, width, _ = media.PICTURES.pixels(ref).shape
+        return media.ids(ref, math.prod(processor.grid(height, width)))
+
+    return rows
+
+
+def load_processor(name: str, path: Path | None, config: Any) -> Processor:
     """The processor that lies beside the weights of the model called `name`: gxpo's own, or one of transformers.
 
-    path  its directory (None: an id on the hub);  inner: the part of the model that has `get_image_features`
+    path  its directory (None: an id on the hub);  config: the model's
     """
     file = None if path is None else path / FILE
     told = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.is_file() else {}
@@ -195,4 +204,4 @@ def load_processor(name: str, path: Path | None, inner: Any) -> Processor:
     except Exception as error:  # as of models: transformers and the hub raise many types here
         said = " ".join(str(error).split())[:200]
         raise ModelError(f"model {name!r} reads pictures, and its {FILE} can't be used: {said}") from error
-    return AutoPictures(processor, inner)
+    return AutoPictures(processor, config)

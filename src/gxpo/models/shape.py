@@ -10,6 +10,7 @@ from typing import Any
 
 from gxpo.errors import ModelError, did_you_mean, need
 from gxpo.models import smollm2
+from gxpo.models.tokenizer import BUILT_IN
 
 CACHED = ("full_attention", "sliding_attention", "chunked_attention")  # types of layers whose cache holds every token
 
@@ -66,10 +67,14 @@ def shape_of(name: str) -> ModelShape:
     short = _VARIANT.sub("", name.rpartition("/")[2].lower())
     if short in KNOWN and not Path(name).exists():
         return KNOWN[short]
-    if name.partition(":")[0] == "tiny":
+    if name.partition(":")[0] == BUILT_IN[0]:
         from gxpo.models.tiny import tiny_model
 
         return _measured(tiny_model())
+    if name.partition(":")[0] == BUILT_IN[1]:
+        from gxpo.models.tiny_vision import tiny_vision_model
+
+        return _measured(tiny_vision_model())
     return _of_config(_config(name))
 
 

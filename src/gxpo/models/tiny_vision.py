@@ -7,7 +7,6 @@ from typing import Any
 from gxpo.errors import need
 from gxpo.models.tokenizer import CHARACTERS, SPECIAL
 
-IMAGE = "<image>"  # of the tokenizer: no text holds it, and no policy writes it
 SIZE, PATCH, WIDTH = 32, 8, 64  # pixels of a side; of a patch's side; of a hidden state
 
 

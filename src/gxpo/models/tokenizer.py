@@ -9,6 +9,8 @@ from gxpo.errors import need
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+IMAGE = "<image>"  # the picture's token of the model that sees
+BUILT_IN = ("tiny", "tiny-vision")
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")  # ids 0..3
 CHARACTERS = "\n" + "".join(chr(c) for c in range(32, 127))  # ids from 4
 
@@ -38,3 +40,13 @@ def character_tokenizer(*more: str) -> PreTrainedTokenizerFast:
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
+
+
+def built_in(model: str) -> bool:
+    """Whether a name is one of the embedded tiny models, warm or cold."""
+    return model.partition(":")[0] in BUILT_IN
+
+
+def tokenizer_of_built_in(model: str) -> PreTrainedTokenizerFast:
+    """The tokenizer of an embedded model."""
+    return character_tokenizer(*([IMAGE] if model.startswith(BUILT_IN[1]) else []))

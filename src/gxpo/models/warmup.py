@@ -31,8 +31,8 @@ from gxpo.models.cache import cache_directory, put
 from gxpo.models.demonstrations import Demonstrations
 from gxpo.models.processors import save_processor
 from gxpo.models.tiny import DIMENSIONS, tiny_model
-from gxpo.models.tiny_vision import IMAGE, tiny_vision_model
-from gxpo.models.tokenizer import character_tokenizer
+from gxpo.models.tiny_vision import tiny_vision_model
+from gxpo.models.tokenizer import IMAGE, character_tokenizer
 from gxpo.protocols import Task
 from gxpo.tasks import make
 from gxpo.tasks.source import exact, fraction_of, stream

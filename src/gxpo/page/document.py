@@ -28,7 +28,10 @@ def page(title: str, body: str, script: str = "", style: str = "") -> str:
         raise ValueError("a page's script may hold neither </script nor <!--; give what came from a run by data()")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     allowed = f"'sha256-{digest}'" if script else "'none'"
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}; base-uri 'none'; "
+        "form-action 'none'"
+    )
     code = f"<script>{script}</script>\n" if script else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'

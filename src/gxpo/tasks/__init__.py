@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gxpo.errors import TaskError, did_you_mean
+from gxpo.tasks.charts import Charts
 from gxpo.tasks.code import Code
 from gxpo.tasks.countdown import Countdown
 from gxpo.tasks.dataset import Dataset
@@ -17,9 +18,10 @@ from gxpo.tasks.reasoning_gym import ReasoningGym
 from gxpo.tasks.shapes import Shapes
 from gxpo.tasks.source import Arithmetic, GeneratedTasks, check_options
 
-OWN: dict[str, type[Arithmetic] | type[Countdown] | type[Code] | type[NPHard] | type[Points] | type[Shapes]] = {
+Own = type[Arithmetic] | type[Charts] | type[Code] | type[Countdown] | type[NPHard] | type[Points] | type[Shapes]
+OWN: dict[str, Own] = {
     "arithmetic": Arithmetic, "countdown": Countdown, "code": Code, "np_hard": NPHard, "points": Points,
-    "shapes": Shapes,
+    "shapes": Shapes, "charts": Charts,
 }  # fmt: skip
 Source = GeneratedTasks | ListedTasks
 
@@ -29,8 +31,8 @@ __all__ = ["OWN", "Arithmetic", "Countdown", "Dataset", "GeneratedTasks", "Reaso
 def make(name: str, *, seed: int, options: Mapping[str, Any] | None = None, per_step: int = 32) -> Source:
     """Make the task source called `name`.
 
-    name      "arithmetic", "countdown", "code", "np_hard", "points", "reasoning_gym:GENERATOR", "dataset:ID" of the
-              hub, or the path of a .jsonl, .csv or .parquet file
+    name      "arithmetic", "countdown", "code", "np_hard", "points", "shapes", "charts", "reasoning_gym:GENERATOR",
+              "dataset:ID" of the hub, or the path of a .jsonl, .csv or .parquet file
     seed      of the training tasks; held-out tasks are the same for every seed
     options   of the source, e.g. {"digits": 3}
     per_step  tasks the trainer draws a step; a file's epochs are cut by it

@@ -10,6 +10,7 @@ from gxpo.learners.remote.learner import unsupported
 from gxpo.learners.remote.tinker import TinkerEngine
 from gxpo.learners.remote.verl import VerlEngine
 from gxpo.models import flow
+from gxpo.models.load import COLD
 from gxpo.pipeline import Method
 from gxpo.settings import ClusterSettings, RunSettings
 from gxpo.signals.base import OwnModel
@@ -80,9 +81,7 @@ def _tinker(s: RunSettings) -> dict[str, str]:
         ("reads log-probs at temperature 1 alone", "set sampling.temperature=1"): s.sampling.temperature != 1,
         ("samples on the server, which stops at ids", "leave out sampling.stop"): bool(s.sampling.stop),
         ("samples on the server", "leave out sampling.engine"): s.sampling.engine != "auto",
-        ("reads the model's tokenizer from a directory or the hub", f"leave out model={s.model}"): (
-            s.model == "tiny:cold"
-        ),
+        ("reads the model's tokenizer from a directory or the hub", f"leave out model={s.model}"): (s.model in COLD),
     }
     return dict(pair for pair, asked in unfit.items() if asked)
 
@@ -103,6 +102,7 @@ def _verl(s: RunSettings) -> dict[str, str]:
         ("decays every parameter, not matrices alone", "set optim.weight_decay=0"): s.optim.weight_decay > 0,
         ("samples in its own processes", "set sampling.engine=torch"): s.sampling.engine not in ("auto", "torch"),
         ("holds float32 or bfloat16", "set learner.dtype=float32"): s.learner.dtype == "float64",
-        ("loads the model from a directory or the hub", f"leave out model={s.model}"): s.model == "tiny:cold",
+        ("loads the model from a directory or the hub", f"leave out model={s.model}"): s.model
+        in ("tiny:cold", "tiny-vision:cold"),
     }
     return dict(pair for pair, asked in unfit.items() if asked)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gxpo import runtime
+from gxpo.envs.checked import checked, from_fields
 from gxpo.protocols import EnvFailure, Envs, Reply, TimeStep
 
 Steps = dict[str, "TimeStep | EnvFailure"]
@@ -52,18 +53,14 @@ class SharedEnvs:
 
 
 def _packed(answer: Any) -> tuple[str, Any]:
-    if isinstance(answer, (TimeStep, EnvFailure)):
-        return type(answer).__name__, asdict(answer)
+    if isinstance(answer, TimeStep):
+        return "TimeStep", checked(answer)
+    if isinstance(answer, EnvFailure):
+        return "EnvFailure", asdict(answer)
     return "plain", answer
 
 
 def _unpacked(kind: str, value: Any) -> Any:
     if kind == "plain":
         return value
-    return EnvFailure(**value) if kind == "EnvFailure" else TimeStep(**_restored(value))
-
-
-def _restored(fields: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no tuples: messages of an observation are one again."""
-    said = fields["observation"]
-    return fields | {"observation": tuple(said) if isinstance(said, list) else said}
+    return EnvFailure(**value) if kind == "EnvFailure" else from_fields(value)

@@ -7,14 +7,16 @@ import io
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gxpo.drawing import scaled
 from gxpo.envs.actions import action_text, find_action
 from gxpo.envs.adapters import AdapterError, digest
 from gxpo.errors import did_you_mean, need
-from gxpo.protocols import TimeStep
+from gxpo.protocols import Message, TimeStep
 
 # Our words for the library's actions, by their numbers.
 ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle", "done")
 EMPTY = ("unseen", "empty")
+TILE, SIDE = 8, 64  # pixels of a cell, and of the picture that is made of them
 FAMILIES = ("MiniGrid-", "BabyAI-")
 PROGRESS = ("a_done", "b_done", "lastStepMatch")  # what an instruction remembers between steps
 
@@ -81,6 +83,8 @@ class MiniGrid:
     id         such as "BabyAI-GoToLocal-v0" or "MiniGrid-DoorKey-5x5-v0"
     max_turns  actions an episode may have; the library's reward counts against it
     options    of the level's constructor, such as {"see_through_walls": true}
+    pixels     show the agent's view as a picture of 64 x 64 pixels, with the mission as text, instead of words; states,
+               actions and tasks stay what they are
 
     reward     the library's: 1 - 0.9 t / max_turns on success after t actions, else 0 (-1 for some obstacles)
     success    the episode ended with a positive reward
@@ -93,6 +97,7 @@ class MiniGrid:
     id: str
     max_turns: int = 64
     options: dict[str, Any] = field(default_factory=dict)
+    pixels: bool = False
 
     instructions = (
         "You are an agent in a grid of cells and see what is in front of you. Each turn, reply with one action "
@@ -106,6 +111,8 @@ class MiniGrid:
         known = [name for name in gymnasium.registry if name.startswith(FAMILIES)]
         if self.id not in known:
             raise AdapterError(f"minigrid has no level {self.id!r}{did_you_mean(self.id, known)}")
+        if not isinstance(self.pixels, bool):
+            raise AdapterError(f"minigrid:{self.id}: pixels must be true or false, not {self.pixels!r}")
         if self.max_turns < 1:
             raise AdapterError(f"minigrid:{self.id}: max_turns must be at least 1, not {self.max_turns}")
         try:
@@ -123,7 +130,7 @@ class MiniGrid:
         with contextlib.redirect_stdout(io.StringIO()):  # BabyAI prints every mission that it rejects
             view, _ = self._env.reset(seed=seed)
         self._turns, self._bot, self._untold, self._advice = 0, None, [], None
-        return TimeStep(f"Mission: {self._env.mission}\n{self._words(view)}", self._state())
+        return TimeStep(self._shown(f"Mission: {self._env.mission}\n", view), self._state())
 
     def step(self, action: str) -> TimeStep:
         self._turns += 1
@@ -134,14 +141,14 @@ class MiniGrid:
             words = " ".join(action_text(action).split())[:80]
             text = f"{words!r} is not an action. Reply with one of: {', '.join(ACTIONS)}."
             verdict = False if over else None
-            return TimeStep(text, self._state(), 0.0, over, verdict, "malformed", over)
+            return TimeStep(self._told(text), self._state(), 0.0, over, verdict, "malformed", over)
         number = ACTIONS.index(said)
         view, reward, ended, out_of_time, _ = self._env.step(self._env.actions(number))
         self._untold.append(number)
         done = bool(ended or out_of_time)
         success = bool(ended and reward > 0) if done else None
         truncated = bool(out_of_time and not ended)
-        return TimeStep(self._words(view), self._state(), float(reward), done, success, None, truncated)
+        return TimeStep(self._shown("", view), self._state(), float(reward), done, success, None, truncated)
 
     def legal(self) -> tuple[str, ...]:
         return ACTIONS
@@ -173,8 +180,20 @@ class MiniGrid:
     def close(self) -> None:
         self._env.close()
 
-    def _words(self, view: dict[str, Any]) -> str:
-        return describe(view["image"], self._names)
+    def _shown(self, before: str, view: dict[str, Any]) -> str | tuple[Message, ...]:
+        return self._told("") if self.pixels else before + describe(view["image"], self._names)
+
+    def _told(self, text: str) -> str | tuple[Message, ...]:
+        """A text; in pixels with the view and the mission, as a window may show the policy nothing else."""
+        if not self.pixels:
+            return text
+        # what RGBImgPartialObsWrapper shows
+        seen = self._env.get_frame(tile_size=TILE, agent_pov=True)
+        parts = [
+            {"type": "image", "image": scaled(seen, SIDE, SIDE)},
+            {"type": "text", "text": f"{text}{text and chr(10)}Mission: {self._env.mission}"},
+        ]
+        return ({"role": "user", "content": parts},)
 
     def _state(self) -> str:
         env = self._env

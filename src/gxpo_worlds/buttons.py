@@ -1,0 +1,207 @@
+"""Buttons: a toy screen of coloured buttons with letters, a text field and OK; click and type as one is told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from gxpo.drawing import BLACK, COLOURS, WHITE, Box, canvas, fill, frame, write_in
+from gxpo.errors import ConfigError
+from gxpo_worlds.grid import LEVEL, stream
+from gxpo_worlds.screen import ScreenWorld
+
+if TYPE_CHECKING:
+    from gxpo.media import Pixels
+
+SIDE = 64  # pixels of the screen
+CELLS = [(2 + 20 * column, 2 + 21 * row) for row in range(2) for column in range(3)]  # 20 x 21 pixels each
+BUTTON, SPARE = 16, 4  # pixels of a button's side, and by how much it may be off its cell's corner
+FIELD, OK = (3, 47, 36, 14), (42, 47, 20, 14)
+LETTERS = "ACEFHLPTU"  # that 3 x 5 pixels tell apart well
+LONGEST = 4  # characters in the field
+SCREEN, IDLE, DONE = (50, 50, 56), (185, 185, 190), (120, 220, 130)
+MOST = 4  # actions that an instruction asks for
+
+CLICK = re.compile(r"click\(\s*([0-9]{1,4})\s*,\s*([0-9]{1,4})\s*\)", re.IGNORECASE)
+TYPE = re.compile(r"""type\(\s*(["']?)([A-Za-z0-9]{1,32})\1\s*\)""", re.IGNORECASE)
+STATE = re.compile(rf"([A-Z]*)\|([A-Z0-9]{{0,{LONGEST}}})\|(|ok)")
+
+Action = tuple[int, int] | str  # a place that is clicked, or a text that is typed
+
+
+@dataclass(frozen=True)
+class Button:
+    """A coloured square with a letter."""
+
+    letter: str
+    colour: str
+    box: Box
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Buttons and an instruction.
+
+    wanted  letters of the buttons to be pressed;   names  what the instruction calls them: a colour or a letter
+    text    to be typed before OK is clicked; "": OK is not to be clicked
+    """
+
+    buttons: tuple[Button, ...]
+    wanted: tuple[str, ...]
+    names: tuple[str, ...]
+    text: str
+
+
+def drawn(screen: Screen, pressed: str, text: str, done: bool) -> Pixels:
+    """Pixels [64, 64, 3]; what is pressed has a white edge.
+
+    pressed  letters of the buttons;   text  in the field;   done  OK was clicked
+    """
+    pixels = canvas(SIDE, SIDE, SCREEN)
+    for button in screen.buttons:
+        colour = COLOURS[button.colour]
+        fill(pixels, button.box, colour)
+        write_in(pixels, button.letter, button.box, BLACK if sum(colour) > 450 else WHITE, 2)
+        if button.letter in pressed:
+            frame(pixels, button.box, WHITE, 2)
+    fill(pixels, FIELD, WHITE)
+    write_in(pixels, text, FIELD, BLACK, 2)
+    fill(pixels, OK, DONE if done else IDLE)
+    write_in(pixels, "OK", OK, BLACK, 2)
+    return pixels
+
+
+@dataclass(kw_only=True)
+class Buttons(ScreenWorld[Screen, Action]):
+    """Buttons: "Click the red button and the button C, type 7, then click OK." on a screen of 64 x 64 pixels.
+
+    `click(x,y)`  in pixels of the screen from its top left corner: presses a button or releases it; OK ends the episode
+    `type(TEXT)`  puts up to 4 letters and digits into the field, in place of what is there
+
+    Without OK in the instruction, the episode succeeds as soon as the buttons that are named are pressed and no others;
+    OK fails it. With it, when OK is clicked and buttons and text are as they should be, in whatever order they
+    came to be so. Clicks beside all buttons are illegal.
+
+    steps    numbers of actions that instructions ask for, some of 1 to 4
+    buttons  on the screen, 2 to 6
+
+    The state is `LETTERS|TEXT|`: what is pressed and what is typed; `ok` at its end: OK was clicked.
+    """
+
+    max_turns: int = 6
+    steps: Sequence[int] = (1, 2, 3, 4)
+    buttons: int = 3
+
+    name: ClassVar[str] = "buttons"
+    first: ClassVar[str] = "||"
+    example: ClassVar[str] = "click(20,30)"
+
+    def _check(self) -> None:
+        known = range(1, MOST + 1)
+        if not isinstance(self.steps, list | tuple) or not self.steps or any(s not in known for s in self.steps):
+            raise ConfigError(f"buttons: steps must name some of 1, 2, 3, 4, not {self.steps!r}")
+        if type(self.buttons) is not int or not 2 <= self.buttons <= len(CELLS):
+            raise ConfigError(f"buttons: buttons must be a whole number from 2 to {len(CELLS)}, not {self.buttons!r}")
+        if max(self.steps) > self.max_turns:
+            raise ConfigError(f"buttons: steps={max(self.steps)} can't be done in max_turns={self.max_turns}")
+
+    def _rules(self) -> str:
+        return (
+            f"You see a screen of {SIDE} x {SIDE} pixels: buttons, a white text field, and OK. Do what you are told.\n"
+            "click(x,y) clicks x pixels from the left, y from the top; a button that is pressed has a white edge and "
+            "is released by another click. type(TEXT) fills the field. OK ends it all: click it only if told to."
+        )
+
+    def _make(self, seed: int) -> Screen:
+        random = stream(LEVEL, seed)
+        steps = self.steps[int(random.integers(len(self.steps)))]
+        with_text = steps > 2 or (steps == 2 and random.random() < 0.5)
+        pressed = steps - 2 if with_text else steps
+        letters = [LETTERS[k] for k in random.permutation(len(LETTERS))[: self.buttons]]
+        colours = [str(c) for c in random.permutation(list(COLOURS))[: self.buttons]]
+        boxes = [self._place(CELLS[k], random) for k in random.permutation(len(CELLS))[: self.buttons]]
+        buttons = tuple(Button(*made) for made in zip(letters, colours, boxes, strict=True))
+        names = tuple((b.letter if random.random() < 0.5 else b.colour) for b in buttons[:pressed])
+        text = str(random.integers(10)) if with_text else ""
+        return Screen(buttons, tuple(letters[:pressed]), names, text)
+
+    @staticmethod
+    def _place(cell: tuple[int, int], random: np.random.Generator) -> Box:
+        right, down = (int(k) for k in random.integers(SPARE + 1, size=2))
+        return cell[0] + right, cell[1] + down, BUTTON, BUTTON
+
+    def content(self, seed: int) -> str:
+        screen = self._make(seed)
+        buttons = sorted(f"{b.letter} {b.colour} {b.box[0]},{b.box[1]}" for b in screen.buttons)
+        return "; ".join([" ".join([*screen.names, screen.text]), *buttons])
+
+    def _read(self, text: str) -> Action | None:
+        if found := CLICK.fullmatch(text):
+            return int(found[1]), int(found[2])
+        found = TYPE.fullmatch(text)
+        return None if found is None else found[2].upper()
+
+    def _result(self, state: str, action: Action) -> str | None:
+        pressed, text, _ = state.split("|")
+        if isinstance(action, str):
+            return None if action == text or len(action) > LONGEST else f"{pressed}|{action}|"
+        if _within(OK, action):
+            return f"{state}ok"
+        for button in self._level.buttons:
+            if _within(button.box, action):
+                return f"{''.join(sorted(set(pressed) ^ {button.letter}))}|{text}|"
+        return None
+
+    def _verdict(self, state: str) -> bool | None:
+        pressed, text, done = state.split("|")
+        right = set(pressed) == set(self._level.wanted)
+        if self._level.text:
+            return right and text == self._level.text if done else None
+        return False if done else right or None
+
+    def _picture(self, state: str) -> Pixels:
+        pressed, text, done = state.split("|")
+        return drawn(self._level, pressed, text, bool(done))
+
+    def _question(self, state: str) -> str:
+        names, text = self._level.names, self._level.text
+        if self.style == "bare":
+            return " ".join([*names, *([text, "OK"] if text else [])])
+        called = [f"the button {name}" if name in LETTERS else f"the {name} button" for name in names]
+        todo = [f"click {' and '.join(called)}"] if called else []
+        todo += [f"type {text}", "then click OK"] if text else []
+        told = ", ".join(todo)
+        return f"{told[0].upper()}{told[1:]}."
+
+    def _legal(self, state: str) -> list[str]:
+        """Clicks into the middle of every button and of OK, and every digit."""
+        clicks = [_click(button.box) for button in self._level.buttons]
+        return [*clicks, _click(OK), *(f"type({d})" for d in "0123456789" if d != state.split("|")[1])]
+
+    def _best(self, state: str) -> str:
+        """Releases what is pressed wrongly, presses what is missing, types, clicks OK."""
+        pressed, text, _ = state.split("|")
+        wanted = set(self._level.wanted)
+        wrong = [b for b in self._level.buttons if (b.letter in pressed) != (b.letter in wanted)]
+        if wrong:
+            return _click(min(wrong, key=lambda b: b.letter in wanted).box)
+        return f"type({self._level.text})" if text != self._level.text else _click(OK)
+
+    def _sound(self, state: str) -> bool:
+        found = STATE.fullmatch(state)
+        letters = {button.letter for button in self._level.buttons}
+        return found is not None and "".join(sorted(letters & set(found[1]))) == found[1]
+
+
+def _within(box: Box, place: tuple[int, int]) -> bool:
+    x, y, width, height = box
+    return x <= place[0] < x + width and y <= place[1] < y + height
+
+
+def _click(box: Box) -> str:
+    """A click into the middle."""
+    return f"click({box[0] + box[2] // 2},{box[1] + box[3] // 2})"

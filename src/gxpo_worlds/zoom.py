@@ -1,0 +1,147 @@
+"""Zoom: read a tiny digit in a large picture that is shown small, by looking at a part of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
+
+from gxpo.drawing import Box, canvas, cropped, fill, noisy, scaled, write_in
+from gxpo_worlds.grid import LEVEL, stream
+from gxpo_worlds.screen import ScreenWorld
+
+if TYPE_CHECKING:
+    from gxpo.media import Pixels
+
+SIDE, SHOWN = 256, 32  # pixels of the picture's side, and of what is shown of it
+LEAST = 8  # pixels of a crop's side
+READABLE = 64  # a crop up to this side still shows every pixel of the digit's font
+PLATE, TWICE = 16, 2  # pixels of the dark plate's side; size of the digit on it: 6 x 10 pixels
+GREY, DARK, BRIGHT = (130, 130, 130), (20, 20, 70), (255, 240, 120)
+NOISE = 25
+
+CROP = re.compile(r"crop\(\s*" + r"\s*,\s*".join([r"(-?[0-9]{1,6})"] * 4) + r"\s*\)", re.IGNORECASE)
+STATE = re.compile(r"(\d+),(\d+),(\d+),(\d+)(?:=(\d))?")
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """A digit on a plate whose top left corner is at (x, y)."""
+
+    digit: int
+    x: int
+    y: int
+
+
+@lru_cache(maxsize=64)
+def picture(level: Hidden) -> Pixels:
+    """The whole picture, [256, 256, 3]. Shared by the episodes of a group: don't write to it."""
+    pixels = canvas(SIDE, SIDE, GREY)
+    plate = (level.x, level.y, PLATE, PLATE)
+    fill(pixels, plate, DARK)
+    write_in(pixels, str(level.digit), plate, BRIGHT, TWICE)
+    return noisy(pixels, stream(LEVEL, level.digit, level.x, level.y), NOISE)
+
+
+def clipped(box: Box) -> Box:
+    """A rectangle's part in the picture, at least 8 pixels wide and high.
+
+    >>> clipped((-10, 200, 20, 100)), clipped((300, 5, 2, 2))
+    ((0, 200, 10, 56), (248, 5, 8, 8))
+    """
+    x, y, width, height = box
+    left, top = (min(max(v, 0), SIDE - LEAST) for v in (x, y))
+    right, bottom = (min(max(v, low + LEAST), SIDE) for v, low in ((x + width, left), (y + height, top)))
+    return left, top, right - left, bottom - top
+
+
+@dataclass(kw_only=True)
+class Zoom(ScreenWorld[Hidden, "Box | int"]):
+    """Zoom: a picture of 256 x 256 pixels with a tiny digit on a dark plate; it is shown at 32 x 32, where the plate
+    can be seen and the digit can't be read.
+
+    `crop(x,y,w,h)`  shows a part of the picture at 32 x 32, by nearest neighbour: x, y of its top left corner, width
+                     and height, in pixels of the whole picture whatever is shown; clipped to it, at least 8 x 8
+    one digit        the answer, which ends the episode
+
+    What a crop shows depends on picture and box alone. The state is the box, `x,y,w,h`.
+    """
+
+    max_turns: int = 3
+
+    name: ClassVar[str] = "zoom"
+    first: ClassVar[str] = f"0,0,{SIDE},{SIDE}"
+    example: ClassVar[str] = "crop(0,0,128,128)"
+
+    def _rules(self) -> str:
+        return (
+            f"A digit stands on a dark plate in a picture of {SIDE} x {SIDE} pixels, seen at {SHOWN} x {SHOWN}. "
+            "Which digit is it?\ncrop(x,y,w,h) shows a part of the picture: x and y of its top left corner, width and "
+            "height, in pixels of the whole picture. A single digit is your answer."
+        )
+
+    def _make(self, seed: int) -> Hidden:
+        random = stream(LEVEL, seed)
+        digit, x, y = (int(random.integers(most)) for most in (10, SIDE - PLATE + 1, SIDE - PLATE + 1))
+        return Hidden(digit, x, y)
+
+    def content(self, seed: int) -> str:
+        level = self._make(seed)
+        return f"{level.digit} at {level.x},{level.y}"
+
+    def answer(self, seed: int) -> str:
+        """The right answer."""
+        return str(self._make(seed).digit)
+
+    def _read(self, text: str) -> Box | int | None:
+        if len(text) == 1 and text in "0123456789":
+            return int(text)
+        found = CROP.fullmatch(text)
+        if found is None:
+            return None
+        x, y, width, height = map(int, found.groups())
+        return clipped((x, y, width, height))
+
+    def _result(self, state: str, action: Box | int) -> str | None:
+        if isinstance(action, int):
+            return f"{state}={action}"
+        after = ",".join(map(str, action))
+        return None if after == state else after
+
+    def _verdict(self, state: str) -> bool | None:
+        _, _, said = state.partition("=")
+        return int(said) == self._level.digit if said else None
+
+    def _picture(self, state: str) -> Pixels:
+        return scaled(cropped(picture(self._level), _box(state)), SHOWN, SHOWN)
+
+    def _question(self, state: str) -> str:
+        if self.style == "bare":
+            return "digit?"
+        x, y, width, height = _box(state)
+        return f"You see x {x}, y {y}, width {width}, height {height}. Which digit is it?"
+
+    def _legal(self, state: str) -> list[str]:
+        """Every digit, and the parts of 64 x 64 pixels."""
+        corners = range(0, SIDE, READABLE)
+        crops = [f"{x},{y},{READABLE},{READABLE}" for y in corners for x in corners]
+        return [*"0123456789", *(f"crop({crop})" for crop in crops if crop != state)]
+
+    def _best(self, state: str) -> str:
+        """The digit where it can be read, else a look at the plate and what is around it."""
+        x, y, width, height = _box(state)
+        level, margin = self._level, (SHOWN - PLATE) // 2
+        inside = x <= level.x and level.x + PLATE <= x + width and y <= level.y and level.y + PLATE <= y + height
+        if inside and max(width, height) <= READABLE:
+            return str(level.digit)
+        box = clipped((level.x - margin, level.y - margin, SHOWN, SHOWN))
+        return f"crop({','.join(map(str, box))})"
+
+    def _sound(self, state: str) -> bool:
+        return STATE.fullmatch(state) is not None and clipped(_box(state)) == _box(state)
+
+
+def _box(state: str) -> Box:
+    x, y, width, height = map(int, state.partition("=")[0].split(","))
+    return x, y, width, height
