@@ -8,17 +8,23 @@ them, by hooks before the model and before its language model: with ids of `gxpo
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from gxpo import media
 
-if TYPE_CHECKING:
-    from gxpo.decoder.vision import Vision
+
+class Rows(Protocol):
+    """What a model sees with (`gxpo.decoder.vision.Vision`)."""
+
+    placeholder: int
+    deep: int
+
+    def rows(self, ids: Tensor) -> Tensor: ...
 
 
-def read(vision: Vision, embedding: Any, tokens: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+def read(vision: Rows, embedding: Any, tokens: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
     """What the first layer reads [..., H] of tokens [...], which of them are rows of pictures [...] bool, and what is
     added to these [n, H] behind each of the first layers; from one run of the tower for each picture."""
     rows = tokens >= media.FIRST
