@@ -123,7 +123,7 @@ TRAIN = [
 SCRIPTS = ROOT / "scripts"
 JAVA = shutil.which("java") is not None
 # What an extra is used with, as the pages say: these are installed beside it.
-BESIDE = {"serve": ("train",), "docs": ("train", "plot"), "ray": ("train", "compare")}
+BESIDE = {"serve": ("train",), "vision": ("train",), "docs": ("train", "plot"), "ray": ("train", "compare")}
 TRIES = {
     "train": TRAIN,
     "rewards": [

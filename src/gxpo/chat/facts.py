@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gxpo import media
 from gxpo.chat.formats import NATIVE, Format
 from gxpo.chat.plain import Tokens
 from gxpo.chat.reading import Reading, read, same
@@ -17,6 +18,7 @@ from gxpo.errors import ModelError
 from gxpo.protocols import Message, ToolCall
 
 USER, ASSISTANT, NEXT, RESULT, SYSTEM = "Q0user7Z", "Q1said7Z", "Q2next7Z", "Q3found7Z", "Q4rules7Z"
+PROBE = "sha256:" + "0" * 64 + ".png"
 TOOL = {
     "type": "function",
     "function": {
@@ -80,6 +82,18 @@ def _shows_both(template: Template, parts: bool) -> bool:
     template.parts = parts
     text = tries(template, say("user", USER), say("assistant", ASSISTANT)) or ""
     return USER in text and ASSISTANT in text
+
+
+def shows_pictures(template: Template, picture: str) -> bool:
+    """Whether it writes `picture`, the model's placeholder, once for each picture in the parts of a message."""
+    before, shown = template.picture, f"{USER}{media.MARK[0]}{PROBE}{media.MARK[1]}{NEXT}"
+    template.picture = picture
+    try:
+        one = tries(template, say("user", shown)) or ""
+        two = tries(template, say("user", shown + shown)) or ""
+    finally:
+        template.picture = before
+    return all(word in one for word in (USER, NEXT)) and two.count(PROBE) == 2
 
 
 def find_out(template: Template, tokens: Tokens) -> Facts:

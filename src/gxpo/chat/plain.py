@@ -33,10 +33,11 @@ class Tokens:
     control  those that users and tools may not write: the special ones, and what is `guard`ed
     bos      what the tokenizer puts before a text, where that is its bos alone
     rows_of  ids of a picture's rows, for models that see: a text holds a picture as `media.mark`
+    picture  text of the token that stands for a picture in a template of that model
     """
 
-    def __init__(self, tokenizer: Any, rows_of: RowsOf | None = None) -> None:
-        self.tokenizer, self.rows_of = tokenizer, rows_of
+    def __init__(self, tokenizer: Any, rows_of: RowsOf | None = None, picture: str | None = None) -> None:
+        self.tokenizer, self.rows_of, self.picture = tokenizer, rows_of, picture
         added = tokenizer.added_tokens_decoder
         self.markers: dict[str, int] = {str(t.content): int(i) for i, t in added.items()}
         self.eos: int | None = tokenizer.eos_token_id

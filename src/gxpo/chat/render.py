@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gxpo import media
 from gxpo.errors import ModelError
 from gxpo.protocols import Message
 
@@ -42,21 +43,44 @@ def _limited(seconds: float) -> Iterator[None]:
 class Template:
     """A chat template. `text`: the Jinja source. `kwargs`: its variables, e.g. `enable_thinking`.
 
-    parts  it wants contents as lists of parts, as some templates of vision models do
+    parts    it wants contents as lists of parts, as some templates of vision models do
+    picture  what it writes for a part that is a picture: the model's placeholder; "": it can't be shown any
     """
 
     def __init__(self, tokenizer: Any, text: str, kwargs: Mapping[str, Any], parts: bool = False) -> None:
         self.tokenizer, self.text, self.kwargs, self.parts = tokenizer, text, dict(kwargs), parts
+        self.picture = ""
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), answer: bool = True) -> str:
-        """Render `messages`, with the generation prompt if `answer`.
+        """Render `messages`, with the generation prompt if `answer`. Contents are texts, in which marks stand for
+        pictures (`gxpo.media`), and so is what comes out: the template is shown pictures as parts, and its k-th
+        placeholder is the k-th picture. A template that can't be shown any has the marks in its texts.
 
-        `ModelError` with the template's own words where it refuses them, `Endless` where it does not end.
+        `ModelError` with the template's own words where it refuses them, and where it leaves a picture out; `Endless`
+        where it does not end.
         """
+        refs = [ref for m in messages for ref in media.split(_text(m))[1::2]]
+        text = self._rendered(messages, tools, answer)
+        if not refs:
+            return text
+        if self.picture:
+            pieces = text.split(self.picture)
+            if len(pieces) == len(refs) + 1:
+                marks = [*(f"{media.MARK[0]}{ref}{media.MARK[1]}" for ref in refs), ""]
+                return "".join(piece + mark for piece, mark in zip(pieces, marks, strict=True))
+            found = len(pieces) - 1
+        else:
+            shown = media.split(text)[1::2]
+            if shown == refs:
+                return text
+            found = len(shown)
+        raise ModelError(f"the chat template writes {found} pictures where the messages have {len(refs)}")
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: bool) -> str:
         try:
             with _limited(LONGEST):
                 return self.tokenizer.apply_chat_template(
-                    [in_parts(m) if self.parts else dict(m) for m in messages],
+                    [self._form(m) for m in messages],
                     tools=[dict(t) for t in tools] or None,
                     chat_template=self.text,
                     add_generation_prompt=answer,
@@ -71,10 +95,31 @@ class Template:
             more = "..., " if len(messages) > 6 else ""
             raise ModelError(f"the chat template refuses the messages ({more}{roles}): {said}") from error
 
+    def _form(self, message: Message) -> dict[str, Any]:
+        """A message as the template wants it."""
+        shows = bool(self.picture) and media.MARK[0] in _text(message)
+        return in_parts(message, shows) if shows or self.parts else dict(message)
 
-def in_parts(message: Message) -> dict[str, Any]:
+
+def _text(message: Message) -> str:
     content = message.get("content")
-    return {**message, **({"content": [{"type": "text", "text": content}]} if isinstance(content, str) else {})}
+    return content if isinstance(content, str) else ""
+
+
+def in_parts(message: Message, pictures: bool = False) -> dict[str, Any]:
+    """A message whose content is a list of parts: its text, or its texts and `pictures` in order."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return dict(message)
+    if not pictures:
+        return {**message, "content": [{"type": "text", "text": content}]}
+    found: list[dict[str, Any]] = []
+    for i, piece in enumerate(media.split(content)):
+        if i % 2:
+            found.append({"type": "image"})
+        elif piece:
+            found.append({"type": "text", "text": piece})
+    return {**message, "content": found}
 
 
 def source(tokenizer: Any, template: str | Path | None) -> str:

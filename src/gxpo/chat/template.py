@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gxpo import media
 from gxpo.chat import tools as toolbox
-from gxpo.chat.facts import find_out
+from gxpo.chat.facts import find_out, shows_pictures
 from gxpo.chat.formats import TAGS, Format
 from gxpo.chat.plain import RowsOf, Tokens
 from gxpo.chat.reading import Reading, read, same
@@ -68,6 +69,7 @@ class TemplateConversation:
         self, chat: TemplateChat, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> None:
         self.chat = chat
+        messages = [media.with_marks(m) for m in messages]
         self.messages: list[Message] = list(messages)
         self.rebuilt = self.kept_against_template = self.respelled = 0
         self._types = toolbox.types_of(tools)
@@ -143,7 +145,7 @@ class TemplateConversation:
         if self._waits_for_action:
             raise GxpoError("observe() comes after act(): messages before the first action belong to start()")
         action = self._actions[-1]
-        messages = toolbox.answered(messages, self._last_calls())
+        messages = toolbox.answered([media.with_marks(m) for m in messages], self._last_calls())
         form, new, text = self._rendered(self.chat.tokens.typed(messages))
         bridge = self._bridge(form, new, text)
         before = self.context
@@ -295,6 +297,7 @@ class TemplateChat:
                   `<tool>name({"key": value})</tool>`, which the first message then explains; "auto" is native where the
                   template shows tools and its calls can be read back
     stop          further tokens that end an action, by their text
+    rows_of, picture  of a model that sees, as of `Tokens`
 
     `ModelError` where the template can't be used so; the message has the template's own words.
     """
@@ -308,16 +311,20 @@ class TemplateChat:
         tools_format: str = "auto",
         stop: Sequence[str] = (),
         rows_of: RowsOf | None = None,
+        picture: str | None = None,
     ) -> None:
         if rewrites not in REWRITES:
             raise ConfigError(f"rewrites is 'rebuild' or 'keep', not {rewrites!r}")
         if tools_format not in TOOL_FORMATS:
             raise ConfigError(f"tools_format is one of {', '.join(TOOL_FORMATS)}, not {tools_format!r}")
         self.tokenizer, self.rewrites = tokenizer, rewrites
-        self.tokens = Tokens(tokenizer, rows_of)
+        self.tokens = Tokens(tokenizer, rows_of, picture)
         self.template = Template(tokenizer, source(tokenizer, template), kwargs or {})
         self.facts = find_out(self.template, self.tokens)
         self.tokens.guard(self.facts.frame)
+        if picture in self.tokens.markers and shows_pictures(self.template, picture):
+            self.template.picture = picture
+            self.tokens.guard([picture])
         native = self.facts.form is not None and self.facts.shows_tools
         if tools_format == "native" and not native:
             lacking = "shows no tools" if not self.facts.shows_tools else "writes calls in a form that can't be read"

@@ -63,6 +63,9 @@ FAMILIES: Mapping[str, Family] = dict(
         _llama("Ministral"),
         _llama("Qwen2"),
         _llama("Qwen3"),
+        _llama("Qwen2VL"),
+        _llama("Qwen2_5_VL"),
+        _llama("Qwen3VLText"),
         _llama("SmolLM3"),
         _llama("Mixtral"),
         _llama("Qwen2Moe"),
@@ -86,7 +89,8 @@ FAMILIES: Mapping[str, Family] = dict(
 )  # fmt: skip
 
 
-OF_TEXT: dict[str, str] = {}  # families of language models whose class has another name
+# families of language models whose class has another name
+OF_TEXT = {"Qwen2VLTextModel": "Qwen2VLForCausalLM", "Qwen2_5_VLTextModel": "Qwen2_5_VLForCausalLM"}
 
 
 def family_of(causal: Any) -> Family | None:
@@ -222,6 +226,10 @@ def why_not(causal: Any) -> str | None:
         return "it has no layers"
     if set_ := [key for key in family.must_be_none if getattr(config, key, None) is not None]:
         return f"its {set_[0]} is set"
+    if hasattr(backbone_of(causal).rotary_emb, "mrope_section") and any(
+        window_of(config, i) is not None for i in range(len(backbone_of(causal).layers))
+    ):
+        return "it has sliding windows, and with m-RoPE positions do not count tokens"
     other = sorted(set(getattr(config, "layer_types", None) or ()) - {FULL, WINDOWED})
     return f"it has {' and '.join(other)} layers" if other else None
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from gxpo.decoder import architecture
+from gxpo.decoder import architecture, deepstack
 from gxpo.decoder.architecture import NO_ROPE, ONE_ROPE, Head, Layer, backbone_of, family_of, layers_of
 from gxpo.decoder.attention import HALF, Chain, Plan, TreeAttention, attend, has_matrix_units, kernel_works
 from gxpo.decoder.layer import add_attention, add_mlp, queries_keys_values
+from gxpo.decoder.vision import triples_of, vision_of
 
 Kernels = Literal["auto", "transformers"]
 Products = Literal["auto", "native", "float32"]
@@ -48,8 +49,10 @@ class Decoder:
     def __init__(self, causal: Any, *, products: Products = "auto", recompute: bool = False) -> None:
         family = family_of(causal)
         assert family is not None
-        self.family, self.model = family, backbone_of(causal)
+        self.family, self.model, self.triples = family, backbone_of(causal), triples_of(causal)
         self.layers = layers_of(causal, family)
+        vision = vision_of(causal)
+        self.deep = vision if vision is not None and vision.deep else None
         self.head = Head.of(causal)
         self.recompute = recompute
         self.products: Products = products
@@ -126,14 +129,15 @@ class Decoder:
         return torch.float32 if self.products == "float32" or not has_matrix_units() else self.dtype
 
     def states(self, tokens: Tensor, position: Tensor, chains: list[Chain], layer: int = -1) -> Tensor:
-        """[n, H] hidden states after a layer (-1: the last, normed) of tokens [n] at positions [n], in chains."""
+        """[n, H] hidden states after a layer (-1: the last, normed) of tokens [n] at positions [n] ([3, n]: of m-RoPE),
+        in chains."""
         return self.states_after(tokens, position, chains, (layer,))[0]
 
     def states_after(
         self, tokens: Tensor, position: Tensor, chains: list[Chain], layers: Sequence[int]
     ) -> list[Tensor]:
         """Hidden states after each of several layers, from one pass that ends with the last of them."""
-        x = self.embed(tokens)
+        x, added = self._read(tokens)
         tables, product = self.tables(x, position), self.product
         plans = self._plans(chains, position, x.dtype)
         found: dict[int, Tensor] = {}
@@ -149,6 +153,7 @@ class Decoder:
                 assert isinstance(x, Tensor)
             else:
                 x = run(*given)
+            x = added(x, i)
         last = self.norm(x)
         return [found.get(layer, last) for layer in layers]
 
@@ -158,20 +163,36 @@ class Decoder:
         name = self.family.embedding_scale
         return x * getattr(self.model, name) if name else x
 
+    def _read(self, tokens: Tensor) -> tuple[Tensor, Callable[[Tensor, int], Tensor]]:
+        """[n, H] what the first layer reads, and what is to be done to the states behind each layer."""
+        if self.deep is None:
+            return self.embed(tokens), lambda x, layer: x
+        out, rows, later = deepstack.read(self.deep, self.embedding, tokens)
+        at = rows.nonzero().squeeze(1)
+        return out, lambda x, layer: x.index_add(0, at, later[layer]) if layer < len(later) else x
+
     def norm(self, x: Tensor) -> Tensor:
         """[n, H] as the head reads it."""
         return getattr(self.model, self.family.norm)(x)
 
     def tables(self, x: Tensor, position: Tensor) -> Tables:
-        """Rotary tables of positions [n], by key."""
+        """Rotary tables of positions [n] or, of m-RoPE, [3, n], by key."""
         found: Tables = {}
         for key in dict.fromkeys(layer.rope for layer in self.layers):
             if key == NO_ROPE:
                 found[key] = (x.new_empty(x.shape[0], 0), x.new_empty(x.shape[0], 0))
             else:
-                cos, sin = self.model.rotary_emb(x[None], position[None], *([] if key == ONE_ROPE else [key]))
+                cos, sin = self.model.rotary_emb(x[None], position[..., None, :], *([] if key == ONE_ROPE else [key]))
                 found[key] = (cos[0], sin[0])
         return found
+
+    def positions(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
+        """Positions [n] of the tokens of these prompts, one after the other; with m-RoPE [3, n], and of the token after
+        each."""
+        if self.triples is None:
+            return torch.cat([torch.arange(len(prompt)) for prompt in prompts]), None
+        found = [self.triples.positions(prompt) for prompt in prompts]
+        return torch.cat([position for position, _ in found], 1), torch.tensor([after for _, after in found])
 
     def _plans(self, chains: list[Chain], position: Tensor, dtype: torch.dtype) -> dict[int | None, Plan]:
         """Attention blocks by window."""
@@ -183,15 +204,15 @@ class Decoder:
     @torch.no_grad()
     def prefill(self, tokens: Tensor, position: Tensor, chains: list[Chain]) -> tuple[Tensor, list[Tensor]]:
         """Prefill: [n, H] hidden states as the head reads them, and keys and values [n, 2 kv, D] of each layer."""
-        x = self.embed(tokens)
+        x, added = self._read(tokens)
         tables, product, held = self.tables(x, position), self.product, []
         plans = self._plans(chains, position, x.dtype)
-        for layer in self.layers:
+        for i, layer in enumerate(self.layers):
             cos, sin = (table.to(x.dtype) for table in tables[layer.rope])
             qkv = queries_keys_values(layer, x, product)
             out, _, turn = attend(qkv, cos, sin, plans[layer.window], layer.heads)
             held.append(turn[:, layer.heads.queries :])
-            x = add_mlp(layer, add_attention(layer, x, out.flatten(1), product), product, x)
+            x = added(add_mlp(layer, add_attention(layer, x, out.flatten(1), product), product, x), i)
         return self.norm(x), held
 
     def _layer(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, plan: Plan, product: torch.dtype) -> Tensor:

@@ -95,20 +95,23 @@ class Stepper:
 
 @dataclass(frozen=True)
 class Prompts:
-    """C prompts, right-aligned: keys and values [C, kv, columns, D] of each layer; mask [C, columns]: valid columns."""
+    """C prompts, right-aligned: keys and values [C, kv, columns, D] of each layer; mask [C, columns]: valid columns;
+    after [C]: the position of the token after each (None: its number of tokens)."""
 
     layers: list[tuple[Tensor, Tensor]]
     mask: Tensor
+    after: Tensor | None = None
 
     def select(self, rows: Tensor) -> Prompts:
-        return Prompts([(k[rows], v[rows]) for k, v in self.layers], self.mask[rows])
+        after = None if self.after is None else self.after[rows]
+        return Prompts([(k[rows], v[rows]) for k, v in self.layers], self.mask[rows], after)
 
 
 @dataclass(frozen=True)
 class Branches:
     """Samples between two tokens: next-token logits [n, V], their prompts, and their own tokens.
 
-    owner   [n] ascending: the prompt of each sample; length [n]: tokens of its prompt
+    owner   [n] ascending: the prompt of each sample; start [n]: the position of the token after it
     own     per layer [n, room, 2 kv, D] keys and values of the `filled` tokens of its own: those drawn so far, and
             behind `begun` of them those of the prompt where prompts are short
     mask    [n, room] of what of them counts; None: everything
@@ -117,7 +120,7 @@ class Branches:
     stepper: Stepper
     prompts: Prompts | None
     owner: Tensor
-    length: Tensor
+    start: Tensor
     logits: Tensor
     own: list[Tensor]
     filled: int
@@ -142,8 +145,8 @@ class Branches:
             low = torch.finfo(own[0].dtype).min
             mask = own[0].new_zeros(n, 1, 1, copied + room)
             mask[:, 0, 0, :columns].masked_fill_(~prompts.mask.bool()[owner], low)
-        length = prompts.mask.sum(1)[owner]
-        return Branches(stepper, None if copied else prompts, owner, length, logits[owner], own, copied, copied, mask)
+        start = (prompts.mask.sum(1) if prompts.after is None else prompts.after)[owner]
+        return Branches(stepper, None if copied else prompts, owner, start, logits[owner], own, copied, copied, mask)
 
     def select(self, rows: Tensor) -> Branches:
         """Subset of samples; prompts without samples are dropped."""
@@ -156,7 +159,7 @@ class Branches:
             self,
             prompts=prompts,
             owner=owner,
-            length=self.length[rows],
+            start=self.start[rows],
             logits=self.logits[rows],
             own=[x[rows] for x in self.own],
             mask=None if self.mask is None else self.mask[rows],
@@ -179,7 +182,7 @@ class Branches:
         """Samples after one more token [n] of each."""
         stepper, decoder = self.stepper, self.stepper.decoder
         x = decoder.embed(token)
-        tables = decoder.tables(x, self.length + self.filled - self.begun)
+        tables = decoder.tables(x, self.start + self.filled - self.begun)
         turns = {key: Turn.of(cos.to(x.dtype), sin.to(x.dtype)) for key, (cos, sin) in tables.items()}
         place = None if self.prompts is None else Placement.of(self.owner, self.prompts.mask, x.dtype)
         for i, (layer, own) in enumerate(zip(decoder.layers, self.own, strict=True)):

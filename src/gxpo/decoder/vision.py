@@ -15,12 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from gxpo import media
+from gxpo.decoder import deepstack, mrope
+from gxpo.decoder.architecture import backbone_of, rope_settings
+from gxpo.decoder.mrope import Grid
 from gxpo.errors import ModelError
 
 if TYPE_CHECKING:
+    from gxpo.forest import Forest
     from gxpo.media import Pixels
 
-Grid = tuple[int, int, int]  # frames, rows and columns of a picture, as the language model reads it
+READ = ("llava", "idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # types of models
 PLACEHOLDERS = (
     "image_token_id", "image_token_index", "video_token_id", "vision_start_token_id", "vision_end_token_id",
 )  # fmt: skip
@@ -44,11 +48,18 @@ class Vision:
     model        the part of a causal model that has `get_image_features`
     placeholder  id that stands for a row in the model's own vocabulary
     banned       ids that are never sampled
+    triples      its positions are those of m-RoPE (`gxpo.decoder.mrope`)
+    deep         layers behind which further features of a row are added (`gxpo.decoder.deepstack`)
+    around       ids of the model's vocabulary before and after the rows of each picture
     at_once      pictures that go through the tower together
     """
 
-    def __init__(self, model: Any, processor: Processor, config: Any, at_once: int = 256) -> None:
-        self.model, self.processor, self.at_once = model, processor, at_once
+    def __init__(
+        self, model: Any, processor: Processor, config: Any, *, triples: bool = False, at_once: int = 256
+    ) -> None:
+        self.model, self.processor, self.triples, self.at_once = model, processor, triples, at_once
+        self.deep = len(getattr(config.vision_config, "deepstack_visual_indexes", None) or ())
+        self.around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self.banned = tuple(sorted({i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None}))
         self.placeholder: int = next(i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None)
 
@@ -58,29 +69,46 @@ class Vision:
         return self.processor.grid(height, width)
 
     def ids(self, ref: str) -> tuple[int, ...]:
-        """Ids of a picture's rows, as contexts hold them."""
+        """Ids of a picture's rows and of what is around them, as contexts hold them."""
         frames, rows, columns = self.grid(ref)
         media.PICTURES.placeholders[ref] = self.placeholder
-        return media.ids(ref, frames * rows * columns)
+        return (*self.around[0], *media.ids(ref, frames * rows * columns), *self.around[1])
 
     def features(self, refs: Sequence[str]) -> list[Tensor]:
-        """[rows, H] of each picture."""
+        """[rows, H] of each picture; with `deep` further features [rows, (1 + deep) * H], side by side."""
         out: list[Tensor] = []
         for start in range(0, len(refs), self.at_once):
             some = refs[start : start + self.at_once]
             given = self.processor.inputs([media.PICTURES.pixels(ref) for ref in some])
             like = next(self.model.parameters())
             here = {k: x.to(like.device, like.dtype if x.is_floating_point() else None) for k, x in given.items()}
-            found = self.model.get_image_features(**here, return_dict=True).pooler_output
-            out += [x.reshape(-1, x.shape[-1]) for x in found]
+            found = self.model.get_image_features(**here, return_dict=True)
+            first = [x.reshape(-1, x.shape[-1]) for x in found.pooler_output]  # a tensor, or one a picture
+            layers = [first, *found.deepstack_features] if self.deep else [first]
+            out += [torch.cat(own, -1) for own in zip(*layers, strict=True)] if self.deep else first
         for ref, x in zip(refs, out, strict=True):
             frames, rows, columns = self.grid(ref)
             if x.shape[0] != frames * rows * columns:
                 raise ModelError(f"picture {ref[:20]}: {x.shape[0]} rows of the tower for a grid of {self.grid(ref)}")
         return out
 
+    # ------------------------------------------------------------ positions of m-RoPE
+    def _steps(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return mrope.steps(ids, lambda key: self.grid(media.PICTURES.ref_of(key)))
+
+    def positions(self, ids: Sequence[int]) -> tuple[Tensor, int]:
+        """[3, n] positions of a list of ids, and that of the next token."""
+        advance, offset = self._steps(torch.tensor(ids))
+        return mrope.along(advance, offset), int(advance.sum())
+
+    def positions_in(self, forest: Forest) -> Tensor:
+        """[3, T] positions of a forest's stored tokens."""
+        node = torch.repeat_interleave(torch.arange(forest.n_nodes), forest.first_token.diff())
+        return mrope.in_tree(*self._steps(forest.token), forest.first_token, forest.parent, node)
+
+    # ------------------------------------------------------------ rows
     def rows(self, ids: Tensor) -> Tensor:
-        """[n, H] rows of pictures by id [n]."""
+        """[n, H] rows of pictures by id [n], as of `features`."""
         own = ids.cpu() - media.FIRST
         keys, place = torch.unique(own // media.ROWS, return_inverse=True)
         found = self.features([media.PICTURES.ref_of(key) for key in keys.tolist()])
@@ -104,6 +132,8 @@ class PictureEmbedding(nn.Embedding):
         rows = input >= media.FIRST
         if not bool(rows.any()):
             return super().forward(input)
+        if self.vision.deep:
+            raise ModelError("rows of pictures were embedded without their deeper features: please report it")
         out = super().forward(input.masked_fill(rows, 0))
         return out.index_put((rows,), self.vision.rows(input[rows]).to(out))
 
@@ -118,20 +148,50 @@ class TextHead(nn.Linear):
         return out.index_fill(-1, torch.tensor(self.banned, device=out.device), -torch.inf)
 
 
-def install(causal: Any, processor: Processor) -> Vision:
-    """Let a vision-language model read pictures by the ids of `gxpo.media`."""
+def tower_of(causal: Any) -> Any:
+    """The part of a model that has `get_image_features`. `ModelError` for a model whose pictures gxpo can't read, and
+    why."""
+    config, inner = causal.config, getattr(causal, causal.base_model_prefix, None)
+    name = type(causal).__name__
+    if config.model_type not in READ:
+        raise ModelError(
+            f"{name} can't be given pictures: gxpo knows those of {', '.join(READ)}, and others may let the rows of a "
+            "picture see each other or put further tokens between them"
+        )
     embedding, head = causal.get_input_embeddings(), causal.get_output_embeddings()
-    inner = getattr(causal, causal.base_model_prefix, None)
     if type(embedding) is not nn.Embedding or type(head) is not nn.Linear or not hasattr(inner, "get_image_features"):
         raise ModelError(
-            f"{type(causal).__name__} can't be given pictures: gxpo knows models of transformers that have "
-            "get_image_features, a plain embedding and a linear head"
+            f"{name} can't be given pictures: gxpo knows models of transformers that have get_image_features, a plain "
+            "embedding and a linear head"
         )
-    vision = Vision(inner, processor, causal.config)
+    return inner
+
+
+def install(causal: Any, processor: Processor) -> Vision:
+    """Let a vision-language model read pictures by the ids of `gxpo.media`. `ModelError` as of `tower_of`."""
+    inner = tower_of(causal)
+    embedding, head = causal.get_input_embeddings(), causal.get_output_embeddings()
+    vision = Vision(inner, processor, causal.config, triples=_has_triples(causal))
     embedding.__class__, head.__class__ = PictureEmbedding, TextHead
     cast("PictureEmbedding", embedding).vision = vision
     cast("TextHead", head).banned = vision.banned
+    if vision.deep:
+        deepstack.hand_over(inner, backbone_of(causal))
     return vision
+
+
+def _has_triples(causal: Any) -> bool:
+    """Whether a model has m-RoPE, by its configuration, or by its rotary embedding where that has sections of its own
+    choice."""
+    settings = rope_settings(causal.config.get_text_config())
+    rotary = getattr(backbone_of(causal), "rotary_emb", None)
+    return any("mrope_section" in each for each in settings) or hasattr(rotary, "mrope_section")
+
+
+def triples_of(model: Any) -> Vision | None:
+    """What a model with m-RoPE sees with; None: its positions are the numbers of tokens before."""
+    vision = vision_of(model)
+    return vision if vision is not None and vision.triples else None
 
 
 def vision_of(model: Any) -> Vision | None:

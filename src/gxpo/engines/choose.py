@@ -34,6 +34,7 @@ class Run:
     dtype         of its parameters, and device ("cpu", "cuda:0") where the learner holds them
     policies      how many policies are sampled
     processes     of torch.distributed
+    sees          it reads pictures
     """
 
     model: str
@@ -43,6 +44,7 @@ class Run:
     policies: int
     processes: int
     sampling: Sampling
+    sees: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def choose(
     if asked == "openai":
         if not servers:
             raise ConfigError("sampling.engine=openai needs sampling.servers, as [http://localhost:8000/v1]")
-        if reason := several(run):
+        if reason := several(run) or blind(run):
             raise ConfigError(f"sampling.engine=openai can't be used here: {reason}; set sampling.engine=torch")
         return Choice("openai", "it was asked for")
     where = interpreter(python)
@@ -107,10 +109,17 @@ def several(run: Run) -> str | None:
     return f"the run has {run.policies} policies, adapters of one model" if run.policies > 1 else None
 
 
+def blind(run: Run) -> str | None:
+    """Why an engine outside this process can't sample a model that reads pictures; None if the model reads texts."""
+    return f"{run.architecture} reads pictures, which are handed to the torch engine alone" if run.sees else None
+
+
 def impossible(run: Run) -> str | None:
     """Why vLLM can't sample, in words; None if it can."""
     s = run.sampling
     if reason := several(run):
+        return reason
+    if reason := blind(run):
         return reason
     if run.dtype not in ("float32", "bfloat16", "float16"):
         return f"vLLM does not run {run.dtype}"

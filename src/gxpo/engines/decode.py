@@ -125,14 +125,15 @@ def prefill_flat(
     place = mask.bool().flatten().nonzero().squeeze(1)  # of the flat list of tokens in the padded columns
     logits: list[Tensor] = []
     buffers: list[Tensor] = []
+    afters: list[Tensor] = []
     start = 0
     for a, b in _pieces(lengths, tokens):
         ends = torch.tensor(lengths[a:b]).cumsum(0)
         chains = [Chain(e - n, e, e) for e, n in zip(ends.tolist(), lengths[a:b], strict=True)]
+        position, after = decoder.positions([c.prompt for c in contexts[a:b]])
+        afters += [] if after is None else [after]
         states, layers = decoder.prefill(
-            torch.tensor([token for c in contexts[a:b] for token in c.prompt]),
-            torch.cat([torch.arange(n) for n in lengths[a:b]]),
-            chains,
+            torch.tensor([token for c in contexts[a:b] for token in c.prompt]), position, chains
         )
         if not buffers:
             buffers = [x.new_zeros(len(contexts) * columns, *x.shape[1:]) for x in layers]
@@ -142,7 +143,8 @@ def prefill_flat(
         start += int(ends[-1])
         logits.append(head(states[ends - 1]))
     wide = [x.view(len(contexts), columns, *x.shape[1:]).transpose(1, 2).chunk(2, 1) for x in buffers]
-    return torch.cat(logits), Prompts([(keys, values) for keys, values in wide], mask)
+    after = torch.cat(afters) if afters else None
+    return torch.cat(logits), Prompts([(keys, values) for keys, values in wide], mask, after)
 
 
 def _pieces(lengths: Sequence[int], tokens: int) -> Iterator[tuple[int, int]]:

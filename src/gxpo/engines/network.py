@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gxpo.decoder.architecture import positions, rope_settings
 from gxpo.decoder.forward import Decoder, Kernels, Products, near
+from gxpo.decoder.vision import triples_of, vision_of
 from gxpo.engines.cache import Layers, Layout, check_rows, columns_of, rows_of, spread
 from gxpo.engines.decode import Context, right_aligned
 from gxpo.errors import ModelError
@@ -26,6 +27,7 @@ class State:
     number of columns of the prompts.
 
     What counts of a row are its last columns without a gap, so positions and windows are those of the row alone.
+    `ahead` [n]: by how much the next position is beyond the number of tokens, behind pictures (None: it is that).
     """
 
     network: Network
@@ -33,15 +35,26 @@ class State:
     cache: Any
     mask: Tensor
     prompts: int
+    ahead: Tensor | None = None
+
+    def after(self) -> Tensor | None:
+        """[n] positions of the next tokens, where they are not the numbers of tokens."""
+        return None if self.ahead is None else self.mask.sum(1) + self.ahead
 
     def advance(self, token: Tensor) -> State:
         """State after one more token [n] of each row."""
         mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], 1)
-        logits, cache = self.network(token[:, None], mask, mask.sum(1, keepdim=True) - 1, self.cache)
-        return State(self.network, logits, cache, mask, self.prompts)
+        position = mask.sum(1, keepdim=True) - 1
+        position = position if self.ahead is None else position + self.ahead[:, None]
+        logits, cache = self.network(token[:, None], mask, position, self.cache)
+        return State(self.network, logits, cache, mask, self.prompts, self.ahead)
 
     def select(self, rows: Tensor) -> State:
-        return State(self.network, self.logits[rows], rows_of(self.cache, rows), self.mask[rows], self.prompts)
+        return self._rows(rows, rows_of(self.cache, rows))
+
+    def _rows(self, rows: Tensor, cache: Any) -> State:
+        ahead = None if self.ahead is None else self.ahead[rows]
+        return State(self.network, self.logits[rows], cache, self.mask[rows], self.prompts, ahead)
 
     def columns(self, row: int, prompt: int, tokens: int) -> Layers:
         """Copies of keys and values [heads, tokens, size] of a row, from the first of its `prompt` tokens on."""
@@ -50,13 +63,14 @@ class State:
 
     def spread(self, rows: Tensor, room: int) -> State:
         """Copy rows (repeats allowed), with room for further tokens."""
-        return State(self.network, self.logits[rows], spread(self.cache, rows, room), self.mask[rows], self.prompts)
+        return self._rows(rows, spread(self.cache, rows, room))
 
 
 class Network:
     """A causal language model of transformers, optionally wrapped by peft.
 
     decoder    our own forward pass for the models that it knows; None: transformers' is used
+    sees       it reads pictures;   triples: what it sees with, if its positions are those of m-RoPE
     positions  how many it has; None or 0: no limit is known
     """
 
@@ -65,7 +79,8 @@ class Network:
     ) -> None:
         self.model, self.device = model.to(device), device
         self.causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self.name = type(self.causal).__name__
+        self.name, self.triples = type(self.causal).__name__, triples_of(self.causal)
+        self.sees = vision_of(self.causal) is not None
         accepted = inspect.signature(self.causal.forward).parameters
         if not any(x.name == "past_key_values" or x.kind is x.VAR_KEYWORD for x in accepted.values()):
             check_rows(None, self.name)
@@ -105,7 +120,8 @@ class Network:
     def __call__(self, tokens: Tensor, mask: Tensor, position: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """Logits after the last of `tokens` [n, new] and the cache that includes them.
 
-        mask [n, columns]: 1 where a column of cache and new tokens counts; position [n, new]: how many count before it
+        mask [n, columns]: 1 where a column of cache and new tokens counts; position [n, new]: how many count before it,
+        or of m-RoPE, which may be [3, n, new]
         """
         extra = {"position_ids": position, "logits_to_keep": 1}
         out = self.causal(
@@ -154,9 +170,10 @@ def prefill(network: Network, contexts: Sequence[Context], room: int, tokens: in
     layout = network.layout
     columns = max(len(c.prompt) for c in contexts)
     mask = right_aligned([len(c.prompt) for c in contexts], columns, network.device)
+    position, ahead = _positions(network, contexts, mask)
     if layout is None:
-        logits, cache = network(_padded(contexts, columns, network.device), mask, _positions(mask), None)
-        return State(network, logits, cache, mask, columns)
+        logits, cache = network(_padded(contexts, columns, network.device), mask, position, None)
+        return State(network, logits, cache, mask, columns, ahead)
     buffers = layout.buffers(len(contexts), columns + room)
     for row, context in enumerate(contexts):
         _lay(context, buffers, row, columns - len(context.prompt))
@@ -164,7 +181,7 @@ def prefill(network: Network, contexts: Sequence[Context], room: int, tokens: in
         _through(network, layout, contexts[a:b], [(k[a:b, :, :columns], v[a:b, :, :columns]) for k, v in buffers])
         for a, b in _chunks([len(c.new) for c in contexts], tokens)
     ]
-    return State(network, torch.cat(logits), layout.cache(buffers, columns), mask, columns)
+    return State(network, torch.cat(logits), layout.cache(buffers, columns), mask, columns, ahead)
 
 
 def _through(network: Network, layout: Layout, contexts: Sequence[Context], buffers: Layers) -> Tensor:
@@ -178,7 +195,8 @@ def _through(network: Network, layout: Layout, contexts: Sequence[Context], buff
     written = None if min(news) == width else right_aligned(news, width, network.device).bool()
     place = [(keys[:, :, -columns:], values[:, :, -columns:]) for keys, values in buffers]
     cache = layout.cache(place, columns - width, written)
-    logits, _ = network(_padded(contexts, width, network.device), mask, _positions(mask)[:, -width:], cache)
+    position, _ = _positions(network, contexts, mask)
+    logits, _ = network(_padded(contexts, width, network.device), mask, position[..., -width:], cache)
     return logits
 
 
@@ -204,5 +222,15 @@ def _padded(contexts: Sequence[Context], width: int, device: torch.device) -> Te
     return torch.tensor([[0] * (width - len(c.new)) + list(c.new) for c in contexts], device=device)
 
 
-def _positions(mask: Tensor) -> Tensor:
-    return (mask.cumsum(1) - 1).clamp_min(0)
+def _positions(network: Network, contexts: Sequence[Context], mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    """[n, columns] positions of right-aligned contexts; of m-RoPE [3, n, columns], and [n] `State.ahead`."""
+    position = (mask.cumsum(1) - 1).clamp_min(0)
+    if network.triples is None:
+        return position, None
+    position, ahead = position.expand(3, -1, -1).clone(), []
+    for row, context in enumerate(contexts):
+        n = len(context.prompt)
+        found, after = network.triples.positions(context.prompt)
+        position[:, row, -n:] = found.to(position.device)
+        ahead.append(after - n)
+    return position, torch.tensor(ahead, device=position.device)

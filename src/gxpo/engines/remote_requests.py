@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 
+from gxpo import media
 from gxpo.errors import ModelError
 from gxpo.protocols import Request, Sampling, SoftSampling, StreamKey
 
@@ -48,6 +49,10 @@ def check(requests: Sequence[Request], sampling: Sampling, *, policy: str, posit
             raise ModelError("a request has an empty prompt: the model needs at least one token, such as its bos")
         if request.extras or min(request.prompt) < 0:
             raise ModelError("a request has steps that are no vocabulary ids, which a language model can't go on from")
+        if max(request.prompt) >= media.FIRST:
+            raise ModelError(
+                "a request shows a picture, which is handed to the torch engine alone: set sampling.engine=torch"
+            )
         if request.policy != policy:
             raise ModelError(f"a request is for policy {request.policy!r}, and the engine knows one policy, {policy!r}")
         if positions is not None and len(request.prompt) + s.max_new_tokens > positions:

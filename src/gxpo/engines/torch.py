@@ -28,6 +28,7 @@ from gxpo.engines.decode import (
 from gxpo.engines.network import Network, prefill
 from gxpo.engines.soft import soft_decode
 from gxpo.errors import ModelError
+from gxpo.media import FIRST
 from gxpo.protocols import Completion, Request, Sampling, SoftSampling, StreamKey
 from gxpo.runtime import memory_is_short
 
@@ -218,7 +219,8 @@ class TorchEngine:
         if network.decoder is not None:
             if any(c.known for c in contexts):
                 after = prefill(network, contexts, 0, self.prefill_tokens)
-                logits, prompts = after.logits, Prompts([(x.keys, x.values) for x in after.cache.layers], after.mask)
+                layers = [(x.keys, x.values) for x in after.cache.layers]
+                logits, prompts = after.logits, Prompts(layers, after.mask, after.after())
             else:
                 logits, prompts = prefill_flat(network.decoder, contexts, self.prefill_tokens, self.device)
             contexts.clear()
@@ -311,6 +313,8 @@ class TorchEngine:
                 raise ModelError(
                     "a request has steps that are no vocabulary ids, which a language model can't go on from"
                 )
+            if max(request.prompt) >= FIRST and not self.network.sees:
+                raise ModelError(f"a request shows a picture, and {self.network.name} reads texts alone")
             limit = self.network.positions
             if limit and len(request.prompt) + sampling.max_new_tokens > limit:
                 raise ModelError(

@@ -27,7 +27,7 @@ NARROW = 2  # window of the probe of models that have one
 
 @dataclass(frozen=True, eq=False)
 class Padded:
-    """Right-padded rows of a sheet: tokens, position [B, L]; held [B, L] bool, False on padding.
+    """Right-padded rows of a sheet: tokens, position [B, L] (of m-RoPE [3, B, L]); held [B, L] bool, False on padding.
 
     enter, leave [B, L]: depth-first interval of each token's node
     """
@@ -49,7 +49,7 @@ def padded(sheet: Sheet) -> Padded:
     node = packed.node_of_token[index]
     return Padded(
         tokens=torch.where(held, packed.token[index], 0),
-        position=torch.where(held, packed.position[index], 0),
+        position=torch.where(held, sheet.packing.position[..., index], 0),
         held=held,
         enter=enter[node],
         leave=leave[node],

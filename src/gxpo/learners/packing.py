@@ -49,8 +49,8 @@ class Sheet:
 
     @cached_property
     def position(self) -> Tensor:
-        """[n] depths."""
-        return self.packing.packed.position[self.index]
+        """[n] positions; of m-RoPE [3, n]."""
+        return self.packing.position[..., self.index]
 
     @cached_property
     def chains(self) -> list[Chain]:
@@ -84,12 +84,22 @@ class Packing:
     layout "packed": a row holds a tree (or, if it is longer than `limit`, part of its leaves with all their
     ancestors), every token once, depth first; "flat": a row holds the path to one leaf, for models whose layers don't
     take an ancestor mask. Tokens after the last one that something is read from are left out. `padded` says whether
-    rows are padded to the longest that goes with them, which then counts against `limit`.
+    rows are padded to the longest that goes with them, which then counts against `limit`. position [T] of the stored
+    tokens, of m-RoPE [3, T]; None: their depths.
     """
 
-    def __init__(self, forest: Forest, *, layout: Layout = "packed", limit: int = 8192, padded: bool = True) -> None:
+    def __init__(
+        self,
+        forest: Forest,
+        *,
+        layout: Layout = "packed",
+        limit: int = 8192,
+        padded: bool = True,
+        position: Tensor | None = None,
+    ) -> None:
         self.forest, self.layout, self.limit, self.padded = forest, layout, limit, padded
         self.packed = forest.pack()
+        self.position = self.packed.position if position is None else position
 
     # ------------------------------------------------------------ columns
     @cached_property

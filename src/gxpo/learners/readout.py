@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gxpo.decoder.architecture import Head, backbone_of, plain, positions
 from gxpo.decoder.forward import Decoder, Kernels, Products, with_zeros
+from gxpo.decoder.vision import triples_of
 from gxpo.errors import ModelError
 from gxpo.learners.divergence import generalised_jensen_shannon, with_rest
 from gxpo.protocols import Output
@@ -103,6 +104,7 @@ class Readout:
         config = causal.config.get_text_config()
         self.vocabulary = int(config.vocab_size)
         self.positions, self.limited_by = positions(config)
+        self.triples = triples_of(causal)
         self._backbone, self._head = backbone_of(causal), Head.of(causal)
         self.split = self._reproduces_logits() if split is None else split
         if not self.split:
@@ -143,7 +145,7 @@ class Readout:
 
     def states(self, tokens: Tensor, mask: Tensor | None, position: Tensor, layer: int = -1) -> Tensor:
         """Hidden states [B, L, H] after a layer (-1: the last; without a split: logits [B, L, V]) of tokens [B, L] at
-        positions [B, L]."""
+        positions [B, L] ([3, B, L]: of m-RoPE)."""
         return self.states_after(tokens, mask, position, (layer,))[0]
 
     def states_after(

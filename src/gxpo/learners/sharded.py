@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gxpo import runtime
+from gxpo.decoder.vision import vision_of
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
 from gxpo.learners.fingerprint import fingerprint
@@ -45,6 +46,11 @@ class ShardedLearner(TorchLearner):
             raise ConfigError(
                 f"learner.states={settings['states']} is not for cluster.backend=fsdp, which shards float32 states: "
                 "leave it out"
+            )
+        if vision_of(model) is not None:
+            raise ConfigError(
+                f"cluster.backend=fsdp can't train {type(model).__name__}, which reads pictures: a process whose rows "
+                "show none would have no gradient of the tower to sum; use cluster.backend=local"
             )
         self._sampled, self._stale = sampled, False
         self._copy: SamplingCopy | None = None

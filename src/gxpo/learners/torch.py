@@ -415,8 +415,9 @@ class TorchLearner(InProcess):
         return next((reason for reason in found if reason is not None), None)
 
     def _packing(self, forest: Forest) -> Packing:
-        padded = self._readout.decoder is None
-        packing = Packing(forest, layout=self.layout, limit=self.tokens_per_microbatch, padded=padded)
+        padded, limit, triples = self._readout.decoder is None, self.tokens_per_microbatch, self._readout.triples
+        position = None if triples is None else triples.positions_in(forest)
+        packing = Packing(forest, layout=self.layout, limit=limit, padded=padded, position=position)
         highest, deepest = forest.token.max() if forest.n_tokens else -1, packing.packed.position
         if forest.media or highest >= media.FIRST:
             highest = self._highest_of_text(forest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -9,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gxpo.decoder.vision import install
+from gxpo.decoder.vision import READ, install
 from gxpo.errors import ModelError, did_you_mean, need
 from gxpo.learners.finite import first_not_finite
 from gxpo.models import smollm2
-from gxpo.models.processors import NearestProcessor, load_processor, rows_of
+from gxpo.models.processors import NearestProcessor, around, load_processor, rows_of
 from gxpo.models.tiny_vision import PATCH, SIZE
 from gxpo.models.tokenizer import IMAGE, character_tokenizer
 from gxpo.models.warmup import WARMUPS, Check, Recipe, recipe_of, untrained, warm_start
@@ -112,10 +113,11 @@ def rows_of_model(name: str) -> Callable[[str], tuple[int, ...]] | None:
     reads texts alone, or is not here."""
     if name.startswith(SEES):
         return rows_of(NearestProcessor(SIZE, PATCH))
-    config = Path(name).expanduser() / "config.json"
-    if not is_path(name) or not config.is_file() or '"vision_config"' not in config.read_text(encoding="utf-8"):
+    file = Path(name).expanduser() / "config.json"
+    if not is_path(name) or not file.is_file() or '"vision_config"' not in file.read_text(encoding="utf-8"):
         return None
-    return rows_of(load_processor(name, config.parent))
+    config: Any = need("transformers", "train").AutoConfig.from_pretrained(str(file.parent), trust_remote_code=False)
+    return rows_of(load_processor(name, file.parent, config)) if config.model_type in READ else None
 
 
 @dataclass(frozen=True)
@@ -266,7 +268,7 @@ def _from_pretrained(name: str, dtype: str) -> tuple[Any, Any]:
     transformers: Any = need("transformers", "train")
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-        sees = getattr(config, "vision_config", None) is not None
+        sees = config.model_type in READ
         kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
         model, found = kind.from_pretrained(
             name,
@@ -279,9 +281,25 @@ def _from_pretrained(name: str, dtype: str) -> tuple[Any, Any]:
     except Exception as error:  # transformers, safetensors, tokenizers and the hub raise some twenty types here
         raise ModelError(f"model {name!r} can't be loaded: {_one_line(error)}") from error
     _check_weights(name, model, found)
+    if not sees and getattr(config, "vision_config", None) is not None:
+        warnings.warn(
+            f"model {name!r}: {type(model).__name__} is trained on texts alone: gxpo knows pictures of "
+            f"{', '.join(READ)}",
+            stacklevel=3,
+        )
     if sees:
-        install(model, load_processor(name, Path(name) if Path(name).is_dir() else None))
+        path = Path(name) if Path(name).is_dir() else None
+        vision = install(model, load_processor(name, path, config))
+        vision.around = around(config.model_type, tokenizer)
+        _template(tokenizer, path)
     return model.eval(), tokenizer
+
+
+def _template(tokenizer: Any, path: Path | None) -> None:
+    """Take the chat template that lies in a file of its own, as processors before transformers 4.52 wrote it."""
+    file = None if path is None else path / "chat_template.json"
+    if not tokenizer.chat_template and file is not None and file.is_file():
+        tokenizer.chat_template = json.loads(file.read_text(encoding="utf-8"))["chat_template"]
 
 
 def _check_weights(name: str, model: Any, found: Mapping[str, Iterable[Any]]) -> None:

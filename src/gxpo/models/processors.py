@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gxpo import media
 from gxpo.decoder.vision import vision_of
-from gxpo.errors import ModelError
+from gxpo.errors import ModelError, need
 
 if TYPE_CHECKING:
     from gxpo.decoder.vision import Grid, Processor
@@ -23,23 +23,65 @@ if TYPE_CHECKING:
 
 FILE = "preprocessor_config.json"  # where transformers looks, too
 KIND = "image_processor_type"
+FAKE = "<fake_token_around_image>"
+# tokens before and after the rows of a picture that their processors write, by type of model
+AROUND = {name: ((FAKE, "<global-img>"), (FAKE,)) for name in ("idefics3", "smolvlm")}
+READ = ("pixel_values", "image_grid_thw", "pixel_attention_mask")  # what a tower is called with
 
 
 @dataclass(frozen=True)
 class NearestProcessor:
-    """Pictures scaled to `size` x `size` pixels by the nearest, values to [-1, 1]; a row for each patch."""
+    """Pictures scaled to `size` x `size` pixels by the nearest, values to [-1, 1].
+
+    patch  pixels of the side of what a row stands for: of the tower's patches, times what pixel shuffle joins
+    tiles  the model reads several tiles of a picture, and here one (Idefics3, SmolVLM)
+    """
 
     size: int
     patch: int
+    tiles: bool = False
 
     def grid(self, height: int, width: int) -> Grid:
         side = self.size // self.patch
         return 1, side, side
 
     def inputs(self, pictures: Sequence[Pixels]) -> Mapping[str, Tensor]:
-        """pixel_values [n, 3, size, size] float32."""
+        """pixel_values [n, 3, size, size] float32; of tiles [n, 1, 3, size, size]."""
         scaled = np.stack([nearest(p, self.size, self.size) for p in pictures])
-        return {"pixel_values": torch.from_numpy(scaled).permute(0, 3, 1, 2).to(torch.float32) / 127.5 - 1}
+        pixels = torch.from_numpy(scaled).permute(0, 3, 1, 2).to(torch.float32) / 127.5 - 1
+        return {"pixel_values": pixels[:, None] if self.tiles else pixels}
+
+
+@dataclass(frozen=True)
+class PatchProcessor:
+    """Pictures in patches, as Qwen2-VL, 2.5 and 3 read them, each a frame repeated `frames` times; sides scaled by the
+    nearest pixel to the closest multiple of `patch` * `merge`, values to [-1, 1]. A row for `merge` x `merge` patches.
+    """
+
+    patch: int
+    merge: int = 2
+    frames: int = 2
+
+    def grid(self, height: int, width: int) -> Grid:
+        side = self.patch * self.merge
+        return 1, max(1, round(height / side)), max(1, round(width / side))
+
+    def inputs(self, pictures: Sequence[Pixels]) -> Mapping[str, Tensor]:
+        """pixel_values [patches of all pictures, 3 * frames * patch * patch] float32, the patches of a row together;
+        image_grid_thw [n, 3]: frames, and patches of the height and width."""
+        found = [self._patches(pixels) for pixels in pictures]
+        return {
+            "pixel_values": torch.cat([patches for patches, _ in found]),
+            "image_grid_thw": torch.tensor([grid for _, grid in found]),
+        }
+
+    def _patches(self, pixels: Pixels) -> tuple[Tensor, Grid]:
+        _, rows, columns = self.grid(*pixels.shape[:2])
+        p, m = self.patch, self.merge
+        scaled = torch.from_numpy(nearest(pixels, rows * m * p, columns * m * p)).to(torch.float32) / 127.5 - 1
+        cut = scaled.reshape(rows, m, p, columns, m, p, 3).permute(0, 3, 1, 4, 6, 2, 5)  # R C m m 3 p p
+        frames = cut[:, :, :, :, :, None].expand(-1, -1, -1, -1, -1, self.frames, -1, -1)
+        return frames.reshape(rows * columns * m * m, -1), (1, rows * m, columns * m)
 
 
 def nearest(pixels: Pixels, height: int, width: int) -> Pixels:
@@ -49,6 +91,74 @@ def nearest(pixels: Pixels, height: int, width: int) -> Pixels:
     y = ((np.arange(height) + 0.5) * pixels.shape[0] / height).astype(np.int64)
     x = ((np.arange(width) + 0.5) * pixels.shape[1] / width).astype(np.int64)
     return pixels[y][:, x]
+
+
+class AutoPictures:
+    """An image processor of transformers, in its form for Pillow (extra `vision`); each picture is prepared by itself.
+
+    processor  of transformers; one that cuts pictures into tiles is told to leave them whole: a picture is one run of
+               rows, with no text between tiles
+    config     of the model
+
+    `ModelError` where it gives what gxpo does not hand on, so that nothing of a picture is dropped.
+    """
+
+    def __init__(self, processor: Any, config: Any) -> None:
+        self.processor, self._config = processor, config
+        if getattr(processor, "do_image_splitting", False):
+            processor.do_image_splitting = False
+        self._grids: dict[tuple[int, ...], Grid] = {}
+
+    def grid(self, height: int, width: int) -> Grid:
+        """Grid of the processor's own output for a picture of that size; where it gives none, of the tower's patches,
+        as far as the model joins them or has a further row."""
+        if (height, width) not in self._grids:
+            given = self.inputs([np.full((height, width, 3), 100, dtype=np.uint8)])
+            self._grids[height, width] = self._grid(given)
+        return self._grids[height, width]
+
+    def _grid(self, given: Mapping[str, Tensor]) -> Grid:
+        tower = self._config.vision_config
+        if "image_grid_thw" in given:
+            frames, rows, columns = given["image_grid_thw"][0].tolist()
+            return frames, rows // tower.spatial_merge_size, columns // tower.spatial_merge_size
+        side = tower.patch_size * (getattr(self._config, "scale_factor", None) or 1)
+        rows, columns = (pixels // side for pixels in given["pixel_values"].shape[-2:])
+        # a CLIP tower has a row for the whole picture, and Llava leaves the first row out by default
+        more = (tower.model_type == "clip_vision_model") - (
+            getattr(self._config, "vision_feature_select_strategy", None) == "default"
+        )
+        return (1, 1, rows * columns + more) if more else (1, rows, columns)
+
+    def inputs(self, pictures: Sequence[Pixels]) -> Mapping[str, Tensor]:
+        """What the processor gives for each picture, one after the other."""
+        found = [
+            dict(self.processor(images=[p], return_tensors="pt", input_data_format="channels_last")) for p in pictures
+        ]
+        if other := sorted({name for each in found for name in each} - {*READ}):
+            raise ModelError(
+                f"{type(self.processor).__name__} gives {other[0]}, which gxpo does not hand to a tower: it knows "
+                f"{', '.join(READ)}"
+            )
+        shapes = {each["pixel_values"].shape[1:] for each in found}
+        if len(shapes) > 1:
+            raise ModelError(
+                f"{type(self.processor).__name__} scales pictures to {len(shapes)} sizes, which can't go through the "
+                "tower together: set a fixed size in preprocessor_config.json"
+            )
+        return {name: torch.cat([each[name] for each in found]) for name in found[0]}
+
+    def save_pretrained(self, folder: Path) -> None:
+        self.processor.save_pretrained(folder)
+
+
+def around(kind: str, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids before and after the rows of a picture, for a type of model, as far as its tokenizer has all of them."""
+    before, after = AROUND.get(kind, ((), ()))
+    added = {str(token.content): int(i) for i, token in tokenizer.added_tokens_decoder.items()}
+    if not {*before, *after} <= added.keys():
+        return (), ()
+    return tuple(added[name] for name in before), tuple(added[name] for name in after)
 
 
 def save_processor(model: Any, folder: Path) -> None:
@@ -74,10 +184,24 @@ def rows_of(processor: Processor) -> Callable[[str], tuple[int, ...]]:
     return rows
 
 
-def load_processor(name: str, path: Path | None) -> Processor:
-    """The processor that lies beside the weights of the model called `name`."""
+def load_processor(name: str, path: Path | None, config: Any) -> Processor:
+    """The processor that lies beside the weights of the model called `name`: gxpo's own, or one of transformers.
+
+    path  its directory (None: an id on the hub);  config: the model's
+    """
     file = None if path is None else path / FILE
     told = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.is_file() else {}
-    if told.pop(KIND, None) == NearestProcessor.__name__:
-        return NearestProcessor(**told)
-    raise ModelError(f"model {name!r}: its processor of pictures is not known here")
+    kind = told.pop(KIND, None)
+    for own in (NearestProcessor, PatchProcessor):
+        if kind == own.__name__:
+            return own(**told)
+    need("PIL.Image", "vision")
+    transformers: Any = need("transformers", "train")
+    try:
+        processor = transformers.AutoImageProcessor.from_pretrained(
+            name if path is None else str(path), backend="pil", trust_remote_code=False
+        )
+    except Exception as error:  # as of models: transformers and the hub raise many types here
+        said = " ".join(str(error).split())[:200]
+        raise ModelError(f"model {name!r} reads pictures, and its {FILE} can't be used: {said}") from error
+    return AutoPictures(processor, config)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gxpo import media
 from gxpo.errors import ConfigError, one_of
 from gxpo.judges import Judge, ask_all
 from gxpo.rewards import tournament
@@ -26,11 +27,11 @@ RUBRIC = "How good is the answer? Judge whether it is correct and complete."
 
 
 def prompt_of(task: Task) -> str:
-    """Prompt of a task, as text."""
+    """Prompt of a task, as text. Judges read texts: a picture is its name, as <image 0066bcce>."""
     prompt = task.prompt
     if isinstance(prompt, str):
         return prompt
-    return "\n".join(str(m.get("content") or "") if isinstance(m, Mapping) else str(m) for m in prompt)
+    return "\n".join(media.text_of(m.get("content")) if isinstance(m, Mapping) else str(m) for m in prompt)
 
 
 def read_score(answer: str, low: float, high: float) -> float:

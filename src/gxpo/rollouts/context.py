@@ -32,8 +32,13 @@ def prompt_messages(chat: Chat, system: str | None, prompt: str | Sequence[Messa
 
 
 def text_of(messages: Sequence[Message]) -> str:
-    """What messages say, a line each."""
+    """What messages say, a line each, for people: pictures by name."""
     return "\n".join(media.text_of(m.get("content")) for m in messages)
+
+
+def marked(messages: Sequence[Message]) -> str:
+    """What messages say, a line each, with marks for pictures: to be said again."""
+    return "\n".join(media.marked(m.get("content")) for m in messages)
 
 
 def opened(instructions: str, messages: Sequence[Message]) -> list[Message]:
@@ -144,7 +149,7 @@ class Context:
         self.summarising, self.exchanges = False, []
         now = self.observation
         if any(m["role"] != "user" for m in now):  # an answer of a tool can't stand without its call
-            now = [{"role": "user", "content": text_of(now)}]
+            now = [{"role": "user", "content": marked(now)}]
         return self._start(now, f"{SUMMARY}\n{summary}")
 
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from gxpo import media
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, ContextUpdate, EpisodeRules, Request, Sampling, Session, StreamKey, Task
 from gxpo.registry import part
 from gxpo.rollouts.build import Attempts, Count, Fork, RolloutPart, action, dotted, record
-from gxpo.rollouts.context import Context, text_of
+from gxpo.rollouts.context import Context, marked
 from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.graph import SHARED, TASK, Graph, Role, Said, filled, graph
 
@@ -72,7 +73,7 @@ class Walk:
                 raise ConfigError(
                     f"a team reads its tasks as texts, and task {task.id!r} is token ids: give it as text"
                 )
-            prompt = text_of(messages)
+            prompt = marked(messages)
         self.said: dict[str, str] = {TASK: prompt, **dict.fromkeys(cast.graph.names, "")}
         self.answer, self.round, self.calls = "", 1, 0
         self.cut = False
@@ -118,7 +119,7 @@ class Walk:
             "policy": self.cast.of(role),
             "state": f"{role.name}:{hashlib.blake2b(repr(self.context).encode(), digest_size=8).hexdigest()}",
             **(where or {"observation": list(self.opening.ids)}),
-            "observation_text": self.read,
+            "observation_text": media.text_of(self.read),
             "trainable": role.name not in self.cast.frozen,
             "info": {"round": self.round},
             **action(completion),

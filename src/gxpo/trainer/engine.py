@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gxpo import runtime
+from gxpo.decoder.vision import vision_of
 from gxpo.engines.choose import Run, choose, of_the_house
 from gxpo.engines.openai import OpenAIEngine
 from gxpo.engines.torch import TorchEngine
@@ -38,6 +39,7 @@ def engine_of(
         policies=len(learner.policies),
         processes=runtime.world(),
         sampling=sampling,
+        sees=vision_of(causal) is not None,
     )
     choice = choose(asked, run, python=s.sampling.engine_python, servers=s.sampling.servers)
     if asked == "auto" and not of_the_house(s.model):

@@ -17,6 +17,7 @@ from gxpo.errors import CheckpointError, ConfigError, GxpoError, ModelError
 from gxpo.learners.lora import ALONE, LoraSettings, merged, parameters_of_policy, trained_policies, with_lora
 from gxpo.learners.torch import VALUE_HEAD
 from gxpo.models import flow
+from gxpo.models.processors import save_processor
 from gxpo.settings import RunSettings
 from gxpo.trainer.card import model_card
 from gxpo.trainer.directory import run_of
@@ -34,10 +35,10 @@ def export(
     adapter  LoRA runs: the adapter alone, as peft has it, instead of the merged model
     dtype    of the tensors; default: the run's own. A bfloat16 run keeps float32 parameters, which "float32" gives.
 
-    The directory holds weights (safetensors), tokenizer with its chat template, generation config, README.md (the model
-    card) and gxpo.yaml (the run's configuration). It appears whole or not at all, and must not exist or be empty. Where
-    several policies were trained it holds such a directory for each, by its name; a frozen policy is the model that the
-    run started from, and is not written.
+    The directory holds weights (safetensors), tokenizer with its chat template, generation config, the processor of
+    pictures of a model that sees, README.md (the model card) and gxpo.yaml (the run's configuration). It appears whole
+    or not at all, and must not exist or be empty. Where several policies were trained it holds such a directory for
+    each, by its name; a frozen policy is the model that the run started from, and is not written.
     """
     run = Path(run)
     home = run_of(run)
@@ -110,6 +111,7 @@ def _write_one(
         model.save_pretrained(folder, save_embedding_layers=False)
     else:
         model.save_pretrained(folder)
+        save_processor(model, folder)
     tokenizer.save_pretrained(folder)
 
 

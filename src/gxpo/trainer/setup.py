@@ -149,6 +149,7 @@ def _chat(s: RunSettings, tokenizer: Any, model: Any = None) -> Chat:
         tools_format=c.tools,
         rewrites=c.rewrites,
         rows_of=None if vision is None else vision.ids,
+        picture=None if vision is None else tokenizer.convert_ids_to_tokens(vision.placeholder),
     )
 
 

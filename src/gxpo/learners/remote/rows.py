@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from gxpo import media
 from gxpo.errors import ModelError
 from gxpo.forest import Forest
 from gxpo.learners.packing import Packing
@@ -47,6 +48,11 @@ class Rows:
         first, token = forest.first_token.tolist(), forest.token
         if bool((token < 0).any()):
             raise ModelError("the forest holds steps that are not vocabulary ids (token -1), which no engine can read")
+        if forest.media or bool((token >= media.FIRST).any()):
+            raise ModelError(
+                "the forest shows pictures, and training engines (tinker, verl) are given token ids alone: train in "
+                "process (cluster.backend=local)"
+            )
         place = forest.path_token[entries]
         readings = sorted(set(zip(place.tolist(), warmth.tolist(), strict=True)))
         by_node: dict[int, list[tuple[int, float]]] = {}

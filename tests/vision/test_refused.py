@@ -1,0 +1,74 @@
+"""What can't be shown a picture says so in one line; nothing leaves one out."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.vision.families import MODELS, picture
+from tests.vision.test_learner import episodes, forest_of
+
+from gxpo import media
+from gxpo.decoder.vision import vision_of
+from gxpo.engines.choose import Run, choose
+from gxpo.engines.remote_requests import check
+from gxpo.engines.torch import TorchEngine
+from gxpo.errors import ConfigError, ModelError
+from gxpo.learners.remote.rows import Rows
+from gxpo.learners.sharded import ShardedLearner
+from gxpo.learners.torch import TorchLearner
+from gxpo.models.tiny import tiny_model
+from gxpo.protocols import Request, Sampling, StreamKey
+
+KEY = StreamKey(seed=0, step=0, task="t", attempt=0)
+
+
+def test_engines_elsewhere_refuse_requests_with_pictures():
+    request = Request(prompt=(1, *media.ids(picture(0), 4), 5), streams=(KEY,))
+    with pytest.raises(ModelError, match=r"shows a picture.*sampling\.engine=torch"):
+        check([request], Sampling(), policy="main", positions=None, limit="")
+
+
+@pytest.mark.parametrize("asked", ["vllm", "openai"])
+def test_engines_elsewhere_are_not_chosen_for_models_that_see(asked):
+    run = Run("d", "LlavaForConditionalGeneration", "float32", "cpu", 1, 1, Sampling(), sees=True)
+    servers = ["http://localhost:8000/v1"] if asked == "openai" else None
+    with pytest.raises(ConfigError, match=f"sampling.engine={asked} can't be used here: .* reads pictures"):
+        choose(asked, run, servers=servers, installed=lambda where: True)
+    assert choose("auto", run, installed=lambda where: True).engine == "torch"
+
+
+def test_training_engines_refuse_forests_with_pictures():
+    forest = forest_of(episodes(MODELS["llava"]()))
+    with pytest.raises(ModelError, match=r"training engines .* are given token ids alone"):
+        Rows.of(forest, torch.arange(forest.n_entries))
+
+
+def test_sharded_learners_refuse_models_that_see():
+    with pytest.raises(ConfigError, match=r"cluster\.backend=fsdp can't train LlavaForConditionalGeneration"):
+        ShardedLearner(MODELS["llava"](), lr=1.0)
+
+
+def test_models_of_texts_refuse_pictures():
+    forest = forest_of(episodes(MODELS["llava"]()))
+    with pytest.raises(ModelError, match="refers to pictures"):
+        TorchLearner(tiny_model(), lr=0.0).outputs(forest)
+    request = Request(prompt=(1, *media.ids(picture(0), 4), 5), streams=(KEY,))
+    with pytest.raises(ModelError, match="shows a picture"):
+        TorchEngine(tiny_model(), stop_ids=[2]).sample([request], Sampling(max_new_tokens=1))
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2.5-vl"])
+@pytest.mark.parametrize("kernels", ["auto", "transformers"])
+def test_placeholders_are_never_sampled(family, kernels):
+    model = MODELS[family]()
+    vision = vision_of(model)
+    assert vision is not None
+    head = model.get_output_embeddings()
+    with torch.no_grad():  # the placeholder's logit would be far above all others
+        state = torch.randn(head.weight.shape[1], generator=torch.Generator().manual_seed(0))
+        for token in vision.banned:
+            head.weight[token] = 50 * state
+    request = Request(prompt=(1, *vision.ids(picture(0)), 5), streams=tuple(replace(KEY, attempt=i) for i in range(64)))
+    engine = TorchEngine(model, stop_ids=[2], kernels=kernels)
+    found = engine.sample([request], Sampling(temperature=2.0, max_new_tokens=6))
+    assert not {*vision.banned} & {t for said in found[0] for t in said.tokens}
