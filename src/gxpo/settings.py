@@ -114,6 +114,9 @@ class LearnerSettings(_Section):
         description="dtype in which a bfloat16 model's matrices are multiplied on CPUs: native or float32; auto: the "
         "faster one, measured once, then fixed in config.yaml",
     )
+    freeze_vision_tower: bool = Field(
+        default=False, description="train the language model of a model that sees, and neither tower nor projector"
+    )
     recompute: bool = Field(default=False, description="activation checkpointing: less memory, a third more time")
     states: Literal["float32", "bfloat16"] = Field(
         default="float32",

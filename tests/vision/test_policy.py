@@ -107,6 +107,17 @@ def test_a_picture_goes_through_the_tower_once_for_all_of_its_group(monkeypatch)
     assert seen == [2]
 
 
+def test_a_frozen_tower_stays_as_it_is_and_the_text_model_learns():
+    model = tiny_vision_model()
+    vision_of(model).freeze()
+    learner = TorchLearner(model, lr=1e-2)
+    forest = sampled(TorchEngine(model, TOKENIZER), [prompt(vision_of(model), "row?", picture(9))])
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    learner.step(forest, lambda x: x["logprob"].sum())
+    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {n for n in before if n.startswith(("model.language_model", "lm_head"))}
+
+
 def test_texts_that_name_the_placeholder_stay_texts():
     vision = vision_of(tiny_vision_model())
     said = prompt(vision, "what is <image>?")

@@ -12,6 +12,7 @@ from gxpo.decoder.attention import Heads
 from gxpo.decoder.functions import ACTIVATIONS, Activation
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
+TEXT_PARTS = ("language_model", "text_model")  # of a model that sees
 NO_ROPE, ONE_ROPE = "none", ""  # keys of rotary tables; others are the types of layers that have their own
 
 
@@ -108,7 +109,7 @@ def backbone_of(causal: Any) -> Any:
     inner = getattr(causal, getattr(causal, "base_model_prefix", ""), None)
     if not hasattr(inner, "get_image_features"):
         return inner
-    return next((getattr(inner, name) for name in ("language_model", "text_model") if hasattr(inner, name)), inner)
+    return next((getattr(inner, name) for name in TEXT_PARTS if hasattr(inner, name)), inner)
 
 
 def plain(*modules: Any) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gxpo import media
 from gxpo.decoder import deepstack, mrope
-from gxpo.decoder.architecture import backbone_of, rope_settings
+from gxpo.decoder.architecture import TEXT_PARTS, backbone_of, rope_settings
 from gxpo.decoder.mrope import Grid
 from gxpo.errors import ModelError
 
@@ -62,6 +62,13 @@ class Vision:
         self.around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self.banned = tuple(sorted({i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None}))
         self.placeholder: int = next(i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None)
+
+    def freeze(self) -> None:
+        """Train neither the tower nor what projects its rows."""
+        parts = [getattr(self.model, name) for name in TEXT_PARTS if hasattr(self.model, name)]
+        text = {id(p) for part in parts for p in part.parameters()}
+        for p in self.model.parameters():
+            p.requires_grad_(id(p) in text)
 
     def grid(self, ref: str) -> Grid:
         """Grid of a picture."""

@@ -3,7 +3,8 @@ r"""PAPO: KL between the full and the masked observation as a perception bonus, 
 L = L_GRPO - coef mean_t k3 + entropy_coef mean_t (-log policy),   k3 = e^d - d - 1, d = log masked - log policy
 coef 0.01, entropy_coef 0.03; 60% of the observation hidden
 
-Choices. On text: prompt and observation tokens are hidden in the place of image patches. Both means are over all
+Choices. Patches of pictures are black, as in the code: here what the tower makes one row of, there 14 pixels wide
+(`signal.masked_observation.patch: 14`). On text, prompt and observation tokens are hidden. Both means are over all
 trained tokens of the step, whatever the rewards. A token's k3 is held at 10, as in the code (null in
 `objective.add.masked_kl.kl_max`: no bound). Masked log-probs are the policy's at the start of the step, as in the code;
 its second entropy term is then a constant and is left out. `papo+dapo` is the paper's PAPO-D.

@@ -3,9 +3,9 @@ r"""VPPO: train only the tokens most dependent on the observation; weigh traject
 D_t = e^d - d - 1, d = log masked - log policy: held in [0, 10]; w_t = [D_t among the top 40% of its trajectory] scale_i
 scale_i = 0.9 + 0.1 x_i / mean x, x_i = mean_t D_t brought to [0, 1] by the step's extremes;   loss = GRPO's times w
 
-Choices. On text: prompt and observation tokens are hidden (60%) in the place of image patches. Tokens that are masked
-out stay in the denominators, and where all depend alike the scale is 1, as in the code. Extremes and mean are over the
-step (the code: extremes of a mini-batch, mean of a micro-batch). The paper builds on DAPO (`vppo+dapo`); its scripts
+Choices. 60% of the patches of pictures are black, as in the code; on text, prompt and observation tokens are hidden.
+Tokens that are masked out stay in the denominators; where all depend alike the scale is 1, as in the code. Extremes and
+mean are over the step (the code: of mini- and micro-batches). The paper builds on DAPO (`vppo+dapo`); its scripts
 penalise the mean of -log policy by 0.06: `vppo@paper`.
 """
 

@@ -109,6 +109,8 @@ def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
         notify(f"warm-up of the tiny model (once, then cached): step {check.step}, loss {check.loss:.2f}{seen}")
 
     loaded = models.load(s.model, task=s.task, device=device, dtype=s.learner.dtype, progress=warming, notify=notify)
+    if s.learner.freeze_vision_tower:
+        _freeze_tower(s, loaded.model)
     talk = _chat(s, loaded.tokenizer, loaded.model)
     sharded: dict[str, Any] = {"sampled": s.sampling.engine != "openai"} if s.cluster.backend == "fsdp" else {}
     learner = (ShardedLearner if sharded else TorchLearner)(
@@ -128,6 +130,14 @@ def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
     )
     engine = engine_of(s, learner, loaded.tokenizer, device, sampling_of(s), notify)
     return Policy(loaded.tokenizer, learner, engine, talk, device)
+
+
+def _freeze_tower(s: RunSettings, model: Any) -> None:
+    if (vision := vision_of(model)) is None:
+        raise ConfigError(f"learner.freeze_vision_tower: {s.model} has no tower: leave it out")
+    if s.learner.lora_rank > 0:
+        raise ConfigError("learner.freeze_vision_tower: adapters train what learner.lora_targets names: name it there")
+    vision.freeze()
 
 
 def _remote_policy(resolved: Resolved, device: str, notify: Notify) -> Policy:
