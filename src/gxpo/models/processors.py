@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gxpo import media
 from gxpo.decoder.vision import vision_of
+from gxpo.drawing import scaled
 from gxpo.errors import ModelError, need
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ class NearestProcessor:
 
     def inputs(self, pictures: Sequence[Pixels]) -> Mapping[str, Tensor]:
         """pixel_values [n, 3, size, size] float32; of tiles [n, 1, 3, size, size]."""
-        scaled = np.stack([nearest(p, self.size, self.size) for p in pictures])
-        pixels = torch.from_numpy(scaled).permute(0, 3, 1, 2).to(torch.float32) / 127.5 - 1
+        found = np.stack([scaled(p, self.size, self.size) for p in pictures])
+        pixels = torch.from_numpy(found).permute(0, 3, 1, 2).to(torch.float32) / 127.5 - 1
         return {"pixel_values": pixels[:, None] if self.tiles else pixels}
 
 
@@ -78,19 +79,10 @@ class PatchProcessor:
     def _patches(self, pixels: Pixels) -> tuple[Tensor, Grid]:
         _, rows, columns = self.grid(*pixels.shape[:2])
         p, m = self.patch, self.merge
-        scaled = torch.from_numpy(nearest(pixels, rows * m * p, columns * m * p)).to(torch.float32) / 127.5 - 1
-        cut = scaled.reshape(rows, m, p, columns, m, p, 3).permute(0, 3, 1, 4, 6, 2, 5)  # R C m m 3 p p
+        values = torch.from_numpy(scaled(pixels, columns * m * p, rows * m * p)).to(torch.float32) / 127.5 - 1
+        cut = values.reshape(rows, m, p, columns, m, p, 3).permute(0, 3, 1, 4, 6, 2, 5)  # R C m m 3 p p
         frames = cut[:, :, :, :, :, None].expand(-1, -1, -1, -1, -1, self.frames, -1, -1)
         return frames.reshape(rows * columns * m * m, -1), (1, rows * m, columns * m)
-
-
-def nearest(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Pixels [height, width, 3]: each the nearest one of a picture of another size."""
-    if pixels.shape[:2] == (height, width):
-        return pixels
-    y = ((np.arange(height) + 0.5) * pixels.shape[0] / height).astype(np.int64)
-    x = ((np.arange(width) + 0.5) * pixels.shape[1] / width).astype(np.int64)
-    return pixels[y][:, x]
 
 
 class AutoPictures:
