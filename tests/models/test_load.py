@@ -177,7 +177,7 @@ def test_a_name_that_the_hub_does_not_have(monkeypatch):
     def missing(*args, **kwargs):
         raise OSError("no-one/nothing is not a local folder\nand is not a valid model identifier")
 
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", missing)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", missing)
     with pytest.raises(ModelError, match=r"'no-one/nothing' can't be loaded: .* folder and is not") as caught:
         load("no-one/nothing", task="arithmetic")
     assert "\n" not in str(caught.value)

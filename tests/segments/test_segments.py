@@ -139,7 +139,7 @@ def test_entropies_are_the_learners():
 
 def test_a_session_cuts_once():
     s = Session.__new__(Session)
-    s._segmenter, s._learner, s.decode = segments.Chunks(2), None, decode  # type: ignore[method-assign]
+    s._segmenter, s.learner, s.decode = segments.Chunks(2), None, decode  # type: ignore[method-assign]
     forest = s.segment(forest_with_fork())
     assert numbers(forest, 0) == [0, 0, 1, 1, 2, 0, 0, 1]
     s._segmenter = segments.Turns()
