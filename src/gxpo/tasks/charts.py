@@ -57,7 +57,7 @@ def score(text: str, task: Task) -> dict[str, float]:
     >>> score("3", Task("", "", "4", {"answers": ["1", "2", "3", "4"]}))
     {'correct': 0.0, 'format': 1.0, 'closeness': 0.75}
     """
-    said, answers = text.strip(), task.info["answers"]
+    said, answers = text.strip(), task.info.get("answers", ())
     right, well_formed = str(task.answer), said in answers
     close = float(said == right)
     if well_formed and right.isdecimal():

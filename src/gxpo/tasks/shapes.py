@@ -24,6 +24,8 @@ ANSWERS: dict[str, tuple[str, ...]] = {
     "colour": tuple(COLOURS), "row": PLACES, "column": PLACES, "count": PLACES, "same": ("yes", "no"),
 }  # fmt: skip
 
+ALL = tuple(dict.fromkeys(x for answers in ANSWERS.values() for x in answers))
+
 
 def drawn(squares: Mapping[tuple[int, int], str], random: np.random.Generator, cell: int, noise: int) -> Pixels:
     """Pixels [4 cell, 4 cell, 3] of squares on grey; every value is off by up to `noise`.
@@ -37,13 +39,14 @@ def drawn(squares: Mapping[tuple[int, int], str], random: np.random.Generator, c
 
 
 def score(text: str, task: Task) -> dict[str, float]:
-    """Score an answer. `format`: one of the answers that the question can have; `correct`: and the right one.
+    """Score an answer. `format`: one of the answers that the question can have (any question, where the task does not
+    say); `correct`: and the right one.
 
     >>> score("red", Task("", "", "red", {"answers": ["red", "blue"]}))
     {'correct': 1.0, 'format': 1.0}
     """
     said = text.strip()
-    return {"correct": float(said == task.answer), "format": float(said in task.info["answers"])}
+    return {"correct": float(said == task.answer), "format": float(said in task.info.get("answers", ALL))}
 
 
 @dataclass
