@@ -105,6 +105,11 @@ def refs_in(tokens: Sequence[int]) -> tuple[str, ...]:
     return tuple(run.ref for run in runs(tokens)) if tokens and max(tokens) >= FIRST else ()
 
 
+def pictures_of(by_node: Mapping[int, Sequence[str]]) -> list[str]:
+    """The distinct references of pictures among those of a forest's `media`, which may name other things too."""
+    return list(dict.fromkeys(ref for refs in by_node.values() for ref in refs if REF.fullmatch(ref)))
+
+
 def named(ref: str) -> str:
     """A picture in a text for people: <image 0066bcce>, the first digits of its digest."""
     return f"<image {_digest(ref)[:8]}>"
@@ -184,9 +189,8 @@ def decoded(data: bytes, kind: str) -> Pixels:
     if data[12:16] == b"IHDR" and data[24:29] == b"\x08\x02\x00\x00\x00" and data[37:41] == b"IDAT":
         width, height = struct.unpack(">II", data[16:24])
         (size,) = struct.unpack(">I", data[33:37])
-        raw = np.frombuffer(
-            zlib.decompress(data[41 : 41 + size]) if data[45 + size + 4 :][:4] == b"IEND" else b"", "u1"
-        )
+        whole = data[49 + size : 53 + size] == b"IEND"  # behind one chunk of pixels
+        raw = np.frombuffer(zlib.decompress(data[41 : 41 + size]) if whole else b"", np.uint8)
         if raw.size == height * (1 + 3 * width):
             lines = raw.reshape(height, 1 + 3 * width)
             if not lines[:, 0].any():

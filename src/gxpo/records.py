@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gxpo.errors import RecordError, need
 from gxpo.forest import Forest
-from gxpo.media import FOLDER, PICTURES, REF
+from gxpo.media import FOLDER, PICTURES, pictures_of
 from gxpo.record_format.reader import columns_of, short
 from gxpo.record_format.schema import SCHEMA, Fork, Record, Turn
 from gxpo.record_format.writer import render
@@ -63,8 +63,7 @@ def dump(forest: Forest, path: str | Path) -> None:
             raise RecordError(f"trajectory {record['id']!r} can't be written as JSON: {error}") from None
     parts = [path.with_name(path.name + ".part"), side.with_name(side.name + ".part")]
     try:
-        shown = [ref for refs in forest.media.values() for ref in refs if REF.fullmatch(ref)]
-        PICTURES.save(shown, path.parent / FOLDER)
+        PICTURES.save(pictures_of(forest.media), path.parent / FOLDER)
         parts[0].write_text("".join(lines), encoding="utf-8")
         if tensors:
             need("safetensors", "train")

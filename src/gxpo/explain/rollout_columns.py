@@ -18,7 +18,7 @@ from gxpo.explain.outlook import Outlook
 from gxpo.explain.packed import of_tokens, packed
 from gxpo.explain.rollout_source import Source
 from gxpo.forest import Forest
-from gxpo.media import PICTURES, REF, named, png
+from gxpo.media import PICTURES, named, pictures_of, png
 
 LONGEST_TEXT = 20_000  # characters of a prompt or observation
 Places = dict[str, Tensor]
@@ -71,7 +71,7 @@ def columns(source: Source, looks: Sequence[Outlook], figures: GroupFigures, gro
 def _pictures(forest: Forest) -> dict[str, str]:
     """Pictures as data URLs by what texts call them; those whose files are not there are left out."""
     found: dict[str, str] = {}
-    for ref in dict.fromkeys(ref for refs in forest.media.values() for ref in refs if REF.fullmatch(ref)):
+    for ref in pictures_of(forest.media):
         try:
             shown = png(PICTURES.pixels(ref))
         except GxpoError:

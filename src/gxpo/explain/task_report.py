@@ -20,7 +20,7 @@ from gxpo.media import shown
 from gxpo.models import smollm2
 from gxpo.models.load import SEES, rows_of_model, warm_task
 from gxpo.models.tiny import DIMENSIONS
-from gxpo.models.tiny_vision import tiny_vision_model
+from gxpo.models.tiny_vision import POSITIONS
 from gxpo.models.tokenizer import built_in
 from gxpo.models.warmup import WARMUPS
 from gxpo.protocols import Task
@@ -97,7 +97,7 @@ class Reader:
 def positions(model: str, task: str) -> int | None:
     """Tokens that the model's context may have, by its config; None where there is no limit in it."""
     if model.startswith(SEES):
-        return tiny_vision_model().config.get_text_config().max_position_embeddings
+        return POSITIONS
     if built_in(model):
         own = WARMUPS[warm].dimensions if (warm := warm_task(model, task) or task) in WARMUPS else {}
         return int({**DIMENSIONS, **own}["max_position_embeddings"])

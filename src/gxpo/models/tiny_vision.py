@@ -7,6 +7,7 @@ from typing import Any
 from gxpo.errors import need
 from gxpo.models.tokenizer import CHARACTERS, SPECIAL
 
+POSITIONS = 1024  # tokens of a context
 SIZE, PATCH, WIDTH = 32, 8, 64  # pixels of a side; of a patch's side; of a hidden state
 
 
@@ -30,7 +31,7 @@ def tiny_vision_model(seed: int = 0) -> Any:
     )  # fmt: skip
     text = transformers.LlamaConfig(
         **heads, intermediate_size=4 * WIDTH, num_hidden_layers=2, num_key_value_heads=4, vocab_size=vocabulary + 1,
-        max_position_embeddings=1024, pad_token_id=SPECIAL.index("<pad>"), bos_token_id=SPECIAL.index("<bos>"),
+        max_position_embeddings=POSITIONS, pad_token_id=SPECIAL.index("<pad>"), bos_token_id=SPECIAL.index("<bos>"),
         eos_token_id=SPECIAL.index("<eos>"), tie_word_embeddings=False, attention_dropout=0.0,
     )  # fmt: skip
     config = transformers.LlavaConfig(

@@ -16,7 +16,7 @@ from annotated_types import Ge
 
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
-from gxpo.media import PICTURES
+from gxpo.media import PICTURES, pictures_of
 from gxpo.protocols import Session
 from gxpo.registry import part
 from gxpo.rollouts.base import Count, Round
@@ -53,7 +53,7 @@ class Store:
         names = set(used.id)
         keep = held.scored & torch.tensor([name in names for name in held.id], dtype=torch.bool)
         stored = held.select(keep)
-        PICTURES.retain(ref for refs in stored.media.values() for ref in refs)
+        PICTURES.retain(pictures_of(stored.media))
         self.add([plain(record) for record in stored.to_records(share=False)])
 
     def add(self, records: Sequence[Json]) -> None:
