@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 from gxpo.drawing import Box, canvas, cropped, fill, noisy, scaled, write_in
+from gxpo.errors import ConfigError
 from gxpo_worlds.grid import LEVEL, stream
 from gxpo_worlds.screen import ScreenWorld
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 SIDE, SHOWN = 256, 32  # pixels of the picture's side, and of what is shown of it
 LEAST = 8  # pixels of a crop's side
 READABLE = 64  # a crop up to this side still shows every pixel of the digit's font
-PLATE, TWICE = 16, 2  # pixels of the dark plate's side; size of the digit on it: 6 x 10 pixels
+PLATE, TWICE = 16, 2  # least pixels of the dark plate's side; size of the digit on it: 6 x 10 pixels
 GREY, DARK, BRIGHT = (130, 130, 130), (20, 20, 70), (255, 240, 120)
 NOISE = 25
 
@@ -27,21 +28,24 @@ STATE = re.compile(r"(\d+),(\d+),(\d+),(\d+)(?:=(\d))?")
 
 @dataclass(frozen=True)
 class Hidden:
-    """A digit on a plate whose top left corner is at (x, y)."""
+    """A digit in the middle of 16 x 16 pixels with their top left corner at (x, y), on a plate, and what tells its
+    noise from others'."""
 
     digit: int
     x: int
     y: int
+    plate: int = PLATE
+    noise: tuple[int, ...] = ()
 
 
 @lru_cache(maxsize=64)
 def picture(level: Hidden) -> Pixels:
     """The whole picture, [256, 256, 3]. Shared by the episodes of a group: don't write to it."""
     pixels = canvas(SIDE, SIDE, GREY)
-    plate = (level.x, level.y, PLATE, PLATE)
-    fill(pixels, plate, DARK)
-    write_in(pixels, str(level.digit), plate, BRIGHT, TWICE)
-    return noisy(pixels, stream(LEVEL, level.digit, level.x, level.y), NOISE)
+    more = (level.plate - PLATE) // 2
+    fill(pixels, (level.x - more, level.y - more, level.plate, level.plate), DARK)
+    write_in(pixels, str(level.digit), (level.x, level.y, PLATE, PLATE), BRIGHT, TWICE)
+    return noisy(pixels, stream(LEVEL, level.digit, level.x, level.y, *level.noise), NOISE)
 
 
 def clipped(box: Box) -> Box:
@@ -66,13 +70,24 @@ class Zoom(ScreenWorld[Hidden, "Box | int"]):
     one digit        the answer, which ends the episode
 
     What a crop shows depends on picture and box alone. The state is the box, `x,y,w,h`.
+
+    cells  the plate is in the middle of one of cells x cells squares, 1 to 16; 0: anywhere
+    plate  pixels of its side, 16 to 64; the larger, the easier it is found
     """
 
     max_turns: int = 3
+    cells: int = 0
+    plate: int = PLATE
 
     name: ClassVar[str] = "zoom"
     first: ClassVar[str] = f"0,0,{SIDE},{SIDE}"
     example: ClassVar[str] = "crop(0,0,128,128)"
+
+    def _check(self) -> None:
+        if type(self.cells) is not int or not 0 <= self.cells <= SIDE // PLATE:
+            raise ConfigError(f"zoom: cells must be a whole number from 0 to {SIDE // PLATE}, not {self.cells!r}")
+        if type(self.plate) is not int or not PLATE <= self.plate <= READABLE:
+            raise ConfigError(f"zoom: plate must be a whole number from {PLATE} to {READABLE}, not {self.plate!r}")
 
     def _rules(self) -> str:
         return (
@@ -83,12 +98,18 @@ class Zoom(ScreenWorld[Hidden, "Box | int"]):
 
     def _make(self, seed: int) -> Hidden:
         random = stream(LEVEL, seed)
-        digit, x, y = (int(random.integers(most)) for most in (10, SIDE - PLATE + 1, SIDE - PLATE + 1))
-        return Hidden(digit, x, y)
+        places = self.cells or SIDE - PLATE + 1
+        digit, x, y = (int(random.integers(most)) for most in (10, places, places))
+        if not self.cells:
+            return Hidden(digit, x, y, self.plate)
+        x, y = (((2 * k + 1) * SIDE // self.cells - PLATE) // 2 for k in (x, y))
+        return Hidden(
+            digit, x, y, self.plate, (int(random.integers(1 << 16)),)
+        )  # else few pictures, which are learnt by heart
 
     def content(self, seed: int) -> str:
         level = self._make(seed)
-        return f"{level.digit} at {level.x},{level.y}"
+        return " ".join([f"{level.digit} at {level.x},{level.y}", *map(str, level.noise)])
 
     def answer(self, seed: int) -> str:
         """The right answer."""

@@ -22,7 +22,7 @@ from gxpo.models.load import SEES, rows_of_model, warm_task
 from gxpo.models.tiny import DIMENSIONS
 from gxpo.models.tiny_vision import POSITIONS
 from gxpo.models.tokenizer import built_in
-from gxpo.models.warmup import WARMUPS
+from gxpo.models.warmup import WARMUPS, Recipe
 from gxpo.protocols import Task
 from gxpo.rollouts.context import prompt_messages
 from gxpo.settings import RunSettings
@@ -66,7 +66,7 @@ class Reader:
                 kwargs=s.chat.kwargs,
                 tools_format=s.chat.tools,
                 rewrites=s.chat.rewrites,
-                rows_of=rows_of_model(model),
+                rows_of=rows_of_model(model, s.task),
             )
             self.tokens, self.unit = Tokens(self.tokenizer), "tokens"
             self.limit = min((x for x in (self.limit, positions(model, s.task)) if x is not None), default=None)
@@ -96,11 +96,11 @@ class Reader:
 
 def positions(model: str, task: str) -> int | None:
     """Tokens that the model's context may have, by its config; None where there is no limit in it."""
-    if model.startswith(SEES):
-        return POSITIONS
     if built_in(model):
-        own = WARMUPS[warm].dimensions if (warm := warm_task(model, task) or task) in WARMUPS else {}
-        return int({**DIMENSIONS, **own}["max_position_embeddings"])
+        recipe = WARMUPS.get(warm_task(model, task) or task, Recipe())
+        if model.startswith(SEES) or recipe.sees:
+            return POSITIONS
+        return int({**DIMENSIONS, **recipe.dimensions}["max_position_embeddings"])
     name = str(smollm2.smollm2()) if model == smollm2.NAME else str(Path(model).expanduser())
     transformers: Any = need("transformers", "train")
     try:

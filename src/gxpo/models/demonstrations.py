@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,25 @@ import numpy as np
 
 import gxpo.envs
 from gxpo import worlds
+from gxpo.chat.plain import PlainChat
+from gxpo.decoder.vision import vision_of
 from gxpo.engines.torch import TorchEngine
 from gxpo.errors import ModelError
-from gxpo.protocols import EnvFailure, Reply, Request, Sampling, StreamKey, TimeStep
+from gxpo.protocols import EnvFailure, Message, Reply, Request, Sampling, StreamKey, TimeStep
 
 CHECKING = -2  # the step of a check's streams
+WORLDS = "gxpo_worlds"  # the package of the built-in worlds
 EPISODES = 64  # demonstrations in the making at a time
+
+Shown = str | Sequence[Message]  # an observation
+
+
+def prompt_ids(model: Any, tokenizer: Any, prompt: Any) -> list[int]:
+    """Token ids of a prompt, as a run's conversation begins."""
+    if isinstance(prompt, str):
+        return tokenizer(prompt).input_ids
+    vision = vision_of(model)
+    return list(PlainChat(tokenizer, None if vision is None else vision.ids).start(prompt).context)
 
 
 class Demonstrations:
@@ -31,22 +44,23 @@ class Demonstrations:
         if envs is None or not {*wanted} <= {*envs.provides}:
             raise ModelError(f"the warm-up on {task!r} needs a world with {' and '.join(f'{x}()' for x in wanted)}")
         self.envs, self.expert, self.random = envs, expert, random
-        self._running: dict[str, str] = {}  # episode -> what it shows
+        self._running: dict[str, Shown] = {}  # episode -> what it shows
         self._begun = 0
 
     def files(self) -> list[Path]:
         """Source files on which the demonstrations depend."""
-        return sorted(Path(str(gxpo.envs.__file__)).parent.glob("*.py"))
+        episodes = Path(str(gxpo.envs.__file__)).parent
+        return sorted([*episodes.glob("*.py"), *(episodes.parents[1] / WORLDS).glob("*.py")])
 
-    def examples(self, n: int, step: int) -> list[tuple[str, str]]:
+    def examples(self, n: int, step: int) -> list[tuple[Shown, str]]:
         """The next `n` pairs."""
-        pairs: list[tuple[str, str]] = []
+        pairs: list[tuple[Shown, str]] = []
         while len(pairs) < n:
             self._fill()
             chosen = self._actions(list(self._running))
             pairs += [(self._running[name], action) for name, action in chosen.items()]
             answers = self.envs.step({name: Reply(action) for name, action in chosen.items()})
-            self._running = {name: _text(a) for name, a in answers.items() if not _step(a).done}
+            self._running = {name: _shown(a) for name, a in answers.items() if not _step(a).done}
         return pairs[:n]
 
     def _actions(self, names: list[str]) -> dict[str, str]:
@@ -71,7 +85,7 @@ class Demonstrations:
             begun = range(self._begun, self._begun + missing)
             seeds = {f"demonstration {i}": t.info["seed"] for i, t in zip(begun, self._tasks(missing), strict=True)}
             self._begun += missing
-            self._running |= {name: _text(a) for name, a in self.envs.reset(seeds).items()}
+            self._running |= {name: _shown(a) for name, a in self.envs.reset(seeds).items()}
 
     def _tasks(self, n: int) -> list[Any]:
         return self.world.source.draw(n, self._begun)
@@ -80,11 +94,11 @@ class Demonstrations:
         """Success rate of the sampled policy on held-out instances, and the share of its actions that were parsed."""
         engine, sampling = TorchEngine(model, tokenizer), Sampling(max_new_tokens=max_new_tokens)
         seeds = {task.id: task.info["seed"] for task in self.world.source.held_out(tasks)}
-        running = {name: _text(answer) for name, answer in self.envs.reset(seeds).items()}
+        running = {name: _shown(answer) for name, answer in self.envs.reset(seeds).items()}
         succeeded = acted = formed = turn = 0
         while running:
             requests = [
-                Request(tuple(tokenizer.encode(shown)), (StreamKey(0, CHECKING, name, 0, turn=turn),))
+                Request(tuple(prompt_ids(model, tokenizer, shown)), (StreamKey(0, CHECKING, name, 0, turn=turn),))
                 for name, shown in running.items()
             ]
             said = [tokenizer.decode(c.tokens, skip_special_tokens=True) for (c,) in engine.sample(requests, sampling)]
@@ -94,7 +108,7 @@ class Demonstrations:
             formed += sum(s.action_error != "malformed" for s in steps.values())
             succeeded += sum(bool(s.done and s.success) for s in steps.values())
             turn += 1
-            running = {name: _text(s) for name, s in steps.items() if not s.done and turn < self.envs.max_turns}
+            running = {name: _shown(s) for name, s in steps.items() if not s.done and turn < self.envs.max_turns}
         self.envs.finish(list(seeds))
         return succeeded / len(seeds), formed / acted
 
@@ -109,8 +123,5 @@ def _step(answer: TimeStep | EnvFailure) -> TimeStep:
     return answer
 
 
-def _text(answer: TimeStep | EnvFailure) -> str:
-    observation = _step(answer).observation
-    if not isinstance(observation, str):
-        raise ModelError("the warm-up needs a world whose observations are texts")
-    return observation
+def _shown(answer: TimeStep | EnvFailure) -> Shown:
+    return _step(answer).observation

