@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from gxpo.errors import ConfigError
 from gxpo_worlds.zoom import Hidden, Zoom, clipped, picture
 
 # 7 in 3 x 5
@@ -124,3 +125,34 @@ def test_what_is_asked():
     assert env.answer(4) == env.content(4).split(" ")[0]
     assert len({env.content(seed) for seed in range(200)}) == 200
     assert {env.answer(seed) for seed in range(200)} == set("0123456789")
+
+
+def test_in_cells_the_plate_is_in_the_middle_of_its_square():
+    env = Zoom(style="bare", cells=4, plate=48)
+    places, digits, noises = set(), set(), set()
+    for seed in range(300):
+        level = env._make(seed)
+        places.add((level.x, level.y))
+        digits.add(level.digit)
+        noises.add(level.noise)
+    # 16 pixels in the middle of 64: from 24, 88, 152 and 216 on
+    assert places == {(x, y) for x in (24, 88, 152, 216) for y in (24, 88, 152, 216)}
+    assert digits == set(range(10)) and len(noises) > 290  # pictures of one digit in one place are not the same
+
+
+def test_a_larger_plate_is_around_the_same_digit():
+    small, large = picture(Hidden(7, 88, 152)), picture(Hidden(7, 88, 152, 48))
+    rows, columns = np.nonzero((large[:, :, 1] < 90) | bright(large))
+    assert (columns.min(), columns.max(), rows.min(), rows.max()) == (72, 119, 136, 183)
+    assert np.array_equal(bright(small), bright(large))
+    shown_small = large[4::8, 4::8]
+    assert ((shown_small[:, :, 1] < 90) | bright(shown_small)).sum() == 36  # 6 x 6 of the 32 x 32 that are shown
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [({"cells": 17}, "from 0 to 16"), ({"cells": True}, "cells"), ({"plate": 8}, "from 16 to 64")],
+)
+def test_places_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Zoom(**options)

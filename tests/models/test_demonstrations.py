@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gxpo.errors import ModelError
-from gxpo.models import Recipe, character_tokenizer, tiny_model, warm_start
+from gxpo.media import PICTURES
+from gxpo.models import WARMUPS, Recipe, character_tokenizer, tiny_model, warm_start
 from gxpo.models.demonstrations import Demonstrations
+from gxpo.models.load import rows_of_model, warm_task
+from gxpo.models.warmup import lessons_of
 from gxpo.tasks.source import reserved, stream
 from gxpo_worlds.toolqa_text import bare_call
 
@@ -73,3 +76,40 @@ def test_an_expert_alone_needs_no_list_of_what_is_possible():
     assert min(wanted.values()) > 30
     with pytest.raises(ModelError, match=r"needs a world with expert\(\) and legal\(\)"):
         Demonstrations("toolqa", BARE, 0.5, stream(3))
+
+
+def test_pictures_are_shown_with_the_actions_of_the_world_in_text():
+    seen = Demonstrations("frozenlake", {**BARE, "pixels": True}, 1.0, stream(7))
+    read = Demonstrations("frozenlake", BARE, 1.0, stream(7))
+    pairs = seen.examples(150, 0)
+    assert [action for _, action in pairs] == [action for _, action in read.examples(150, 0)]
+    (message,) = pairs[0][0]
+    image, text = message["content"]
+    assert PICTURES.pixels(image["image"]).shape == (64, 64, 3) and text["text"] == ">"
+
+
+def test_the_expert_is_alone_up_to_a_step():
+    tidy, mixed = (Demonstrations("frozenlake", BARE, 0.0, stream(7), errs_from=n) for n in (5, 0))
+    expert = Demonstrations("frozenlake", BARE, 1.0, stream(7))
+    first = expert.examples(64, 0)
+    assert tidy.examples(64, 5) == first != mixed.examples(64, 5)
+    assert tidy.examples(64, 6) != expert.examples(64, 6)
+
+
+@pytest.mark.parametrize("model, warm", [("tiny-vision", "frozenlake-pixels"), ("tiny", "frozenlake")])
+def test_a_world_by_pixels_has_a_start_of_its_own(model, warm):
+    assert warm_task(model, "frozenlake") == warm and WARMUPS[warm].sees == (model == "tiny-vision")
+
+
+def test_every_start_that_sees_is_of_a_task_with_pictures():
+    for name, recipe in WARMUPS.items():
+        if recipe.sees:
+            lessons = lessons_of(name, 0, recipe, stream(2, 0))
+            (prompt, answer), *_ = lessons.examples(1, 1)
+            assert prompt[0]["content"][0]["type"] == "image" and 0 < len(answer) < recipe.max_new_tokens, name
+            lessons.close()
+
+
+def test_rows_of_pictures_are_known_for_both_names_of_the_small_model():
+    assert rows_of_model("tiny", "shapes") is not None and rows_of_model("tiny-vision", "shapes") is not None
+    assert rows_of_model("tiny", "arithmetic") is None

@@ -34,16 +34,18 @@ def prompt_ids(model: Any, tokenizer: Any, prompt: Any) -> list[int]:
 class Demonstrations:
     """(observation, action) pairs from episodes on training instances.
 
-    An action is the expert's with probability `expert`, else one of those that are possible, each as likely. Every
-    observation is a prompt of its own, as under `env.context=window` with `env.window=0`.
+    An action is the expert's with probability `expert`, up to step `errs_from` always, else one of those that are
+    possible, each as likely. Every observation is a prompt of its own, as under `env.context=window`, `env.window=0`.
     """
 
-    def __init__(self, task: str, options: Mapping[str, Any], expert: float, random: np.random.Generator) -> None:
+    def __init__(
+        self, task: str, options: Mapping[str, Any], expert: float, random: np.random.Generator, errs_from: int = 0
+    ) -> None:
         self.world = worlds.make(task, seed=0, options=options, workers=0)
         envs, wanted = self.world.envs, ("expert", "legal") if expert < 1 else ("expert",)
         if envs is None or not {*wanted} <= {*envs.provides}:
             raise ModelError(f"the warm-up on {task!r} needs a world with {' and '.join(f'{x}()' for x in wanted)}")
-        self.envs, self.expert, self.random = envs, expert, random
+        self.envs, self.expert, self.random, self.errs_from = envs, expert, random, errs_from
         self._running: dict[str, Shown] = {}  # episode -> what it shows
         self._begun = 0
 
@@ -57,13 +59,13 @@ class Demonstrations:
         pairs: list[tuple[Shown, str]] = []
         while len(pairs) < n:
             self._fill()
-            chosen = self._actions(list(self._running))
+            chosen = self._actions(list(self._running), self.expert if step > self.errs_from else 1.0)
             pairs += [(self._running[name], action) for name, action in chosen.items()]
             answers = self.envs.step({name: Reply(action) for name, action in chosen.items()})
             self._running = {name: _shown(a) for name, a in answers.items() if not _step(a).done}
         return pairs[:n]
 
-    def _actions(self, names: list[str]) -> dict[str, str]:
+    def _actions(self, names: list[str], share: float) -> dict[str, str]:
         best = self.envs.expert(names)
         possible = self.envs.legal(names) if "legal" in self.envs.provides else {}
         chosen = {}
@@ -71,7 +73,7 @@ class Demonstrations:
             expert, legal = best[name], possible.get(name, [])
             if isinstance(expert, EnvFailure) or isinstance(legal, EnvFailure):
                 raise ModelError(f"the environment broke during the warm-up: {self.envs.messages}")
-            knows = expert is not None and self.random.random() < self.expert
+            knows = expert is not None and self.random.random() < share
             if not (knows and expert):
                 if not legal:
                     raise ModelError("the warm-up's expert knows no action, and the world has no legal() to draw from")

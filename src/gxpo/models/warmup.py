@@ -46,14 +46,13 @@ if TYPE_CHECKING:
 class Recipe:
     """Everything that determines a warm-up except its seed.
 
-    task                      where the start has another name than its task
     options                   of the task
     dimensions                of the model, over `gxpo.models.tiny.DIMENSIONS`
     sees                      a model of pictures (`gxpo.models.tiny_vision`), which has dimensions of its own
     expert                    in a world: share of demonstrated actions that are the expert's (see `Demonstrations`)
     habits, habitual, slips   the author: share of questions with a habit, how often the habit wins, and how often
                               another question gets a chance error
-    errs_from                 step up to which the author makes no mistakes
+    errs_from                 step up to which the author, or the expert, makes no mistakes
     batch, lr, averaging      examples a step, AdamW's learning rate, decay of the running mean of the parameters (the
                               mean is what is checked and kept: its accuracy moves smoothly)
     first_check, check_every, max_steps   when it is checked, in steps
@@ -61,9 +60,9 @@ class Recipe:
                               of greedy answers, in a world the sampled policy's rate of success
     checked_on                held-out tasks of a check
     max_new_tokens            of a greedy answer
+    task                      where the start has another name than its task
     """
 
-    task: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     dimensions: dict[str, Any] = field(default_factory=dict)
     sees: bool = False
@@ -83,6 +82,7 @@ class Recipe:
     well_formed: float = 0.95
     checked_on: int = 500
     max_new_tokens: int = 24
+    task: str = ""
 
 
 # One action in five is the expert's, the others are chance: a policy that can act, and hardly knows where to.
@@ -114,7 +114,7 @@ PICTURES = Recipe(
     high=0.9,
     max_new_tokens=8,
 )
-SCREEN = replace(PICTURES, options={"style": "bare"}, expert=1.0, checked_on=300)
+SCREEN = replace(PICTURES, options={"style": "bare"}, expert=1.0, errs_from=0, checked_on=300)
 
 WARMUPS: dict[str, Recipe] = {
     "arithmetic": Recipe(),
@@ -132,9 +132,9 @@ WARMUPS: dict[str, Recipe] = {
         SCREEN,
         task="frozenlake",
         options={"style": "bare", "pixels": True},
-        expert=0.3,
-        batch=128,
-        first_check=80,
+        expert=0.2,
+        errs_from=200,
+        first_check=240,
         low=0.1,
         high=0.3,
         max_new_tokens=4,
@@ -342,7 +342,7 @@ def lessons_of(task: str, seed: int, recipe: Recipe, random: np.random.Generator
     task = recipe.task or task
     if recipe.expert is None:
         return WorkedExamples(task, seed, recipe, random)
-    return Demonstrations(task, recipe.options, recipe.expert, random)
+    return Demonstrations(task, recipe.options, recipe.expert, random, recipe.errs_from)
 
 
 def untrained(recipe: Recipe, seed: int) -> Any:
