@@ -243,6 +243,66 @@ def against_trl(case: str, folder: str) -> list[dict[str, float]]:
     return rows
 
 
+def masked_logprobs(family: str, found: list[Any], asked: list[Any]) -> float:
+    """Largest difference (nats) of papo's log-probs with patches hidden from those of transformers: each rollout by
+    itself, unpadded, its pictures put through the whole processor.
+
+    found  steps of `steps_of`, the first of which is checked;   asked: the rows of its generation batch
+    """
+    from PIL import Image
+
+    from gxpo import media
+    from gxpo.signals.masked_observation import masked_picture
+
+    model, processor = made(family, Path(found[0][2].args.output_dir).parent)
+    scored, worst = found[0][2]._scored["train"], 0.0
+    assert scored.step == 1 and scored.forest.n_trajectories == len(asked)
+    for row, given in enumerate(asked):
+        keys = [media.key_of(media.PICTURES.put(x)) for x in given["images"]]
+        hidden = [
+            masked_picture(np.asarray(x), (14, 14), 0.6, "black", found[0][2].args.seed, 1, key)
+            for x, key in zip(given["images"], keys, strict=True)
+        ]
+        parts = [*({"type": "image", "image": Image.fromarray(x)} for x in hidden),
+                 {"type": "text", "text": given["prompt"][0]["content"]}]  # fmt: skip
+        inputs = processor.apply_chat_template(
+            [{"role": "user", "content": parts}], tokenize=True, return_dict=True, return_tensors="pt"
+        )
+        said = torch.tensor([scored.forest.action(row)])
+        for name, tail in (("input_ids", said), ("attention_mask", said * 0 + 1), ("mm_token_type_ids", said * 0)):
+            if name in inputs:
+                inputs[name] = torch.cat([inputs[name], tail], 1)
+        with torch.no_grad():
+            logits = model(**inputs).logits[0, -said.numel() - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, said[0][:, None]).squeeze(1)
+        mine = scored.signals["masked_logprob"][scored.forest.entries_of(torch.tensor([row]))]
+        worst = max(worst, float((mine - expected).abs().max()))
+    return worst
+
+
+def hidden_patches(family: str, folder: str) -> dict[str, float]:
+    """Of papo's first step: `masked_logprobs`, the relative difference of its gradient in one and in four micro-batches,
+    and from grpo's."""
+    from gxpo.adapters.trl import GRPOTrainer
+
+    asked: list[Any] = []
+
+    class Kept(GRPOTrainer):
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            asked.extend(inputs)
+            return super()._generate_and_score_completions(inputs)
+
+    whole = steps_of(Kept, family, 16, folder, steps=1, method="papo")
+    parts = steps_of(GRPOTrainer, family, 4, folder, steps=1, method="papo")[0][1]
+    plain = steps_of(GRPOTrainer, family, 16, folder, steps=1, method="grpo")[0][1]
+    slope = whole[0][1]
+    return {
+        "log-probs": masked_logprobs(family, whole, asked),
+        "in parts": float((parts - slope).norm() / slope.norm()),
+        "from grpo": float((plain - slope).norm() / slope.norm()),
+    }
+
+
 def checks(only: list[str], folder: str) -> bool:
     import trl
 
@@ -257,6 +317,12 @@ def checks(only: list[str], folder: str) -> bool:
         good &= right
         norms = ", ".join(f"{row['norm']:.3f}" for row in rows)
         print(f"{'ok  ' if right else 'FAIL'} {case}: loss {loss:.1e}, gradient {gradient:.1e} (norms {norms})", flush=True)
+    for family in () if only else FAMILIES:
+        found = hidden_patches(family, folder)
+        right = max(found["log-probs"], found["in parts"]) < CLOSE < 1e-3 < found["from grpo"]
+        good &= right
+        figures = ", ".join(f"{name} {x:.1e}" for name, x in found.items())
+        print(f"{'ok  ' if right else 'FAIL'} {family}, papo hides patches: {figures}", flush=True)
     return good
 
 
