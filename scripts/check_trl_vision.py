@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from check_trl import GROUP, NEW, ROOT, ROWS
 
 CLOSE = 1e-6  # relative, of losses and of gradients
@@ -133,7 +134,7 @@ def idefics() -> tuple[Any, Any]:
         **HEADS, intermediate_size=128, num_hidden_layers=2, image_size=32, patch_size=8
     )
     config = transformers.Idefics3Config(
-        vision_config=tower, text_config=transformers.LlamaConfig(**text(words)), scale_factor=2, pad_token_id=0,
+        vision_config=tower, text_config=transformers.LlamaConfig(**text(words)), scale_factor=2,
         image_token_id=words.convert_tokens_to_ids("<image>"), tie_word_embeddings=False,
     )  # fmt: skip
     pictures = Idefics3ImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
@@ -281,8 +282,8 @@ def masked_logprobs(family: str, found: list[Any], asked: list[Any]) -> float:
 
 
 def hidden_patches(family: str, folder: str) -> dict[str, float]:
-    """Of papo's first step: `masked_logprobs`, the relative difference of its gradient in one and in four micro-batches,
-    and from grpo's."""
+    """Of papo's first step: `masked_logprobs`, and the relative difference of its gradient in one and in four
+    micro-batches, and from grpo's."""
     from gxpo.adapters.trl import GRPOTrainer
 
     asked: list[Any] = []
@@ -316,7 +317,8 @@ def checks(only: list[str], folder: str) -> bool:
         right = max(loss, gradient) < CLOSE and min(row["norm"] for row in rows) > 1e-3
         good &= right
         norms = ", ".join(f"{row['norm']:.3f}" for row in rows)
-        print(f"{'ok  ' if right else 'FAIL'} {case}: loss {loss:.1e}, gradient {gradient:.1e} (norms {norms})", flush=True)
+        figures = f"loss {loss:.1e}, gradient {gradient:.1e} (norms {norms})"
+        print(f"{'ok  ' if right else 'FAIL'} {case}: {figures}", flush=True)
     for family in () if only else FAMILIES:
         found = hidden_patches(family, folder)
         right = max(found["log-probs"], found["in parts"]) < CLOSE < 1e-3 < found["from grpo"]

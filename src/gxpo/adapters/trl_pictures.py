@@ -1,4 +1,4 @@
-"""Pictures in TRL's batches: the keys that its model is called with, and a policy that is shown others in their place."""
+"""Pictures in TRL's batches: the keys its model is called with, and the policy with other pictures in their place."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class PicturedBatch:
         known: dict[Any, str] = {}
         self._refs = [[_ref(x, known) for x in pictures_of(prompt)] for prompt in prompts]
         if [len(own) for own in self._refs] != list(output["num_images"]):
-            raise ConfigError(f"{self._name} works with the model itself: it may have images in prompts, not in answers")
+            raise ConfigError(f"{self._name} works with the model itself: images may be in prompts, not in answers")
         self._base: Forest | None = None
         self._compared = False
 
@@ -140,7 +140,7 @@ class PicturedBatch:
         fits = forest.n_tokens == base.n_tokens and torch.equal(forest.path_token, base.path_token)
         rows = base.token >= media.FIRST
         if not fits or not torch.equal(forest.token[~rows], base.token[~rows]):
-            raise ConfigError(f"{self._name} reads the answers after other tokens, {_unread(('the rollouts as they are',))}")
+            raise ConfigError(f"{self._name} reads the answers after other tokens, {_unread(('the rollouts',))}")
         pairs = torch.stack([base.token[rows], forest.token[rows]], 1).unique(dim=0).tolist()
         found = {media.ref_of(old): media.ref_of(new) for old, new in pairs}
         return {old: new for old, new in found.items() if old != new}
