@@ -1,4 +1,7 @@
-"""The seam of TRL's GRPOTrainer that the adapter stands on, in one process, around a model of pairs of tokens."""
+"""The seam of TRL's GRPOTrainer that the adapter stands on, in one process, around a model of pairs of tokens.
+
+Images are laid out as those of Qwen: rows of `pixel_values`, as many of an image as its `image_grid_thw` says.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,41 @@ class Config:
     should_save: bool = True
 
 
+# keys of a batch that TRL's loss hands to its forward pass
+HANDED = (
+    "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
+    "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
+)  # fmt: skip
+
+
+def by_row(pixel_values, image_grid_thw, num_images):
+    """The rows of pixels of each rollout."""
+    sizes = [int(g.prod()) for g in image_grid_thw]
+    firsts = [sum(num_images[:i]) for i in range(len(num_images))]
+    return pixel_values.split([sum(sizes[f : f + n]) for f, n in zip(firsts, num_images, strict=True)])
+
+
+def split_by_row(out):
+    """split_pixel_values_by_grid: pixels and grids as a list with an entry for each rollout."""
+    if "pixel_values" not in out:
+        return out
+    pixels = by_row(out["pixel_values"], out["image_grid_thw"], out["num_images"])
+    return {**out, "pixel_values": [*pixels], "image_grid_thw": [*out["image_grid_thw"].split(out["num_images"])]}
+
+
+def joined(out):
+    """unsplit_pixel_values_by_grid."""
+    lists = ("pixel_values", "image_grid_thw")
+    return {k: torch.cat(v) if k in lists and isinstance(v, list) else v for k, v in out.items()}
+
+
+def taken(value, rows):
+    """Some rows of a batch's entry; what has none stays."""
+    if isinstance(value, list):
+        return [value[i] for i in rows]
+    return value if value.ndim == 0 else value[list(rows)]
+
+
 class OneProcess:
     """An accelerator with nobody else."""
 
@@ -74,6 +112,22 @@ class Pairs(torch.nn.Module):
 
     def forward(self, ids):
         return self.table[ids]
+
+
+class SeeingPairs(Pairs):
+    """Pairs whose logits move with the mean of what each row is shown."""
+
+    PLACEHOLDER = 12
+
+    def __init__(self):
+        super().__init__(self.PLACEHOLDER + 1)
+        start = torch.randn(self.PLACEHOLDER + 1, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+        self.sight = torch.nn.Parameter(start)
+        self.config = types.SimpleNamespace(image_token_id=self.PLACEHOLDER)
+
+    def forward(self, ids, pixel_values=None):
+        seen = 0.0 if pixel_values is None else torch.stack([x.double().mean() for x in pixel_values])[:, None, None]
+        return self.table[ids] + seen * self.sight
 
 
 class GRPOTrainer:
@@ -122,6 +176,7 @@ class GRPOTrainer:
             mask = torch.ones_like(out["completion_mask"])
             mask[:, 1] = 0
             out["tool_mask"] = mask
+        out |= self.modalities(inputs, out)
         if self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.args.num_iterations):
             with torch.no_grad():
                 out["old_per_token_logps"] = self._outputs_of(self.model, out)[0]
@@ -131,13 +186,22 @@ class GRPOTrainer:
     def _outputs_of(self, model, out):
         ids = torch.cat([out["prompt_ids"], out["completion_ids"]], 1)
         keep = out["completion_ids"].shape[1]
-        return self._get_per_token_logps_and_entropies(model, ids, None, keep, compute_entropy=True)
+        return self._get_per_token_logps_and_entropies(
+            model, ids, None, keep, compute_entropy=True, **{k: out[k] for k in HANDED if k in out}
+        )
+
+    def modalities(self, inputs, out):
+        """What a processor gives beside token ids, with `num_images`."""
+        return {}
 
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False,
-        compute_aux_loss=False,
+        compute_aux_loss=False, pixel_values=None, image_grid_thw=None, num_images=None, pixel_attention_mask=None,
+        spatial_shapes=None, num_tiles=None, image_sizes=None, token_type_ids=None, mm_token_type_ids=None,
+        image_position_ids=None,
     ):  # fmt: skip
-        spread = model(input_ids)[:, -logits_to_keep - 1 : -1].log_softmax(-1)
+        shown = () if pixel_values is None else (by_row(pixel_values, image_grid_thw, num_images),)
+        spread = model(input_ids, *shown)[:, -logits_to_keep - 1 : -1].log_softmax(-1)
         logprob = spread.gather(2, input_ids[:, -logits_to_keep:, None])[..., 0]
         return logprob, -(spread.exp() * spread).sum(-1) if compute_entropy else None, None
 
@@ -146,10 +210,11 @@ class GRPOTrainer:
         if self._step % every == 0 or self._buffered_inputs is None:
             out = self._generate_and_score_completions(generation_batch)
             order = torch.randperm(len(out["prompt_ids"]), generator=self.shuffle)
-            out = {k: v if v.ndim == 0 else v[order] for k, v in out.items()}
+            out = split_by_row(out)
+            out = {k: taken(v, order.tolist()) for k, v in out.items()}
             size = len(order) // self.args.steps_per_generation
             self._buffered_inputs = [
-                {k: v if v.ndim == 0 else v[i * size : (i + 1) * size] for k, v in out.items()}
+                joined({k: taken(v, range(i * size, (i + 1) * size)) for k, v in out.items()})
                 for i in range(self.args.steps_per_generation)
             ]
         return self._buffered_inputs[self._step % self.args.steps_per_generation]

@@ -213,6 +213,14 @@ def test_a_method_trains_a_model_that_sees_images(vision, tmp_path):
     assert any("vision_tower" in n for n in moved) and any("language_model" in n for n in moved)
 
 
-def test_a_method_that_reads_the_model_says_that_it_sees_no_images(vision, tmp_path):
-    with pytest.raises(ConfigError, match="papo in TRL works with the model itself, which is not shown images"):
-        steps_with_images(GRPOTrainer, vision, tmp_path, method="papo")
+def test_hidden_patches_weaken_what_the_policy_says_of_a_picture(vision, tmp_path):
+    losses, _, trainer = steps_with_images(GRPOTrainer, vision, tmp_path, method="papo")
+    signals = trainer._scored["train"].signals
+    assert trainer.state.global_step == 2 and len(losses) == 4 and any(losses)
+    assert (signals["masked_logprob"] - signals["proximal_logprob"]).abs().max() > 1e-4
+    assert all(entry["gxpo/masked_kl"] > 0 for entry in trainer.state.log_history if "gxpo/masked_kl" in entry)
+
+
+def test_a_method_that_reads_hidden_states_says_that_images_do_not_give_them(vision, tmp_path):
+    with pytest.raises(ConfigError, match="dra_grpo in TRL asks for the model's hidden, which is not given where"):
+        steps_with_images(GRPOTrainer, vision, tmp_path, method="dra_grpo")

@@ -21,6 +21,7 @@ from torch import Tensor
 from gxpo.adapters import asks, trl_asks, trl_checkpoint
 from gxpo.adapters.trl_doctor import Watching
 from gxpo.adapters.trl_figures import Figures
+from gxpo.adapters.trl_pictures import MODALITIES, need_known
 from gxpo.adapters.trl_rollouts import Rewards, Scored, Window, own_tokens, rollouts
 from gxpo.adapters.trl_services import TrainerServices
 from gxpo.adapters.trl_settings import refuse, settings_against, translated
@@ -43,8 +44,6 @@ else:
 
 TESTED = "1.16"
 ROW = "gxpo_row"  # in TRL's batches: which row of the gathered generation batch this is
-MODALITIES = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
-              "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -131,6 +130,8 @@ class WithMethod(Base):
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         output = super()._generate_and_score_completions(inputs)
         mode = "train" if self.model.training else "eval"
+        forward, model = self._get_per_token_logps_and_entropies, self.accelerator.unwrap_model(self.model)
+        need_known(output, forward, model.get_base_model() if hasattr(model, "get_base_model") else model)
         rows, device = len(output["completion_ids"]), output["completion_ids"].device
         first = self.accelerator.process_index * rows
         scored = self._score(output, mode)
@@ -147,11 +148,14 @@ class WithMethod(Base):
     def _score(self, output: Mapping[str, Any], mode: str) -> Scored:
         """Forest, advantages and weights of the batch on all processes."""
         method, step = self.gxpo_method, self.state.global_step + 1
-        self._lending.check(output)
+        shown = self._lending.see(output)
         tools = self._lending.tools(step)
         own = self._gathered(own_tokens(output).long()).bool()
         logprobs = output.get("sampling_per_token_logps")
-        forest = self._forest(output, own, None if logprobs is None else self._gathered(logprobs), mode)
+        prompts = output if shown is None else {**output, "prompt_ids": shown.prompt_ids}
+        forest = self._forest(prompts, own, None if logprobs is None else self._gathered(logprobs), mode)
+        if shown is not None:
+            shown.is_of(forest)
         values = {name: self._gathered(x)[own].double() for name, x in self._before(output).items()}
         proximal = values.get("proximal_logprob")
         if "model" in self._lending.borrowed:  # what is compared with the model's other outputs comes the same way

@@ -144,13 +144,15 @@ def own_tokens(inputs: Mapping[str, Any]) -> Tensor:
 
 
 def task_name(prompt: Any) -> str:
-    """Name of a prompt, the same in every epoch; of a conversation, from its roles and texts."""
+    """Name of a prompt, the same in every epoch; of a conversation, from its roles, texts and images."""
 
-    def texts(x: Any) -> list[str]:
+    def said(x: Any) -> list[bytes]:
         if isinstance(x, Mapping):
-            return [t for k in sorted(x) if k in ("role", "content", "text") for t in texts(x[k])]
+            return [t for k in sorted(x) if k in ("role", "content", "text", "image") for t in said(x[k])]
         if isinstance(x, (list, tuple)):
-            return [t for y in x for t in texts(y)]
-        return [x] if isinstance(x, str) else []
+            return [t for y in x for t in said(y)]
+        if hasattr(x, "tobytes"):  # pixels, of Pillow or numpy
+            return [repr(getattr(x, "size", None)).encode(), x.tobytes()]
+        return [x.encode()] if isinstance(x, str) else []
 
-    return hashlib.blake2b("\x1f".join(texts(prompt) or [repr(prompt)]).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(b"\x1f".join(said(prompt) or [repr(prompt).encode()]), digest_size=8).hexdigest()

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from gxpo import media
 from gxpo.adapters.external_model import ExternalModel
+from gxpo.adapters.trl_pictures import PicturedBatch, shows
 from gxpo.adapters.trl_rollouts import task_name
 from gxpo.chat.plain import Tokens
 from gxpo.errors import ConfigError, TaskError, need
@@ -14,8 +16,6 @@ from gxpo.forest import Forest
 from gxpo.protocols import Task
 from gxpo.rollouts.wording import reworded
 from gxpo.signals import SignalTools
-
-IMAGES = ("pixel_values", "image_grid_thw")  # in a batch whose prompts are not token ids alone
 
 
 class TrainerServices:
@@ -29,6 +29,8 @@ class TrainerServices:
         self._trainer, self.borrowed, self._column = trainer, borrowed, answers
         self._prompts: dict[str, Any] = {}
         self._answers: dict[str, str | None] = {}
+        self._rows: Sequence[Any] = ()  # prompts of the newest generation batch
+        self._shown: PicturedBatch | None = None  # it, where it shows images
 
     @cached_property
     def learner(self) -> ExternalModel:
@@ -50,7 +52,7 @@ class TrainerServices:
 
     def note(self, inputs: Sequence[Mapping[str, Any]], prompts: Sequence[Any]) -> list[str]:
         """Remember the rows of a generation batch; gives the name of each one's task."""
-        names = [task_name(p) for p in prompts]
+        names, self._rows = [task_name(p) for p in prompts], prompts
         if "prompts" in self.borrowed:
             self._prompts = self._of_all(dict(zip(names, prompts, strict=True)))
         if "answers" in self.borrowed:
@@ -70,17 +72,17 @@ class TrainerServices:
         found = need("accelerate.utils", "trl").gather_object(list(own.items()))
         return dict(found)
 
-    def check(self, output: Mapping[str, Any]) -> None:
-        """ConfigError where the model is read and the prompts hold more than tokens."""
-        if "model" in self.borrowed and any(output.get(name) is not None for name in IMAGES):
-            raise ConfigError(
-                f"{self._trainer.gxpo_method.name} in TRL works with the model itself, which is not shown images there"
-            )
+    def see(self, output: Mapping[str, Any]) -> PicturedBatch | None:
+        """The policy on this generation batch, where it shows images and a method works with the model. ConfigError as
+        of `PicturedBatch`."""
+        reads = "model" in self.borrowed and shows(output)
+        self._shown = PicturedBatch(self._trainer, output, self._rows) if reads else None
+        return self._shown
 
     @property
     def decode(self) -> Callable[[Sequence[int]], str]:
         tokenizer = self._trainer._tokenizer
-        return lambda tokens: tokenizer.decode([t for t in tokens if t >= 0], skip_special_tokens=True)
+        return lambda tokens: tokenizer.decode([t for t in tokens if 0 <= t < media.FIRST], skip_special_tokens=True)
 
     def _asked(self, task: str, template: str, said: Mapping[str, str]) -> Sequence[int] | None:
         prompt = self._prompts.get(task)
@@ -103,7 +105,7 @@ class TrainerServices:
         def answers(forest: Forest) -> list[str | None]:
             return [self._answers.get(task) for task in forest.task]
 
-        learner: Any = self.learner if "model" in self.borrowed else None
+        learner: Any = (self._shown or self.learner) if "model" in self.borrowed else None
         pad, seed = self._trainer._tokenizer.pad_token_id, self._trainer.args.seed
         lent: dict[str, Any] = {"encode": encode, "answers": answers, "asked": self._asked}
         return SignalTools(learner, self.decode, pad, step, seed, **lent)

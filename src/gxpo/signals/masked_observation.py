@@ -128,7 +128,8 @@ class MaskedObservation(SignalPart):
     share  probability that a token or a patch is hidden
     fill   replacement of a token: "blank" (one that says nothing) or "random" (an id from the step's own contexts, each
            as often as any other)
-    patch  pixels of a patch's side; 0: the part of the picture that the model reads as one row. The authors' is 14
+    patch  pixels of a patch's side; 0: the part of the picture that the model reads as one row, where gxpo reads it;
+           elsewhere (in TRL) 14, as the authors'
     patch_fill   "black", or the picture's "mean" colour
 
     Which tokens are hidden depends on (seed, step, the context up to them), which patches on (seed, step, picture):

@@ -1,0 +1,235 @@
+"""Images in the batches of the stand-in for TRL: what is handed on, what is hidden, what is refused and why."""
+
+import types
+
+import numpy as np
+import pytest
+import torch
+from tests.adapters import fake_trl
+from tests.adapters.fake_trl import Config, SeeingPairs
+
+from gxpo import media
+from gxpo.adapters import trl as adapter
+from gxpo.adapters.trl import ROW
+from gxpo.adapters.trl_pictures import with_rows
+from gxpo.adapters.trl_rollouts import task_name
+from gxpo.adapters.trl_services import TrainerServices
+from gxpo.errors import ConfigError
+
+PIL = pytest.importorskip("PIL.Image")
+MARK = SeeingPairs.PLACEHOLDER
+SHOWN = ((8, 4), (4, 4)), ((4, 8),), ((4, 4), (4, 4)), ((8, 8),)  # height and width of each prompt's images
+
+
+def images_of(prompt):
+    draw = np.random.default_rng(prompt)
+    return [PIL.fromarray(draw.integers(1, 256, (*size, 3), dtype=np.uint8)) for size in SHOWN[prompt]]
+
+
+IMAGES = [images_of(prompt) for prompt in range(4)]
+# a placeholder for each 4 x 4 pixels, then the question; the last two prompts ask the same
+PROMPTS = [[MARK] * sum(h * w // 16 for h, w in SHOWN[i]) + [3, 4 + i // 2] for i in range(4)]
+
+
+def image_processor(images, return_tensors):
+    """Patches of 4 x 4 pixels, as those of Qwen but for their order; values to [0, 1]."""
+    flat = [np.asarray(x) for own in images for x in own]
+    patches = [torch.from_numpy(x.copy()).reshape(-1, 48) / 255 for x in flat]
+    grids = [[1, x.shape[0] // 4, x.shape[1] // 4] for x in flat]
+    return {"pixel_values": torch.cat(patches), "image_grid_thw": torch.tensor(grids)}
+
+
+class Seeing(fake_trl.GRPOTrainer):
+    processing_class = types.SimpleNamespace(image_processor=image_processor)
+    further = ()
+
+    def modalities(self, inputs, out):
+        shown = [IMAGES[i // 4] for i in range(16)]
+        whole = torch.cat([out["prompt_ids"], out["completion_ids"]], 1)
+        made = image_processor(shown, "pt") | {"num_images": [len(x) for x in shown]}
+        return made | {"mm_token_type_ids": (whole == MARK).long()} | dict(self.further)
+
+
+class Trainer(adapter.WithMethod, Seeing):
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        said = [[{"role": "user", "content": [
+            *({"type": "image", "image": x} for x in IMAGES[i // 4]), {"type": "text", "text": "how many?"}]}]
+            for i in range(16)]  # fmt: skip
+        return super()._calculate_rewards(inputs, said, completions, completion_ids_list)
+
+
+def by_sum(prompts, completion_ids):
+    return [sum(ids) % 5 / 4 for ids in completion_ids]
+
+
+def trainer(method="grpo@trl", micro=4, kind=Trainer, **given):
+    parts = 16 // micro
+    config = Config(per_device_train_batch_size=micro, gradient_accumulation_steps=parts, steps_per_generation=parts)
+    return kind(SeeingPairs(), by_sum, config, method=method, **given)
+
+
+def test_each_micro_batch_hands_on_what_its_own_rows_show():
+    calls = []
+
+    class Seen(Trainer):
+        def _get_per_token_logps_and_entropies(self, model, input_ids, *given, **named):
+            calls.append((input_ids, {k: v for k, v in named.items() if k in fake_trl.HANDED}))
+            return super()._get_per_token_logps_and_entropies(model, input_ids, *given, **named)
+
+    _, _, batches = trainer(kind=Seen).optimiser_step(PROMPTS)
+    assert len(calls) == len(batches) == 4
+    for (ids, given), batch in zip(calls, batches, strict=True):
+        assert set(given) == {"pixel_values", "image_grid_thw", "num_images", "mm_token_type_ids"}
+        prompts = [row // 4 for row in batch[ROW].tolist()]
+        assert given["num_images"] == [len(SHOWN[p]) for p in prompts]
+        pixels = [np.asarray(x).reshape(-1, 48) / 255 for p in prompts for x in IMAGES[p]]
+        assert np.abs(given["pixel_values"].numpy() - np.concatenate(pixels)).max() < 1e-6
+        assert given["image_grid_thw"].tolist() == [[1, h // 4, w // 4] for p in prompts for h, w in SHOWN[p]]
+        assert torch.equal(given["mm_token_type_ids"], (ids == MARK).long())
+
+
+@pytest.mark.parametrize("micro", [16, 4, 2])
+def test_loss_and_gradient_are_those_of_each_rollout_with_its_own_images(micro):
+    """On policy: loss -sum A / tokens, gradient -sum A d log p / tokens, with A = (r - mean) / (std + 1e-4)."""
+    made = trainer(micro=micro)
+    model = SeeingPairs()
+    loss, gradient, batches = made.optimiser_step(PROMPTS)
+    rows = {}
+    for batch in batches:
+        for k, row in enumerate(batch[ROW].tolist()):
+            said = batch["completion_ids"][k][batch["completion_mask"][k].bool()]
+            rows[row] = (batch["prompt_ids"][k], said)
+    rewards = torch.tensor([sum(rows[r][1].tolist()) % 5 / 4 for r in range(16)], dtype=torch.float64).reshape(4, 4)
+    credit = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)).flatten()
+    total, tokens, expected = 0.0, sum(len(said) for _, said in rows.values()), 0.0
+    for row, (prompt, said) in rows.items():
+        seen = np.concatenate([np.asarray(x).reshape(-1) for x in IMAGES[row // 4]]).mean() / 255
+        before = torch.cat([prompt[-1:], said[:-1]])
+        logprob = (model.table[before] + seen * model.sight).log_softmax(-1).gather(1, said[:, None]).sum()
+        total = total - credit[row] * logprob / tokens
+        expected -= float(credit[row]) * len(said) / tokens
+    total.backward()
+    slope = torch.cat([model.table.grad.flatten(), model.sight.grad])
+    assert loss == pytest.approx(expected, abs=1e-6) and model.sight.grad.norm() > 1e-3
+    assert (gradient - slope).norm() < 1e-6 * slope.norm()
+
+
+def test_a_key_for_the_model_that_is_not_handed_on_is_an_error_and_one_of_a_users_own_is_not():
+    class Video(SeeingPairs):
+        def forward(self, ids, pixel_values=None, pixel_values_videos=None):
+            return super().forward(ids, pixel_values)
+
+    made = trainer()
+    made.model, made.further = Video(), {"pixel_values_videos": torch.ones(16, 3)}
+    with pytest.raises(ConfigError, match="TRL's batch holds 'pixel_values_videos' for the model, which this adapter"):
+        made.optimiser_step(PROMPTS)
+    other = trainer()
+    other.further = {"my_scores": torch.ones(16)}
+    assert other.optimiser_step(PROMPTS)[1].norm() > 0
+
+
+# ------------------------------------------------------------ methods that read the model
+@pytest.fixture
+def lent(monkeypatch):
+    """No model of transformers is lent at the start, which the stand-in does not have."""
+    monkeypatch.setattr(TrainerServices, "learner", None)
+
+
+@pytest.mark.parametrize("method", ["papo", "vppo"])
+def test_log_probs_with_all_patches_black_are_those_without_any_light(lent, method):
+    made = trainer(method, overrides={"signal.masked_observation.share": 1.0})
+    made.optimiser_step(PROMPTS, lr=0.0)
+    scored, model = made._scored["train"], SeeingPairs()
+    masked = scored.signals["masked_logprob"]
+    for row in range(16):
+        said = torch.tensor(scored.forest.action(row))
+        before = torch.cat([torch.tensor(PROMPTS[row // 4][-1:]), said[:-1]])
+        dark = model.table[before].log_softmax(-1).gather(1, said[:, None]).squeeze(1)
+        assert (masked[scored.forest.entries_of(torch.tensor([row]))] - dark).abs().max() < 1e-12
+    assert (masked - scored.signals["proximal_logprob"]).abs().max() > 1e-2
+    assert made._metrics["train"]["gxpo/masked_kl"][0] > 1e-3
+
+
+def test_equal_questions_about_other_pictures_are_other_prompts_and_other_tasks(lent):
+    made = trainer("papo")
+    made.optimiser_step(PROMPTS)
+    forest = made._scored["train"].forest
+    assert len({int(n) for n in forest.prompt_node}) == 4 and len(set(forest.task)) == 4
+    for row in range(16):
+        refs = tuple(media.PICTURES.put(x) for x in IMAGES[row // 4])
+        assert forest.media[int(forest.prompt_node[row])] == refs
+
+
+def test_patches_are_hidden_anew_in_every_step_and_alike_in_a_group(lent):
+    made, shown = trainer("papo", micro=16, overrides={"signal.masked_observation.patch": 4}), []
+
+    class Seen:
+        @staticmethod
+        def image_processor(images, return_tensors):
+            shown.append([[np.asarray(x) for x in own] for own in images])
+            return image_processor(images, return_tensors)
+
+    made.processing_class = Seen
+    for _ in range(2):
+        made.optimiser_step(PROMPTS)
+    plain, first, again, second = shown  # each batch's own images are compared with its pixels once
+    assert all(np.array_equal(a, np.asarray(b)) for a, b in zip(plain[0], IMAGES[0], strict=True))
+    for step in (first, second):
+        for row in range(16):
+            assert all(np.array_equal(a, b) for a, b in zip(step[row], step[row // 4 * 4], strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(again[3], plain[3], strict=True))
+    black = [[tuple(np.asarray(x == 0).all(2)[::4, ::4].flat) for x in step[12]] for step in (first, second)]
+    assert len(black[0][0]) == 4 and black[0] != black[1]
+    for cells, picture in zip(black, (first[12][0], second[12][0]), strict=True):
+        kept = ~np.kron(np.reshape(cells[0], (2, 2)), np.ones((4, 4), dtype=bool))
+        assert not kept.all() and np.array_equal(picture[kept], plain[12][0][kept])
+
+
+REFUSED = [
+    ("dra_grpo", {}, "asks for the model's hidden, which is not given where the batch shows images"),
+    ("rover", {}, "reads the policy's mean_logprob, which is not given where the batch shows images"),
+    ("papo", {"signal.masked_observation.hide": "tokens"}, "reads the answers after other tokens"),
+]
+
+
+@pytest.mark.parametrize(("method", "overrides", "says"), REFUSED)
+def test_what_images_do_not_allow_is_refused_with_the_reason(lent, method, overrides, says):
+    with pytest.raises(ConfigError, match=f"{method} in TRL {says}"):
+        trainer(method, overrides=overrides).optimiser_step(PROMPTS)
+
+
+def test_images_within_answers_and_other_processes_are_refused(lent):
+    made = trainer("papo")
+    made.modalities = lambda inputs, out: {**Seeing.modalities(made, inputs, out), "num_images": [3] * 16}
+    with pytest.raises(ConfigError, match="images may be in prompts, not in answers"):
+        made._lending.see(made.modalities([], {n: torch.zeros(16, 1).long() for n in ("prompt_ids", "completion_ids")}))
+    other = trainer("papo")
+    other.accelerator.num_processes = 2
+    with pytest.raises(ConfigError, match="takes a single process"):
+        other._lending.see({"pixel_values": torch.ones(1)})
+
+
+def test_a_processor_that_makes_other_pixels_by_itself_is_refused(lent):
+    made = trainer("papo")
+
+    def brighter(images, return_tensors):
+        return {"pixel_values": image_processor(images, return_tensors)["pixel_values"] + 0.1}
+
+    made.processing_class = types.SimpleNamespace(image_processor=brighter)
+    with pytest.raises(ConfigError, match="by itself makes other pixel_values"):
+        made.optimiser_step(PROMPTS)
+
+
+def test_placeholders_are_shared_out_among_pictures_and_each_run_begins_anew():
+    one, two = (media.PICTURES.put(images_of(i)[0]) for i in (0, 1))
+    prompt = torch.tensor([1, MARK, MARK, 5, MARK, MARK, MARK, 6])  # 4 of the first, the last after a tile's text
+    found = with_rows(prompt, MARK, [one, two], [8, 2]).tolist()
+    assert found == [1, *media.ids(one, 2), 5, *media.ids(one, 2), *media.ids(two, 1), 6]
+
+
+def test_a_task_is_its_roles_texts_and_images():
+    def asked(i, text="how many?"):
+        return [{"role": "user", "content": [{"type": "image", "image": IMAGES[i][0]}, {"type": "text", "text": text}]}]
+
+    assert task_name(asked(0)) == task_name(asked(0))
+    assert len({task_name(asked(0)), task_name(asked(1)), task_name(asked(0, "where?"))}) == 3
