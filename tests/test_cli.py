@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from tests import command_line
+from tests import command_line, started
 
 import gxpo
 from gxpo.methods import METHODS
@@ -482,16 +481,10 @@ def test_no_space_left_while_checkpointing(tmp_path, monkeypatch):
 
 def test_a_file_size_limit_while_checkpointing(tmp_path):
     out = tmp_path / "run"
-    environment = {**os.environ, "PYTHONPATH": str(Path(gxpo.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, 2**18))  # noqa: E731
-    done = subprocess.run(
-        [sys.executable, "-c", "from gxpo.cli import main; main()", "train", str(config(tmp_path)), "--out", str(out)],
-        env=environment,
-        preexec_fn=limit,
-        capture_output=True,
-        text=True,
-        check=False,
+    limited = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, 2**18)); from gxpo.cli import main; main()"
     )
+    done = started.run(["-c", limited, "train", config(tmp_path), "--out", out])
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1 and "File too large" in done.stderr
     assert not list(out.glob("checkpoints/*"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.started import Started
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,13 +19,7 @@ def in_ranks(module: str, folder: Path, world: int, *arguments: str, timeout: fl
     shared = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1",
               "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(world)}  # fmt: skip
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, str(folder), *arguments],
-            env={**shared, "RANK": str(rank)},
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        Started(["-m", module, folder, *arguments], env={**shared, "RANK": str(rank)}, cwd=ROOT)
         for rank in range(world)
     ]
     errors = []
@@ -34,6 +28,5 @@ def in_ranks(module: str, folder: Path, world: int, *arguments: str, timeout: fl
             errors.append(process.communicate(timeout=timeout)[1])
     finally:
         for process in processes:
-            if process.poll() is None:
-                process.kill()
+            process.kill()
     assert all(p.returncode == 0 for p in processes), "\n".join(e[-6000:] for e in errors)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests import command_line
 from tests.thorough import some
 
 import gxpo
@@ -52,13 +53,16 @@ def test_two_processes_equal_one(tmp_path, kind):
     (tmp_path / "run.yaml").write_text(text)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gxpo.__file__).parents[1])}
     rows = {}
-    for name, launcher in (
-        ("one", ["-m", "gxpo.cli"]),
-        ("two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "gxpo.cli"]),
-    ):
-        command = [sys.executable, *launcher, "train", str(tmp_path / "run.yaml"), "--out", str(tmp_path / name)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    for name, launcher in (("one", None), ("two", torchrun)):
+        words = ["train", str(tmp_path / "run.yaml"), "--out", str(tmp_path / name)]
+        if launcher is None:
+            code, _, error = command_line.run(words)
+        else:
+            command = [sys.executable, *launcher, "-m", "gxpo.cli", *words]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            code, error = done.returncode, done.stderr
+        assert code == 0, error
         rows[name] = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in rows["two"]] == [1, 2, 3]
     for one, two in zip(rows["one"], rows["two"], strict=True):
