@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from tests import command_line, started
 
 import gxpo
+from gxpo.explain import methods
 from gxpo.methods import METHODS
 from gxpo.trainer import checkpoint
 
@@ -385,7 +387,9 @@ def test_methods_are_listed_by_stage_and_counted():
     assert made_up <= below and not (set(METHODS) - made_up) & below
 
 
-def test_methods_can_be_filtered():
+def test_methods_can_be_filtered(monkeypatch):
+    monkeypatch.setattr(methods, "entries", cache(methods.entries))
+
     def names(*conditions):
         code, text, _ = run("methods", "--json", *conditions)
         assert code == 0

@@ -258,5 +258,5 @@ def test_rollouts_of_earlier_phases_have_to_be_there(tmp_path):
             "dpo",
             out=tmp_path / "run",
             progress="none",
-            set={"rollout": "logged", "rollout.file": "previous"},
+            set={"rollout": "logged", "rollout.file": "previous", "eval.tasks": 2},
         )
