@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import contextlib
 import json
 import os
 import select
@@ -67,6 +68,7 @@ class Started:
             if not select.select([self._end], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
             self.returncode = os.waitstatus_to_exitcode(int(self._end.readline()))
+            self._end.close()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -96,6 +98,7 @@ class Started:
                     open_.remove(descriptor)
         self.wait(None if until is None else max(0.0, until - time.monotonic()))
         out, err = (b.decode(errors="replace") for b in read.values())
+        self.close()
         return out, err
 
     def close(self) -> None:
@@ -120,6 +123,24 @@ def run(
     with Started(arguments, **more) as process:
         out, err = process.communicate(input, timeout)
         return subprocess.CompletedProcess(process.args, process.wait(), out, err)
+
+
+def ranks(
+    world: int, arguments: Sequence[object], *, timeout: float = 240, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """So many processes that torchrun might have started; what all of them say, and the first code that is not 0."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(found.getsockname()[1]), **more}
+    shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(Started(arguments, env={**os.environ, **shared, "RANK": str(r), "LOCAL_RANK": str(r)}))
+            for r in range(world)
+        ]
+        outs, errors = zip(*(process.communicate(timeout=timeout) for process in processes), strict=True)
+    code = next((p.returncode for p in processes if p.returncode), 0)
+    return subprocess.CompletedProcess([str(a) for a in arguments], code, "".join(outs), "".join(errors))
 
 
 # ---------------------------------------------------------------- the process that they are forked from

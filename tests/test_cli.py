@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from functools import cache
 from importlib.metadata import version
@@ -510,15 +508,13 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, launcher):
     out = tmp_path / "run"
     environment = {**os.environ, "PYTHONPATH": str(Path(gxpo.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     sets = ["--set", "trainer.steps=5000", "--set", "trainer.checkpoint_every=0"]
-    command = [sys.executable, *launcher, "-m", "gxpo.cli", "train", str(config(tmp_path)), "--out", str(out), *sets]
-    running = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    command = [*launcher, "-m", "gxpo.cli", "train", str(config(tmp_path)), "--out", str(out), *sets]
     metrics = out / "metrics.jsonl"
-    while running.poll() is None and not (metrics.is_file() and metrics.stat().st_size):
-        time.sleep(0.05)
-    os.killpg(running.pid, number)
-    text, errors = running.communicate()
+    with started.Started(command, env=environment, start_new_session=True) as running:
+        while running.poll() is None and not (metrics.is_file() and metrics.stat().st_size):
+            time.sleep(0.05)
+        os.killpg(running.pid, number)
+        text, errors = running.communicate()
     assert f"gxpo resume {out}" in text.replace("\n", " "), errors
     assert launcher or running.returncode == 128 + number
     done = len(metrics.read_text().splitlines())

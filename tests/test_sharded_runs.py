@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -42,30 +39,8 @@ CLOSE = ("reward_mean", "loss", "grad_norm", "eval_accuracy", "generated_tokens"
 
 def gxpo_in(world: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`gxpo ARGUMENTS` in so many processes, as torchrun starts them; what the first one says."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    shared = {
-        "WORLD_SIZE": str(world),
-        "LOCAL_WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    ranks = [
-        started.Started(
-            ["-m", "gxpo", *arguments],
-            env=os.environ | (shared | {"RANK": str(r), "LOCAL_RANK": str(r)} if world > 1 else {}),
-        )
-        for r in range(world)
-    ]
-    with contextlib.ExitStack() as stack:
-        for rank in ranks:
-            stack.enter_context(rank)
-        said = [rank.communicate(timeout=240) for rank in ranks]
-    code = next((rank.returncode for rank in ranks if rank.returncode), 0)
-    return subprocess.CompletedProcess(
-        arguments, code, "".join(out for out, _ in said), "".join(err for _, err in said)
-    )
+    command = ["-m", "gxpo", *arguments]
+    return started.ranks(world, command) if world > 1 else started.run(command)
 
 
 def train(world: int, out: Path, **keys: Any) -> str:

@@ -24,4 +24,4 @@ def first_of_each(names: Iterable[str], kind: Callable[[str], Hashable]) -> list
 def some(values: Iterable[Any], tried: Iterable[Any]) -> list[Any]:
     """All values; those that are not among `tried` are marked `thorough`."""
     kept = list(tried)
-    return [pytest.param(v, marks=[ALL] * (v not in kept)) for v in values]
+    return [pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=[ALL] * (v not in kept)) for v in values]
