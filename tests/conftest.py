@@ -1,6 +1,7 @@
 """One thread, no network, and the same hypothesis examples in every run."""
 
 import dataclasses
+import gc
 import os
 import shutil
 
@@ -43,8 +44,19 @@ def _warm_starts(tmp_path_factory):
 
 @pytest.fixture
 def hardly_warm(_warm_starts, monkeypatch):
-    """`model=tiny` as typed, for the arithmetic, without the minute that its warm start takes."""
+    """`model=tiny` as typed, for the arithmetic, and `model=flow`, without the minute that their warm starts take."""
+    from gxpo.models import flow
+
     monkeypatch.setenv("GXPO_CACHE", str(_warm_starts))
+    monkeypatch.setitem(flow.RECIPE, "steps", 20)
+
+
+gc.disable()  # until everything is collected: nothing of it is ever freed
+
+
+def pytest_collection_finish(session):
+    gc.enable()
+    gc.freeze()  # what torch, transformers and the tests themselves have made is not walked again
 
 
 def pytest_collection_modifyitems(items):
