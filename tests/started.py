@@ -230,6 +230,7 @@ def _be(arguments: list[str], env: dict[str, str], cwd: str, session: bool) -> N
 
     if session:
         os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
