@@ -1,6 +1,9 @@
 """One thread, no network, and the same hypothesis examples in every run."""
 
+import dataclasses
+import gc
 import os
+import shutil
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
@@ -10,6 +13,7 @@ if os.environ.get("GXPO_TEST_DEVICE", "cpu") == "cpu":  # `learner.device: auto`
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("MKL_CBWR", "AUTO")  # as gxpo.exact does for programs of gxpo
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -20,6 +24,39 @@ slow = [HealthCheck.too_slow]
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=40, suppress_health_check=slow)
 settings.register_profile("search", deadline=None, max_examples=1000, suppress_health_check=slow)
 settings.load_profile(os.environ.get("GXPO_HYPOTHESIS", "default"))
+
+
+@pytest.fixture(scope="session")
+def _warm_starts(tmp_path_factory):
+    """A cache that holds what stands for the warm start of the arithmetic: the model after one step of it."""
+    from gxpo.models.cache import put
+    from gxpo.models.warmup import WARMUPS, _key, warm_start
+
+    recipe = WARMUPS["arithmetic"]
+    root = tmp_path_factory.getbasetemp()
+    place = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "warm"  # one for all workers
+    target = place / f"tiny-arithmetic-0-{_key('arithmetic', 0, recipe)}"
+    short = {"batch": 8, "first_check": 1, "max_steps": 1, "low": 0.0, "high": 1.0, "well_formed": 0.0, "checked_on": 2}
+    made = warm_start("arithmetic", cache=place / "made", recipe=dataclasses.replace(recipe, **short))
+    put(target, lambda folder: shutil.copytree(made, folder, dirs_exist_ok=True))
+    return place
+
+
+@pytest.fixture
+def hardly_warm(_warm_starts, monkeypatch):
+    """`model=tiny` as typed, for the arithmetic, and `model=flow`, without the minute that their warm starts take."""
+    from gxpo.models import flow
+
+    monkeypatch.setenv("GXPO_CACHE", str(_warm_starts))
+    monkeypatch.setitem(flow.RECIPE, "steps", 20)
+
+
+gc.disable()  # until everything is collected: nothing of it is ever freed
+
+
+def pytest_collection_finish(session):
+    gc.enable()
+    gc.freeze()  # what torch, transformers and the tests themselves have made is not walked again
 
 
 def pytest_collection_modifyitems(items):

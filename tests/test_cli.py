@@ -3,18 +3,17 @@
 import json
 import os
 import re
-import resource
 import signal
-import subprocess
-import sys
 import time
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from tests import command_line
+from tests import command_line, started
 
 import gxpo
+from gxpo.explain import methods
 from gxpo.methods import METHODS
 from gxpo.trainer import checkpoint
 
@@ -386,7 +385,9 @@ def test_methods_are_listed_by_stage_and_counted():
     assert made_up <= below and not (set(METHODS) - made_up) & below
 
 
-def test_methods_can_be_filtered():
+def test_methods_can_be_filtered(monkeypatch):
+    monkeypatch.setattr(methods, "entries", cache(methods.entries))
+
     def names(*conditions):
         code, text, _ = run("methods", "--json", *conditions)
         assert code == 0
@@ -482,16 +483,10 @@ def test_no_space_left_while_checkpointing(tmp_path, monkeypatch):
 
 def test_a_file_size_limit_while_checkpointing(tmp_path):
     out = tmp_path / "run"
-    environment = {**os.environ, "PYTHONPATH": str(Path(gxpo.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, 2**18))  # noqa: E731
-    done = subprocess.run(
-        [sys.executable, "-c", "from gxpo.cli import main; main()", "train", str(config(tmp_path)), "--out", str(out)],
-        env=environment,
-        preexec_fn=limit,
-        capture_output=True,
-        text=True,
-        check=False,
+    limited = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, 2**18)); from gxpo.cli import main; main()"
     )
+    done = started.run(["-c", limited, "train", config(tmp_path), "--out", out])
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1 and "File too large" in done.stderr
     assert not list(out.glob("checkpoints/*"))
@@ -513,15 +508,13 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, launcher):
     out = tmp_path / "run"
     environment = {**os.environ, "PYTHONPATH": str(Path(gxpo.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     sets = ["--set", "trainer.steps=5000", "--set", "trainer.checkpoint_every=0"]
-    command = [sys.executable, *launcher, "-m", "gxpo.cli", "train", str(config(tmp_path)), "--out", str(out), *sets]
-    running = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    command = [*launcher, "-m", "gxpo.cli", "train", str(config(tmp_path)), "--out", str(out), *sets]
     metrics = out / "metrics.jsonl"
-    while running.poll() is None and not (metrics.is_file() and metrics.stat().st_size):
-        time.sleep(0.05)
-    os.killpg(running.pid, number)
-    text, errors = running.communicate()
+    with started.Started(command, env=environment, start_new_session=True) as running:
+        while running.poll() is None and not (metrics.is_file() and metrics.stat().st_size):
+            time.sleep(0.05)
+        os.killpg(running.pid, number)
+        text, errors = running.communicate()
     assert f"gxpo resume {out}" in text.replace("\n", " "), errors
     assert launcher or running.returncode == 128 + number
     done = len(metrics.read_text().splitlines())

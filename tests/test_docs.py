@@ -5,13 +5,15 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from sybil.document import Document
 from sybil.parsers.markdown import PythonCodeBlockParser
-from tests import command_line
+from tests import command_line, started
+
+from gxpo.compare import worker
+from gxpo.compare.jobs import Local
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -59,6 +61,8 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("examples", "scripts", "tests"):
         os.symlink(ROOT / name, tmp_path / name)
+    # what `gxpo compare --plan` measures in a process of its own
+    monkeypatch.setattr(Local, "probe", lambda self, keys: [worker.probe(k) for k in keys])
     return tmp_path
 
 
@@ -82,10 +86,11 @@ def typed(line, monkeypatch, more=""):
             continue  # the suite runs it
         else:
             if words[0] == "python":
-                words = [sys.executable, words[1], "--help"]  # they take minutes to hours
+                done = started.run([words[1], "--help"])  # they take minutes to hours
             elif words[0] == "pytest":
-                words = [sys.executable, "-m", *words, "--collect-only"]
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
+                done = started.run(["-m", *words, "--collect-only"])
+            else:
+                done = subprocess.run(words, capture_output=True, text=True, check=False)
             code, out, err = done.returncode, done.stdout, done.stderr
         found = words[:2] == ["gxpo", "doctor"] and code == 1  # two steps of an untrained model have no signal
         assert code == 0 or found, f"{command}: {err or out}"
@@ -94,11 +99,11 @@ def typed(line, monkeypatch, more=""):
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(p, marks=[pytest.mark.warm_start] * (p == README)) for p in PAGES if p.name not in FOLLOWED],
+    [p for p in PAGES if p.name not in FOLLOWED],
     ids=lambda p: p.name,
 )
 @pytest.mark.filterwarnings("ignore:reward")
-def test_python_blocks_run(page, here):
+def test_python_blocks_run(page, here, hardly_warm):
     """Those of a page one after the other; of README each can be copied alone."""
     for example in Document.parse(str(page), PythonCodeBlockParser()).examples():
         if page == README:
@@ -106,8 +111,7 @@ def test_python_blocks_run(page, here):
         example.evaluate()
 
 
-@pytest.mark.warm_start
-def test_the_commands_of_readme_run_in_order_as_typed(here, monkeypatch):
+def test_the_commands_of_readme_run_in_order_as_typed(here, hardly_warm, monkeypatch):
     for line in commands(README):
         typed(line, monkeypatch, "" if "examples/arithmetic.yaml" in line else COLD)
     assert (here / "models" / "arithmetic" / "config.json").is_file()
@@ -121,14 +125,14 @@ TRAINED = ("credit-by-state.md", "worlds.md", "add-an-environment.md")  # their 
     [pytest.param(p, marks=[pytest.mark.thorough] * (p.name in TRAINED)) for p in FIRST],
     ids=lambda p: str(p.relative_to(ROOT)),
 )
-def test_the_first_command_of_a_page_runs_as_typed(page, here, monkeypatch):
+def test_the_first_command_of_a_page_runs_as_typed(page, here, hardly_warm, monkeypatch):
     if "runs/arithmetic" in FIRST[page]:
         typed("gxpo train examples/arithmetic.yaml", monkeypatch, COLD)
     typed(FIRST[page], monkeypatch, COLD)
 
 
 @pytest.mark.parametrize("command", OTHERS)
-def test_commands_resolve(command, here, monkeypatch):
+def test_commands_resolve(command, here, hardly_warm, monkeypatch):
     """Training commands are resolved with --dry-run, plans without a probe; what names a run, a model or a reward of
     the reader's is parsed only."""
     monkeypatch.setenv("GXPO_ALLOW_KEY", "")  # which --allow-key adds to

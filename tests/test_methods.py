@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.battery import ON_BATTERY, battery, given_of, made_up, policy_of
 from tests.learners.llamas import clean_llama
-from tests.thorough import first_of_each
+from tests.thorough import cover, first_of_each
 
 import gxpo
 from gxpo.definition import EVIDENCE, Definition
@@ -170,7 +170,7 @@ def objective_of(name):
 @pytest.mark.filterwarnings("ignore:.*method.shaped:UserWarning")  # credit on the task's rewards alone
 @pytest.mark.parametrize("name", first_of_each(NAMES, objective_of))
 def test_the_gradient_is_the_same_however_the_step_is_cut(name, learner):
-    m, forest = composed(name, AGREEING.get(name)), battery(3)
+    m, forest = composed(name, AGREEING.get(name)), battery(3, sizes=(3, 2, 2))
     signals = made_up(m, forest, 3)
     old = learner.outputs(forest, ("logprob", *(n for n in m.outputs if n.startswith("logprob@"))))
     old["proximal_logprob"] = old.pop("logprob")
@@ -358,15 +358,21 @@ SMOKE["listener"] = {"teacher.models": {"ear": {"role": "judge", "model": "tiny:
 RETRAINED = {"bfs_prover_v2"}  # of two steps the second is the first once more, on its rollouts, from the same weights
 
 
-def run_of(name):
-    """What a whole run has beside the objective: rollouts, signals, updates, heads, rewards of the method's own."""
+def parts_of(name):
+    """What a whole run has beside the objective: kinds of rollouts, signals, updates, rewards of the method's own."""
     m = gxpo.method(name)
-    made = (m.sampler is None, m.rollout, m.segmenter, m.signals, m.update, m.value_heads, m.context, controls(m))
-    options = m.run_keys.get("scoring.options")
-    return repr((*made, None if options is None else sorted(options.value), m.run_keys.get("phases"))), bool(m.shapes)
+    one = {"sampler": m.sampler, "rollout": m.rollout, "segment": m.segmenter, "update": m.update, "context": m.context}
+    yield from ((stage, type(part)) for stage, part in one.items())
+    yield from (("signal", type(part)) for part in m.signals.values())
+    yield from (("control", type(part)) for part in controls(m).values())
+    options, phases = m.run_keys.get("scoring.options"), m.run_keys.get("phases")
+    yield from (("reward", reward) for reward in (options.value if options is not None else ()))
+    yield "phases", repr(phases)
+    yield "heads", m.value_heads
+    yield "shapes", bool(m.shapes)
 
 
-@pytest.mark.parametrize("name", first_of_each(NAMES, run_of))
+@pytest.mark.parametrize("name", cover(NAMES, parts_of))
 @pytest.mark.filterwarnings("ignore:reward")
 def test_every_method_trains_two_steps(name, tmp_path):
     keys = {"tasks.per_step": 4, "sampling.max_new_tokens": 6, "eval.tasks": 2, "optim.weight_decay": 0.0}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests import started
 
 import gxpo
 from gxpo import config
@@ -40,18 +38,9 @@ CLOSE = ("reward_mean", "loss", "grad_norm", "eval_accuracy", "generated_tokens"
 
 
 def gxpo_in(world: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`torchrun --nproc-per-node WORLD -m gxpo ...`, or without torchrun for one."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    run = ["-m", "torch.distributed.run", f"--nproc-per-node={world}", f"--master-port={port}"] if world > 1 else []
-    return subprocess.run(
-        [sys.executable, *run, "-m", "gxpo", *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    """`gxpo ARGUMENTS` in so many processes, as torchrun starts them; what the first one says."""
+    command = ["-m", "gxpo", *arguments]
+    return started.ranks(world, command) if world > 1 else started.run(command)
 
 
 def train(world: int, out: Path, **keys: Any) -> str:

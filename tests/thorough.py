@@ -24,4 +24,15 @@ def first_of_each(names: Iterable[str], kind: Callable[[str], Hashable]) -> list
 def some(values: Iterable[Any], tried: Iterable[Any]) -> list[Any]:
     """All values; those that are not among `tried` are marked `thorough`."""
     kept = list(tried)
-    return [pytest.param(v, marks=[ALL] * (v not in kept)) for v in values]
+    return [pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=[ALL] * (v not in kept)) for v in values]
+
+
+def cover(names: Iterable[str], features: Callable[[str], Iterable[Hashable]]) -> list[Any]:
+    """All names; few that have each feature of any of them between them are tried, the others are marked `thorough`."""
+    own = {name: set(features(name)) for name in names}
+    kept, left = set(), set().union(*own.values())
+    while left:
+        name = max(own, key=lambda name: len(own[name] & left))
+        kept.add(name)
+        left -= own[name]
+    return [pytest.param(name, marks=[ALL] * (name not in kept)) for name in own]

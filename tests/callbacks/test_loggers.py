@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests import started
 from tests.callbacks.parity import REWARD, SMALL
 
 import gxpo
@@ -49,9 +50,7 @@ def killed(tmp_path_factory):
 
     def done(*arguments):
         environment = os.environ | own | loggers
-        return subprocess.run(
-            [sys.executable, str(script), *arguments], env=environment, capture_output=True, text=True
-        )
+        return started.run([script, *arguments], env=environment)
 
     first = done("train", str(path / "run"), repr((REWARD, keys)))
     assert first.returncode == -signal.SIGKILL, first.stderr

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from tests import command_line
 from typer.testing import CliRunner
 
 from gxpo.cli import app
@@ -79,7 +80,7 @@ def test_a_killed_comparison_goes_on_to_the_same_tables(task, tmp_path):
 
 
 def test_the_plan_trains_nothing(task, tmp_path):
-    found = CliRunner().invoke(app, arguments(task, tmp_path / "out", "--plan"), catch_exceptions=False)
+    found = CliRunner().invoke(app, arguments(task, tmp_path / "out", "--plan", "--jobs", "1"), catch_exceptions=False)
     assert found.exit_code == 0
     assert not list((tmp_path / "out").glob("*/seed-*"))
 
@@ -98,14 +99,8 @@ def test_the_plan_trains_nothing(task, tmp_path):
 )
 def test_errors_say_what_to_change_in_a_line(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = subprocess.run(
-        [sys.executable, "-m", "gxpo.cli", *words],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        check=False,
-    )
-    assert run.returncode == 2
-    assert message in run.stderr
-    assert len(run.stderr.strip().splitlines()) == 1
+    code, _, error = command_line.run(words)
+    assert code == 2
+    assert message in error
+    assert len(error.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())

@@ -41,7 +41,7 @@ def lines(path, name="metrics.jsonl"):
 
 
 def test_a_process_killed_in_a_run_is_replaced_and_the_run_has_the_same_bits(tmp_path, keys):
-    keys = {**keys, "trainer.steps": 40}
+    keys = {**keys, "trainer.steps": 16}
     assert run_one(tmp_path / "whole", keys, keep=True) == ""
     job, runner = Job(tmp_path / "killed", keys), Local(1)
     killed = []
@@ -49,7 +49,7 @@ def test_a_process_killed_in_a_run_is_replaced_and_the_run_has_the_same_bits(tmp
     def kill():
         while not killed:
             line = job.progress()
-            if line and line["step"] >= 5:
+            if line and line["step"] >= 3:
                 guard = next(iter(runner._alive)).process.pid
                 killed.append(descendants(guard)[0])
                 os.kill(killed[0], signal.SIGKILL)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import started
 
 from gxpo.conformance import check, golden, names
 from gxpo.errors import ConfigError
@@ -137,10 +138,9 @@ def test_functions_that_can_not_be_loaded(path: str, message: str) -> None:
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """pytest as a user runs it, in a folder of his own."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gxpo.conformance.plugin"]
-    surroundings = {**os.environ, "PYTEST_ADDOPTS": ""}
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gxpo.conformance.plugin"]
     command += ["--pyargs", "gxpo.conformance", *arguments]
-    return subprocess.run(command, cwd=folder, env=surroundings, capture_output=True, text=True, timeout=120)
+    return started.run(command, cwd=folder, env={**os.environ, "PYTEST_ADDOPTS": ""}, timeout=120)
 
 
 def written(folder: Path, wrong: str) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests import started
 
 from gxpo.conformance.losses import check_losses, losses, objectives
 from gxpo.errors import ConfigError
@@ -77,10 +76,10 @@ def test_the_command(tmp_path: Path) -> None:
         "    value = -sum(a * x for a, x in zip(advantages, logprobs)) / n\n"
         "    return value, [-a / n for a in advantages]\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "gxpo.conformance"]
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "gxpo.conformance"]
 
     def run(*options: str) -> tuple[int, str]:
-        done = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True)
+        done = started.run([*command, *options], cwd=tmp_path)
         return done.returncode, done.stdout + done.stderr
 
     code, said = run("--loss", "mine:loss", "--objective", "gpg")

@@ -6,8 +6,6 @@ import base64
 import json
 import math
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests import command_line
 
 from gxpo.errors import GxpoError
 from gxpo.explain import rollout_page
@@ -267,9 +266,8 @@ def test_hostile_texts_are_data(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path) -> None:
     path = write(tmp_path / "some.jsonl", [record(i, r) for i, r in enumerate([1, 0])])
     out = tmp_path / "page.html"
-    command = [sys.executable, "-m", "gxpo.cli", "explain", str(path), "--methods", "grpo,rloo", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "MB" in done.stdout, done.stderr
+    code, said, error = command_line.run(["explain", path, "--methods", "grpo,rloo", "--out", out])
+    assert code == 0 and "MB" in said, error
     assert "rloo" in out.read_text()
 
 

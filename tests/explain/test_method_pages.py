@@ -1,11 +1,10 @@
 """Generated method pages: complete, linked, and pictures that show what is computed."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests import started
 
 import gxpo
 from gxpo.explain.effect import Effect, effect
@@ -24,8 +23,9 @@ def written():
 
 def test_make_docs_writes_the_pages_and_removes_those_of_methods_that_are_gone(written, tmp_path):
     (tmp_path / "gone.md").write_text("a method that was taken out")
-    command = [sys.executable, str(DOCS.parent / "scripts" / "make_docs.py"), "--no-pictures", "--out", str(tmp_path)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = started.run([DOCS.parent / "scripts" / "make_docs.py", "--no-pictures", "--out", tmp_path])
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
     assert {p.name: p.read_text(encoding="utf-8") for p in tmp_path.iterdir()} == {
         name: text for name, text in (written | reference()).items() if name.endswith(".md")
     }

@@ -115,7 +115,7 @@ def test_a_reward_that_pays_for_nothing_and_not_for_every_answer(tmp_path):
     assert "a bare answer earns 0, one written as '<answer>" in said
 
 
-def test_generated_tasks(tmp_path):
+def test_generated_tasks(tmp_path, hardly_warm):
     r = report(settings(task="arithmetic"), model="tiny", n=40, scored=8)
     assert (r["training"], r["held_out"], r["complete"]) == (40, 40, False)
     assert r["warnings"] == [] and r["reward"]["tasks"] == 8

@@ -116,7 +116,7 @@ def test_blocks_left_out_hold_no_pair_and_full_ones_every_pair(window, block):
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("window", [None, 3])
 def test_attention_is_that_of_a_dense_mask(dtype, tolerance, window):
-    for sheet in sheets(range(4)):
+    for sheet in sheets(range(2)):
         end, position = ends_of(sheet)
         draw = torch.Generator().manual_seed(0)
         q, k, v = (torch.randn(len(end), heads, end.shape[1], 8, generator=draw, dtype=dtype) for heads in (4, 2, 2))
@@ -140,7 +140,7 @@ def test_soft_capped_scores():
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=4)])
 @pytest.mark.parametrize("model, tolerance", [(clean_llama, 1e-12), (small_llama, 1e-5)])
 def test_log_probs_of_a_model(model, tolerance, lora):
-    for seed in range(4):
+    for seed in range(2):
         forest = random_forest(seed)
         same = {"lr": 0.0, "kernels": "transformers", "tokens_per_microbatch": 48, "lora": lora, "reference": True}
         flex, dense = (TorchLearner(model(), attention=attention, **same) for attention in ("flex", "dense"))

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests import started
 
 import gxpo
 
@@ -46,12 +47,10 @@ def test_processes_of_one_machine_listen_on_loopback_alone(tmp_path, launcher):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         ranks = [
-            subprocess.Popen(
-                [sys.executable, str(script)],
+            started.Started(
+                [script],
                 env=environment
                 | {"RANK": str(r), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)},
-                stdout=subprocess.PIPE,
-                text=True,
             )
             for r in range(2)
         ]

@@ -185,6 +185,7 @@ def test_greedy_accuracy_agrees_with_one_prompt_at_a_time():
     assert (correct, formed) == (len(ended) / 5, 0.5 * len(ended) / 5)
 
 
+@pytest.mark.thorough
 @pytest.mark.warm_start
 def test_the_warm_start_of_the_demonstration_is_inside_the_band():
     # the real one, in the user's cache, so that it is made once for all tests and for the demonstration

@@ -251,7 +251,7 @@ METHODS: dict[str, tuple[dict[str, Any], set[str]]] = {  # keys, and the origins
 @pytest.mark.parametrize(
     ("method", "world"),
     [
-        pytest.param(m, w, marks=[pytest.mark.thorough] * (w == "LenientShop" and m not in ("scaf_grpo", "remax")))
+        pytest.param(m, w, marks=[pytest.mark.thorough] * ((m == "scaf_grpo") != (w == "LenientShop")))
         for m in METHODS
         for w in WORLDS
     ],

@@ -296,7 +296,7 @@ def test_the_cards_numbers_with_a_format_reward() -> None:
     ("method", "remembered", "keys"),
     [
         ("r3", '"stored"', {"rollout.below": 1.0}),
-        ("arpo_gui", '"stored"', {}),
+        pytest.param("arpo_gui", '"stored"', {}, marks=pytest.mark.thorough),
         ("eframe", '"groups"', {"rollout.more": 4, "rollout.every": 2, "rollout.least": 0.5}),
     ],
 )

@@ -1,4 +1,4 @@
-"""A reward that a cold model gets half of the time."""
+"""Rewards that a cold model gets some of. The processes that score import this file, and nothing heavier."""
 
 
 def parity(completion):
@@ -7,3 +7,11 @@ def parity(completion):
 
 def always(completion):
     return {"correct": 1.0}
+
+
+def any_digit(completion):
+    return sum(c.isdigit() for c in completion) / 8
+
+
+def any_text(completion):
+    return sum(map(ord, completion)) % 7

@@ -1,15 +1,14 @@
 """What a run shows while it goes on: a table as wide as the terminal, lines for logs, a bar."""
 
 import io
-import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from tests import started
 from tests.callbacks.parity import REWARD, SMALL
 
 import gxpo
@@ -133,13 +132,11 @@ print("not reached")
 def test_ctrl_c_ends_a_script_after_the_step_which_is_saved(tmp_path):
     script, out = tmp_path / "script.py", tmp_path / "run"
     script.write_text(SCRIPT)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gxpo.__file__).parents[1])}
-    line = [sys.executable, str(script), str(out), REWARD, repr(SMALL)]
-    child = subprocess.Popen(line, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    while child.poll() is None and not (out / "rollouts").is_dir():  # step 2
-        time.sleep(0.05)
-    child.send_signal(signal.SIGINT)
-    said, err = child.communicate()
+    with started.Started([script, out, REWARD, repr(SMALL)]) as child:
+        while child.poll() is None and not (out / "rollouts").is_dir():  # step 2
+            time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        said, err = child.communicate()
     assert child.returncode != 0 and said == "", err
     assert err.splitlines()[-1] == "KeyboardInterrupt"
     run = gxpo.resume(out, watch=lambda row: True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.trainer.parity_reward import any_digit
 
 import gxpo
 from gxpo import config, models
@@ -26,11 +27,6 @@ SMALL = {
     "trainer.checkpoint_every": 1,
 }
 PROMPTS = ("12+34=", "99+1=", "4+5=")
-
-
-def any_digit(completion: str) -> float:
-    """Pays for what an untrained model does by chance, so that there is something to learn from."""
-    return sum(c.isdigit() for c in completion) / 8
 
 
 def run(out: Path, steps: int = 3, **more: Any) -> gxpo.Run:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from peft import PeftModel
 from tests.decoder.test_architectures import FORKED, RUN, alone, made
+from tests.trainer.parity_reward import any_text
 from transformers import AutoModelForCausalLM
 
 import gxpo
@@ -21,11 +22,6 @@ SMALL = {
     "trainer.checkpoint_every": 1,
 }  # fmt: skip
 WIDE = Sizes(100, 32, 48, 4, 4, 2, 12, 256, 4, 4)
-
-
-def any_digit(completion: str) -> float:
-    """Pays for what an untrained model does by chance, so that there is something to learn from."""
-    return sum(map(ord, completion)) % 7
 
 
 @pytest.mark.parametrize("lora", [0, 4])
@@ -48,7 +44,7 @@ def went(name, lora, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run = gxpo.train(
-            str(home), "arithmetic", "grpo", 2, any_digit, out=tmp_path / "run",
+            str(home), "arithmetic", "grpo", 2, any_text, out=tmp_path / "run",
             set={**SMALL, "learner.lora_rank": lora, **targets},
         )  # fmt: skip
     assert all(row["sampler_gap"] < 3e-5 for row in run.metrics)

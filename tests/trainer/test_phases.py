@@ -3,11 +3,10 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
+from tests import started
 from tests.thorough import some
 
 import gxpo
@@ -92,9 +91,8 @@ def test_a_killed_run_is_the_calm_one(tmp_path, reward, calm, step):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     out = tmp_path / "run"
-    command = [sys.executable, str(script), str(out), reward, repr(KEYS)]
-    died = subprocess.run(command, env={**os.environ, "KILL_AT": str(step)}, capture_output=True, timeout=300)
-    assert died.returncode == -signal.SIGKILL, died.stderr.decode()
+    died = started.run([script, out, reward, repr(KEYS)], env={**os.environ, "KILL_AT": str(step)})
+    assert died.returncode == -signal.SIGKILL, died.stderr
     gxpo.resume(out, progress="none")
     assert lines(out) == lines(calm) and lines(out, "evaluations.jsonl") == lines(calm, "evaluations.jsonl")
 
@@ -260,5 +258,5 @@ def test_rollouts_of_earlier_phases_have_to_be_there(tmp_path):
             "dpo",
             out=tmp_path / "run",
             progress="none",
-            set={"rollout": "logged", "rollout.file": "previous"},
+            set={"rollout": "logged", "rollout.file": "previous", "eval.tasks": 2},
         )

@@ -1,4 +1,4 @@
-"""Two processes under torchrun take the steps of one (T37)."""
+"""Two processes take the steps of one (T37), under torchrun, too."""
 
 import json
 import os
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests import command_line, started
 from tests.thorough import some
 
 import gxpo
@@ -39,8 +40,14 @@ env: {max_turns: 4, context: full}
 """
 
 
-@pytest.mark.parametrize("kind", some(["prompts", "sampled", "episodes"], ["prompts"]))
-def test_two_processes_equal_one(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "launcher"),
+    some(
+        [("prompts", "forked"), ("prompts", "torchrun"), ("sampled", "forked"), ("episodes", "torchrun")],
+        [("prompts", "forked")],
+    ),
+)
+def test_two_processes_equal_one(tmp_path, kind, launcher):
     (tmp_path / "mine.py").write_text(REWARD)
     reward = f"{tmp_path}/mine.py:parity"
     if kind != "episodes":
@@ -50,16 +57,21 @@ def test_two_processes_equal_one(tmp_path, kind):
         text = CONFIG.replace("task: arithmetic\ntasks: {per_step: 4}\n", EPISODES)
         text += f"reward:\n  env: 1.0\n  {reward}: 1.0\n"
     (tmp_path / "run.yaml").write_text(text)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gxpo.__file__).parents[1])}
-    rows = {}
-    for name, launcher in (
-        ("one", ["-m", "gxpo.cli"]),
-        ("two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "gxpo.cli"]),
-    ):
-        command = [sys.executable, *launcher, "train", str(tmp_path / "run.yaml"), "--out", str(tmp_path / name)]
+    words = lambda name: ["train", str(tmp_path / "run.yaml"), "--out", str(tmp_path / name)]  # noqa: E731
+    code, _, error = command_line.run(words("one"))
+    assert code == 0, error
+    if launcher == "forked":
+        done = started.ranks(2, ["-m", "gxpo.cli", *words("two")])
+    else:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gxpo.__file__).parents[1])}
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        command = [*torchrun, "-m", "gxpo.cli", *words("two")]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        rows[name] = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+    assert done.returncode == 0, done.stderr
+    rows = {
+        name: [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    }
     assert [r["step"] for r in rows["two"]] == [1, 2, 3]
     for one, two in zip(rows["one"], rows["two"], strict=True):
         assert one["grad_norm"] > 0

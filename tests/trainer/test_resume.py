@@ -3,11 +3,9 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from tests import started
 from tests.thorough import some
 
 import gxpo
@@ -121,19 +119,8 @@ def test_kill_and_resume_equals_the_run_never_stopped(never_stopped, reward, tmp
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     out = tmp_path / "run"
-    environment = {
-        **os.environ,
-        variable: str(at),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(gxpo.__file__).parents[1]),
-    }
-    killed = subprocess.run(
-        [sys.executable, str(script), "train", str(out), reward, repr(KEYS)],
-        env=environment,
-        capture_output=True,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    killed = started.run([script, "train", out, reward, repr(KEYS)], env={**os.environ, variable: str(at)})
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     gxpo.resume(out)
     same(never_stopped, out)
 
@@ -192,9 +179,8 @@ if __name__ == "__main__":
     gxpo.train("tiny:cold", {task!r}, "gigpo", 4, out={str(tmp_path / "run")!r}, set={keys!r})
 """
     )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gxpo.__file__).parents[1])}
-    killed = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    killed = started.run([script])
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert [r["step"] for r in lines(tmp_path / "run")] == [1, 2]
     gxpo.resume(tmp_path / "run")
     same(tmp_path / "whole", tmp_path / "run")

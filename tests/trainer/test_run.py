@@ -1,13 +1,10 @@
 """What a finished run says of itself."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from tests import started
 from tests.thorough import some
 
 import gxpo
@@ -78,11 +75,7 @@ for line in sys.stdin:
 def test_a_second_start_destroys_nothing(tmp_path):
     """It looked while there was no run, and begins while the first one runs, and again when that has ended."""
     out = tmp_path / "run"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gxpo.__file__).parents[1])}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    second = subprocess.Popen(
-        [sys.executable, "-c", SECOND, str(out), repr(KEYS)], env=environment, text=True, bufsize=1, **pipes
-    )
+    second = started.Started(["-c", SECOND, out, repr(KEYS)])
 
     def begun():
         second.stdin.write("begin\n")
@@ -98,6 +91,7 @@ def test_a_second_start_destroys_nothing(tmp_path):
     assert f"{out} holds a run: `gxpo resume {out}`" in begun()
     assert files(out) == before and len(before) > 5
     second.communicate()
+    second.close()
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from gxpo.errors import CheckpointError
 
 # Names of models, directories and programs, not of data or code.
 _OTHER = ("model", "out", "init_from", "sampling.engine_python", "sampling.engine_options", "versions")
+_INSTALLED = tuple(sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def hashes(keys: Mapping[str, Stated], source: Any = None, home: Path | None = None) -> dict[str, str]:
@@ -103,8 +104,7 @@ def _is_file(text: str) -> bool:
 
 def _module_file(name: str) -> list[str]:
     file = getattr(sys.modules.get(name), "__file__", None)
-    installed = tuple(sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib", "purelib", "platlib"))
-    return [file] if file is not None and not file.startswith(installed) else []
+    return [file] if file is not None and not file.startswith(_INSTALLED) else []
 
 
 def _method_files(spec: str) -> Iterator[str]:

@@ -1,0 +1,258 @@
+"""Processes of Python that begin where torch, transformers and gxpo are imported: each is forked from one process that
+has done nothing but import them, which saves seconds of every test that kills a run or trains in several processes.
+
+What a process finds in its memory apart from that is what it finds after `python ARGUMENTS`: arguments, environment,
+directory, `__main__`. Tests of what a process imports, and one of each way to start gxpo, begin with `sys.executable`.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).parents[1]
+IMPORTED = (
+    "pytest", "gxpo.cli", "gxpo.methods", "gxpo.parts", "gxpo.trainer.train", "gxpo.trainer.loop",
+    "gxpo.learners.torch",
+    "gxpo.learners.sharded", "gxpo.models.tiny", "torch.distributed.fsdp", "transformers.models.llama.modeling_llama",
+    "transformers.models.auto.modeling_auto", "transformers.modeling_utils", "transformers.loss.loss_utils",
+    "transformers.models.auto.tokenization_auto",
+)  # fmt: skip
+
+
+class Started:
+    """Like `subprocess.Popen`, of `python ARGUMENTS`."""
+
+    def __init__(
+        self,
+        arguments: Sequence[object],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        start_new_session: bool = False,
+    ) -> None:
+        self.args, self.returncode = [str(a) for a in arguments], None
+        ends = [os.pipe() for _ in range(4)]  # standard input, output, error; how it ended
+        theirs = [ends[0][0], *(w for _, w in ends[1:])]
+        asked = {
+            "arguments": self.args,
+            "env": dict(os.environ if env is None else env),
+            "cwd": str(cwd or os.getcwd()),
+            "session": start_new_session,
+        }
+        _ask(json.dumps(asked).encode(), theirs)
+        for end in theirs:
+            os.close(end)
+        self.stdin = os.fdopen(ends[0][1], "w", buffering=1)
+        self.stdout, self.stderr = (os.fdopen(r, "r") for r, _ in ends[1:3])
+        self._end = os.fdopen(ends[3][0], "r")
+        self.pid = int(self._end.readline())
+
+    def poll(self) -> int | None:
+        return None if self.returncode is None and not select.select([self._end], [], [], 0)[0] else self.wait()
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._end], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            self.returncode = os.waitstatus_to_exitcode(int(self._end.readline()))
+            self._end.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, input: str = "", timeout: float | None = None) -> tuple[str, str]:
+        """All that it writes, until nobody holds its outputs."""
+        if input:
+            self.stdin.write(input)
+        self.stdin.close()
+        until = None if timeout is None else time.monotonic() + timeout
+        read: dict[int, bytes] = {self.stdout.fileno(): b"", self.stderr.fileno(): b""}
+        open_ = list(read)
+        while open_:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            ready = select.select(open_, [], [], left)[0]
+            if not ready:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            for descriptor in ready:
+                more = os.read(descriptor, 1 << 16)
+                read[descriptor] += more
+                if not more:
+                    open_.remove(descriptor)
+        self.wait(None if until is None else max(0.0, until - time.monotonic()))
+        out, err = (b.decode(errors="replace") for b in read.values())
+        self.close()
+        return out, err
+
+    def close(self) -> None:
+        for file in (self.stdin, self.stdout, self.stderr, self._end):
+            file.close()
+
+    def __enter__(self) -> Started:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        try:
+            self.kill()
+            self.wait()
+        finally:
+            self.close()
+
+
+def run(
+    arguments: Sequence[object], *, input: str = "", timeout: float = 300, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """Like `subprocess.run([sys.executable, *arguments], capture_output=True, text=True)`."""
+    with Started(arguments, **more) as process:
+        out, err = process.communicate(input, timeout)
+        return subprocess.CompletedProcess(process.args, process.wait(), out, err)
+
+
+def ranks(
+    world: int, arguments: Sequence[object], *, timeout: float = 240, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """So many processes that torchrun might have started; what all of them say, and the first code that is not 0."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(found.getsockname()[1]), **more}
+    shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(Started(arguments, env={**os.environ, **shared, "RANK": str(r), "LOCAL_RANK": str(r)}))
+            for r in range(world)
+        ]
+        outs, errors = zip(*(process.communicate(timeout=timeout) for process in processes), strict=True)
+    code = next((p.returncode for p in processes if p.returncode), 0)
+    return subprocess.CompletedProcess([str(a) for a in arguments], code, "".join(outs), "".join(errors))
+
+
+# ---------------------------------------------------------------- the process that they are forked from
+_server: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
+
+
+def _ask(message: bytes, descriptors: list[int]) -> None:
+    """Send a message of any length with descriptors to the server, which is started on first use."""
+    global _server
+    if _server is None or _server[1].poll() is not None:
+        ours, theirs = socket.socketpair()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+        command = [sys.executable, str(Path(__file__)), str(theirs.fileno())]
+        # its output is that of the first process of the tests, which may not be captured by now
+        process = subprocess.Popen(
+            command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, cwd=ROOT
+        )
+        theirs.close()
+        _server = ours, process
+        atexit.register(_end, ours, process)
+    line = _server[0]
+    line.sendmsg(
+        [len(message).to_bytes(4, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+    )
+    line.sendall(message)
+
+
+def _end(line: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    line.close()
+    process.wait()
+
+
+def _serve(descriptor: int) -> None:
+    """Fork a process for each message; returns in a forked one never, in this one when the other end is closed."""
+    import gc
+    import importlib
+
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    line = socket.socket(fileno=descriptor)
+    wake = os.pipe()
+    for end in wake:
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wake[1])
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    running: dict[int, int] = {}
+    while True:
+        ready = select.select([line, wake[0]], [], [])[0]
+        if wake[0] in ready:
+            os.read(wake[0], 1 << 12)
+            for pid in list(running):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    end = running.pop(pid)
+                    os.write(end, f"{status}\n".encode())
+                    os.close(end)
+        if line not in ready:
+            continue
+        size, found, _, _ = socket.recv_fds(line, 4, 4)
+        if not size:
+            return
+        message = b""
+        while len(message) < int.from_bytes(size, "big"):
+            message += line.recv(1 << 16)
+        pid = os.fork()
+        if not pid:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            line.close()
+            for end in (*wake, *running.values(), found[3]):
+                os.close(end)
+            for number, end in enumerate(found[:3]):
+                os.dup2(end, number)
+                os.close(end)
+            _be(**json.loads(message))
+        running[pid] = found[3]
+        os.write(found[3], f"{pid}\n".encode())
+        for end in found[:3]:
+            os.close(end)
+
+
+def _be(arguments: list[str], env: dict[str, str], cwd: str, session: bool) -> NoReturn:
+    """Do what `python ARGUMENTS` does, and end."""
+    import runpy
+
+    if session:
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    own = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
+    sys.path[:] = [*own, *(p for p in sys.path[1:] if p not in own)]
+    kind, rest = arguments[0], arguments[1:]
+    if kind == "-m":
+        sys.path.insert(0, cwd)
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *rest[1:]]
+        module = type(sys)("__main__")
+        sys.modules["__main__"] = module
+        exec(compile(rest[0], "<string>", "exec"), module.__dict__)
+    else:
+        sys.path.insert(0, str(Path(kind).parent))
+        sys.argv = arguments
+        runpy.run_path(kind, run_name="__main__")
+    sys.exit()
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))
