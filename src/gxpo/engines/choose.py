@@ -117,7 +117,7 @@ def blind(run: Run) -> str | None:
         return None
     return (
         f"{run.architecture} reads pictures, and /v1/completions takes token ids alone (chat completions take "
-        "pictures, and tokenise again)"
+        "pictures, and tokenise the text again)"
     )
 
 

@@ -100,7 +100,7 @@ class VllmEngine:
             return
         if own := vllm_pictures.own_processor(vision):
             raise ModelError(
-                f"{self._network.name}: its pictures are prepared by gxpo's own {own}, and vLLM knows the processors of "
+                f"pictures of {self._network.name} are prepared by gxpo's own {own}, and vLLM knows the processors of "
                 "transformers alone: set sampling.engine=torch"
             )
         if self.tokenizer is None:
@@ -131,6 +131,8 @@ class VllmEngine:
         """The model's configuration and tokenizer, as a directory; no weights."""
         config = {**self._network.causal.config.to_dict(), "architectures": [self._network.name]}
         config["dtype"] = str(self._dtype).removeprefix("torch.")
+        if self._vision is not None:  # vLLM ties the head as this part of the configuration says
+            config["text_config"]["tie_word_embeddings"] = bool(config.get("tie_word_embeddings"))
         rotary = config.get("rope_parameters") or {}
         if "rope_theta" in rotary:  # where transformers before 5 looks for it
             config["rope_theta"] = rotary["rope_theta"]

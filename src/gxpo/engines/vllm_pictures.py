@@ -21,6 +21,7 @@ MOST = 64  # pictures in one prompt
 ARGUMENTS = {  # of vllm.LLM
     "limit_mm_per_prompt": {"image": MOST, "video": 0},
     "mm_processor_kwargs": {"use_fast": False},  # scale by Pillow, as the learner; torchvision's pixels are others
+    "mm_device_do_normalize": False,  # what vLLM takes over from torchvision's processors, and from Pillow's wrongly
 }
 Arrays = dict[str, np.ndarray]
 

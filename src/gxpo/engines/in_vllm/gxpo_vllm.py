@@ -28,6 +28,7 @@ from typing import Any
 NUMBER = struct.Struct("<QQ")
 CODES = {"int32": "i", "int64": "q", "float32": "f", "uint8": "B"}
 SLACK = 64  # ids requested beyond top_k: equal logits at its edge are all kept
+NEWER = ("mm_device_do_normalize",)  # arguments that older versions neither have nor need
 BOOT = uuid.uuid4().hex  # of this process
 WEIGHTS_ARE_OLD = "the worker's weights are of stamp {have}, and stamp {want} was asked for"
 
@@ -181,11 +182,14 @@ class Server:
 
     def __init__(self, header: dict[str, Any]) -> None:
         from vllm import LLM, SamplingParams  # type: ignore[import-not-found]  # it may be installed elsewhere only
+        from vllm.engine.arg_utils import EngineArgs  # type: ignore[import-not-found]  # as above
 
         self._params = SamplingParams
         self._fields = set(inspect.signature(SamplingParams).parameters)
         self.max_logprobs: int = header["max_logprobs"]
-        self.llm: Any = LLM(**header["arguments"], max_logprobs=self.max_logprobs)
+        given, known = header["arguments"], inspect.signature(EngineArgs).parameters
+        given = {name: x for name, x in given.items() if name in known or name not in NEWER}
+        self.llm: Any = LLM(**given, max_logprobs=self.max_logprobs)
         self.stamp: int | None = None
         self._bytes: Any = None
 
