@@ -49,9 +49,13 @@ def streams(task, n=2, turn=0):
 
 
 def prompts(vision):
-    """A picture; two of other sizes, beside each other; a text; a picture that came in the second turn."""
+    """A picture; two of other sizes, beside each other; a text; a picture that came in the second turn.
+
+    Models with m-RoPE have `vision_end` and `vision_start` between two pictures, and transformers counts on it.
+    """
     a, b, c = (vision.ids(picture(i, *size)) for i, size in enumerate([(32, 32), (50, 70), (16, 64)]))
-    return [(1, 7, *a, 9), (1, *c, *b, 10), (1, 7, 8, 9), (1, 7, *a, 9, 30, 31, *b, 11)]
+    between = (56, 57) if vision.triples else ()
+    return [(1, 7, *a, 9), (1, *c, *between, *b, 10), (1, 7, 8, 9), (1, 7, *a, 9, 30, 31, *b, 11)]
 
 
 def agrees(engine, prompt, completion):
