@@ -8,6 +8,11 @@ With `--servers N` it starts N vLLM servers on this machine instead (0.32, with 
 they sample by what is published to them, before and after an update, and that nothing is lost where one is killed:
 `python scripts/check_vllm.py --python VLLM_PYTHON --servers 2 --server-args "--gpu-memory-utilization 0.2"`; on a CPU
 `--server-args "--enforce-eager --block-size 32"`.
+
+With `--pictures` it checks a model that sees instead, of a checkpoint such as SmolVLM-256M-Instruct in a directory:
+`python scripts/check_vllm.py --python VLLM_PYTHON --model DIRECTORY --pictures`. Samples after one picture, after two,
+and in a second turn have the log-probs of the learner, before and after an update of the tower; a placeholder is never
+sampled.
 """
 
 from __future__ import annotations
@@ -23,9 +28,11 @@ import time
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
-from gxpo import models
+from gxpo import media, models
+from gxpo.decoder.vision import triples_of, vision_of
 from gxpo.engines.remote_requests import seed_of
 from gxpo.engines.vllm import VllmEngine
 from gxpo.engines.vllm_process import GIVEN
@@ -108,8 +115,9 @@ class Alone:
 @torch.no_grad()
 def gaps(model: Any, prompt: tuple[int, ...], c: Completion, temperature: float) -> torch.Tensor:
     """How far the log-probs of a completion are from the learner's, in nats."""
-    tokens = torch.tensor([[*prompt, *c.tokens]])
-    logits = model(input_ids=tokens).logits[0, len(prompt) - 1 : -1].float() / temperature
+    tokens, vision = torch.tensor([[*prompt, *c.tokens]]), triples_of(model)
+    extra = {} if vision is None else {"position_ids": vision.positions(tokens[0].tolist())[0][:, None]}
+    logits = model(input_ids=tokens, **extra).logits[0, len(prompt) - 1 : -1].float() / temperature
     if c.support is not None:
         support = torch.from_numpy(c.support)
         allowed = torch.zeros(logits.shape[0], logits.shape[1] + 1, dtype=torch.bool)
@@ -179,6 +187,39 @@ def checks(engine: VllmEngine, prompts: list[tuple[int, ...]], dtype: str) -> bo
     return check("an answer of other weights is refused", "weights are of stamp" in said, said) and good
 
 
+def pictures(engine: VllmEngine, dtype: str) -> bool:
+    """Log-probs of samples that were shown pictures, against the learner's forward; said line by line."""
+    vision = vision_of(engine.model)
+    if vision is None:
+        raise SystemExit(f"{type(engine.model).__name__} reads texts alone: name a model that sees with --model")
+    shades = np.random.default_rng(0)
+    sizes = [(96, 96), (150, 210), (61, 90)]
+    one, two, three = (
+        vision.ids(media.PICTURES.put(shades.integers(0, 256, (*size, 3), dtype=np.uint8))) for size in sizes
+    )
+    words = [tuple(engine.tokenizer.encode(text)) for text in ("User: look at", " and at", " What is it? Assistant:")]
+    prompts = [(*words[0], *one, *words[2]), (*words[0], *two, *words[1], *three, *words[2])]
+
+    def compare(name: str, some: list[tuple[int, ...]], step: int) -> tuple[bool, list[list[Completion]]]:
+        asked = [Request(p, tuple(StreamKey(0, step, str(i), a) for a in range(4))) for i, p in enumerate(some)]
+        answered = engine.sample(asked, SETTINGS[0])
+        pairs = [(r.prompt, c) for r, group in zip(asked, answered, strict=True) for c in group]
+        found = torch.cat([gaps(engine.model, prompt, c, 1.0) for prompt, c in pairs])
+        said = f"max {float(found.max()):.2e}, mean {float(found.mean()):.2e} nats over {found.numel()} tokens"
+        drawn = {t for _, c in pairs for t in c.tokens} & {*vision.banned}
+        return check(name, float(found.max()) < CLOSE[dtype] and not drawn, said), answered
+
+    good, answered = compare("pictures, first turn", prompts, 1)
+    later = [(*p, *group[0].tokens, *three, *words[2]) for p, group in zip(prompts, answered, strict=True)]
+    good &= compare("pictures, second turn", later, 2)[0]
+    with torch.no_grad():
+        for name, p in engine.model.named_parameters():
+            if "vision" in name or "visual" in name:
+                p.add_(torch.randn_like(p) * p.float().std().nan_to_num() * 0.05)
+    engine.policy_version += 1
+    return compare("pictures, after an update of the tower", prompts, 1)[0] and good
+
+
 def speed(engine: VllmEngine, python: str, folder: str, dtype: str, rounds: int, length: int) -> None:
     """The engine and vLLM alone, taking turns."""
     group, new, count = 8, 32, 8
@@ -218,6 +259,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m", help="a name or a directory")
     parser.add_argument("--servers", type=int, default=0, help="check so many servers in place of the engine")
     parser.add_argument("--server-args", default="", help="further arguments of each server")
+    parser.add_argument("--pictures", action="store_true", help="check pictures, of a model that sees")
     given = parser.parse_args()
     loaded = models.load(given.model, task="arithmetic", dtype=given.dtype)
     texts = ("The capital of France is the city of", "Once upon a time there was a small dragon that " * 5)
@@ -228,12 +270,13 @@ def main() -> None:
         arguments = shlex.split(given.server_args)
         good = check_servers.run(given.python, given.servers, given.dtype, loaded, prompts, arguments)
         raise SystemExit(0 if good else 1)
+    longest = min(2048, getattr(loaded.model.config.get_text_config(), "max_position_embeddings", 2048))
     engine = VllmEngine(
-        loaded.model, loaded.tokenizer, python=given.python, arguments={"max_model_len": 2048}, notify=print
+        loaded.model, loaded.tokenizer, python=given.python, arguments={"max_model_len": longest}, notify=print
     )
     try:
-        good = checks(engine, prompts, given.dtype)
-        if given.rounds:
+        good = pictures(engine, given.dtype) if given.pictures else checks(engine, prompts, given.dtype)
+        if given.rounds and not given.pictures:
             with tempfile.TemporaryDirectory() as folder:
                 loaded.model.save_pretrained(folder)
                 speed(engine, given.python, folder, given.dtype, given.rounds, given.length)

@@ -108,6 +108,7 @@ def test_an_update_reaches_every_weight_and_no_cache_outlives_it(engine):
     [
         (Request((), (StreamKey(0, 0, "t", 0),)), SHORT, "an empty prompt"),
         (Request((5, -1), (StreamKey(0, 0, "t", 0),)), SHORT, "no vocabulary ids"),
+        (Request((5, 1 << 62), (StreamKey(0, 0, "t", 0),)), SHORT, "a picture, and this model reads texts alone"),
         (Request((5,), (StreamKey(0, 0, "t", 0),), policy="judge"), SHORT, "policy 'judge'"),
         (Request((5,) * 127, (StreamKey(0, 0, "t", 0),)), SHORT, "exceed 128 .max_model_len"),
         (Request((5,), (StreamKey(0, 0, "t", 0),)), replace(SHORT, temperature=0.001), "greedy"),

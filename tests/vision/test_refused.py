@@ -28,13 +28,15 @@ def test_engines_elsewhere_refuse_requests_with_pictures():
         check([request], Sampling(), policy="main", positions=None, limit="")
 
 
-@pytest.mark.parametrize("asked", ["vllm", "openai"])
-def test_engines_elsewhere_are_not_chosen_for_models_that_see(asked):
+def test_engines_elsewhere_are_chosen_for_models_that_see_where_they_can_show_pictures():
     run = Run("d", "LlavaForConditionalGeneration", "float32", "cpu", 1, 1, Sampling(), sees=True)
-    servers = ["http://localhost:8000/v1"] if asked == "openai" else None
-    with pytest.raises(ConfigError, match=f"sampling.engine={asked} can't be used here: .* reads pictures"):
-        choose(asked, run, servers=servers, installed=lambda where: True)
+    with pytest.raises(ConfigError, match=r"sampling.engine=openai can't be used here: .*/v1/completions takes"):
+        choose("openai", run, servers=["http://localhost:8000/v1"])
+    assert choose("vllm", run, installed=lambda where: True).engine == "vllm"
     assert choose("auto", run, installed=lambda where: True).engine == "torch"
+    own = replace(run, own_pictures="NearestProcessor")
+    with pytest.raises(ConfigError, match=r"sampling.engine=vllm can't be used here: .* gxpo's own NearestProcessor"):
+        choose("vllm", own, installed=lambda where: True)
 
 
 def test_training_engines_refuse_forests_with_pictures():

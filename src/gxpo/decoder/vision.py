@@ -7,7 +7,8 @@ forward pass, and the head gives the model's own placeholders no probability, in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -153,6 +154,18 @@ class TextHead(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         out = super().forward(input)
         return out.index_fill(-1, torch.tensor(self.banned, device=out.device), -torch.inf)
+
+
+@contextmanager
+def with_placeholders(causal: Any) -> Iterator[None]:
+    """Within it the head of a model gives placeholders their logits, as the model's own does."""
+    head = causal.get_output_embeddings()
+    kind = type(head)
+    head.__class__ = nn.Linear if kind is TextHead else kind
+    try:
+        yield
+    finally:
+        head.__class__ = kind
 
 
 def tower_of(causal: Any) -> Any:

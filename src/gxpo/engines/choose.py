@@ -35,6 +35,7 @@ class Run:
     policies      how many policies are sampled
     processes     of torch.distributed
     sees          it reads pictures
+    own_pictures  name of gxpo's own processor that prepares them; None: one of transformers
     """
 
     model: str
@@ -45,6 +46,7 @@ class Run:
     processes: int
     sampling: Sampling
     sees: bool = False
+    own_pictures: str | None = None
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,13 @@ def several(run: Run) -> str | None:
 
 
 def blind(run: Run) -> str | None:
-    """Why an engine outside this process can't sample a model that reads pictures; None if the model reads texts."""
-    return f"{run.architecture} reads pictures, which are handed to the torch engine alone" if run.sees else None
+    """Why a server can't sample a model that reads pictures; None if the model reads texts."""
+    if not run.sees:
+        return None
+    return (
+        f"{run.architecture} reads pictures, and /v1/completions takes token ids alone (chat completions take "
+        "pictures, and tokenise the text again)"
+    )
 
 
 def impossible(run: Run) -> str | None:
@@ -119,8 +126,11 @@ def impossible(run: Run) -> str | None:
     s = run.sampling
     if reason := several(run):
         return reason
-    if reason := blind(run):
-        return reason
+    if run.own_pictures is not None:
+        return (
+            f"pictures of this {run.architecture} are prepared by gxpo's own {run.own_pictures}, and vLLM knows the "
+            "processors of transformers alone"
+        )
     if run.dtype not in ("float32", "bfloat16", "float16"):
         return f"vLLM does not run {run.dtype}"
     if 0 < s.temperature < LEAST_TEMPERATURE:
@@ -134,6 +144,8 @@ def unfit(run: Run) -> str | None:
     """Why vLLM is not chosen automatically; None if it is."""
     if of_the_house(run.model):
         return "the tiny model is sampled faster in process"
+    if run.sees:
+        return "pictures in vLLM were tried with small random models alone (sampling.engine=vllm tries it)"
     if run.architecture not in PLAIN:
         return f"{run.architecture} has not been tried with vLLM (sampling.engine=vllm tries it)"
     if run.device.partition(":")[0] != "cpu":

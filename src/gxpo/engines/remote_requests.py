@@ -25,10 +25,19 @@ def seed_of(key: StreamKey) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def check(requests: Sequence[Request], sampling: Sampling, *, policy: str, positions: int | None, limit: str) -> None:
+def check(
+    requests: Sequence[Request],
+    sampling: Sampling,
+    *,
+    policy: str,
+    positions: int | None,
+    limit: str,
+    pictures: str | None = "which is handed to the torch and the vLLM engine alone: set sampling.engine=torch or vllm",
+) -> None:
     """Raise an error for requests that such an engine does not support.
 
     positions  tokens that a context may have, action included (None: unknown);   limit  where that number comes from
+    pictures   why it takes none (None: it does)
     """
     if isinstance(sampling, SoftSampling):
         raise ModelError(
@@ -49,10 +58,8 @@ def check(requests: Sequence[Request], sampling: Sampling, *, policy: str, posit
             raise ModelError("a request has an empty prompt: the model needs at least one token, such as its bos")
         if request.extras or min(request.prompt) < 0:
             raise ModelError("a request has steps that are no vocabulary ids, which a language model can't go on from")
-        if max(request.prompt) >= media.FIRST:
-            raise ModelError(
-                "a request shows a picture, which is handed to the torch engine alone: set sampling.engine=torch"
-            )
+        if pictures is not None and max(request.prompt) >= media.FIRST:
+            raise ModelError(f"a request shows a picture, {pictures}")
         if request.policy != policy:
             raise ModelError(f"a request is for policy {request.policy!r}, and the engine knows one policy, {policy!r}")
         if positions is not None and len(request.prompt) + s.max_new_tokens > positions:

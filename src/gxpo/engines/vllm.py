@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from gxpo import media
+from gxpo.decoder.vision import vision_of, with_placeholders
+from gxpo.engines import vllm_pictures
 from gxpo.engines.decode import writes
 from gxpo.engines.in_vllm.gxpo_vllm import SLACK
 from gxpo.engines.network import Network
@@ -52,6 +55,10 @@ class VllmEngine:
     those of the torch engine, and rounding that depends on what else is in vLLM's batch or cache can change them. Runs
     with this engine are not reproducible bit for bit.
 
+    A picture in a prompt is one placeholder and its pixels, which vLLM's processor, made from the learner's files,
+    turns into rows; where vLLM then read other ids than the prompt's, that request is an error. Placeholders have no
+    probability, as in the learner. The tokens that both sides read at the start show a picture.
+
     A process that ends is replaced once a call, and the requests are sampled by the new one; a second end is an error.
 
     `Request.keep` is not needed: vLLM finds cached prefixes by their tokens, in blocks. Counted since the engine was
@@ -75,6 +82,8 @@ class VllmEngine:
         self.model, self.tokenizer, self.policy = model, tokenizer, policy
         self._network = Network(model, next(model.parameters()).device, kernels="transformers")
         self.stop_ids = tuple(stop_ids) if stop_ids is not None else self._network.end_ids(tokenizer)
+        self._vision = vision_of(self._network.causal)
+        self._check_pictures()
         self.policy_version = 0
         self.prefilled_tokens = self.reused_tokens = 0
         self._shared, self._stamp = SharedWeights(), 0
@@ -84,6 +93,18 @@ class VllmEngine:
         notify(f"starting vLLM in {self._python}")
         device = self._start()
         notify(f"vLLM {self.vllm_version} samples on {device}; runs with it are not reproducible bit for bit")
+
+    def _check_pictures(self) -> None:
+        vision = self._vision
+        if vision is None:
+            return
+        if own := vllm_pictures.own_processor(vision):
+            raise ModelError(
+                f"pictures of {self._network.name} are prepared by gxpo's own {own}, and vLLM knows the processors of "
+                "transformers alone: set sampling.engine=torch"
+            )
+        if self.tokenizer is None:
+            raise ModelError("vLLM's processor of pictures needs the model's tokenizer: give the engine one")
 
     # ------------------------------------------------------------ starting
     def _start(self) -> str:
@@ -110,12 +131,16 @@ class VllmEngine:
         """The model's configuration and tokenizer, as a directory; no weights."""
         config = {**self._network.causal.config.to_dict(), "architectures": [self._network.name]}
         config["dtype"] = str(self._dtype).removeprefix("torch.")
+        if self._vision is not None:  # vLLM ties the head as this part of the configuration says
+            config["text_config"]["tie_word_embeddings"] = bool(config.get("tie_word_embeddings"))
         rotary = config.get("rope_parameters") or {}
         if "rope_theta" in rotary:  # where transformers before 5 looks for it
             config["rope_theta"] = rotary["rope_theta"]
         (folder / "config.json").write_text(json.dumps(config, default=str))
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)
+        if self._vision is not None:
+            vllm_pictures.describe(self._vision, self._network.causal.config, folder)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -145,6 +170,7 @@ class VllmEngine:
             "max_model_len": min(longest, LONGEST),
             "max_num_seqs": rows,
             **({"enforce_eager": True, "block_size": 32} if on_cpu else {}),
+            **({} if self._vision is None else vllm_pictures.ARGUMENTS),
             **given,
         }
 
@@ -153,11 +179,30 @@ class VllmEngine:
         """Check that both sides read the same tokens: `ModelError` otherwise."""
         vocabulary = self._network.causal.get_input_embeddings().weight.shape[0]
         ids = [(i * 7919 + 13) % vocabulary for i in range(PROBE)]
+        header: dict[str, Any] = {"do": "score"}
+        extra: dict[str, Any] = {"use_cache": False}
+        vision = self._vision
+        if vision is None:
+            arrays = {"tokens": np.asarray(ids, dtype=np.int32)}
+        else:
+            ids = vllm_pictures.probe(vision, ids)
+            told, arrays = vllm_pictures.message([ids], vision)
+            header |= told
+            if vision.triples:
+                extra["position_ids"] = vision.positions(ids)[0][:, None].to(self._network.device)
         tokens = torch.tensor([ids], device=self._network.device)
-        logits = self.model(input_ids=tokens, use_cache=False).logits[0, :-1].float()
-        own = logits.log_softmax(-1).gather(1, tokens[0, 1:, None]).squeeze(1).cpu()
-        said, _ = self.process.ask({"do": "score"}, {"tokens": np.asarray(ids, dtype=np.int32)})
-        gap = float((own - torch.tensor(said["logprobs"])).abs().sum() / own.abs().sum())
+        text = (tokens[0, 1:] < media.FIRST).cpu()  # whose ids the vocabulary has
+        with with_placeholders(self._network.causal):  # log-probs of a prompt, vLLM takes before anything is banned
+            logits = self.model(input_ids=tokens, **extra).logits[0, :-1].float()
+        targets = tokens[0, 1:].masked_fill(tokens[0, 1:] >= media.FIRST, 0)
+        own = logits.log_softmax(-1).gather(1, targets[:, None]).squeeze(1).cpu()[text]
+        said, _ = self.process.ask(header, arrays)
+        if said.get("misread"):
+            raise ModelError(
+                f"vLLM {self.vllm_version} reads a picture as other ids than the learner, first at place "
+                f"{said['misread'][0][1]} of the prompt: set sampling.engine=torch"
+            )
+        gap = float((own - torch.tensor(said["logprobs"])[text]).abs().sum() / own.abs().sum())
         if not gap <= DISAGREE[self._dtype]:
             raise ModelError(
                 f"vLLM {self.vllm_version} computes something else from the learner's weights: log-probs of the same "
@@ -202,7 +247,14 @@ class VllmEngine:
     # ------------------------------------------------------------ sampling
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """Sample one completion for every stream of every request, in order."""
-        check(requests, sampling, policy=self.policy, positions=self.positions, limit="max_model_len of vLLM")
+        check(
+            requests,
+            sampling,
+            policy=self.policy,
+            positions=self.positions,
+            limit="max_model_len of vLLM",
+            pictures=None if self._vision is not None else "and this model reads texts alone",
+        )
         if not any(request.streams for request in requests):
             return [[] for _ in requests]
         if sampling.stop and self.tokenizer is None:
@@ -212,22 +264,49 @@ class VllmEngine:
                 f"sampling.top_k={sampling.top_k}: vLLM is asked for at most {MOST_TOP_K} possible tokens at a "
                 "position; lower it, or set sampling.engine=torch"
             )
-        arrays = _arrays(requests)
+        told, arrays = self._message(requests)
         try:
-            said, found = self._ask(sampling, arrays)
+            said, found = self._ask(sampling, told, arrays)
         except VllmEnded as error:
             self._notify(f"{error}: starting another, which samples the same requests")
             self._start()
-            said, found = self._ask(sampling, arrays)
+            said, found = self._ask(sampling, told, arrays)
         if unknown := set(said["finish"]) - {"stop", "length"}:
             raise ModelError(f"vLLM gave up a sample ({', '.join(sorted(unknown))}): lower sampling.batch_rows")
         _check(said, found, sum(len(request.streams) for request in requests), sampling)
+        self._check_reading(requests, said, found)
         self.prefilled_tokens += said["read"]
         self.reused_tokens += said["reused"]
         rows = iter(self._completions(said, found, sampling))
         return [[next(rows) for _ in request.streams] for request in requests]
 
-    def _ask(self, sampling: Sampling, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _message(self, requests: Sequence[Request]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Header and arrays that tell of these requests."""
+        vision, arrays = self._vision, _streams(requests)
+        if vision is None:
+            return {}, {**_prompts(requests), **arrays}
+        told: dict[str, Any] = {"banned": list(vision.banned)}
+        if all(max(r.prompt) < media.FIRST for r in requests):
+            return told, {**_prompts(requests), **arrays}
+        header, shown = vllm_pictures.message([r.prompt for r in requests], vision)
+        return {**told, **header}, {**shown, **arrays}
+
+    def _check_reading(self, requests: Sequence[Request], said: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+        """Raise `ModelError` for a request that vLLM read otherwise, and for a placeholder that was sampled."""
+        for i, place in said.get("misread", ()):
+            task = requests[i].streams[0].task
+            raise ModelError(
+                f"vLLM read a request of task {task!r} otherwise than the learner does, first at place {place} of "
+                f"{len(requests[i].prompt)}: its processor makes other rows of a picture. Set sampling.engine=torch"
+            )
+        if self._vision is not None and set(self._vision.banned) & set(found["tokens"]):
+            raise ModelError(
+                "vLLM sampled a picture's placeholder, which has no probability: set sampling.engine=torch"
+            )
+
+    def _ask(
+        self, sampling: Sampling, told: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the process, with the weights of now, answers to these requests."""
         self._send()
         header = {
@@ -246,6 +325,7 @@ class VllmEngine:
                 "skip_special_tokens": False,
                 "detokenize": bool(sampling.stop),
             },
+            **told,
         }
         said, found = self.process.ask(header, arrays)
         self._check_stamp(said)
@@ -287,11 +367,17 @@ def _check(said: Mapping[str, Any], found: Mapping[str, Any], n: int, sampling: 
         raise ModelError("vLLM answered with log-probs that are nan, infinite or above 0")
 
 
-def _arrays(requests: Sequence[Request]) -> dict[str, np.ndarray]:
-    """Prompts, concatenated, and the prompt and seed of every stream."""
+def _prompts(requests: Sequence[Request]) -> dict[str, np.ndarray]:
+    """Prompts of texts, concatenated."""
     return {
         "tokens": np.concatenate([np.asarray(r.prompt, dtype=np.int32) for r in requests]),
         "lengths": np.asarray([len(r.prompt) for r in requests], dtype=np.int32),
+    }
+
+
+def _streams(requests: Sequence[Request]) -> dict[str, np.ndarray]:
+    """The prompt and seed of every stream."""
+    return {
         "prompt": np.asarray([i for i, r in enumerate(requests) for _ in r.streams], dtype=np.int32),
         "seeds": np.asarray([seed_of(key) for r in requests for key in r.streams], dtype=np.int64),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,19 +12,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gxpo.decoder.vision import vision_of
 from gxpo.engines.in_vllm.gxpo_vllm import checksum
+from gxpo.errors import ModelError
 
 ALIGNED = 64  # bytes
 MEMORY = Path("/dev/shm")
+TOWER = "vision_tower."  # of Llava
+WITHIN = f"{TOWER}vision_model."  # where CLIP and SigLIP have their parameters in vLLM
 
 
 def weights_of(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Parameters and persistent buffers by name, each tensor once; peft adapters are merged into their weights.
 
+    Those of a model that sees have the names of its checkpoint, which vLLM reads; transformers 5 has others for some.
     The sum is rounded to the weights' own type, so in bfloat16 small adapters lose digits that the learner, which runs
     them beside the weights, has.
     """
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    found = _by_module(causal)
+    return found if vision_of(causal) is None else iter(in_checkpoint(causal, dict(found)).items())
+
+
+def in_checkpoint(causal: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors under the names that `save_pretrained` writes. `ModelError` where it writes other tensors.
+
+    A tower of Llava is told by its older names also where the checkpoint was written by transformers 5.
+    """
+    converting: Any = importlib.import_module("transformers.core_model_loading")
+    found: dict[str, Tensor] = converting.revert_weight_conversion(causal, dict(weights))
+    own = {id(x) for x in weights.values()}
+    if len(found) != len(weights) or not {id(x) for x in found.values()} <= own:
+        raise ModelError(
+            f"{type(causal).__name__}: its checkpoint holds other tensors than the model, and vLLM would be given the "
+            "model's: set sampling.engine=torch"
+        )
+    return {(WITHIN + name.removeprefix(TOWER) if _is_bare(name) else name): x for name, x in found.items()}
+
+
+def _is_bare(name: str) -> bool:
+    return name.startswith(TOWER) and not name.startswith(WITHIN)
+
+
+def _by_module(causal: Any) -> Iterator[tuple[str, Tensor]]:
     adapted = {name: m for name, m in causal.named_modules() if hasattr(m, "base_layer")}
     seen: set[int] = set()
     for name, x in causal.state_dict(keep_vars=True).items():

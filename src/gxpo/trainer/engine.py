@@ -11,6 +11,7 @@ from gxpo.engines.choose import Run, choose, of_the_house
 from gxpo.engines.openai import OpenAIEngine
 from gxpo.engines.torch import TorchEngine
 from gxpo.engines.vllm import VllmEngine
+from gxpo.engines.vllm_pictures import own_processor
 from gxpo.errors import ConfigError, ModelError
 from gxpo.learners.torch import TorchLearner
 from gxpo.protocols import Sampling
@@ -31,6 +32,7 @@ def engine_of(
     asked, rows, options = s.sampling.engine, s.sampling.batch_rows, s.sampling.engine_options
     model = learner.model if learner.samples is None else learner.samples
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    vision = vision_of(causal)
     run = Run(
         model=s.model,
         architecture=type(causal).__name__,
@@ -39,7 +41,8 @@ def engine_of(
         policies=len(learner.policies),
         processes=runtime.world(),
         sampling=sampling,
-        sees=vision_of(causal) is not None,
+        sees=vision is not None,
+        own_pictures=None if vision is None else own_processor(vision),
     )
     choice = choose(asked, run, python=s.sampling.engine_python, servers=s.sampling.servers)
     if asked == "auto" and not of_the_house(s.model):

@@ -26,8 +26,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 NUMBER = struct.Struct("<QQ")
-CODES = {"int32": "i", "int64": "q", "float32": "f"}
+CODES = {"int32": "i", "int64": "q", "float32": "f", "uint8": "B"}
 SLACK = 64  # ids requested beyond top_k: equal logits at its edge are all kept
+NEWER = ("mm_device_do_normalize",)  # arguments that older versions neither have nor need
 BOOT = uuid.uuid4().hex  # of this process
 WEIGHTS_ARE_OLD = "the worker's weights are of stamp {have}, and stamp {want} was asked for"
 
@@ -127,17 +128,68 @@ class WeightLoader:
         return {**self.gxpo_state(), "wrong": [], "held": held(runner.model, tensors)}
 
 
+# ---------------------------------------------------------------- prompts
+def prompts_of(header: dict[str, Any], given: dict[str, array[Any]], stamp: int | None) -> list[dict[str, Any]]:
+    """The prompts of a message, with their pictures.
+
+    The stamp is in the name of a picture as well as in the salt: what the tower made of it, vLLM caches by that name,
+    and would give after an update, too.
+    """
+    salt, found, place = f"gxpo-{stamp}", list[dict[str, Any]](), 0
+    tokens = given["tokens"].tolist()
+    for length in given["lengths"]:
+        found.append({"prompt_token_ids": tokens[place : place + length], "cache_salt": salt})
+        place += length
+    images = _images(header, given)
+    for i, numbers in header.get("shown", ()):
+        names = [f"{header['pictures'][k][0]}/{stamp}" for k in numbers]
+        found[i]["multi_modal_data"] = {"image": [images[k] for k in numbers]}
+        found[i]["multi_modal_uuids"] = {"image": names}
+    return found
+
+
+def _images(header: dict[str, Any], given: dict[str, array[Any]]) -> list[Any]:
+    if "pictures" not in header:
+        return []
+    from PIL import Image  # type: ignore[import-not-found]  # vLLM needs it
+
+    raw, found, place = given["pixels"].tobytes(), [], 0
+    for _, height, width in header["pictures"]:
+        size = 3 * height * width
+        found.append(Image.frombytes("RGB", (width, height), raw[place : place + size]))
+        place += size
+    return found
+
+
+def misread(header: dict[str, Any], given: dict[str, array[Any]], read: dict[int, list[int]]) -> list[list[int]]:
+    """[prompt, first place] where a prompt with pictures was read as other ids than the other side expects.
+
+    read  by prompt, the ids after vLLM put a picture's rows into the place of its placeholder
+    """
+    found, place = [], 0
+    for (i, _), length in zip(header.get("shown", ()), given.get("expanded_lengths", ()), strict=True):
+        wanted, own = given["expanded"][place : place + length].tolist(), read.get(i)
+        place += length
+        if own is not None and own != wanted:
+            same = zip(own, wanted, strict=False)
+            found.append([i, next((k for k, (a, b) in enumerate(same) if a != b), min(len(own), length))])
+    return found
+
+
 # ---------------------------------------------------------------- the engine
 class Server:
     """vLLM and the version of its weights: `stamp` is None from the start of an update until all of it succeeded."""
 
     def __init__(self, header: dict[str, Any]) -> None:
         from vllm import LLM, SamplingParams  # type: ignore[import-not-found]  # it may be installed elsewhere only
+        from vllm.engine.arg_utils import EngineArgs  # type: ignore[import-not-found]  # as above
 
         self._params = SamplingParams
         self._fields = set(inspect.signature(SamplingParams).parameters)
         self.max_logprobs: int = header["max_logprobs"]
-        self.llm: Any = LLM(**header["arguments"], max_logprobs=self.max_logprobs)
+        given, known = header["arguments"], inspect.signature(EngineArgs).parameters
+        given = {name: x for name, x in given.items() if name in known or name not in NEWER}
+        self.llm: Any = LLM(**given, max_logprobs=self.max_logprobs)
         self.stamp: int | None = None
         self._bytes: Any = None
 
@@ -167,11 +219,17 @@ class Server:
         return {"stamp": self.stamp, "read": read, "held": held(runner.model, tensors)}
 
     # ------------------------------------------------------------ reading and writing
-    def score(self, tokens: list[int]) -> list[float]:
-        """Log-probs of every token but the first, at temperature 1."""
+    def score(self, header: dict[str, Any], given: dict[str, array[Any]]) -> bytes:
+        """Log-probs of every token but the first of one prompt, at temperature 1; nothing is banned."""
         params = self._params(max_tokens=1, prompt_logprobs=0, detokenize=False, temperature=1.0, ignore_eos=True)
-        (out,) = self.llm.generate([{"prompt_token_ids": tokens}], params, use_tqdm=False)
-        return [found[token].logprob for token, found in zip(tokens[1:], out.prompt_logprobs[1:], strict=True)]
+        if "shown" in header:
+            (prompt,) = prompts_of(header, given, self.stamp)
+        else:
+            prompt = {"prompt_token_ids": given["tokens"].tolist()}
+        (out,) = self.llm.generate([prompt], params, use_tqdm=False)
+        tokens = list(out.prompt_token_ids)
+        found = [at[token].logprob for token, at in zip(tokens[1:], out.prompt_logprobs[1:], strict=True)]
+        return encode({"stamp": self.stamp, "logprobs": found, "misread": misread(header, given, {0: tokens})})
 
     def sample(self, header: dict[str, Any], given: dict[str, array[Any]]) -> bytes:
         """Sample from many prompts: `prompt` of each stream is the index of its prompt."""
@@ -179,11 +237,9 @@ class Server:
             raise RuntimeError(WEIGHTS_ARE_OLD.format(have=self.stamp, want=header["stamp"]))
         settings, cut = dict(header["sampling"]), bool(header["support"])
         wanted = self._wanted(settings) if cut else 0
-        salt, prompts, place = f"gxpo-{self.stamp}", [], 0
-        tokens = given["tokens"].tolist()
-        for length in given["lengths"]:
-            prompts.append({"prompt_token_ids": tokens[place : place + length], "cache_salt": salt})
-            place += length
+        prompts = prompts_of(header, given, self.stamp)
+        if "banned" in header:  # before temperature and support, so log-probs are of what remains
+            settings["logit_bias"] = dict.fromkeys(header["banned"], float("-inf"))
         if "flat_logprobs" in self._fields:
             settings["flat_logprobs"] = True
         params = [self._params(**settings, logprobs=wanted, seed=seed) for seed in given["seeds"]]
@@ -206,6 +262,7 @@ class Server:
                     )
                 allowed.extend(row)
                 widths.append(len(row))
+        read = {i: list(out.prompt_token_ids) for i, out in zip(given["prompt"], done, strict=True)}
         cached = [getattr(out, "num_cached_tokens", 0) or 0 for out in done]
         return encode(
             {
@@ -213,6 +270,7 @@ class Server:
                 "finish": [str(out.finish_reason) for out in outputs],
                 "reused": sum(cached),
                 "read": sum(len(out.prompt_token_ids) for out in done) - sum(cached),
+                "misread": misread(header, given, read),
             },
             {
                 "tokens": ("int32", drawn.tobytes()),
@@ -256,7 +314,7 @@ def answer(server: Server | None, message: bytes) -> tuple[Server | None, bytes]
     if header["do"] == "load":
         return server, encode(server.load(header))
     if header["do"] == "score":
-        return server, encode({"stamp": server.stamp, "logprobs": server.score(arrays["tokens"].tolist())})
+        return server, server.score(header, arrays)
     return server, server.sample(header, arrays)
 
 
