@@ -23,7 +23,7 @@ OF_THE_READER = ("resume", "demo", "bench", "signal", "serve", "eval", "export",
 FOLLOWED = ("tutorial.md", "tutorial-2.md")  # tests/test_tutorial.py does what they say, block by block
 # Added to what is typed, so that it is quick: by default as many steps as can be and few tasks.
 QUICK = {
-    "train": "--set trainer.steps=2 --set eval.tasks=8 --set tasks.per_step=2",
+    "train": "--set trainer.steps=2 --set eval.tasks=2 --set tasks.per_step=2",
     "plan": "--set tasks.per_step=2",
     "signal": "--tasks 4",
     "eval": "--tasks 4",
@@ -136,6 +136,8 @@ def test_commands_resolve(command, here, hardly_warm, monkeypatch):
     """Training commands are resolved with --dry-run, plans without a probe; what names a run, a model or a reward of
     the reader's is parsed only."""
     monkeypatch.setenv("GXPO_ALLOW_KEY", "")  # which --allow-key adds to
+    cost = {"steps": 10, "generated_tokens_per_step": 300.0, "time_run_s": 1.0}
+    monkeypatch.setattr(Local, "probe", lambda self, keys: [cost for _ in keys])
     arguments = shlex.split(command)[1:]
     if arguments[0] == "train":
         arguments.append("--dry-run")

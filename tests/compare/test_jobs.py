@@ -70,16 +70,18 @@ def test_a_process_killed_in_a_run_is_replaced_and_the_run_has_the_same_bits(tmp
 
 
 def test_a_run_that_fails_costs_itself_alone_and_is_not_tried_again(tmp_path, keys):
+    """In a process that has said what a run costs."""
     bad = Job(tmp_path / "bad", {**keys, "optim.lr": -1.0})
     good = Job(tmp_path / "good", keys, keep=False)
     runner = Local(1)
     try:
+        (cost,) = runner.probe([keys])
         found = {job.path.name: trouble for job, trouble in runner([bad, good])}
         again = {job.path.name: trouble for job, trouble in runner([bad, good])}
     finally:
         runner.close()
     assert "optim.lr" in found["bad"] and "greater than 0" in found["bad"]
-    assert found["good"] == ""
+    assert found["good"] == "" and cost["steps"] == 8 and cost["time_run_s"] > 0
     assert again == found
     assert "optim.lr" in (bad.path / LOG).read_text()
     assert sorted(p.name for p in good.path.iterdir() if p.is_dir()) == ["evaluations"]  # kept: figures alone

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.learners.llamas import clean_llama, random_forest, small_llama
 from tests.learners.test_architecture import FLAT, FOREST, LLAMAS, PACKED, alone, made
+from tests.thorough import some
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -138,7 +139,7 @@ def test_soft_capped_scores():
 
 
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=4)])
-@pytest.mark.parametrize("model, tolerance", [(clean_llama, 1e-12), (small_llama, 1e-5)])
+@pytest.mark.parametrize("model, tolerance", some([(clean_llama, 1e-12), (small_llama, 1e-5)], [(clean_llama, 1e-12)]))
 def test_log_probs_of_a_model(model, tolerance, lora):
     for seed in range(2):
         forest = random_forest(seed)
@@ -161,7 +162,7 @@ def test_sliding_windows_are_packed(name):
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("model, tolerance", [(clean_llama, 1e-12), (small_llama, 1e-5)])
+@pytest.mark.parametrize("model, tolerance", some([(clean_llama, 1e-12), (small_llama, 1e-5)], [(clean_llama, 1e-12)]))
 def test_gradient_by_the_fallback_of_torch(monkeypatch, model, tolerance, recompute):
     """torch's unfused backward pass of FlexAttention is right on CPUs, too, once its check of the device is off: it
     shows what masks and learner do, not the kernel that GPUs run (tests/test_device.py does)."""

@@ -154,6 +154,7 @@ def test_a_resumed_run_goes_on_exactly():
     assert m.fill(total_steps=3).terms["entropy_band"].state_dict() == {"history": {}}
 
 
+@pytest.mark.thorough  # as of every control: tests/objectives/test_control.py
 @pytest.mark.filterwarnings("ignore:reward")
 def test_a_run_is_resumed_exactly(tmp_path):
     rows = check_resumed("epo", tmp_path, '"history"', **{"objective.add.entropy_band.control": None})

@@ -297,9 +297,12 @@ def test_the_cards_numbers_with_a_format_reward() -> None:
     [
         ("r3", '"stored"', {"rollout.below": 1.0}),
         pytest.param("arpo_gui", '"stored"', {}, marks=pytest.mark.thorough),
-        ("eframe", '"groups"', {"rollout.more": 4, "rollout.every": 2, "rollout.least": 0.5}),
+        pytest.param(
+            "eframe", '"groups"', {"rollout.more": 4, "rollout.every": 2, "rollout.least": 0.5},
+            marks=pytest.mark.thorough,
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_run_resumed_from_the_middle_is_the_run_never_stopped(
     method: str, remembered: str, keys: dict, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.battery import made_up
+from tests.thorough import ALL
 
 import gxpo
 from gxpo.chat import PlainChat, TemplateChat
@@ -76,13 +77,24 @@ FULL, WINDOW, NOTHING = EpisodeRules(20), EpisodeRules(20, "window", 2), Episode
 SUMMARY = EpisodeRules(20, "summary", 2)
 
 
-@pytest.mark.parametrize("rules", [FULL, WINDOW, NOTHING, SUMMARY], ids=["full", "window2", "window0", "summary"])
+RULES = {"full": FULL, "window2": WINDOW, "window0": NOTHING, "summary": SUMMARY}
+CHATS = {
+    "plain": PlainChat,
+    "template": lambda t: TemplateChat(t, TEMPLATE),
+    "rewriting": lambda t: TemplateChat(t, REWRITING),
+}
+SAMPLINGS = (Sampling(max_new_tokens=3), Sampling(0.7, top_k=5, max_new_tokens=3))
+
+
 @pytest.mark.parametrize(
-    "chat",
-    [PlainChat, lambda t: TemplateChat(t, TEMPLATE), lambda t: TemplateChat(t, REWRITING)],
-    ids=["plain", "template", "rewriting"],
+    ("rules", "chat", "sampling"),
+    [  # in `make test` every pair of rules and chat once
+        pytest.param(RULES[r], CHATS[c], SAMPLINGS[s], marks=[ALL] * ((i + j + s) % 2), id=f"{r}-{c}-{s}")
+        for i, r in enumerate(RULES)
+        for j, c in enumerate(CHATS)
+        for s in range(2)
+    ],
 )
-@pytest.mark.parametrize("sampling", [Sampling(max_new_tokens=3), Sampling(0.7, top_k=5, max_new_tokens=3)])
 def test_sampled_log_probs_are_the_learners(model, steps, rules, chat, sampling):
     forest = grown(session(model, steps, chat=chat, rules=rules, sampling=sampling))
     assert forest.n_steps > 3 * forest.n_trajectories
