@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from gxpo.chat import make as chat_of
 from gxpo.chat.plain import Tokens
+from gxpo.decoder.vision import vision_of
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.usercode import described, one_line
 
@@ -146,6 +148,8 @@ class Server:
 class LocalJudge:
     """Judge by a causal language model in this process; greedy, one question at a time.
 
+    A model that reads pictures (Llava, Idefics3, SmolVLM) is shown those of a task; any other is told their names.
+
     model, tokenizer  of transformers; a chat template is used where the tokenizer has one, else what the messages say
     max_new_tokens    of an answer
     """
@@ -154,6 +158,16 @@ class LocalJudge:
     tokenizer: Any
     max_new_tokens: int = 64
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    @property
+    def sees(self) -> bool:
+        """Whether it is shown pictures: models whose rows need positions or layers of their own are not."""
+        vision = vision_of(self.model)
+        return vision is not None and not vision.triples and not vision.deep
+
+    def _tokens(self) -> Tokens:
+        vision = vision_of(self.model)
+        return Tokens(self.tokenizer, vision.ids if vision is not None and self.sees else None)
 
     def ask(self, messages: Messages) -> str:
         import torch
@@ -187,7 +201,7 @@ class LocalJudge:
         chat template the reply follows the prompt as it stands. `said` and the answer are encoded together."""
         import torch
 
-        tokens = Tokens(self.tokenizer)
+        tokens = self._tokens()
         chat = bool(getattr(self.tokenizer, "chat_template", None))
         opening = self._ids([{"role": "user", "content": prompt}]) if chat else [*tokens.bos]
         before = tokens.encode(tokens.typed(said if chat else prompt + said))
@@ -206,7 +220,11 @@ class LocalJudge:
 
     def _ids(self, messages: Messages) -> list[int]:
         """Token ids of messages; what is judged must not write the judge's control tokens."""
-        tokens = Tokens(self.tokenizer)
+        tokens, vision = self._tokens(), vision_of(self.model)
+        if vision is not None and self.sees and getattr(self.tokenizer, "chat_template", None):
+            placeholder = self.tokenizer.convert_ids_to_tokens(vision.placeholder)
+            chat = chat_of(self.tokenizer, rows_of=tokens.rows_of, picture=placeholder)
+            return list(chat.start(messages).context)
         shown = tokens.typed([dict(m) for m in messages])
         if getattr(self.tokenizer, "chat_template", None):
             return [
@@ -215,9 +233,13 @@ class LocalJudge:
         return [*tokens.bos, *tokens.encode("\n\n".join(m["content"] for m in shown) + "\n")]
 
     def _check_room(self, n: int, more: int) -> None:
-        room = getattr(self.model.config, "max_position_embeddings", None)
+        room = getattr(_text_config(self.model.config), "max_position_embeddings", None)
         if room is not None and n + more > room:
             raise JudgeFailure("raised", f"a question of {n} tokens leaves no room for an answer in {room} positions")
+
+
+def _text_config(config: Any) -> Any:
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def _cut_off(who: str, tokens: int, setting: str) -> str:

@@ -4,7 +4,8 @@ r_i = |answers equal to answer i| / G;   A as in GRPO
 
 Choices. The paper subtracts .75 times the normalised entropy of the group's answers. It is the same for all of a group,
 so that any baseline of the group cancels it: A is the same with and without (see the errata), and it is left out. An
-attempt without an answer earns 0 (fork: the share of those without). Stand-in: no pictures.
+attempt without an answer earns 0 (fork: the share of those without). `scoring.options.majority_vote.pattern` says what
+an answer is: "(.+)" on `shapes`, where docs/vision.md has runs.
 """
 
 from gxpo.definition import Definition

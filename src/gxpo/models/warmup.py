@@ -127,7 +127,7 @@ WARMUPS: dict[str, Recipe] = {
     "keydoor": EXPERT,
     "shop": EXPERT,
     "shapes": PICTURES,
-    "charts": replace(PICTURES, errs_from=200, first_check=260, low=0.5),
+    "charts": replace(PICTURES, slips=0.0, first_check=580, max_steps=800, low=0.5),
     "frozenlake-pixels": replace(
         SCREEN,
         task="frozenlake",

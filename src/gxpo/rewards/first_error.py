@@ -54,7 +54,8 @@ class FirstError(_Asking):
             "none is wrong, and nothing after it."
         )
         shown = fenced("\n".join(numbered(steps)), mark)
-        return [{"role": "user", "content": f"{instructions}\n\n# Task\n{prompt_of(task)}{known}\n\n# Steps\n{shown}"}]
+        prompt = prompt_of(task, self.judge)
+        return [{"role": "user", "content": f"{instructions}\n\n# Task\n{prompt}{known}\n\n# Steps\n{shown}"}]
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
         steps = [self.steps_of(text) for text in texts]

@@ -26,12 +26,14 @@ VERDICT = re.compile(r"(?:answer\s+)?(A|B|TIE)", re.IGNORECASE)
 RUBRIC = "How good is the answer? Judge whether it is correct and complete."
 
 
-def prompt_of(task: Task) -> str:
-    """Prompt of a task, as text. Judges read texts: a picture is its name, as <image 0066bcce>."""
+def prompt_of(task: Task, judge: Judge | None = None) -> str:
+    """Prompt of a task, as text. A picture is its name, as <image 0066bcce>; for a judge that sees (`judge.sees`) it is
+    the picture itself, as `media.mark`."""
     prompt = task.prompt
     if isinstance(prompt, str):
         return prompt
-    return "\n".join(media.text_of(m.get("content")) if isinstance(m, Mapping) else str(m) for m in prompt)
+    told = media.marked if getattr(judge, "sees", False) else media.text_of
+    return "\n".join(told(m.get("content")) if isinstance(m, Mapping) else str(m) for m in prompt)
 
 
 def read_score(answer: str, low: float, high: float) -> float:
@@ -119,7 +121,7 @@ class Rubric(_Asking):
             f"{self.rubric}\n\nScore the answer from {self.low:g} (worst) to {self.high:g} (best). "
             f"{care('The answer is', mark)} End with a last line `Score: N` and nothing after it."
         )
-        shown = f"# Task\n{prompt_of(task)}\n\n# Answer\n{fenced(text, mark)}"
+        shown = f"# Task\n{prompt_of(task, self.judge)}\n\n# Answer\n{fenced(text, mark)}"
         return [{"role": "user", "content": f"{instructions}\n\n{shown}"}]
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
@@ -158,7 +160,8 @@ class Pairwise(_Asking):
 
     def question(self, first: str, second: str, task: Task) -> list[dict[str, str]]:
         """Prompt to the judge."""
-        return asked_to_choose(f"{self.rubric}\n\nWhich answer is better?", "answer", first, second, task)
+        prompt = prompt_of(task, self.judge)
+        return asked_to_choose(f"{self.rubric}\n\nWhich answer is better?", "answer", first, second, prompt)
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
         places = self.compare not in ("all", "first")
@@ -217,15 +220,15 @@ class Pairwise(_Asking):
                 met[i, j] = met[j, i] = failed
 
 
-def asked_to_choose(question: str, what: str, first: str, second: str, task: Task) -> list[dict[str, str]]:
-    """Prompt that asks which of two texts, called `what`, is better."""
+def asked_to_choose(question: str, what: str, first: str, second: str, prompt: str) -> list[dict[str, str]]:
+    """Prompt that asks which of two texts, called `what`, is better for a task's prompt."""
     mark = marker(first, second)
     instructions = (
         f"{question} {care(f'The {what}s are', mark)} "
         "End with a last line `Verdict: A`, `Verdict: B` or `Verdict: TIE` and nothing after it."
     )
     named = what.capitalize()
-    shown = f"# Task\n{prompt_of(task)}\n\n# {named} A\n{fenced(first, mark)}\n\n# {named} B\n{fenced(second, mark)}"
+    shown = f"# Task\n{prompt}\n\n# {named} A\n{fenced(first, mark)}\n\n# {named} B\n{fenced(second, mark)}"
     return [{"role": "user", "content": f"{instructions}\n\n{shown}"}]
 
 
@@ -278,7 +281,8 @@ class Debate(_Asking):
         questions = []
         for r in rows:
             first, second = forest.info[r]["cases"]
-            questions += [asked_to_choose(asked, "case", a, b, tasks[r]) for a, b in ((first, second), (second, first))]
+            prompt = prompt_of(tasks[r], self.judge)
+            questions += [asked_to_choose(asked, "case", a, b, prompt) for a, b in ((first, second), (second, first))]
         said = self._answers(questions, read_preference)
         value = [math.nan] * len(texts)
         for r, there, back in zip(rows, said[::2], said[1::2], strict=True):

@@ -66,7 +66,7 @@ class Listener:
         known: dict[tuple[str, str, str], float | Failure] = {}
         value = []
         for text, task in zip(texts, tasks, strict=True):
-            key = (prompt_of(task), self.shown(text), str(task.answer))
+            key = (prompt_of(task, self.listener), self.shown(text), str(task.answer))
             if key not in known:
                 known[key] = self._believed(*key, task)
             found = known[key]
