@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.trainer.parity_reward import parity
 from tests.vision.families import MODELS, MORE, picture
 
 import gxpo
@@ -99,7 +100,7 @@ def test_two_steps_and_an_export(checkpoint, tmp_path):
     ]  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = gxpo.Trainer(config.load(None, keys), out=tmp_path / "run", reward=even)
+        trainer = gxpo.Trainer(config.load(None, keys), out=tmp_path / "run", reward=parity)
         before = {name: p.detach().clone() for name, p in trainer.learner.model.named_parameters()}
         trainer.train()
         moved = [n for n, p in trainer.learner.model.named_parameters() if not torch.equal(p, before[n])]
@@ -113,10 +114,6 @@ def test_two_steps_and_an_export(checkpoint, tmp_path):
         assert torch.equal(p, trainer.learner.model.get_parameter(name)), name
 
 
-def even(completion):
-    return float(sum(map(ord, completion)) % 2)
-
-
 def test_a_run_of_the_tiny_model_exports_its_processor(tmp_path):
     keys = [
         "model=tiny-vision:cold",
@@ -128,7 +125,9 @@ def test_a_run_of_the_tiny_model_exports_its_processor(tmp_path):
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = gxpo.Trainer(config.load(None, [*keys, "sampling.max_new_tokens=2"]), out=tmp_path / "r", reward=even)
+        trainer = gxpo.Trainer(
+            config.load(None, [*keys, "sampling.max_new_tokens=2"]), out=tmp_path / "r", reward=parity
+        )
         trainer.train()
         trainer.close()
     out = export(tmp_path / "r", tmp_path / "exported")

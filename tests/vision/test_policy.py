@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests import started
 
 import gxpo
 from gxpo import media, records
@@ -188,8 +189,8 @@ if __name__ == "__main__":
 def run_script(folder: Path, doing: str, name: str, keys: dict[str, object], kill_at: int = -1) -> int:
     (folder / "script.py").write_text(SCRIPT)
     (folder / "parity.py").write_text("def parity(completion):\n    return sum(map(ord, completion)) % 2\n")
-    command = [sys.executable, "-W", "ignore", "script.py", doing, name, "parity.py:parity", repr(keys)]
-    return subprocess.run(command, cwd=folder, env={**os.environ, "KILL_AT": str(kill_at)}, check=False).returncode
+    command = [folder / "script.py", doing, name, "parity.py:parity", repr(keys)]
+    return started.run(command, cwd=folder, env={**os.environ, "KILL_AT": str(kill_at)}).returncode
 
 
 def test_a_killed_run_that_replays_is_resumed_bit_for_bit(tmp_path):
