@@ -123,6 +123,15 @@ def test_shapes_show_what_they_ask():
         assert bright.sum() == 64 and (text == "colour?" or task.answer == str(place[text]))
 
 
+def test_the_box_of_a_square_is_where_its_pixels_are():
+    for task in make("shapes", seed=0, options={"questions": ["box"], "cell": 10}).draw(40, 0):
+        pixels, text = seen(task)
+        rows, columns = np.nonzero(pixels.max(axis=2) - pixels.min(axis=2) > 60)
+        box = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        assert text == "box?" and task.answer == "[" + ",".join(map(str, box)) + "]"
+        assert len(set(task.info["answers"])) == 16 and task.answer in task.info["answers"]
+
+
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [

@@ -127,6 +127,17 @@ WARMUPS: dict[str, Recipe] = {
     "keydoor": EXPERT,
     "shop": EXPERT,
     "shapes": PICTURES,
+    "shapes-box": replace(
+        PICTURES,
+        task="shapes",
+        options={"questions": ["box"]},
+        slips=0.0,
+        first_check=60,
+        check_every=10,
+        low=0.25,
+        high=0.7,
+        max_new_tokens=14,
+    ),
     "charts": replace(PICTURES, slips=0.0, first_check=580, max_steps=800, low=0.5),
     "frozenlake-pixels": replace(
         SCREEN,

@@ -1,4 +1,4 @@
-"""Pictures of coloured squares in a grid, with questions about them: colour, row, column, count, same or not."""
+"""Pictures of coloured squares in a grid, with questions about them: colour, row, column, count, same, box."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 80, 230), "yellow": (230, 210, 40)}
 CELLS = 4  # of a side
-QUESTIONS = {"colour": "colour?", "row": "row?", "column": "column?", "count": "how many?", "same": "same colour?"}
+QUESTIONS = {"colour": "colour?", "row": "row?", "column": "column?", "count": "how many?", "same": "same colour?",
+             "box": "box?"}  # fmt: skip
 PLACES = tuple("1234")
 ANSWERS: dict[str, tuple[str, ...]] = {
     "colour": tuple(COLOURS), "row": PLACES, "column": PLACES, "count": PLACES, "same": ("yes", "no"),
@@ -38,6 +39,15 @@ def drawn(squares: Mapping[tuple[int, int], str], random: np.random.Generator, c
     return (pixels + random.integers(-noise, noise + 1, pixels.shape)).clip(0, 255).astype(np.uint8)
 
 
+def box(row: int, column: int, cell: int) -> str:
+    """Box of a place, from its left and top edge to its right and bottom edge, in pixels.
+
+    >>> box(1, 3, 8)
+    '[24,8,32,16]'
+    """
+    return f"[{column * cell},{row * cell},{(column + 1) * cell},{(row + 1) * cell}]"
+
+
 def score(text: str, task: Task) -> dict[str, float]:
     """Score an answer. `format`: one of the answers that the question can have (any question, where the task does not
     say); `correct`: and the right one.
@@ -51,10 +61,11 @@ def score(text: str, task: Task) -> dict[str, float]:
 
 @dataclass
 class Shapes(GeneratedTasks):
-    """Questions about a picture of coloured squares, 4 x 4 places: colour, row or column of one; count; same.
+    """Questions about a picture of coloured squares, 4 x 4 places: colour, row, column or box of one; count; same.
 
     questions  of "colour", "row", "column" (of the one square; rows and columns from 1 at the top left), "count" (one
-               to four squares) and "same" (of two squares: are they of one colour?), each as often
+               to four squares), "same" (of two squares: are they of one colour?) and "box" (of the one square, as
+               [x, y, x, y] in pixels), each as often
     cell       pixels of a place's side
     noise      how far any value of a pixel may be off
     blank      the picture is grey, whatever is asked: what the question alone gives
@@ -106,11 +117,13 @@ class Shapes(GeneratedTasks):
         (row, column), colour = places[0], colours[0]
         answer = {
             "colour": colour, "row": str(row + 1), "column": str(column + 1), "count": str(n),
-            "same": "yes" if len(set(colours)) == 1 else "no",
+            "same": "yes" if len(set(colours)) == 1 else "no", "box": box(row, column, self.cell),
         }[question]  # fmt: skip
         squares = {} if self.blank else dict(zip(places, colours, strict=True))
         ref = PICTURES.put(drawn(squares, own, self.cell, self.noise))
-        info = {"question": question, "answers": list(ANSWERS[question]), "number": number, "picture": ref}
+        answers = [box(r, c, self.cell) for r in range(CELLS) for c in range(CELLS)]
+        answers = list(ANSWERS.get(question, answers))
+        info = {"question": question, "answers": answers, "number": number, "picture": ref}
         return Task(f"shapes/{question}/{number}", self._prompt(ref, QUESTIONS[question]), answer, info)
 
     @staticmethod
