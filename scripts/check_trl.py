@@ -98,6 +98,33 @@ def saved_model(folder: Path) -> str:
 
 def steps_of(trainer: Any, path: str, micro: int, world: int = 1, *, steps: int = STEPS, **given: Any) -> list[Any]:
     """(loss, flat gradient, trainer) of each optimiser step; `method` and `overrides` go to the trainer."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path, padding_side="left")
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    prompts = ["".join(str((7 * i + 3 * j) % 10) for j in range(2 + i % 4)) for i in range(64)]
+    settings = {"output_dir": path + "-out", "max_steps": steps, "learning_rate": 0.1, **given}
+    return trained(trainer, model, tokenizer, [{"prompt": p} for p in prompts], value, micro, world, **settings)
+
+
+def trained(
+    trainer: Any,
+    model: Any,
+    processor: Any,
+    rows: list[dict[str, Any]],
+    reward: Any,
+    micro: int,
+    world: int = 1,
+    *,
+    watch: Any = None,
+    **given: Any,
+) -> list[Any]:
+    """(loss, flat gradient, trainer) of each optimiser step of TRL's trainer, or of one made from it.
+
+    rows   of the data set;   micro  rollouts of a micro-batch;   world  processes
+    watch  called with the trainer after each micro-batch
+    given  settings of GRPOConfig; `method` and `overrides` go to the trainer
+    """  # fmt: skip
     import datasets
     import transformers
     import trl
@@ -105,8 +132,6 @@ def steps_of(trainer: Any, path: str, micro: int, world: int = 1, *, steps: int 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     extra = {k: given.pop(k) for k in ("method", "overrides") if k in given}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path, padding_side="left")
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     parts = ROWS // micro // world
     found: list[Any] = []
     losses: list[float] = []
@@ -114,6 +139,8 @@ def steps_of(trainer: Any, path: str, micro: int, world: int = 1, *, steps: int 
     class Watched(trainer):
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             loss = super().training_step(*args, **kwargs)
+            if watch is not None:
+                watch(self)
             losses.append(float(loss))
             if len(losses) == parts:
                 gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
@@ -122,13 +149,10 @@ def steps_of(trainer: Any, path: str, micro: int, world: int = 1, *, steps: int 
             return loss
 
     settings = {
-        "output_dir": path + "-out",
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": parts,
         "num_generations": GROUP,
         "max_completion_length": NEW,
-        "max_steps": steps,
-        "learning_rate": 0.1,
         "optim": "sgd",  # AdamW makes whole steps of what is next to nothing, rounding included
         "lr_scheduler_type": "constant",
         "weight_decay": 0.0,
@@ -141,13 +165,12 @@ def steps_of(trainer: Any, path: str, micro: int, world: int = 1, *, steps: int 
         "dataloader_pin_memory": False,
         **given,
     }
-    prompts = ["".join(str((7 * i + 3 * j) % 10) for j in range(2 + i % 4)) for i in range(64)]
     made = Watched(
         model=model,
         args=trl.GRPOConfig(**settings),
-        train_dataset=datasets.Dataset.from_list([{"prompt": p} for p in prompts]),
-        reward_funcs=value,
-        processing_class=tokenizer,
+        train_dataset=datasets.Dataset.from_list(rows),
+        reward_funcs=reward,
+        processing_class=processor,
         **extra,
     )
     made.remove_callback(transformers.PrinterCallback)  # it prints every line of the log

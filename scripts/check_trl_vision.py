@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from check_trl import GROUP, NEW, ROOT, ROWS
+from check_trl import ROOT, trained
 
 CLOSE = 1e-6  # relative, of losses and of gradients
 STEPS = 2
@@ -186,40 +186,14 @@ def prompts() -> list[dict[str, Any]]:
 
 def steps_of(trainer: Any, family: str, micro: int, folder: str, *, steps: int = STEPS, **given: Any) -> list[Any]:
     """(loss, flat gradient, trainer) of each optimiser step; `method` and `overrides` go to the trainer."""
-    import datasets
-    import transformers
-    import trl
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    extra = {k: given.pop(k) for k in ("method", "overrides") if k in given}
     model, processor = made(family, Path(folder))
-    parts, found, losses, shown = ROWS // micro, list[Any](), list[float](), set[int]()
+    shown = set[int]()
 
-    class Watched(trainer):
-        def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            loss = super().training_step(*args, **kwargs)
-            shown.update(*(batch["num_images"] for batch in self._buffered_inputs))
-            losses.append(float(loss))
-            if len(losses) == parts:
-                gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-                found.append((sum(losses), gradient.clone(), self))
-                losses.clear()
-            return loss
+    def watch(run: Any) -> None:
+        shown.update(*(batch["num_images"] for batch in run._buffered_inputs))
 
-    settings = {
-        "output_dir": f"{folder}/out", "per_device_train_batch_size": micro, "gradient_accumulation_steps": parts,
-        "num_generations": GROUP, "max_completion_length": NEW, "max_steps": steps, "learning_rate": 0.01,
-        "optim": "sgd", "lr_scheduler_type": "constant", "weight_decay": 0.0, "save_strategy": "no",
-        "report_to": "none", "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "disable_tqdm": True,
-        "dataloader_pin_memory": False, **given,
-    }  # fmt: skip
-    run = Watched(
-        model=model, args=trl.GRPOConfig(**settings), train_dataset=datasets.Dataset.from_list(prompts()),
-        reward_funcs=value, processing_class=processor, **extra,
-    )  # fmt: skip
-    run.remove_callback(transformers.PrinterCallback)  # it prints every line of the log
-    run.train()
+    settings = {"output_dir": f"{folder}/out", "max_steps": steps, "learning_rate": 0.01, **given}
+    found = trained(trainer, model, processor, prompts(), value, micro, watch=watch, **settings)
     assert shown == {1, 2}, shown
     return found
 

@@ -28,8 +28,11 @@ STATE = re.compile(r"(\d+),(\d+),(\d+),(\d+)(?:=(\d))?")
 
 @dataclass(frozen=True)
 class Hidden:
-    """A digit in the middle of 16 x 16 pixels with their top left corner at (x, y), on a plate, and what tells its
-    noise from others'."""
+    """A digit in the middle of 16 x 16 pixels, whose top left corner is at (x, y), on a plate around them.
+
+    plate  pixels of its side
+    noise  more of the key of the picture's noise, where digit and place are not all
+    """
 
     digit: int
     x: int
@@ -103,9 +106,8 @@ class Zoom(ScreenWorld[Hidden, "Box | int"]):
         if not self.cells:
             return Hidden(digit, x, y, self.plate)
         x, y = (((2 * k + 1) * SIDE // self.cells - PLATE) // 2 for k in (x, y))
-        return Hidden(
-            digit, x, y, self.plate, (int(random.integers(1 << 16)),)
-        )  # else few pictures, which are learnt by heart
+        noise = int(random.integers(1 << 16))  # digits and places alone are so few that they are learnt by heart
+        return Hidden(digit, x, y, self.plate, (noise,))
 
     def content(self, seed: int) -> str:
         level = self._make(seed)

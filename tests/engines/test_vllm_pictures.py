@@ -109,7 +109,7 @@ def test_a_prompt_holds_one_placeholder_for_a_picture_in_order(engine):
     assert arrays["expanded_lengths"].tolist() == [1 + len(vision.ids(two)) + len(vision.ids(one))]
 
 
-def test_a_prompt_that_is_read_otherwise_is_an_error_of_its_own(engine, monkeypatch):
+def test_a_prompt_that_is_read_otherwise_ends_the_call_and_is_named(engine, monkeypatch):
     vision = vision_of(engine.model)
     text, shown = Request((1, 7, 8), streams("text")), Request(prompts(vision)[0], streams("shown"))
 

@@ -57,7 +57,10 @@ def test_two_processes_equal_one(tmp_path, kind, launcher):
         text = CONFIG.replace("task: arithmetic\ntasks: {per_step: 4}\n", EPISODES)
         text += f"reward:\n  env: 1.0\n  {reward}: 1.0\n"
     (tmp_path / "run.yaml").write_text(text)
-    words = lambda name: ["train", str(tmp_path / "run.yaml"), "--out", str(tmp_path / name)]  # noqa: E731
+
+    def words(name):
+        return ["train", str(tmp_path / "run.yaml"), "--out", str(tmp_path / name)]
+
     code, _, error = command_line.run(words("one"))
     assert code == 0, error
     if launcher == "forked":

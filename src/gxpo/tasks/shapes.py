@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 80, 230), "yellow": (230, 210, 40)}
 CELLS = 4  # of a side
-QUESTIONS = {"colour": "colour?", "row": "row?", "column": "column?", "count": "how many?", "same": "same colour?",
-             "box": "box?"}  # fmt: skip
+QUESTIONS = {
+    "colour": "colour?", "row": "row?", "column": "column?", "count": "how many?", "same": "same colour?",
+    "box": "box?",
+}  # fmt: skip
 PLACES = tuple("1234")
 ANSWERS: dict[str, tuple[str, ...]] = {
     "colour": tuple(COLOURS), "row": PLACES, "column": PLACES, "count": PLACES, "same": ("yes", "no"),
@@ -121,10 +123,14 @@ class Shapes(GeneratedTasks):
         }[question]  # fmt: skip
         squares = {} if self.blank else dict(zip(places, colours, strict=True))
         ref = PICTURES.put(drawn(squares, own, self.cell, self.noise))
-        answers = [box(r, c, self.cell) for r in range(CELLS) for c in range(CELLS)]
-        answers = list(ANSWERS.get(question, answers))
-        info = {"question": question, "answers": answers, "number": number, "picture": ref}
+        info = {"question": question, "answers": self._answers(question), "number": number, "picture": ref}
         return Task(f"shapes/{question}/{number}", self._prompt(ref, QUESTIONS[question]), answer, info)
+
+    def _answers(self, question: str) -> list[str]:
+        """Answers that a question can have."""
+        if question == "box":
+            return [box(row, column, self.cell) for row in range(CELLS) for column in range(CELLS)]
+        return list(ANSWERS[question])
 
     @staticmethod
     def _prompt(ref: str, text: str) -> tuple[Mapping[str, Any], ...]:
