@@ -50,14 +50,18 @@ def test_aggregates_and_weights(toy) -> None:
     assert MaskedKl().active(half, toy.credit, toy.weight).tolist() == [True, True, False, False, False]
 
 
+@pytest.mark.parametrize("estimator", ["k3", "k2", "k3+"])
 @given(st.lists(st.floats(-3, 3), min_size=3, max_size=3), st.lists(st.floats(-3, 3), min_size=3, max_size=3))
-def test_in_expectation_it_raises_the_divergence_of_the_masked_policy(logits, hidden):
-    """Exact over a vocabulary of three: E grad = -grad KL(masked || policy); the entropy summand has none."""
+def test_in_expectation_an_estimator_raises_one_of_two_divergences(estimator, logits, hidden):
+    """Exact over a vocabulary of three: of k3, E grad = -grad KL(masked || policy), of the others -grad KL(policy ||
+    masked); the entropy summand has none."""
     theta = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
     logprob, masked = theta.log_softmax(0), torch.tensor(hidden, dtype=torch.float64).log_softmax(0)
-    (found,) = torch.autograd.grad((logprob.detach().exp() * masked_kl(logprob, masked, 1.0, 5.0)).sum(), theta)
+    each = masked_kl(logprob, masked, 1.0, 5.0, estimator=estimator)
+    (found,) = torch.autograd.grad((logprob.detach().exp() * each).sum(), theta)
     fresh = theta.detach().requires_grad_()
-    (kl,) = torch.autograd.grad((masked.exp() * (masked - fresh.log_softmax(0))).sum(), fresh)
+    p, q = (masked, fresh.log_softmax(0)) if estimator == "k3" else (fresh.log_softmax(0), masked)
+    (kl,) = torch.autograd.grad((p.exp() * (p - q)).sum(), fresh)
     torch.testing.assert_close(found, -kl, rtol=1e-9, atol=1e-12)
 
 

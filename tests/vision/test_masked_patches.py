@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.vision.families import own_distributions, stock
 
 from gxpo import media
 from gxpo.chat.plain import PlainChat
@@ -15,7 +16,7 @@ from gxpo.learners.torch import TorchLearner
 from gxpo.models import character_tokenizer
 from gxpo.models.tiny_vision import tiny_vision_model
 from gxpo.models.tokenizer import IMAGE
-from gxpo.signals import SignalTools
+from gxpo.signals import SignalTools, masked_observation
 from gxpo.signals.masked_observation import MaskedObservation, masked_picture, picture_kl
 
 TOKENIZER = character_tokenizer(IMAGE)
@@ -104,6 +105,20 @@ def test_the_masked_log_probs_are_those_of_the_masked_pictures():
     shown = forest_of(media.PICTURES.pixels(part.masked(forest, tools()).media[0][0]))  # a task with that picture
     assert torch.equal(found, LEARNER.outputs(shown)["logprob"])
     assert (found - LEARNER.outputs(forest)["logprob"]).abs().max() > 1e-4
+
+
+def test_dependence_on_a_picture_is_the_kl_between_whole_distributions(monkeypatch):
+    seen = forest_of(pixels(6))
+    grey = forest_of(np.broadcast_to(pixels(6).mean((0, 1)).round().astype(np.uint8), (32, 32, 3)).copy())
+    own, each = stock(LEARNER.model), []
+    with torch.no_grad():
+        for node in (1, 2):  # the two answers
+            p, q = (own_distributions(own, LEARNER.model, f.context(node)) for f in (seen, grey))
+            p, q = (x[-3:-1, :-1].double() for x in (p, q))  # where its two tokens are sampled, without the placeholder
+            each += (p.exp() * (p - q)).sum(1).tolist()
+    assert 0.9 * np.mean(each) < picture_kl(seen, LEARNER) < np.mean(each)  # of 64 ids, the others as one
+    monkeypatch.setattr(masked_observation, "LIKELIEST", p.shape[1])
+    assert picture_kl(seen, LEARNER) == pytest.approx(np.mean(each), rel=1e-5)
 
 
 def test_a_policy_depends_on_no_picture_that_is_of_one_colour():

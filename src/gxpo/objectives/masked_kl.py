@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gxpo.errors import MissingSignal
 from gxpo.objectives.base import Evaluated, TermPart, coefficients
+from gxpo.objectives.kl import Estimator, kl_estimate
 from gxpo.objectives.surrogate import Positive, Width
 from gxpo.registry import part
 
@@ -19,29 +20,34 @@ if TYPE_CHECKING:
 
 
 def masked_kl(
-    logprob: Tensor, masked: Tensor, coef: float = 0.01, entropy_coef: float = 0.03, kl_max: float | None = None
+    logprob: Tensor,
+    masked: Tensor,
+    coef: float = 0.01,
+    entropy_coef: float = 0.03,
+    kl_max: float | None = None,
+    estimator: Estimator = "k3",
 ) -> Tensor:
-    """Masked-observation loss of each token, [n]: -coef k3 + entropy_coef (-logprob), k3 = e^d - d - 1, d = masked -
-    logprob.
+    """Masked-observation loss of each token, [n]: -coef kl + entropy_coef (-logprob), kl the `kl_estimate` of
+    KL(policy || masked): of k3, e^d - d - 1 with d = masked - logprob.
 
     logprob       [n] of the policy, which sees everything; carries the gradient
     masked        [n] of the policy with part of the observation hidden; detached
-    kl_max        a token's k3 is worth no more than this, and has no gradient beyond (None: no bound)
+    kl_max        a token's estimate is worth no more than this, and has no gradient beyond (None: no bound)
 
-    d/dlogprob = -coef (1 - e^d) - entropy_coef: a token that the observation made likelier (d < 0) is made likelier
-    still. In expectation over tokens of the policy itself the first summand raises KL(masked || policy), and the second
-    has no gradient: it acts on the sample, and once the policy has moved from the sampler's. k3 has no upper bound, and
-    raising it without end is a way to cheat: the second summand is the paper's brake, `kl_max` another.
+    With k3, d/dlogprob = -coef (1 - e^d) - entropy_coef: a token that the observation made likelier (d < 0) is made
+    likelier still. In expectation over tokens of the policy itself the first summand then raises KL(masked || policy),
+    while k2 and k3+, whose derivative is coef d, raise KL(policy || masked). The second has no gradient in expectation:
+    it acts on the sample, and once the policy has moved from the sampler's. No estimate has an upper bound, and raising
+    it without end is a way to cheat: the second summand is the paper's brake, `kl_max` another.
 
     Source: PAPO, arXiv 2507.06448. Its second entropy term, of the masked policy, is left out: with masked log-probs
     that carry no gradient, as in its code, it is a constant.
     """
-    d = masked.detach() - logprob
-    kl = d.expm1() - d
+    kl = kl_estimate(logprob, masked, estimator)
     if kl_max is not None:
         over = kl.detach() > kl_max
-        d = torch.where(over, torch.zeros_like(d), d)  # 0 times a derivative that has overflowed would be nan
-        kl = torch.where(over, kl_max, d.expm1() - d)
+        within = torch.where(over, masked, logprob)  # 0 times a derivative that has overflowed would be nan
+        kl = torch.where(over, kl_max, kl_estimate(within, masked, estimator))
     return -coef * kl - entropy_coef * logprob
 
 
@@ -50,7 +56,7 @@ def masked_kl(
 class MaskedKl(TermPart):
     """PAPO's auxiliary loss: aggregate of `masked_kl` over the trainable tokens, whatever their rewards.
 
-    coef, entropy_coef, kl_max   see `masked_kl`
+    coef, entropy_coef, kl_max, estimator   see `masked_kl`
     aggregate    its own, not the policy term's; `horizon` for "sequence_sum"
 
     Reads signal `masked_logprob`: the policy at the start of the step, once. Not importance weighted: weight parts do
@@ -61,6 +67,7 @@ class MaskedKl(TermPart):
     coef: Width = 0.01
     entropy_coef: Width = 0.03
     kl_max: Positive | None = None
+    estimator: Literal["k2", "k3", "k3+"] = "k3"
     aggregate: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
     horizon: float | None = None
 
@@ -77,7 +84,7 @@ class MaskedKl(TermPart):
         masked = signals["masked_logprob"][entries].to(logprob)
         if missing := int(masked.isnan().sum()):
             raise MissingSignal(f"masked_logprob is nan for {missing} of {entries.numel()} trained tokens")
-        each = masked_kl(logprob, masked, self.coef, self.entropy_coef, self.kl_max)
+        each = masked_kl(logprob, masked, self.coef, self.entropy_coef, self.kl_max, self.estimator)
         return (scale[entries].to(logprob) * each).sum(), {}
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:

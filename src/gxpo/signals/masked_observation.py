@@ -15,6 +15,7 @@ from gxpo.columns import sum_before
 from gxpo.decoder.vision import vision_of
 from gxpo.errors import GxpoError
 from gxpo.forest import ACTION
+from gxpo.learning import Output
 from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _LOW = (1 << 32) - 1
 PATCH = 14  # pixels, of the authors
+LIKELIEST = 64  # ids of a distribution that a KL tells apart
 
 
 def _mixed(x: Tensor) -> Tensor:
@@ -97,10 +99,11 @@ def masked_picture(
 
 
 def picture_kl(forest: Forest, learner: Learner) -> float | None:
-    """Mean k3 (nats a token) of the policy from itself with all pictures in the mean of their colours, over the action
-    tokens of a forest at temperature 1; None where it shows no picture.
+    """Mean KL(policy || policy with all pictures in the mean of their colours), nats a token, over the action tokens of
+    a forest at temperature 1; None where it shows no picture.
 
-    Below a thousandth the policy says the same whatever it is shown.
+    Each token's is that of its two distributions, not an estimate from the token that was sampled; ids beyond the 64
+    likeliest of the first count as one. Below a thousandth the policy says the same whatever it is shown.
     """
     if not forest.media or not bool((forest.token >= media.FIRST).any()):
         return None
@@ -111,12 +114,13 @@ def picture_kl(forest: Forest, learner: Learner) -> float | None:
         return media.PICTURES.put(np.broadcast_to(mean, pixels.shape).copy())
 
     at_one = forest.replace(sampling=[{} for _ in forest.sampling])
-    seen, blind = (
-        learner.outputs(f, ("logprob",))["logprob"][forest.path_trainable]
-        for f in (at_one, with_masked_pictures(at_one, hidden))
-    )
-    d = (blind - seen)[(blind - seen).isfinite()]
-    return float((d.expm1() - d).mean()) if d.numel() else None
+    ids, logprob = Output("likeliest", LIKELIEST), Output("likeliest_logprob", LIKELIEST)
+    found = learner.outputs(at_one, (ids, logprob))
+    seen = {"teacher_ids": found[ids].to(torch.int64), "teacher_logprob": found[logprob]}
+    divergence = Output("divergence", 0.0)  # KL of what is given from the policy
+    kl = learner.outputs(with_masked_pictures(at_one, hidden), (divergence,), given=seen)[divergence]
+    kl = kl[forest.path_trainable & kl.isfinite()]
+    return float(kl.mean()) if kl.numel() else None
 
 
 @part("masked_observation", stage="signal")

@@ -14,7 +14,7 @@ from gxpo.signals.masked_observation import picture_kl
 from gxpo.trainer import statistics
 from gxpo.trainer.session import Session
 
-LOOKED_AT = 64  # attempts of which it is asked what the pictures tell
+LOOKED_AT = 256  # attempts of which it is asked what the pictures tell
 SHOWN = 8  # tasks whose attempts are kept to be read
 EVALUATION = -1  # the step of evaluation's streams: the same draws in every evaluation of a run
 

@@ -362,9 +362,9 @@ NAMES: dict[str, Metric] = {
         "as eval_accuracy, on the training instances of a pool (tasks.options.pool)", "share", "instances of the pool"
     ),
     "eval_picture_kl": Metric(
-        "mean k3 of the policy with its pictures hidden to the policy without; below 0.001 it answers from the text",
+        "mean KL from the policy to itself with its pictures hidden; below 0.001 it answers from the text",
         "nats",
-        "tokens of up to 64 evaluated attempts",
+        "tokens of up to 256 evaluated attempts",
     ),
     "eval_turns": Metric("mean number of turns", "turns", "evaluated attempts"),
     "eval_tasks": Metric("held-out tasks evaluated", "tasks", "the evaluation"),
