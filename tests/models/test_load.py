@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from gxpo.errors import ModelError
 from gxpo.explain.check_template import tokenizer_of
-from gxpo.models import Recipe, character_tokenizer, load, tiny_model
+from gxpo.models import Recipe, character_tokenizer, load, tiny_model, unread_style
 from gxpo.models import warmup as warmup_module
 from gxpo.models.load import check_directory, check_name, is_path
 
@@ -260,3 +260,17 @@ def test_owner_and_name_are_an_id_of_the_hub_unless_there_is_such_a_directory(tm
     assert is_path("owner/name")
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda name, file: f"/cache/{name}/{file}")
     assert not is_path("owner/name")
+
+
+@pytest.mark.parametrize("task", ["frozenlake", "sokoban", "keydoor", "shop", "toolqa", "buttons", "zoom"])
+def test_a_world_in_a_style_that_the_warm_start_does_not_read_is_said(task):
+    name = "tiny-vision" if task in ("buttons", "zoom") else "tiny"
+    assert f"warm start of {name} for {task} reads tasks in style 'bare' alone" in (unread_style(name, task, {}) or "")
+    assert "tasks.options.style=bare" in (unread_style(f"{name}:{task}", task, {"style": "chat"}) or "")
+    assert unread_style(name, task, {"style": "bare"}) is None
+    assert unread_style("smollm2-135m", task, {}) is None and unread_style(f"{name}:cold", task, {}) is None
+
+
+def test_tasks_that_are_no_worlds_have_the_style_of_their_warm_start():
+    assert all(unread_style("tiny", task, {}) is None for task in ("arithmetic", "countdown", "code", "another"))
+    assert unread_style("tiny-vision", "shapes", {}) is None

@@ -1,6 +1,6 @@
 """Models: the embedded tiny model, its warm starts, and any causal language model that transformers loads."""
 
-from gxpo.models.load import Described, Loaded, describe, load
+from gxpo.models.load import Described, Loaded, describe, load, unread_style
 from gxpo.models.tiny import tiny_model
 from gxpo.models.tokenizer import character_tokenizer
 from gxpo.models.warmup import WARMUPS, Check, Recipe, warm_start
@@ -15,5 +15,6 @@ __all__ = [
     "describe",
     "load",
     "tiny_model",
+    "unread_style",
     "warm_start",
 ]

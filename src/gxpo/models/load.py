@@ -195,6 +195,16 @@ def warm_task(name: str, task: str) -> str | None:
     return own
 
 
+def unread_style(name: str, task: str, options: Mapping[str, Any]) -> str | None:
+    """What to set where a world speaks in another style (its own is "chat") than the model's warm start reads."""
+    warm = warm_task(name, task)
+    recipe = WARMUPS.get(warm or "", Recipe())
+    style = recipe.options.get("style")
+    if recipe.expert is None or style == options.get("style", "chat"):
+        return None
+    return f"the warm start of {name} for {warm} reads tasks in style {style!r} alone: set tasks.options.style={style}"
+
+
 def _no_such_tiny(name: str) -> ModelError:
     return ModelError(
         f"unknown model {name!r}: there are 'tiny' and 'tiny:cold', and 'tiny:TASK' with TASK one of "

@@ -109,6 +109,8 @@ def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
         notify(f"warm-up of the tiny model (once, then cached): step {check.step}, loss {check.loss:.2f}{seen}")
 
     loaded = models.load(s.model, task=s.task, device=device, dtype=s.learner.dtype, progress=warming, notify=notify)
+    if s.task and (unread := models.unread_style(s.model, s.task, s.tasks.options)):
+        notify(unread)
     if s.learner.freeze_vision_tower:
         _freeze_tower(s, loaded.model)
     talk = _chat(s, loaded.tokenizer, loaded.model)
