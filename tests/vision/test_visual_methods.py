@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from tests.vision.scripted import two_steps
 
@@ -14,9 +16,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:step 1. the sampler")  # a scrip
 ONE_CLICK = {"style": "bare", "steps": [1], "max_turns": 1, "pool": 2}
 
 
+def steps_of(run):
+    """Records of each step, with `trainer.rollouts_every: 1`."""
+    files = sorted((run.path / "rollouts").glob("*.jsonl"))
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+
+
 def rows_of(run, task):
     """Records of a task in the last step, attempt by attempt."""
-    return [r for r in run.samples if r["task"] == task and r["id"].startswith("s2/")]
+    return [r for r in run.samples if r["task"] == task]
 
 
 def moved(run):
@@ -47,3 +55,18 @@ def test_where_a_screen_asks_for_more_than_a_click_there_is_no_distance(tmp_path
     with pytest.raises(ConfigError, match="'buttons/[0-9a-f]*' has none: choose options of the world") as caught:
         gxpo.train("tiny-vision:cold", "buttons", "lpo_gui", 2, out=tmp_path / "run", set={"tasks.options": options})
     assert "\n" not in str(caught.value)
+
+
+def test_craft_gui_goes_on_to_longer_instructions_once_short_ones_are_mastered(tmp_path, monkeypatch):
+    options = {"style": "bare", "steps": [1, 2], "pool": 12}
+    tasks = {t.id: t for t in worlds.make("buttons", seed=0, options=options).source.pool_tasks}
+    assert {t.info["level"] for t in tasks.values()} == {1, 2}
+    # of four attempts at one click three are right; the level after it is never done
+    say = lambda key: tasks[key.task].answer or "0" if key.attempt < 3 else "click(63,0)"  # noqa: E731
+    keys = {"tasks.options": options, "env.max_turns": 2, "env.context": "window", "trainer.rollouts_every": 1}
+    keys |= {"tasks.sampler.window": 1, "tasks.sampler.mastered": 0.7, "tasks.sampler.uniform": 0.0}
+    run = two_steps("craft_gui", "buttons", say, tmp_path / "run", monkeypatch, **keys)
+    levels = [{tasks[r["task"]].info["level"] for r in step} for step in steps_of(run)]
+    assert levels == [{1}, {2}] and run.metrics[0]["success_rate"] == 0.75
+    # all draws are of one level: exp(entropy) of (1, 0) and of (0, 1)
+    assert [r["tasks_effective"] for r in run.metrics] == [1.0, 1.0]
