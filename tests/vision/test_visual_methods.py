@@ -70,3 +70,25 @@ def test_craft_gui_goes_on_to_longer_instructions_once_short_ones_are_mastered(t
     assert levels == [{1}, {2}] and run.metrics[0]["success_rate"] == 0.75
     # all draws are of one level: exp(entropy) of (1, 0) and of (0, 1)
     assert [r["tasks_effective"] for r in run.metrics] == [1.0, 1.0]
+
+
+def test_hdpo_counts_the_looks_that_zoom_notes(tmp_path, monkeypatch):
+    options = {"style": "bare", "pool": 2}
+    digits = {t.id: t.answer for t in worlds.make("zoom", seed=0, options=options).source.pool_tasks}
+    looks = ["crop(0,0,64,64)", "crop(9,9,64,64)"]
+
+    def say(key):
+        right = digits[key.task]
+        return [[right], [*looks[:1], right], [*looks, right], [str((int(right) + 1) % 10)]][key.attempt][key.turn]
+
+    keys = {"tasks.options": options, "env.context": "window"}
+    run = two_steps("hdpo", "zoom", say, tmp_path / "run", monkeypatch, **keys)
+    for task in digits:
+        rows = rows_of(run, task)
+        assert [sum(len(turn["info"]["calls"]) for turn in r["turns"]) for r in rows] == [0, 1, 2, 0]
+        assert [r["rewards"]["tool_calls"] for r in rows] == pytest.approx([1, 1 / 2, 1 / 3, 0])
+        # outcome 1 1 1 0: z .5 .5 .5 -1.5; economy of the right ones, mean 11/18, std .346944: z 1.120897 -.320256
+        # -.800641; A = z + .15 z
+        expected = [0.668135, 0.451962, 0.379904, -1.5]
+        assert [r["info"]["advantage"] for r in rows] == pytest.approx(expected, abs=1e-4)
+    assert moved(run)
