@@ -10,6 +10,7 @@ from tests.vision.scripted import two_steps
 import gxpo
 from gxpo import worlds
 from gxpo.errors import ConfigError
+from gxpo.tasks import make
 
 pytestmark = pytest.mark.filterwarnings("ignore:step 1. the sampler")  # a script has no log-probs
 
@@ -92,3 +93,18 @@ def test_hdpo_counts_the_looks_that_zoom_notes(tmp_path, monkeypatch):
         expected = [0.668135, 0.451962, 0.379904, -1.5]
         assert [r["info"]["advantage"] for r in rows] == pytest.approx(expected, abs=1e-4)
     assert moved(run)
+
+
+@pytest.mark.parametrize("task", ["shapes", "charts"])
+def test_vas_draws_pictures_of_a_pool_by_the_variance_of_their_verdicts(task, tmp_path, monkeypatch):
+    pool = {t.id: t for t in make(task, seed=0, options={"pool": 4}).pool_tasks}
+    first = next(iter(pool))
+    # two of four answers to the first picture are right, all four to any other
+    say = lambda key: pool[key.task].answer if key.task != first or key.attempt < 2 else "?"  # noqa: E731
+    keys = {"tasks.options": {"pool": 4}, "tasks.per_step": 4}
+    run = two_steps("vas", task, say, tmp_path / "run", monkeypatch, **keys)
+    assert moved(run) and {r["task"] for r in run.samples} == set(pool) and run.metrics[-1]["tasks_coverage"] == 1.0
+    # rates (1 + right) / (2 + verdicts), the first visit's four verdicts discounted by .8: right 3.6 of 7.2 and 7.2 of
+    # 7.2: .5 and 8.2 / 9.2; p (1 - p) = .25 and .096881; P(first) = 1/8 + 1/2 .25 / (.25 + 3 .096881)
+    chances = dict(zip(run.trainer.source.arms.names, run.trainer.source.chances().tolist(), strict=True))
+    assert chances[first] == pytest.approx(0.125 + 0.125 / 0.540643, abs=1e-5)

@@ -251,7 +251,8 @@ def sampled(
         return SampledTasks(source, sampler, arms)
     if by == "id" or not levels:
         way = (
-            "key the sampler by an option of it: tasks.sampler.by=digits and tasks.sampler.levels=[1,2,3]"
+            "set tasks.options.pool to train on that many, or key the sampler by an option of it: "
+            "tasks.sampler.by=digits and tasks.sampler.levels=[1,2,3]"
             if level_source is not None
             else "set tasks.options.pool to train on that many instances"
         )

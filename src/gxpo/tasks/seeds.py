@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gxpo.errors import TaskError
 from gxpo.protocols import Task
-from gxpo.tasks.source import TRAINING, GeneratedTasks, stream
+from gxpo.tasks.pooled import check_pool, in_laps, too_few
+from gxpo.tasks.source import GeneratedTasks, stream
 
 POOL = 3  # first word of the key of a pool's stream; 0 and 1 are training and held-out, 2 the warm-up
 
@@ -46,8 +46,8 @@ class SeedTasks(GeneratedTasks):
     reward_default: ClassVar[str] = "env"
 
     def __post_init__(self) -> None:
-        if self.pool is not None and (type(self.pool) is not int or self.pool < 1):
-            raise TaskError(f"task {self.name!r}: option 'pool' must be a number of instances, not {self.pool!r}")
+        if self.pool is not None:
+            check_pool(self.name, self.pool)
         self.label = self.label or self.name
 
     def propose(self, random: np.random.Generator) -> Task:
@@ -76,10 +76,7 @@ class SeedTasks(GeneratedTasks):
     def draw(self, n: int, step: int) -> list[Task]:
         if self.pool is None:
             return super().draw(n, step)
-        order: list[int] = []
-        for lap in range(-(-n // len(self.pool_tasks))):
-            order += stream(TRAINING, self.seed, step, lap).permutation(len(self.pool_tasks)).tolist()
-        return [self.pool_tasks[i] for i in order[:n]]
+        return in_laps(self.pool_tasks, n, self.seed, step)
 
     @property
     def unanswered(self) -> Task | None:
@@ -94,9 +91,7 @@ class SeedTasks(GeneratedTasks):
         while len(found) < (self.pool or 0):
             task = self._next(random, held_out=False, seen=found.keys())
             if task.id in found:
-                raise TaskError(
-                    f"task {self.name!r} has only {len(found)} different training instances: lower tasks.options.pool"
-                )
+                raise too_few(self.name, len(found))
             found[task.id] = task
         return list(found.values())
 
