@@ -108,3 +108,68 @@ def test_vas_draws_pictures_of_a_pool_by_the_variance_of_their_verdicts(task, tm
     # 7.2: .5 and 8.2 / 9.2; p (1 - p) = .25 and .096881; P(first) = 1/8 + 1/2 .25 / (.25 + 3 .096881)
     chances = dict(zip(run.trainer.source.arms.names, run.trainer.source.chances().tolist(), strict=True))
     assert chances[first] == pytest.approx(0.125 + 0.125 / 0.540643, abs=1e-5)
+
+
+def test_mobile_r1_pays_single_actions_and_then_episodes(tmp_path, monkeypatch):
+    options = {"style": "bare", "steps": [1], "buttons": 2, "pool": 2}
+    tasks = worlds.make("buttons", seed=0, options=options).source.pool_tasks
+    centre = {t.id: tuple(map(int, t.answer[6:-1].split(","))) for t in tasks}
+
+    def say(key):
+        x, y = centre[key.task]
+        # within the 16 x 16 pixels around the middle; beside all buttons; no action; OK
+        return [f"click({x - 8},{y + 7})", "click(63,0)", "press it", "click(52,54)"][key.attempt]
+
+    keys = {"tasks.options": options, "env.max_turns": 2, "env.context": "window", "trainer.rollouts_every": 1}
+    run = two_steps("mobile_r1", "buttons", say, tmp_path / "run", monkeypatch, **keys)
+    single, whole = steps_of(run)
+    # [it leads where the expert's click leads] + [it could be read]
+    assert [r["reward"] for r in single] == [2.0, 1.0, 0.0, 1.0] * 2 and {len(r["turns"]) for r in single} == {1}
+    assert [r["reward"] for r in whole] == [1.0, 0.0, 0.0, 0.0] * 2
+    assert [len(r["turns"]) for r in whole] == [1, 2, 2, 1] * 2  # a click on OK ends an episode, others go on
+    assert moved(run) and [r["phase"] for r in run.metrics] == [1, 2]
+
+
+def test_uav_vl_r1_asks_for_attributes_then_objects_then_space(tmp_path, monkeypatch):
+    say = lambda key: ["red", "1", "yes", "?"][key.attempt]  # noqa: E731
+    keys = {"trainer.rollouts_every": 1, "trainer.steps": 3}
+    run = two_steps("uav_vl_r1", "shapes", say, tmp_path / "run", monkeypatch, **keys)
+    asked = [{r["task"].split("/")[1] for r in step} for step in steps_of(run)]
+    assert asked[0] == {"colour"} and asked[1] <= {"count", "same"} and asked[2] <= {"row", "column"}
+    for r in steps_of(run)[0]:  # a wrong colour is well-formed, and nothing else is
+        right, colour = r["turns"][0]["action_text"] == r["info"]["answer"], r["turns"][0]["action_text"] == "red"
+        assert r["reward"] == float(right) + float(colour)
+    assert run.gain is None  # no held-out question is asked in the first phase and the last
+
+
+def test_videochat_r1_pays_every_kind_of_answer_by_its_own_metric(tmp_path, monkeypatch):
+    options = {"questions": ["colour", "box"], "pool": 6, "noise": 0}
+    pool = {t.id: t for t in make("shapes", seed=0, options=options).pool_tasks}
+    assert {t.info["kind"] for t in pool.values()} == {"choice", "box"}
+
+    def say(key):
+        task = pool[key.task]
+        if task.info["kind"] == "choice":
+            return [task.answer, "purple", "box", "red"][key.attempt]
+        x, y, right, low = json.loads(task.answer)
+        return [task.answer, f"[{x},{y},{right + 8},{low}]", f"[{x},{y}]", "red"][key.attempt]
+
+    keys = {"tasks.options": options, "tasks.per_step": 6, "scoring.options.match.pattern": None}
+    run = two_steps("videochat_r1", "shapes", say, tmp_path / "run", monkeypatch, **keys)
+    for name, task in pool.items():
+        found = [r["reward"] for r in rows_of(run, name)]
+        if task.info["kind"] == "box":
+            # right and one of the 16 boxes: 2; twice as wide, IoU 64/128 and none of them; no box; none
+            assert found == pytest.approx([2.0, 0.5, 0.0, 0.0])
+        else:
+            assert found == [2.0, 0.0, 0.0, 2.0 if task.answer == "red" else 1.0]
+    assert moved(run)
+
+
+def test_mixed_r1_knows_the_kinds_of_charts(tmp_path, monkeypatch):
+    pool = {t.id: t for t in make("charts", seed=0, options={"pool": 6}).pool_tasks}
+    say = lambda key: pool[key.task].answer if key.attempt else "?"  # noqa: E731
+    keys = {"tasks.options": {"pool": 6}, "tasks.per_step": 6, "scoring.options.match.pattern": None}
+    run = two_steps("mixed_r1", "charts", say, tmp_path / "run", monkeypatch, **keys)
+    assert {t.info["kind"] for t in pool.values()} == {"choice", "number"}
+    assert [r["reward"] for r in run.samples] == [0.0, 1.0, 1.0, 1.0] * 6 and moved(run)
