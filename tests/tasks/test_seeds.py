@@ -63,7 +63,10 @@ def test_more_instances_than_there_are_is_refused():
 
 def test_what_a_world_says_of_its_instances_is_the_tasks_own():
     says = {"answers": lambda seeds: [f"{s}!" for s in seeds], "levels": lambda seeds: [s % 3 for s in seeds]}
-    for task in (*SeedTasks("world", thirds, **says).draw(4, 1), *SeedTasks("world", thirds, pool=2, **says).pool_tasks):
+    for task in (
+        *SeedTasks("world", thirds, **says).draw(4, 1),
+        *SeedTasks("world", thirds, pool=2, **says).pool_tasks,
+    ):
         seed = task.info["seed"]
         assert (task.answer, task.info) == (f"{seed}!", {"seed": seed, "level": seed % 3})
     silent = {name: lambda seeds: [None for _ in seeds] for name in says}

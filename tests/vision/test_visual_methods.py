@@ -53,7 +53,7 @@ def test_lpo_pays_a_click_by_its_distance_from_the_target(tmp_path, monkeypatch)
 
 def test_where_a_screen_asks_for_more_than_a_click_there_is_no_distance(tmp_path):
     options = {"style": "bare", "steps": [1, 2], "max_turns": 2}
-    with pytest.raises(ConfigError, match="'buttons/[0-9a-f]*' has none: choose options of the world") as caught:
+    with pytest.raises(ConfigError, match=r"'buttons/[0-9a-f]*' has none: choose options of the world") as caught:
         gxpo.train("tiny-vision:cold", "buttons", "lpo_gui", 2, out=tmp_path / "run", set={"tasks.options": options})
     assert "\n" not in str(caught.value)
 

@@ -168,7 +168,11 @@ class SubgoalSteps(RolloutPart):
         }
         first, *rest = [act] if step.low else [plan, act]
         readable = said.action_error != "malformed" if step.low else step.said.finish == "stop" and bool(step.goal)
-        info: dict[str, Any] = {"format": float(readable), "execution": float(place.agrees(t.fork)), "sub_goal": step.goal}
+        info: dict[str, Any] = {
+            "format": float(readable),
+            "execution": float(place.agrees(t.fork)),
+            "sub_goal": step.goal,
+        }
         columns: dict[str, Any] = {
             "prompt": first.pop("context"),
             "turns": [first, *rest],

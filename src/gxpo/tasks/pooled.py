@@ -33,9 +33,9 @@ def in_laps(pool: Sequence[Task], n: int, seed: int, step: int) -> list[Task]:
 
 
 class PooledTasks:
-    """A generated source of which `pool` training tasks are drawn, the same for every seed of a run; whatever else it is
-    asked for, `inner` answers. Tasks are then met again: they can be sampled by success rate, and be memorised, which
-    `pool_tasks` against `held_out` shows.
+    """A generated source of which `pool` training tasks are drawn, the same for every seed of a run; for all else
+    `inner` answers. Tasks are then met again: they can be sampled by success rate, and be memorised, which `pool_tasks`
+    against `held_out` shows.
 
     inner  a source with seed 0, whose tasks of step 0 the pool is
     seed   of the order in which they come

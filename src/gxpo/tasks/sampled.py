@@ -259,7 +259,7 @@ def sampled(
         raise TaskError(f"{label} generates tasks and repeats none, so none has a success rate: {way}")
     if level_source is None:
         raise TaskError(
-            f"{label} has no option to key a sampler by: set tasks.options.pool to draw from that many instances, by id or "
-            "by a level that their world says (tasks.sampler.by=level)"
+            f"{label} has no option to key a sampler by: set tasks.options.pool to draw from that many instances, by "
+            "id or by a level that their world says (tasks.sampler.by=level)"
         )
     return SampledTasks(source, sampler, OptionLevels(by, {level: level_source(level) for level in levels}, seed))
