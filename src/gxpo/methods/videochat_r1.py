@@ -11,6 +11,8 @@ is the task's component "format", or gxpo's. On `shapes` and `charts` an answer 
 
 from gxpo.definition import Definition
 
+_METRICS = {"interval": "interval_iou", "box": "box_iou", "choice": "exact", "number": "exact"}
+
 videochat_r1 = Definition(
     name="videochat_r1",
     doc=__doc__,
@@ -22,17 +24,7 @@ videochat_r1 = Definition(
     evidence="reference-code",
     keys={
         "scoring.weights": {"match": 1.0, "format": 1.0, "correct": 0.0},
-        "scoring.options": {
-            "match": {
-                "by": "info.kind",
-                "route": {
-                    "interval": {"metric": "interval_iou"},
-                    "box": {"metric": "box_iou"},
-                    "choice": {"metric": "exact"},
-                    "number": {"metric": "exact"},
-                },
-            }
-        },
+        "scoring.options": {"match": {"by": "info.kind", "route": {k: {"metric": m} for k, m in _METRICS.items()}}},
     },
     paper_defaults={"rollout.group_size": 8, "objective.kl.coef": 0.04, "credit.eps": 1e-4},
     code="OpenGVLab/VideoChat-R1@73b2ea9ac83ad5c0bcd893bffd1cbb2e7c167068 src/open_r1/grpo_tasks.py "
