@@ -257,8 +257,10 @@ DOORS = {"task": "keydoor", "tasks.options": {"style": "bare", "size": 3, "max_t
 LAKE = {"task": "frozenlake", "tasks.options": {"style": "bare", "size": 3}, "env.max_turns": 4}
 # Rows that differ in the reward alone: their tasks are tables, JSON, clicks..., of which a model that has never learnt
 # anything says none. They train on one metric that any text has some of; their own are in tests/rewards.
-MATCHED = {"asr_grpo", "speech_grpo", "rl_struct", "table2latex", "mixed_r1", "lpo_gui", "vlm_rl_clg"}
-ANY_TEXT = {"metric": "chrf", "order": 1, "pattern": None}
+MATCHED = {"asr_grpo", "speech_grpo", "rl_struct", "table2latex", "lpo_gui", "vlm_rl_clg"}
+LETTERS = f"{Path(__file__).with_name('rewards') / 'any_text.py'}:letters"
+ANY_TEXT = {"metric": LETTERS, "pattern": None, "gate": None, "pay": "score"}
+ANY_SUM = {"by": "info.operation", "pattern": None, "route": {"+": {"metric": LETTERS}}}  # a kind of its own
 VOTED = {
     "task": str(Path(__file__).with_name("questions.jsonl")),
     "tasks.options": {"held_out_fraction": 0.4},
@@ -275,6 +277,9 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
     },
     **{name: {"reward": "match", "scoring.options": {"match": ANY_TEXT}} for name in MATCHED},
     "multirole": {"scoring.weights": {"match": 1.0}},
+    "mixed_r1": {"reward": "match", "scoring.options": {"match": ANY_SUM}},
+    "videochat_r1": {"scoring.weights": {"match": 1.0}, "scoring.options": {"match": ANY_SUM}},
+    "uav_vl_r1": {"model": "tiny-vision:cold", "task": "shapes"},
     "carl": {"reward.shape.factored.factors": ["format"], "reward.shape.factored.fail": ""},
     "ps_grpo": {
         "task": str(Path(__file__).with_name("wordings.jsonl")),
@@ -314,7 +319,7 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
             "sampling.max_new_tokens": 1,
             "env.max_turns": 2,
         }
-        for name in ("otc", "hdpo", "sem", "tool_star")
+        for name in ("otc", "hdpo", "sem", "tool_star", "mobile_r1")
     },
     "fapo": {"reward.add.flawed.component": "format"},
     "pav": {"credit.add.value_difference.best_of": 1},  # the made-up rewards are no chances

@@ -267,8 +267,9 @@ class Env(Protocol):
     tools         schemas (OpenAI's function format) of tools: with them the policy's calls go to `call`, not `step`
 
     Optional: `call(content, calls)`; `content(seed)`, a text that is equal for equal instances (it decides which are
-    held out); `answer(seed)`, the right answer where there is one; `snapshot()` and `restore(text)`; `expert()`, the
-    action of an expert; `legal()`, all actions that are possible now; `close()`.
+    held out); `answer(seed)`, the right answer where there is one; `level(seed)`, a whole number, how hard the instance
+    is; `snapshot()` and `restore(text)`; `expert()`, the action of an expert; `legal()`, all actions that are possible
+    now; `close()`.
     """
 
     instructions: str

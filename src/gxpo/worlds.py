@@ -62,7 +62,7 @@ def make(
     made = EnvPool(spec, workers=workers, timeout=timeout, concurrency=concurrency)
     try:
         label = name if spec.file is None else f"{Path(spec.file).name}:{spec.kind}"
-        return World(SeedTasks(name, made.contents, seed, pool, made.answers, label), made)
+        return World(SeedTasks(name, made.contents, seed, pool, made.answers, label, made.levels), made)
     except BaseException:
         made.close()
         raise

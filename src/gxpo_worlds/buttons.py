@@ -89,6 +89,8 @@ class Buttons(ScreenWorld[Screen, Action]):
     steps    numbers of actions that instructions ask for, some of 1 to 4
     buttons  on the screen, 2 to 6
 
+    `level(seed)` is the number of actions asked for; `answer(seed)`, where that is one, the click into the middle.
+
     The state is `LETTERS|TEXT|`: what is pressed and what is typed; `ok` at its end: OK was clicked.
     """
 
@@ -138,6 +140,16 @@ class Buttons(ScreenWorld[Screen, Action]):
         screen = self._make(seed)
         buttons = sorted(f"{b.letter} {b.colour} {b.box[0]},{b.box[1]}" for b in screen.buttons)
         return "; ".join([" ".join([*screen.names, screen.text]), *buttons])
+
+    def level(self, seed: int) -> int:
+        """Number of actions that the instruction asks for."""
+        screen = self._make(seed)
+        return len(screen.wanted) + 2 * bool(screen.text)
+
+    def answer(self, seed: int) -> str | None:
+        """A click into the middle of what is to be clicked, where one click is all; None elsewhere."""
+        screen = self._make(seed)
+        return _click(screen.buttons[0].box) if len(screen.wanted) == 1 and not screen.text else None
 
     def _read(self, text: str) -> Action | None:
         if found := CLICK.fullmatch(text):

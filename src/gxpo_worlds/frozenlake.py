@@ -148,6 +148,10 @@ class FrozenLake(GridWorld):
     def _verdict(self, state: str) -> bool | None:
         return True if "*" in state else False if "X" in state else None
 
+    def level(self, seed: int) -> int:
+        """Number of moves of a shortest way from start to goal."""
+        return len(self._solution(self.content(seed)) or ())
+
     def _solution(self, state: str) -> list[str] | None:
         return shortest(state, MOVES, _walk, lambda reached: "*" in reached)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -91,6 +92,10 @@ class ScreenWorld(ABC, Generic[Level, Action]):
     def _verdict(self, state: str) -> bool | None:
         """Whether the episode succeeded; None while it goes on."""
 
+    def _notes(self, action: Action | None) -> Mapping[str, Any]:
+        """What the turn's `info` says of its action; None: none could be read."""
+        return {}
+
     @abstractmethod
     def _picture(self, state: str) -> Pixels:
         """What is seen."""
@@ -124,9 +129,9 @@ class ScreenWorld(ABC, Generic[Level, Action]):
         after = None if said is None else self._result(self._state, said)
         self._turn += 1
         if after is None:
-            return self._time_step("malformed" if said is None else "illegal")
+            return self._time_step("malformed" if said is None else "illegal", self._notes(said))
         self._state = after
-        return self._time_step(None)
+        return self._time_step(None, self._notes(said))
 
     def legal(self) -> tuple[str, ...]:
         """Some of the actions that change the state, as `step` takes them; none once the episode is over."""
@@ -164,7 +169,7 @@ class ScreenWorld(ABC, Generic[Level, Action]):
     def _text(self, action: str) -> str:
         return f"<action>{action}</action>" if self.style == "chat" else action
 
-    def _time_step(self, error: str | None) -> TimeStep:
+    def _time_step(self, error: str | None, info: Mapping[str, Any] | None = None) -> TimeStep:
         verdict = self._verdict(self._state)
         truncated = verdict is None and self._turn >= self.max_turns
         note = NOTES[error] if self.style == "chat" else ""
@@ -175,4 +180,5 @@ class ScreenWorld(ABC, Generic[Level, Action]):
             success=False if truncated else verdict,
             action_error=error,
             truncated=truncated,
+            info=info or {},
         )

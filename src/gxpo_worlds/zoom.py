@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gxpo.drawing import Box, canvas, cropped, fill, noisy, scaled, write_in
 from gxpo.errors import ConfigError
@@ -72,7 +73,8 @@ class Zoom(ScreenWorld[Hidden, "Box | int"]):
                      and height, in pixels of the whole picture whatever is shown; clipped to it, at least 8 x 8
     one digit        the answer, which ends the episode
 
-    What a crop shows depends on picture and box alone. The state is the box, `x,y,w,h`.
+    What a crop shows depends on picture and box alone. The state is the box, `x,y,w,h`. Turns note `calls` in their
+    info: one of "crop" with its clipped box, none in the answer's turn and where nothing could be read.
 
     cells  the plate is in the middle of one of cells x cells squares, 1 to 16; 0: anywhere
     plate  pixels of its side, 16 to 64; the larger, the easier it is found
@@ -131,6 +133,11 @@ class Zoom(ScreenWorld[Hidden, "Box | int"]):
             return f"{state}={action}"
         after = ",".join(map(str, action))
         return None if after == state else after
+
+    def _notes(self, action: Box | int | None) -> Mapping[str, Any]:
+        if action is None or isinstance(action, int):
+            return {"calls": []}
+        return {"calls": [{"name": "crop", "arguments": dict(zip(("x", "y", "w", "h"), action, strict=True))}]}
 
     def _verdict(self, state: str) -> bool | None:
         _, _, said = state.partition("=")

@@ -179,3 +179,15 @@ def test_options_that_make_no_sense(options, match):
     with pytest.raises(ConfigError, match=match) as caught:
         Buttons(**options)
     assert "\n" not in str(caught.value)
+
+
+def test_the_level_is_the_number_of_actions_and_one_click_has_an_answer():
+    env = Buttons(style="bare", steps=[1, 2, 3], max_turns=3)
+    for seed in range(40):
+        env.reset(seed)
+        taken = []
+        while (action := env.expert()) is not None:
+            taken.append(action)
+            env.step(action)
+        assert env.level(seed) == len(taken)
+        assert env.answer(seed) == (taken[0] if len(taken) == 1 else None)

@@ -232,3 +232,13 @@ def test_words_for_pixels():
     assert "slippery" in FrozenLake(pixels=True, slippery=True).instructions
     with pytest.raises(ConfigError, match="pixels must be true or false, not 1"):
         FrozenLake(pixels=1)
+
+
+def test_the_level_is_the_number_of_moves_of_the_expert():
+    env = FrozenLake(style="bare")
+    for seed in range(20):
+        env.reset(seed)
+        moves = 0
+        while not env.step(env.expert()).done:
+            moves += 1
+        assert env.level(seed) == moves + 1

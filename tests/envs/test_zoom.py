@@ -156,3 +156,11 @@ def test_a_larger_plate_is_around_the_same_digit():
 def test_places_that_do_not_fit_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         Zoom(**options)
+
+
+def test_turns_note_the_looks_that_were_taken():
+    env = Zoom(style="bare", max_turns=9)
+    assert env.reset(0).info == {}
+    box = {"x": 0, "y": 200, "w": 10, "h": 56}  # (-10, 200, 20, 100), clipped
+    noted = [env.step(said).info["calls"] for said in ("crop(-10,200,20,100)", "crop(0,200,10,56)", "look", "7")]
+    assert noted == [[{"name": "crop", "arguments": box}]] * 2 + [[], []]  # the second shows nothing new, and is a look

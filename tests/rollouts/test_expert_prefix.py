@@ -148,3 +148,24 @@ def test_tools_of_a_world_are_named():
     names = [(info["expert"][0], info["last"]) for info in forest.info]
     assert names[0] == ("calculator", False) and names[-1] == ("finish", True)
     assert all(info["call"] == ["calculator", "1+1"] for info in forest.info)
+
+
+def test_an_action_may_be_compared_by_the_state_that_it_leads_to(doors):
+    s = acting(doors, lambda context, key: ["U", "D", "?"][key.attempt], rules=WINDOW)
+    forest = ExpertSteps(group_size=3, steps=0, compares="state").grow(seeded(s, 5), s)
+    way = walked(doors, 5)
+    for t in range(len(way)):
+        for j, said in enumerate(("U", "D", "?")):
+            (step,) = doors.reset({"there": 5}).values()
+            for _, _, text in way[: t + 1]:
+                (after,) = doors.step({"there": Reply(text)}).values()
+            doors.reset({"tried": 5})
+            for _, _, text in way[:t]:
+                doors.step({"tried": Reply(text)})
+            (step,) = doors.step({"tried": Reply(said)}).values()
+            r = 3 * t + j
+            assert forest.outcome[r] == float(step.state == after.state) and forest.n_steps == forest.n_trajectories
+            assert forest.info[r]["format"] == float(said != "?")
+            assert forest.step_info[r].get("action_error") == step.action_error
+    assert 0 < forest.outcome.sum() < len(way) and s.budget.rollouts == forest.n_trajectories
+    assert s.budget.generated_tokens == forest.n_entries

@@ -149,3 +149,34 @@ def test_options_that_make_no_sense(name, options, match):
     with pytest.raises(TaskError, match=match) as caught:
         make(name, seed=0, options=options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["charts", "shapes"])
+def test_a_pool_of_pictures_is_the_same_for_every_run_and_is_gone_through_evenly(name):
+    one, other = (make(name, seed=seed, options={"pool": 5, "noise": 0}) for seed in (3, 4))
+    assert one.pool_tasks == other.pool_tasks and len({t.id for t in one.pool_tasks}) == 5
+    drawn = [t.id for t in one.draw(15, 2)]
+    assert sorted(drawn) == sorted(3 * [t.id for t in one.pool_tasks])
+    assert drawn != [t.id for t in one.draw(15, 3)] and [t.id for t in other.draw(15, 2)] != drawn
+    assert one.held_out(6) == make(name, seed=0, options={"noise": 0}).held_out(6)
+    assert not {t.id for t in one.held_out(6)} & set(drawn)
+    assert one.scorer(one.pool_tasks[0].answer, one.pool_tasks[0])["correct"] == 1.0
+
+
+def test_a_pool_keeps_what_a_source_does_to_its_training_tasks():
+    told = make("shapes", seed=0, options={"pool": 20, "told": 1.0})
+    assert all(seen(t)[1].startswith(f"{t.answer}. ") for t in told.draw(20, 1))
+    assert not any(t.info.get("told") for t in told.held_out(20))
+
+
+@pytest.mark.parametrize(
+    ("name", "pool", "match"),
+    [
+        ("shapes", 0, "'pool' must be a number of instances, not 0"),
+        ("shapes", True, "not True"),
+        ("arithmetic", 200, r"has only \d+ different training instances: lower tasks\.options\.pool"),
+    ],
+)
+def test_a_pool_that_cannot_be_is_refused(name, pool, match):
+    with pytest.raises(TaskError, match=match):
+        make(name, seed=0, options={"pool": pool, **({"digits": 1} if name == "arithmetic" else {})})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gxpo.errors import TaskError
+from gxpo import worlds
+from gxpo.errors import GxpoError, TaskError
 from gxpo.tasks.seeds import SeedTasks
 from gxpo.tasks.source import reserved
 
@@ -59,3 +60,31 @@ def test_a_pool_that_is_no_number_is_refused(pool):
 def test_more_instances_than_there_are_is_refused():
     with pytest.raises(TaskError, match="different training instances"):
         _ = SeedTasks("world", lambda seeds: [f"{s % 8}" for s in seeds], pool=40).pool_tasks
+
+
+def test_what_a_world_says_of_its_instances_is_the_tasks_own():
+    says = {"answers": lambda seeds: [f"{s}!" for s in seeds], "levels": lambda seeds: [s % 3 for s in seeds]}
+    for task in (
+        *SeedTasks("world", thirds, **says).draw(4, 1),
+        *SeedTasks("world", thirds, pool=2, **says).pool_tasks,
+    ):
+        seed = task.info["seed"]
+        assert (task.answer, task.info) == (f"{seed}!", {"seed": seed, "level": seed % 3})
+    silent = {name: lambda seeds: [None for _ in seeds] for name in says}
+    (task,) = SeedTasks("world", thirds, **silent).draw(1, 1)
+    assert task.answer is None and task.info.keys() == {"seed"}
+    assert SeedTasks("world", thirds, **says).unanswered is None and SeedTasks("world", thirds, **silent).unanswered
+
+
+def test_a_level_that_is_no_whole_number_is_refused(tmp_path):
+    file = tmp_path / "bad.py"
+    file.write_text(
+        "from gxpo.protocols import TimeStep\n\n\n"
+        "class Bad:\n    instructions, max_turns = '', 2\n\n"
+        "    def reset(self, seed):\n        return TimeStep('x')\n\n"
+        "    def step(self, action):\n        return TimeStep('x', done=True, success=True)\n\n"
+        "    def level(self, seed):\n        return 0.5\n"
+    )
+    with pytest.raises(GxpoError, match=r"level: the level is 0\.5, not a whole number") as caught:
+        worlds.make(f"{file}:Bad", seed=0, workers=0).source.draw(1, 1)
+    assert "\n" not in str(caught.value)

@@ -51,6 +51,7 @@ class Host:
         step      Reply -> fields of a TimeStep        snapshot  None -> text
         expert    None -> text or None                 legal     None -> texts
         content   seed -> text; of no episode          answer    seed -> text or None; of no episode
+        level     seed -> whole number; of no episode
         close     None -> None; closes the instance
 
         A child that an environment has forked, and that returns from it as its parent does, ends here.
@@ -102,6 +103,12 @@ class Host:
         answer = self._reader.answer(seed)
         return None if answer is None else checked_text("the answer", answer)
 
+    def _level(self, _: str, seed: int) -> int:
+        level = self._reader.level(seed)
+        if type(level) is not int:
+            raise Nonsense(f"the level is {one_line(repr(level))}, not a whole number")
+        return level
+
     def _close(self, episode: str, _: None) -> None:
         env = self.episodes.pop(episode, None)
         if _has(env, "close"):
@@ -110,7 +117,7 @@ class Host:
     def _provides(self) -> set[str]:
         """Optional features: methods of the class, its own declaration, and the results of a first step."""
         found = set(_declared(getattr(self._reader, "provides", ())))
-        found |= {name for name in ("expert", "legal", "content", "answer") if _has(self._reader, name)}
+        found |= {name for name in ("expert", "legal", "content", "answer", "level") if _has(self._reader, name)}
         if _has(self._reader, "snapshot") and _has(self._reader, "restore"):
             found.add("snapshots")
         if self._first().state is not None:

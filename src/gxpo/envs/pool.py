@@ -16,7 +16,7 @@ from gxpo.errors import ConfigError, GxpoError
 from gxpo.protocols import EnvFailure, Reply, TimeStep
 
 FAILURES = ("raised", "nonsense", "timeout", "died")
-PROVIDES = ("states", "snapshots", "expert", "legal", "content", "answer", "step_rewards")
+PROVIDES = ("states", "snapshots", "expert", "legal", "content", "answer", "level", "step_rewards")
 
 
 class EnvPool:
@@ -40,7 +40,7 @@ class EnvPool:
 
     name, instructions, max_turns, tools  as the class says
     provides  what it has of: "states" (its first step has a state id), "snapshots", "expert", "legal", "content",
-              "answer", "step_rewards" (a first action is paid for); the class can state more in `provides`
+              "answer", "level", "step_rewards" (a first action is paid for); the class can state more in `provides`
     """
 
     def __init__(
@@ -158,6 +158,10 @@ class EnvPool:
     def answers(self, seeds: Sequence[int]) -> list[str | None]:
         """Right answer in each seed's instance; None if the class does not say."""
         return self._of_seeds("answer", seeds) if "answer" in self.provides else [None] * len(seeds)
+
+    def levels(self, seeds: Sequence[int]) -> list[int | None]:
+        """How hard each seed's instance is; None if the class does not say."""
+        return self._of_seeds("level", seeds) if "level" in self.provides else [None] * len(seeds)
 
     def _of_seeds(self, operation: str, seeds: Sequence[int]) -> list[Any]:
         shares = [[(operation, "", seed) for seed in seeds[k :: len(self._places)]] for k in range(len(self._places))]

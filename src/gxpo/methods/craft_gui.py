@@ -4,8 +4,9 @@ P(level) = 1/5 / levels + 4/5 [level = l],  l the first whose newest 3 success r
 
 Choices. From the abstract and a summary: levels are lengths of trajectories, and the mix moves on. The threshold, the 3
 visits and the fifth are ours (`tasks.sampler.mastered`, `window`, `uniform`). Levels are a column of the tasks called
-"level" (`tasks.sampler.by`), or an option of a source that generates them, with `tasks.sampler.levels`. Its reward of
-rules and a judge is the task's: `scoring.weights`. Screens are not part of this: a stand-in on tasks of text.
+"level" (`tasks.sampler.by`), or an option of a source that generates them, with `tasks.sampler.levels`. Of `task:
+buttons` with `tasks.options.pool` they are the numbers of actions asked for. Its reward of rules and a judge is the
+task's: `scoring.weights`. Stand-in: toy screens, where the level is exact; the paper's are lengths of recorded ways.
 """
 
 from gxpo.definition import Definition

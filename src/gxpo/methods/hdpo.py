@@ -6,7 +6,7 @@ others, and where a single one is right)
 Choices. As the code: any right attempt qualifies, also one without calls (a docstring asks for a call); eps 1e-6. Other
 components of the reward have weight 1, each normalised by itself; the code weighs answer .9 and format .1 in one. The
 code adds two clipped losses, the second as a mean over qualifying attempts, which weighs their economy more where few
-qualify; here the two advantages are added in one loss. Needs an environment that notes the calls of turns, as toolqa.
+qualify; here the two advantages are added in one loss. Needs a world whose turns note calls: toolqa, zoom.
 """
 
 from gxpo.credit.decoupled import decoupled

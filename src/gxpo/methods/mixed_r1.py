@@ -5,7 +5,8 @@ r = exact match [choice, number], IoU [box], (mean_i max_j S_ij + mean_j max_i S
 S are cosines of the tokens of answer and reference (BMAS); `info.kind` of a task says of which kind its answer is.
 Choices. Embeddings are all-MiniLM-L6-v2's last hidden states (`gxpo[embedding]`), the paper's are the tokenizer's own
 table. Their similarity is high for fluent nonsense: `baseline` takes off what random pairs have. Charts are numbers by
-exact match here; the paper's format term is left out (add `format`). Stand-in: texts only.
+exact match here; the paper's format term is left out (add `format`). Tasks of `shapes` and `charts` have a kind (with
+`scoring.options.match.pattern: null`). Stand-in: toy pictures, and no open questions about them.
 """
 
 from gxpo.definition import Definition

@@ -20,5 +20,5 @@ vas = Definition(
     year=2025,
     evidence="secondary",
     keys={"tasks.sampler": variance, "tasks.sampler.uniform": 0.5},
-    cost="none in samples; a few numbers a task in the checkpoint; only where tasks repeat",
+    cost="none in samples; a few numbers a task in the checkpoint; only where tasks repeat: a list, or `pool`",
 )

@@ -454,16 +454,22 @@ def _weighted(
 
 
 def check_answers(rewards: Iterable[Entry], source: TaskSource, *, given: bool) -> None:
-    """Refuse rewards that compare with an answer where tasks of a list have none. `given`: somebody chose them."""
-    task = getattr(source, "unanswered", None)
+    """Refuse rewards that compare with an answer where tasks have none. `given`: somebody chose them."""
     rewards = list(rewards)
-    if task is None or any(r.function.label_free for r in rewards):
+    comparing = [r for r in rewards if r.function.answered]
+    if not comparing or any(r.function.label_free for r in rewards):
         return
-    for reward in (r for r in rewards if r.function.answered):
+    if (task := getattr(source, "unanswered", None)) is None:
+        return
+    for reward in comparing:
         who = f"reward {reward.function.label}" if given else f"no reward was given, and {reward.function.label}"
+        way = (
+            "choose options of the world under which it says one"
+            if hasattr(source, "answers")
+            else "add a column 'answer' (tasks.options.answer names another)"
+        )
         raise ConfigError(
-            f"{who} compares with an answer, and task {task.id!r} has none: add a column 'answer' "
-            "(tasks.options.answer names another), or give a reward that does without"
+            f"{who} compares with an answer, and task {task.id!r} has none: {way}, or give a reward that does without"
         )
 
 

@@ -111,7 +111,7 @@ def tools_used(forest: Forest, asker: str) -> list[list[str]]:
     noted = noted_by_turns(forest, "calls")
     if forest.n_trajectories and not any(noted):
         raise GxpoError(
-            f"{asker}: no turn notes `calls` in its info: choose a task whose environment does, as toolqa, or "
+            f"{asker}: no turn notes `calls` in its info: choose a task whose environment does, as toolqa or zoom, or "
             "tool_calls.count=turns"
         )
     return [[str(call["name"]) for calls in own for call in calls] for own in noted]

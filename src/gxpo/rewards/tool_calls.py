@@ -30,7 +30,7 @@ class ToolCalls(Formula, RewardPart):
     reference  the fewest: "group_min", over the right answers of the group; "running_min", and of all groups of the
                task so far (a source that makes new tasks has none, and it is the group's); "task", what its info says:
                `needed_calls`, or the number of `gold_calls`
-    count      "calls" that turns note in their info, as toolqa's do; "turns"
+    count      "calls" that turns note in their info, as those of toolqa and zoom do; "turns"
     scales     whether the share multiplies the outcome
 
     The running minimum is in the checkpoint; an attempt is measured against a minimum that its own step has lowered.

@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from gxpo.errors import GxpoError
 from gxpo.forest import Forest
-from gxpo.protocols import Completion, EnvFailure, Reply, Request, Session, Task, TimeStep
+from gxpo.protocols import Completion, EnvFailure, Reply, Request, Session, StreamKey, Task, TimeStep
 from gxpo.registry import part
 from gxpo.rollouts.build import (
     AGENT,
@@ -20,6 +20,7 @@ from gxpo.rollouts.build import (
     Limit,
     RolloutPart,
     action,
+    dotted,
     group_of,
     keyed,
     name_draws,
@@ -62,6 +63,26 @@ class Place:
     def heard(self, completion: Completion) -> Reply:
         """What an action says there."""
         return self.episode.stood[self.turn].context.copy().act(completion.tokens)
+
+    def agrees(self, tried: Episode) -> bool:
+        """Whether an action that was carried out here led where the expert's leads; where states are unknown, whether
+        it is the same."""
+        did = tried.replies[-1]
+        if tried.failure is not None or did is None:
+            return False
+        if self.led_to is None or tried.said.state is None:
+            return did.content == self.choice.content and did.calls == self.choice.calls
+        return tried.said.state == self.led_to
+
+
+def carry_out(play: Play, wanted: Sequence[tuple[Place, StreamKey, Completion]]) -> list[Episode]:
+    """Each action in an environment that was put back to its place: the episodes that end with it. `play` is
+    restorable."""
+    tried = play.fork([(place.episode, place.turn, key, f"{key.task}/{dotted(key)}") for place, key, _ in wanted])
+    play.session.budget.rollouts -= sum(e.inherited > 0 for e in tried)  # they were counted when they were sampled
+    whole = [(e, said) for e, (_, _, said) in zip(tried, wanted, strict=True) if e.end is None]
+    play.take([e for e, _ in whole], [said for _, said in whole])
+    return tried
 
 
 def expert_ways(play: Play, tasks: Sequence[Task], draws: Sequence[str]) -> list[list[Place]]:
@@ -147,9 +168,14 @@ class ExpertSteps(RolloutPart):
 
     The expert plays each task once, unsampled and uncharged, with every text of its in the context: what the policy is
     asked next stands behind the expert's history. A place is a group of its own, "s{step}/{task}/t{turn}", of single
-    actions, and no credit passes from one to another. The environment does not hear of them: what they are worth is for
-    a reward to say, by what was done (info["call"]: name and argument), what the expert did (info["expert"]) and
-    whether it was the expert's last step (info["last"]). Without one the outcome is 1 for the very same call, else 0.
+    actions, and no credit passes from one to another. What they are worth is for a reward to say, by what was done
+    (info["call"]: name and argument), what the expert did (info["expert"]) and whether it was the expert's last step
+    (info["last"]).
+
+    compares  what the outcome is 1 for, where no reward says more:
+              "call"   the very same call; the environment does not hear of it
+              "state"  an action that leads where the expert's leads, in an environment that was put back to the place;
+                       info["format"] is 1 where it could read one
 
     Member j before turn t has the stream (seed, step, draw, j, path (t,)). Held-out tasks are attempted as episodes,
     without the expert.
@@ -159,6 +185,7 @@ class ExpertSteps(RolloutPart):
 
     group_size: Count = 8
     steps: Limit = 1
+    compares: Literal["call", "state"] = "call"
 
     provides = ("states",)
     requires = ("expert", "restarts")
@@ -167,22 +194,39 @@ class ExpertSteps(RolloutPart):
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         with Play(session, restorable=True) as play:
             places = chosen(expert_ways(play, tasks, name_draws(tasks)), self.steps, session)
-        requests = []
-        for place in places:
-            keys = (stream(session, place.draw, j, (place.turn,)) for j in range(self.group_size))
-            requests.append(Request(place.episode.stood[place.turn].context.ids, tuple(keys)))
-        records: list[dict[str, Any]] = []
-        for place, request, found in zip(places, requests, session.sample(requests), strict=True):
-            group = f"{group_of(session, place.draw)}/t{place.turn}"
-            wanted = named_call(place.choice)
-            for j, completion in enumerate(found):
-                call = named_call(place.heard(completion))
-                columns = {
-                    "prompt": list(request.prompt),
-                    "turns": [{"agent": AGENT, "state": place.said.state, **action(completion)}],
-                    "reward": float(call == wanted),
-                    "truncated": completion.finish == "length",
-                    "info": {"call": list(call), "expert": list(wanted), "last": place.last, "turn": place.turn},
-                }
-                records.append(record(place.episode.task, group, f"{group}/{j}", session.sampling, **columns))
+            requests = []
+            for place in places:
+                keys = (stream(session, place.draw, j, (place.turn,)) for j in range(self.group_size))
+                requests.append(Request(place.episode.stood[place.turn].context.ids, tuple(keys)))
+            said = [
+                (place, key, completion)
+                for place, request, found in zip(places, requests, session.sample(requests), strict=True)
+                for key, completion in zip(request.streams, found, strict=True)
+            ]
+            tried = carry_out(play, said) if self.compares == "state" else [None] * len(said)
+        records = [self._record(*row, session, after) for row, after in zip(said, tried, strict=True)]
         return session.score(Forest.from_records(records))
+
+    @staticmethod
+    def _record(
+        place: Place, key: StreamKey, completion: Completion, session: Session, after: Episode | None
+    ) -> dict[str, Any]:
+        group = f"{group_of(session, place.draw)}/t{place.turn}"
+        call, wanted = named_call(place.heard(completion)), named_call(place.choice)
+        info = {"call": list(call), "expert": list(wanted), "last": place.last, "turn": place.turn}
+        turn = {"agent": AGENT, "state": place.said.state, **action(completion)}
+        reward: float | None = float(call == wanted)
+        if after is not None:
+            error = after.said.action_error
+            info |= {"format": float(error != "malformed")}
+            turn |= {"info": {"action_error": error}} if error else {}
+            reward = None if after.failure is not None else float(place.agrees(after))
+            info |= {"failure": after.failure} if after.failure is not None else {}
+        columns = {
+            "prompt": list(place.episode.stood[place.turn].context.ids),
+            "turns": [turn],
+            "reward": reward,
+            "truncated": completion.finish == "length",
+            "info": info,
+        }
+        return record(place.episode.task, group, f"{group}/{key.attempt}", session.sampling, **columns)

@@ -17,7 +17,6 @@ from gxpo.rollouts.build import (
     RolloutPart,
     Text,
     action,
-    dotted,
     group_of,
     name_draws,
     record,
@@ -25,7 +24,7 @@ from gxpo.rollouts.build import (
 )
 from gxpo.rollouts.context import opened, with_system
 from gxpo.rollouts.episodes import Play
-from gxpo.rollouts.expert_prefix import Place, chosen, expert_ways
+from gxpo.rollouts.expert_prefix import Place, carry_out, chosen, expert_ways
 from gxpo.rollouts.graph import SHARED
 from gxpo.rollouts.plan_episodes import EXECUTOR, PLANNER, TOLD, check_prompts, filled
 from gxpo.rollouts.reference import EXPERTS
@@ -150,18 +149,9 @@ class SubgoalSteps(RolloutPart):
                 for step, executor, found in zip(steps, executors, actions, strict=True)
                 for said, key in zip(found, step.keys, strict=True)
             ]
-            self._carry_out(tried, play)
+            for t, fork in zip(tried, carry_out(play, [(t.step.place, t.key, t.said) for t in tried]), strict=True):
+                t.fork = fork
         return session.score(Forest.from_records([self._record(t, session) for t in tried]))
-
-    @staticmethod
-    def _carry_out(tried: Sequence[_Tried], play: Play) -> None:
-        """Every action in an environment that was put back to its place."""
-        wanted = [(t.step.place.episode, t.step.place.turn, t.key, t.name) for t in tried]
-        for t, fork in zip(tried, play.fork(wanted), strict=True):
-            play.session.budget.rollouts -= fork.inherited > 0  # it was counted when it was sampled
-            t.fork = fork
-        whole = [t for t in tried if t.fork.end is None]
-        play.take([t.fork for t in whole], [t.said for t in whole])
 
     def _record(self, t: _Tried, session: Session) -> dict[str, Any]:
         step, place, said = t.step, t.step.place, t.fork.said
@@ -178,7 +168,11 @@ class SubgoalSteps(RolloutPart):
         }
         first, *rest = [act] if step.low else [plan, act]
         readable = said.action_error != "malformed" if step.low else step.said.finish == "stop" and bool(step.goal)
-        info: dict[str, Any] = {"format": float(readable), "execution": float(t.right), "sub_goal": step.goal}
+        info: dict[str, Any] = {
+            "format": float(readable),
+            "execution": float(place.agrees(t.fork)),
+            "sub_goal": step.goal,
+        }
         columns: dict[str, Any] = {
             "prompt": first.pop("context"),
             "turns": [first, *rest],
@@ -217,21 +211,6 @@ class _Tried:
     said: Completion
     key: StreamKey
     fork: Episode = None  # type: ignore[assignment]  # set before anything reads it
-
-    @property
-    def name(self) -> str:
-        """Of the environment that it is done in."""
-        return f"{self.key.task}/{dotted(self.key)}"
-
-    @property
-    def right(self) -> bool:
-        """Whether it led where the expert's action leads."""
-        place, did = self.step.place, self.fork.replies[-1]
-        if self.fork.failure is not None or did is None:
-            return False
-        if place.led_to is None or self.fork.said.state is None:
-            return did.content == place.choice.content and did.calls == place.choice.calls
-        return self.fork.said.state == place.led_to
 
 
 def _play(session: Session, *, restorable: bool = False) -> Play:

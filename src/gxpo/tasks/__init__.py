@@ -14,6 +14,7 @@ from gxpo.tasks.file import KINDS, TaskFile
 from gxpo.tasks.listed import ListedTasks
 from gxpo.tasks.np_hard import NPHard
 from gxpo.tasks.points import Points
+from gxpo.tasks.pooled import PooledTasks
 from gxpo.tasks.reasoning_gym import ReasoningGym
 from gxpo.tasks.shapes import Shapes
 from gxpo.tasks.source import Arithmetic, GeneratedTasks, check_options
@@ -23,7 +24,7 @@ OWN: dict[str, Own] = {
     "arithmetic": Arithmetic, "countdown": Countdown, "code": Code, "np_hard": NPHard, "points": Points,
     "shapes": Shapes, "charts": Charts,
 }  # fmt: skip
-Source = GeneratedTasks | ListedTasks
+Source = GeneratedTasks | ListedTasks | PooledTasks
 
 __all__ = ["OWN", "Arithmetic", "Countdown", "Dataset", "GeneratedTasks", "ReasoningGym", "Source", "TaskFile", "make"]
 
@@ -34,7 +35,8 @@ def make(name: str, *, seed: int, options: Mapping[str, Any] | None = None, per_
     name      "arithmetic", "countdown", "code", "np_hard", "points", "shapes", "charts", "reasoning_gym:GENERATOR",
               "dataset:ID" of the hub, or the path of a .jsonl, .csv or .parquet file
     seed      of the training tasks; held-out tasks are the same for every seed
-    options   of the source, e.g. {"digits": 3}
+    options   of the source, e.g. {"digits": 3}; of one that generates tasks also `pool`, the number of training tasks
+              that there are (see `gxpo.tasks.pooled`)
     per_step  tasks the trainer draws a step; a file's epochs are cut by it
 
     Raises `TaskError` for an unknown name, a wrong option or a file that can't be used.
@@ -48,6 +50,10 @@ def make(name: str, *, seed: int, options: Mapping[str, Any] | None = None, per_
     kind, _, rest = name.partition(":")
     if name.endswith(KINDS):
         return TaskFile.make(name, options, seed=seed, per_step=per_step)
+    if "pool" in options and ((kind == "reasoning_gym" and rest) or name in OWN):
+        pool = options.pop("pool")
+        made = make(name, seed=0, options=options, per_step=per_step)
+        return PooledTasks(made, pool, seed)  # type: ignore[arg-type]  # these generate tasks
     if kind == "reasoning_gym" and rest:
         check_options(name, options, ReasoningGym.options)
         return ReasoningGym(rest, seed, **options)

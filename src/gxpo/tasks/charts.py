@@ -76,7 +76,7 @@ class Charts(GeneratedTasks):
     noise      how far any value of a pixel may be off
     blank      the picture is grey, whatever is asked: what the question alone gives
 
-    A quarter of all pictures is held out.
+    A quarter of all pictures is held out. `info["kind"]` is the kind of an answer: "number" or "choice".
     """
 
     seed: int = 0
@@ -119,7 +119,8 @@ class Charts(GeneratedTasks):
         pixels = noisy(scaled(chart, self.scale * SIDE, self.scale * SIDE), own, self.noise)
         parts = [{"type": "image", "image": PICTURES.put(pixels)}, {"type": "text", "text": text}]
         bars = dict(zip(colours, values, strict=True))
-        info = {"question": question, "answers": answers, "number": number, "bars": bars}
+        kind = "choice" if question == "larger" else "number"
+        info = {"question": question, "kind": kind, "answers": answers, "number": number, "bars": bars}
         return Task(f"charts/{question}/{number}", ({"role": "user", "content": parts},), answer, info)
 
     def _asked(

@@ -251,11 +251,15 @@ def sampled(
         return SampledTasks(source, sampler, arms)
     if by == "id" or not levels:
         way = (
-            "key the sampler by an option of it: tasks.sampler.by=digits and tasks.sampler.levels=[1,2,3]"
+            "set tasks.options.pool to train on that many, or key the sampler by an option of it: "
+            "tasks.sampler.by=digits and tasks.sampler.levels=[1,2,3]"
             if level_source is not None
             else "set tasks.options.pool to train on that many instances"
         )
         raise TaskError(f"{label} generates tasks and repeats none, so none has a success rate: {way}")
     if level_source is None:
-        raise TaskError(f"{label} has no levels for tasks.sampler.by: set tasks.options.pool, and leave it at id")
+        raise TaskError(
+            f"{label} has no option to key a sampler by: set tasks.options.pool to draw from that many instances, by "
+            "id or by a level that their world says (tasks.sampler.by=level)"
+        )
     return SampledTasks(source, sampler, OptionLevels(by, {level: level_source(level) for level in levels}, seed))

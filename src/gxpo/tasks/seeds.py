@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
-from gxpo.errors import TaskError
 from gxpo.protocols import Task
-from gxpo.tasks.source import TRAINING, GeneratedTasks, stream
+from gxpo.tasks.pooled import check_pool, in_laps, too_few
+from gxpo.tasks.source import GeneratedTasks, stream
 
 POOL = 3  # first word of the key of a pool's stream; 0 and 1 are training and held-out, 2 the warm-up
 
 
 @dataclass
 class SeedTasks(GeneratedTasks):
-    """Tasks `LABEL/DIGEST` of the environment called `name`, with `info["seed"]`.
+    """Tasks `LABEL/DIGEST` of the environment called `name`, with `info["seed"]`, and where the environment says them
+    the right answer and `info["level"]`, how hard it is.
 
     contents  contents of the instances of some seeds, as texts: equal texts are one instance, and one task
     pool      train on that many instances only, the same for every seed of a run (they will be memorised, which
               `pool_tasks` against `held_out` shows); None: a new one for every draw
     answers   right answers in the instances of some seeds, as texts; None if the environment does not say
+    levels    how hard the instances of some seeds are, whole numbers; None if the environment does not say
     label     what the tasks' ids begin with, and with that their random numbers: of a file its last name, so that the
               tasks are the same wherever it lies; "": the name. Checkpoints hold it: a run of 0.1.0 goes on with the
               path as it was typed
@@ -36,6 +38,7 @@ class SeedTasks(GeneratedTasks):
     pool: int | None = None
     answers: Callable[[Sequence[int]], Sequence[str | None]] | None = None
     label: str = ""
+    levels: Callable[[Sequence[int]], Sequence[int | None]] | None = None
     _known: dict[int, str] = field(default_factory=dict, repr=False)
 
     scorer: ClassVar[None] = None  # type: ignore[assignment]  # the environment scores
@@ -43,8 +46,8 @@ class SeedTasks(GeneratedTasks):
     reward_default: ClassVar[str] = "env"
 
     def __post_init__(self) -> None:
-        if self.pool is not None and (type(self.pool) is not int or self.pool < 1):
-            raise TaskError(f"task {self.name!r}: option 'pool' must be a number of instances, not {self.pool!r}")
+        if self.pool is not None:
+            check_pool(self.name, self.pool)
         self.label = self.label or self.name
 
     def propose(self, random: np.random.Generator) -> Task:
@@ -64,13 +67,21 @@ class SeedTasks(GeneratedTasks):
         """The right answer, if the environment knows it."""
         return None if self.answers is None else self.answers([task.info["seed"]])[0]
 
+    def _next(self, random: np.random.Generator, *, held_out: bool, seen: Collection[str]) -> Task:
+        task = super()._next(random, held_out=held_out, seen=seen)
+        level = None if self.levels is None else self.levels([task.info["seed"]])[0]
+        info = task.info if level is None else {**task.info, "level": level}
+        return replace(task, answer=self.answer(task), info=info)
+
     def draw(self, n: int, step: int) -> list[Task]:
         if self.pool is None:
             return super().draw(n, step)
-        order: list[int] = []
-        for lap in range(-(-n // len(self.pool_tasks))):
-            order += stream(TRAINING, self.seed, step, lap).permutation(len(self.pool_tasks)).tolist()
-        return [self.pool_tasks[i] for i in order[:n]]
+        return in_laps(self.pool_tasks, n, self.seed, step)
+
+    @property
+    def unanswered(self) -> Task | None:
+        """An instance without an answer, of the first few that are held out."""
+        return next((task for task in self.held_out(8) if task.answer is None), None)
 
     @cached_property
     def pool_tasks(self) -> list[Task]:
@@ -80,9 +91,7 @@ class SeedTasks(GeneratedTasks):
         while len(found) < (self.pool or 0):
             task = self._next(random, held_out=False, seen=found.keys())
             if task.id in found:
-                raise TaskError(
-                    f"task {self.name!r} has only {len(found)} different training instances: lower tasks.options.pool"
-                )
+                raise too_few(self.name, len(found))
             found[task.id] = task
         return list(found.values())
 

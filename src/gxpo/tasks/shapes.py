@@ -74,7 +74,7 @@ class Shapes(GeneratedTasks):
     shuffled   the picture is another task's
     told       share of training tasks whose text gives the answer away; held-out tasks never do
 
-    A quarter of all pictures is held out.
+    A quarter of all pictures is held out. `info["kind"]` is the kind of an answer: "choice", "number" or "box".
     """
 
     seed: int = 0
@@ -123,7 +123,9 @@ class Shapes(GeneratedTasks):
         }[question]  # fmt: skip
         squares = {} if self.blank else dict(zip(places, colours, strict=True))
         ref = PICTURES.put(drawn(squares, own, self.cell, self.noise))
-        info = {"question": question, "answers": self._answers(question), "number": number, "picture": ref}
+        kind = {"count": "number", "box": "box"}.get(question, "choice")
+        answers = self._answers(question)
+        info = {"question": question, "kind": kind, "answers": answers, "number": number, "picture": ref}
         return Task(f"shapes/{question}/{number}", self._prompt(ref, QUESTIONS[question]), answer, info)
 
     def _answers(self, question: str) -> list[str]:

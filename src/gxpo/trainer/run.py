@@ -80,12 +80,15 @@ class Run:
     @property
     def gain(self) -> tuple[float, float, float] | None:
         """Mean change of a held-out task's verdict from the first evaluation to the last, and its 95% interval over
-        tasks (Student's, paired: every task is its own control). None before a second evaluation."""
+        tasks (Student's, paired: every task is its own control). None before a second evaluation, and where the first
+        and the last phase have no held-out task in common."""
         files = sorted((self.path / "evaluations").glob("step-*.json"))
         if len(files) < 2:
             return None
         before, after = (json.loads(f.read_text()) for f in (files[0], files[-1]))
         tasks = sorted(before.keys() & after.keys())
+        if not tasks:
+            return None
         first, last = [before[t] for t in tasks], [after[t] for t in tasks]
         return (sum(last) / len(tasks) - sum(first) / len(tasks), *paired_interval(first, last))
 

@@ -1,0 +1,72 @@
+"""A pool: a number of training tasks of a source that would make new ones for ever, so that tasks come again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gxpo.errors import TaskError
+from gxpo.tasks.source import TRAINING, stream
+
+if TYPE_CHECKING:
+    from gxpo.protocols import Task
+    from gxpo.tasks.source import GeneratedTasks
+
+
+def check_pool(name: str, pool: Any) -> None:
+    """TaskError for a size of a pool that is none."""
+    if type(pool) is not int or pool < 1:
+        raise TaskError(f"task {name!r}: option 'pool' must be a number of instances, not {pool!r}")
+
+
+def too_few(name: str, found: int) -> TaskError:
+    """That a source has only so many training tasks."""
+    return TaskError(f"task {name!r} has only {found} different training instances: lower tasks.options.pool")
+
+
+def in_laps(pool: Sequence[Task], n: int, seed: int, step: int) -> list[Task]:
+    """`n` tasks of a pool in a step's own order, each once before any of them again."""
+    order: list[int] = []
+    for lap in range(-(-n // len(pool))):
+        order += stream(TRAINING, seed, step, lap).permutation(len(pool)).tolist()
+    return [pool[i] for i in order[:n]]
+
+
+class PooledTasks:
+    """A generated source of which `pool` training tasks are drawn, the same for every seed of a run; for all else
+    `inner` answers. Tasks are then met again: they can be sampled by success rate, and be memorised, which `pool_tasks`
+    against `held_out` shows.
+
+    inner  a source with seed 0, whose tasks of step 0 the pool is
+    seed   of the order in which they come
+    """
+
+    def __init__(self, inner: GeneratedTasks, pool: int, seed: int) -> None:
+        check_pool(inner.name, pool)
+        self._inner, self.seed = inner, seed
+        self.pool_tasks = list({task.id: task for task in inner.draw(pool, 0)}.values())
+        if len(self.pool_tasks) < pool:
+            raise too_few(inner.name, len(self.pool_tasks))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def draw(self, n: int, step: int) -> list[Task]:
+        """`n` training tasks of a step, each once before any of them again."""
+        return in_laps(self.pool_tasks, n, self.seed, step)
+
+    def held_out(self, n: int) -> list[Task]:
+        """Up to `n` held-out tasks, those of the source."""
+        return self._inner.held_out(n)
+
+    def observe(self, forest: Any) -> None:
+        """Shows a step's rollouts to the source."""
+        self._inner.observe(forest)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._inner.load_state_dict(state)
