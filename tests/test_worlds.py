@@ -131,6 +131,7 @@ def test_a_run_with_crashing_and_hanging_environments_counts_them_exactly(tmp_pa
         assert (row["env_raised"], row["env_timeout"], row["env_died"]) == (raised, hung, 0)
         assert row["unscored"] == raised + hung and row["trajectories"] == 120
         assert row["turn_limit_rate"] == pytest.approx(1 - (raised + hung) / 120)
+        assert row["truncated_rate"] == 0  # nothing was cut: all others met the limit on turns
     assert sum(row["env_raised"] for row in run.metrics) > 0 and sum(row["env_timeout"] for row in run.metrics) > 0
 
 

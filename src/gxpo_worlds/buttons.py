@@ -24,6 +24,7 @@ FIELD, OK = (3, 47, 36, 14), (42, 47, 20, 14)
 LETTERS = "ACEFHLPTU"  # that 3 x 5 pixels tell apart well
 LONGEST = 4  # characters in the field
 SCREEN, IDLE, DONE = (50, 50, 56), (185, 185, 190), (120, 220, 130)
+CALLED = ("colour", "letter")
 MOST = 4  # actions that an instruction asks for
 
 CLICK = re.compile(r"click\(\s*([0-9]{1,4})\s*,\s*([0-9]{1,4})\s*\)", re.IGNORECASE)
@@ -88,6 +89,7 @@ class Buttons(ScreenWorld[Screen, Action]):
 
     steps    numbers of actions that instructions ask for, some of 1 to 4
     buttons  on the screen, 2 to 6
+    called   how instructions name a button: by its "colour", its "letter", or each half of the time
 
     `level(seed)` is the number of actions asked for; `answer(seed)`, where that is one, the click into the middle.
 
@@ -97,6 +99,7 @@ class Buttons(ScreenWorld[Screen, Action]):
     max_turns: int = 6
     steps: Sequence[int] = (1, 2, 3, 4)
     buttons: int = 3
+    called: Sequence[str] = ("colour", "letter")
 
     name: ClassVar[str] = "buttons"
     first: ClassVar[str] = "||"
@@ -106,6 +109,8 @@ class Buttons(ScreenWorld[Screen, Action]):
         known = range(1, MOST + 1)
         if not isinstance(self.steps, list | tuple) or not self.steps or any(s not in known for s in self.steps):
             raise ConfigError(f"buttons: steps must name some of 1, 2, 3, 4, not {self.steps!r}")
+        if not isinstance(self.called, list | tuple) or not self.called or any(c not in CALLED for c in self.called):
+            raise ConfigError(f"buttons: called must name some of colour, letter, not {self.called!r}")
         if type(self.buttons) is not int or not 2 <= self.buttons <= len(CELLS):
             raise ConfigError(f"buttons: buttons must be a whole number from 2 to {len(CELLS)}, not {self.buttons!r}")
         if max(self.steps) > self.max_turns:
@@ -127,7 +132,9 @@ class Buttons(ScreenWorld[Screen, Action]):
         colours = [str(c) for c in random.permutation(list(COLOURS))[: self.buttons]]
         boxes = [self._place(CELLS[k], random) for k in random.permutation(len(CELLS))[: self.buttons]]
         buttons = tuple(Button(*made) for made in zip(letters, colours, boxes, strict=True))
-        names = tuple((b.letter if random.random() < 0.5 else b.colour) for b in buttons[:pressed])
+        called = [CALLED[int(random.random() < 0.5)] for _ in range(pressed)]
+        called = [kind if kind in self.called else self.called[0] for kind in called]
+        names = tuple(getattr(b, kind) for b, kind in zip(buttons, called, strict=False))
         text = str(random.integers(10)) if with_text else ""
         return Screen(buttons, tuple(letters[:pressed]), names, text)
 

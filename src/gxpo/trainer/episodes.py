@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from gxpo.envs.pool import FAILURES
 from gxpo.forest import Forest
 
@@ -31,6 +34,14 @@ def failures_of_agents(forest: Forest) -> dict[str, str]:
     return {f"agent_{info['agent']['end']}": info["failure"] for info in reversed(broken)}
 
 
+AT_TURN_LIMIT = ("turns", "truncated")  # the run's limit, the environment's own
+
+
+def at_turn_limit(forest: Forest) -> Tensor:
+    """[R] bool: a limit on turns ended the episode; nothing of it was cut."""
+    return torch.tensor([info.get("end") in AT_TURN_LIMIT for info in forest.info], dtype=torch.bool)
+
+
 def of_episodes(forest: Forest) -> dict[str, Any]:
     """How the episodes among the rollouts went: those that have an end."""
     ends = [info["end"] for info in forest.info if "end" in info]
@@ -43,7 +54,7 @@ def of_episodes(forest: Forest) -> dict[str, Any]:
         "malformed_rate": errors.count("malformed") / max(1, len(moves)),
         "illegal_rate": errors.count("illegal") / max(1, len(moves)),
         "cut_action_rate": forest.step_finish.count("length") / max(1, forest.n_steps),
-        "turn_limit_rate": (ends.count("turns") + ends.count("truncated")) / len(ends),
+        "turn_limit_rate": sum(map(ends.count, AT_TURN_LIMIT)) / len(ends),
         "context_limit_rate": ends.count("context") / len(ends),
         "summaries": sum("summary" in info for info in forest.step_info),
         "rewritten_contexts": sum(info.get("rewritten", 0) for info in forest.info),

@@ -24,7 +24,7 @@ from gxpo.runtime import Clock, give_back, peak_megabytes
 from gxpo.segments.base import LABEL
 from gxpo.signals import Signals, SignalTools
 from gxpo.trainer.asynchronous import Pipeline
-from gxpo.trainer.episodes import failures_of_agents, of_agents, of_episodes
+from gxpo.trainer.episodes import at_turn_limit, failures_of_agents, of_agents, of_episodes
 from gxpo.trainer.resources import Resources
 from gxpo.trainer.session import BoundLearner, Session
 
@@ -304,7 +304,7 @@ def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
         "trajectories": forest.n_trajectories,
         "unscored": int((~forest.scored).sum()),
         "length_mean": _mean(lengths[own]),
-        "truncated_rate": _mean(forest.truncated[own].to(torch.float64)),
+        "truncated_rate": _mean((forest.truncated & ~at_turn_limit(forest))[own].to(torch.float64)),
         **{f"reward_{name}": _mean(forest.components[own, i]) for i, name in enumerate(forest.component_names)},
         **of_labels(forest),
         **of_answers(forest, own),
