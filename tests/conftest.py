@@ -1,6 +1,7 @@
 """One thread, no network, and the same hypothesis examples in every run."""
 
 import dataclasses
+import functools
 import gc
 import os
 import shutil
@@ -15,9 +16,11 @@ os.environ.setdefault("MKL_CBWR", "AUTO")  # as gxpo.exact does for programs of 
 
 import pytest
 import torch
+import typer.main
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+typer.main.get_command = functools.cache(typer.main.get_command)  # else each `gxpo ...` makes all commands anew
 
 # GXPO_HYPOTHESIS=search looks for new counterexamples: other examples each time, and many more of them.
 slow = [HealthCheck.too_slow]
@@ -57,6 +60,7 @@ gc.disable()  # until everything is collected: nothing of it is ever freed
 def pytest_collection_finish(session):
     gc.enable()
     gc.freeze()  # what torch, transformers and the tests themselves have made is not walked again
+    gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_collection_modifyitems(items):

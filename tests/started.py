@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -18,9 +19,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn, TextIO
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 IMPORTED = (
@@ -32,33 +36,13 @@ IMPORTED = (
 )  # fmt: skip
 
 
-class Started:
-    """Like `subprocess.Popen`, of `python ARGUMENTS`."""
+class _Forked:
+    """What has been forked, as `subprocess.Popen` shows a process."""
 
-    def __init__(
-        self,
-        arguments: Sequence[object],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        start_new_session: bool = False,
-    ) -> None:
-        self.args, self.returncode = [str(a) for a in arguments], None
-        ends = [os.pipe() for _ in range(4)]  # standard input, output, error; how it ended
-        theirs = [ends[0][0], *(w for _, w in ends[1:])]
-        asked = {
-            "arguments": self.args,
-            "env": dict(os.environ if env is None else env),
-            "cwd": str(cwd or os.getcwd()),
-            "session": start_new_session,
-        }
-        _ask(json.dumps(asked).encode(), theirs)
-        for end in theirs:
-            os.close(end)
-        self.stdin = os.fdopen(ends[0][1], "w", buffering=1)
-        self.stdout, self.stderr = (os.fdopen(r, "r") for r, _ in ends[1:3])
-        self._end = os.fdopen(ends[3][0], "r")
-        self.pid = int(self._end.readline())
+    args: list[str]
+    pid: int
+    returncode: int | None = None
+    _end: TextIO  # says how it ended
 
     def poll(self) -> int | None:
         return None if self.returncode is None and not select.select([self._end], [], [], 0)[0] else self.wait()
@@ -77,6 +61,65 @@ class Started:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+class Popen(_Forked):
+    """In the place of `subprocess.Popen` of `PYTHON [-I] ARGUMENTS`; see `forking`. An argument that is the id of this
+    process, with whom the program is to end, becomes that of the process that it is forked from."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        stdin: int,
+        stdout: Any,
+        stderr: Any = None,
+        pass_fds: Sequence[int] = (),
+        start_new_session: bool = False,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        assert stdin == subprocess.DEVNULL and os.path.samefile(arguments[0], sys.executable)
+        _serving()
+        assert _server is not None
+        parent = {str(os.getpid()): str(_server[1].pid)}
+        self.args = [parent.get(a, a) for a in arguments[1:] if a != "-I"]
+        with open(os.devnull, "r+b") as nothing:
+            outputs = (
+                2 if file is None else nothing if file == subprocess.DEVNULL else file for file in (stdout, stderr)
+            )
+            own = [nothing.fileno(), *(f if isinstance(f, int) else f.fileno() for f in outputs)]
+            files = dict(enumerate(own)) | {number: number for number in pass_fds}
+            self.pid, self._end = _fork(self.args, files, env, None, start_new_session)
+
+
+@contextlib.contextmanager
+def forking(*modules: Any) -> Iterator[None]:
+    """Processes that these modules of gxpo start are forked."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in modules:
+            patch.setattr(module, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": Popen}))
+        yield
+
+
+class Started(_Forked):
+    """Like `subprocess.Popen`, of `python ARGUMENTS`."""
+
+    def __init__(
+        self,
+        arguments: Sequence[object],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        start_new_session: bool = False,
+    ) -> None:
+        self.args = [str(a) for a in arguments]
+        ends = [os.pipe() for _ in range(3)]  # standard input, output, error
+        theirs = [ends[0][0], ends[1][1], ends[2][1]]
+        self.pid, self._end = _fork(self.args, dict(enumerate(theirs)), env, cwd, start_new_session)
+        for end in theirs:
+            os.close(end)
+        self.stdin = os.fdopen(ends[0][1], "w", buffering=1)
+        self.stdout, self.stderr = (os.fdopen(r, "r") for r, _ in ends[1:])
 
     def communicate(self, input: str = "", timeout: float | None = None) -> tuple[str, str]:
         """All that it writes, until nobody holds its outputs."""
@@ -147,8 +190,41 @@ def ranks(
 _server: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
 
 
+def _fork(
+    arguments: Sequence[str],
+    files: Mapping[int, int],
+    env: Mapping[str, str] | None,
+    cwd: str | os.PathLike[str] | None,
+    session: bool,
+) -> tuple[int, TextIO]:
+    """Id of a new process with these files, by the numbers that they have there, and who says how it ended."""
+    asked = {
+        "arguments": list(arguments),
+        "files": list(files),
+        "env": dict(os.environ if env is None else env),
+        "cwd": str(cwd or os.getcwd()),
+        "session": session,
+    }
+    ours, theirs = os.pipe()
+    _ask(json.dumps(asked).encode(), [theirs, *files.values()])
+    os.close(theirs)
+    end = os.fdopen(ours, "r")
+    return int(end.readline()), end
+
+
 def _ask(message: bytes, descriptors: list[int]) -> None:
-    """Send a message of any length with descriptors to the server, which is started on first use."""
+    """Send a message of any length with descriptors to the server."""
+    _serving()
+    assert _server is not None
+    line = _server[0]
+    line.sendmsg(
+        [len(message).to_bytes(4, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+    )
+    line.sendall(message)
+
+
+def _serving() -> None:
+    """Start the server on first use."""
     global _server
     if _server is None or _server[1].poll() is not None:
         ours, theirs = socket.socketpair()
@@ -161,11 +237,6 @@ def _ask(message: bytes, descriptors: list[int]) -> None:
         theirs.close()
         _server = ours, process
         atexit.register(_end, ours, process)
-    line = _server[0]
-    line.sendmsg(
-        [len(message).to_bytes(4, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-    )
-    line.sendall(message)
 
 
 def _end(line: socket.socket, process: subprocess.Popen[bytes]) -> None:
@@ -201,7 +272,7 @@ def _serve(descriptor: int) -> None:
                     os.close(end)
         if line not in ready:
             continue
-        size, found, _, _ = socket.recv_fds(line, 4, 4)
+        size, found, _, _ = socket.recv_fds(line, 4, 16)
         if not size:
             return
         message = b""
@@ -212,22 +283,27 @@ def _serve(descriptor: int) -> None:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             line.close()
-            for end in (*wake, *running.values(), found[3]):
+            for end in (*wake, *running.values(), found[0]):
                 os.close(end)
-            for number, end in enumerate(found[:3]):
-                os.dup2(end, number)
-                os.close(end)
-            _be(**json.loads(message))
-        running[pid] = found[3]
-        os.write(found[3], f"{pid}\n".encode())
-        for end in found[:3]:
+            _be(found[1:], **json.loads(message))
+        running[pid] = found[0]
+        os.write(found[0], f"{pid}\n".encode())
+        for end in found[1:]:
             os.close(end)
 
 
-def _be(arguments: list[str], env: dict[str, str], cwd: str, session: bool) -> NoReturn:
-    """Do what `python ARGUMENTS` does, and end."""
+def _be(
+    given: list[int], arguments: list[str], files: list[int], env: dict[str, str], cwd: str, session: bool
+) -> NoReturn:
+    """Do what `python ARGUMENTS` does, with the given descriptors under the numbers `files`, and end."""
     import runpy
 
+    above = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, max(files) + 1) for one in given]
+    for one in given:
+        os.close(one)
+    for one, number in zip(above, files, strict=True):
+        os.dup2(one, number)
+        os.close(one)
     if session:
         os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background

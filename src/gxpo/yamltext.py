@@ -7,12 +7,13 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import date
-from io import StringIO
+from functools import partial
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, NodeEvent
+from ruamel.yaml.parser import RoundTripParser
 from ruamel.yaml.scalarbool import ScalarBoolean
 
 from gxpo.errors import ConfigError
@@ -30,10 +31,11 @@ def load(text: str, where: str) -> Any:
     Raises `YAMLError` where it is not YAML, and `ConfigError`, which begins with `where`, where it is too large or too
     deep or holds what is no value.
     """
-    _check_size(text, where)
+    yaml = YAML(typ="rt")
+    yaml.Parser = partial(_Parser, where=where)
     try:
-        return YAML(typ="rt").load(text)
-    except YAMLError:
+        return yaml.load(text)
+    except (YAMLError, ConfigError):
         raise
     except Exception as error:  # a number of 5,000 digits, a date that does not exist: the constructors raise anything
         problem = " ".join(str(error).split("; use sys.")[0].split())
@@ -117,30 +119,43 @@ def _quoted(text: str) -> str:
     return '"' + "".join(f"\\{c}" if c in '"\\' else c if c.isprintable() else f"\\U{ord(c):08x}" for c in text) + '"'
 
 
-def _check_size(text: str, where: str) -> None:
-    """Raise an error for documents that are nested too deeply, or too large with their aliases expanded."""
-    sizes: dict[str, int] = {}
-    within: list[tuple[str | None, int]] = []  # of each open list or mapping: anchor, values so far
-    for event in YAML(typ="rt").parse(StringIO(text)):
-        line = f"{where}:{event.start_mark.line + 1}" if event.start_mark is not None else where
+class _Parser(RoundTripParser):
+    """Raises an error as soon as it meets what is nested too deeply, or too large with its aliases expanded."""
+
+    def __init__(self, loader: Any, where: str) -> None:
+        super().__init__(loader)
+        self.where = where
+        self.sizes: dict[str, int] = {}
+        self.within: list[tuple[str | None, int]] = []  # of each open list or mapping: anchor, values so far
+
+    def get_event(self) -> Any:
+        """The next event, each once."""
+        event = super().get_event()
+        self._count(event)
+        return event
+
+    def _count(self, event: Any) -> None:
         anchor, size = getattr(event, "anchor", None), 1
         if isinstance(event, CollectionStartEvent):
-            within.append((anchor, 1))
-            if len(within) > DEEPEST:
-                raise ConfigError(f"{line}: lists and mappings are nested more than {DEEPEST} deep")
-            continue
+            self.within.append((anchor, 1))
+            if len(self.within) > DEEPEST:
+                raise ConfigError(f"{self._line(event)}: lists and mappings are nested more than {DEEPEST} deep")
+            return
         if isinstance(event, AliasEvent):
-            if any(anchor == name for name, _ in within):
-                raise ConfigError(f"{line}: {anchor} refers to itself")
-            size = sizes.get(str(anchor), 1)
+            if any(anchor == name for name, _ in self.within):
+                raise ConfigError(f"{self._line(event)}: {anchor} refers to itself")
+            size = self.sizes.get(str(anchor), 1)
         elif isinstance(event, CollectionEndEvent):
-            anchor, size = within.pop()
+            anchor, size = self.within.pop()
         elif not isinstance(event, NodeEvent):
-            continue
+            return
         if anchor is not None:
-            sizes[anchor] = size
-        if within:
-            name, so_far = within[-1]
-            within[-1] = (name, so_far + size)
+            self.sizes[anchor] = size
+        if self.within:
+            name, so_far = self.within[-1]
+            self.within[-1] = (name, so_far + size)
             if so_far + size > MOST:
-                raise ConfigError(f"{line}: more than {MOST:,} values")
+                raise ConfigError(f"{self._line(event)}: more than {MOST:,} values")
+
+    def _line(self, event: Any) -> str:
+        return self.where if event.start_mark is None else f"{self.where}:{event.start_mark.line + 1}"

@@ -7,7 +7,9 @@ import threading
 import time
 
 import pytest
+from tests import started
 
+from gxpo import processes
 from gxpo.compare.jobs import STOPPED, Job, Local
 from gxpo.compare.worker import DONE, LOG, run_one
 from gxpo.process_tree import descendants
@@ -58,7 +60,8 @@ def test_a_process_killed_in_a_run_is_replaced_and_the_run_has_the_same_bits(tmp
     thread = threading.Thread(target=kill)
     thread.start()
     try:
-        assert [trouble for _, trouble in runner([job])] == [""]
+        with started.forking(processes):
+            assert [trouble for _, trouble in runner([job])] == [""]
     finally:
         there = bool(killed)
         killed.append(None)

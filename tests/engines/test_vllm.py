@@ -1,5 +1,6 @@
 """The vLLM engine: the real program of its process over a small stand-in for vLLM, and processes that do wrong."""
 
+import contextlib
 import copy
 import json
 import os
@@ -12,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests import started
 from tests.engines.conversations import forced
 from tests.engines.letters import letters, llama
 from tests.thorough import some
 
+from gxpo.engines import vllm_process
 from gxpo.engines.vllm import PROBE, VllmEngine
 from gxpo.engines.vllm_process import PROGRAM
 from gxpo.errors import ModelError
@@ -203,8 +206,10 @@ def test_failures_are_told_in_a_line(fault, words):
 def test_a_process_that_is_killed_is_replaced_and_nothing_is_lost(updated):
     """Idle, and while it samples; with an update of the weights that the new process has to be given."""
     told, model = [], llama(seed=3)
-    made = VllmEngine(model, letters(), program=REAL, notify=told.append)
-    try:
+    with (
+        started.forking(vllm_process),
+        contextlib.closing(VllmEngine(model, letters(), program=REAL, notify=told.append)) as made,
+    ):
         calm = made.sample(requests(), SHORT)
         if updated:
             made.policy_version = 1
@@ -225,8 +230,6 @@ def test_a_process_that_is_killed_is_replaced_and_nothing_is_lost(updated):
         made.process.ask = killed
         assert made.sample(requests(), SHORT) == calm
         assert [line for line in told if "signal SIGKILL: starting another" in line] == told[2:] and len(told) == 4
-    finally:
-        made.close()
 
 
 def test_a_start_that_fails_or_takes_too_long_leaves_nothing_running():

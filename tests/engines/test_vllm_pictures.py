@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from tests import started
 from tests.engines.test_vllm import REAL
 from tests.vision.families import MODELS, MORE, own_logprobs, picture, stock
 from tests.vision.test_checkpoints import PROCESSORS, clip_processor
 
 from gxpo import media
 from gxpo.decoder.vision import vision_of
-from gxpo.engines import vllm_pictures
+from gxpo.engines import vllm_pictures, vllm_process
 from gxpo.engines.vllm import VllmEngine
 from gxpo.engines.vllm_weights import weights_of
 from gxpo.errors import ModelError
@@ -39,7 +40,8 @@ def seeing(family, folder):
 @pytest.fixture(scope="module", params=["llava", "smolvlm", "qwen2.5-vl"])
 def engine(request, tmp_path_factory):
     loaded = seeing(request.param, tmp_path_factory.mktemp(request.param))
-    made = VllmEngine(loaded.model, loaded.tokenizer, stop_ids=[2], program=REAL)
+    with started.forking(vllm_process):
+        made = VllmEngine(loaded.model, loaded.tokenizer, stop_ids=[2], program=REAL)
     yield made
     made.close()
 

@@ -4,10 +4,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests import started
 from tests.engines.fake_server import served
 
 import gxpo
 from gxpo import models
+from gxpo.engines import vllm_process
 from gxpo.engines.choose import Choice
 from gxpo.engines.vllm import VllmEngine
 from gxpo.engines.vllm_process import PROGRAM
@@ -29,7 +31,8 @@ def test_a_run_is_sampled_by_the_weights_it_has(tmp_path, monkeypatch):
     made = []
 
     def start(*arguments, **named):
-        made.append(VllmEngine(*arguments, program=(FAKE, PROGRAM), **named))
+        with started.forking(vllm_process):
+            made.append(VllmEngine(*arguments, program=(FAKE, PROGRAM), **named))
         return made[0]
 
     monkeypatch.setattr(engine, "choose", lambda *_, **__: Choice("vllm", "it was asked for"))
