@@ -8,6 +8,7 @@ compare contexts with pictures as they compare texts. Records hold the model's p
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import itertools
@@ -380,6 +381,16 @@ def marked(content: Any) -> str:
             raise GxpoError(f"a part of a message is a text or an image, as {{type: image, image: ...}}, not {part!r}")
         found.append(mark(part["image"]) if kind == "image" else str(part["text"]))
     return "".join(found)
+
+
+def unmarked(text: str) -> str:
+    """A text without the characters of marks, for one by whom nothing is to be shown: a policy's."""
+    return text.translate({ord(c): None for c in MARK})
+
+
+def data_url(ref: str) -> str:
+    """A picture as `data:image/png;base64,...`."""
+    return f"data:image/png;base64,{base64.b64encode(png(PICTURES.pixels(ref))).decode()}"
 
 
 def with_marks(message: Mapping[str, Any]) -> Mapping[str, Any]:
