@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +39,14 @@ def asked(ref: str, text: str) -> tuple[Mapping[str, Any], ...]:
 
 def picture_of(task: Task) -> str:
     """Reference of the picture in a task's prompt, as of `asked`."""
-    return task.prompt[0]["content"][0]["image"]
+    return _parts(task)[0]["image"]
 
 
 def showing(task: Task, ref: str) -> Task:
     """A task with another picture; its answer stays."""
-    return replace(task, prompt=asked(ref, task.prompt[0]["content"][1]["text"]))
+    return replace(task, prompt=asked(ref, _parts(task)[1]["text"]))
+
+
+def _parts(task: Task) -> Sequence[Mapping[str, Any]]:
+    message: Any = task.prompt[0]
+    return message["content"]
