@@ -18,6 +18,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -215,13 +216,18 @@ def _checked(pixels: Any) -> Pixels:
 class Pictures:
     """Pictures by reference; equal pictures are held once.
 
-    Memory holds the newest, of `HELD` bytes together, and all that are retained; others are read from folders.
+    Memory holds those used last, of `HELD` bytes together; others are read from folders. One that is retained leaves
+    memory only for a folder (`kept_in`); where none is named memory holds all of these.
     """
 
     def __init__(self) -> None:
         self._data: OrderedDict[str, bytes] = OrderedDict()
-        self._passing: OrderedDict[str, None] = OrderedDict()  # of them, those that are not retained, oldest first
+        self._passing: OrderedDict[str, None] = (
+            OrderedDict()
+        )  # those that may go, the one used last at the end
         self._held = 0  # bytes of these
+        self._retained: set[str] = set()
+        self._home: Path | None = None  # folder that is given what is retained before it goes
         self._refs: dict[int, str] = {}
         self.placeholders: dict[str, int] = {}  # the id that stood for its rows in the model that was shown it last
         self._folders: list[Path] = []
@@ -243,13 +249,37 @@ class Pictures:
         return ref
 
     def retain(self, refs: Iterable[str]) -> None:
-        """Hold these pictures as long as the process lives."""
+        """Hold these pictures as long as the process lives, in memory or in a folder."""
         with self._lock:
             for ref in refs:
                 data = self.data(ref)
-                if ref in self._passing:
+                self._retained.add(ref)
+                if self._home is None and ref in self._passing:
                     del self._passing[ref]
                     self._held -= len(data)
+
+    @contextmanager
+    def kept_in(self, folder: Path) -> Iterator[None]:
+        """Within it pictures that are retained may leave memory for this folder, a run's own."""
+        with self._lock:
+            before, self._home = self._home, folder
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._home = before
+
+    def _may_go(self, ref: str) -> bool:
+        """Whether a picture can do without memory; one that is retained is written to the run's folder."""
+        if ref not in self._retained or any((folder / _name(ref)).is_file() for folder in self._folders):
+            return True
+        if self._home is None:
+            return False
+        try:
+            self.save([ref], self._home)
+        except OSError:  # a full disk stops the next checkpoint, which says what to do; until then nothing is lost
+            return False
+        return True
 
     @staticmethod
     def _bytes(picture: Any) -> tuple[bytes, str]:
@@ -284,7 +314,9 @@ class Pictures:
         self._held += len(data)
         while self._held > HELD and len(self._passing) > 1:
             oldest, _ = self._passing.popitem(last=False)
-            self._held -= len(self._data.pop(oldest))
+            self._held -= len(self._data[oldest])
+            if self._may_go(oldest):
+                del self._data[oldest]
 
     # ------------------------------------------------------------ out
     def ref_of(self, key: int) -> str:
@@ -297,6 +329,8 @@ class Pictures:
         """The file of a picture; its digest is checked when it is read from a folder."""
         with self._lock:
             if ref in self._data:
+                if ref in self._passing:
+                    self._passing.move_to_end(ref)
                 return self._data[ref]
             for folder in self._folders:
                 path = folder / _name(ref)
