@@ -222,9 +222,7 @@ class Pictures:
 
     def __init__(self) -> None:
         self._data: OrderedDict[str, bytes] = OrderedDict()
-        self._passing: OrderedDict[str, None] = (
-            OrderedDict()
-        )  # those that may go, the one used last at the end
+        self._passing: OrderedDict[str, None] = OrderedDict()  # those that may go, the one used last at the end
         self._held = 0  # bytes of these
         self._retained: set[str] = set()
         self._home: Path | None = None  # folder that is given what is retained before it goes
