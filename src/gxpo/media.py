@@ -216,14 +216,15 @@ def _checked(pixels: Any) -> Pixels:
 class Pictures:
     """Pictures by reference; equal pictures are held once.
 
-    Memory holds those used last, of `HELD` bytes together; others are read from folders. One that is retained leaves
-    memory only for a folder (`kept_in`); where none is named memory holds all of these.
+    Memory holds those used last, of `HELD` bytes together; others are read from folders. Those that are retained have
+    as many bytes of their own, and leave memory only for a folder (`kept_in`); without one memory holds all of them.
     """
 
     def __init__(self) -> None:
         self._data: OrderedDict[str, bytes] = OrderedDict()
-        self._passing: OrderedDict[str, None] = OrderedDict()  # those that may go, the one used last at the end
-        self._held = 0  # bytes of these
+        # those that may go, by whether they are retained, the one used last at the end; bytes of them
+        self._order: tuple[OrderedDict[str, None], OrderedDict[str, None]] = (OrderedDict(), OrderedDict())
+        self._held = [0, 0]
         self._retained: set[str] = set()
         self._home: Path | None = None  # folder that is given what is retained before it goes
         self._refs: dict[int, str] = {}
@@ -251,10 +252,12 @@ class Pictures:
         with self._lock:
             for ref in refs:
                 data = self.data(ref)
-                self._retained.add(ref)
-                if self._home is None and ref in self._passing:
-                    del self._passing[ref]
-                    self._held -= len(data)
+                if ref not in self._retained:
+                    if ref in self._order[False]:
+                        del self._order[False][ref]
+                        self._held[False] -= len(data)
+                    self._retained.add(ref)
+                    self._queue(ref)
 
     @contextmanager
     def kept_in(self, folder: Path) -> Iterator[None]:
@@ -268,8 +271,8 @@ class Pictures:
                 self._home = before
 
     def _may_go(self, ref: str) -> bool:
-        """Whether a picture can do without memory; one that is retained is written to the run's folder."""
-        if ref not in self._retained or any((folder / _name(ref)).is_file() for folder in self._folders):
+        """Whether a picture that is retained can do without memory: it is in a folder, if need be now in the run's."""
+        if any((folder / _name(ref)).is_file() for folder in self._folders):
             return True
         if self._home is None:
             return False
@@ -304,16 +307,26 @@ class Pictures:
 
     def _hold(self, ref: str, data: bytes) -> None:
         if ref in self._data:
-            if ref in self._passing:
-                self._passing.move_to_end(ref)
+            self._use(ref)
             return
         self._data[ref] = data
-        self._passing[ref] = None
-        self._held += len(data)
-        while self._held > HELD and len(self._passing) > 1:
-            oldest, _ = self._passing.popitem(last=False)
-            self._held -= len(self._data[oldest])
-            if self._may_go(oldest):
+        self._queue(ref)
+
+    def _use(self, ref: str) -> None:
+        for order in self._order:
+            if ref in order:
+                order.move_to_end(ref)
+
+    def _queue(self, ref: str) -> None:
+        """A picture in memory may go from now on, and those used longest ago go where they are too many."""
+        retained = ref in self._retained
+        order = self._order[retained]
+        order[ref] = None
+        self._held[retained] += len(self._data[ref])
+        while self._held[retained] > HELD and len(order) > 1:
+            oldest, _ = order.popitem(last=False)
+            self._held[retained] -= len(self._data[oldest])
+            if not retained or self._may_go(oldest):
                 del self._data[oldest]
 
     # ------------------------------------------------------------ out
@@ -327,8 +340,7 @@ class Pictures:
         """The file of a picture; its digest is checked when it is read from a folder."""
         with self._lock:
             if ref in self._data:
-                if ref in self._passing:
-                    self._passing.move_to_end(ref)
+                self._use(ref)
                 return self._data[ref]
             for folder in self._folders:
                 path = folder / _name(ref)
