@@ -37,6 +37,7 @@ _KEY_DIGITS = 11  # hexadecimal digits of a digest that go into ids
 FOLDER = "media"
 REF = re.compile(r"sha256:([0-9a-f]{64})\.(png|npy)")
 HELD = 1 << 29  # bytes of pictures that are held in memory
+RETAINED = 1 << 29  # bytes of those that are retained
 
 
 class Run(NamedTuple):
@@ -217,7 +218,7 @@ class Pictures:
     """Pictures by reference; equal pictures are held once.
 
     Memory holds those used last, of `HELD` bytes together; others are read from folders. Those that are retained have
-    as many bytes of their own, and leave memory only for a folder (`kept_in`); without one memory holds all of them.
+    `RETAINED` bytes of their own, and leave memory only for a folder (`kept_in`); without one memory holds all of them.
     """
 
     def __init__(self) -> None:
@@ -323,7 +324,7 @@ class Pictures:
         order = self._order[retained]
         order[ref] = None
         self._held[retained] += len(self._data[ref])
-        while self._held[retained] > HELD and len(order) > 1:
+        while self._held[retained] > (RETAINED if retained else HELD) and len(order) > 1:
             oldest, _ = order.popitem(last=False)
             self._held[retained] -= len(self._data[oldest])
             if not retained or self._may_go(oldest):

@@ -141,7 +141,8 @@ def test_memory_holds_the_newest_and_what_is_retained(monkeypatch):
 
 def test_what_is_retained_leaves_memory_for_the_folder_of_the_run_and_comes_back(monkeypatch, tmp_path):
     pictures, images = media.Pictures(), [random_pixels(300 + i) for i in range(6)]
-    monkeypatch.setattr(media, "HELD", 2 * len(media.png(images[0])))
+    for bound in ("HELD", "RETAINED"):
+        monkeypatch.setattr(media, bound, 2 * len(media.png(images[0])))
     with pictures.kept_in(tmp_path / "media"):
         refs = [pictures.put(image) for image in images[:4]][:2]
         assert not (tmp_path / "media").exists()  # nothing was retained
@@ -166,7 +167,8 @@ def test_what_is_retained_leaves_memory_for_the_folder_of_the_run_and_comes_back
 
 def test_what_is_retained_stays_in_memory_where_it_can_not_be_written(monkeypatch, tmp_path):
     pictures, images = media.Pictures(), [random_pixels(400 + i) for i in range(4)]
-    monkeypatch.setattr(media, "HELD", len(media.png(images[0])))
+    for bound in ("HELD", "RETAINED"):
+        monkeypatch.setattr(media, bound, len(media.png(images[0])))
     (tmp_path / "media").write_text("a file, where a folder would have to be")
     with pictures.kept_in(tmp_path / "media"):
         ref = pictures.put(images[0])
