@@ -197,7 +197,7 @@ def run_script(folder: Path, doing: str, name: str, keys: dict[str, object], kil
 
 
 def test_a_killed_run_that_replays_is_resumed_bit_for_bit(tmp_path):
-    """The one that is killed retains two or three pictures in memory, and reads others that it replays from its folder."""
+    """The one that is killed retains two or three pictures in memory, and reads the others from its folder."""
     keys = {**KEYS, "rollout": "group_replay", "rollout.choice": "all"}
     assert run_script(tmp_path, "train", "whole", keys) == 0
     assert run_script(tmp_path, "train", "killed", keys, kill_at=3, RETAINED=str(4 << 10)) == -signal.SIGKILL
