@@ -25,6 +25,7 @@ from gxpo.errors import ConfigError, did_you_mean
 from gxpo.options import dotted, is_mapping, leaves
 from gxpo.phases import Phase, expand, may_change
 from gxpo.pipeline import Method
+from gxpo.rollouts.logged import OF_PHASES
 from gxpo.schedule import is_schedule
 from gxpo.settings import RUN_KEYS, RunSettings
 
@@ -276,7 +277,7 @@ def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> R
     below = _below_phases(given, composed)
     stated = given.get("phases", below.pop("phases", None))
     if stated is None or not stated.value:
-        return _resolve(given, composed)
+        return _first(_resolve(given, composed))
     return _in_phases(over(below, given), composed, stated)
 
 
@@ -308,6 +309,17 @@ def _resolve(given: Mapping[str, Stated], composed: Method | None) -> Resolved:
     if compat.value is not None:
         keys["compat"] = compat
     return Resolved(settings, composed, keys)
+
+
+def _first(one: Resolved) -> Resolved:
+    """A run, or its first phase, as it is. ConfigError where its rollout reads rollouts of a phase before."""
+    if getattr(one.method.rollout, "file", None) in OF_PHASES:
+        stated = one.keys["rollout.file"]
+        raise ConfigError(
+            f"{_at(stated)}rollout.file={stated.value}: it reads the rollouts of a phase, and there is none before: "
+            "state phases, of which the first samples, or name a .jsonl file or a folder of them"
+        )
+    return one
 
 
 def _is_staged(key: str) -> bool:
@@ -347,6 +359,7 @@ def _in_phases(given: Mapping[str, Stated], composed: Method | None, stated: Sta
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".* is left out: .* has no such key")
                 one = _resolve(over(keys, phase.keys), None if "method" in phase.keys else composed)
+                one = _first(one) if number == 1 else one
         except ConfigError as error:
             raise ConfigError(f"phase {number}: {error}") from None
         lacking = {k: s for k, s in lacking.items() if k not in one.keys}

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from gxpo import media
 from gxpo.chat import make as chat_of
 from gxpo.chat.plain import Tokens
-from gxpo.decoder.vision import vision_of
+from gxpo.decoder.vision import triples_of, vision_of
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.usercode import described, one_line
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 Messages = Sequence[Mapping[str, str]]  # {"role": "system" | "user" | "assistant", "content": ...}
 Failure = tuple[str, str]  # ("raised" | "timeout" | "died" | "nonsense", message)
 LONGEST_REPLY = 1 << 22  # bytes
+SEES = "is for a server: a checkpoint is shown pictures if it reads them, a function is told their names; leave it out"
 
 
 class JudgeFailure(Exception):
@@ -107,6 +109,8 @@ class Server:
                 knows. Any other has to be allowed (`gxpo train --allow-key NAME`, GXPO_ALLOW_KEY)
     timeout     seconds for one attempt;   retries  further attempts where the server is busy, broken, slow or gone
     backoff     seconds before the first of them, doubled for each, at most 30 (a Retry-After is followed up to that)
+    sees        its model reads pictures: those of a task are sent within the question, as PNG files in data URLs (parts
+                `image_url`); otherwise it is told their names
     """
 
     url: str
@@ -117,6 +121,7 @@ class Server:
     timeout: float = 60.0
     retries: int = 3
     backoff: float = 1.0
+    sees: bool = False
     _line: Line = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -131,7 +136,7 @@ class Server:
     def ask(self, messages: Messages) -> str:
         from gxpo.remote import ChatCompletion, Unanswered
 
-        body = {"model": self.model, "messages": [dict(m) for m in messages],
+        body = {"model": self.model, "messages": [_sent(m, self.sees) for m in messages],
                 "temperature": self.temperature, "max_tokens": self.max_tokens}  # fmt: skip
         try:
             reply = self._line.post("/chat/completions", body, ChatCompletion, LONGEST_REPLY)
@@ -144,11 +149,26 @@ class Server:
         return choice.message.content or ""
 
 
+def _sent(message: Mapping[str, str], sees: bool) -> dict[str, Any]:
+    """A message as chat completions take it: in parts where it shows pictures (`gxpo.media.mark`)."""
+    content = message["content"]
+    if not isinstance(content, str):
+        return dict(message)
+    first, *rest = media.split(content)
+    if not rest or not sees:
+        return {**message, "content": media.text_of(content)}
+    parts: list[dict[str, Any]] = [{"type": "text", "text": first}]
+    for ref, text in zip(rest[::2], rest[1::2], strict=True):
+        parts.append({"type": "image_url", "image_url": {"url": media.data_url(ref)}})
+        parts.append({"type": "text", "text": text})
+    return {**message, "content": [part for part in parts if part.get("text") != ""]}
+
+
 @dataclass(frozen=True)
 class LocalJudge:
     """Judge by a causal language model in this process; greedy, one question at a time.
 
-    A model that reads pictures (Llava, Idefics3, SmolVLM) is shown those of a task; any other is told their names.
+    A model that reads pictures (`gxpo.decoder.vision.READ`) is shown those of a task; any other is told their names.
 
     model, tokenizer  of transformers; a chat template is used where the tokenizer has one, else what the messages say
     max_new_tokens    of an answer
@@ -161,26 +181,40 @@ class LocalJudge:
 
     @property
     def sees(self) -> bool:
-        """Whether it is shown pictures: models whose rows need positions or layers of their own are not."""
-        vision = vision_of(self.model)
-        return vision is not None and not vision.triples and not vision.deep
+        """Whether it is shown pictures."""
+        return vision_of(self.model) is not None
 
     def _tokens(self) -> Tokens:
         vision = vision_of(self.model)
-        return Tokens(self.tokenizer, vision.ids if vision is not None and self.sees else None)
+        return Tokens(self.tokenizer, None if vision is None else vision.ids)
+
+    def _inputs(self, row: Sequence[int]) -> dict[str, Any]:
+        """input_ids [1, n] and, of m-RoPE, position_ids [3, 1, n] of a list of ids."""
+        import torch
+
+        found = {"input_ids": torch.tensor([[*row]], device=self.model.device)}
+        if (vision := triples_of(self.model)) is not None:
+            found["position_ids"] = vision.positions(row)[0][:, None].to(self.model.device)
+        return found
 
     def ask(self, messages: Messages) -> str:
         import torch
 
         row = self._ids(messages)
         self._check_room(len(row), self.max_new_tokens)
-        ids = torch.tensor([row])
+        shown = any(map(media.is_row, row))
+        more = self._inputs(row)
+        ids = more.pop("input_ids")
+        if more and media.is_row(row[-1]):  # `generate` counts on from the last row's triple
+            raise JudgeFailure("raised", "the question ends with a picture: write a text behind it")
         try:
             with self._turn, torch.no_grad():
                 out = self.model.generate(
-                    ids.to(self.model.device),
-                    attention_mask=torch.ones_like(ids).to(self.model.device),
+                    ids,
+                    **more,
+                    attention_mask=torch.ones_like(ids),
                     max_new_tokens=self.max_new_tokens,
+                    **({"repetition_penalty": 1.0} if shown else {}),  # it looks up ids, and rows have no logits
                     do_sample=False,
                     temperature=None,
                     top_p=None,
@@ -189,7 +223,7 @@ class LocalJudge:
                 )
         except Exception as error:
             raise JudgeFailure("raised", described(error)) from error
-        said = out[0, ids.shape[1] :]
+        said = out[0, len(row) :]
         meter.add(len(said))
         end = self.model.generation_config.eos_token_id
         if len(said) == self.max_new_tokens and int(said[-1]) not in (end if isinstance(end, list) else [end]):
@@ -212,16 +246,16 @@ class LocalJudge:
         begin = len(opening) + min(alike, len(whole) - 1)
         if begin == 0:
             raise JudgeFailure("raised", "an answer needs a text before it")
-        ids = torch.tensor([row], device=self.model.device)
+        inputs = self._inputs(row)
         with self._turn, torch.no_grad():
-            logits = self.model(input_ids=ids, use_cache=False).logits[0, begin - 1 : -1].double()
-        told = logits.log_softmax(-1).gather(1, ids[0, begin:, None])
+            logits = self.model(**inputs, use_cache=False).logits[0, begin - 1 : -1].double()
+        told = logits.log_softmax(-1).gather(1, inputs["input_ids"][0, begin:, None])
         return float(told.sum())
 
     def _ids(self, messages: Messages) -> list[int]:
         """Token ids of messages; what is judged must not write the judge's control tokens."""
         tokens, vision = self._tokens(), vision_of(self.model)
-        if vision is not None and self.sees and getattr(self.tokenizer, "chat_template", None):
+        if vision is not None and getattr(self.tokenizer, "chat_template", None):
             placeholder = self.tokenizer.convert_ids_to_tokens(vision.placeholder)
             chat = chat_of(self.tokenizer, rows_of=tokens.rows_of, picture=placeholder)
             return list(chat.start(messages).context)

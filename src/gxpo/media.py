@@ -8,6 +8,7 @@ compare contexts with pictures as they compare texts. Records hold the model's p
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import itertools
@@ -17,6 +18,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +37,7 @@ _KEY_DIGITS = 11  # hexadecimal digits of a digest that go into ids
 FOLDER = "media"
 REF = re.compile(r"sha256:([0-9a-f]{64})\.(png|npy)")
 HELD = 1 << 29  # bytes of pictures that are held in memory
+RETAINED = 1 << 29  # bytes of those that are retained
 
 
 class Run(NamedTuple):
@@ -214,13 +217,17 @@ def _checked(pixels: Any) -> Pixels:
 class Pictures:
     """Pictures by reference; equal pictures are held once.
 
-    Memory holds the newest, of `HELD` bytes together, and all that are retained; others are read from folders.
+    Memory holds those used last, of `HELD` bytes together; others are read from folders. Those that are retained have
+    `RETAINED` bytes of their own, and leave memory only for a folder (`kept_in`); without one memory holds all of them.
     """
 
     def __init__(self) -> None:
         self._data: OrderedDict[str, bytes] = OrderedDict()
-        self._passing: OrderedDict[str, None] = OrderedDict()  # of them, those that are not retained, oldest first
-        self._held = 0  # bytes of these
+        # those that may go, by whether they are retained, the one used last at the end; bytes of them
+        self._order: tuple[OrderedDict[str, None], OrderedDict[str, None]] = (OrderedDict(), OrderedDict())
+        self._held = [0, 0]
+        self._retained: set[str] = set()
+        self._home: Path | None = None  # folder that is given what is retained before it goes
         self._refs: dict[int, str] = {}
         self.placeholders: dict[str, int] = {}  # the id that stood for its rows in the model that was shown it last
         self._folders: list[Path] = []
@@ -242,13 +249,39 @@ class Pictures:
         return ref
 
     def retain(self, refs: Iterable[str]) -> None:
-        """Hold these pictures as long as the process lives."""
+        """Hold these pictures as long as the process lives, in memory or in a folder."""
         with self._lock:
             for ref in refs:
                 data = self.data(ref)
-                if ref in self._passing:
-                    del self._passing[ref]
-                    self._held -= len(data)
+                if ref not in self._retained:
+                    if ref in self._order[False]:
+                        del self._order[False][ref]
+                        self._held[False] -= len(data)
+                    self._retained.add(ref)
+                    self._queue(ref)
+
+    @contextmanager
+    def kept_in(self, folder: Path) -> Iterator[None]:
+        """Within it pictures that are retained may leave memory for this folder, a run's own."""
+        with self._lock:
+            before, self._home = self._home, folder
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._home = before
+
+    def _may_go(self, ref: str) -> bool:
+        """Whether a picture that is retained can do without memory: it is in a folder, if need be now in the run's."""
+        if any((folder / _name(ref)).is_file() for folder in self._folders):
+            return True
+        if self._home is None:
+            return False
+        try:
+            self.save([ref], self._home)
+        except OSError:  # a full disk stops the next checkpoint, which says what to do; until then nothing is lost
+            return False
+        return True
 
     @staticmethod
     def _bytes(picture: Any) -> tuple[bytes, str]:
@@ -275,15 +308,27 @@ class Pictures:
 
     def _hold(self, ref: str, data: bytes) -> None:
         if ref in self._data:
-            if ref in self._passing:
-                self._passing.move_to_end(ref)
+            self._use(ref)
             return
         self._data[ref] = data
-        self._passing[ref] = None
-        self._held += len(data)
-        while self._held > HELD and len(self._passing) > 1:
-            oldest, _ = self._passing.popitem(last=False)
-            self._held -= len(self._data.pop(oldest))
+        self._queue(ref)
+
+    def _use(self, ref: str) -> None:
+        for order in self._order:
+            if ref in order:
+                order.move_to_end(ref)
+
+    def _queue(self, ref: str) -> None:
+        """A picture in memory may go from now on, and those used longest ago go where they are too many."""
+        retained = ref in self._retained
+        order = self._order[retained]
+        order[ref] = None
+        self._held[retained] += len(self._data[ref])
+        while self._held[retained] > (RETAINED if retained else HELD) and len(order) > 1:
+            oldest, _ = order.popitem(last=False)
+            self._held[retained] -= len(self._data[oldest])
+            if not retained or self._may_go(oldest):
+                del self._data[oldest]
 
     # ------------------------------------------------------------ out
     def ref_of(self, key: int) -> str:
@@ -296,6 +341,7 @@ class Pictures:
         """The file of a picture; its digest is checked when it is read from a folder."""
         with self._lock:
             if ref in self._data:
+                self._use(ref)
                 return self._data[ref]
             for folder in self._folders:
                 path = folder / _name(ref)
@@ -380,6 +426,16 @@ def marked(content: Any) -> str:
             raise GxpoError(f"a part of a message is a text or an image, as {{type: image, image: ...}}, not {part!r}")
         found.append(mark(part["image"]) if kind == "image" else str(part["text"]))
     return "".join(found)
+
+
+def unmarked(text: str) -> str:
+    """A text without the characters of marks, for one by whom nothing is to be shown: a policy's."""
+    return text.translate({ord(c): None for c in MARK})
+
+
+def data_url(ref: str) -> str:
+    """A picture as `data:image/png;base64,...`."""
+    return f"data:image/png;base64,{base64.b64encode(png(PICTURES.pixels(ref))).decode()}"
 
 
 def with_marks(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -143,13 +143,16 @@ class Request:
     extras: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)  # payload of the prompt's tokens
 
 
+MISREAD = "misread"  # `finish` of what was sampled under another prompt than its request: no rollout with it is scored
+
+
 @dataclass
 class Completion:
     """A sampled completion. `logprobs` are of the processed distribution (temperature, support), natural log."""
 
     tokens: list[int]
     logprobs: list[float]
-    finish: str  # "stop" | "length" | "interrupted" (see `TorchEngine.interrupted`)
+    finish: str  # "stop" | "length" | "interrupted" (see `TorchEngine.interrupted`) | MISREAD
     support: np.ndarray | None = None  # [len(tokens), K] int64 allowed ids, padded with -1; None = the whole vocabulary
     policy_version: int = 0  # of the first token
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # payload, leading dimension len(tokens)
@@ -164,7 +167,7 @@ class Completion:
             tokens=self.tokens[:room],
             logprobs=self.logprobs[:room],
             support=None if self.support is None else self.support[:room],
-            finish="length",
+            finish=MISREAD if self.finish == MISREAD else "length",
             versions=tuple((token, version) for token, version in self.versions if token < room),
         )
 

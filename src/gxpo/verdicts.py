@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from gxpo.media import unmarked
+
 NUMBER = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)(?:\s*/\s*([0-9]+(?:\.[0-9]+)?))?\.?")
 FENCE = re.compile(r"`{3,}\w*")
 
@@ -19,8 +21,8 @@ def marker(*texts: str) -> str:
 
 
 def fenced(text: str, mark: str) -> str:
-    """The text between two marker lines; `care` is the instruction about them."""
-    return f"[begin {mark}]\n{text}\n[end {mark}]"
+    """The text between two marker lines; `care` is the instruction about them. It shows no pictures."""
+    return f"[begin {mark}]\n{unmarked(text)}\n[end {mark}]"
 
 
 def care(what: str, mark: str) -> str:

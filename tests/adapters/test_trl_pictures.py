@@ -198,6 +198,54 @@ def test_what_images_do_not_allow_is_refused_with_the_reason(lent, method, overr
         trainer(method, overrides=overrides).optimiser_step(PROMPTS)
 
 
+class Columns(list):
+    """The rows of a data set of `datasets`, as far as it is read before training."""
+
+    @property
+    def column_names(self):
+        return [*self[0]]
+
+
+def over(rows):
+    """A trainer's class that knows its data set when it is made."""
+
+    class Known(Trainer):
+        train_dataset = Columns(rows)
+
+    return Known
+
+
+@pytest.mark.parametrize("column", ["image", "images"])
+@pytest.mark.parametrize(("method", "overrides", "says"), REFUSED)
+def test_it_is_refused_when_the_trainer_is_made_where_its_data_shows_images(lent, column, method, overrides, says):
+    row = {"prompt": "how many?", column: IMAGES[0][0] if column == "image" else IMAGES[0]}
+    with pytest.raises(ConfigError, match=rf"{method} in TRL {says}.*; train_dataset has a column '{column}'") as found:
+        trainer(method, overrides=overrides, kind=over([row]))
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(("method", "overrides", "says"), REFUSED)
+def test_data_without_images_is_taken_by_any_method(lent, method, overrides, says):
+    for row in ({"prompt": "how many?"}, {"prompt": "how many?", "images": []}, {"prompt": "?", "image": None}):
+        trainer(method, overrides=overrides, kind=over([row]))
+
+
+@pytest.mark.parametrize("method", ["papo", "vppo", "grpo@trl", "ngrpo"])
+def test_methods_that_work_with_images_are_not_refused_beforehand(lent, method):
+    made = trainer(method, kind=over([{"prompt": "how many?", "images": IMAGES[0]}]))
+    assert made.optimiser_step(PROMPTS)[1].norm() > 0
+
+
+def test_several_processes_are_refused_beforehand(lent):
+    class Two(over([{"prompt": "?", "images": IMAGES[0]}])):
+        accelerator = property(
+            lambda self: types.SimpleNamespace(num_processes=2, process_index=0), lambda self, value: None
+        )
+
+    with pytest.raises(ConfigError, match=r"takes a single process; train_dataset has a column 'images'"):
+        trainer("papo", kind=Two)
+
+
 def test_images_within_answers_and_other_processes_are_refused(lent):
     made = trainer("papo")
     made.modalities = lambda inputs, out: {**Seeing.modalities(made, inputs, out), "num_images": [3] * 16}

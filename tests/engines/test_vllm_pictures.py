@@ -17,7 +17,7 @@ from gxpo.errors import ModelError
 from gxpo.models import load
 from gxpo.models.tiny_vision import tiny_vision_model
 from gxpo.models.tokenizer import character_tokenizer
-from gxpo.protocols import Request, Sampling, StreamKey
+from gxpo.protocols import MISREAD, Request, Sampling, StreamKey
 
 pytest.importorskip("PIL")
 SHORT = Sampling(max_new_tokens=4)
@@ -111,19 +111,46 @@ def test_a_prompt_holds_one_placeholder_for_a_picture_in_order(engine):
     assert arrays["expanded_lengths"].tolist() == [1 + len(vision.ids(two)) + len(vision.ids(one))]
 
 
-def test_a_prompt_that_is_read_otherwise_ends_the_call_and_is_named(engine, monkeypatch):
-    vision = vision_of(engine.model)
-    text, shown = Request((1, 7, 8), streams("text")), Request(prompts(vision)[0], streams("shown"))
+def reading_otherwise(patched, vision, *prompts):
+    """Of these prompts, the other side expects another last id."""
 
     def other(prompt, vision):
         whole = [vision.placeholder if media.is_row(token) else token for token in prompt]
-        return [*whole[:-1], whole[-1] + 1]
+        return [*whole[:-1], whole[-1] + (prompt in prompts)]
 
+    patched.setattr(vllm_pictures, "expanded", other)
+
+
+def test_a_prompt_that_is_read_otherwise_costs_its_own_samples_alone(engine, monkeypatch):
+    vision, told = vision_of(engine.model), []
+    one, two, text = (Request(p, streams(str(i))) for i, p in enumerate(prompts(vision)[:3]))
+    two_tokens = Sampling(max_new_tokens=2)
+    expected = engine.sample([one, two, text], two_tokens)
+    before = engine.figures()["sampler_misread"]
+    monkeypatch.setattr(engine, "_notify", told.append)
+    monkeypatch.setattr(engine, "misread", 0)
+    reading_otherwise(monkeypatch, vision, two.prompt)
+    found = engine.sample([one, two, text], two_tokens)
+    assert [[c.finish == MISREAD for c in group] for group in found] == [[False] * 2, [True] * 2, [False] * 2]
+    assert [[c.tokens for c in g] for g in found] == [[c.tokens for c in g] for g in expected]
+    engine.sample([one, two], two_tokens)
+    assert (before, engine.figures()["sampler_misread"]) == (0, 4)
+    (line,) = told
+    assert f"request of task '1' otherwise than the learner does, first at place {len(two.prompt) - 1} of" in line
+    assert "unscored" in line
+    assert all(c.within(1).finish == MISREAD for c in found[1]) and found[0][0].within(1).finish != MISREAD
+
+
+def test_a_call_all_of_whose_pictures_are_read_otherwise_is_an_error_that_names_the_first(engine, monkeypatch):
+    vision = vision_of(engine.model)
+    text, shown, more = (Request(prompts(vision)[i], streams(str(i))) for i in (2, 0, 3))
     with monkeypatch.context() as patched:
-        patched.setattr(vllm_pictures, "expanded", other)
+        reading_otherwise(patched, vision, shown.prompt, more.prompt)
         place = len(shown.prompt) - 1
-        with pytest.raises(ModelError, match=rf"request of task 'shown' otherwise .* first at place {place} of"):
-            engine.sample([text, shown], SHORT)
+        with pytest.raises(
+            ModelError, match=rf"request of task '0' otherwise .* first at place {place} of .*every one"
+        ):
+            engine.sample([text, shown, more], SHORT)
         assert len(engine.sample([text], SHORT)[0]) == 2
     assert len(engine.sample([shown], SHORT)[0]) == 2
 

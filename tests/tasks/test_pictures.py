@@ -99,6 +99,26 @@ def test_a_blank_picture_tells_nothing_and_asks_the_same(name):
 
 
 @pytest.mark.parametrize("name", ["charts", "shapes"])
+def test_a_shuffled_picture_is_another_tasks_and_the_question_and_answer_stay(name):
+    own, other = (make(name, seed=0, options={"shuffled": b}).draw(40, 0) for b in (False, True))
+    assert [(t.id, t.answer, seen(t)[1], t.info) for t in own] == [(t.id, t.answer, seen(t)[1], t.info) for t in other]
+    assert not any(np.array_equal(seen(a)[0], seen(b)[0]) for a, b in zip(own, other, strict=True))
+    shown = {t.prompt[0]["content"][0]["image"] for t in other}
+    assert len(shown) == 40 and not shown & {t.prompt[0]["content"][0]["image"] for t in own}
+    held_out = (make(name, seed=0, options={"shuffled": b}).held_out(8) for b in (False, True))
+    assert len({tuple((t.id, t.answer) for t in tasks) for tasks in held_out}) == 1
+
+
+def test_charts_that_are_shuffled_do_not_show_what_they_ask():
+    """Seen in the picture, the bars are another task's: an answer read there is right by chance alone."""
+    tasks = make("charts", seed=2, options={"questions": ["value"], "shuffled": True}).draw(60, 0)
+    read = [heights(seen(t)[0]).get(seen(t)[1].removesuffix("?"), 0) // 6 == int(t.answer) for t in tasks]
+    assert sum(read) <= 15
+    plain = make("charts", seed=2, options={"questions": ["value"]}).draw(60, 0)
+    assert all(heights(seen(t)[0])[seen(t)[1].removesuffix("?")] // 6 == int(t.answer) for t in plain)
+
+
+@pytest.mark.parametrize("name", ["charts", "shapes"])
 def test_worked_examples_are_right_and_planted_mistakes_are_wrong(name):
     source = make(name, seed=3)
     for task in source.draw(30, 0):

@@ -251,12 +251,19 @@ def test_rollouts_of_earlier_phases_have_to_be_there(tmp_path):
         with pytest.raises(ConfigError, match=said):
             set_ = {"phases": phases, "trainer.rollouts_every": every}
             gxpo.train("tiny:cold", "arithmetic", out=tmp_path / "run", set=set_, progress="none")
+
+
+@pytest.mark.parametrize("file", ["previous", "earlier"])
+def test_rollouts_of_earlier_phases_are_refused_when_the_configuration_is_read(tmp_path, file):
+    path = tmp_path / "run.yaml"
+    path.write_text(f"method: dpo\nrollout: logged\nrollout.file: {file}\n")
+    for given in ((path,), (None, path.read_text().replace(": ", "=").split())):
+        with pytest.raises(ConfigError, match=rf"rollout\.file={file}: .* none before: state phases, of which the"):
+            config.load(*given)
+    composed = gxpo.method("dpo", {"rollout": "logged", "rollout.file": file})
     with pytest.raises(ConfigError, match="none before"):
-        gxpo.train(
-            "tiny:cold",
-            "arithmetic",
-            "dpo",
-            out=tmp_path / "run",
-            progress="none",
-            set={"rollout": "logged", "rollout.file": "previous", "eval.tasks": 2},
-        )
+        gxpo.train("tiny:cold", "arithmetic", composed, out=tmp_path / "run", progress="none")
+    assert not (tmp_path / "run").exists()
+    twice = f"phases: [{{steps: 1}}, {{steps: 1, rollout: logged, rollout.file: {file}}}]\n"
+    path.write_text(f"method: dpo\n{twice}trainer.rollouts_every: 1\n")
+    assert [getattr(m.rollout, "file", None) for m in config.load(path).methods] == [None, file]

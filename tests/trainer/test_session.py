@@ -97,3 +97,30 @@ def test_completions_go_between_processes_with_their_payload():
     assert back.tokens == [1, 2] and back.logprobs == [-0.1, -1 / 3] and back.policy_version == 4
     assert back.support.dtype == np.int64 and back.support.tolist() == [[1, -1], [2, 3]]
     assert back.extras["latent"].dtype == np.float64 and (back.extras["latent"] == latent).all()
+
+
+def misread_tree():
+    """q: one turn; an episode of two turns, the first misread; its fork within the second; one that forks before it."""
+
+    def turn(action, finish="stop", **more):
+        return {"action": action, "logprob": [-1.0] * len(action), "finish": finish, **more}
+
+    first, line = turn([97], "misread", context=[1]), {"schema": "gxpo.rollouts/1", "task": "q", "group": "g"}
+    return Forest.from_records([
+        {**line, "id": "x", "turns": [turn([98, 98], context=[1])]},
+        {**line, "id": "e", "turns": [first, turn([98], observation=[2])], "reward": 1.0},
+        {**line, "id": "f", "turns": [turn([99], context=[1, 97, 2])], "fork": {"of": "e", "turn": 0, "token": None}},
+        {**line, "id": "y", "turns": [turn([98], "length", context=[1])], "reward": 2.0},
+    ])  # fmt: skip
+
+
+def test_a_rollout_with_an_action_of_another_prompt_stays_unscored_whoever_paid_it():
+    s, _ = session()
+    scored = s.score(misread_tree())
+    known = dict(zip(scored.id, scored.outcome.tolist(), strict=True))
+    assert (known["x"], known["y"]) == (2.0, 2.0) and scored.scored.tolist() == [True, False, False, True]
+    assert bool(scored.success[1:3].isnan().all())
+    why = dict(zip(scored.id, scored.info, strict=True))
+    assert "sampled under another prompt" in why["e"]["failure"] and "failure" not in why["x"]
+    again = s.score(scored)
+    assert again.scored.tolist() == scored.scored.tolist() and again.info == scored.info

@@ -151,8 +151,8 @@ def stock(model: Any) -> Any:
     return copy.eval()
 
 
-def own_distributions(own: Any, model: Any, ids: list[int]) -> Tensor:
-    """[n, V] log-probs of the next id by transformers' forward pass with pixel_values; placeholders have none."""
+def own_logits(own: Any, model: Any, ids: list[int]) -> Tensor:
+    """[n, V] logits by transformers' forward pass with pixel_values; of placeholders minus infinity."""
     vision = vision_of(model)
     assert vision is not None
     tokens = torch.tensor([[vision.placeholder if media.is_row(i) else i for i in ids]])
@@ -165,14 +165,13 @@ def own_distributions(own: Any, model: Any, ids: list[int]) -> Tensor:
         if inputs["pixel_values"].dim() == 5:  # the pictures of one text
             inputs["pixel_values"] = inputs["pixel_values"].transpose(0, 1)
         inputs["pixel_values"] = inputs["pixel_values"].to(next(own.parameters()).dtype)
-    logits = own(**inputs).logits[0]
-    return logits.index_fill(-1, torch.tensor(vision.banned), -torch.inf).log_softmax(-1)
+    return own(**inputs).logits[0].index_fill(-1, torch.tensor(vision.banned), -torch.inf)
 
 
 def own_logprobs(own: Any, model: Any, ids: list[int]) -> Tensor:
-    """[n - 1] log-probs of ids[1:] by transformers' forward pass with pixel_values; placeholders have probability 0."""
+    """[n - 1] log-probs of ids[1:] by `own_logits`; placeholders have probability 0."""
     targets = torch.tensor([0 if media.is_row(i) else i for i in ids[1:]])
-    return own_distributions(own, model, ids)[:-1].gather(1, targets[:, None]).squeeze(1)
+    return own_logits(own, model, ids)[:-1].log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
 
 
 def exact_rotary(monkeypatch: Any) -> None:

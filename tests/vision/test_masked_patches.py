@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.vision.families import own_distributions, stock
+from tests.vision.families import own_logits, stock
 
 from gxpo import media
 from gxpo.chat.plain import PlainChat
@@ -113,7 +113,7 @@ def test_dependence_on_a_picture_is_the_kl_between_whole_distributions(monkeypat
     own, each = stock(LEARNER.model), []
     with torch.no_grad():
         for node in (1, 2):  # the two answers
-            p, q = (own_distributions(own, LEARNER.model, f.context(node)) for f in (seen, grey))
+            p, q = (own_logits(own, LEARNER.model, f.context(node)).log_softmax(-1) for f in (seen, grey))
             p, q = (x[-3:-1, :-1].double() for x in (p, q))  # where its two tokens are sampled, without the placeholder
             each += (p.exp() * (p - q)).sum(1).tolist()
     assert 0.9 * np.mean(each) < picture_kl(seen, LEARNER) < np.mean(each)  # of 64 ids, the others as one

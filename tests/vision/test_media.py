@@ -139,6 +139,45 @@ def test_memory_holds_the_newest_and_what_is_retained(monkeypatch):
         pictures.pixels(refs[1])
 
 
+def test_what_is_retained_leaves_memory_for_the_folder_of_the_run_and_comes_back(monkeypatch, tmp_path):
+    pictures, images = media.Pictures(), [random_pixels(300 + i) for i in range(6)]
+    for bound in ("HELD", "RETAINED"):
+        monkeypatch.setattr(media, bound, 2 * len(media.png(images[0])))
+    with pictures.kept_in(tmp_path / "media"):
+        refs = [pictures.put(image) for image in images[:4]][:2]
+        assert not (tmp_path / "media").exists()  # nothing was retained
+        refs = [pictures.put(image) for image in images[:2]]
+        pictures.retain(refs)
+        for image in images[2:]:
+            pictures.put(image)
+        assert len(pictures._data) == 4  # those that are retained and those that are not have bytes of their own
+        pictures.retain(pictures.put(image) for image in images[2:4])
+        assert set(pictures._data).isdisjoint(refs)
+        assert sorted(p.name for p in (tmp_path / "media").iterdir()) == sorted(ref[7:] for ref in refs)
+        for ref, image in zip(refs, images, strict=False):
+            assert np.array_equal(pictures.pixels(ref), image)
+        assert {*refs} <= {*pictures._data} and max(pictures._held) <= media.HELD
+        pictures.pixels(refs[0])  # the one that was used last stays
+        pictures.retain([pictures.put(images[4])])
+        assert refs[0] in pictures._data and refs[1] not in pictures._data
+    (tmp_path / "media" / refs[1][7:]).write_bytes(media.png(images[5]))
+    with pytest.raises(RecordError, match="was changed since it was written"):
+        pictures.pixels(refs[1])
+
+
+def test_what_is_retained_stays_in_memory_where_it_can_not_be_written(monkeypatch, tmp_path):
+    pictures, images = media.Pictures(), [random_pixels(400 + i) for i in range(4)]
+    for bound in ("HELD", "RETAINED"):
+        monkeypatch.setattr(media, bound, len(media.png(images[0])))
+    (tmp_path / "media").write_text("a file, where a folder would have to be")
+    with pictures.kept_in(tmp_path / "media"):
+        ref = pictures.put(images[0])
+        pictures.retain([ref])
+        pictures.retain(pictures.put(image) for image in images[1:3])
+        pictures.put(images[3])
+        assert np.array_equal(pictures.pixels(ref), images[0]) and len(pictures._data) == 4
+
+
 def test_messages_hold_pictures_as_marks_and_people_see_their_digests():
     ref = put(10)
     content = [{"type": "text", "text": "see "}, {"type": "image", "image": ref}, {"type": "text", "text": " now"}]

@@ -172,6 +172,9 @@ def test_records_come_back_byte_for_byte_with_their_pictures(tmp_path):
 SCRIPT = """
 import os, signal, sys
 import gxpo
+from gxpo import media
+
+media.RETAINED = int(os.environ.get("RETAINED", media.RETAINED))
 
 def watch(row):
     if row["step"] == int(os.environ.get("KILL_AT", -1)) and "reward_mean" in row:
@@ -186,19 +189,20 @@ if __name__ == "__main__":
 """
 
 
-def run_script(folder: Path, doing: str, name: str, keys: dict[str, object], kill_at: int = -1) -> int:
+def run_script(folder: Path, doing: str, name: str, keys: dict[str, object], kill_at: int = -1, **more: str) -> int:
     (folder / "script.py").write_text(SCRIPT)
     (folder / "parity.py").write_text("def parity(completion):\n    return sum(map(ord, completion)) % 2\n")
     command = [folder / "script.py", doing, name, "parity.py:parity", repr(keys)]
-    return started.run(command, cwd=folder, env={**os.environ, "KILL_AT": str(kill_at)}).returncode
+    return started.run(command, cwd=folder, env={**os.environ, "KILL_AT": str(kill_at), **more}).returncode
 
 
 def test_a_killed_run_that_replays_is_resumed_bit_for_bit(tmp_path):
+    """The one that is killed retains two or three pictures in memory, and reads the others from its folder."""
     keys = {**KEYS, "rollout": "group_replay", "rollout.choice": "all"}
     assert run_script(tmp_path, "train", "whole", keys) == 0
-    assert run_script(tmp_path, "train", "killed", keys, kill_at=3) == -signal.SIGKILL
+    assert run_script(tmp_path, "train", "killed", keys, kill_at=3, RETAINED=str(4 << 10)) == -signal.SIGKILL
     shown = len(list((tmp_path / "killed" / "rollouts" / "media").iterdir()))
-    assert run_script(tmp_path, "resume", "killed", keys) == 0
+    assert run_script(tmp_path, "resume", "killed", keys, RETAINED=str(4 << 10)) == 0
     found = []
     for name in ("whole", "killed"):
         rows = [json.loads(x) for x in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]

@@ -185,7 +185,7 @@ def refusals(
     try:
         read = reads(method, [f for f in FACTS if f not in facts], verdicts, components, lends)
         if objective:
-            list(_stages(method, _rollouts(verdicts, components), tools(1, lends), objective=True))
+            list(_stages(method, synthetic(verdicts, components), tools(1, lends), objective=True))
     except Failed as failed:
         why = str(failed)
         if isinstance(failed.error, NoVerdicts):  # a reward function of theirs can't return a verdict with the score
@@ -206,17 +206,17 @@ def reads(
     GxpoError where a part can't work without something that is not there.
     """
     method = _fresh(method)
-    plain = dict(_stages(method, _rollouts(verdicts, components), tools(1, lends)))
+    plain = dict(_stages(method, synthetic(verdicts, components), tools(1, lends)))
     found = {}
     for fact in facts:
         step = 2000 if fact == "step" else 1
-        other = dict(_stages(method, _rollouts(verdicts, components, fact), tools(step, lends)))
+        other = dict(_stages(method, synthetic(verdicts, components, fact), tools(step, lends)))
         changed = [key for key, x in plain.items() if not _same(x, other[key])]
         if changed:
             found[fact] = changed[0]
     if "logprobs" in facts and "logprobs" not in found:
         try:  # one that stops where they are unknown
-            list(_stages(method, _rollouts(verdicts, components, "no logprobs"), tools(1, lends)))
+            list(_stages(method, synthetic(verdicts, components, "no logprobs"), tools(1, lends)))
         except Failed as failed:
             found["logprobs"] = failed.key
     return found
@@ -225,10 +225,15 @@ def reads(
 def borrows(method: Method, verdicts: bool, components: Sequence[str], lends: Collection[str]) -> set[str]:
     """Names of SERVICES that the method's parts ask for, on synthetic rollouts."""
     used: set[str] = set()
-    list(_stages(_fresh(method), _rollouts(verdicts, components), tools(1, lends, used), objective=True))
+    list(_stages(_fresh(method), synthetic(verdicts, components), tools(1, lends, used), objective=True))
     if any(Output(name).kind not in ("logprob", "entropy") or Output(name).at for name in method.outputs):
         used.add("model")
     return used
+
+
+def rehearse(method: Method, forest: Forest, lent: SignalTools) -> None:
+    """Try the parts on rollouts, as those of `synthetic`; `Failed` where one can't work with what it is lent."""
+    list(_stages(_fresh(method), forest, lent, objective=True))
 
 
 def _fresh(method: Method) -> Method:
@@ -312,8 +317,8 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(torch.equal(torch.nan_to_num(a, nan=-7.5), torch.nan_to_num(b, nan=-7.5)))
 
 
-def _rollouts(verdicts: bool, components: Sequence[str], changed: str = "") -> Forest:
-    """Groups of right, wrong and mixed answers.
+def synthetic(verdicts: bool, components: Sequence[str], changed: str = "", before: Sequence[int] = ()) -> Forest:
+    """Groups of right, wrong and mixed answers, to prompts that begin with the ids `before`.
 
     changed  one of FACTS that is other than usual (but "step", which rollouts do not hold), or "no logprobs"
     """
@@ -330,7 +335,7 @@ def _rollouts(verdicts: bool, components: Sequence[str], changed: str = "") -> F
     outcome = torch.tensor(rewards, dtype=torch.float64).flatten()
     cut = torch.arange(outcome.numel()) % 4 == (2 if changed == "truncated" else 1)
     forest = Forest.from_completions(
-        [[7 + g, 8] for g in range(4)],
+        [[*before, 7 + g, 8] for g in range(4)],
         [[ids(i, n) for i, n in enumerate(group)] for group in lengths],
         rewards,
         logprobs=None if changed == "no logprobs" else [[logprobs(i, n) for i, n in enumerate(g)] for g in lengths],

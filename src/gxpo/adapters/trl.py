@@ -21,7 +21,7 @@ from torch import Tensor
 from gxpo.adapters import asks, trl_asks, trl_checkpoint
 from gxpo.adapters.trl_doctor import Watching
 from gxpo.adapters.trl_figures import Figures
-from gxpo.adapters.trl_pictures import MODALITIES, need_known
+from gxpo.adapters.trl_pictures import MODALITIES, check_dataset, need_known
 from gxpo.adapters.trl_rollouts import Rewards, Scored, Window, own_tokens, rollouts
 from gxpo.adapters.trl_services import TrainerServices
 from gxpo.adapters.trl_settings import refuse, settings_against, translated
@@ -72,7 +72,8 @@ class WithMethod(Base):
 
     Statistics are over the gathered rows of all processes, the objective's constants over all rows of an optimiser
     step. A rollout without a reward (None from every function) is unscored: its advantage is 0 and it counts nowhere.
-    Raises ConfigError where the method asks for what TRL does not have, naming the key.
+    Raises ConfigError where the method asks for what TRL does not have, naming the key, or for what is not given of
+    images, where `train_dataset` has a column "image" or "images" (else with the first batch that shows some).
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class WithMethod(Base):
         if self._further and self.accelerator.num_processes > 1:
             refuse(composed, [f"it reads the policy's {self._further[0]}, which takes a single process"])
         self._lending = TrainerServices(self, borrowed, answers)
+        check_dataset(self, verdicts, names)
         for part in self.gxpo_method.signals.values():
             part.bind(self._lending.tools(0))
         self._figures = Figures(composed) if controls(composed) else None

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gxpo import media
+from gxpo.adapters import asks
+from gxpo.adapters.standin import StandIn
 from gxpo.adapters.trl_rollouts import own_tokens
 from gxpo.decoder.vision import PLACEHOLDERS
 from gxpo.errors import ConfigError, need
@@ -22,6 +26,7 @@ MODALITIES = (
 )  # fmt: skip
 GIVEN = {"model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy", "compute_aux_loss"}
 READ = ("logprob", "entropy")
+COLUMNS = ("image", "images")  # of a data set, as TRL reads them
 
 
 def shows(output: Mapping[str, Any]) -> bool:
@@ -40,6 +45,54 @@ def need_known(batch: Mapping[str, Any], forward: Any, model: Any) -> None:
             f"TRL's batch holds {other[0]!r} for the model, which this adapter does not hand on: it knows "
             f"{', '.join(MODALITIES)}"
         )
+
+
+def columns_of(dataset: Any) -> list[str]:
+    """The columns of a data set of `datasets` that show images, as TRL reads them; none where they are not known,
+    or its first row shows none."""
+    known = [name for name in COLUMNS if name in (getattr(dataset, "column_names", None) or ())]
+    first = next(iter(dataset), {}) if known else {}
+    return [name for name in known if first.get(name)]
+
+
+def check_dataset(trainer: Any, verdicts: bool, components: Sequence[str]) -> None:
+    """ConfigError where the trainer's data set shows images and its method asks of the model what `PicturedBatch` does
+    not give, found by trying the method on synthetic rollouts with a picture.
+
+    verdicts, components  as of `asks.refusals`
+    """
+    lending = trainer._lending
+    if "model" not in lending.borrowed or not (columns := columns_of(getattr(trainer, "train_dataset", None))):
+        return
+    try:
+        check_trainer(trainer)
+        shown = media.ids(media.PICTURES.put(np.full((28, 28, 3), 100, dtype=np.uint8)), 1)
+        forest = asks.synthetic(verdicts, components, before=shown)
+        lent: Any = replace(asks.tools(1, tuple(asks.SERVICES)), learner=_Tried(name_of(trainer), forest))
+        try:
+            asks.rehearse(trainer.gxpo_method, forest, lent)
+        except asks.Failed as failed:
+            if isinstance(failed.error, Ungiven):
+                raise failed.error from None
+    except Ungiven as error:
+        raise ConfigError(f"{error}; train_dataset has a column {columns[0]!r}") from None
+
+
+def check_trainer(trainer: Any) -> None:
+    """`Ungiven` where a trainer's method can't work with the model on images, whatever the batch."""
+    if trainer.accelerator.num_processes > 1:
+        raise Ungiven(f"{name_of(trainer)} works with the model itself: on images that takes a single process")
+    if trainer._further:
+        raise Ungiven(f"{name_of(trainer)} reads the policy's {trainer._further[0]}, {_unread(READ)}")
+
+
+def name_of(trainer: Any) -> str:
+    """A trainer's method, as errors call it."""
+    return f"{trainer.gxpo_method.name} in TRL"
+
+
+class Ungiven(ConfigError):
+    """A method asks for what it is not given where a batch shows images."""
 
 
 def pictures_of(prompt: Any) -> list[Any]:
@@ -70,33 +123,60 @@ def with_rows(prompt: Tensor, placeholder: int, refs: Sequence[str], sizes: Sequ
     return out
 
 
-class PicturedBatch:
+class _Pictured:
+    """What a method can't have of a policy that reads images by TRL's forward pass."""
+
+    model = None  # gxpo does not read it itself
+    _name: str
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise Ungiven(f"{self._name} asks for the model's {name}, {_unread(READ)}")
+
+    def _need_read(self, names: Collection[str], given: Collection[str]) -> None:
+        if other := [name for name in names if name not in READ] or list(given):
+            raise Ungiven(f"{self._name} asks for the policy's {other[0]}, {_unread(READ)}")
+
+    def _need_same(self, base: Forest, forest: Forest) -> Tensor:
+        """Rows of pictures among the tokens of two forests that are the same but for these."""
+        fits = forest.n_tokens == base.n_tokens and torch.equal(forest.path_token, base.path_token)
+        rows = base.token >= media.FIRST
+        if not fits or not torch.equal(forest.token[~rows], base.token[~rows]):
+            raise Ungiven(f"{self._name} reads the answers after other tokens, {_unread(('the rollouts',))}")
+        return rows
+
+
+class _Tried(_Pictured):
+    """In the place of a `PicturedBatch`: a method is tried with it before there is one."""
+
+    def __init__(self, name: str, base: Forest) -> None:
+        self._name, self._base = name, base
+
+    def outputs(self, forest: Forest, names: Collection[str], **given: Any) -> dict[str, Tensor]:
+        """As of `PicturedBatch`, of the stand-in for a policy."""
+        self._need_read(names, given)
+        self._need_same(self._base, forest)
+        return StandIn().outputs(forest, tuple(names))
+
+
+class PicturedBatch(_Pictured):
     """The policy on one generation batch that shows images, through TRL's forward pass.
 
     It gives log-probs and entropies of the batch's rows, whose pictures may be others of the same sizes; what else
     methods ask of a model is a ConfigError.
     """
 
-    model = None  # gxpo does not read it itself
-
     def __init__(self, trainer: Any, output: Mapping[str, Any], prompts: Sequence[Any]) -> None:
         self._trainer, self._output = trainer, output
-        self._name = f"{trainer.gxpo_method.name} in TRL"
-        if trainer.accelerator.num_processes > 1:
-            raise ConfigError(f"{self._name} works with the model itself: on images that takes a single process")
-        if trainer._further:
-            raise ConfigError(f"{self._name} reads the policy's {trainer._further[0]}, {_unread(READ)}")
+        self._name = name_of(trainer)
+        check_trainer(trainer)
         known: dict[Any, str] = {}
         self._refs = [[_ref(x, known) for x in pictures_of(prompt)] for prompt in prompts]
         if [len(own) for own in self._refs] != list(output["num_images"]):
             raise ConfigError(f"{self._name} works with the model itself: images may be in prompts, not in answers")
         self._base: Forest | None = None
         self._compared = False
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise ConfigError(f"{self._name} asks for the model's {name}, {_unread(READ)}")
 
     @property
     def prompt_ids(self) -> Tensor:
@@ -119,8 +199,7 @@ class PicturedBatch:
     def outputs(self, forest: Forest, names: Collection[str], **given: Any) -> dict[str, Tensor]:
         """[P] float64 by name. ConfigError for other outputs than log-probs and entropies, and for a forest that
         differs from the batch by more than pictures."""
-        if other := [name for name in names if name not in READ] or list(given):
-            raise ConfigError(f"{self._name} asks for the policy's {other[0]}, {_unread(READ)}")
+        self._need_read(names, given)
         trainer, shown = self._trainer, dict(self._output)
         changed = self._changed(forest)
         if changed:
@@ -137,10 +216,7 @@ class PicturedBatch:
         """Reference of each picture that another one is shown for -> that one's."""
         base = self._base
         assert base is not None
-        fits = forest.n_tokens == base.n_tokens and torch.equal(forest.path_token, base.path_token)
-        rows = base.token >= media.FIRST
-        if not fits or not torch.equal(forest.token[~rows], base.token[~rows]):
-            raise ConfigError(f"{self._name} reads the answers after other tokens, {_unread(('the rollouts',))}")
+        rows = self._need_same(base, forest)
         pairs = torch.stack([base.token[rows], forest.token[rows]], 1).unique(dim=0).tolist()
         found = {media.ref_of(old): media.ref_of(new) for old, new in pairs}
         return {old: new for old, new in found.items() if old != new}

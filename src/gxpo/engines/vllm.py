@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from gxpo.engines.remote_requests import check, seed_of
 from gxpo.engines.vllm_process import PROGRAM, VllmEnded, VllmProcess, interpreter
 from gxpo.engines.vllm_weights import SharedWeights
 from gxpo.errors import ModelError
-from gxpo.protocols import Completion, Request, Sampling
+from gxpo.protocols import MISREAD, Completion, Request, Sampling
 
 STARTING = 900.0  # seconds that vLLM may take to start
 MOST_TOP_K = 256
@@ -56,7 +57,8 @@ class VllmEngine:
     with this engine are not reproducible bit for bit.
 
     A picture in a prompt is one placeholder and its pixels, which vLLM's processor, made from the learner's files,
-    turns into rows; where vLLM then read other ids than the prompt's, that request is an error. Placeholders have no
+    turns into rows. Where vLLM then read other ids than the prompt's, the samples of that request end as "misread", and
+    their rollouts are unscored; where it did so with every picture of a call, that is an error. Placeholders have no
     probability, as in the learner. The tokens that both sides read at the start show a picture.
 
     A process that ends is replaced once a call, and the requests are sampled by the new one; a second end is an error.
@@ -85,7 +87,7 @@ class VllmEngine:
         self._vision = vision_of(self._network.causal)
         self._check_pictures()
         self.policy_version = 0
-        self.prefilled_tokens = self.reused_tokens = 0
+        self.prefilled_tokens = self.reused_tokens = self.misread = 0
         self._shared, self._stamp = SharedWeights(), 0
         self._sent: tuple[int, int] | None = None  # version and count of writes of what the process holds
         self._python, self._program, self._notify = interpreter(python), program, notify
@@ -274,11 +276,12 @@ class VllmEngine:
         if unknown := set(said["finish"]) - {"stop", "length"}:
             raise ModelError(f"vLLM gave up a sample ({', '.join(sorted(unknown))}): lower sampling.batch_rows")
         _check(said, found, sum(len(request.streams) for request in requests), sampling)
-        self._check_reading(requests, said, found)
+        wrong = self._misread(requests, said, found)
         self.prefilled_tokens += said["read"]
         self.reused_tokens += said["reused"]
         rows = iter(self._completions(said, found, sampling))
-        return [[next(rows) for _ in request.streams] for request in requests]
+        groups = [[next(rows) for _ in request.streams] for request in requests]
+        return [[replace(c, finish=MISREAD) for c in g] if i in wrong else g for i, g in enumerate(groups)]
 
     def _message(self, requests: Sequence[Request]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Header and arrays that tell of these requests."""
@@ -291,18 +294,27 @@ class VllmEngine:
         header, shown = vllm_pictures.message([r.prompt for r in requests], vision)
         return {**told, **header}, {**shown, **arrays}
 
-    def _check_reading(self, requests: Sequence[Request], said: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-        """Raise `ModelError` for a request that vLLM read otherwise, and for a placeholder that was sampled."""
-        for i, place in said.get("misread", ()):
-            task = requests[i].streams[0].task
-            raise ModelError(
-                f"vLLM read a request of task {task!r} otherwise than the learner does, first at place {place} of "
-                f"{len(requests[i].prompt)}: its processor makes other rows of a picture. Set sampling.engine=torch"
+    def _misread(self, requests: Sequence[Request], said: Mapping[str, Any], found: Mapping[str, Any]) -> set[int]:
+        """Which requests vLLM read otherwise. `ModelError` where these are all that show pictures, and for a
+        placeholder that was sampled."""
+        wrong = {i: place for i, place in said.get("misread", ()) if requests[i].streams}
+        if wrong:
+            first = next(iter(wrong))
+            why = (
+                f"vLLM read a request of task {requests[first].streams[0].task!r} otherwise than the learner does, "
+                f"first at place {wrong[first]} of {len(requests[first].prompt)}: its processor makes other rows of a "
+                "picture"
             )
+            if wrong.keys() == {i for i, r in enumerate(requests) if r.streams and max(r.prompt) >= media.FIRST}:
+                raise ModelError(f"{why}, and of every one in this call. Set sampling.engine=torch")
+            if not self.misread:
+                self._notify(f"{why}; such rollouts are unscored, and counted in sampler_misread")
+            self.misread += sum(len(requests[i].streams) for i in wrong)
         if self._vision is not None and set(self._vision.banned) & set(found["tokens"]):
             raise ModelError(
                 "vLLM sampled a picture's placeholder, which has no probability: set sampling.engine=torch"
             )
+        return set(wrong)
 
     def _ask(
         self, sampling: Sampling, told: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
@@ -346,6 +358,10 @@ class VllmEngine:
             )
             for (a, b), finish in zip(pairwise(accumulate(found["lengths"], initial=0)), said["finish"], strict=True)
         ]
+
+    def figures(self) -> dict[str, float]:
+        """What has been counted since the engine was made, by the names of the metrics; of texts nothing."""
+        return {} if self._vision is None else {"sampler_misread": self.misread}
 
     def release(self, names: Sequence[str] | None = None) -> None:
         """Does nothing: vLLM evicts the least recently used prefixes itself."""

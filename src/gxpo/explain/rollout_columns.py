@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from gxpo.explain.outlook import Outlook
 from gxpo.explain.packed import of_tokens, packed
 from gxpo.explain.rollout_source import Source
 from gxpo.forest import Forest
-from gxpo.media import PICTURES, named, pictures_of, png
+from gxpo.media import data_url, named, pictures_of
 
 LONGEST_TEXT = 20_000  # characters of a prompt or observation
 Places = dict[str, Tensor]
@@ -73,10 +72,9 @@ def _pictures(forest: Forest) -> dict[str, str]:
     found: dict[str, str] = {}
     for ref in pictures_of(forest.media):
         try:
-            shown = png(PICTURES.pixels(ref))
+            found[named(ref)] = data_url(ref)
         except GxpoError:
             continue
-        found[named(ref)] = f"data:image/png;base64,{base64.b64encode(shown).decode()}"
     return found
 
 

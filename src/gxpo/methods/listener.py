@@ -6,7 +6,7 @@ Choices. From a summary; the preprint is recorded as withdrawn in its third vers
 section `teacher`, as `teacher.models={listener: {role: judge, model: DIR}}`: a server gives no log-probs of a text. The
 probability is of all the answer's tokens together, among `info["choices"]` where a task has some. What it reads is all
 of the attempt, the answer too, unless `scoring.options.judge.until` says where the answer begins: leave it out, and the
-listener copies what it is told. A listener that reads pictures (Llava, Idefics3, SmolVLM) is shown the task's.
+listener copies what it is told. A listener that reads pictures is shown the task's.
 """
 
 from gxpo.definition import Definition

@@ -66,7 +66,7 @@ class Turn(_Strict):
         None, description="ids of the context it was sampled under where that is not the one it is trained under"
     )
     reward: Finite | None = Field(None, description="step reward; null: none. Never added to the outcome")
-    finish: str | None = Field(None, description="why the action ended: stop, length...")
+    finish: str | None = Field(None, description="why the action ended: stop, length, misread...")
     after: Index | None = Field(None, description="index of the turn that it follows in time; null: the turn before")
     caller: Index | None = Field(None, description="index of the turn that invoked it; null: none")
     segments: Ids | None = Field(

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from gxpo.errors import ConfigError, one_of
-from gxpo.judges import Failure, FunctionJudge, Judge, JudgeFailure, LocalJudge, Messages, Server, ask_all
+from gxpo.judges import SEES, Failure, FunctionJudge, Judge, JudgeFailure, LocalJudge, Messages, Server, ask_all
 from gxpo.rewards import group_level
 from gxpo.rewards.combine import combination
 from gxpo.rewards.first_error import FirstError
@@ -31,8 +31,9 @@ class JudgeOptions:
     """Options of the reward "judge" (`scoring.options.judge`): who judges, and how he is asked.
 
     by        name of a model of the section `teacher`; default: the one there whose role is judge
-    ask       `my_judge.py:ask`, a function of messages that returns a text; called from `workers` threads, no time
-    limit server    address of an OpenAI-compatible server, and `model` as it calls it
+    ask       `my_judge.py:ask`, a function of messages that returns a text; called from `workers` threads, without a
+              time limit
+    server    address of an OpenAI-compatible server, and `model` as it calls it; `sees`: that model reads pictures
     mode      "rubric" (`Rubric`), "pairwise" (`Pairwise`), "first_error" (`FirstError`), "confidence" (`Listener`) or
               "debate" (`Debate`)
     panel     several judges: a list of these options, each with a `name`; what one leaves out is as stated here
@@ -53,6 +54,7 @@ class JudgeOptions:
     max_tokens: int = 256
     timeout: float = 60.0
     retries: int = 3
+    sees: bool = False
     mode: str = "rubric"
     rubric: str = RUBRIC
     low: float = 0.0
@@ -102,7 +104,8 @@ def _members(own: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], key: 
                 f"{{name: strict, rubric: ...}}"
             )
         mine = {k: v for k, v in entry.items() if k != "name"}
-        base = {k: v for k, v in own.items() if k not in WHO or not any(mine.get(w) is not None for w in WHO)}
+        named = any(mine.get(w) is not None for w in WHO)
+        base = {k: v for k, v in own.items() if not named or k not in (*WHO, "sees")}
         name = str(entry["name"])
         if name in found:
             raise ConfigError(f"scoring.options.judge.{key} has two judges named {name!r}: rename one")
@@ -121,6 +124,8 @@ def judge_of(options: Mapping[str, Any], where: str) -> Judge:
             f"reward 'judge': say who judges, with one of scoring.options.{where}.ask=my_judge.py:ask, .server="
             "http://localhost:8000/v1 and .by=NAME, a model of the section teacher"
         )
+    if options.get("sees") and options.get("server") is None:
+        raise ConfigError(f"scoring.options.{where}.sees {SEES}")
     if (by := options.get("by")) is not None:
         if isinstance(by, str):
             raise ConfigError(
@@ -129,7 +134,7 @@ def judge_of(options: Mapping[str, Any], where: str) -> Judge:
         return by
     if options.get("ask") is not None:
         return FunctionJudge(load(options["ask"]))
-    fields = ("key_from", "temperature", "max_tokens", "timeout", "retries")
+    fields = ("key_from", "temperature", "max_tokens", "timeout", "retries", "sees")
     return Server(str(options["server"]), options.get("model", ""), **{k: options[k] for k in fields if k in options})
 
 

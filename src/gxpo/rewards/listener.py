@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gxpo.errors import ConfigError
 from gxpo.judges import Believer, Judge, JudgeFailure
+from gxpo.media import unmarked
 from gxpo.rewards.group_level import Failure
 from gxpo.rewards.judged import prompt_of
 
@@ -60,7 +61,7 @@ class Listener:
     def shown(self, text: str) -> str:
         """What the listener reads of an attempt."""
         found = list(re.finditer(self.until, text)) if self.until else []
-        return text[: found[-1].start()] if found else text
+        return unmarked(text[: found[-1].start()] if found else text)
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
         known: dict[tuple[str, str, str], float | Failure] = {}

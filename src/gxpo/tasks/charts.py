@@ -13,7 +13,8 @@ from gxpo.drawing import COLOURS, GREY, WHITE, canvas, fill, noisy, scaled, writ
 from gxpo.errors import TaskError, did_you_mean
 from gxpo.media import PICTURES
 from gxpo.protocols import Task
-from gxpo.tasks.source import Author, GeneratedTasks, check_options, exact
+from gxpo.tasks.pictured import PicturedTasks, asked
+from gxpo.tasks.source import Author, check_options, exact
 
 if TYPE_CHECKING:
     from gxpo.media import Pixels
@@ -66,7 +67,7 @@ def score(text: str, task: Task) -> dict[str, float]:
 
 
 @dataclass
-class Charts(GeneratedTasks):
+class Charts(PicturedTasks):
     """Questions about a bar chart: the value of one, which of two is larger, how many there are.
 
     questions  of "value" (1 to 9), "larger" and "count", each as often
@@ -75,6 +76,7 @@ class Charts(GeneratedTasks):
     scale      the picture is 64 times that wide and high
     noise      how far any value of a pixel may be off
     blank      the picture is grey, whatever is asked: what the question alone gives
+    shuffled   the picture is another task's
 
     A quarter of all pictures is held out. `info["kind"]` is the kind of an answer: "number" or "choice".
     """
@@ -86,6 +88,7 @@ class Charts(GeneratedTasks):
     scale: int = 1
     noise: int = 10
     blank: bool = False
+    shuffled: bool = False
 
     name: ClassVar[str] = "charts"
     scorer_name: ClassVar[str] = "charts"
@@ -93,6 +96,7 @@ class Charts(GeneratedTasks):
     reward_default: ClassVar[str] = "correct"
     options: ClassVar[Mapping[str, Any]] = {
         "questions": (list, tuple), "bars": int, "tick": int, "scale": int, "noise": int, "blank": bool,
+        "shuffled": bool,
     }  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -107,8 +111,8 @@ class Charts(GeneratedTasks):
             if not low <= getattr(self, name) <= high:
                 raise TaskError(f"charts: {name} must be from {low} to {high}, not {getattr(self, name)}")
 
-    def propose(self, random: np.random.Generator) -> Task:
-        number = int(random.integers(1 << 62))
+    def numbered(self, number: int) -> Task:
+        """See `PicturedTasks`."""
         own = np.random.Generator(np.random.Philox(number))
         question = str(own.choice(list(self.questions)))
         n = int(own.integers(LEAST, self.bars + 1))
@@ -117,11 +121,10 @@ class Charts(GeneratedTasks):
         text, answers, answer = self._asked(question, colours, values, own)
         chart = canvas(SIDE, SIDE, GREY) if self.blank else drawn(values, colours, self.tick)
         pixels = noisy(scaled(chart, self.scale * SIDE, self.scale * SIDE), own, self.noise)
-        parts = [{"type": "image", "image": PICTURES.put(pixels)}, {"type": "text", "text": text}]
         bars = dict(zip(colours, values, strict=True))
         kind = "choice" if question == "larger" else "number"
         info = {"question": question, "kind": kind, "answers": answers, "number": number, "bars": bars}
-        return Task(f"charts/{question}/{number}", ({"role": "user", "content": parts},), answer, info)
+        return Task(f"charts/{question}/{number}", asked(PICTURES.put(pixels), text), answer, info)
 
     def _asked(
         self, question: str, colours: Sequence[str], values: Sequence[int], random: np.random.Generator
@@ -132,8 +135,8 @@ class Charts(GeneratedTasks):
         first, second = (int(k) for k in random.permutation(len(colours))[:2])
         if question == "value":
             return f"{colours[first]}?", [str(v) for v in range(1, TOP + 1)], str(values[first])
-        asked = [colours[first], colours[second]]
-        return f"{asked[0]} or {asked[1]}?", asked, asked[int(values[second] > values[first])]
+        pair = [colours[first], colours[second]]
+        return f"{pair[0]} or {pair[1]}?", pair, pair[int(values[second] > values[first])]
 
     def worked_example(self, task: Task, author: Author = exact) -> str:
         """The answer as this author writes it."""

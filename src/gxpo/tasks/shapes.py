@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -11,7 +11,8 @@ import numpy as np
 from gxpo.errors import TaskError, did_you_mean
 from gxpo.media import PICTURES
 from gxpo.protocols import Task
-from gxpo.tasks.source import Author, GeneratedTasks, exact
+from gxpo.tasks.pictured import PicturedTasks, asked, picture_of
+from gxpo.tasks.source import Author, exact
 
 if TYPE_CHECKING:
     from gxpo.media import Pixels
@@ -62,7 +63,7 @@ def score(text: str, task: Task) -> dict[str, float]:
 
 
 @dataclass
-class Shapes(GeneratedTasks):
+class Shapes(PicturedTasks):
     """Questions about a picture of coloured squares, 4 x 4 places: colour, row, column or box of one; count; same.
 
     questions  of "colour", "row", "column" (of the one square; rows and columns from 1 at the top left), "count" (one
@@ -100,15 +101,8 @@ class Shapes(GeneratedTasks):
         if not self.questions or not 2 <= self.cell <= 64 or not 0 <= self.noise <= 100 or not 0 <= self.told <= 1:
             raise TaskError("shapes: questions must not be empty, cell is 2 to 64, noise 0 to 100, told 0 to 1")
 
-    def propose(self, random: np.random.Generator) -> Task:
-        task = self._numbered(int(random.integers(1 << 62)))
-        if not self.shuffled:
-            return task
-        other = self._numbered(task.info["number"] + 1).info["picture"]
-        question = QUESTIONS[task.info["question"]]
-        return replace(task, prompt=self._prompt(other, question), info={**task.info, "picture": other})
-
-    def _numbered(self, number: int) -> Task:
+    def numbered(self, number: int) -> Task:
+        """See `PicturedTasks`."""
         own = np.random.Generator(np.random.Philox(number))
         question = str(own.choice(list(self.questions)))
         n = {"count": int(own.integers(1, 5)), "same": 2}.get(question, 1)
@@ -124,20 +118,14 @@ class Shapes(GeneratedTasks):
         squares = {} if self.blank else dict(zip(places, colours, strict=True))
         ref = PICTURES.put(drawn(squares, own, self.cell, self.noise))
         kind = {"count": "number", "box": "box"}.get(question, "choice")
-        answers = self._answers(question)
-        info = {"question": question, "kind": kind, "answers": answers, "number": number, "picture": ref}
-        return Task(f"shapes/{question}/{number}", self._prompt(ref, QUESTIONS[question]), answer, info)
+        info = {"question": question, "kind": kind, "answers": self._answers(question), "number": number}
+        return Task(f"shapes/{question}/{number}", asked(ref, QUESTIONS[question]), answer, info)
 
     def _answers(self, question: str) -> list[str]:
         """Answers that a question can have."""
         if question == "box":
             return [box(row, column, self.cell) for row in range(CELLS) for column in range(CELLS)]
         return list(ANSWERS[question])
-
-    @staticmethod
-    def _prompt(ref: str, text: str) -> tuple[Mapping[str, Any], ...]:
-        parts = [{"type": "image", "image": ref}, {"type": "text", "text": text}]
-        return ({"role": "user", "content": parts},)
 
     def draw(self, n: int, step: int) -> list[Task]:
         """`n` training tasks, `told` of them with the answer in their text."""
@@ -148,7 +136,7 @@ class Shapes(GeneratedTasks):
         if not own.random() < self.told:
             return task
         text = f"{task.answer}. {QUESTIONS[task.info['question']]}"
-        return Task(task.id, self._prompt(task.info["picture"], text), task.answer, {**task.info, "told": True})
+        return Task(task.id, asked(picture_of(task), text), task.answer, {**task.info, "told": True})
 
     def worked_example(self, task: Task, author: Author = exact) -> str:
         """The answer as this author writes it."""

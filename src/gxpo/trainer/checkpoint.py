@@ -16,7 +16,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -176,6 +176,11 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def pictures_of(run: Path) -> Path:
     """Where a run's pictures lie: beside its rollouts."""
     return run / "rollouts" / media.FOLDER
+
+
+def pictures_kept(run: Path) -> AbstractContextManager[None]:
+    """Within it pictures of stored rollouts may leave memory for the run's folder of pictures."""
+    return PICTURES.kept_in(pictures_of(run))
 
 
 def newest_state(run: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gxpo.errors import ConfigError, ModelError, did_you_mean, one_of
-from gxpo.judges import FunctionJudge, Judge, LocalJudge, Messages, Server
+from gxpo.judges import SEES, FunctionJudge, Judge, LocalJudge, Messages, Server
 from gxpo.learners.torch import TorchLearner
 from gxpo.models import load
 from gxpo.models.load import check_name
@@ -30,7 +30,7 @@ class External:
             questions in words, or gives the log-probs of a text
     model   a checkpoint, as the setting `model`; of a server the name that it goes by there
     server  address of an OpenAI-compatible server;   ask  `my_judge.py:ask`
-    dtype   of a checkpoint;   max_tokens, temperature, timeout, retries, key_from  see `gxpo.judges.Server`
+    dtype   of a checkpoint;   max_tokens, temperature, timeout, retries, key_from, sees  see `gxpo.judges.Server`
     """
 
     name: str
@@ -44,6 +44,7 @@ class External:
     max_tokens: int = 256
     timeout: float = 60.0
     retries: int = 3
+    sees: bool = False
 
     def __post_init__(self) -> None:
         where = f"teacher.models.{self.name}"
@@ -51,6 +52,8 @@ class External:
         named = [x for x in SOURCES if getattr(self, x) is not None and not (x == "model" and self.server)]
         if len(named) != 1:
             raise ConfigError(f"{where}: give one of model (a checkpoint), server (with model) and ask")
+        if self.sees and self.server is None:
+            raise ConfigError(f"{where}.sees {SEES}")
         if self.role == "teacher" and named != ["model"]:
             raise ConfigError(
                 f"{where}: a teacher scores given tokens, which a {named[0]} does not: give a checkpoint, model=DIR, "
@@ -137,6 +140,11 @@ class Checkpoint:
     external: External
     load: Callable[[External], LocalJudge]
 
+    @property
+    def sees(self) -> bool:
+        """Whether it is shown pictures."""
+        return self.load(self.external).sees
+
     def ask(self, messages: Messages) -> str:
         """See `gxpo.judges.Judge`."""
         return self.load(self.external).ask(messages)
@@ -200,7 +208,7 @@ class Externals:
         if external.server is None:
             return Checkpoint(external, self._local)
         x = external
-        limits: dict[str, Any] = {"timeout": x.timeout, "retries": x.retries}
+        limits: dict[str, Any] = {"timeout": x.timeout, "retries": x.retries, "sees": x.sees}
         return Server(external.server, x.model or "", x.key_from, x.temperature, x.max_tokens, **limits)
 
     def _local(self, external: External) -> LocalJudge:

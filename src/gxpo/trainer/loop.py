@@ -128,7 +128,8 @@ class Trainer(Stages):
         self.run = Run(self.out, self)
         self.calls.start(self.run)
         try:
-            self._loop(watch)
+            with checkpoint.pictures_kept(self.out):
+                self._loop(watch)
         except BaseException as error:
             self.calls.end(self.run, error)
             raise

@@ -381,6 +381,7 @@ NAMES: dict[str, Metric] = {
     "time_update_s": Metric("advantages, gradients and optimiser", "seconds", "the step"),
     "time_step_s": Metric("the whole step, evaluation and checkpoint not included", "seconds", "the step"),
     "sampler_failures": Metric("times that a sampling server stopped answering as it should", "failures", "the step"),
+    "sampler_misread": Metric("rollouts whose pictures vLLM read as other ids; unscored", "samples", "the step"),
     "time_eval_s": Metric("the evaluation", "seconds", "the evaluation"),
     "time_sample_tokens_per_s": Metric("tokens sampled per second of sampling", "tokens/second", "the step"),
     "time_update_tokens_per_s": Metric(

@@ -164,11 +164,8 @@ def _check(one: Resolved, before: Resolved) -> None:
         _check_reference(one, policies)
     if phase.weights == "reset" and "previous" in (phase.reference, phase.optimiser.replace("keep", "previous")):
         raise ConfigError("weights: reset goes with optimiser: fresh and reference: start")
-    if (file := getattr(one.method.rollout, "file", None)) in OF_PHASES:
-        if one is before:
-            raise ConfigError(f"rollout.file={file}: there is none before this phase: name a file")
-        if s.trainer.rollouts_every != 1:
-            raise ConfigError(f"rollout.file={file} reads what is written of every step: set trainer.rollouts_every=1")
+    if (file := getattr(one.method.rollout, "file", None)) in OF_PHASES and s.trainer.rollouts_every != 1:
+        raise ConfigError(f"rollout.file={file} reads what is written of every step: set trainer.rollouts_every=1")
     if phase.until is not None:
         _check_until(phase.until)
 

@@ -43,6 +43,7 @@ from gxpo.segments import Segmenter, SegmentTools
 from gxpo.signals import Signals
 from gxpo.tasks.source import solution_of
 from gxpo.trainer.culprit import largest_slope
+from gxpo.trainer.misread import without_misread
 
 
 class Session:
@@ -188,7 +189,7 @@ class Session:
         """
         met = torch.tensor([i not in self._scored for i in forest.id], dtype=torch.bool)
         self._scored |= set(forest.id)
-        found = self._judged(forest, met & ~forest.scored, texts)
+        found = without_misread(self._judged(forest, met & ~forest.scored, texts))
         if self._seen is not None and bool(met.any()):
             self._seen(found.select(met))
         return found

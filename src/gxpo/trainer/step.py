@@ -15,6 +15,7 @@ from gxpo import former, grouped
 from gxpo.chat.plain import decoder
 from gxpo.config import Resolved
 from gxpo.engines.openai import OpenAIEngine
+from gxpo.engines.vllm import VllmEngine
 from gxpo.forest import Forest
 from gxpo.judges import meter
 from gxpo.pipeline import Method, zero_signal_groups
@@ -415,8 +416,8 @@ def _average(values: Sequence[float]) -> float | None:
 
 
 def of_servers(engine: Any) -> dict[str, float]:
-    """What an engine on servers has counted so far; nothing of others."""
-    return engine.figures() if isinstance(engine, OpenAIEngine) else {}
+    """What an engine outside of this process has counted so far; nothing of others."""
+    return engine.figures() if isinstance(engine, OpenAIEngine | VllmEngine) else {}
 
 
 # ---------------------------------------------------------------- whether there is anything to learn from
