@@ -14,7 +14,6 @@ from gxpo.engines.remote_requests import check
 from gxpo.engines.torch import TorchEngine
 from gxpo.errors import ConfigError, ModelError
 from gxpo.learners.remote.rows import Rows
-from gxpo.learners.sharded import ShardedLearner
 from gxpo.learners.torch import TorchLearner
 from gxpo.models.tiny import tiny_model
 from gxpo.protocols import Request, Sampling, StreamKey
@@ -43,11 +42,6 @@ def test_training_engines_refuse_forests_with_pictures():
     forest = forest_of(episodes(MODELS["llava"]()))
     with pytest.raises(ModelError, match=r"training engines .* are given token ids alone"):
         Rows.of(forest, torch.arange(forest.n_entries))
-
-
-def test_sharded_learners_refuse_models_that_see():
-    with pytest.raises(ConfigError, match=r"cluster\.backend=fsdp can't train LlavaForConditionalGeneration"):
-        ShardedLearner(MODELS["llava"](), lr=1.0)
 
 
 def test_models_of_texts_refuse_pictures():
