@@ -7,6 +7,7 @@ import torch
 from tests.vision.families import MODELS, picture
 from tests.vision.test_learner import episodes, forest_of
 
+import gxpo
 from gxpo import media
 from gxpo.decoder.vision import vision_of
 from gxpo.engines.choose import Run, choose
@@ -68,3 +69,9 @@ def test_placeholders_are_never_sampled(family, kernels):
     engine = TorchEngine(model, stop_ids=[2], kernels=kernels)
     found = engine.sample([request], Sampling(temperature=2.0, max_new_tokens=6))
     assert not {*vision.banned} & {t for said in found[0] for t in said.tokens}
+
+
+@pytest.mark.parametrize("key, value", [("learner.images_per_microbatch", 2), ("learner.freeze_vision_tower", True)])
+def test_settings_of_a_tower_need_one(key, value, tmp_path):
+    with pytest.raises(ConfigError, match=rf"{key}: tiny:cold has no tower: leave it out"):
+        gxpo.train("tiny:cold", "arithmetic", "grpo", 1, out=tmp_path / "run", set={key: value}, progress="none")

@@ -1,7 +1,6 @@
 """Models that see in shards of two processes: log-probs, gradients and steps of one process, whoever has pictures."""
 
 import json
-import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,18 +48,17 @@ def figures(run: Path) -> list[dict[str, object]]:
 def test_a_killed_run_of_two_processes_is_resumed_bit_for_bit(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "parity.py").write_text("def parity(completion):\n    return sum(map(ord, completion)) % 2\n")
-    keys = {**KEYS, "cluster.backend": "fsdp", "learner.tokens_per_microbatch": 64}
+    keys = {**KEYS, "learner.tokens_per_microbatch": 64}
 
-    def run(world: int, doing: str, name: str, kill_at: int = -1, **more: object) -> int:
-        command = [tmp_path / "script.py", doing, name, "parity.py:parity", repr({**keys, **more})]
-        env = {**os.environ, "KILL_AT": str(kill_at)}
-        if world == 1:
-            return started.run(command, cwd=tmp_path, env=env).returncode
-        return started.ranks(world, command, cwd=tmp_path, KILL_AT=str(kill_at)).returncode
+    def command(doing: str, name: str, backend: str = "fsdp") -> list[object]:
+        given = repr({**keys, "cluster.backend": backend})
+        return [tmp_path / "script.py", doing, name, "parity.py:parity", given]
 
-    assert run(2, "train", "whole") == 0 == run(1, "train", "local", **{"cluster.backend": "local"})
-    assert run(2, "train", "killed", kill_at=3) == -signal.SIGKILL
-    assert run(2, "resume", "killed") == 0
+    def run(doing: str, name: str, kill_at: int = -1) -> int:
+        return started.ranks(2, command(doing, name), cwd=tmp_path, KILL_AT=str(kill_at)).returncode
+
+    assert started.run(command("train", "local", "local"), cwd=tmp_path).returncode == 0 == run("train", "whole")
+    assert run("train", "killed", kill_at=3) == -signal.SIGKILL and run("resume", "killed") == 0
     assert figures(tmp_path / "whole") == figures(tmp_path / "killed")
     for ours, local in zip(figures(tmp_path / "whole"), figures(tmp_path / "local"), strict=True):
         assert {k: ours[k] for k in ("reward_mean", "grad_norm")} == pytest.approx(

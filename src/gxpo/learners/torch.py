@@ -329,10 +329,11 @@ class TorchLearner(InProcess):
         return found.to(torch.promote_types(found.dtype, torch.float32))
 
     def _short_memory(self, doing: str) -> AbstractContextManager[None]:
-        size = self.tokens_per_microbatch
+        size, sees = self.tokens_per_microbatch, vision_of(self._readout.causal) is not None
+        pictures = f", learner.images_per_microbatch (now {self.images_per_microbatch or 'any'})" if sees else ""
         return memory_is_short(
             doing,
-            f"learner.tokens_per_microbatch (now {size}) or sampling.max_new_tokens, or train adapters only "
+            f"learner.tokens_per_microbatch (now {size}){pictures} or sampling.max_new_tokens, or train adapters only "
             "(learner.lora_rank)",
         )
 
