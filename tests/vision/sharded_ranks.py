@@ -15,6 +15,7 @@ from tests.vision.test_learner import episodes, forest_of, weight
 from gxpo import runtime
 from gxpo.decoder.vision import vision_of
 from gxpo.forest import Forest
+from gxpo.learners.lora import LoraSettings
 from gxpo.learners.sharded import ShardedLearner, whole
 from gxpo.learners.torch import TorchLearner
 
@@ -25,6 +26,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "llava": {},
     "llava/transformers": {"kernels": "transformers"},
     "llava/frozen": {},
+    "llava/lora": {"lora": LoraSettings(rank=2)},
+    "llava/recompute": {"recompute": True, "kernels": "transformers"},
+    "idefics3": {},
     "qwen2.5-vl": {},
     "qwen3-vl": {},
     "qwen3-vl/transformers": {"kernels": "transformers"},

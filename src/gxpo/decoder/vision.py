@@ -113,7 +113,7 @@ class Vision:
     def _for_others(self, runs: int) -> list[Tensor]:
         """[0, H] for each run of the tower that this process makes because another one has pictures left; a backward
         pass through it gives the tower's parameters gradients of 0."""
-        blank = np.full((BLANK, BLANK, 3), 127, dtype=np.uint8)
+        blank = np.full((BLANK, BLANK, 3), 127, dtype=np.uint8)  # prepared, not 0: Idefics3 drops what is 0 as padding
         return [self._through_tower([blank])[0][:0] for _ in range(runs)]
 
     # ------------------------------------------------------------ positions of m-RoPE
@@ -141,11 +141,11 @@ class Vision:
         own = ids.cpu() - media.FIRST
         keys, place = torch.unique(own // media.ROWS, return_inverse=True)
         runs = -(-len(keys) // self.at_once)
-        more = 0 if self.runs is None else self.runs(runs) - runs
+        more = 0 if self.runs is None else self.runs(runs) - runs  # before this process's own: all of them agree first
         found = self.features([media.PICTURES.ref_of(key) for key in keys.tolist()]) + self._for_others(more)
-        begin = torch.tensor([0, *(len(x) for x in found[:-1])]).cumsum(0)
         if not found:
             return self.model.get_input_embeddings().weight.new_zeros(0, self.width)
+        begin = torch.tensor([0, *(len(x) for x in found[:-1])]).cumsum(0)
         return torch.cat(found).index_select(0, (begin[place] + own % media.ROWS).to(ids.device))
 
 
