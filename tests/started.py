@@ -169,7 +169,7 @@ def run(
 
 
 def ranks(
-    world: int, arguments: Sequence[object], *, timeout: float = 240, **more: str
+    world: int, arguments: Sequence[object], *, timeout: float = 240, cwd: Path | None = None, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """So many processes that torchrun might have started; what all of them say, and the first code that is not 0."""
     with socket.socket() as found:
@@ -178,8 +178,8 @@ def ranks(
     shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     with contextlib.ExitStack() as stack:
         processes = [
-            stack.enter_context(Started(arguments, env={**os.environ, **shared, "RANK": str(r), "LOCAL_RANK": str(r)}))
-            for r in range(world)
+            stack.enter_context(Started(arguments, env={**os.environ, **shared, **own}, cwd=cwd))
+            for own in ({"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(world))
         ]
         outs, errors = zip(*(process.communicate(timeout=timeout) for process in processes), strict=True)
     code = next((p.returncode for p in processes if p.returncode), 0)

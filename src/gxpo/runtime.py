@@ -217,6 +217,15 @@ def mean(value: float) -> float:
     return float(own) / world()
 
 
+def highest(number: int) -> int:
+    """The largest of a whole number >= 0 over the processes."""
+    if world() == 1:
+        return number
+    own = torch.tensor([number], device="cpu" if dist.get_backend() == "gloo" else "cuda")
+    dist.all_reduce(own, dist.ReduceOp.MAX)
+    return int(own)
+
+
 def gather(data: bytes) -> list[bytes]:
     """Gather an object from every process, by rank; sent as uint8 tensors, nothing is unpickled."""
     if world() == 1:

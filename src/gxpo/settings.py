@@ -103,6 +103,9 @@ class LearnerSettings(_Section):
     tokens_per_microbatch: Positive | Literal["auto"] = Field(
         default=8192, description="micro-batch size; auto: measured once, then fixed in config.yaml"
     )
+    images_per_microbatch: Positive | None = Field(
+        default=None, description="distinct pictures of a micro-batch at most, for a model that sees"
+    )
     value_lr: Annotated[float, Field(gt=0)] = Field(
         default=1.0, description="the value head's learning rate, as a multiple of optim.lr"
     )

@@ -33,6 +33,7 @@ SHORT = {"tasks.per_step": 2, "rollout.group_size": 3, "sampling.max_new_tokens"
         (TINKER | {"learner.lora_alpha": 8.0}, "leave out learner.lora_alpha"),
         (TINKER | {"model": "tiny:cold"}, "leave out model=tiny:cold"),
         (TINKER | {"init_from": "runs/x"}, "leave out init_from"),
+        (TINKER | {"learner.images_per_microbatch": 4}, "leave out learner.freeze_vision_tower and images"),
         (VERL | {"cluster.address": "http://x"}, "is no Ray address: set auto"),
         (VERL | {"cluster.address": "ray://x:10001"}, "on a node of the cluster with cluster.address=auto"),
         (VERL | {"cluster.train.nodes": 2}, "is read by `gxpo plan` alone"),

@@ -9,6 +9,7 @@ from tests.vision.families import MODELS, exact, exact_rotary, own_logprobs, pic
 
 from gxpo import media
 from gxpo.decoder.vision import vision_of
+from gxpo.errors import ModelError
 from gxpo.forest import Forest
 from gxpo.learners.lora import LoraSettings
 from gxpo.learners.torch import TorchLearner
@@ -134,3 +135,49 @@ def test_adapters_and_recomputed_layers(family, kernels):
     assert (adapted.outputs(forest)["logprob"] - expected).abs().max() < 1e-5
     moved = adapted.gradient(forest, loss, names=("logprob",))
     assert any(bool(g.abs().max()) for name, g in moved.items() if "lora_B" in name)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "transformers"])
+@pytest.mark.parametrize("layout", ["packed", "flat"])
+def test_a_bound_on_pictures_changes_no_gradient(layout, kernels, monkeypatch):
+    model = exact(MODELS["llava"]())
+    vision = vision_of(model)
+    assert vision is not None
+    others = [[([1, 7, *vision.ids(picture(i)), 24], False), ([25, 26], True)] for i in (7, 8)]
+    forest = forest_of([*episodes(model), *others])
+    w = weight(forest.n_entries)
+    shown: list[int] = []
+    features = vision.features
+    monkeypatch.setattr(vision, "features", lambda refs: (shown.append(len(refs)), features(refs))[1])
+    found = {}
+    for bound in (None, 3, 2, 1):
+        learner = TorchLearner(model, lr=0.0, layout=layout, kernels=kernels, images_per_microbatch=bound)
+        shown.clear()
+        gradient = learner.gradient(forest, lambda x: (x["logprob"] * w).sum())
+        found[bound] = list(shown), gradient
+    for name, g in found[None][1].items():
+        for _, other in found.values():
+            assert (other[name] - g).norm() <= 1e-10 * max(1.0, float(g.norm())), name
+    numbers = {bound: sorted(seen) for bound, (seen, _) in found.items()}
+    # one path shows three, and those of no further picture go with it
+    assert numbers == {None: [5], 3: [2, 3], 2: [2, 3], 1: [1, 1, 3]}
+
+
+def test_a_bound_on_pictures_cuts_a_tree_between_its_leaves():
+    model = MODELS["llava"]()
+    seen = [list(vision_of(model).ids(picture(i))) for i in range(5)]  # type: ignore[union-attr]
+    tree = [[([1, *seen[0], 9], False), ([10], True), (seen[1 + i % 4], False), ([11 + i], True)] for i in range(8)]
+    forest = forest_of(tree)
+
+    def pictures(bound):
+        learner = TorchLearner(model, lr=0.0, images_per_microbatch=bound)
+        batches = learner._microbatches(learner._packing(forest), torch.arange(forest.n_entries))
+        entries = sorted(e for b in batches for e in b.entries.tolist())
+        return [len({*media.refs_in(b.tokens.tolist())}) for b in batches], entries
+
+    everything = list(range(forest.n_entries))
+    for bound, most in ((None, 5), (3, 3), (2, 2), (1, 2)):
+        found, entries = pictures(bound)
+        assert entries == everything and max(found) == most, bound
+    with pytest.raises(ModelError, match=r"learner\.images_per_microbatch is 0; it must be at least 1"):
+        TorchLearner(model, lr=0.0, images_per_microbatch=0)

@@ -7,6 +7,7 @@ import torch
 from tests.vision.families import MODELS, picture
 from tests.vision.test_learner import episodes, forest_of
 
+import gxpo
 from gxpo import media
 from gxpo.decoder.vision import vision_of
 from gxpo.engines.choose import Run, choose
@@ -14,7 +15,6 @@ from gxpo.engines.remote_requests import check
 from gxpo.engines.torch import TorchEngine
 from gxpo.errors import ConfigError, ModelError
 from gxpo.learners.remote.rows import Rows
-from gxpo.learners.sharded import ShardedLearner
 from gxpo.learners.torch import TorchLearner
 from gxpo.models.tiny import tiny_model
 from gxpo.protocols import Request, Sampling, StreamKey
@@ -45,11 +45,6 @@ def test_training_engines_refuse_forests_with_pictures():
         Rows.of(forest, torch.arange(forest.n_entries))
 
 
-def test_sharded_learners_refuse_models_that_see():
-    with pytest.raises(ConfigError, match=r"cluster\.backend=fsdp can't train LlavaForConditionalGeneration"):
-        ShardedLearner(MODELS["llava"](), lr=1.0)
-
-
 def test_models_of_texts_refuse_pictures():
     forest = forest_of(episodes(MODELS["llava"]()))
     with pytest.raises(ModelError, match="refers to pictures"):
@@ -74,3 +69,9 @@ def test_placeholders_are_never_sampled(family, kernels):
     engine = TorchEngine(model, stop_ids=[2], kernels=kernels)
     found = engine.sample([request], Sampling(temperature=2.0, max_new_tokens=6))
     assert not {*vision.banned} & {t for said in found[0] for t in said.tokens}
+
+
+@pytest.mark.parametrize("key, value", [("learner.images_per_microbatch", 2), ("learner.freeze_vision_tower", True)])
+def test_settings_of_a_tower_need_one(key, value, tmp_path):
+    with pytest.raises(ConfigError, match=rf"{key}: tiny:cold has no tower: leave it out"):
+        gxpo.train("tiny:cold", "arithmetic", "grpo", 1, out=tmp_path / "run", set={key: value}, progress="none")

@@ -21,6 +21,7 @@ class Rows(Protocol):
     placeholder: int
     deep: int
 
+    def looks(self, rows: Tensor) -> bool: ...
     def rows(self, ids: Tensor) -> Tensor: ...
 
 
@@ -29,7 +30,7 @@ def read(vision: Rows, embedding: Any, tokens: Tensor) -> tuple[Tensor, Tensor, 
     added to these [n, H] behind each of the first layers; from one run of the tower for each picture."""
     rows = tokens >= media.FIRST
     out = embedding(tokens.masked_fill(rows, vision.placeholder))
-    if not bool(rows.any()):
+    if not vision.looks(rows):
         return out, rows, []
     first, *later = vision.rows(tokens[rows]).to(out).chunk(1 + vision.deep, -1)
     return out.index_put((rows,), first), rows, later
@@ -41,14 +42,14 @@ def hand_over(inner: Any, text: Any) -> None:
     text.register_forward_pre_hook(_to_text, with_kwargs=True)
 
 
-def _shown(given: dict[str, Any]) -> bool:
+def _shown(module: Any, given: dict[str, Any]) -> bool:
     tokens = given.get("input_ids")
-    return tokens is not None and bool((tokens >= media.FIRST).any())
+    return tokens is not None and module.get_input_embeddings().vision.looks(tokens >= media.FIRST)
 
 
 # hooks find what a model sees with in the module: copies of a model then see with towers of their own
 def _to_model(module: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    if not _shown(given):
+    if not _shown(module, given):
         return None
     vision, tokens = module.get_input_embeddings().vision, given["input_ids"]
     rows = tokens >= media.FIRST
@@ -59,7 +60,7 @@ def _to_model(module: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[
 
 
 def _to_text(module: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    if not _shown(given):
+    if not _shown(module, given):
         return None
     embedding = module.get_input_embeddings()
     out, rows, later = read(embedding.vision, embedding, given["input_ids"])

@@ -7,11 +7,12 @@ forward pass, and the head gives the model's own placeholders no probability, in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +30,7 @@ READ = ("llava", "idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")  #
 PLACEHOLDERS = (
     "image_token_id", "image_token_index", "video_token_id", "vision_start_token_id", "vision_end_token_id",
 )  # fmt: skip
+BLANK = 64  # pixels of the sides of a picture that is shown where there is none
 
 
 class Processor(Protocol):
@@ -53,13 +55,19 @@ class Vision:
     deep         layers behind which further features of a row are added (`gxpo.decoder.deepstack`)
     around       ids of the model's vocabulary before and after the rows of each picture
     at_once      pictures that go through the tower together
+    runs         how often all processes run the tower in a forward pass, from how often this one has to (its parameters
+                 are sharded over them); those that have to less often run it on a blank picture, of which nothing is
+                 read. None: each process runs it by itself
     """
+
+    runs: Callable[[int], int] | None = None
 
     def __init__(
         self, model: Any, processor: Processor, config: Any, *, triples: bool = False, at_once: int = 256
     ) -> None:
         self.model, self.processor, self.triples, self.at_once = model, processor, triples, at_once
         self.deep = len(getattr(config.vision_config, "deepstack_visual_indexes", None) or ())
+        self.width = int(config.get_text_config().hidden_size) * (1 + self.deep)  # H of `features`
         self.around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self.banned = tuple(sorted({i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None}))
         self.placeholder: int = next(i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None)
@@ -86,19 +94,27 @@ class Vision:
         """[rows, H] of each picture; with `deep` further features [rows, (1 + deep) * H], side by side."""
         out: list[Tensor] = []
         for start in range(0, len(refs), self.at_once):
-            some = refs[start : start + self.at_once]
-            given = self.processor.inputs([media.PICTURES.pixels(ref) for ref in some])
-            like = next(self.model.parameters())
-            here = {k: x.to(like.device, like.dtype if x.is_floating_point() else None) for k, x in given.items()}
-            found = self.model.get_image_features(**here, return_dict=True)
-            first = [x.reshape(-1, x.shape[-1]) for x in found.pooler_output]  # a tensor, or one a picture
-            layers = [first, *found.deepstack_features] if self.deep else [first]
-            out += [torch.cat(own, -1) for own in zip(*layers, strict=True)] if self.deep else first
+            out += self._through_tower([media.PICTURES.pixels(ref) for ref in refs[start : start + self.at_once]])
         for ref, x in zip(refs, out, strict=True):
             frames, rows, columns = self.grid(ref)
             if x.shape[0] != frames * rows * columns:
                 raise ModelError(f"picture {ref[:20]}: {x.shape[0]} rows of the tower for a grid of {self.grid(ref)}")
         return out
+
+    def _through_tower(self, pictures: Sequence[Pixels]) -> list[Tensor]:
+        given, like = self.processor.inputs(pictures), next(self.model.parameters())
+        here = {k: x.to(like.device, like.dtype if x.is_floating_point() else None) for k, x in given.items()}
+        found = self.model.get_image_features(**here, return_dict=True)
+        first = [x.reshape(-1, x.shape[-1]) for x in found.pooler_output]  # a tensor, or one a picture
+        if not self.deep:
+            return first
+        return [torch.cat(own, -1) for own in zip(first, *found.deepstack_features, strict=True)]
+
+    def _for_others(self, runs: int) -> list[Tensor]:
+        """[0, H] for each run of the tower that this process makes because another one has pictures left; a backward
+        pass through it gives the tower's parameters gradients of 0."""
+        blank = np.full((BLANK, BLANK, 3), 127, dtype=np.uint8)  # prepared, not 0: Idefics3 drops what is 0 as padding
+        return [self._through_tower([blank])[0][:0] for _ in range(runs)]
 
     # ------------------------------------------------------------ positions of m-RoPE
     def _steps(self, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,11 +131,20 @@ class Vision:
         return mrope.in_tree(*self._steps(forest.token), forest.first_token, forest.parent, node)
 
     # ------------------------------------------------------------ rows
+    def looks(self, rows: Tensor) -> bool:
+        """Whether a forward pass needs `rows`, which of its tokens are rows of pictures being `rows`: for itself, or
+        because others may run the tower in it."""
+        return self.runs is not None or bool(rows.any())
+
     def rows(self, ids: Tensor) -> Tensor:
-        """[n, H] rows of pictures by id [n], as of `features`."""
+        """[n, H] rows of pictures by id [n], as of `features`; n may be 0."""
         own = ids.cpu() - media.FIRST
         keys, place = torch.unique(own // media.ROWS, return_inverse=True)
-        found = self.features([media.PICTURES.ref_of(key) for key in keys.tolist()])
+        runs = -(-len(keys) // self.at_once)
+        more = 0 if self.runs is None else self.runs(runs) - runs  # before this process's own: all of them agree first
+        found = self.features([media.PICTURES.ref_of(key) for key in keys.tolist()]) + self._for_others(more)
+        if not found:
+            return self.model.get_input_embeddings().weight.new_zeros(0, self.width)
         begin = torch.tensor([0, *(len(x) for x in found[:-1])]).cumsum(0)
         return torch.cat(found).index_select(0, (begin[place] + own % media.ROWS).to(ids.device))
 
@@ -138,10 +163,10 @@ class PictureEmbedding(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         rows = input >= media.FIRST
-        if not bool(rows.any()):
-            return super().forward(input)
-        if self.vision.deep:
+        if self.vision.deep and bool(rows.any()):
             raise ModelError("rows of pictures were embedded without their deeper features: please report it")
+        if self.vision.deep or not self.vision.looks(rows):
+            return super().forward(input)
         out = super().forward(input.masked_fill(rows, 0))
         return out.index_put((rows,), self.vision.rows(input[rows]).to(out))
 

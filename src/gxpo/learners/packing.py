@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gxpo import media
 from gxpo.decoder.attention import Chain
 from gxpo.errors import ModelError
 from gxpo.forest import Forest
@@ -85,7 +86,8 @@ class Packing:
     ancestors), every token once, depth first; "flat": a row holds the path to one leaf, for models whose layers don't
     take an ancestor mask. Tokens after the last one that something is read from are left out. `padded` says whether
     rows are padded to the longest that goes with them, which then counts against `limit`. position [T] of the stored
-    tokens, of m-RoPE [3, T]; None: their depths.
+    tokens, of m-RoPE [3, T]; None: their depths. images: distinct pictures that a micro-batch shows at most (None: any
+    number), but for a path that alone shows more: only what shows no further one goes with it.
     """
 
     def __init__(
@@ -96,7 +98,9 @@ class Packing:
         limit: int = 8192,
         padded: bool = True,
         position: Tensor | None = None,
+        images: int | None = None,
     ) -> None:
+        self.images = images
         self.forest, self.layout, self.limit, self.padded = forest, layout, limit, padded
         self.packed = forest.pack()
         self.position = self.packed.position if position is None else position
@@ -197,6 +201,7 @@ class Packing:
         inner = {self._parent[node] for node in wanted}
         leaves = sorted((node for node in wanted if node not in inner), key=lambda node: int(enter[node]))
         nodes: dict[int, None] = {}
+        shown: frozenset[int] = frozenset()
         root, length = -1, 0
         for leaf in leaves:
             path = [leaf]
@@ -204,20 +209,48 @@ class Packing:
                 path.append(up)
             new = [node for node in path if node not in nodes]
             longer = length + sum(wanted[node] for node in new)
-            if nodes and (self.layout == "flat" or path[-1] != root or longer > self.limit):
+            full = longer > self.limit or self._too_many(shown, self._shown(new))
+            if nodes and (self.layout == "flat" or path[-1] != root or full):
                 yield list(nodes)
                 nodes, new = {}, path
-                longer = sum(wanted[node] for node in path)
+                longer, shown = sum(wanted[node] for node in path), frozenset()
+            shown |= self._shown(new)
             nodes.update(dict.fromkeys(new))
             root, length = path[-1], longer
         if nodes:
             yield list(nodes)
 
+    # ------------------------------------------------------------ pictures
+    @cached_property
+    def _pictures(self) -> dict[int, set[int]]:
+        """Keys of the pictures that nodes show, if their number is bounded."""
+        out: dict[int, set[int]] = {}
+        if self.images is None:
+            return out
+        rows = self.packed.token >= media.FIRST
+        shown = torch.stack([self.packed.node_of_token[rows], (self.packed.token[rows] - media.FIRST) // media.ROWS])
+        for node, key in torch.unique(shown, dim=1).T.tolist():
+            out.setdefault(node, set()).add(key)
+        return out
+
+    def _shown(self, nodes: Iterable[int]) -> frozenset[int]:
+        """Keys of the pictures that these nodes show, if their number is bounded."""
+        return frozenset().union(*(self._pictures.get(node, ()) for node in nodes))
+
+    def _shown_in(self, row: Row) -> frozenset[int]:
+        nodes = self.packed.node_of_token[row.tokens] if self._pictures else row.tokens[:0]
+        return self._shown(torch.unique_consecutive(nodes).tolist())
+
+    def _too_many(self, held: frozenset[int], more: frozenset[int]) -> bool:
+        """Whether further pictures would be too many."""
+        return self.images is not None and not more <= held and len(held | more) > self.images
+
     # ------------------------------------------------------------ micro-batches
     def microbatches(
         self, entries: Tensor, *, cuts: Sequence[Tensor] | None = None, at_least: int = 1
     ) -> list[MicroBatch]:
-        """Micro-batches for all these action tokens, at most `limit` tokens each (a longer row is alone).
+        """Micro-batches for all these action tokens, at most `limit` tokens each (a longer row is alone) and `images`
+        pictures.
 
         at_least: cut so that there are this many if there is enough (one for each process). cuts: instead, one
         micro-batch for each of these sets of action tokens, of any size.
@@ -230,19 +263,22 @@ class Packing:
         return [self._batch(rows) for rows in self._together(self.rows(entries), at_least)]
 
     def _together(self, rows: list[Row], at_least: int = 1) -> list[list[Row]]:
-        """Rows of similar length, of at most `limit` tokens together, padding included where there is any."""
+        """Rows of similar length, of at most `limit` tokens together, padding included where there is any, that show at
+        most `images` pictures."""
         rows = sorted(rows, key=lambda row: -row.tokens.numel())
         limit = self.limit
         if at_least > 1:
             limit = min(limit, -(-sum(row.tokens.numel() for row in rows) // at_least))
         batches: list[list[Row]] = []
-        held = 0
+        held, shown = 0, frozenset[int]()
         for row in rows:
-            size = row.tokens.numel()
-            if not batches or held + (batches[-1][0].tokens.numel() if self.padded else size) > limit:
+            size, own = row.tokens.numel(), self._shown_in(row)
+            longer = held + (batches[-1][0].tokens.numel() if self.padded and batches else size)
+            if not batches or longer > limit or self._too_many(shown, own):
                 batches.append([])
-                held = 0
+                held, shown = 0, frozenset()
             batches[-1].append(row)
+            shown |= own
             held += batches[-1][0].tokens.numel() if self.padded else size
         return batches
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gxpo import runtime
+from gxpo.decoder.architecture import backbone_of
 from gxpo.decoder.vision import vision_of
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
@@ -25,9 +26,10 @@ from gxpo.learners.torch import TorchLearner
 class ShardedLearner(TorchLearner):
     """`TorchLearner` on FSDP2 (`torch.distributed.fsdp.fully_shard`): the gradient is that of one process.
 
-    Each layer of the model is gathered for its forward and backward pass and then dropped, everything else (embedding,
-    norm, head) for the pass of a micro-batch. Gradients are summed over processes, never averaged, and all processes
-    make equally many passes: one that has no micro-batch left makes a pass for nothing.
+    Each layer of the model, and of its vision tower, is gathered for its forward and backward pass and then dropped,
+    everything else (embedding, norm, head, projector) for the pass of a micro-batch. Gradients are summed over
+    processes, never averaged, and all processes make equally many passes: one that has no micro-batch left makes a pass
+    for nothing, and one that has no picture left while others have runs the tower on a blank one.
 
     Parameters below 32 bits are kept, moved and summed in float32 shards, and gathered in their own dtype: 16 bytes a
     parameter divided by the number of processes, where `TorchLearner` holds 18 in each. Samplers in this process read a
@@ -47,11 +49,6 @@ class ShardedLearner(TorchLearner):
                 f"learner.states={settings['states']} is not for cluster.backend=fsdp, which shards float32 states: "
                 "leave it out"
             )
-        if vision_of(model) is not None:
-            raise ConfigError(
-                f"cluster.backend=fsdp can't train {type(model).__name__}, which reads pictures: a process whose rows "
-                "show none would have no gradient of the tower to sum; use cluster.backend=local"
-            )
         self._sampled, self._stale = sampled, False
         self._copy: SamplingCopy | None = None
         super().__init__(model, **settings)
@@ -69,6 +66,8 @@ class ShardedLearner(TorchLearner):
             _shard(readout, self.device, trained=readout is self._readout and self.lora is None)
             if readout.decoder is not None:
                 readout.decoder.within = within
+            if (vision := vision_of(readout.causal)) is not None:
+                vision.runs = runtime.highest
         if self._adapters is not None:  # its parameters are others now
             self._adapters = Adapters(self.model, self.policies)
 
@@ -237,7 +236,18 @@ def _shard(readout: Readout, device: torch.device, *, trained: bool) -> None:
 
 
 def layers_of(causal: Any) -> list[nn.Module]:
-    """Layers of a transformers model; none where they can't be told."""
-    depth = causal.config.get_text_config().num_hidden_layers
-    stacks = [m for m in causal.modules() if isinstance(m, nn.ModuleList) and len(m) == depth]
-    return list(stacks[0]) if stacks else []
+    """Layers of a transformers model, of one that sees also those of its tower; none where they can't be told."""
+    config, text, vision = causal.config, backbone_of(causal), vision_of(causal)
+    own = _stack(causal if text is None else text, config.get_text_config().num_hidden_layers)
+    if vision is None:
+        return own
+    tower = config.vision_config
+    depth = getattr(tower, "num_hidden_layers", None) or getattr(tower, "depth", 0)
+    return [*own, *_stack(vision.model, depth, beside=text)]
+
+
+def _stack(module: nn.Module, depth: int, *, beside: nn.Module | None = None) -> list[nn.Module]:
+    """The first list of so many modules, outside of `beside`."""
+    other = set() if beside is None else set(beside.modules())
+    stacks = (m for m in module.modules() if isinstance(m, nn.ModuleList) and len(m) == depth and m not in other)
+    return list(next(stacks, ()))

@@ -41,6 +41,7 @@ class TorchLearner(InProcess):
     lr, optimiser, betas, eps, weight_decay, max_grad_norm, schedule, warmup_steps, total_steps   see `Optimiser` and
               `Schedule`
     tokens_per_microbatch  padded tokens that go through the model together
+    images_per_microbatch  distinct pictures that go through its vision tower with them at most; None: any number
     dtype     of the parameters ("float32", "bfloat16", "float64"); None leaves them; optimiser states are float32
     lora      train low-rank adapters only
     policies  name -> "trained" | "frozen". Several are one model with an adapter for each trained one (needs `lora`),
@@ -76,6 +77,7 @@ class TorchLearner(InProcess):
         warmup_steps: int = 0,
         total_steps: int | None = None,
         tokens_per_microbatch: int = 8192,
+        images_per_microbatch: int | None = None,
         device: str | torch.device = "cpu",
         dtype: str | torch.dtype | None = None,
         lora: LoraSettings | None = None,
@@ -99,8 +101,10 @@ class TorchLearner(InProcess):
             "max_grad_norm": max_grad_norm,
             "states": states,
         }
-        if tokens_per_microbatch < 1:
-            raise ModelError(f"learner.tokens_per_microbatch is {tokens_per_microbatch}; it must be at least 1")
+        for name, size in (("tokens", tokens_per_microbatch), ("images", images_per_microbatch)):
+            if size is not None and size < 1:
+                raise ModelError(f"learner.{name}_per_microbatch is {size}; it must be at least 1")
+        self.images_per_microbatch = images_per_microbatch
         self.device, self.lora = torch.device(device), lora
         self.tokens_per_microbatch, self.logits_at_once = tokens_per_microbatch, logits_at_once
         self.model = _prepared(model, self.device, dtype)
@@ -188,6 +192,7 @@ class TorchLearner(InProcess):
             copy.deepcopy(self._readout.causal),
             lr=lr,
             tokens_per_microbatch=self.tokens_per_microbatch,
+            images_per_microbatch=self.images_per_microbatch,
             device=self.device,
             layout=self.layout,
             attention=self.attention,
@@ -324,10 +329,11 @@ class TorchLearner(InProcess):
         return found.to(torch.promote_types(found.dtype, torch.float32))
 
     def _short_memory(self, doing: str) -> AbstractContextManager[None]:
-        size = self.tokens_per_microbatch
+        size, sees = self.tokens_per_microbatch, vision_of(self._readout.causal) is not None
+        pictures = f", learner.images_per_microbatch (now {self.images_per_microbatch or 'any'})" if sees else ""
         return memory_is_short(
             doing,
-            f"learner.tokens_per_microbatch (now {size}) or sampling.max_new_tokens, or train adapters only "
+            f"learner.tokens_per_microbatch (now {size}){pictures} or sampling.max_new_tokens, or train adapters only "
             "(learner.lora_rank)",
         )
 
@@ -417,7 +423,8 @@ class TorchLearner(InProcess):
     def _packing(self, forest: Forest) -> Packing:
         padded, limit, triples = self._readout.decoder is None, self.tokens_per_microbatch, self._readout.triples
         position = None if triples is None else triples.positions_in(forest)
-        packing = Packing(forest, layout=self.layout, limit=limit, padded=padded, position=position)
+        images = self.images_per_microbatch
+        packing = Packing(forest, layout=self.layout, limit=limit, padded=padded, position=position, images=images)
         highest, deepest = forest.token.max() if forest.n_tokens else -1, packing.packed.position
         if forest.media or highest >= media.FIRST:
             highest = self._highest_of_text(forest)

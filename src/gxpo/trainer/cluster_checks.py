@@ -64,6 +64,9 @@ def _common(s: RunSettings) -> dict[str, str]:
         ("cuts rows into micro-batches by a number", "set learner.tokens_per_microbatch=8192"): (
             s.learner.tokens_per_microbatch == "auto"
         ),
+        ("shows no pictures", "leave out learner.freeze_vision_tower and images_per_microbatch"): (
+            s.learner.freeze_vision_tower or s.learner.images_per_microbatch is not None
+        ),
         ("reads log-probs over the whole vocabulary", "set sampling.top_k=0 and sampling.top_p=1"): (
             s.sampling.top_k > 0 or s.sampling.top_p < 1
         ),

@@ -111,14 +111,14 @@ def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
     loaded = models.load(s.model, task=s.task, device=device, dtype=s.learner.dtype, progress=warming, notify=notify)
     if s.task and (unread := models.unread_style(s.model, s.task, s.tasks.options)):
         notify(unread)
-    if s.learner.freeze_vision_tower:
-        _freeze_tower(s, loaded.model)
+    _check_tower(s, loaded.model)
     talk = _chat(s, loaded.tokenizer, loaded.model)
     sharded: dict[str, Any] = {"sampled": s.sampling.engine != "openai"} if s.cluster.backend == "fsdp" else {}
     learner = (ShardedLearner if sharded else TorchLearner)(
         loaded.model,
         **sharded,
         **_learning(resolved, device),
+        images_per_microbatch=s.learner.images_per_microbatch,
         layout="packed" if s.learner.layout == "auto" else "flat",
         lora=lora_settings(s),
         value_heads=method.value_heads,
@@ -134,12 +134,16 @@ def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
     return Policy(loaded.tokenizer, learner, engine, talk, device)
 
 
-def _freeze_tower(s: RunSettings, model: Any) -> None:
-    if (vision := vision_of(model)) is None:
-        raise ConfigError(f"learner.freeze_vision_tower: {s.model} has no tower: leave it out")
-    if s.learner.lora_rank > 0:
+def _check_tower(s: RunSettings, model: Any) -> None:
+    """Freeze the vision tower if that is asked for; `ConfigError` for settings of one where there is none."""
+    vision, freeze = vision_of(model), s.learner.freeze_vision_tower
+    for name, asked in (("freeze_vision_tower", freeze), ("images_per_microbatch", s.learner.images_per_microbatch)):
+        if asked and vision is None:
+            raise ConfigError(f"learner.{name}: {s.model} has no tower: leave it out")
+    if freeze and s.learner.lora_rank > 0:
         raise ConfigError("learner.freeze_vision_tower: adapters train what learner.lora_targets names: name it there")
-    vision.freeze()
+    if freeze and vision is not None:
+        vision.freeze()
 
 
 def _remote_policy(resolved: Resolved, device: str, notify: Notify) -> Policy:
