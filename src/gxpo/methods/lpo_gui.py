@@ -6,8 +6,8 @@ Choices. One action an answer; the paper's mean over several is left out. Left o
 entropy of the window that was clicked: it pays for clicking where the picture is busy, right or wrong. `frame: unit` or
 `thousand` with `size: info.size` reads answers in shares of the picture. `lpo_gui@paper` has its clip and KL. `task:
 buttons` with `tasks.options: {style: bare, steps: [1], max_turns: 1}` asks for one click and knows its target, the
-middle of a button; on its 64 pixels 50 pay half for the middle of the screen, where a policy then clicks (not with
-`scoring.options.match.most: 16`). Stand-in: toy screens, and no supervised training on real ones before.
+middle of a button; on its 64 pixels 50 pay half for the middle of the screen (`scoring.options.match.most: 16` does
+not). Stand-in: toy screens, and no supervised training on real ones before.
 """
 
 from gxpo.definition import Definition
