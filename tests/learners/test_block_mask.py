@@ -247,3 +247,17 @@ def test_bytes_of_a_row_of_32k():
     assert mask_bytes(mask) == 1_048_576 + 4_096 + 262_144
     # the prompt: 32 x 33 / 2 blocks; each sample: 16 x 32 of the prompt and 16 x 17 / 2 of its own
     assert int(mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum()) == 528 + 14 * (512 + 136)
+
+
+def test_processes_that_share_a_model_choose_masks_by_the_longest_row_of_all(monkeypatch):
+    """A process whose own rows are short would else make no trial forward pass where another one waits in it."""
+    learner = TorchLearner(small_llama(), lr=0.0, kernels="transformers")
+    learner._blocks_from, learner.lockstep = 5000, True
+    monkeypatch.setattr("gxpo.runtime.highest", lambda own: max(own, 6000))
+    monkeypatch.setattr(learner, "_why_not_blocks", lambda: "it was tried")
+    with pytest.warns(UserWarning, match="dense masks: it was tried"):
+        learner.outputs(random_forest(0), ("logprob",))
+    learner._blocks_from, learner.lockstep = 5000, False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        learner.outputs(random_forest(0), ("logprob",))

@@ -406,13 +406,18 @@ class TorchLearner(InProcess):
     def _by_blocks(self, sheet: Sheet) -> bool:
         """Whether these rows go through with block masks. A model that may have them is tried when its first rows are
         long enough."""
-        if self.layout == "flat" or max(sheet.lengths) < self._blocks_from:
+        if self.layout == "flat" or self._blocks_from == math.inf:
+            return False
+        longest = max(sheet.lengths)
+        if self.lockstep:  # processes that share the model go through it alike
+            longest = runtime.highest(longest)
+        if longest < self._blocks_from:
             return False
         if self.attention == "auto" and self._readout.causal.config.get_text_config()._attn_implementation != KERNEL:
             reason = self._why_not_blocks()
             if reason is not None:
                 self._blocks_from = math.inf
-                warnings.warn(f"rows of {max(sheet.lengths)} tokens have dense masks: {reason}", stacklevel=2)
+                warnings.warn(f"rows of {longest} tokens have dense masks: {reason}", stacklevel=2)
         return self._blocks_from < math.inf
 
     def _why_not_blocks(self) -> str | None:
