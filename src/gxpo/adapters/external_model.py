@@ -33,7 +33,8 @@ class ExternalModel(TorchLearner):
         tokens_per_microbatch: int = 8192,
     ) -> None:
         self.model, self.device, self._autocast = model, next(model.parameters()).device, autocast
-        self.tokens_per_microbatch, self.logits_at_once = tokens_per_microbatch, 2**23
+        self.tokens_per_microbatch, self.images_per_microbatch = tokens_per_microbatch, None
+        self.logits_at_once = 2**23
         self.lora, self._adapters, self._reference = None, None, None
         self.layout, self.policies = "flat", {ALONE: "trained"}
         self.attention, self._blocks_from = "dense", math.inf
