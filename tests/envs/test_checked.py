@@ -56,7 +56,7 @@ def test_an_answer_holds_what_its_operation_gives() -> None:
     step = json.loads(to_json(checked(TimeStep("n", "s", 0.5, info={"a": [1]}))))
     right = {
         "step": step, "reset": step | {"reward": None}, "restore": None, "close": None, "snapshot": "s", "content": "c",
-        "expert": None, "answer": "4", "legal": ["a"],
+        "expert": None, "answer": "4", "level": 2, "legal": ["a"],
     }  # fmt: skip
     for operation, value in right.items():
         assert checked_answer(operation, ["ok", value]) == ("ok", value)
@@ -74,6 +74,7 @@ def test_an_answer_holds_what_its_operation_gives() -> None:
         *[("close", ["ok", 1]), ("restore", ["ok", "s"]), ("snapshot", ["ok", None]), ("content", ["ok", 3])],
         *[("legal", ["ok", value]) for value in (None, "go", [1])],
         *[("step", ["raised", None]), ("step", ["nonsense", ["a"]]), ("expert", ["ok", 3])],
+        *[("level", ["ok", value]) for value in (None, "2", 0.5, True)],
     ],
 )
 def test_another_answer_is_none(operation: str, answer: object) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from gxpo import worlds
@@ -76,15 +78,25 @@ def test_what_a_world_says_of_its_instances_is_the_tasks_own():
     assert SeedTasks("world", thirds, **says).unanswered is None and SeedTasks("world", thirds, **silent).unanswered
 
 
-def test_a_level_that_is_no_whole_number_is_refused(tmp_path):
-    file = tmp_path / "bad.py"
+def world_of(folder, level):
+    file = folder / "one.py"
     file.write_text(
         "from gxpo.protocols import TimeStep\n\n\n"
-        "class Bad:\n    instructions, max_turns = '', 2\n\n"
+        "class One:\n    instructions, max_turns = '', 2\n\n"
         "    def reset(self, seed):\n        return TimeStep('x')\n\n"
         "    def step(self, action):\n        return TimeStep('x', done=True, success=True)\n\n"
-        "    def level(self, seed):\n        return 0.5\n"
+        f"    def level(self, seed):\n        return {level}\n"
     )
-    with pytest.raises(GxpoError, match=r"level: the level is 0\.5, not a whole number") as caught:
-        worlds.make(f"{file}:Bad", seed=0, workers=0).source.draw(1, 1)
+    return f"{file}:One"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_level_is_a_whole_number(tmp_path, workers):
+    """From this process, and from one of its own."""
+    with contextlib.closing(worlds.make(world_of(tmp_path, "seed % 3"), seed=0, workers=workers)) as world:
+        assert world.envs.levels([5, 6, 7]) == [2, 0, 1]
+    (other := tmp_path / "other").mkdir()
+    bad = worlds.make(world_of(other, "0.5"), seed=0, workers=workers)
+    with contextlib.closing(bad), pytest.raises(GxpoError, match=r"level.* not a whole number") as caught:
+        bad.source.draw(1, 1)
     assert "\n" not in str(caught.value)

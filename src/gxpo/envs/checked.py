@@ -67,6 +67,12 @@ def checked_texts(what: str, value: object) -> list[str]:
     return [checked_text(f"an entry of {what}", x) for x in value]
 
 
+def checked_whole(what: str, value: object) -> int:
+    if type(value) is not int:
+        raise Nonsense(f"{what} is {_name(value)}, not a whole number")
+    return value
+
+
 def to_json(value: object) -> str:
     """`value` as JSON; numpy arrays and scalars become lists and numbers."""
     try:
@@ -105,7 +111,8 @@ def checked_answer(operation: str, answer: Any) -> tuple[str, Any]:
         raise Nonsense(f"{operation} gives nothing")
     if operation in ("restore", "close") or (operation in ("expert", "answer") and value is None):
         return status, None
-    return status, (checked_texts if operation == "legal" else checked_text)(operation, value)
+    check = {"legal": checked_texts, "level": checked_whole}.get(operation, checked_text)
+    return status, check(operation, value)
 
 
 def checked_about(answer: Any) -> tuple[str, Any]:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gxpo.envs.checked import Nonsense, checked, checked_text, checked_texts, to_json
+from gxpo.envs.checked import Nonsense, checked, checked_text, checked_texts, checked_whole, to_json
 from gxpo.errors import GxpoError
 from gxpo.protocols import Reply, TimeStep
 from gxpo.usercode import Unusable, described, from_file, hint, one_line, unusable
@@ -104,10 +104,7 @@ class Host:
         return None if answer is None else checked_text("the answer", answer)
 
     def _level(self, _: str, seed: int) -> int:
-        level = self._reader.level(seed)
-        if type(level) is not int:
-            raise Nonsense(f"the level is {one_line(repr(level))}, not a whole number")
-        return level
+        return checked_whole("the level", self._reader.level(seed))
 
     def _close(self, episode: str, _: None) -> None:
         env = self.episodes.pop(episode, None)

@@ -329,7 +329,7 @@ class TorchLearner(InProcess):
         return found.to(torch.promote_types(found.dtype, torch.float32))
 
     def _short_memory(self, doing: str) -> AbstractContextManager[None]:
-        size, sees = self.tokens_per_microbatch, vision_of(self._readout.causal) is not None
+        size, sees = self.tokens_per_microbatch, hasattr(self._readout.causal.config, "vision_config")
         pictures = f", learner.images_per_microbatch (now {self.images_per_microbatch or 'any'})" if sees else ""
         return memory_is_short(
             doing,

@@ -22,6 +22,7 @@ from gxpo.forest import Forest
 from gxpo.learners.accumulate import gradient_of
 from gxpo.pipeline import Loss, Method
 from gxpo.protocols import (
+    MISREAD,
     Budget,
     Chat,
     Completion,
@@ -189,7 +190,9 @@ class Session:
         """
         met = torch.tensor([i not in self._scored for i in forest.id], dtype=torch.bool)
         self._scored |= set(forest.id)
-        found = without_misread(self._judged(forest, met & ~forest.scored, texts))
+        found = self._judged(forest, met & ~forest.scored, texts)
+        if MISREAD in found.step_finish:
+            found = without_misread(found)
         if self._seen is not None and bool(met.any()):
             self._seen(found.select(met))
         return found

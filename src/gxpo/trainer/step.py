@@ -295,6 +295,8 @@ def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
     zero_signal = zero_signal_groups(forest, credit)
     lengths = torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories).to(torch.float64)
     own = torch.tensor([origin not in BORROWED for origin in forest.origin], dtype=torch.bool)
+    played = any("end" in info for info in forest.info)
+    cut = forest.truncated & ~at_turn_limit(forest) if played else forest.truncated
     return {
         "reward_mean": _mean(forest.outcome[own]),
         **of_spread(forest, own),
@@ -305,11 +307,11 @@ def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
         "trajectories": forest.n_trajectories,
         "unscored": int((~forest.scored).sum()),
         "length_mean": _mean(lengths[own]),
-        "truncated_rate": _mean((forest.truncated & ~at_turn_limit(forest))[own].to(torch.float64)),
+        "truncated_rate": _mean(cut[own].to(torch.float64)),
         **{f"reward_{name}": _mean(forest.components[own, i]) for i, name in enumerate(forest.component_names)},
         **of_labels(forest),
         **of_answers(forest, own),
-        **(of_episodes(forest) if any("end" in info for info in forest.info) else {}),
+        **(of_episodes(forest) if played else {}),
         **(of_agents(forest) if any("agent" in info for info in forest.info) else {}),
     }
 
