@@ -277,7 +277,7 @@ def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> R
     below = _below_phases(given, composed)
     stated = given.get("phases", below.pop("phases", None))
     if stated is None or not stated.value:
-        return _first(_resolve(given, composed))
+        return _check_sampled(_resolve(given, composed))
     return _in_phases(over(below, given), composed, stated)
 
 
@@ -311,8 +311,9 @@ def _resolve(given: Mapping[str, Stated], composed: Method | None) -> Resolved:
     return Resolved(settings, composed, keys)
 
 
-def _first(one: Resolved) -> Resolved:
-    """A run, or its first phase, as it is. ConfigError where its rollout reads rollouts of a phase before."""
+def _check_sampled(one: Resolved) -> Resolved:
+    """A run without phases, or the first of them, as it is. ConfigError where it trains on the rollouts of a phase
+    before."""
     if getattr(one.method.rollout, "file", None) in OF_PHASES:
         stated = one.keys["rollout.file"]
         raise ConfigError(
@@ -359,7 +360,7 @@ def _in_phases(given: Mapping[str, Stated], composed: Method | None, stated: Sta
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".* is left out: .* has no such key")
                 one = _resolve(over(keys, phase.keys), None if "method" in phase.keys else composed)
-                one = _first(one) if number == 1 else one
+                one = _check_sampled(one) if number == 1 else one
         except ConfigError as error:
             raise ConfigError(f"phase {number}: {error}") from None
         lacking = {k: s for k, s in lacking.items() if k not in one.keys}

@@ -141,18 +141,20 @@ def test_a_prompt_that_is_read_otherwise_costs_its_own_samples_alone(engine, mon
     assert all(c.within(1).finish == MISREAD for c in found[1]) and found[0][0].within(1).finish != MISREAD
 
 
-def test_a_call_all_of_whose_pictures_are_read_otherwise_is_an_error_that_names_the_first(engine, monkeypatch):
+def test_where_no_picture_was_read_right_so_far_a_misread_prompt_is_an_error_that_names_it(engine, monkeypatch):
     vision = vision_of(engine.model)
     text, shown, more = (Request(prompts(vision)[i], streams(str(i))) for i in (2, 0, 3))
+    monkeypatch.setattr(engine, "_has_read", False)
+    place = len(shown.prompt) - 1
     with monkeypatch.context() as patched:
         reading_otherwise(patched, vision, shown.prompt, more.prompt)
-        place = len(shown.prompt) - 1
-        with pytest.raises(
-            ModelError, match=rf"request of task '0' otherwise .* first at place {place} of .*every one"
-        ):
-            engine.sample([text, shown, more], SHORT)
-        assert len(engine.sample([text], SHORT)[0]) == 2
-    assert len(engine.sample([shown], SHORT)[0]) == 2
+        for _ in range(2):  # texts say nothing of pictures
+            with pytest.raises(ModelError, match=rf"request of task '0' .* first at place {place} of .*none right so"):
+                engine.sample([text, shown, more], SHORT)
+            assert len(engine.sample([text], SHORT)[0]) == 2
+    assert [c.finish for c in engine.sample([shown], SHORT)[0]] != [MISREAD] * 2
+    reading_otherwise(monkeypatch, vision, more.prompt)
+    assert [c.finish for c in engine.sample([more], SHORT)[0]] == [MISREAD] * 2  # alone in its call
 
 
 def test_a_placeholder_in_the_text_is_refused(engine):

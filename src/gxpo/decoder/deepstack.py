@@ -21,7 +21,7 @@ class Rows(Protocol):
     placeholder: int
     deep: int
 
-    def looks(self, rows: Tensor) -> bool: ...
+    def needs_rows(self, rows: Tensor) -> bool: ...
     def rows(self, ids: Tensor) -> Tensor: ...
 
 
@@ -30,7 +30,7 @@ def read(vision: Rows, embedding: Any, tokens: Tensor) -> tuple[Tensor, Tensor, 
     added to these [n, H] behind each of the first layers; from one run of the tower for each picture."""
     rows = tokens >= media.FIRST
     out = embedding(tokens.masked_fill(rows, vision.placeholder))
-    if not vision.looks(rows):
+    if not vision.needs_rows(rows):
         return out, rows, []
     first, *later = vision.rows(tokens[rows]).to(out).chunk(1 + vision.deep, -1)
     return out.index_put((rows,), first), rows, later
@@ -44,7 +44,7 @@ def hand_over(inner: Any, text: Any) -> None:
 
 def _shown(module: Any, given: dict[str, Any]) -> bool:
     tokens = given.get("input_ids")
-    return tokens is not None and module.get_input_embeddings().vision.looks(tokens >= media.FIRST)
+    return tokens is not None and module.get_input_embeddings().vision.needs_rows(tokens >= media.FIRST)
 
 
 # hooks find what a model sees with in the module: copies of a model then see with towers of their own

@@ -131,9 +131,9 @@ class Vision:
         return mrope.in_tree(*self._steps(forest.token), forest.first_token, forest.parent, node)
 
     # ------------------------------------------------------------ rows
-    def looks(self, rows: Tensor) -> bool:
-        """Whether a forward pass needs `rows`, which of its tokens are rows of pictures being `rows`: for itself, or
-        because others may run the tower in it."""
+    def needs_rows(self, rows: Tensor) -> bool:
+        """Whether a forward pass has to call `rows`, by which of its tokens are rows [...] bool: for itself, or because
+        other processes may run the tower in it."""
         return self.runs is not None or bool(rows.any())
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class PictureEmbedding(nn.Embedding):
         rows = input >= media.FIRST
         if self.vision.deep and bool(rows.any()):
             raise ModelError("rows of pictures were embedded without their deeper features: please report it")
-        if self.vision.deep or not self.vision.looks(rows):
+        if self.vision.deep or not self.vision.needs_rows(rows):
             return super().forward(input)
         out = super().forward(input.masked_fill(rows, 0))
         return out.index_put((rows,), self.vision.rows(input[rows]).to(out))

@@ -58,8 +58,8 @@ class VllmEngine:
 
     A picture in a prompt is one placeholder and its pixels, which vLLM's processor, made from the learner's files,
     turns into rows. Where vLLM then read other ids than the prompt's, the samples of that request end as "misread", and
-    their rollouts are unscored; where it did so with every picture of a call, that is an error. Placeholders have no
-    probability, as in the learner. The tokens that both sides read at the start show a picture.
+    their rollouts are unscored; it is an error if no prompt with pictures has been read right so far. Placeholders have
+    no probability, as in the learner. The tokens that both sides read at the start show a picture.
 
     A process that ends is replaced once a call, and the requests are sampled by the new one; a second end is an error.
 
@@ -88,6 +88,7 @@ class VllmEngine:
         self._check_pictures()
         self.policy_version = 0
         self.prefilled_tokens = self.reused_tokens = self.misread = 0
+        self._has_read = False  # a prompt with pictures, as the learner does
         self._shared, self._stamp = SharedWeights(), 0
         self._sent: tuple[int, int] | None = None  # version and count of writes of what the process holds
         self._python, self._program, self._notify = interpreter(python), program, notify
@@ -295,9 +296,13 @@ class VllmEngine:
         return {**told, **header}, {**shown, **arrays}
 
     def _misread(self, requests: Sequence[Request], said: Mapping[str, Any], found: Mapping[str, Any]) -> set[int]:
-        """Which requests vLLM read otherwise. `ModelError` where these are all that show pictures, and for a
+        """Which requests vLLM read otherwise. `ModelError` where it has read none with pictures right so far, and for a
         placeholder that was sampled."""
+        if self._vision is None:
+            return set()
+        shown = {i for i, r in enumerate(requests) if r.streams and max(r.prompt) >= media.FIRST}
         wrong = {i: place for i, place in said.get("misread", ()) if requests[i].streams}
+        self._has_read |= bool(shown - wrong.keys())
         if wrong:
             first = next(iter(wrong))
             why = (
@@ -305,12 +310,12 @@ class VllmEngine:
                 f"first at place {wrong[first]} of {len(requests[first].prompt)}: its processor makes other rows of a "
                 "picture"
             )
-            if wrong.keys() == {i for i, r in enumerate(requests) if r.streams and max(r.prompt) >= media.FIRST}:
-                raise ModelError(f"{why}, and of every one in this call. Set sampling.engine=torch")
+            if not self._has_read:
+                raise ModelError(f"{why}, and it has read none right so far. Set sampling.engine=torch")
             if not self.misread:
                 self._notify(f"{why}; such rollouts are unscored, and counted in sampler_misread")
             self.misread += sum(len(requests[i].streams) for i in wrong)
-        if self._vision is not None and set(self._vision.banned) & set(found["tokens"]):
+        if set(self._vision.banned) & set(found["tokens"]):
             raise ModelError(
                 "vLLM sampled a picture's placeholder, which has no probability: set sampling.engine=torch"
             )

@@ -114,6 +114,7 @@ PICTURES = Recipe(
     high=0.9,
     max_new_tokens=8,
 )
+# All actions are the expert's until `errs_from`, when the policy sees; the chance after that is there to be unlearnt.
 SCREEN = replace(PICTURES, options={"style": "bare"}, expert=1.0, errs_from=0, checked_on=300)
 
 WARMUPS: dict[str, Recipe] = {
