@@ -1,4 +1,4 @@
-"""Generated tasks about a picture: all that is drawn and asked follows a number, and another one's picture is shown."""
+"""Generated tasks about a picture, made from a number; `shuffled`, the control, shows the picture of another task."""
 
 from __future__ import annotations
 
