@@ -237,6 +237,72 @@ def test_a_part_of_the_caller_s_own_leaves_a_method_s_parameters_behind():
         gxpo.method("grpo", {"credit": "set_relative", "credit.scale": "none"})
 
 
+def test_an_unknown_key_is_refused_whatever_its_value():
+    """A method's name, an empty mapping, null: the value of a misspelt key never hides it."""
+    near = {
+        "objectiv": "objective",
+        "weights": "weight",
+        "advantag": "advantage",
+        "credit.scal": "credit.scale",
+        "objective.kll": "objective.kl",
+        "objective.surrogat": "objective.surrogate",
+        "rollout.group_sze": "rollout.group_size",
+        "tasks.samplr": "tasks.sampler",
+        "tasks.per_stp": "tasks.per_step",
+        "Credit": "credit",
+        "credit ": "credit",
+    }
+    wrong = []
+    for key, meant in near.items():
+        head, _, rest = key.partition(".")
+        for value in ("gspo", "tis", "grpo", "rloo", "gigpo", {}, None, "none", 1.0, []):
+            for given in ({key: value}, {head: {rest: value}}) if rest else ({key: value},):
+                try:
+                    gxpo.method("rloo", given)
+                    wrong.append(f"{given} is accepted")
+                except ConfigError as error:
+                    if f"unknown key {key!r}; did you mean {meant!r}?" not in str(error):
+                        wrong.append(f"{given}: {error}")
+    assert wrong == []
+    with pytest.raises(ConfigError, match=r"unknown key 'xyz'$"):
+        gxpo.method("rloo", {"xyz": "grpo"})
+    with pytest.raises(ConfigError, match=r"unknown key 'xyz\.a'$"):
+        gxpo.method("rloo", {"xyz": {"a": {}}})
+    with pytest.raises(ConfigError, match="unknown key 'objectiv'"):
+        gxpo.method(gxpo.method("rloo"), {"objectiv": "gspo"})
+    for given in ({"reward.shap.x": "dapo"}, {"reward": {"shap": {"x": "dapo"}}}, {"reward": {"shap": "dapo"}}):
+        with (
+            pytest.warns(FutureWarning, match="scoring"),
+            pytest.raises(ConfigError, match=r"unknown key 'reward\.shap.*; did you mean 'reward\.shape'"),
+        ):
+            gxpo.method("rloo", given)
+    with pytest.raises(ConfigError, match="key 3 is a int: keys are texts"):
+        gxpo.method("rloo", {3: "grpo"})
+    with pytest.raises(ConfigError, match=r"method is an argument of gxpo\.method"):
+        gxpo.method("rloo", {"method": "gspo"})
+
+
+def test_a_part_that_neither_method_has_is_refused():
+    with pytest.raises(ConfigError, match=r"neither rloo nor tis has this key; did you mean 'weight\.mismatch'"):
+        gxpo.method("rloo", {"weight.mismatc": "tis"})
+    with pytest.raises(ConfigError, match=r"signal\.x=grpo: grpo does not have this key$"):
+        gxpo.method("grpo", {"signal.x": "grpo"})
+
+
+def test_a_stage_key_may_name_a_method_that_has_nothing_there():
+    """As in GRPO: the base's part, and none of those that are added by name."""
+    plain = gxpo.method("rloo").keys
+    for key in ("objective", "objective.surrogate", "objective.kl", "rollout", "update", "segment", "tasks.sampler",
+                "weight", "signal", "reward.shape", "credit.add", "objective.kl.coef"):  # fmt: skip
+        same = {k: s.value for k, s in gxpo.method("rloo", {key: "grpo"}).keys.items()}
+        assert same == {k: s.value for k, s in plain.items()}, key
+    assert gxpo.method("rloo", {"credit.scale": "grpo"}).credit.scale == "std"
+    assert "weight.mismatch" not in gxpo.method("rloo+tis", {"weight.mismatch": "rloo"}).weights
+    assert list(gxpo.method("rloo", {"weight": "tis"}).weights) == ["mismatch"]
+    assert list(gxpo.method("rloo", {"weight.token_weight": {}}).weights) == ["token_weight"]
+    assert gxpo.method("rloo", {"logging.name": "grpo"}).run_keys["logging.name"].value == "grpo"
+
+
 def test_credit_of_a_wrong_shape_or_not_finite_is_said():
     with pytest.raises(GxpoError, match=r"gave shape \(5,\)"):
         gxpo.method("grpo", {"credit": lambda f, s, t: f.outcome}).advantages(forest((1.0, 0, 1, 1, 0)))

@@ -34,6 +34,18 @@ def test_nested_and_dotted_keys_mean_the_same(tmp_path):
     assert a.settings == b.settings and a.method.credit == b.method.credit
 
 
+def test_empty_sections_state_nothing(tmp_path):
+    empty = "trainer: {}\nobjective: {kl: {}}\nweight: {}\nreward: {}\ncredit: {}\ntasks: {options: {}}\n"
+    plain = config.load(write(tmp_path, "method: dr_grpo\n"))
+    for text, sets in ((empty, []), ("", ["trainer={}", "credit={}"]), (f"{empty}phases: [{{weight: {{}}}}]\n", [])):
+        found = config.load(write(tmp_path, f"method: dr_grpo\n{text}"), sets)
+        assert found.settings.model_copy(update={"phases": []}) == plain.settings
+        assert {k: s.value for k, s in found.method.keys.items()} == {k: s.value for k, s in plain.method.keys.items()}
+    below = "credit: {part: gae, lam: 0.5}\ntrainer.steps: 3\n"
+    found = config.load(write(tmp_path, below), ["credit={}", "trainer={}"])
+    assert found.method.credit.lam == 0.5 and found.settings.trainer.steps == 3
+
+
 def test_order_and_origins(tmp_path):
     path = write(tmp_path, "method: dr_grpo\noptim:\n  lr: 0.1\nobjective:\n  clip_low: 0.1\n")
     resolved = config.load(path, ["optim.lr=0.2", "objective.horizon=7.0"])
@@ -104,6 +116,21 @@ def test_the_resolved_file_resolves_to_the_same_run(tmp_path):
             r"--set: scoring.weights.format: reward is math, which has no entries .*:1",
         ),
         ("", ["tasks.optoins.digits=3"], r"unknown key 'tasks.optoins.digits'"),
+        ("seed: 0\nobjectiv: gspo\n", [], r"run.yaml:2: unknown key 'objectiv'; did you mean 'objective'"),
+        ("seed: 0\nobjectiv: {}\n", [], r"run.yaml:2: unknown key 'objectiv'; did you mean 'objective'"),
+        ("trainr: {}\n", [], r"run.yaml:1: unknown key 'trainr'; did you mean 'trainer"),
+        ("credit: {scal: dr_grpo}\n", [], r"unknown key 'credit.scal'; did you mean 'credit.scale'\? .*:1"),
+        ("weight.mismatc: tis\n", [], r"neither grpo nor tis has this key; did you mean 'weight.mismatch'\? .*:1"),
+        ("", ["weights=tis"], r"--set: unknown key 'weights'; did you mean 'weight'"),
+        ("", ["credit={scal: dr_grpo}"], r"unknown key 'credit.scal'; did you mean 'credit.scale'\? \(--set\)"),
+        (
+            "phases: [{method: grpo, objectiv: gspo}]\n",
+            [],
+            r"phase 1: phases\[1\]: unknown key 'objectiv'; .*'objective'",
+        ),
+        ("phases: [{method: grpo, credit.scal: gspo}]\n", [], r"phase 1: unknown key 'credit.scal'; .*'credit.scale'"),
+        ("phases: [{method: grpo, untill: x}]\n", [], r"unknown key 'untill'; did you mean 'until'"),
+        ("phases: [{method: dpo}]\ncredit.scal: gspo\n", [], r":2: unknown key 'credit.scal' in every phase"),
     ],
 )
 def test_bad_files_are_one_line_errors(tmp_path, text, sets, message):

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from gxpo import former
-from gxpo.definition import Definition, Stated, check_allowed, check_refusals, merge, show, unknown_key
+from gxpo.definition import Definition, Stated, check_allowed, check_refusals, is_section, merge, show, unknown_key
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.imports import collections_paused
-from gxpo.options import PROTOCOL, Keys, Unexecuted, dotted, resolve_part
+from gxpo.options import PROTOCOL, SECTIONS, Keys, Unexecuted, dotted, resolve_part
 from gxpo.pipeline import Method
 from gxpo.signals import BUILT_IN
 
@@ -108,7 +108,7 @@ def _build(
     check_allowed(rollout, run_keys)
     labels = [label for label, _, _ in definitions]
     for key in keys.leftover():
-        if key in run_keys or _replaced(key, keys, stated, labels):
+        if key in run_keys or _replaced(key, keys, stated, labels) or _is_empty_section(stated[key], key):
             continue
         if not stated[key].optional:
             _refuse_key(key, keys, stated, labels)
@@ -151,7 +151,7 @@ def _run_keys(keys: Keys) -> dict[str, Stated]:
         return {}
     from gxpo.settings import RUN_KEYS  # pydantic's models take a while
 
-    return {k: keys.stated[k] for k in left if k in RUN_KEYS}
+    return {k: keys.given[k] for k in left if k in RUN_KEYS}
 
 
 def _credit(keys: Keys, default: Any) -> Any:
@@ -305,8 +305,25 @@ def _replaced(key: str, keys: Keys, stated: Mapping[str, Stated], names: list[st
     return stated[key].origin in names and part.origin not in ("default", *names) and "(as in " not in part.origin
 
 
+def _is_empty_section(stated: Stated, key: str) -> bool:
+    """True of `{}` for a section of the run's settings."""
+    if not stated.is_silent or stated.by_method:
+        return False
+    from gxpo.settings import RUN_KEYS
+
+    return is_section(key, RUN_KEYS)
+
+
 def _refuse_key(key: str, keys: Keys, stated: Mapping[str, Stated], names: list[str]) -> None:
     origin, stage = stated[key].origin, _stage(key, keys.resolved)
+    if stated[key].by_method and former.folder_of(key) is not None:
+        from gxpo.methods import METHODS
+
+        other = METHODS[stated[key].value]
+        hint = did_you_mean(key, [k for k in (*keys.given, *other.keys) if k != key and former.folder_of(k)])
+        searched = list(dict.fromkeys([*names, other.name]))
+        has = f"neither {' nor '.join(searched)} has" if searched[1:] else f"{other.name} does not have"
+        raise _at_origin(f"{key}={other.name}: {has} this key{hint}", origin)
     if origin in names and stage in keys.resolved:
         owner = keys.resolved[stage]
         raise ConfigError(
@@ -315,5 +332,11 @@ def _refuse_key(key: str, keys: Keys, stated: Mapping[str, Stated], names: list[
         )
     from gxpo.settings import RUN_KEYS
 
-    error = unknown_key(key, [*keys.valid, *RUN_KEYS])
-    raise ConfigError(f"{error} ({origin})" if origin != "override" else str(error))
+    if key in ("method", "compat"):
+        raise _at_origin(f"{key} is an argument of gxpo.method, not one of its keys", origin)
+    written = key.replace("scoring.weights.", "reward.")  # an entry of a mapping that is stated as a whole here
+    raise _at_origin(str(unknown_key(written, [*keys.valid, *SECTIONS, "advantage", *RUN_KEYS])), origin)
+
+
+def _at_origin(message: str, origin: str) -> ConfigError:
+    return ConfigError(message if origin == "override" else f"{message} ({origin})")

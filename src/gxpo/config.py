@@ -20,10 +20,10 @@ from ruamel.yaml.error import YAMLError
 
 from gxpo import former, yamltext
 from gxpo.compose import method
-from gxpo.definition import JOINED, Stated, check_allowed, finite, joined, show, stage_of
+from gxpo.definition import JOINED, Stated, check_allowed, finite, is_section, joined, show, stage_of
 from gxpo.errors import ConfigError, did_you_mean
-from gxpo.options import dotted, is_mapping, leaves
-from gxpo.phases import Phase, expand, may_change
+from gxpo.options import SECTIONS, dotted, is_mapping, leaves
+from gxpo.phases import RULES, Phase, expand, may_change
 from gxpo.pipeline import Method
 from gxpo.rollouts.logged import OF_PHASES
 from gxpo.schedule import is_schedule
@@ -240,6 +240,8 @@ def _state(key: str, stated: Stated, out: dict[str, Stated]) -> None:
         if not dropped:  # there may be something below
             out[key] = stated
         return
+    if stated.is_silent and not is_mapping(key) and (key in out or is_section(key, out)):
+        return
     whole, names = _entry(key)
     other = _INSTEAD.get(whole, "")
     if other in out and out[other].value is not None and stated.value is not None:
@@ -289,13 +291,12 @@ def _resolve(given: Mapping[str, Stated], composed: Method | None) -> Resolved:
     own = {k: s for k, s in given.items() if k in RUN_KEYS}
     staged = {k: s for k, s in given.items() if _is_staged(k)}
     for key, stated in given.items():
-        if key not in own and key not in staged and key not in _OTHER:
+        if key not in own and key not in staged and not _is_known(key, stated):
             if key.startswith(DROP):
-                raise ConfigError(
-                    f"{_at(stated)}{key}: {key.removeprefix(DROP)} is not stated: there is nothing to drop"
-                )
-            hint = near_key(key)
-            raise ConfigError(f"{_at(stated)}unknown key {key!r}{hint}")
+                name = key.removeprefix(DROP)
+                raise ConfigError(f"{_at(stated)}{key}: {name} is not stated: there is nothing to drop")
+            rules = RULES if stated.origin.startswith("phases[") else ()
+            raise ConfigError(f"{_at(stated)}unknown key {key!r}{near_key(key, rules)}")
     if composed is None:
         composed = method(spec.value, staged, compat=compat.value)
     elif staged or compat.value is not None:
@@ -321,6 +322,11 @@ def _check_sampled(one: Resolved) -> Resolved:
             "state phases, of which the first samples, or name a .jsonl file or a folder of them"
         )
     return one
+
+
+def _is_known(key: str, stated: Stated) -> bool:
+    """True if a key that states neither a setting nor a part is known: an empty section, a word for the whole run."""
+    return key in _OTHER or (stated.is_silent and is_section(key, RUN_KEYS))
 
 
 def _is_staged(key: str) -> bool:
@@ -363,7 +369,7 @@ def _in_phases(given: Mapping[str, Stated], composed: Method | None, stated: Sta
                 one = _check_sampled(one) if number == 1 else one
         except ConfigError as error:
             raise ConfigError(f"phase {number}: {error}") from None
-        lacking = {k: s for k, s in lacking.items() if k not in one.keys}
+        lacking = {k: s for k, s in lacking.items() if k not in (*one.keys, *SECTIONS)}
         found.append(replace(one, phase=phase))
     for key, held in lacking.items():
         known = [k for one in found for k in one.keys]
@@ -390,12 +396,12 @@ def _with_steps(one: Resolved, steps: Stated) -> Resolved:
     return replace(one, settings=settings, keys=one.keys | {"trainer.steps": steps})
 
 
-def near_key(key: str) -> str:
-    """`"; did you mean 'optim.lr'?"` for an unknown key: what it is called here, else the closest name, else `""`."""
+def near_key(key: str, further: Sequence[str] = ()) -> str:
+    """`"; did you mean 'optim.lr'?"`: what an unknown key is called here, else the closest key or `further` name."""
     word = key.rpartition(".")[2].lower().replace("-", "_")
     if word in ELSEWHERE:
         return f"; did you mean {ELSEWHERE[word]!r}?"
-    return did_you_mean(key, [*RUN_KEYS, *_OTHER])
+    return did_you_mean(key, [*RUN_KEYS, *_OTHER, *SECTIONS, *method("grpo").keys, *further])
 
 
 def _configurations(path: Path) -> str:

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,12 +100,19 @@ class Definition:
 class Stated:
     """A value and where it came from: a method's name, `NAME@system`, a file and line, `--set`...
 
-    optional  left out, with a warning, where no part of the composition has such a key
+    optional   left out, with a warning, where no part of the composition has such a key
+    by_method  the value is the name of a method that states nothing of the key, as does none of the composition
     """
 
     value: Any
     origin: str
     optional: bool = False
+    by_method: bool = False
+
+    @property
+    def is_silent(self) -> bool:
+        """True of an empty mapping (`credit: {}`), and of a method that says nothing of the key: defaults hold."""
+        return self.by_method or (isinstance(self.value, Mapping) and not self.value)
 
 
 def stage_of(key: str) -> str | None:
@@ -134,6 +141,8 @@ def merge(
 
     definitions  (label, method, keys) from left to right; `keys` are the method's own and those of its `@system`
     overrides    the caller's keys; they decide conflicts. The value of a stage key may be a method's name: as in it.
+
+    An override that takes nothing from that method, and nothing of the composition away, is `Stated.by_method`.
     """
     decided, as_in = {}, {}
     for key, stated in overrides.items():
@@ -162,6 +171,8 @@ def merge(
         source = known[stated.value]
         taken = {k: v for k, v in source.keys.items() if _governs(key, k, source.keys)}
         merged |= {k: Stated(v, f"{stated.origin} (as in {source.name})") for k, v in taken.items()}
+        if not taken and not any(_governs(key, k, keys) for _, _, keys in definitions for k in keys):
+            merged[key] = dataclasses.replace(stated, by_method=True)
     return merged | decided
 
 
@@ -235,6 +246,11 @@ def _shown(kind: type) -> str:
             return f"{inspect.getsourcefile(kind)}:{kind.__name__}"
     stage_and_name = vars(kind).get("__part__")  # of `gxpo.registry.part`
     return snake(kind.__name__) if stage_and_name is None else stage_and_name[1]
+
+
+def is_section(key: str, keys: Iterable[str]) -> bool:
+    """True if some of the keys lie below this one."""
+    return any(k.startswith(f"{key}.") for k in keys)
 
 
 def unknown_key(key: str, valid: Sequence[str]) -> ConfigError:

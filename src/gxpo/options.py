@@ -10,7 +10,7 @@ from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from gxpo import former, functions, ranges, registry
-from gxpo.definition import Stated, finite, kind_of, show
+from gxpo.definition import Stated, finite, is_section, kind_of, show, stage_of
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.functions import Formula
 from gxpo.schedule import Schedule, Scheduled, is_schedule, read
@@ -21,6 +21,8 @@ def dotted(given: Mapping[str, Any]) -> dict[str, Stated]:
     """Keys from Python, `Stated` or plain values, nested or dotted, as dotted ones. ConfigError where two are one."""
     out: dict[str, Stated] = {}
     for key, value in given.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"key {key!r} is a {type(key).__name__}: keys are texts, as 'credit.scale'")
         held = value if isinstance(value, Stated) else Stated(value, "override")
         for leaf, stated in leaves(key, held.value, held.origin):
             if leaf in out:
@@ -33,15 +35,18 @@ def leaves(key: str, value: Any, origin: str, source: str | None = None) -> Iter
     """The dotted keys that a value stands for: `{"kl": {"coef": 0.1}}` under "objective" states "objective.kl.coef".
 
     `part` names the part of a key that takes one: `{"part": "gae", "lam": 1.0}` under "credit" states "credit" and
-    "credit.lam". Settings that are mappings themselves (`is_mapping`) and schedules of a number stay whole.
+    "credit.lam". Settings that are mappings themselves (`is_mapping`), schedules of a number and empty mappings
+    (`Stated.is_silent`) stay whole.
 
     source  the file, whose lines are told beside it
     """
-    if not isinstance(value, Mapping) or is_mapping(key) or is_schedule(value):
+    empty = isinstance(value, Mapping) and not value and key not in ("", "reward")
+    if not isinstance(value, Mapping) or empty or is_mapping(key) or is_schedule(value):
         yield key, Stated(value, origin)
         return
     lines = getattr(getattr(value, "lc", None), "data", None) or {}
-    rewards = {k: v for k, v in value.items() if k not in ("part", "add", "shape", "step")} if key == "reward" else {}
+    others = [k for k in value if k not in ("part", "add", "shape", "step")] if key == "reward" else []
+    rewards = {k: value[k] for k in others if not isinstance(value[k], (str, Mapping))}
     if rewards:  # the weights of rewards, by their former key
         yield key, Stated(rewards, origin)
     for name, inner in value.items():
@@ -89,11 +94,32 @@ class Unexecuted:
         raise ConfigError(f"update={self.path} is not run here, so how many optimiser steps it takes is not known")
 
 
-class Keys:
-    """Stated keys being consumed; every resolved value is noted with its origin."""
+SECTIONS = (  # keys that take a method's name and are no part's
+    "weight",
+    "signal",
+    "credit.add",
+    "reward",
+    "reward.add",
+    "reward.shape",
+    "reward.step",
+    "objective.add",
+    "objective.entropy",
+    "objective.kl",
+)
 
-    def __init__(self, stated: Mapping[str, Stated]) -> None:
-        self.stated, self.used, self.resolved, self.valid = stated, set[str](), dict[str, Stated](), list[str]()
+
+class Keys:
+    """Stated keys being consumed; every resolved value is noted with its origin.
+
+    stated  keys with a value
+    silent  keys that only have to exist: `Stated.is_silent`
+    """
+
+    def __init__(self, given: Mapping[str, Stated]) -> None:
+        self.given = given
+        self.stated = {k: s for k, s in given.items() if not s.is_silent or is_mapping(k)}
+        self.silent = {k: s for k, s in given.items() if k not in self.stated}
+        self.used, self.resolved, self.valid = set[str](), dict[str, Stated](), list[str]()
         self.schedules: dict[str, Schedule] = {}  # of numbers of the parts that are being made, by key
         self.scheduled: list[Scheduled] = []
 
@@ -105,10 +131,12 @@ class Keys:
         return found.value
 
     def names(self, prefix: str) -> list[str]:
-        """NAME of every stated `prefix.NAME`, in order; optional options of a part that is not stated make none."""
+        """NAME of every stated `prefix.NAME`, in order; optional options of a part that is not stated make none, and
+        neither does a method that has no such part."""
         words = len(prefix.split("."))
-        below = {k: k.split(".")[words] for k in self.stated if k.startswith(f"{prefix}.")}
-        return list(dict.fromkeys(n for k, n in below.items() if k == f"{prefix}.{n}" or not self.stated[k].optional))
+        stated = [k for k, s in self.given.items() if k.startswith(f"{prefix}.") and not s.by_method]
+        below = {k: k.split(".")[words] for k in stated}
+        return list(dict.fromkeys(n for k, n in below.items() if k == f"{prefix}.{n}" or not self.given[k].optional))
 
     def part(
         self,
@@ -200,12 +228,26 @@ class Keys:
         value = self.take(key, default)
         if value is dataclasses.MISSING:
             raise ConfigError(f"{key} has no default: set it")
+        if key in self.silent:
+            return self.silent_field(key, default, hint, rule)
         if key not in self.stated:
             return value
         stated = self.stated[key]
         if is_schedule(value):
             return self.largest(key, stated, hint, rule)
         return self.checked(key, stated, hint, rule, unbounded or default in (math.inf, -math.inf))
+
+    def silent_field(self, key: str, default: Any, hint: Any, rule: ranges.Rule | None) -> Any:
+        """The default where a method is named that does not state the field, unless the field takes that text."""
+        stated = self.silent[key]
+        try:
+            value = self.checked(key, stated, hint, rule)
+        except ConfigError:
+            if not stated.by_method:
+                raise
+            return default
+        self.resolved[key] = stated
+        return value
 
     def checked(self, key: str, stated: Stated, hint: Any, rule: ranges.Rule | None, unbounded: bool = False) -> Any:
         """The stated value, of the type of the hint and as the rule has it."""
@@ -249,7 +291,13 @@ class Keys:
         return part
 
     def leftover(self) -> list[str]:
-        return [k for k in self.stated if k not in self.used]
+        """Keys that no part has taken; a section may be silent."""
+        left = [k for k in self.given if k not in self.used]
+        return [k for k in left if k not in self.silent or not self.is_section(k)]
+
+    def is_section(self, key: str) -> bool:
+        """True of a key that may stand for all keys below it."""
+        return key in SECTIONS or (stage_of(key) is not None and is_section(key, self.valid))
 
 
 def default_of(entry: dataclasses.Field[Any]) -> Any:

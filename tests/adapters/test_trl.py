@@ -373,6 +373,9 @@ def test_compositions_and_overrides_are_those_of_gxpo_method():
     assert made.gxpo_method.terms["policy"].ratio == RATIOS["sequence"]()
     assert made.optimiser_step(PROMPTS)[1].any()
     assert trainer(overrides={"rollout": "independent"}).gxpo_method.name == "grpo@trl"
+    for key, value in (("objectiv", "gspo"), ("weights", "tis"), ("credit.scal", "dr_grpo"), ("objectiv", {})):
+        with pytest.raises(ConfigError, match=f"unknown key '{key}'; did you mean"):
+            trainer("rloo", overrides={key: value})
 
 
 def test_a_reference_pulls_with_the_coefficient_of_the_method(monkeypatch):

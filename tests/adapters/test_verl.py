@@ -178,6 +178,12 @@ def test_every_method_is_registered_or_says_why_not(core, monkeypatch):
         assert not found[~mask.bool()].any(), name
 
 
+def test_a_misspelt_override_is_refused_though_its_value_is_a_method(core):
+    for made in (adapter.estimator, adapter.policy_loss, adapter.register):
+        with pytest.raises(ConfigError, match="unknown key 'objectiv'; did you mean 'objective'"):
+            made("rloo", {"objectiv": "gspo"})
+
+
 def test_a_composition_of_ones_own_has_a_name_of_ones_own(core, monkeypatch):
     monkeypatch.setattr(adapter, "_MADE", {})
     assert adapter.register("grpo", {"credit.scale": "none"}, name="centred") == ["advantage", "loss"]

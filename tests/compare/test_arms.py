@@ -2,7 +2,8 @@
 
 import pytest
 
-from gxpo.compare.arms import folder, make_arms, parse_arm
+from gxpo.compare.arms import folder, make_arms, parse_arm, stated
+from gxpo.config import resolve
 from gxpo.errors import ConfigError
 
 SETTING = {"model": "tiny", "task": "arithmetic", "optim.lr": 1e-4}
@@ -41,6 +42,13 @@ def test_a_file_states_what_the_setting_says_or_its_own(tmp_path):
     assert arm.label == "mine"
     assert dict(arm.keys) == {"method": "rloo", "rollout.group_size": 16}
     assert parse_arm(f"big={file}", SETTING).label == "big"
+
+
+def test_a_misspelt_key_of_an_arm_is_refused_though_its_value_is_a_method():
+    for text, key in (("rloo:objectiv=gspo", "objectiv"), ("mine=rloo:credit.scal=dr_grpo", "credit.scal")):
+        arm = parse_arm(text, SETTING)
+        with pytest.raises(ConfigError, match=f"unknown key '{key}'; did you mean"):
+            resolve(stated(arm.keys, "arm"))
 
 
 def test_an_arm_with_another_task_is_refused(tmp_path):
