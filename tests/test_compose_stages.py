@@ -12,6 +12,7 @@ from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.objectives import TermPart
 from gxpo.rewards import RewardPart, own
+from gxpo.rollouts import Rollout
 from gxpo.signals import SignalPart
 
 
@@ -124,6 +125,71 @@ def test_outcomes_are_shaped_before_rewards_are_added(tmp_path):
     row = run.metrics[-1]
     assert row["reward_doubled"] == pytest.approx(2 * row["length_mean"])
     assert row["reward_mean"] == pytest.approx(row["reward_doubled"] + row["reward_overlong"])
+
+
+class Watching:
+    """A task source, or with `of` another object, that notes what it is shown."""
+
+    def __init__(self):
+        self.shown = []
+
+    def draw(self, n, step):
+        return [{"id": f"t{i}", "prompt": f"{i}=", "answer": i} for i in range(n)]
+
+    def held_out(self, n):
+        return [{"id": f"h{i}", "prompt": f"{i}?", "answer": i} for i in range(n)]
+
+    def observe(self, forest):
+        self.shown.append(forest)
+
+
+@dataclass(frozen=True)
+class WatchingRollout(Rollout):
+    group_size: int = 4
+    shown: list = dataclasses.field(default_factory=list, compare=False)
+
+    def grow(self, tasks, session):
+        scored = session.score(super().grow(tasks, session))
+        self.shown.append(scored.outcome)
+        return scored
+
+    def observe(self, forest):
+        self.shown.append(forest)
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        assert state == {}
+
+
+def test_observers_see_the_shaped_outcome_and_the_task_s(tmp_path):
+    """Length l; shaped 2 l, and 10 is added: outcome 2 l + 10 beside the task's own l."""
+    rollout, source = WatchingRollout(), Watching()
+    ten = lambda forest: torch.full((forest.n_trajectories,), 10.0)  # noqa: E731
+    m = gxpo.method("grpo", {"rollout": rollout, "reward.shape.doubled": Doubled, "reward.add.ten": ten})
+    gxpo.train("tiny:cold", source, m, 1, lambda tokens: float(len(tokens)), out=tmp_path / "run",
+               set={"tasks.per_step": 2, "sampling.max_new_tokens": 5, "eval.tasks": 2})  # fmt: skip
+    (first, forest), (same,) = rollout.shown[-2:], source.shown
+    assert forest is same and torch.equal(forest.task_outcome, first)
+    assert forest.task_outcome.tolist() == forest.lengths().tolist()
+    assert forest.outcome.tolist() == [2 * x + 10 for x in forest.lengths().tolist()]
+    part = Forest.concat([forest.select([1]), forest.select([0, 2])])
+    assert part.task_outcome.tolist() == [first[1], first[0], first[2]]
+    assert torch.equal(forest.with_rewards(first + 1).task_outcome, first + 1)  # scored anew
+
+
+def test_step_rewards_of_the_task_stay_known():
+    known = torch.full((FOREST.n_steps,), torch.nan, dtype=torch.float64)
+    known[0] = 0.5
+    plain = FOREST.replace(step_reward=known)
+    shaped = own.apply(plain, {}, {"a": EachStep()}, {})
+    assert shaped.step_reward[0] == 0.5 and shaped.step_reward[1] == 1.0
+    assert shaped.task_step_reward[0] == 0.5 and bool(shaped.task_step_reward[1:].isnan().all())
+    only = own.apply(plain, {"two": lambda forest: 2 * forest.outcome}, {}, {})
+    assert only.task_step_reward is only.step_reward
+    assert [f.task_outcome[:2].tolist() for f in (plain, shaped, only)] == [[1.0, 0.0]] * 3
+    assert only.outcome[:2].tolist() == [2.0, 0.0] and bool(only.task_outcome[2].isnan())
 
 
 def test_the_context_is_one_of_two():

@@ -42,12 +42,13 @@ COLUMNS: dict[str, tuple[str, str | None]] = {  # field -> (its axis, the axis t
     **dict.fromkeys(("kind", "agent", "policy", "policy_version", "turn", "state"), ("N", None)),
     **dict.fromkeys(("token", "behaviour_logprob", "trainable", "segment"), ("T", None)),
     **{"step_trajectory": ("S", "R"), "step_action": ("S", "N"), "step_previous": ("S", "S")},
-    **dict.fromkeys(("step_turn", "step_state", "step_agent", "step_reward"), ("S", None)),
+    **dict.fromkeys(("step_turn", "step_state", "step_agent", "step_reward", "unshaped_step_reward"), ("S", None)),
     **dict.fromkeys(("step_finish", "step_info", "observation_text", "action_text"), ("S", None)),
     **{"path_token": ("P", "T"), "path_step": ("P", "S"), "path_trajectory": ("P", "R")},
     **{"last_action": ("R", "N"), "prompt_node": ("R", "N")},
     **dict.fromkeys(("id", "task", "group", "origin", "sampling", "info"), ("R", None)),
     **dict.fromkeys(("outcome", "components", "success", "compared", "weight", "truncated"), ("R", None)),
+    "unshaped_outcome": ("R", None),
     **dict.fromkeys(("prompt_text", "final_state", "final_observation"), ("R", None)),
 }
 _RIDING = {  # lists that may be left out, and the default of each row
@@ -153,6 +154,9 @@ class Columns:
     step_info: list[dict[str, Any]] = field(default_factory=list)  # [S]
     observation_text: list[str | None] = field(default_factory=list)  # [S]
     action_text: list[str | None] = field(default_factory=list)  # [S]
+    # as the task's rewards gave them, where the method's own have changed them; nan: they have not (see `task_outcome`)
+    unshaped_outcome: Tensor = None  # type: ignore[assignment]  # [R]
+    unshaped_step_reward: Tensor = None  # type: ignore[assignment]  # [S]
     media: dict[int, tuple[str, ...]] = field(default_factory=dict)  # node -> references
     extras: dict[str, Tensor] = field(default_factory=dict)  # leading dimension T
 
@@ -161,6 +165,9 @@ class Columns:
             rows = self.n_trajectories if COLUMNS[name][0] == "R" else self.n_steps
             if not getattr(self, name) and rows:
                 object.__setattr__(self, name, [blank() for _ in range(rows)])
+        for name, rows in (("unshaped_outcome", self.n_trajectories), ("unshaped_step_reward", self.n_steps)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, torch.full((rows,), NAN, dtype=torch.float64))
         for name, (axis, _) in COLUMNS.items():
             self._check(name, len(getattr(self, name)), axis)
         for name, value in self.extras.items():
@@ -211,6 +218,18 @@ class Columns:
     def scored(self) -> Tensor:
         """[R] bool: trajectories with a finite outcome."""
         return self.outcome.isfinite()
+
+    @property
+    def task_outcome(self) -> Tensor:
+        """[R] float64: the outcome without the method's own rewards (`shaped_by`), nan = unscored."""
+        return torch.where(self.unshaped_outcome.isnan(), self.outcome, self.unshaped_outcome)
+
+    @property
+    def task_step_reward(self) -> Tensor:
+        """[S] float64: the step rewards without the method's own, nan = none."""
+        if not any(key.startswith("reward.step.") for key in self.shaped_by):
+            return self.step_reward
+        return self.unshaped_step_reward
 
     @cached_property
     def text_actions(self) -> Tensor:

@@ -242,6 +242,7 @@ class Forest(Columns):
         return self.replace(
             outcome=outcome.to(torch.float64),
             shaped_by=(),
+            unshaped_outcome=None,
             component_names=tuple(named),
             components=torch.stack(columns, 1) if columns else torch.empty(self.n_trajectories, 0, dtype=torch.float64),
             success=self.success if success is None else success.to(torch.float64),

@@ -84,7 +84,13 @@ class TaskSource(Protocol):
     """A source of tasks. `draw` depends on (`n`, `step`, the source's own state) and on nothing else."""
 
     def draw(self, n: int, step: int) -> list[Task]: ...
-    def observe(self, forest: Forest) -> None: ...
+    def observe(self, forest: Forest) -> None:
+        """See the rollouts that a step has trained, after its update, as advantages read them: `forest.outcome` has
+        the method's own rewards in it (`reward.shape`, `reward.add`), `forest.task_outcome` is what the task's rewards
+        gave (of steps: `step_reward`, `task_step_reward`), and `success` is the verdict, which nothing shapes. Parts
+        of a method that have an `observe`, rollouts and task samplers among them, are shown the same."""
+        ...
+
     def held_out(self, n: int) -> list[Task]: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
@@ -382,7 +388,12 @@ class Session(Protocol):
         ...
 
     def score(self, forest: Forest, texts: Sequence[str] | None = None) -> Forest:
-        """Score trajectories. `texts`: text to judge of each (default: all its actions); a known outcome is kept."""
+        """Score trajectories. `texts`: text to judge of each (default: all its actions); a known outcome is kept, and
+        so is the score that a trajectory of that id and those actions got before in this step."""
+        ...
+
+    def recall(self, forest: Forest) -> Forest:
+        """Give attempts, as they were played, the scores that `score` has given to them; nothing is scored."""
         ...
 
 
@@ -393,7 +404,8 @@ class Rollout(Protocol):
     whose trajectories come task by task, `samples` of each. Before a run starts, `single_turn = True` refuses tasks
     that are episodes, `allows` states values of settings without which it can't work (see `check_allowed`),
     `check_sampling(sampling)` raises ConfigError for what the run samples with, and `check_task(task, solution)`
-    TaskError for a task that the part can't work with.
+    TaskError for a task that the part can't work with. What a session scores within `grow` has the task's rewards
+    alone; a part that remembers has `observe(forest)`, as `TaskSource` has, and `state_dict` and `load_state_dict`.
     """
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest: ...

@@ -68,6 +68,28 @@ def test_nothing_is_scored_twice_in_a_step_not_even_what_could_not_be_scored():
     assert len(rewards.shown) == 2 and again.outcome[0].isnan()
 
 
+def test_scores_return_where_a_trajectory_is_written_down_again():
+    s, rewards = session()
+    blank = three((None, None, None))
+    texts = ["", "four", "!"]
+    assert s.recall(blank) is blank
+    assert s.score(blank.select([0, 1]), texts).outcome.tolist() == [0.0, 4.0]
+    for again in (s.recall(blank), s.score(blank)):
+        assert again.outcome[:2].tolist() == [0.0, 4.0] and again.success[:2].tolist() == [0.0, 1.0]
+        assert again.components[:2, again.component_names.index("length")].tolist() == [0.0, 4.0]
+    assert rewards.shown == ["", "four", "ccc"]
+    left_out = blank.replace(info=[{"failure": "taken out"}, {}, {}])
+    assert s.score(left_out).scored.tolist() == [False, True, True] and len(rewards.shown) == 3
+
+
+def test_an_attempt_that_has_gone_on_is_scored_again():
+    s, rewards = session()
+    s.score(three((None, None, None)))
+    longer = Forest.from_completions([[1]], [[[97], [98, 98, 98]]], tasks=["q"], groups=["g"], ids=["x", "y"])
+    assert s.score(longer).outcome.tolist() == [1.0, 3.0]
+    assert rewards.shown == ["a", "bb", "ccc", "bbb"]
+
+
 def test_what_is_judged_may_be_less_than_all_that_was_said():
     s, rewards = session()
     assert s.score(three((None, None, None)), texts=["", "four", "!"]).outcome.tolist() == [0.0, 4.0, 1.0]

@@ -56,7 +56,12 @@ def apply(forest: Forest, shapes: Parts, steps: Parts, adds: Parts) -> Forest:
             columns[_new(name, forest)] = value = _one_each(name, value, outcome)
             outcome = outcome + value
     scored = forest.with_rewards(outcome, components=columns)
-    return scored.replace(step_reward=reward, shaped_by=keys(shapes, steps, adds))
+    return scored.replace(
+        step_reward=reward,
+        shaped_by=keys(shapes, steps, adds),
+        unshaped_outcome=forest.task_outcome,
+        unshaped_step_reward=forest.step_reward,
+    )
 
 
 def _with_step_reward(name: str, reward: Tensor, found: Any) -> Tensor:

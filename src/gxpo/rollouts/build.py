@@ -325,9 +325,10 @@ class Episode:
         self.sampled = completion
         turn: dict[str, Any] = {"agent": AGENT, **action(completion), "state": self.said.state}
         kept = self.kept
-        if not kept:
+        begins = not kept or self.base is None
+        if begins:
             turn["context" if self.opening.rebuilt else "observation"] = list(self.opening.ids)
-        if not isinstance(self.context, Prompt) and not kept:
+        if not isinstance(self.context, Prompt) and begins:
             turn["observation_text"] = text_of(self.context.observation)
         if self.plain is not None:
             turn["sampled_under"] = list(self.context.ids)
@@ -357,8 +358,8 @@ class Episode:
         return [*begun, *owner.turns[turn]["action"]]
 
     def begin_anew(self) -> None:
-        """All that was said so far is the prompt of what comes."""
-        self.opening = ContextUpdate(tuple(self.context.ids), rebuilt=True)
+        """All that was said so far, tokens of the next action included, is the prompt of what comes."""
+        self.opening = ContextUpdate((*self.context.ids, *self.begun), rebuilt=True)
         self.turns, self.replies, self.stood = [], [], []
         self.base, self.asked, self.inherited, self.moves = None, None, 0, 0
 
@@ -424,6 +425,8 @@ class Episode:
         begin["origin"] = "policy" if self.asked is None else self.asked.origin
         if isinstance(self.context, Prompt):
             cut = turns[-1]["finish"] == "length"
+            if self.base is None and self.begun:
+                begin["prompt_text"] = None  # the prompt is longer than the task's
             return self._line(**begin, truncated=cut, info=self.info) | {"sampling": sampling}
         kept = self.context.kept + getattr(self.context.conversation, "kept_against_template", 0)
         info = {**self.about, "end": self.end, "moves": self.moves, "rewritten": self.context.rewritten, "kept": kept}
@@ -438,10 +441,19 @@ class Episode:
 
 
 class Fork(NamedTuple):
-    """A new attempt that leaves another before one of its turns (from 0, inherited ones counted), or within its action:
-    after that many of its tokens. `key` and `name`: the stream and the name that it has from there on.
+    """A new attempt that leaves another before one of its turns, or within that turn's action.
 
-    anew  what came before is its prompt alone: the record begins here, and the policy acts, whoever acted in the base
+    base   the attempt that is left; it keeps its own turns
+    turn   from 0, inherited turns counted; in an environment also the turn that the base is about to take. A sample of
+           a prompt has turn 0 alone
+    key    the random stream from there on: `dataclasses.replace(base.key, path=(*base.key.path, 0))`. Attempt and path
+           are the last part of its id, "GROUP/3.0", which no other attempt may have
+    name   a name among the step's attempts that no other one has
+    token  0: before the turn; else it leaves the turn's action after so many of its tokens, which it has as its own
+    info   what its record says under `info`
+    anew   all that came before, the first `token` tokens of the action included, is its prompt: the record begins here,
+           nothing of it is trained or read by rewards (an environment goes on where it stood), and the policy acts,
+           whoever acted in the base
     """
 
     base: Episode

@@ -151,12 +151,17 @@ class Play:
         GxpoError where that leads elsewhere. A fork before an episode's next turn goes on beside it.
         """
         named = [fork if isinstance(fork, Fork) else Fork(*fork) for fork in forks]
+        self._check_forks(named)
         if not self.world:
             begun = [self._twin(fork, fork.base) for fork in named]
+            for fork, twin in zip(named, begun, strict=True):
+                if fork.anew:
+                    twin.begin_anew()
         else:
             if not self.restorable:
                 raise GxpoError(
-                    "episodes of Play(session) keep nothing to fork from: use Play(session, restorable=True)"
+                    "episodes of Play(session) keep nothing to fork from: a rollout that forks says forks = True, and "
+                    "one with a Play of its own uses Play(session, restorable=True)"
                 )
             current = self._standing([f.base for f in named if f.turn == len(f.base.turns)])
             at = [f.base.stood[f.turn] if f.turn < len(f.base.turns) else current[f.base.name] for f in named]
@@ -170,6 +175,25 @@ class Play:
         self.session.budget.rollouts += sum(twin.inherited > 0 for twin in begun)
         self.episodes += begun
         return begun
+
+    def _check_forks(self, forks: Sequence[Fork]) -> None:
+        """GxpoError for a fork from where its base never was, and for one that has the name of another attempt."""
+        names = {e.name for e in self.episodes}
+        for fork in forks:
+            base, turns, subject = fork.base, len(fork.base.turns), f"a fork of attempt {fork.base.name!r}"
+            last = turns if self.world else 0
+            if not 0 <= fork.turn <= last:
+                raise GxpoError(f"{subject} leaves it before turn {fork.turn}: it has turns 0 to {last}")
+            length = len(base.whole(fork.turn)) if fork.turn < turns else 0
+            if not 0 <= fork.token <= length:
+                raise GxpoError(f"{subject} leaves turn {fork.turn} after {fork.token} tokens: its action has {length}")
+            own = None if fork.anew or base.asked is None else base.asked.sampling
+            limit = (own or self.session.sampling).max_new_tokens
+            if fork.token >= limit:
+                raise GxpoError(f"{subject} after {fork.token} tokens has no room: an action has {limit} at most")
+            if fork.name in names:
+                raise GxpoError(f"{subject} is named {fork.name!r}, as another attempt is: give it a name of its own")
+            names.add(fork.name)
 
     @staticmethod
     def _twin(fork: Fork, at: Snapshot | Episode) -> Episode:
@@ -374,14 +398,34 @@ class Play:
 
     # ------------------------------------------------------------ writing
     def forest(self, episodes: Sequence[Episode] | None = None) -> Forest:
-        """These episodes (default: all) in the order in which they were begun; not scored, component "env" holds what
-        the environment paid. The bases of forks have to be among them."""
+        """These episodes (default: all) in the order in which they were begun, with the scores that they have got so
+        far; component "env" holds what the environment paid."""
+        return self.recalled(self._written(episodes))
+
+    def recalled(self, forest: Forest) -> Forest:
+        """The forest of attempts of this play with the scores that they have got so far."""
+        recall = getattr(self.session, "recall", None)  # a session of one's own may have none
+        return forest if recall is None else recall(forest)
+
+    def _written(self, episodes: Sequence[Episode] | None) -> Forest:
+        """These episodes (default: all), not scored."""
         among = None if episodes is None else set(map(id, episodes))
         chosen = [e for e in self.episodes if among is None or id(e) in among]
-        plain = all(e.base is None and e.plain is None and not e.begun for e in chosen)
-        if not self.world and plain and not any(e.sampled is not None and e.sampled.versions for e in chosen):
+        plain = all(map(_sample_of_prompt, chosen)) and all(e.plain is None for e in chosen)
+        if plain and not any(e.sampled is not None and e.sampled.versions for e in chosen):
             return self._samples(chosen)
-        return Forest.from_records([e.record(dataclasses.asdict(self._read(e))) for e in chosen])
+        with_bases = {id(e) for e in chosen}
+        for e in reversed(self.episodes):
+            if id(e) in with_bases and e.base is not None:
+                with_bases.add(id(e.base))
+        written = [e for e in self.episodes if id(e) in with_bases]
+        if len(ids := Counter(e.id for e in written)) < len(written):
+            name = ids.most_common(1)[0][0]
+            raise GxpoError(f"two attempts have the id {name!r}: give a fork's key another attempt or path")
+        forest = Forest.from_records([e.record(dataclasses.asdict(self._read(e))) for e in written])
+        if len(written) == len(chosen):
+            return forest
+        return forest.select([row for row, e in enumerate(written) if among is None or id(e) in among])
 
     def _read(self, episode: Episode) -> Sampling:
         asked = episode.asked
@@ -420,4 +464,5 @@ class Play:
 
 
 def _sample_of_prompt(episode: Episode) -> bool:
-    return isinstance(episode.context, Prompt) and episode.base is None
+    """True if the attempt begins at its task's prompt, so that it may be one of several samples of a request."""
+    return isinstance(episode.context, Prompt) and episode.base is None and episode.asked is not None

@@ -33,8 +33,8 @@ class Round:
 
     @property
     def forest(self) -> Forest:
-        """The round's attempts, scored only if that was asked for; the bases of forks have to be in the same round."""
-        return vars(self).get("scored", self._written)
+        """The round's attempts, with the scores that they have got so far."""
+        return vars(self)["scored"] if "scored" in vars(self) else self.play.recalled(self._written)
 
     @functools.cached_property
     def _written(self) -> Forest:
@@ -43,7 +43,7 @@ class Round:
     @functools.cached_property
     def scored(self) -> Forest:
         """The round's attempts with their outcomes and verdicts."""
-        return self.play.session.score(self._written)
+        return self.play.session.score(self.forest)
 
     def all_wrong(self, rollout: str) -> list[str]:
         """Names of the groups in which an attempt is known to be wrong and none to be right, in order. ConfigError
@@ -90,7 +90,7 @@ class Rounds(RolloutPart):
         return []
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
-        """The step's forest."""
+        """The step's forest. Attempts that were scored keep their scores; the others are scored afterwards."""
         return rounds[0].forest if len(rounds) == 1 else play.forest()
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:

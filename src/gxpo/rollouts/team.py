@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from gxpo import media
-from gxpo.errors import ConfigError, did_you_mean
+from gxpo.errors import ConfigError, GxpoError, did_you_mean
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, ContextUpdate, EpisodeRules, Request, Sampling, Session, StreamKey, Task
 from gxpo.registry import part
@@ -227,7 +227,10 @@ class TeamPlay(Play):
         self.session.release([name for attempt in attempts for name in attempt.names])
 
     def begin(self, asked: Iterable[Attempts | Fork]) -> list[Any]:
+        asked = list(asked)
         own = [a for a in asked if isinstance(a, Attempts)]
+        if len(own) < len(asked):
+            raise GxpoError("attempts of a team can't be forked: begin others, draw.attempts(n, first=...)")
         begun: list[Any] = [TeamAttempt(self.cast, *each, self.session) for each in self._each(own)]
         self.episodes += begun
         return begun

@@ -39,7 +39,7 @@ def visits_of(forest: Forest) -> dict[str, Visit]:
     lengths = forest.lengths().clamp_min(1)
     total = torch.zeros(forest.n_trajectories, dtype=torch.float64)
     total.index_add_(0, forest.path_trajectory, forest.path_behaviour_logprob.to(torch.float64))
-    columns = (forest.success.tolist(), forest.outcome.tolist(), (total / lengths).tolist())
+    columns = (forest.success.tolist(), forest.task_outcome.tolist(), (total / lengths).tolist())
     for task, origin, success, outcome, logprob in zip(forest.task, forest.origin, *columns, strict=True):
         if origin != "policy" or not math.isfinite(success):
             continue

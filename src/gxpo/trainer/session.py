@@ -45,6 +45,7 @@ from gxpo.signals import Signals
 from gxpo.tasks.source import solution_of
 from gxpo.trainer.culprit import largest_slope
 from gxpo.trainer.misread import without_misread
+from gxpo.trainer.step_scores import StepScores, with_scores
 
 
 class Session:
@@ -80,7 +81,7 @@ class Session:
         self._segmenter, self.learner, self._seen = segmenter, learner, seen
         self._drawn: list[Task] = []
         self._tasks: dict[str, Task] = {}
-        self._scored: set[str] = set()
+        self._scores = StepScores()
 
     def draw(self, n: int) -> list[Task]:
         """The next `n` tasks of this step; asking again goes on where the last call ended."""
@@ -185,17 +186,23 @@ class Session:
     def score(self, forest: Forest, texts: Sequence[str] | None = None) -> Forest:
         """The forest with outcomes, components and success.
 
-        A trajectory that brings a finite outcome, or was scored before in this step, keeps what it has. `texts` are
-        judged in the place of all that was said.
+        A trajectory that brings a finite outcome keeps what it has. One that was scored before in this step, with the
+        same actions, keeps that score, or stays unscored, whether or not it brings it. `texts` are judged in the place
+        of all that was said.
         """
-        met = torch.tensor([i not in self._scored for i in forest.id], dtype=torch.bool)
-        self._scored |= set(forest.id)
-        found = self._judged(forest, met & ~forest.scored, texts)
+        forest = self._scores.recalled(forest)
+        new, judged = ~self._scores.is_met(forest), ~self._scores.is_judged(forest)
+        found = self._judged(forest, judged, texts)
         if MISREAD in found.step_finish:
             found = without_misread(found)
-        if self._seen is not None and bool(met.any()):
-            self._seen(found.select(met))
+        self._scores.note(forest, found, judged)
+        if self._seen is not None and bool(new.any()):
+            self._seen(found.select(new))
         return found
+
+    def recall(self, forest: Forest) -> Forest:
+        """The forest of attempts as they were played, with the scores that some got before in this step."""
+        return self._scores.recalled(forest, written=True)
 
     def _judged(self, forest: Forest, fresh: torch.Tensor, texts: Sequence[str] | None) -> Forest:
         """The forest with these rows ([R] bool) scored."""
@@ -205,7 +212,7 @@ class Session:
         new = forest.select(rows)
         said: list[str] = self.texts(new) if texts is None else [texts[int(r)] for r in rows]
         scored = self._score(new, said)
-        return scored if len(rows) == forest.n_trajectories else _merged(forest, rows, scored)
+        return scored if len(rows) == forest.n_trajectories else with_scores(forest, rows, scored)
 
     def _score(self, forest: Forest, texts: Sequence[str]) -> Forest:
         """All trajectories scored, by the first process for all of them."""
@@ -229,22 +236,6 @@ class Session:
             components={k: block[:, i] for i, k in enumerate(blob["names"])},
             success=torch.tensor(blob["success"], dtype=torch.float64),
         )
-
-
-def _merged(forest: Forest, rows: torch.Tensor, scored: Forest) -> Forest:
-    """The forest with the scores of `scored` in these rows; a component that a row has not is nan there."""
-    columns = {}
-    for name in dict.fromkeys((*forest.component_names, *scored.component_names)):
-        columns[name] = torch.full((forest.n_trajectories,), torch.nan, dtype=torch.float64)
-        if name in forest.component_names:
-            columns[name] = forest.components[:, forest.component_names.index(name)].clone()
-        if name in scored.component_names:
-            columns[name][rows] = scored.components[:, scored.component_names.index(name)]
-    return forest.with_rewards(
-        forest.outcome.index_copy(0, rows, scored.outcome),
-        components=columns,
-        success=forest.success.index_copy(0, rows, scored.success),
-    )
 
 
 def _pack(groups: list[list[Completion]]) -> bytes:

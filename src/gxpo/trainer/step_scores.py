@@ -1,0 +1,140 @@
+"""Scores of a step's trajectories, kept: none is judged twice, and none is lost where it is written down again."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gxpo.forest import Forest
+
+
+class Verdict(NamedTuple):
+    """Success and named components of a trajectory; unknown ones are left out."""
+
+    success: float | None
+    components: Mapping[str, float]
+
+
+class Score(NamedTuple):
+    """A trajectory's score.
+
+    content  of its actions when it was judged: an attempt that has gone on since is another
+    before   what it brought: verdict and components of an environment
+    after    what it got
+    """
+
+    content: int
+    outcome: float
+    before: Verdict
+    after: Verdict
+
+
+class StepScores:
+    """The scores of one step, by trajectory id."""
+
+    def __init__(self) -> None:
+        self._met: dict[str, Score | None] = {}  # None: it brought its outcome, and was not judged
+
+    def is_met(self, forest: Forest) -> Tensor:
+        """[R] bool: an attempt of that id was scored before."""
+        return torch.tensor([name in self._met for name in forest.id], dtype=torch.bool)
+
+    def is_judged(self, forest: Forest) -> Tensor:
+        """[R] bool: the trajectory has an outcome, or was scored before with the same actions."""
+        done = forest.scored.clone()
+        for r in (~done).nonzero().squeeze(1).tolist():
+            if (name := forest.id[r]) in self._met:
+                score = self._met[name]
+                done[r] = score is None or score.content == _content(forest, r)
+        return done
+
+    def recalled(self, forest: Forest, *, written: bool = False) -> Forest:
+        """The forest with the scores of trajectories that were judged before and have none here.
+
+        written  the forest comes from the attempts as they were played. Otherwise somebody may have taken an outcome
+                 away, so a score returns only where all that came with it is missing; `info["failure"]` keeps it away
+        """
+        if not self._met or bool(forest.scored.all()):
+            return forest
+        found: dict[int, Score] = {}
+        undecided: list[str] = []
+        verdicts = _verdicts(forest)
+        for r in (~forest.scored).nonzero().squeeze(1).tolist():
+            score = self._met.get(forest.id[r])
+            if score is None or "failure" in forest.info[r] or verdicts[r] != score.before:
+                continue
+            if score.content != _content(forest, r):
+                continue
+            if written or score.after != score.before:
+                found[r] = score
+            elif not math.isnan(score.outcome):
+                undecided.append(forest.id[r])
+        if undecided:
+            warnings.warn(
+                f"{len(undecided)} rollouts were scored before in this step and come without an outcome, the first "
+                f"{undecided[0]!r}: they stay unscored; give back what session.score gave, or set info['failure']",
+                stacklevel=4,
+            )
+        if not found:
+            return forest
+        rows, scores = torch.tensor(list(found)), list(found.values())
+        names = dict.fromkeys(name for score in scores for name in score.after.components)
+        scored = forest.select(rows).with_rewards(
+            _column([score.outcome for score in scores]),
+            components={n: _column([score.after.components.get(n) for score in scores]) for n in names},
+            success=_column([score.after.success for score in scores]),
+        )
+        return with_scores(forest, rows, scored)
+
+    def note(self, before: Forest, after: Forest, judged: Tensor) -> None:
+        """Remember all trajectories; `judged` [R] bool are those that have got their scores now."""
+        for name in after.id:
+            self._met.setdefault(name, None)
+        if not bool(judged.any()):
+            return
+        brought, got = _verdicts(before), _verdicts(after)
+        for r in judged.nonzero().squeeze(1).tolist():
+            self._met[after.id[r]] = Score(_content(before, r), float(after.outcome[r]), brought[r], got[r])
+
+
+def with_scores(forest: Forest, rows: Tensor, scored: Forest) -> Forest:
+    """The forest with the scores of `scored` in these rows; a component that a row has not is nan there."""
+    columns = {}
+    for name in dict.fromkeys((*forest.component_names, *scored.component_names)):
+        columns[name] = torch.full((forest.n_trajectories,), torch.nan, dtype=torch.float64)
+        if name in forest.component_names:
+            columns[name] = forest.components[:, forest.component_names.index(name)].clone()
+        if name in scored.component_names:
+            columns[name][rows] = scored.components[:, scored.component_names.index(name)]
+    return forest.with_rewards(
+        forest.outcome.index_copy(0, rows, scored.outcome),
+        components=columns,
+        success=forest.success.index_copy(0, rows, scored.success),
+    )
+
+
+def _content(forest: Forest, r: int) -> int:
+    """A hash of a trajectory's actions and the number of its turns."""
+    tokens = forest.token[forest.path_token[forest.path_of(r)]]
+    return hash((tokens.numpy().tobytes(), int(forest._step_begin[r + 1] - forest._step_begin[r])))
+
+
+def _verdicts(forest: Forest) -> list[Verdict]:
+    """What is known of each trajectory beside its outcome."""
+    rows = zip(forest.success.tolist(), forest.components.tolist(), strict=True)
+    return [
+        Verdict(
+            None if math.isnan(success) else success,
+            {n: x for n, x in zip(forest.component_names, values, strict=True) if not math.isnan(x)},
+        )
+        for success, values in rows
+    ]
+
+
+def _column(values: Sequence[float | None]) -> Tensor:
+    return torch.tensor([math.nan if x is None else x for x in values], dtype=torch.float64)
