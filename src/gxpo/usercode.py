@@ -9,7 +9,6 @@ import ast
 import contextlib
 import difflib
 import importlib
-import importlib.util
 import os
 import sys
 import sysconfig
@@ -66,11 +65,13 @@ def described(error: BaseException, doing: str = "") -> str:
 def place(error: BaseException) -> traceback.FrameSummary | None:
     """Location of the user's code in a traceback: the innermost line outside gxpo, Python and installed packages; None
     if there is none."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        installed = any(f"{os.sep}{name}{os.sep}" in frame.filename for name in ("site-packages", "dist-packages"))
-        if not (installed or frame.filename.startswith(("<", *_NOT_USERS))):
-            return frame
-    return None
+    return next((f for f in reversed(traceback.extract_tb(error.__traceback__)) if is_users(f.filename)), None)
+
+
+def is_users(filename: str) -> bool:
+    """True of a file outside gxpo, Python and installed packages."""
+    installed = any(f"{os.sep}{name}{os.sep}" in filename for name in ("site-packages", "dist-packages"))
+    return not (installed or filename.startswith(("<", *_NOT_USERS)))
 
 
 def hint(word: str, known: Iterable[str]) -> str:
@@ -82,8 +83,8 @@ def hint(word: str, known: Iterable[str]) -> str:
 def from_file(source: Mapping[str, Any], kind: type, module: str) -> Any:
     """Load a function or class from a user's file, with its source, so that other processes load the same.
 
-    source  {"file", "folder", "code", "name"}; the folder, unless None, comes last on the path: what stands beside the
-            code hides no library
+    source  {"file", "folder", "code", "name"}; the folder, unless None, comes last on the path, and its files are
+            imported as `neighbours` says
     kind    `types.FunctionType` (anything callable) or `type`
     module  name under which the file is imported
 
@@ -94,6 +95,10 @@ def from_file(source: Mapping[str, Any], kind: type, module: str) -> Any:
         sys.path.append(source["folder"])
     loaded = types.ModuleType(module)
     loaded.__file__ = path
+    if source["folder"] is not None:
+        from gxpo import neighbours
+
+        neighbours.prepare(loaded, source["folder"])
     sys.modules[module] = loaded
     exec(compile(source["code"], path, "exec"), vars(loaded))
     found = getattr(loaded, name, None)
@@ -138,14 +143,10 @@ def object_at(path: str, *, always: bool = False) -> Any:
         if where.endswith(".py"):
             check_defined(path)
         raise NotRun(path)
+    from gxpo import neighbours
+
     try:
-        if where.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(f"gxpo_user_{os.path.basename(where)[:-3]}", where)
-            assert spec is not None and spec.loader is not None
-            module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(where)
+        module = neighbours.load(where) if where.endswith(".py") else importlib.import_module(where)
     except Exception as error:
         raise Unusable(one_line(f"can't import {where}: {unusable(error)}")) from error
     if not hasattr(module, name):
