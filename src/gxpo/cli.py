@@ -266,7 +266,10 @@ def parts(
     name: Annotated[str | None, typer.Argument(help="Show one part whole, with its options.")] = None,
     stage: Annotated[
         str | None,
-        typer.Option(help="Only those of credit, weight, rollout, segment, reward, signal, objective, update."),
+        typer.Option(
+            help="Only those of a stage: credit, weight, rollout, segment, reward, signal, objective (of it surrogate, "
+            "ratio, control or term), update, sampler."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

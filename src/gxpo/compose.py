@@ -208,10 +208,25 @@ def _check_provided(made: Method) -> None:
         return
     for signal in made.needs:
         if signal not in BUILT_IN and signal not in made.value_heads:
-            raise ConfigError(
-                f"{made.name} reads signal {signal!r}, which no part provides"
-                f"{did_you_mean(signal, [*owner, *BUILT_IN])}: add signal.NAME with a part that does"
-            )
+            raise _unprovided(made, signal, [*owner, *BUILT_IN])
+
+
+def _unprovided(made: Method, signal: str, known: list[str]) -> ConfigError:
+    """The error for a signal that nobody provides; a parameter of a user's function may be a misspelt column."""
+    from gxpo.credit.columns import MADE
+    from gxpo.functions import place_of
+    from gxpo.named_columns import HELD, TOKEN, TRAJECTORY
+    from gxpo.signals.function import TOOLS
+
+    asking = (part for part in made.parts() if signal in getattr(part, "needs", ()))
+    place = next(filter(None, map(place_of, asking)), "")
+    columns = [*TRAJECTORY, *TOKEN, *HELD, *MADE, *TOOLS, "hidden", "past"] if place else []
+    hint = did_you_mean(signal, dict.fromkeys([*known, *columns]))
+    instead = "name the parameter after a column or a signal, or " if place else ""
+    return ConfigError(
+        f"{made.name} reads signal {signal!r}{place}, which no part provides{hint}: {instead}add signal.NAME with a "
+        "part that does"
+    )
 
 
 def _check_credit_is_read(made: Method) -> None:

@@ -9,15 +9,18 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping
+import os
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field, fields, make_dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, TypeVar, get_type_hints
 
-from gxpo.errors import ConfigError, did_you_mean
+from gxpo.errors import ConfigError, GxpoError, did_you_mean
 from gxpo.ranges import Part, key_of, refusal, rule_of
-from gxpo.usercode import Unusable, object_at
+from gxpo.usercode import Unusable, is_users, object_at
 
 F = TypeVar("F", bound=Callable[..., Any])
 UNBOUNDED = "unbounded"  # in an option's annotation: it may be infinite, `Annotated[float, Gt(1), UNBOUNDED]`
@@ -200,3 +203,65 @@ def function_part(function: Callable[..., Any], base: type[FunctionPart], **fact
 def _marks(hint: Any) -> dict[str, bool]:
     """Metadata of the field for an option with this annotation."""
     return {UNBOUNDED: True} if UNBOUNDED in getattr(hint, "__metadata__", ()) else {}
+
+
+# ---------------------------------------------------------------- what functions of users give
+_ENTRIES = ("__call__", "loss", "level", "compute", "grow", "run", "weights", "begins", "coefficient")
+
+
+def users_code(part: Any) -> Any:
+    """The code object of the user's function that a part is, applies or has as a method; None: it is gxpo's own."""
+    own = [getattr(part, name, None) for name in getattr(part, "functions", ())]
+    methods = [getattr(type(part), name, None) for name in _ENTRIES]
+    for function in (part, getattr(type(part), "function", None), *own, *methods):
+        code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+        if code is not None and is_users(code.co_filename):
+            return code
+    return None
+
+
+def place_of(part: Any) -> str:
+    """`" (my_parts.py line 12, in fading)"` for a part of the user's, `""` for one of gxpo's own."""
+    code = users_code(part)
+    return (
+        "" if code is None else f" ({os.path.basename(code.co_filename)} line {code.co_firstlineno}, in {code.co_name})"
+    )
+
+
+def in_words(value: Any) -> str:
+    """A value that a function has given, in words: a tensor by its shape and, unless it holds numbers, its type."""
+    if not hasattr(value, "is_complex"):
+        size = f" of {len(value)}" if isinstance(value, (list, tuple, dict)) else ""
+        shape = getattr(value, "shape", None)
+        size = size if shape is None else f" of shape {tuple(shape)}"
+        return "None" if value is None else f"{type(value).__name__}{size}, not a tensor"
+    return f"shape {tuple(value.shape)}{f' of {value.dtype}' if value.is_complex() else ''}"
+
+
+def expect(value: Any, shape: Sequence[int], what: str, part: Any, unit: str) -> Any:
+    """The tensor that a part has given, of this shape. GxpoError that names the part's file otherwise.
+
+    unit  what has one value: "path token (use forest.to_path)"
+    """
+    fits = hasattr(value, "is_complex") and not value.is_complex() and tuple(value.shape) == tuple(shape)
+    if fits:
+        return value
+    size = f"shape {tuple(shape)}, one value for each {unit}" if len(shape) else "a tensor of shape (), one number"
+    raise GxpoError(f"{what}{place_of(part)} gave {in_words(value)}; it has to give {size}")
+
+
+@contextmanager
+def naming(what: str, part: Any) -> Iterator[None]:
+    """Context manager: an exception that a user's part causes outside of its own code names its file."""
+    try:
+        yield
+    except GxpoError:
+        raise
+    except Exception as error:
+        code = users_code(part)
+        if code is None or any(f.filename == code.co_filename for f in traceback.extract_tb(error.__traceback__)):
+            raise
+        message = " ".join(str(error).split())
+        raise GxpoError(
+            f"{what}{place_of(part)} gave what can't be used: {type(error).__name__}: {message[:300]}"
+        ) from error

@@ -391,6 +391,18 @@ class StepRunner(Protocol):
 
 
 class Update(Protocol):
-    """Optimiser steps within a training step. Default: epochs x minibatches of whole groups."""
+    """Optimiser steps within a training step. Default: epochs x minibatches of whole groups.
+
+    sets_parameters  True for one that reads gradients, or copies and sets parameters (`StepRunner.gradient`,
+                     `snapshot`, `restore`), beside taking steps; it may be left out. A training engine that holds the
+                     weights elsewhere refuses such an update
+    """
+
+    sets_parameters: bool
+
+    def optimiser_steps(self, groups: int) -> int:
+        """Optimiser steps in a training step of so many groups, 1 or more: the learning-rate schedule and plans count
+        on them before anything is sampled. Where it varies, the most."""
+        ...
 
     def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]: ...

@@ -17,6 +17,7 @@ from gxpo import grouped
 from gxpo.definition import Definition, Stated, show
 from gxpo.errors import GxpoError
 from gxpo.forest import Forest
+from gxpo.functions import expect, naming, place_of
 from gxpo.objectives.base import evaluate
 from gxpo.protocols import Output, PolicyTokens
 from gxpo.rewards import own
@@ -225,12 +226,14 @@ class Method:
         with torch.no_grad():
             if self.kl_reward is not None:
                 sub = self.kl_reward.penalise(sub, held)
-            found = compute(sub, held)
+            with naming(f"credit {show(self.credit)}", self.credit):
+                found = compute(sub, held)
         out = {}
         for name, x in found.items():
-            if fault := _fault(name, x, sub.n_entries):
-                what = f"credit {show(self.credit)}" if name == "credit" else f"{name} of credit {show(self.credit)}"
-                raise GxpoError(f"{what} gave {fault}")
+            what = f"credit {show(self.credit)}" if name == "credit" else f"{name} of credit {show(self.credit)}"
+            expect(x, (sub.n_entries,), what, self.credit, "path token (use forest.to_path)")
+            if fault := _fault(name, x):
+                raise GxpoError(f"{what}{place_of(self.credit)} gave {fault}")
             x = x.detach().to(torch.float64)
             out[name] = x if sub is forest else empty.index_copy(0, entries, x)
         return out
@@ -246,10 +249,12 @@ class Method:
         weight, credit = sub.to_path(sub.weight, "R"), advantages[entries]
         held = self._held(forest, signals)
         for name, part in self.weights.items():
-            with torch.no_grad():
-                factor = part(sub, credit, held, step).detach().to(torch.float64)
+            with torch.no_grad(), naming(f"weight {name!r}", part):
+                given = part(sub, credit, held, step)
+            given = expect(given, (sub.n_entries,), f"weight {name!r}", part, "path token (use forest.to_path)")
+            factor = given.detach().to(torch.float64)
             if not bool((factor.isfinite() & (factor >= 0)).all()):
-                raise GxpoError(f"weight {name!r} gave values that are negative or not finite")
+                raise GxpoError(f"weight {name!r}{place_of(part)} gave values that are negative or not finite")
             weight = weight * factor
         out[entries] = weight
         return out
@@ -445,12 +450,8 @@ class Method:
         return "\n".join([*lines, *(f"  {k:<{width}}  {show(s.value)}  [{s.origin}]" for k, s in shown.items())])
 
 
-def _fault(name: str, x: Tensor, entries: int) -> str:
-    """What can't be right about advantages or one of their targets [P], in words; "" where nothing is."""
-    if x.shape != (entries,):
-        return (
-            f"shape {tuple(x.shape)}; a forest of {entries} path tokens needs one value for each (use forest.to_path)"
-        )
+def _fault(name: str, x: Tensor) -> str:
+    """What can't be right about values of advantages or of one of their targets, in words; "" where nothing is."""
     if x.numel() and all(math.isfinite(float(end)) for end in x.aminmax()):  # nan comes through
         return ""
     bad = ~x.isfinite() if name == "credit" else x.isinf()  # a target that is nan: none at that token

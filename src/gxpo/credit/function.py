@@ -12,8 +12,8 @@ from gxpo.credit.base import CreditPart
 from gxpo.credit.columns import STATES, Columns, needed, read_by
 from gxpo.credit.relative import Statistic
 from gxpo.credit.state_keys import StateKeyed
-from gxpo.definition import kind_of
-from gxpo.functions import FunctionPart, signature
+from gxpo.definition import kind_of, show
+from gxpo.functions import FunctionPart, expect, signature
 from gxpo.registry import of_function
 
 if TYPE_CHECKING:
@@ -58,7 +58,11 @@ class Advantage(FunctionPart, CreditPart):
 
     @torch.no_grad()
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        found = Columns(forest, signals, self, self.options).call(self.function, self.axis).to(torch.float64)
+        found = Columns(forest, signals, self, self.options).call(self.function, self.axis)
+        units = {"R": "trajectory", "S": "step of a trajectory", "P": "path token"}
+        what = f"credit {show(type(self))}"
+        expect(found, (forest._size(self.axis),), what, self.function, units[self.axis])
+        found = found.to(torch.float64)
         at = self.gives or self.axis
         return found if at == "P" else forest.to_path(found, at)
 

@@ -15,7 +15,7 @@ from gxpo.compose import method
 from gxpo.definition import Definition, show, stage_of
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.methods import METHODS
-from gxpo.registry import PLACES
+from gxpo.registry import PLACES, STAGES
 
 _WORDS = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "null"}
 
@@ -29,6 +29,7 @@ def entries() -> tuple[dict[str, Any], ...]:
             "name": name,
             "stage": stage_of(slot) or slot,
             "slot": slot,
+            "stages": _names_of(folder, slot, table.stage),
             "summary": _first_line(kind),
             "text": inspect.cleandoc(kind.__doc__ or ""),
             "file": f"{kind.__module__.replace('.', '/')}.py",
@@ -37,9 +38,16 @@ def entries() -> tuple[dict[str, Any], ...]:
             "methods": users.get(kind, []),
             "default": kind in base,
         }
-        for _, slot, table in PLACES
+        for folder, slot, table in PLACES
         for name, kind in sorted(table.items())
     )
+
+
+def _names_of(folder: str, slot: str, stage: str) -> tuple[str, ...]:
+    """Words for the stage of a slot's parts: of keys, of `registry.part`, and the folder's."""
+    key = slot.removesuffix(".NAME")
+    further = {"credit": ("advantage", "credit.add"), "reward.add": ("reward.shape", "reward.step")}.get(key, ())
+    return tuple(dict.fromkeys((stage_of(slot) or slot, stage, key, slot, folder, *further)))
 
 
 def show_parts(name: str | None, stage: str | None, *, as_json: bool) -> str:
@@ -48,10 +56,11 @@ def show_parts(name: str | None, stage: str | None, *, as_json: bool) -> str:
     Raises ConfigError for an unknown name or stage, with what is close.
     """
     rows = entries()
-    stages = list(dict.fromkeys(row["stage"] for row in rows))
+    stages = list(dict.fromkeys(name for row in rows for name in row["stages"]))
     if stage is not None and stage not in stages:
-        raise ConfigError(f"no stage {stage!r}{did_you_mean(stage, stages)}; there is {', '.join(stages)}")
-    rows = tuple(row for row in rows if stage in (None, row["stage"]))
+        first = dict.fromkeys(word for row in rows for word in row["stages"] if word in STAGES or word == row["stage"])
+        raise ConfigError(f"no stage {stage!r}{did_you_mean(stage, stages)}; there is {', '.join(first)}")
+    rows = tuple(row for row in rows if stage is None or stage in row["stages"])
     if name is None:
         return _dumped(rows) if as_json else _listed(rows)
     found = [row for row in rows if row["name"] == name]
@@ -196,4 +205,6 @@ def _cells(option: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _dumped(rows: Any) -> str:
-    return json.dumps([{k: v for k, v in row.items() if k != "text"} for row in rows], indent=1, default=str)
+    return json.dumps(
+        [{k: v for k, v in row.items() if k not in ("text", "stages")} for row in rows], indent=1, default=str
+    )

@@ -8,6 +8,7 @@ from typing import Any
 from gxpo import envs
 from gxpo.config import Resolved
 from gxpo.definition import show
+from gxpo.learners.base import steps_of
 from gxpo.options import Unexecuted
 from gxpo.phases import shares
 from gxpo.rewards.tournament import matches
@@ -51,7 +52,7 @@ def _arithmetic(resolved: Resolved, steps: int) -> dict[str, Any]:
     rollouts = None if group is None else prompts * int(group)
     turns = turns_at_most(s, getattr(method.rollout, "calls", 1))
     tokens = None if turns is None or rollouts is None else rollouts * turns * s.sampling.max_new_tokens
-    updates = method.update.optimiser_steps(prompts)
+    updates = steps_of(method.update, prompts)
     size = s.learner.tokens_per_microbatch
     return {
         "prompts_per_step": prompts,

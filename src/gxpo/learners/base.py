@@ -14,8 +14,10 @@ from annotated_types import Ge
 from torch import Tensor
 
 from gxpo import runtime
-from gxpo.errors import CheckpointError, ModelError
+from gxpo.definition import show
+from gxpo.errors import CheckpointError, GxpoError, ModelError
 from gxpo.forest import Forest
+from gxpo.functions import place_of
 from gxpo.grouped import dense
 from gxpo.learners.accumulate import constants, in_one_pass, in_two_passes, unit_of, whole_units
 from gxpo.learners.optimiser import Optimiser, local
@@ -31,11 +33,22 @@ if TYPE_CHECKING:
 class UpdatePart(Part):
     """Base of updates: a frozen dataclass with `run` and `optimiser_steps` (`gxpo.protocols.Update`).
 
-    sets_parameters  whether it reads gradients, or copies and sets parameters, beside taking steps
+    sets_parameters  True for one that reads gradients, or copies and sets parameters, beside taking steps
     """
 
     slot = "update"
     sets_parameters: ClassVar[bool] = False
+
+
+def steps_of(update: Any, groups: int) -> int:
+    """`optimiser_steps` of an update; GxpoError where it gives no number of steps."""
+    found = update.optimiser_steps(groups)
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise GxpoError(
+            f"update {show(update)}{place_of(update.optimiser_steps)} gave {found!r} optimiser steps for {groups} "
+            "groups; it has to give a whole number, 1 or more"
+        )
+    return found
 
 
 def deal(group: Tensor, minibatches: int) -> list[Tensor]:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.definition import kind_of
+from gxpo.definition import kind_of, show
 from gxpo.errors import ConfigError, GxpoError, MissingSignal
+from gxpo.functions import expect, naming
 from gxpo.objectives.surrogate import (
     Clip,
     Entries,
@@ -87,12 +88,15 @@ def evaluate(
     term: Term, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
 ) -> Evaluated:
     """Value and metrics of a term; where it returns a scalar alone they come from its `metrics`, if it has any."""
-    found = term(forest, policy, credit, weight, signals, step)
-    if isinstance(found, tuple):
-        return found[0], dict(found[1])
+    what = f"term {show(term)}"
+    with naming(what, term):
+        found = term(forest, policy, credit, weight, signals, step)
+    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping):
+        return expect(found[0], (), what, term, ""), dict(found[1])
+    value: Tensor = expect(found, (), what, term, "")
     metrics = getattr(term, "metrics", None)
     with torch.no_grad():
-        return found, {} if metrics is None else dict(metrics(forest, policy, credit, weight, signals))
+        return value, {} if metrics is None else dict(metrics(forest, policy, credit, weight, signals))
 
 
 @torch.no_grad()
@@ -291,7 +295,10 @@ class PolicyGradient(TermPart):
         silent = (x.coefficient == 0) | (x.seen.credit == 0)
         overflown = silent & x.seen.ratio.isinf()  # they count for nothing, and 0 times infinity would be nan
         seen = replace(x.seen, ratio=torch.where(overflown, torch.ones_like(x.seen.ratio), x.seen.ratio))
-        loss = self.surrogate.loss(seen)
+        what = f"surrogate {show(self.surrogate)}"
+        with naming(what, self.surrogate):
+            loss = self.surrogate.loss(seen)
+        expect(loss, seen.ratio.shape, what, self.surrogate, "entry of x")
         if not bool(x.has_ratio.all()):
             loss = torch.where(x.has_ratio, loss, shaped(x.seen.logprob, x.seen.credit, self.shaping_gamma))
         value = torch.where(x.coefficient == 0, torch.zeros_like(loss), x.coefficient * loss).sum()
@@ -316,7 +323,10 @@ class PolicyGradient(TermPart):
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         logprob, given = policy.logprob[entries], credit[entries].to(policy.logprob)
         log_ratio, owner, step = logprob - below[entries], trajectory[entries], forest.path_step[entries]
-        held = self._level.level(self.surrogate.before(log_ratio, given), owner, step)
+        what = f"ratio {show(self._level)}"
+        with naming(what, self._level):
+            held = self._level.level(self.surrogate.before(log_ratio, given), owner, step)
+        expect(held, log_ratio.shape, what, self._level, "token that is trained")
         entropy = None
         if "entropy" in self.surrogate.outputs:
             if policy.entropy is None:

@@ -18,8 +18,8 @@ from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
 from gxpo import former
-from gxpo.errors import GxpoError
-from gxpo.functions import UNBOUNDED, FunctionPart, checked_by, signature
+from gxpo.errors import ConfigError, GxpoError, did_you_mean
+from gxpo.functions import UNBOUNDED, FunctionPart, checked_by, expect, place_of, signature
 from gxpo.ranges import Part
 from gxpo.registry import part
 
@@ -122,6 +122,17 @@ class Ratio(Part, ABC):
 
 class RatioFunction(FunctionPart, Ratio):
     """A ratio that is one pure function: log-ratio, trajectory and turn [n] of the tokens -> log-ratio at its level."""
+
+    @classmethod
+    def facts(cls, function: Callable[..., Any]) -> dict[str, Any]:
+        known = ("log_ratio", "trajectory", "turn")
+        for name in signature(function).columns:
+            if name not in known:
+                raise ConfigError(
+                    f"objective.ratio={function.__name__}{place_of(function)} has a parameter {name!r}"
+                    f"{did_you_mean(name, known)}; a ratio reads {', '.join(known)}"
+                )
+        return {}
 
     def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor) -> Tensor:
         columns = {"log_ratio": log_ratio, "trajectory": trajectory, "turn": turn}
@@ -274,7 +285,10 @@ class SurrogateFunction(FunctionPart, Surrogate):
 
     def clipped(self, x: Entries) -> Tensor:
         found = self.function(x, **self.options)
-        return found[1] if isinstance(found, tuple) else super().clipped(x)
+        if not isinstance(found, tuple):
+            return super().clipped(x)
+        what = f"the second value of surrogate {self.function.__name__}"
+        return expect(found[1], x.ratio.shape, what, self.function, "entry of x")
 
 
 @part("unclipped", stage="surrogate")

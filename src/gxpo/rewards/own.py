@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gxpo.errors import GxpoError
 from gxpo.forest import Forest
+from gxpo.functions import expect, naming
 
 Parts = Mapping[str, Callable[[Forest], Any]]  # by NAME of reward.STAGE.NAME
 
@@ -45,15 +46,20 @@ def apply(forest: Forest, shapes: Parts, steps: Parts, adds: Parts) -> Forest:
     columns = {name: forest.components[:, i] for i, name in enumerate(forest.component_names)}
     outcome = forest.outcome.to(torch.float64)
     for name, part in shapes.items():
-        named = column(name, part)
-        outcome = columns[_new(named, forest)] = _one_each(name, part(forest.replace(outcome=outcome)), outcome)
+        found = _called(f"reward.shape.{name}", part, forest.replace(outcome=outcome))
+        found = _of_trajectories(f"reward.shape.{name}", part, found, forest)
+        outcome = columns[_new(column(name, part), forest)] = found
     reward = forest.step_reward
     for name, part in steps.items():
-        reward = _with_step_reward(name, reward, part(forest.replace(outcome=outcome)))
+        found = _called(f"reward.step.{name}", part, forest.replace(outcome=outcome))
+        found = expect(found, reward.shape, f"reward.step.{name}", part, "step (nan for none)")
+        reward = _with_step_reward(reward, found)
     for slot, part in adds.items():
-        found = part(forest)
-        for name, value in ({slot: found} if isinstance(found, Tensor) else found).items():
-            columns[_new(name, forest)] = value = _one_each(name, value, outcome)
+        what = f"reward.add.{slot}"
+        found = _called(what, part, forest)
+        for name, value in (found if isinstance(found, Mapping) else {slot: found}).items():
+            named = what if name == slot else f"{what}, value {name!r}"
+            columns[_new(name, forest)] = value = _of_trajectories(named, part, value, forest)
             outcome = outcome + value
     scored = forest.with_rewards(outcome, components=columns)
     return scored.replace(
@@ -64,11 +70,18 @@ def apply(forest: Forest, shapes: Parts, steps: Parts, adds: Parts) -> Forest:
     )
 
 
-def _with_step_reward(name: str, reward: Tensor, found: Any) -> Tensor:
+def _called(what: str, part: Callable[[Forest], Any], forest: Forest) -> Any:
+    with naming(what, part):
+        return part(forest)
+
+
+def _of_trajectories(what: str, part: Any, value: Any, forest: Forest) -> Tensor:
+    """The values of a part, [R] float64."""
+    return expect(value, (forest.n_trajectories,), what, part, "trajectory").to(torch.float64)
+
+
+def _with_step_reward(reward: Tensor, found: Tensor) -> Tensor:
     """Add a part's values to the step rewards; nan is none."""
-    if not isinstance(found, Tensor) or found.shape != reward.shape:
-        told = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        raise GxpoError(f"reward.step.{name} gives one number for each of {len(reward)} steps, not {told}")
     known = reward.isfinite() | found.isfinite()
     total = reward.nan_to_num(nan=0.0) + found.to(torch.float64).nan_to_num(nan=0.0)
     return torch.where(known, total, torch.nan)
@@ -78,9 +91,3 @@ def _new(name: str, forest: Forest) -> str:
     if name in forest.component_names:
         raise GxpoError(f"the method's reward {name!r} has the name of a component of the task's: rename one of them")
     return name
-
-
-def _one_each(name: str, value: Tensor, outcome: Tensor) -> Tensor:
-    if value.shape != outcome.shape:
-        raise GxpoError(f"reward {name!r} has shape {tuple(value.shape)}; shaping gives one value a trajectory")
-    return value.to(torch.float64)

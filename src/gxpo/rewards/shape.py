@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gxpo.errors import ConfigError, GxpoError, NoComponent
+from gxpo.errors import ConfigError, GxpoError, NoComponent, did_you_mean
 from gxpo.forest import Forest
-from gxpo.functions import Formula, signature
+from gxpo.functions import Formula, expect, place_of, signature
 from gxpo.registry import part
 from gxpo.rewards.base import RewardPart
 
@@ -70,6 +70,7 @@ class Shape(Formula, RewardPart):
     @torch.no_grad()
     def __call__(self, forest: Forest) -> Tensor:
         value = self.apply(self.function, columns_for(self.function, forest, "reward.shape"))
+        expect(value, (forest.n_trajectories,), "function of reward.shape", self.function, "trajectory")
         return torch.where(forest.scored, value.to(torch.float64), torch.nan)
 
     @property
@@ -83,7 +84,10 @@ def columns_for(function: Callable[..., Any], forest: Forest, slot: str) -> list
     name, asked = function.__name__, signature(function).columns
     unknown = [c for c in asked if c not in COLUMNS]
     if unknown:
-        raise ConfigError(f"{slot}: {name} asks for {unknown[0]!r}; there is {', '.join(COLUMNS)}")
+        hint = did_you_mean(unknown[0], COLUMNS)
+        raise ConfigError(
+            f"{slot}: {name}{place_of(function)} asks for {unknown[0]!r}{hint}; there is {', '.join(COLUMNS)}"
+        )
     return [COLUMNS[c](forest, name) for c in asked]
 
 

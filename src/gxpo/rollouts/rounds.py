@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gxpo import grouped
+from gxpo.definition import show
+from gxpo.errors import GxpoError
 from gxpo.forest import Forest
+from gxpo.functions import place_of
 from gxpo.protocols import Session, Task
 from gxpo.rollouts.build import Attempts, Count, Draw, Episode, Fork, RolloutPart
 from gxpo.rollouts.episodes import Play
@@ -97,11 +101,27 @@ class Rounds(RolloutPart):
         """All rounds of a step."""
         with self._play(session) as play:
             rounds: list[Round] = []
-            asked = self.first(play.draws(tasks), play)
+            asked = self._attempts("first", play.draws(tasks), play)
             while asked or not rounds:
                 rounds.append(Round(self._played(play.begin(asked), play), play))
-                asked = self.then(rounds, play)
+                asked = self._attempts("then", rounds, play)
             return self.merge(rounds, play)
+
+    def _attempts(self, name: str, *given: Any) -> Sequence[Attempts | Fork]:
+        """What one of the rollout's methods asks for; GxpoError where it gives anything else."""
+        method = getattr(self, name)
+        found = method(*given)
+        wrong = (
+            [x for x in found if not isinstance(x, (Attempts, Fork))] if isinstance(found, (list, tuple)) else [found]
+        )
+        if wrong:
+            kind = "None" if wrong[0] is None else type(wrong[0]).__name__
+            where = f"{kind}" if wrong[0] is found else f"a {type(found).__name__} with {kind}"
+            raise GxpoError(
+                f"rollout {show(self)}: {name}{place_of(method)} gave {where}; it has to give a list of "
+                "draw.attempts(n) and Fork(...), empty where there are none"
+            )
+        return found
 
     def _play(self, session: Session) -> Play:
         return Play(session, restorable=self.forks)
@@ -113,5 +133,5 @@ class Rounds(RolloutPart):
             return episodes
         while running := play.running(episodes):
             play.turn(running)
-            episodes += play.begin(self.after_turn(episodes, play))
+            episodes += play.begin(self._attempts("after_turn", episodes, play))
         return episodes

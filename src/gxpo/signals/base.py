@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gxpo.errors import GxpoError
+from gxpo.functions import expect, in_words, naming, place_of, users_code
 from gxpo.ranges import Part, key_of
 
 if TYPE_CHECKING:
@@ -87,6 +88,22 @@ class SignalPart(Part, ABC):
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore `tensors`."""
+
+
+def computed(part: SignalPart, forest: Forest, signals: Signals, tools: SignalTools) -> Mapping[str, Tensor]:
+    """The signals of a part, each on its axis; GxpoError that names a user's file where one can't be."""
+    what = f"signal {', '.join(part.provides)}"
+    with naming(what, part):
+        found = part.compute(forest, signals, tools)
+    if not isinstance(found, Mapping):
+        raise GxpoError(f"{what}{place_of(part)} gave {in_words(found)}; it has to give a mapping of names to tensors")
+    if users_code(part) is not None:
+        for name, value in found.items():
+            axis = part.axes.get(name, "P")
+            size = forest._size(axis)
+            if not hasattr(value, "is_complex") or value.is_complex() or not value.dim() or len(value) != size:
+                expect(value, (size,), f"signal {name}", part, f"row of axis {axis}")
+    return found
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gxpo.errors import ConfigError, TaskError, did_you_mean
-from gxpo.functions import FunctionPart, signature
+from gxpo.functions import FunctionPart, in_words, place_of, signature
 
 COLUMNS: Mapping[str, str] = {  # what a score may read by the names of its parameters, [N] float64
     "rate": "(right + prior / 2) / (verdicts + prior), earlier visits discounted; 0.5 where nothing is known",
@@ -100,10 +100,15 @@ class TaskSampler(FunctionPart):
         name = type(self).__name__
         found = self.function(*given, **self.options)
         if not isinstance(found, Tensor) or found.shape != given[0].shape:
-            raise TaskError(f"tasks.sampler={name} must give a tensor with a weight for each of {len(given[0])} tasks")
+            raise TaskError(
+                f"tasks.sampler={name}{place_of(self.function)} gave {in_words(found)}; it has to give shape "
+                f"{tuple(given[0].shape)}, a weight for each task"
+            )
         found = found.detach().to(torch.float64)
         if not bool((found.isfinite() & (found >= 0)).all()):
-            raise TaskError(f"tasks.sampler={name} gave weights that are negative or not finite")
+            raise TaskError(
+                f"tasks.sampler={name}{place_of(self.function)} gave weights that are negative or not finite"
+            )
         return mixed(found, self.uniform)  # type: ignore[attr-defined]  # of `SamplerOptions`
 
 

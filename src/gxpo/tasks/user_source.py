@@ -6,11 +6,12 @@ import ast
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gxpo.errors import GxpoError, TaskError
+from gxpo.functions import place_of
 from gxpo.protocols import Task
 from gxpo.tasks.in_memory import plain_row, rows_in
 from gxpo.tasks.listed import ListedTasks
@@ -165,7 +166,11 @@ class OwnTasks:
     def _tasks(self, method: str, *arguments: int) -> list[Task]:
         label = f"task {self.name!r}: {method}"
         try:
-            given = list(getattr(self._inner, method)(*arguments))
+            given = getattr(self._inner, method)(*arguments)
+            if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+                place = place_of(getattr(self._inner, method))
+                raise TaskError(f"{label}{place} gave {type(given).__name__}; it has to give a list of tasks")
+            given = list(given)
         except GxpoError:
             raise
         except Exception as error:

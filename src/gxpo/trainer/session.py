@@ -17,8 +17,10 @@ from torch import Tensor
 from gxpo import runtime
 from gxpo.chat import PlainChat
 from gxpo.chat.plain import Tokens, decoder
-from gxpo.errors import ConfigError, TaskError
+from gxpo.definition import show
+from gxpo.errors import ConfigError, GxpoError, TaskError
 from gxpo.forest import Forest
+from gxpo.functions import naming, place_of
 from gxpo.learners.accumulate import gradient_of
 from gxpo.pipeline import Loss, Method
 from gxpo.protocols import (
@@ -183,6 +185,15 @@ class Session:
             return forest
         return self._segmenter(forest, SegmentTools(self.decode, self.learner))
 
+    def grown(self, rollout: Any, tasks: Sequence[Task]) -> Forest:
+        """A rollout's forest of these tasks; GxpoError where it gives no forest."""
+        with naming(f"rollout {show(rollout)}", rollout):
+            forest = rollout.grow(tasks, self)
+        if not isinstance(forest, Forest):
+            what = f"rollout {show(rollout)}{place_of(rollout)}"
+            raise GxpoError(f"{what} gave {type(forest).__name__}; grow and merge have to give a Forest")
+        return forest
+
     def score(self, forest: Forest, texts: Sequence[str] | None = None) -> Forest:
         """The forest with outcomes, components and success.
 
@@ -218,6 +229,11 @@ class Session:
         """All trajectories scored, by the first process for all of them."""
         blob: dict[str, Any] = {}
         if runtime.rank() == 0:
+            if unknown := [name for name in forest.task if name not in self._tasks]:
+                raise GxpoError(
+                    f"a rollout of task {unknown[0]!r} can't be scored: this step has not drawn it; tell the session "
+                    "of further tasks, session.know(tasks)"
+                )
             scored = self.rewards.score(forest, texts, [self._tasks[t] for t in forest.task])
             broken = torch.tensor(["failure" in info for info in forest.info], dtype=torch.bool)
             scored = scored.replace(outcome=scored.outcome.masked_fill(broken, torch.nan))

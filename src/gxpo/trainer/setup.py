@@ -15,6 +15,7 @@ from gxpo.decoder.vision import vision_of
 from gxpo.engines.flow import FlowEngine
 from gxpo.engines.tinker import TinkerSampler
 from gxpo.errors import ConfigError
+from gxpo.learners.base import steps_of
 from gxpo.learners.flow import FlowLearner
 from gxpo.learners.optimiser_kinds import betas_of
 from gxpo.learners.remote import RemoteLearner
@@ -201,7 +202,7 @@ def _learning(resolved: Resolved, device: str) -> dict[str, Any]:
         "max_grad_norm": s.optim.max_grad_norm,
         "schedule": s.optim.schedule,
         "warmup_steps": s.optim.warmup_steps,
-        "total_steps": resolved.steps * method.update.optimiser_steps(s.tasks.per_step),
+        "total_steps": resolved.steps * steps_of(method.update, s.tasks.per_step),
         "tokens_per_microbatch": 8192 if size == "auto" else size,
         "device": device,
         "reference": "reference_logprob" in method.needs,

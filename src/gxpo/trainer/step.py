@@ -14,9 +14,11 @@ from torch import Tensor
 from gxpo import former, grouped
 from gxpo.chat.plain import decoder
 from gxpo.config import Resolved
+from gxpo.definition import show
 from gxpo.engines.openai import OpenAIEngine
 from gxpo.engines.vllm import VllmEngine
 from gxpo.forest import Forest
+from gxpo.functions import naming
 from gxpo.judges import meter
 from gxpo.pipeline import Method, zero_signal_groups
 from gxpo.protocols import Budget, Sampling, StepInfo
@@ -24,6 +26,7 @@ from gxpo.rollouts.logged import LOGGED
 from gxpo.runtime import Clock, give_back, peak_megabytes
 from gxpo.segments.base import LABEL
 from gxpo.signals import Signals, SignalTools
+from gxpo.signals.base import computed
 from gxpo.trainer.asynchronous import Pipeline
 from gxpo.trainer.episodes import at_turn_limit, failures_of_agents, of_agents, of_episodes
 from gxpo.trainer.resources import Resources
@@ -84,7 +87,8 @@ class Stages(Resources):
         lr = learner.optimiser.current_lr
         proximal = signals["proximal_logprob"] if self._needs_proximal else None
         bound = BoundLearner(learner, method, read, signals, number, proximal)
-        method.update.run(read, credit, weight, bound)
+        with naming(f"update {show(method.update)}", method.update):
+            method.update.run(read, credit, weight, bound)
         if self.overlap is None:
             self.engine.policy_version = number  # an evaluation comes before the next step
         learnt = {k: v for part in method.signals.values() for k, v in part.learn(read, signals, tools).items()}
@@ -162,7 +166,7 @@ class Stages(Resources):
         """The step's rollouts, sampled and scored now."""
         self.engine.policy_version = self.step_number - 1
         tasks = session.draw(self.settings.tasks.per_step)
-        forest = session.segment(self.method.rollout.grow(tasks, session))
+        forest = session.segment(session.grown(self.method.rollout, tasks))
         give_back()
         clock.lap("sample")
         self.rewards.at(self.step_number, self.settings.trainer.steps)
@@ -217,7 +221,7 @@ class Stages(Resources):
             values |= {n: found[k] for n, k in zip(current, names, strict=True)}
         for part in self.method.signals.values():
             held = Signals.of(forest, values, self.method.axes)
-            values |= {name: x.detach() for name, x in part.compute(forest, held, tools).items()}
+            values |= {name: x.detach() for name, x in computed(part, forest, held, tools).items()}
         return Signals.of(forest, values, self.method.axes)
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from gxpo.functions import expect
 from gxpo.registry import part
 from gxpo.weighting.columns import SCORES, Columns, Scored
 
@@ -49,5 +50,7 @@ class GroupWeight(Scored):
         first[group.flip(0)] = torch.arange(len(group)).flip(0)  # a row of each group
         x = columns.scored(self.statistic, "R", self.options)
         weight = self.apply(self.curve, [part[first] for part in columns.given(self.curve, "R", x)])
+        if getattr(weight, "shape", None) != (len(first), 2):  # of advantages above 0, and of the others
+            expect(weight, (len(first),), "curve of group_weight", self.curve, "group")
         of_entry = weight[group][forest.path_trajectory]
         return of_entry if weight.dim() == 1 else torch.where(credit > 0, of_entry[:, 0], of_entry[:, 1])

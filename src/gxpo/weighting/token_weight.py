@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from gxpo.functions import expect
 from gxpo.registry import part
 from gxpo.weighting.columns import SCORES, Columns, Scored
 
@@ -54,7 +55,9 @@ class TokenWeight(Scored):
         columns = Columns(forest, credit, signals, self.scope, step, self.sign == "nonzero")
         axis = "R" if self.unit == "trajectory" else "P"
         x = columns.scored(self.by, axis, self.options)
-        weight = self.apply(self.keep, columns.given(self.keep, axis, x)).to(torch.float64)
+        weight = self.apply(self.keep, columns.given(self.keep, axis, x))
+        unit = "trajectory" if axis == "R" else "trained token"
+        weight = expect(weight, x.shape, "keep of token_weight", self.keep, unit).to(torch.float64)
         if axis == "R":
             weight = forest.to_path(weight, "R")
         else:

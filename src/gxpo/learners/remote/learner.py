@@ -241,6 +241,6 @@ def unsupported(method: Any, abilities: frozenset[str], update: Any = None) -> s
         return "it compares with a reference policy"
     if len(getattr(method.rollout, "policies", None) or ()) > 1:
         return "it trains several policies"
-    if method.update.sets_parameters:
+    if getattr(method.update, "sets_parameters", False):
         return f"its update ({type(method.update).__name__}) reads and sets parameters"
     return None

@@ -294,7 +294,7 @@ class Pipeline:
             learner=None,
         )
         session.know(group.tasks)
-        forest = stage.rollout.grow(group.tasks, session)
+        forest = session.grown(stage.rollout, group.tasks)
         if not getattr(stage.segmenter, "reads_entropy", False):  # else by the learner, in the step that trains it
             forest = session.segment(forest)
         if not forest.n_trajectories:
