@@ -213,7 +213,7 @@ def test_step_rewards_of_ones_own_are_added_to_the_steps(tmp_path):
     known[0], known[1] = 0.5, -1.0
     found = own.apply(FOREST.replace(step_reward=known), {}, {"a": EachStep(), "b": EachStep()}, {}).step_reward
     assert found[:2].tolist() == [0.5, 1.0] and bool(found[2].isnan()) and len(found) == 3
-    with pytest.raises(GxpoError, match=r"reward\.step\.c gives one number for each of \d+ steps, not shape"):
+    with pytest.raises(GxpoError, match=r"reward\.step\.c .*gave shape \(1,\); it has to give shape \(3,\)"):
         own.apply(FOREST, {}, {"c": lambda forest: torch.zeros(1)}, {})
     m = gxpo.method("gigpo", {"reward.step.paid": EachStep, "segment": "chunks", "segment.tokens": 2})
     run = gxpo.train("tiny:cold", "arithmetic", m, 1, lambda tokens: float(len(tokens)), out=tmp_path / "run",

@@ -217,14 +217,15 @@ def _unprovided(made: Method, signal: str, known: list[str]) -> ConfigError:
     from gxpo.functions import place_of
     from gxpo.named_columns import HELD, TOKEN, TRAJECTORY
     from gxpo.signals.function import TOOLS
+    from gxpo.usercode import hint as close_name
 
     asking = (part for part in made.parts() if signal in getattr(part, "needs", ()))
     place = next(filter(None, map(place_of, asking)), "")
     columns = [*TRAJECTORY, *TOKEN, *HELD, *MADE, *TOOLS, "hidden", "past"] if place else []
-    hint = did_you_mean(signal, dict.fromkeys([*known, *columns]))
+    hint = close_name(signal, columns) or did_you_mean(signal, known)
     instead = "name the parameter after a column or a signal, or " if place else ""
     return ConfigError(
-        f"{made.name} reads signal {signal!r}{place}, which no part provides{hint}: {instead}add signal.NAME with a "
+        f"{made.name} reads signal {signal!r}, which no part provides{place}{hint}: {instead}add signal.NAME with a "
         "part that does"
     )
 

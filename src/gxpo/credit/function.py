@@ -61,9 +61,8 @@ class Advantage(FunctionPart, CreditPart):
         found = Columns(forest, signals, self, self.options).call(self.function, self.axis)
         units = {"R": "trajectory", "S": "step of a trajectory", "P": "path token"}
         what = f"credit {show(type(self))}"
-        expect(found, (forest._size(self.axis),), what, self.function, units[self.axis])
-        found = found.to(torch.float64)
         at = self.gives or self.axis
+        found = expect(found, (forest._size(at),), what, self.function, units[at]).to(torch.float64)
         return found if at == "P" else forest.to_path(found, at)
 
 

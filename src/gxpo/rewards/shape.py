@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gxpo.errors import ConfigError, GxpoError, NoComponent, did_you_mean
+from gxpo.errors import ConfigError, GxpoError, NoComponent
 from gxpo.forest import Forest
 from gxpo.functions import Formula, expect, place_of, signature
 from gxpo.registry import part
 from gxpo.rewards.base import RewardPart
+from gxpo.usercode import hint
 
 COLUMNS: Mapping[str, Callable[[Forest, str], Any]] = {  # [R] each, of a forest, for a function of this name
     "outcome": lambda forest, _: forest.outcome,
@@ -84,9 +85,9 @@ def columns_for(function: Callable[..., Any], forest: Forest, slot: str) -> list
     name, asked = function.__name__, signature(function).columns
     unknown = [c for c in asked if c not in COLUMNS]
     if unknown:
-        hint = did_you_mean(unknown[0], COLUMNS)
+        close = hint(unknown[0], COLUMNS)
         raise ConfigError(
-            f"{slot}: {name}{place_of(function)} asks for {unknown[0]!r}{hint}; there is {', '.join(COLUMNS)}"
+            f"{slot}: {name}{place_of(function)} asks for {unknown[0]!r}{close}; there is {', '.join(COLUMNS)}"
         )
     return [COLUMNS[c](forest, name) for c in asked]
 

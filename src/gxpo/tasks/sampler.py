@@ -102,7 +102,7 @@ class TaskSampler(FunctionPart):
         if not isinstance(found, Tensor) or found.shape != given[0].shape:
             raise TaskError(
                 f"tasks.sampler={name}{place_of(self.function)} gave {in_words(found)}; it has to give shape "
-                f"{tuple(given[0].shape)}, a weight for each task"
+                f"{tuple(given[0].shape)}, a weight for each of {len(given[0])} tasks"
             )
         found = found.detach().to(torch.float64)
         if not bool((found.isfinite() & (found >= 0)).all()):
