@@ -37,6 +37,12 @@ def of_update(method: Method) -> dict[str, int] | None:
     return {name: n for name, n in found.items() if n != 1}
 
 
+def group_size(method: Method) -> int | None:
+    """Size of a group that the method, or what is said beside it, states; None: any."""
+    stated = method.keys.get("rollout.group_size")
+    return None if stated is None or stated.origin == "default" else stated.value
+
+
 def of_settings(method: Method) -> list[str]:
     """Why not, whatever TRL's settings are."""
     if of_update(method) is None:
@@ -52,6 +58,8 @@ def settings_for(method: Method) -> dict[str, Any]:
         kl = method.terms.get("kl") or method.kl_reward
         found["beta"] = (kl.coef if kl is not None else 0.0) or 0.01
     found |= of_update(method) or {}
+    if (size := group_size(method)) is not None:
+        found["num_generations"] = size
     if needs_length(method):
         found["max_steps"] = 1000
     return found
