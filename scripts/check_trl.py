@@ -110,6 +110,20 @@ CASES: Mapping[str, tuple[int, dict[str, Any], str, dict[str, Any], dict[str, An
         },
         {"learning_rate": 0.5},
     ),
+    "two rewards": (
+        8,
+        {"multi_objective_aggregation": "normalize_then_sum"},
+        "gdpo_multi@trl",
+        {"credit.weights": {"value": 0.7, "length": 0.3}},
+        {**MOVED, "reward_weights": [0.7, 0.3]},
+    ),
+    "luspo, ratios of tokens": (
+        8,
+        {"loss_type": "luspo"},
+        "luspo@trl",
+        {"objective.ratio": "token", "objective.clip_low": 0.2, "objective.clip_high": 0.2},
+        MOVED,
+    ),
     "experimental gmpo": (8, {"trainer": "trl.experimental.gmpo:GMPOTrainer", "epsilon": 0.4}, "gmpo@trl", {}, MOVED),
 }
 
@@ -117,6 +131,11 @@ CASES: Mapping[str, tuple[int, dict[str, Any], str, dict[str, Any], dict[str, An
 def value(completion_ids: Any, **columns: Any) -> list[float]:
     """A reward that differs within groups and says nothing; eighths, whose means are exact in float32."""
     return [sum(ids) % 8 / 8 for ids in completion_ids]
+
+
+def length(completion_ids: Any, **columns: Any) -> list[float]:
+    """Another reward."""
+    return [len(ids) / 8 for ids in completion_ids]
 
 
 def saved_model(folder: Path) -> str:
@@ -139,7 +158,8 @@ def steps_of(trainer: Any, path: str, micro: int, world: int = 1, *, steps: int 
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     prompts = ["".join(str((7 * i + 3 * j) % 10) for j in range(2 + i % 4)) for i in range(64)]
     settings = {"output_dir": path + "-out", "max_steps": steps, "learning_rate": 0.1, **given}
-    return trained(trainer, model, tokenizer, [{"prompt": p} for p in prompts], value, micro, world, **settings)
+    rewards = [value, length] if given.get("reward_weights") else value
+    return trained(trainer, model, tokenizer, [{"prompt": p} for p in prompts], rewards, micro, world, **settings)
 
 
 def trained(

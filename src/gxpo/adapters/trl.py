@@ -106,8 +106,10 @@ class WithMethod(Base):
         composed = compose(method, overrides)
         refuse(composed, trl_asks.declared(composed))
         super().__init__(*args, **kwargs)
-        weights = dict(zip(self.reward_func_names, map(float, self.reward_weights), strict=True))
-        composed = translated(self.args, method, overrides or {}, weights)
+        own = self.args.reward_weights or []
+        weights = [*own, *[1.0] * (len(self.reward_func_names) - len(own))]  # an environment's reward has none of these
+        rewards = list(zip(self.reward_func_names, weights, strict=True))
+        composed = translated(self.args, method, overrides or {}, rewards)
         longest = self.max_completion_length
         fills: dict[str, Any] = {} if longest is None else {"horizon": float(longest), "max_length": longest}
         names, verdicts = list(self.reward_func_names), success_at is not None
@@ -116,7 +118,7 @@ class WithMethod(Base):
         self._reads = asks.reads(composed.fill(**fills), **tried)
         borrowed = asks.borrows(composed.fill(**fills), **tried)
         by_name = self._reads.get("components", "").startswith("credit")  # which weighs them itself
-        refuse(composed, settings_against(self.args, composed, weights if by_name else None))
+        refuse(composed, settings_against(self.args, composed, rewards if by_name else None))
         self._cycle = self.args.steps_per_generation * self.args.num_iterations  # micro-batches of a generation batch
         optimiser_steps = max(1, self._cycle // self.args.gradient_accumulation_steps)
         if trl_asks.needs_length(composed):
@@ -165,7 +167,7 @@ class WithMethod(Base):
         mine = scored.forest.entries_of(output[ROW].cpu())
         advantages[own.cpu()] = scored.credit[mine]
         output["advantages"] = advantages.to(device, torch.float32)
-        self._log_advantages(scored)
+        self._loss_log.advantages(scored)
         return output
 
     def _score(self, output: Mapping[str, Any], mode: str) -> Scored:
@@ -250,16 +252,6 @@ class WithMethod(Base):
         """The rows of all processes, on the CPU, padded with 0 to one width."""
         x = self.accelerator.pad_across_processes(x, dim=1, pad_first=left)
         return self.accelerator.gather(x.contiguous()).detach().cpu()
-
-    def _log_advantages(self, scored: Scored) -> None:
-        """Show a row's mean advantage under the method in TRL's table of completions."""
-        shown = self._logs["advantages"]
-        forest, rows = scored.forest, scored.forest.n_trajectories
-        total = torch.zeros(rows, dtype=torch.float64).index_add_(0, forest.path_trajectory, scored.credit)
-        count = torch.bincount(forest.path_trajectory, minlength=rows).clamp_min(1)
-        for _ in range(min(rows, len(shown))):
-            shown.pop()
-        shown.extend((total / count).tolist())
 
     # ------------------------------------------------------------ objective
     def _compute_loss(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:

@@ -34,7 +34,9 @@ def of_update(method: Method) -> dict[str, int] | None:
     if type(update) is not Epochs or update.first is not None:
         return None
     found = {"num_iterations": update.epochs, "steps_per_generation": update.minibatches}
-    return {name: n for name, n in found.items() if n != 1}
+    keys = {"num_iterations": "update.epochs", "steps_per_generation": "update.minibatches"}
+    chosen = {name for name, key in keys.items() if key in method.keys and method.keys[key].origin != "default"}
+    return {name: n for name, n in found.items() if n != 1 or name in chosen}
 
 
 def group_size(method: Method) -> int | None:

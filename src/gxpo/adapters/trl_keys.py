@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gxpo.adapters.trl_defaults import DEFAULTS
+from gxpo.compat import COMPAT
 from gxpo.compose import method as compose
-from gxpo.definition import show
+from gxpo.definition import Stated, show
 from gxpo.objectives.base import PolicyGradient
 from gxpo.pipeline import Method
 
@@ -50,18 +52,20 @@ class Wanted:
     args      TRL's configuration, or a stand-in with its fields
     stated    names of its settings that count as given: see `trl_stated.stated`
     composed  the method before them
-    rewards   weights of the reward functions by name; None where these are not known
+    rewards   (name, weight) of each reward function; None where these are not known
     """
 
     args: Any
     stated: set[str]
     composed: Method
-    rewards: Mapping[str, float] | None = None
+    rewards: Sequence[tuple[str, float]] | None = None
     keys: dict[str, tuple[str, Any]] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
 
     @classmethod
-    def by(cls, args: Any, stated: set[str], composed: Method, rewards: Mapping[str, float] | None = None) -> Wanted:
+    def by(
+        cls, args: Any, stated: set[str], composed: Method, rewards: Sequence[tuple[str, float]] | None = None
+    ) -> Wanted:
         """All that the stated settings ask for."""
         made = cls(args, stated, composed, rewards)
         for name, why in WITHOUT_KEY.items():
@@ -70,7 +74,7 @@ class Wanted:
         made._loss()
         made._bounds()
         for setting, key in NUMBERS.items():
-            if setting in stated and (getattr(args, setting) or key in composed.keys):  # a bonus of 0 needs no key
+            if setting in stated and (key in composed.keys or getattr(args, setting) != DEFAULTS[setting]):
                 made.keys[key] = (setting, getattr(args, setting))
         made._credit()
         made._entropy()
@@ -139,14 +143,23 @@ class Wanted:
 
     def _decoupled(self, setting: str) -> None:
         """Each reward normalised in its group, then their weighted sum over the batch."""
-        weights = self.rewards
-        if weights is not None and len(weights) < 2:
+        decoupled = compose("gdpo_multi").keys["credit"].value
+        if show(self.composed.keys["credit"].value) != show(decoupled):
+            own = [k for k, v in self.composed.keys.items() if k.startswith("credit.") and not left_open(k, v)]
+            if own:  # of the advantage that it would replace
+                self.reasons.append(
+                    f"{setting}='normalize_then_sum' is credit={show(decoupled)} here, and {self.composed.name} has "
+                    f"{', '.join(f'{k}={show(self.composed.keys[k].value)}' for k in own)}: leave it out"
+                )
+                return
+        weights = None if self.rewards is None else dict(self.rewards)
+        if self.rewards is not None and len(self.rewards) < 2:
             self.reasons.append(
                 f"{setting}='normalize_then_sum' of one reward function: TRL normalises its advantages once more over "
                 "the batch, nothing here does; leave it out"
             )
             return
-        self.keys["credit"] = (setting, compose("gdpo_multi").keys["credit"].value)
+        self.keys["credit"] = (setting, decoupled)
         self.keys["credit.eps"] = (setting, 1e-4)
         if weights is not None and any(w != 1.0 for w in weights.values()):
             self.keys["credit.weights"] = ("reward_weights", dict(weights))
@@ -187,6 +200,12 @@ class Wanted:
                 self._ask("beta", **{"kl.ratio_weighted": True})
         elif "use_bias_correction_kl" in self.stated:
             self._ask("use_bias_correction_kl", **{"kl.ratio_weighted": corrected})
+
+
+def left_open(key: str, stated: Stated) -> bool:
+    """Whether this value is a default: gxpo's, or a constant of TRL's that was not set."""
+    method, _, system = stated.origin.partition("@")
+    return stated.origin == "default" or (system == "trl" and key in COMPAT["trl"].get(method, ()))
 
 
 def _is_clip(surrogate: Any) -> bool:

@@ -23,10 +23,20 @@ SOFT = ("sigmoid",)  # surrogates of TRL's that cut nothing, and of which it log
 
 
 class LossLog:
-    """Appends to a trainer's metrics what TRL logs of the loss, and the method's own figures."""
+    """Appends to a trainer's log what TRL logs of advantages and loss, and the method's own figures."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+
+    def advantages(self, scored: Scored) -> None:
+        """Show a row's mean advantage under the method in TRL's table of completions."""
+        shown = self._trainer._logs["advantages"]
+        forest, rows = scored.forest, scored.forest.n_trajectories
+        total = torch.zeros(rows, dtype=torch.float64).index_add_(0, forest.path_trajectory, scored.credit)
+        count = torch.bincount(forest.path_trajectory, minlength=rows).clamp_min(1)
+        for _ in range(min(rows, len(shown))):
+            shown.pop()
+        shown.extend((total / count).tolist())
 
     def figures(self, mode: str, scored: Scored, x: Mapping[str, Tensor]) -> None:
         """Figures of the terms on these rows; under TRL's own names those that TRL has too.

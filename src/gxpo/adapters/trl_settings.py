@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gxpo.adapters.trl_asks import group_size, needs_length, of_settings, of_update
-from gxpo.adapters.trl_keys import QUANTILE, Wanted, of_sequences
+from gxpo.adapters.trl_keys import QUANTILE, Wanted, left_open, of_sequences
 from gxpo.adapters.trl_stated import stated
-from gxpo.compat import COMPAT
 from gxpo.compose import method as compose
 from gxpo.definition import Stated, same, show
 from gxpo.errors import ConfigError
 from gxpo.pipeline import Method
 
 DEFAULT = "grpo@trl"  # the method that computes what TRL does
+# settings of gxpo's own trainer -> what to do in TRL
+OF_TRL: Mapping[str, str] = {
+    "optim.lr": "set learning_rate",
+    "optim.weight_decay": "set weight_decay",
+    "sampling.temperature": "set temperature",
+    "sampling.top_p": "set top_p",
+    "sampling.top_k": "set top_k",
+    "sampling.max_new_tokens": "set max_completion_length",
+    "trainer.steps": "set max_steps",
+    "trainer.seed": "set seed",
+}
 
 
 def translated(
-    args: Any, spec: str | Method, overrides: Mapping[str, Any], rewards: Mapping[str, float] | None = None
+    args: Any, spec: str | Method, overrides: Mapping[str, Any], rewards: Sequence[tuple[str, float]] | None = None
 ) -> Method:
     """The method with keys translated from TRL's settings.
 
@@ -27,7 +37,7 @@ def translated(
     into its key where neither the method nor the overrides state that key, accepted where they state the same value,
     and refused where they state another one.
 
-    rewards  weights of the reward functions by name, where they are known
+    rewards  (name, weight) of each reward function, where they are known
     """
     composed = compose(spec, overrides)
     asked = Wanted.by(args, stated(args), composed, rewards)
@@ -38,18 +48,18 @@ def translated(
     except ConfigError as error:
         raise ConfigError(f"{composed.name} in TRL: {_without_place(base, overrides, wanted, error)}") from error
     free: dict[str, Any] = {}
+    against: dict[str, dict[str, Any]] = {}  # setting -> its keys that the method states otherwise
     for key, (setting, _) in asked.keys.items():
         own, value = composed.keys.get(key), meant[key].value
         if own is not None and _equal(own.value, value):
             continue
-        if not isinstance(spec, Method) and (own is None or _left_open(key, own)):
+        if not isinstance(spec, Method) and (own is None or left_open(key, own)):
             free[key] = wanted[key]
-            continue
-        has = "no such key" if own is None else f"{key}={show(own.value)}"
-        reasons.append(
-            f"{setting}={getattr(args, setting)!r} is {key}={show(value)} here, and {composed.name} has {has}: leave "
-            f"{setting} out, or say overrides={{{key!r}: {value if isinstance(value, float) else repr(show(value))}}}"
-        )
+        else:
+            against.setdefault(setting, {})[key] = value
+    for setting, keys in against.items():
+        advises = not isinstance(spec, Method) and _composes(base, {**overrides, **keys})
+        reasons.append(_contradiction(setting, getattr(args, setting), keys, composed, advises))
     refuse(composed, reasons)
     return compose(spec, {**free, **overrides}) if free else composed
 
@@ -68,20 +78,38 @@ def _without_place(base: str, overrides: Mapping[str, Any], wanted: Mapping[str,
     return "; ".join(found) or f"{', '.join(by_setting)}: {error}; leave it out"
 
 
-def _left_open(key: str, stated: Stated) -> bool:
-    """Whether this value is a default: gxpo's, or a constant of TRL's that was not set."""
-    method, _, system = stated.origin.partition("@")
-    return stated.origin == "default" or (system == "trl" and key in COMPAT["trl"].get(method, ()))
-
-
 def _equal(a: Any, b: Any) -> bool:
-    return math.isclose(a, b) if isinstance(a, float) and isinstance(b, float) else same(a, b)
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b)
+    return same(a, b) or (isinstance(a, str) != isinstance(b, str) and show(a) == show(b))  # a part, and its name
 
 
-def settings_against(args: Any, composed: Method, reward_weights: Mapping[str, float] | None) -> list[str]:
+def _contradiction(setting: str, given: Any, keys: Mapping[str, Any], composed: Method, advises: bool) -> str:
+    """Line on a setting whose keys have other values in the method.
+
+    keys     what the setting is here
+    advises  whether these keys as overrides make a method
+    """
+    here = ", ".join(f"{key}={show(value)}" for key, value in keys.items())
+    own = {key: composed.keys.get(key) for key in keys}
+    there = ", ".join(f"no {key}" if x is None else f"{key}={show(x.value)}" for key, x in own.items())
+    typed = {key: v if isinstance(v, (bool, int, float, dict, type(None))) else show(v) for key, v in keys.items()}
+    instead = f", or say overrides={typed}" if advises else ""
+    return f"{setting}={given!r} is {here} here, and {composed.name} has {there}: leave {setting} out{instead}"
+
+
+def _composes(base: str, overrides: Mapping[str, Any]) -> bool:
+    try:
+        compose(base, overrides)
+    except ConfigError:
+        return False
+    return True
+
+
+def settings_against(args: Any, composed: Method, by_name: Sequence[tuple[str, float]] | None) -> list[str]:
     """TRL settings that would have no effect, or contradict the method.
 
-    reward_weights  TRL's by name of the function, where the method reads rewards by name; else None
+    by_name  (name, weight) of each reward function, where the method reads rewards by name; else None
     """
     found = _of_kl(args, composed) + _of_entropy(args, composed) + _of_sampler(args, composed)
     if args.steps_per_generation % (every := args.gradient_accumulation_steps):
@@ -89,12 +117,19 @@ def settings_against(args: Any, composed: Method, reward_weights: Mapping[str, f
             f"steps_per_generation={args.steps_per_generation}: an optimiser step must not reach over two "
             f"generation batches; make it a multiple of gradient_accumulation_steps={every}"
         )
-    weights, own = reward_weights or {}, composed.keys.get("credit.weights")
+    weights, own = dict(by_name or ()), composed.keys.get("credit.weights")
+    if len(weights) < len(by_name or ()):
+        found.append("reward_funcs: two have the same name, and this method reads rewards by name; give each its own")
     if any(w != 1.0 for w in weights.values()) and (own is None or own.value != weights):
         found.append(
             f"reward_weights={list(weights.values())}: {show(composed.credit)} weighs rewards itself; say "
             f"overrides={{'credit.weights': {weights}}}"
         )
+    for key, own in composed.run_keys.items():
+        if own.origin.split("@")[0] not in {d.name for d in composed.definitions}:
+            found.append(
+                f"{key}={show(own.value)}: TRL's trainer decides it; {OF_TRL.get(key, 'set it in GRPOConfig')}"
+            )
     found += of_settings(composed)
     for name, n in (of_update(composed) or {}).items():
         has, unit = getattr(args, name), ""
