@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gxpo.adapters import asks
-from gxpo.definition import show
 from gxpo.learners.base import Epochs
 from gxpo.pipeline import Method, controls
 
@@ -47,9 +46,7 @@ def group_size(method: Method) -> int | None:
 
 def of_settings(method: Method) -> list[str]:
     """Why not, whatever TRL's settings are."""
-    if of_update(method) is None:
-        return [f"update={show(method.update)}: TRL steps itself (update=epochs takes the rest)"]
-    return []
+    return asks.of_update(method, "TRL", ("first",))
 
 
 def settings_for(method: Method) -> dict[str, Any]:

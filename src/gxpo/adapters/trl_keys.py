@@ -35,12 +35,12 @@ NUMBERS: Mapping[str, str] = {
     "vespo_lambda_neg": "objective.decay_negative",
 }
 SCALES = {"group": "std", "batch": "batch_std", "none": "none"}
-# of adaptive entropy control -> option of `entropy_target`, and TRL's default
-ADAPTIVE: Mapping[str, tuple[str, float]] = {
-    "entropy_target": ("target", 0.2),
-    "entropy_coef_delta": ("by", 0.005),
-    "entropy_coef_min": ("least", 0.0),
-    "entropy_coef_max": ("most", 1.0),
+# of adaptive entropy control -> option of `entropy_target`
+ADAPTIVE: Mapping[str, str] = {
+    "entropy_target": "target",
+    "entropy_coef_delta": "by",
+    "entropy_coef_min": "least",
+    "entropy_coef_max": "most",
 }
 QUANTILE = "weight.entropy_quantile"
 
@@ -184,8 +184,8 @@ class Wanted:
         if not adaptive:
             return
         self.keys[control] = ("use_adaptive_entropy", "entropy_target")
-        for setting, (option, default) in ADAPTIVE.items():
-            self.keys[f"{control}.{option}"] = (setting, float(getattr(args, setting, default)))
+        for setting, option in ADAPTIVE.items():
+            self.keys[f"{control}.{option}"] = (setting, float(getattr(args, setting)))
         self.keys[f"{control}.waits"] = ("use_adaptive_entropy", True)
 
     def _kl(self) -> None:

@@ -13,7 +13,6 @@ from gxpo.adapters import asks
 from gxpo.compose import method as compose
 from gxpo.definition import show
 from gxpo.errors import ConfigError
-from gxpo.learners.base import Epochs
 from gxpo.objectives import Entries, PolicyGradient
 from gxpo.objectives.surrogate import ratio_of
 from gxpo.pipeline import Method, controls
@@ -49,8 +48,7 @@ def _no_estimator(composed: Method) -> list[str]:
         for key in asks.remembers(composed)
         if not key.startswith("objective")
     ]
-    if composed.update != Epochs():
-        found.append(f"update={show(composed.update)}: verl steps itself (update=epochs takes the rest)")
+    found += asks.of_update(composed, "verl", ("epochs", "minibatches", "first"))
     if not composed.reads_credit:
         found.append(
             f"objective={show(composed.terms['policy'])}: it reads outcomes, which verl's losses are not given"
