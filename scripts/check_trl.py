@@ -349,12 +349,11 @@ def checks(path: str, only: list[str]) -> bool:
 
 def two(path: str) -> int:
     """In one of two processes: the same steps as TRL with rows on both, groups over both of them."""
-    rows = against_trl("accumulated", path, world=2)
-    worst = max(max(row["loss"], row["gradient"]) for row in rows)
+    rows = [row for case in ("accumulated", "twice") for row in against_trl(case, path, world=2)]
+    worst = max(max(row["loss"], row["gradient"], row["log"]) for row in rows)
     if os.environ["RANK"] == "0":
-        print(
-            f"two processes, {len(rows)} steps: loss and gradient {worst:.1e} (norm {rows[0]['norm']:.3f})", flush=True
-        )
+        figures = f"loss, gradient and log {worst:.1e} (norm {rows[0]['norm']:.3f})"
+        print(f"two processes, {len(rows)} steps: {figures}", flush=True)
     return 0 if worst < CLOSE else 1
 
 

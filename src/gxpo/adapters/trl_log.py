@@ -141,7 +141,8 @@ class _Rows:
 
 @torch.no_grad()
 def _of_policy(term: PolicyGradient, scored: Scored, policy: PolicyTokens, gather: Gather) -> dict[str, float]:
-    forest, credit, surrogate = scored.forest, scored.credit, term.surrogate
+    forest, credit = scored.forest, scored.credit
+    surrogate: Any = term.surrogate  # its options are of its kind
     rows = _Rows(forest, gather, show(term.ratio) == "sequence")
     # the term reads tokens of non-zero advantage and weight; TRL's figures are of all tokens
     sign = torch.where(credit < 0, -1.0, 1.0).to(torch.float64)
