@@ -79,7 +79,7 @@ CASES: Mapping[str, tuple[int, dict[str, Any], str, dict[str, Any], dict[str, An
     ),
     "entropy bonus": (16, {"entropy_coef": 0.05}, "grpo@trl", {"objective.entropy.coef": 0.05}, MOVED),
     "entropy bonus, sequence mean": (
-        8,
+        16,
         {"loss_type": "grpo", "entropy_coef": 0.05},
         "grpo@trl",
         {"objective.entropy.coef": 0.05, "objective.aggregate": "sequence_mean"},
