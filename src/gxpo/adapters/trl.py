@@ -273,7 +273,8 @@ class WithMethod(Base):
             share = self._share(window.scored, live, places, entries)
             detached = {name: x.detach() for name, x in live.items()}
             self._loss_log.figures(mode, self._scored[mode].select(rows), detached)
-            bonus = self._loss_log.bonus(*self._masked(window.scored, detached, places, entries))
+            masked = self._masked(window.scored, detached, places, entries) if self._loss_log.has_bonus else None
+            bonus = 0.0 if masked is None else self._loss_log.bonus(*masked)
         else:
             pull = torch.stack([(window.slope[name][entries] * x).sum() for name, x in live.items()]).sum()
             share = pull - pull.detach() + window.value / (parts * world)

@@ -46,35 +46,35 @@ QUANTILE = "weight.entropy_quantile"
 
 
 @dataclass
-class Wanted:
+class SettingKeys:
     """Keys that settings ask for: key -> (setting, value), and why some can't be had.
 
     args      TRL's configuration, or a stand-in with its fields
-    stated    names of its settings that count as given: see `trl_stated.stated`
+    stated_names  its settings that count as given: see `trl_stated.stated_names`
     composed  the method before them
     rewards   (name, weight) of each reward function; None where these are not known
     """
 
     args: Any
-    stated: set[str]
+    stated_names: set[str]
     composed: Method
     rewards: Sequence[tuple[str, float]] | None = None
     keys: dict[str, tuple[str, Any]] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
 
     @classmethod
-    def by(
-        cls, args: Any, stated: set[str], composed: Method, rewards: Sequence[tuple[str, float]] | None = None
-    ) -> Wanted:
+    def of(
+        cls, args: Any, stated_names: set[str], composed: Method, rewards: Sequence[tuple[str, float]] | None = None
+    ) -> SettingKeys:
         """All that the stated settings ask for."""
-        made = cls(args, stated, composed, rewards)
+        made = cls(args, stated_names, composed, rewards)
         for name, why in WITHOUT_KEY.items():
-            if name in stated:
+            if name in stated_names:
                 made.reasons.append(f"{name}={getattr(args, name)!r}: {why}; leave it out")
         made._loss()
         made._bounds()
         for setting, key in NUMBERS.items():
-            if setting in stated and (key in composed.keys or getattr(args, setting) != DEFAULTS[setting]):
+            if setting in stated_names and (key in composed.keys or getattr(args, setting) != DEFAULTS[setting]):
                 made.keys[key] = (setting, getattr(args, setting))
         made._credit()
         made._entropy()
@@ -86,7 +86,7 @@ class Wanted:
 
     def _loss(self) -> None:
         """The loss and the level of its ratio."""
-        loss = self.args.loss_type if "loss_type" in self.stated else ""
+        loss = self.args.loss_type if "loss_type" in self.stated_names else ""
         if loss in AGGREGATES:
             self._ask("loss_type", aggregate=AGGREGATES[loss])
             surrogate = self.composed.keys.get("objective.surrogate")
@@ -100,12 +100,14 @@ class Wanted:
             self._ask("loss_type", **{n: value for n, value in wanted.items() if value is not None})
         elif loss:
             self.reasons.append(f"loss_type={loss!r} is not known here: leave it out and give a method")
-        if "importance_sampling_level" in self.stated and not self._is_vespo:  # its ratio is of sequences at any level
+        if (
+            "importance_sampling_level" in self.stated_names and not self._is_vespo
+        ):  # its ratio is of sequences at any level
             self._ask("importance_sampling_level", ratio=self.args.importance_sampling_level)
 
     @property
     def _is_vespo(self) -> bool:
-        by_loss = "loss_type" in self.stated and self.args.loss_type == "vespo"
+        by_loss = "loss_type" in self.stated_names and self.args.loss_type == "vespo"
         return by_loss or self._surrogate == "gamma"
 
     @property
@@ -114,26 +116,26 @@ class Wanted:
 
     def _bounds(self) -> None:
         """Bounds of the ratio."""
-        loss = self.args.loss_type if "loss_type" in self.stated else ""
+        loss = self.args.loss_type if "loss_type" in self.stated_names else ""
         if loss == "cispo" or self._surrogate == "truncate":
             bounds: dict[str, tuple[str, ...]] = {"epsilon": ("ratio_max",), "epsilon_high": ("ratio_max",)}
         else:
             bounds = {"epsilon": ("clip_low", "clip_high"), "epsilon_high": ("clip_high",)}
         for setting, keys in bounds.items():
-            if setting in self.stated:
+            if setting in self.stated_names:
                 self._ask(setting, **dict.fromkeys(keys, getattr(self.args, setting)))
-        if "delta" in self.stated:
+        if "delta" in self.stated_names:
             self._ask("delta", surrogate="dual_clip", ratio_max=self.args.delta)
 
     def _credit(self) -> None:
         """Scale and sum of the rewards."""
         args, setting = self.args, "multi_objective_aggregation"
-        if setting in self.stated and args.multi_objective_aggregation == "normalize_then_sum":
+        if setting in self.stated_names and args.multi_objective_aggregation == "normalize_then_sum":
             self._decoupled(setting)
-        elif "scale_rewards" in self.stated:
+        elif "scale_rewards" in self.stated_names:
             name: Any = {True: "group", False: "none"}.get(args.scale_rewards, args.scale_rewards)
             self.keys["credit.scale"] = ("scale_rewards", SCALES.get(name, name))
-        if setting in self.stated and args.multi_objective_aggregation == "sum_then_normalize":
+        if setting in self.stated_names and args.multi_objective_aggregation == "sum_then_normalize":
             decoupled = compose("gdpo_multi").credit
             if type(self.composed.credit) is type(decoupled):
                 self.reasons.append(
@@ -145,7 +147,7 @@ class Wanted:
         """Each reward normalised in its group, then their weighted sum over the batch."""
         decoupled = compose("gdpo_multi").keys["credit"].value
         if show(self.composed.keys["credit"].value) != show(decoupled):
-            own = [k for k, v in self.composed.keys.items() if k.startswith("credit.") and not left_open(k, v)]
+            own = [k for k, v in self.composed.keys.items() if k.startswith("credit.") and not is_left_open(k, v)]
             if own:  # of the advantage that it would replace
                 self.reasons.append(
                     f"{setting}='normalize_then_sum' is credit={show(decoupled)} here, and {self.composed.name} has "
@@ -166,20 +168,20 @@ class Wanted:
 
     def _entropy(self) -> None:
         """Tokens of high entropy, and a coefficient that follows the entropy."""
-        args, stated = self.args, self.stated
-        adaptive = "use_adaptive_entropy" in stated and args.use_adaptive_entropy
-        quantile = "top_entropy_quantile" in stated and args.top_entropy_quantile != 1.0
+        args, names = self.args, self.stated_names
+        adaptive = "use_adaptive_entropy" in names and args.use_adaptive_entropy
+        quantile = "top_entropy_quantile" in names and args.top_entropy_quantile != 1.0
         if quantile:
             setting = "top_entropy_quantile"
             options = {"by": "entropy", "keep": "above_quantile", "scope": "batch", "share": args.top_entropy_quantile}
             self.keys[QUANTILE] = (setting, "token_weight")
             self.keys |= {f"{QUANTILE}.{name}": (setting, value) for name, value in options.items()}
-        elif "top_entropy_quantile" in stated and QUANTILE in self.composed.keys:
+        elif "top_entropy_quantile" in names and QUANTILE in self.composed.keys:
             self.reasons.append(
                 f"top_entropy_quantile=1.0 keeps all tokens, and {self.composed.name} has {QUANTILE}; leave it out"
             )
         control = "objective.entropy.control"
-        if "use_adaptive_entropy" in stated and not adaptive and control in self.composed.keys:
+        if "use_adaptive_entropy" in names and not adaptive and control in self.composed.keys:
             self.keys[control] = ("use_adaptive_entropy", None)
         if not adaptive:
             return
@@ -198,11 +200,11 @@ class Wanted:
             self._ask("beta", **{"kl.coef": args.beta})
             if corrected:
                 self._ask("beta", **{"kl.ratio_weighted": True})
-        elif "use_bias_correction_kl" in self.stated:
+        elif "use_bias_correction_kl" in self.stated_names:
             self._ask("use_bias_correction_kl", **{"kl.ratio_weighted": corrected})
 
 
-def left_open(key: str, stated: Stated) -> bool:
+def is_left_open(key: str, stated: Stated) -> bool:
     """Whether this value is a default: gxpo's, or a constant of TRL's that was not set."""
     method, _, system = stated.origin.partition("@")
     return stated.origin == "default" or (system == "trl" and key in COMPAT["trl"].get(method, ()))

@@ -51,6 +51,11 @@ class LossLog:
         for name, value in figures(method, scored, policy, self._gather).items():
             logged[name].append(value)
 
+    @property
+    def has_bonus(self) -> bool:
+        """True where the loss has an entropy bonus."""
+        return self._bonus_term is not None
+
     def bonus(self, scored: Scored, policy: PolicyTokens) -> float:
         """Share of the entropy bonus in the loss; 0 without one."""
         if (term := self._bonus_term) is None:
@@ -159,12 +164,13 @@ def _of_policy(term: PolicyGradient, scored: Scored, policy: PolicyTokens, gathe
         return {"vespo/phi_seq_mean": float(phi.nan_to_num(1.0).mean())}  # of no token phi is that of the ratio 1
     if name == "truncate":
         return {"cispo_clip_ratio": rows.mean((column(x.ratio > surrogate.options["ratio_max"]) > 0) & (credit > 0))}
-    cut = term.cut(forest, policy, credit, scored.weight)
-    low, high = cut & (credit < 0), cut & (credit > 0)
     if isinstance(surrogate, Clip):  # whatever the weight, and without a further bound for large ratios of A < 0
         least, most = (torch.as_tensor(bound, dtype=x.ratio.dtype) for bound in surrogate.bounds(x))
         low = (column(x.ratio < least) > 0) & (credit < 0)
         high = (column(x.ratio > most) > 0) & (credit > 0)
+    else:
+        cut = term.cut(forest, policy, credit, scored.weight)
+        low, high = cut & (credit < 0), cut & (credit > 0)
     return {
         "clip_ratio/low_mean": rows.mean(low),
         "clip_ratio/high_mean": rows.mean(high),

@@ -26,24 +26,28 @@ class ParameterCheck(Base):
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._warned: set[str] = set()
+        self._lines: set[str] = set()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        model, held = self._trainer.model, self._held()
-        if line := nothing_moves(model, held):
+        model, held_ids = self._trainer.model, self._held_ids()
+        if line := nothing_moves(model, held_ids):
             raise ConfigError(line)
-        if held is not None:
-            for line in (left_out(model, held), foreign(model, held), frozen_in_adapter(model, held)):
+        if held_ids is not None:
+            for line in (
+                parameters_left_out(model, held_ids),
+                foreign_parameters(model, held_ids),
+                frozen_in_adapter(model, held_ids),
+            ):
                 self._warn(line)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        model, held = self._trainer.model, self._held()
-        if line := nothing_moves(model, held) or nothing_pulled(model, held):
+        model, held_ids = self._trainer.model, self._held_ids()
+        if line := nothing_moves(model, held_ids) or gradients_missed(model, held_ids):
             raise ConfigError(line)
-        if held is not None:
-            self._warn(left_out(model, held))
+        if held_ids is not None:
+            self._warn(parameters_left_out(model, held_ids))
 
-    def _held(self) -> set[int] | None:
+    def _held_ids(self) -> set[int] | None:
         """Identities of the optimiser's parameters; None where they can't be compared."""
         trainer = self._trainer
         if getattr(trainer, "is_deepspeed_enabled", False) or getattr(trainer, "is_fsdp_enabled", False):
@@ -54,60 +58,62 @@ class ParameterCheck(Base):
         return {id(p) for group in optimiser.param_groups for p in group["params"]}
 
     def _warn(self, line: str) -> None:
-        if line and line not in self._warned:
-            self._warned.add(line)
+        if line and line not in self._lines:
+            self._lines.add(line)
             warnings.warn(line, stacklevel=2)
 
 
-def nothing_moves(model: Any, held: Collection[int] | None) -> str:
+def nothing_moves(model: Any, held_ids: Collection[int] | None) -> str:
     """Reason, in a line, why no parameter of the model can move; "" where one can.
 
-    held  identities of the optimiser's parameters; None: unknown
+    held_ids  identities of the optimiser's parameters; None: unknown
     """
     named = dict(model.named_parameters())
-    free = {n for n, p in named.items() if p.requires_grad}
+    trainable = {n for n, p in named.items() if p.requires_grad}
     head = f"the optimiser moves 0 of the model's {len(named)} parameters: "
-    if not free:
+    if not trainable:
         return f"{head}all have requires_grad=False; set it to True for those to be trained{_of_peft(model)}"
-    if held is None or any(id(named[n]) in held for n in free):
+    if held_ids is None or any(id(named[n]) in held_ids for n in trainable):
         return ""
-    if not held:
+    if not held_ids:
         return f"{head}all had requires_grad=False when it was made; set it to True before that{_of_peft(model)}"
-    if any(id(p) in held for p in named.values()):
-        return f"{head}those that it holds have requires_grad=False; make it of the {len(free)} that have True"
+    if any(id(p) in held_ids for p in named.values()):
+        return f"{head}those that it holds have requires_grad=False; make it of the {len(trainable)} that have True"
     return f"{head}it holds those of another model; make it of the parameters of the model given to the trainer"
 
 
-def nothing_pulled(model: Any, held: Collection[int] | None) -> str:
+def gradients_missed(model: Any, held_ids: Collection[int] | None) -> str:
     """Reason, in a line, why this step moves nothing: every gradient is of a parameter that the optimiser lacks."""
-    pulled = {n: p for n, p in model.named_parameters() if p.grad is not None}
-    if held is None or not pulled or any(id(p) in held for p in pulled.values()):
+    with_gradient = {n: p for n, p in model.named_parameters() if p.grad is not None}
+    if held_ids is None or not with_gradient or any(id(p) in held_ids for p in with_gradient.values()):
         return ""
     return (
-        f"the optimiser moves nothing: {len(pulled)} parameters have a gradient ({_some(pulled)}), and none of them is "
-        f"among its {len(held)}; have them trainable when the training begins{_of_peft(model)}"
+        f"the optimiser moves nothing: {len(with_gradient)} parameters have a gradient ({_some(with_gradient)}), "
+        f"and none of them is among its {len(held_ids)}; have them trainable when the training begins{_of_peft(model)}"
     )
 
 
-def left_out(model: Any, held: Collection[int]) -> str:
+def parameters_left_out(model: Any, held_ids: Collection[int]) -> str:
     """Line on parameters that ask for a gradient and that the optimiser lacks; "" for none."""
-    free = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    lacking = [n for n, p in free.items() if id(p) not in held]
-    if not lacking:
+    trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    missing_names = [n for n, p in trainable.items() if id(p) not in held_ids]
+    if not missing_names:
         return ""
     return (
-        f"the optimiser moves {len(free) - len(lacking)} of the {len(free)} parameters with requires_grad=True; "
-        f"without it stay {_some(lacking)}"
+        f"the optimiser moves {len(trainable) - len(missing_names)} of the {len(trainable)} parameters with "
+        f"requires_grad=True; without it stay {_some(missing_names)}"
     )
 
 
-def foreign(model: Any, held: Collection[int]) -> str:
+def foreign_parameters(model: Any, held_ids: Collection[int]) -> str:
     """Line on parameters of the optimiser that are not the model's; "" for none."""
-    others = len(set(held) - {id(p) for p in model.parameters()})
-    return f"{others} of the optimiser's {len(held)} parameters are not the model's, and get no gradient" * (others > 0)
+    others = len(set(held_ids) - {id(p) for p in model.parameters()})
+    return f"{others} of the optimiser's {len(held_ids)} parameters are not the model's, and get no gradient" * (
+        others > 0
+    )
 
 
-def frozen_in_adapter(model: Any, held: Collection[int]) -> str:
+def frozen_in_adapter(model: Any, held_ids: Collection[int]) -> str:
     """Line on parameters of peft's active adapter that do not move while others do; "" for none."""
     if not hasattr(model, "peft_config"):
         return ""
@@ -116,10 +122,10 @@ def frozen_in_adapter(model: Any, held: Collection[int]) -> str:
     own: Mapping[str, Any] = {
         n: p for n, p in model.named_parameters() if any(f".{name}." in f".{n}." for name in names)
     }
-    still = [n for n, p in own.items() if not (p.requires_grad and id(p) in held)]
-    if not still:
+    still_names = [n for n, p in own.items() if not (p.requires_grad and id(p) in held_ids)]
+    if not still_names:
         return ""
-    return f"{len(still)} of the {len(own)} parameters of the adapter do not move: {_some(still)}"
+    return f"{len(still_names)} of the {len(own)} parameters of the adapter do not move: {_some(still_names)}"
 
 
 def _some(names: Iterable[str]) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gxpo.adapters.trl_asks import group_size, needs_length, of_settings, of_update
-from gxpo.adapters.trl_keys import QUANTILE, Wanted, left_open, of_sequences
-from gxpo.adapters.trl_stated import stated
+from gxpo.adapters.trl_keys import QUANTILE, SettingKeys, is_left_open, of_sequences
+from gxpo.adapters.trl_stated import stated_names
 from gxpo.compose import method as compose
 from gxpo.definition import Stated, same, show
 from gxpo.errors import ConfigError
@@ -40,34 +40,34 @@ def translated(
     rewards  (name, weight) of each reward function, where they are known
     """
     composed = compose(spec, overrides)
-    asked = Wanted.by(args, stated(args), composed, rewards)
-    wanted = {key: Stated(value, f"GRPOConfig.{setting}") for key, (setting, value) in asked.keys.items()}
-    base, reasons = DEFAULT if isinstance(spec, Method) else spec, list(asked.reasons)
+    asks = SettingKeys.of(args, stated_names(args), composed, rewards)
+    values = {key: Stated(value, f"GRPOConfig.{setting}") for key, (setting, value) in asks.keys.items()}
+    base, reasons = DEFAULT if isinstance(spec, Method) else spec, list(asks.reasons)
     try:
-        meant = compose(base, {**overrides, **wanted}).keys
+        meant = compose(base, {**overrides, **values}).keys
     except ConfigError as error:
-        raise ConfigError(f"{composed.name} in TRL: {_without_place(base, overrides, wanted, error)}") from error
-    free: dict[str, Any] = {}
-    against: dict[str, dict[str, Any]] = {}  # setting -> its keys that the method states otherwise
-    for key, (setting, _) in asked.keys.items():
+        raise ConfigError(f"{composed.name} in TRL: {_without_place(base, overrides, values, error)}") from error
+    translations: dict[str, Any] = {}
+    contradictions: dict[str, dict[str, Any]] = {}  # setting -> its keys that the method states otherwise
+    for key, (setting, _) in asks.keys.items():
         own, value = composed.keys.get(key), meant[key].value
         if own is not None and _equal(own.value, value):
             continue
-        if not isinstance(spec, Method) and (own is None or left_open(key, own)):
-            free[key] = wanted[key]
+        if not isinstance(spec, Method) and (own is None or is_left_open(key, own)):
+            translations[key] = values[key]
         else:
-            against.setdefault(setting, {})[key] = value
-    for setting, keys in against.items():
+            contradictions.setdefault(setting, {})[key] = value
+    for setting, keys in contradictions.items():
         advises = not isinstance(spec, Method) and _composes(base, {**overrides, **keys})
         reasons.append(_contradiction(setting, getattr(args, setting), keys, composed, advises))
     refuse(composed, reasons)
-    return compose(spec, {**free, **overrides}) if free else composed
+    return compose(spec, {**translations, **overrides}) if translations else composed
 
 
-def _without_place(base: str, overrides: Mapping[str, Any], wanted: Mapping[str, Stated], error: ConfigError) -> str:
+def _without_place(base: str, overrides: Mapping[str, Any], values: Mapping[str, Stated], error: ConfigError) -> str:
     """Settings whose keys the method can't take, each with the reason; all of them where only together they can't."""
     by_setting: dict[str, dict[str, Stated]] = {}
-    for key, value in wanted.items():
+    for key, value in values.items():
         by_setting.setdefault(value.origin.removeprefix("GRPOConfig."), {})[key] = value
     found = []
     for setting, keys in by_setting.items():

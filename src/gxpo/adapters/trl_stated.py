@@ -24,13 +24,13 @@ def watch(config_class: Any) -> None:
         made = object.__new__(cls)
         names = [f.name for f in dataclasses.fields(cls) if f.init]
         if values or named:  # a copy is made without arguments, and brings the note of the original
-            vars(made)[NOTE] = frozenset(given_by((*names[: len(values)], *named), names))
+            vars(made)[NOTE] = frozenset(chosen_names((*names[: len(values)], *named), names))
         return made
 
     config_class.__new__ = staticmethod(noting)
 
 
-def given_by(arguments: Iterable[str], fields: Iterable[str]) -> set[str]:
+def chosen_names(arguments: Iterable[str], fields: Iterable[str]) -> set[str]:
     """Arguments that a user chose: all of them, or of a call that passes every field those on the command line."""
     names = set(arguments)
     return names & on_command_line(sys.argv[1:]) if names >= set(fields) else names
@@ -42,9 +42,9 @@ def on_command_line(words: Iterable[str]) -> set[str]:
     return {word.removeprefix("--").partition("=")[0].replace("-", "_") for word in options}
 
 
-def stated(args: Any) -> set[str]:
+def stated_names(args: Any) -> set[str]:
     """Settings that differ from TRL's defaults, and those that were given though they do not; None leaves one out."""
     defaults = {f.name: f.default for f in dataclasses.fields(args)}
-    named = vars(args).get(NOTE, frozenset())
+    noted = vars(args).get(NOTE, frozenset())
     values = {name: getattr(args, name) for name in defaults}
-    return {n for n, v in values.items() if v != defaults[n] or (n in named and v is not None)}
+    return {n for n, v in values.items() if v != defaults[n] or (n in noted and v is not None)}
