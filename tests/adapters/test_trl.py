@@ -460,6 +460,10 @@ def test_adaptive_entropy_and_tokens_of_high_entropy_are_translated():
     logged = made._metrics["train"]
     assert logged["entropy_coef"] == pytest.approx([0.025, 0.027]) and made.entropy_coef == pytest.approx(0.027)
     assert len(logged["policy_loss"]) == 2 and logged["policy_loss"][0] == pytest.approx(first)
+    equal = trainer(reward=never, use_adaptive_entropy=True, entropy_target=1e3)
+    for _ in range(2):  # the entropy of a step that moves nothing is measured, too
+        equal.optimiser_step(PROMPTS)
+    assert equal._metrics["train"]["entropy_coef"] == pytest.approx([0.005, 0.01])
     high = trainer(top_entropy_quantile=0.25)
     high.optimiser_step(PROMPTS)
     weight, entropy = high._scored["train"].weight, high._scored["train"].signals["entropy"]
