@@ -1,8 +1,9 @@
 """What the TRL adapter does, against TRL itself: `python scripts/check_trl.py --python TRL_PYTHON`.
 
 On a small model: three optimiser steps of TRL's GRPOTrainer and of the adapter under the same settings, losses,
-gradients and all that TRL logs compared, for every loss type of TRL; the gradient of one generation batch cut into micro-batches in several
-ways; whether rows know their group; the same beside a second process. Exit status 1 where a check fails.
+gradients and all that TRL logs compared, for every loss type of TRL; the gradient of one generation batch cut into
+micro-batches in several ways; whether rows know their group; the same beside a second process. Exit status 1 where a
+check fails.
 
     python scripts/check_trl.py --python TRL_PYTHON --only cispo sapo   # these cases alone
 """
