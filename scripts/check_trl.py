@@ -1,8 +1,9 @@
 """What the TRL adapter does, against TRL itself: `python scripts/check_trl.py --python TRL_PYTHON`.
 
-On a small model: three optimiser steps of TRL's GRPOTrainer and of the adapter under the same settings, losses and
-gradients compared, for every loss type of TRL; the gradient of one generation batch cut into micro-batches in several
-ways; whether rows know their group; the same beside a second process. Exit status 1 where a check fails.
+On a small model: three optimiser steps of TRL's GRPOTrainer and of the adapter under the same settings, losses,
+gradients and all that TRL logs compared, for every loss type of TRL; the gradient of one generation batch cut into
+micro-batches in several ways; whether rows know their group; the same beside a second process. Exit status 1 where a
+check fails.
 
     python scripts/check_trl.py --python TRL_PYTHON --only cispo sapo   # these cases alone
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import os
 import subprocess
 import sys
@@ -24,6 +26,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 CLOSE = 1e-5  # relative, of losses and of gradients
 ROWS, GROUP, NEW, STEPS = 16, 4, 6, 3
+CLOCK = ("time", "runtime", "per_second")  # in names of figures that depend on the machine
 
 MOVED = {"num_iterations": 2, "learning_rate": 0.5}  # a second pass over the rollouts, after steps that are felt
 NUDGED = {"num_iterations": 2, "learning_rate": 0.002}
@@ -75,13 +78,65 @@ CASES: Mapping[str, tuple[int, dict[str, Any], str, dict[str, Any], dict[str, An
         {"objective.kl.coef": 0.1, "objective.kl.ratio_weighted": True},
         {**MOVED, "beta": 0.1},
     ),
+    "entropy bonus": (16, {"entropy_coef": 0.05}, "grpo@trl", {"objective.entropy.coef": 0.05}, MOVED),
+    "entropy bonus, sequence mean": (
+        16,
+        {"loss_type": "grpo", "entropy_coef": 0.05},
+        "grpo@trl",
+        {"objective.entropy.coef": 0.05, "objective.aggregate": "sequence_mean"},
+        {},
+    ),
+    "adaptive entropy": (
+        16,
+        {"use_adaptive_entropy": True, "entropy_coef": 0.02, "entropy_target": 15.0, "entropy_coef_max": 0.028},
+        "grpo@trl",
+        {
+            "objective.entropy.coef": 0.02,
+            "objective.entropy.control": "entropy_target",
+            "objective.entropy.control.target": 15.0,
+            "objective.entropy.control.most": 0.028,
+            "objective.entropy.control.waits": True,
+        },
+        {"learning_rate": 0.5},
+    ),
+    "tokens of high entropy": (
+        16,
+        {"top_entropy_quantile": 0.3},
+        "grpo@trl",
+        {
+            "weight.entropy_quantile": "token_weight",
+            "weight.entropy_quantile.by": "entropy",
+            "weight.entropy_quantile.keep": "above_quantile",
+            "weight.entropy_quantile.share": 0.3,
+        },
+        {"learning_rate": 0.5},
+    ),
+    "two rewards": (
+        8,
+        {"multi_objective_aggregation": "normalize_then_sum"},
+        "gdpo_multi@trl",
+        {"credit.weights": {"value": 0.7, "length": 0.3}},
+        {**MOVED, "reward_weights": [0.7, 0.3]},
+    ),
+    "luspo, ratios of tokens": (
+        8,
+        {"loss_type": "luspo"},
+        "luspo@trl",
+        {"objective.ratio": "token", "objective.clip_low": 0.2, "objective.clip_high": 0.2},
+        MOVED,
+    ),
     "experimental gmpo": (8, {"trainer": "trl.experimental.gmpo:GMPOTrainer", "epsilon": 0.4}, "gmpo@trl", {}, MOVED),
 }
 
 
 def value(completion_ids: Any, **columns: Any) -> list[float]:
-    """A reward that differs within groups and says nothing."""
-    return [sum(ids) % 7 / 6 for ids in completion_ids]
+    """A reward that differs within groups and says nothing; eighths, whose means are exact in float32."""
+    return [sum(ids) % 8 / 8 for ids in completion_ids]
+
+
+def length(completion_ids: Any, **columns: Any) -> list[float]:
+    """Another reward."""
+    return [len(ids) / 8 for ids in completion_ids]
 
 
 def saved_model(folder: Path) -> str:
@@ -104,7 +159,8 @@ def steps_of(trainer: Any, path: str, micro: int, world: int = 1, *, steps: int 
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     prompts = ["".join(str((7 * i + 3 * j) % 10) for j in range(2 + i % 4)) for i in range(64)]
     settings = {"output_dir": path + "-out", "max_steps": steps, "learning_rate": 0.1, **given}
-    return trained(trainer, model, tokenizer, [{"prompt": p} for p in prompts], value, micro, world, **settings)
+    rewards = [value, length] if given.get("reward_weights") else value
+    return trained(trainer, model, tokenizer, [{"prompt": p} for p in prompts], rewards, micro, world, **settings)
 
 
 def trained(
@@ -162,6 +218,7 @@ def trained(
         "bf16": False,
         "gradient_checkpointing": False,
         "disable_tqdm": True,
+        "logging_steps": 1,
         "dataloader_pin_memory": False,
         **given,
     }
@@ -194,13 +251,30 @@ def against_trl(case: str, path: str, world: int = 1, *, by_settings: bool = Fal
     kind = getattr(importlib.import_module(module), name)
     other = steps_of(kind, path, micro, world, steps=steps, **theirs, **both)
     rows = []
+    logs = [steps[-1][2].state.log_history for steps in (own, other)]
+    gap, name = log_gap(*logs)
     for (loss, gradient, _), (expected, slope, _) in zip(own, other, strict=True):
         rows.append({
             "loss": abs(loss - expected) / max(abs(expected), 0.1),
             "gradient": float((gradient - slope).norm() / slope.norm().clamp_min(0.01)),
             "norm": float(slope.norm()),
+            "log": gap,
+            "log_name": name,
         })  # fmt: skip
     return rows
+
+
+def log_gap(own: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> tuple[float, str]:
+    """Largest difference, relative above 1, of what TRL logs, and its name; infinite for a name that is not logged."""
+    found = [(0.0, "")]
+    for ours, row in zip(own, theirs, strict=True):
+        for name, x in row.items():
+            if any(word in name for word in CLOCK):
+                continue
+            y = ours.get(name)
+            gap = math.inf if (y is None) != (x is None) else 0.0 if x is None else abs(x - y) / max(1.0, abs(x))
+            found.append((gap, name))
+    return max(found)
 
 
 def cuts(path: str, method: str) -> float:
@@ -244,11 +318,13 @@ def checks(path: str, only: list[str]) -> bool:
         rows = against_trl(case, path)
         loss, gradient = (max(row[k] for row in rows) for k in ("loss", "gradient"))
         figures = f"loss {loss:.1e}, gradient {gradient:.1e} (norm {rows[0]['norm']:.3f})"
+        log = rows[0]["log"]
         say(f"{case}, {len(rows)} steps", max(loss, gradient) < CLOSE, figures)
+        say(f"{case}, log", log < CLOSE or "trainer" in CASES[case][1], f"{log:.1e} ({rows[0]['log_name']})")
         if "trainer" in CASES[case][1]:
             continue
-        worst = max(max(row["loss"], row["gradient"]) for row in against_trl(case, path, by_settings=True))
-        say(f"{case}, by TRL's own settings", worst < CLOSE, f"loss and gradient {worst:.1e}")
+        worst = max(max(row["loss"], row["gradient"], row["log"]) for row in against_trl(case, path, by_settings=True))
+        say(f"{case}, by TRL's own settings", worst < CLOSE, f"loss, gradient and log {worst:.1e}")
     if only:
         return good
     for method in ("grpo", "grpo+gspo", "gvpo"):
@@ -274,12 +350,11 @@ def checks(path: str, only: list[str]) -> bool:
 
 def two(path: str) -> int:
     """In one of two processes: the same steps as TRL with rows on both, groups over both of them."""
-    rows = against_trl("accumulated", path, world=2)
-    worst = max(max(row["loss"], row["gradient"]) for row in rows)
+    rows = [row for case in ("accumulated", "twice") for row in against_trl(case, path, world=2)]
+    worst = max(max(row["loss"], row["gradient"], row["log"]) for row in rows)
     if os.environ["RANK"] == "0":
-        print(
-            f"two processes, {len(rows)} steps: loss and gradient {worst:.1e} (norm {rows[0]['norm']:.3f})", flush=True
-        )
+        figures = f"loss, gradient and log {worst:.1e} (norm {rows[0]['norm']:.3f})"
+        print(f"two processes, {len(rows)} steps: {figures}", flush=True)
     return 0 if worst < CLOSE else 1
 
 

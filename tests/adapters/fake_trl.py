@@ -36,6 +36,16 @@ class Config:
     top_entropy_quantile: float = 1.0
     use_bias_correction_kl: bool = True
     sapo_temperature_pos: float = 1.0
+    vespo_k_neg: float = 3.0
+    multi_objective_aggregation: str = "sum_then_normalize"
+    off_policy_mask_threshold: float | None = None
+    use_adaptive_entropy: bool = False
+    entropy_target: float = 0.2
+    entropy_coef_delta: float = 0.005
+    entropy_coef_min: float = 0.0
+    entropy_coef_max: float = 1.0
+    use_vllm: bool = False
+    vllm_importance_sampling_correction: bool = True
     output_dir: str = "."
     entropy_coef: float = 0.0
     reward_weights: list | None = None

@@ -224,3 +224,81 @@ def test_hidden_patches_weaken_what_the_policy_says_of_a_picture(vision, tmp_pat
 def test_a_method_that_reads_hidden_states_says_that_images_do_not_give_them(vision, tmp_path):
     with pytest.raises(ConfigError, match="dra_grpo in TRL asks for the model's hidden, which is not given where"):
         steps_with_images(GRPOTrainer, vision, tmp_path, method="dra_grpo")
+
+
+# ---------------------------------------------------------------- what moves, what is stated, what is logged
+def adapter_on(folder, tmp_path, **how):
+    """The model with a saved adapter of LoRA, loaded again."""
+    peft = pytest.importorskip("peft")
+    named = {"target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", "init_lora_weights": False}
+    peft.get_peft_model(loaded(folder), peft.LoraConfig(r=2, **named)).save_pretrained(tmp_path / "lora")
+    return peft.PeftModel.from_pretrained(loaded(folder), tmp_path / "lora", **how)
+
+
+def run(model, folder, optimizers=(None, None), **settings):
+    rows = datasets.Dataset.from_list([{"prompt": p} for p in PROMPTS])
+    trainer = GRPOTrainer(
+        model, by_sum, config(folder, **settings), rows, processing_class=TOKENIZER, optimizers=optimizers
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+    trainer.train()
+    return [n for n, p in trainer.model.named_parameters() if not torch.equal(p, before[n])]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_an_adapter_that_was_loaded_for_inference_is_refused_before_the_first_rollouts(folder, tmp_path, beta):
+    """With a beta TRL thaws it at the first reference pass, too late for the optimiser: gradients move nothing."""
+    with pytest.raises(ConfigError, match=r"moves 0 of the model's \d+ parameters.*is_trainable=True of PeftModel"):
+        run(adapter_on(folder, tmp_path), tmp_path, beta=beta)
+    moved = run(adapter_on(folder, tmp_path, is_trainable=True), tmp_path, beta=beta)
+    assert moved and all(".default." in name for name in moved)
+
+
+def test_an_optimiser_of_another_model_is_refused(folder, tmp_path):
+    model, other = loaded(folder), loaded(folder)
+    with pytest.raises(ConfigError, match="it holds those of another model"):
+        run(model, tmp_path, (torch.optim.SGD(other.parameters(), 0.1), None))
+
+
+def test_a_default_that_is_given_to_trls_own_configuration_is_stated(folder, tmp_path):
+    for kind in (trl.GRPOConfig, type("Mine", (trl.GRPOConfig,), {})):
+        rows = datasets.Dataset.from_list([{"prompt": p} for p in PROMPTS])
+        usual = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": "none"}
+        given = {"processing_class": TOKENIZER, "method": "dr_grpo"}
+        GRPOTrainer(loaded(folder), by_sum, kind(**usual), rows, **given)
+        with pytest.raises(ConfigError, match=r"scale_rewards='group' is credit\.scale=std here"):
+            GRPOTrainer(loaded(folder), by_sum, kind(**usual, scale_rewards="group"), rows, **given)
+
+
+LOGGED = {
+    "dapo": {"clip_ratio/low_min", "clip_ratio/high_max"}, "grpo": {"clip_ratio/low_min"}, "sapo": set(),
+    "bnpo": {"clip_ratio/high_max"}, "dr_grpo": {"clip_ratio/low_min"}, "luspo": {"clip_ratio/low_min"},
+    "cispo": {"cispo_clip_ratio"}, "vespo": {"vespo/phi_seq_mean"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", LOGGED)
+def test_the_log_is_trls_for_every_loss(folder, tmp_path, loss):
+    """The second step is off policy; every name that TRL logs, and its value."""
+
+    def eighths(completion_ids, **columns):
+        return [sum(ids) % 8 / 8 for ids in completion_ids]
+
+    logs = []
+    for kind in (trl.GRPOTrainer, GRPOTrainer):
+        settings = {"loss_type": loss, "num_iterations": 2, "gradient_accumulation_steps": 1, "logging_steps": 1,
+                    "per_device_train_batch_size": 16, "beta": 0.05, "entropy_coef": 0.01}  # fmt: skip
+        rows = datasets.Dataset.from_list([{"prompt": p} for p in PROMPTS])
+        args = config(tmp_path, **settings)
+        trainer = kind(loaded(folder), eighths, args, rows, processing_class=TOKENIZER)
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+        logs.append([row for row in trainer.state.log_history if "loss" in row])
+    theirs, own = logs
+    assert len(theirs) == 2 and {*LOGGED[loss], "kl", "policy_loss", "entropy_coef"} <= set(theirs[1])
+    for row, found in zip(theirs, own, strict=True):
+        assert not set(row) - set(found)
+        clock = ("step_time", "grad_norm", "loss", "learning_rate", "epoch")
+        wrong = {n: (x, found[n]) for n, x in row.items() if n not in clock and found[n] != pytest.approx(x, abs=1e-6)}
+        assert not wrong

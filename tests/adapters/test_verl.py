@@ -3,6 +3,7 @@
 import math
 import os
 import random
+import re
 import sys
 import types
 
@@ -275,6 +276,66 @@ def test_another_aggregation_than_the_methods_is_refused(core):
         adapter.policy_loss("gspo")(old, new, advantages, mask, "token-mean", Settings())
     with pytest.raises(ConfigError, match=r"loss_scale_factor"):
         adapter.policy_loss("dr_grpo")(old, new, advantages, mask, "seq-mean-token-sum-norm", Settings())
+
+
+# verl's settings -> the loss that has other bounds, and what is said; those of the same bounds pass
+BOUNDS = [
+    (
+        "grpo@verl",
+        "token-mean",
+        {"clip_ratio_high": 0.28},
+        r"clip_ratio_high=0\.28 is objective\.clip_high=0\.28 here",
+    ),
+    (
+        "grpo@verl",
+        "token-mean",
+        {"clip_ratio": 0.1, "clip_ratio_low": None},
+        r"clip_ratio=0\.1 is objective\.clip_low",
+    ),
+    ("grpo@verl", "token-mean", {"clip_ratio_c": 10.0}, r"clip_ratio_c=10 is objective\.ratio_max=10 here"),
+    (
+        "grpo",
+        "seq-mean-token-mean",
+        {"clip_ratio_c": 10.0},
+        r"=10 is not read by objective\.surrogate=clip",
+    ),
+    ("gspo", "seq-mean-token-mean", {"clip_ratio_low": 0.1}, r"clip_ratio_low=0\.1 is objective\.clip_low=0\.1 here"),
+    ("cispo", "token-mean", {"clip_ratio_high": 4.0}, r"clip_ratio_high=4 is objective\.ratio_max=5 here"),
+    ("sapo_gate", "seq-mean-token-mean", {"clip_ratio_high": 0.28}, r"is not read by objective\.surrogate=sigmoid"),
+    ("sapo_gate", "seq-mean-token-mean", {"tau_pos": 2.0}, r"tau_pos=2 is objective\.tau_positive=2 here"),
+]
+AGREE = [
+    ("dapo", "token-mean", {"clip_ratio_high": 0.28}),
+    ("gspo", "seq-mean-token-mean", {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}),
+    ("cispo", "token-mean", {"clip_ratio_low": 1.0, "clip_ratio_high": 0.28}),
+    ("grpo@verl", "token-mean", {"clip_ratio": 0.3, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2}),
+]
+
+
+def test_bounds_of_verl_that_a_loss_does_not_have_are_refused(core):
+    old, new, advantages, mask = policies(1)
+    wrong = []
+    for name, mode, settings, says in [*BOUNDS, *((*case, None) for case in AGREE)]:
+        config = Settings(batch_num_tokens=int(mask.sum()), global_batch_size=len(mask))
+        usual = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0}
+        vars(config).update({**usual, **settings})
+        try:
+            adapter.policy_loss(name)(old, new, advantages, mask, mode, config)
+        except ConfigError as error:
+            wrong += [] if says and re.search(says, str(error)) else [(name, settings, str(error))]
+        else:
+            wrong += [(name, settings, "taken")] if says else []
+    assert not wrong
+
+
+def test_a_scale_of_verl_that_an_estimator_does_not_have_is_refused():
+    rewards, mask, uid = batch(6)
+    unscaled = {"norm_adv_by_std_in_grpo": False}
+    with pytest.raises(ConfigError, match=r"norm_adv_by_std_in_grpo=False is credit\.scale=none here.*std"):
+        adapter.estimator("grpo@verl")(rewards, mask, uid, config=unscaled)
+    found, _ = adapter.estimator("dr_grpo")(rewards, mask, uid, config=unscaled)
+    plain, _ = adapter.estimator("grpo@verl", {"credit.scale": "none"})(rewards, mask, uid, config=unscaled)
+    assert found.any() and plain.any()
 
 
 def test_scores_from_the_threshold_up_are_right_answers():

@@ -116,6 +116,25 @@ def test_the_entropy_target_equals_a_loop(start):
     assert at.coefficient(0.1) == 0.0  # at the target is not below it
 
 
+@pytest.mark.parametrize("start", [0.012, 0.02, 0.03])
+def test_a_bounded_entropy_target_equals_a_loop(start):
+    """TRL's adaptive control: nothing before the first entropy, then clamped increments."""
+    control, coef = EntropyTarget(target=0.5, by=0.005, least=0.01, most=0.03, waits=True), start
+    assert control.coefficient(start) == 0.0 and control.level(start) == start
+    for step in range(60):
+        entropy = 0.4 if step % 9 < 6 else 0.6 if step < 40 else 0.7
+        control.adjust({"entropy": entropy})
+        coef = min(coef + 0.005, 0.03) if entropy < 0.5 else max(coef - 0.005, 0.01)
+        assert control.level(start) == pytest.approx(coef, abs=1e-15)
+        assert control.coefficient(start) == pytest.approx(coef if entropy < 0.5 else 0.0, abs=1e-15)
+    again = EntropyTarget(target=0.5, by=0.005, least=0.01, most=0.03, waits=True)
+    again.load_state_dict(control.state_dict())
+    assert again.level(start) == control.level(start)
+    assert set(EntropyTarget().state_dict()) == {"total", "lowest", "below"}  # what earlier checkpoints hold
+    with pytest.raises(ConfigError, match=r"control\.least is 0\.5 and control\.most 0\.1"):
+        EntropyTarget(least=0.5, most=0.1)
+
+
 @pytest.mark.parametrize("start", [0.0, 0.03])
 def test_the_dual_variable_equals_a_loop(start):
     control, coef = DualBudget(budget=0.1, rate=0.2), start

@@ -12,6 +12,7 @@ from gxpo.adapters.standin import StandIn
 from gxpo.definition import show
 from gxpo.errors import GxpoError, NoVerdicts
 from gxpo.forest import Forest
+from gxpo.learners.base import Epochs
 from gxpo.pipeline import Method, with_inner
 from gxpo.protocols import Output, PolicyTokens
 from gxpo.rollouts.independent import Independent
@@ -91,6 +92,22 @@ def parts_of(method: Method) -> Iterator[tuple[str, Any]]:
     yield from ((f"weight.{k}", v) for k, v in method.weights.items())
     for name, term in method.terms.items():
         yield ("objective" if name == "policy" else f"objective.{name}"), term
+
+
+def of_update(method: Method, trainer: str, without: Sequence[str]) -> list[str]:
+    """Why the trainer can't take the method's optimiser steps, and what takes the rest of the method.
+
+    without  settings of the plain update that the trainer does not have
+    """
+    update, plain = method.update, Epochs()
+    if type(update) is not Epochs:
+        return [f"update={show(update)}: {trainer} steps itself (update=epochs takes the rest)"]
+    changed = {n: (show(getattr(update, n)), show(getattr(plain, n))) for n in without}
+    return [
+        f"update.{n}={own}: {trainer} steps itself (update.{n}={usual} takes the rest)"
+        for n, (own, usual) in changed.items()
+        if own != usual
+    ]
 
 
 def remembers(method: Method) -> list[str]:

@@ -12,7 +12,8 @@ from gxpo import yamltext
 from gxpo.adapters import convert_script
 from gxpo.adapters.convert_script import Found, Value
 from gxpo.adapters.trl_defaults import DEFAULTS, settings
-from gxpo.adapters.trl_settings import LOSSES, WITHOUT_KEY, translated
+from gxpo.adapters.trl_keys import LOSSES, WITHOUT_KEY
+from gxpo.adapters.trl_settings import translated
 from gxpo.definition import show
 from gxpo.errors import ConfigError
 

@@ -11,16 +11,20 @@ and `TESTED` the version that it was run against.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from gxpo.adapters import asks, trl_asks, trl_checkpoint
+from gxpo.adapters import asks, trl_asks, trl_checkpoint, trl_stated
 from gxpo.adapters.trl_doctor import Watching
 from gxpo.adapters.trl_figures import Figures
+from gxpo.adapters.trl_log import LossLog
+from gxpo.adapters.trl_parameters import ParameterCheck
 from gxpo.adapters.trl_pictures import MODALITIES, check_dataset, need_known
 from gxpo.adapters.trl_rollouts import Rewards, Scored, Window, own_tokens, rollouts
 from gxpo.adapters.trl_services import TrainerServices
@@ -29,9 +33,8 @@ from gxpo.compose import method as compose
 from gxpo.errors import ConfigError, need
 from gxpo.forest import Forest
 from gxpo.learners.accumulate import gradient_of
-from gxpo.objectives.base import PolicyGradient
 from gxpo.pipeline import Method, controls, zero_signal_groups
-from gxpo.protocols import Output
+from gxpo.protocols import Output, PolicyTokens
 from gxpo.segments import SegmentTools
 from gxpo.signals import Signals
 
@@ -46,18 +49,33 @@ TESTED = "1.16"
 ROW = "gxpo_row"  # in TRL's batches: which row of the gathered generation batch this is
 
 
+# class -> (what is mixed into it, module of the base, name of the base)
+CLASSES = {
+    "GRPOTrainer": (lambda: WithMethod, "trl", "GRPOTrainer"),
+    "Doctor": (lambda: Watching, "transformers", "TrainerCallback"),
+    "ParameterCheck": (lambda: ParameterCheck, "transformers", "TrainerCallback"),
+}
+
+
 def __getattr__(name: str) -> Any:
     """`GRPOTrainer` and `Doctor`, made on first use: importing this module needs no TRL."""
     if name not in ("GRPOTrainer", "Doctor"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    mixed, base = (
-        (WithMethod, need("trl", "trl").GRPOTrainer)
-        if name == "GRPOTrainer"
-        else (Watching, need("transformers", "trl").TrainerCallback)
-    )
-    made = type(name, (mixed, base), {"__module__": __name__, "__doc__": mixed.__doc__})
-    globals()[name] = made
-    return made
+    globals()[name] = _made(name)
+    return globals()[name]
+
+
+@cache
+def _made(name: str) -> Any:
+    """A class over TRL's or transformers'; of the trainer, its configurations note what they are given from then on."""
+    mixed, module, base = CLASSES[name][0](), *CLASSES[name][1:]
+    if name == "GRPOTrainer":
+        trl_stated.watch(need("trl", "trl").GRPOConfig)
+    return type(name, (mixed, getattr(need(module, "trl"), base)), {"__module__": __name__, "__doc__": mixed.__doc__})
+
+
+if "trl.trainer.grpo_config" in sys.modules:  # TRL came first: configurations may be made before the trainer's class
+    trl_stated.watch(sys.modules["trl.trainer.grpo_config"].GRPOConfig)
 
 
 class WithMethod(Base):
@@ -88,7 +106,10 @@ class WithMethod(Base):
         composed = compose(method, overrides)
         refuse(composed, trl_asks.declared(composed))
         super().__init__(*args, **kwargs)
-        composed = translated(self.args, method, overrides or {})
+        own = self.args.reward_weights or []
+        weights = [*own, *[1.0] * (len(self.reward_func_names) - len(own))]  # an environment's reward has none of these
+        rewards = list(zip(self.reward_func_names, weights, strict=True))
+        composed = translated(self.args, method, overrides or {}, rewards)
         longest = self.max_completion_length
         fills: dict[str, Any] = {} if longest is None else {"horizon": float(longest), "max_length": longest}
         names, verdicts = list(self.reward_func_names), success_at is not None
@@ -97,8 +118,7 @@ class WithMethod(Base):
         self._reads = asks.reads(composed.fill(**fills), **tried)
         borrowed = asks.borrows(composed.fill(**fills), **tried)
         by_name = self._reads.get("components", "").startswith("credit")  # which weighs them itself
-        weights = [float(w) for w in self.reward_weights] if by_name else None
-        refuse(composed, settings_against(self.args, composed, weights))
+        refuse(composed, settings_against(self.args, composed, rewards if by_name else None))
         self._cycle = self.args.steps_per_generation * self.args.num_iterations  # micro-batches of a generation batch
         optimiser_steps = max(1, self._cycle // self.args.gradient_accumulation_steps)
         if trl_asks.needs_length(composed):
@@ -114,6 +134,9 @@ class WithMethod(Base):
         for part in self.gxpo_method.signals.values():
             part.bind(self._lending.tools(0))
         self._figures = Figures(composed) if controls(composed) else None
+        self._loss_log = LossLog(self)
+        if hasattr(self, "add_callback"):
+            self.add_callback(_made("ParameterCheck")(self))
         for callback in getattr(getattr(self, "callback_handler", None), "callbacks", ()):
             if isinstance(callback, Watching):
                 callback.attach(self)
@@ -144,7 +167,7 @@ class WithMethod(Base):
         mine = scored.forest.entries_of(output[ROW].cpu())
         advantages[own.cpu()] = scored.credit[mine]
         output["advantages"] = advantages.to(device, torch.float32)
-        self._log_advantages(scored)
+        self._loss_log.advantages(scored)
         return output
 
     def _score(self, output: Mapping[str, Any], mode: str) -> Scored:
@@ -230,16 +253,6 @@ class WithMethod(Base):
         x = self.accelerator.pad_across_processes(x, dim=1, pad_first=left)
         return self.accelerator.gather(x.contiguous()).detach().cpu()
 
-    def _log_advantages(self, scored: Scored) -> None:
-        """Show a row's mean advantage under the method in TRL's table of completions."""
-        shown = self._logs["advantages"]
-        forest, rows = scored.forest, scored.forest.n_trajectories
-        total = torch.zeros(rows, dtype=torch.float64).index_add_(0, forest.path_trajectory, scored.credit)
-        count = torch.bincount(forest.path_trajectory, minlength=rows).clamp_min(1)
-        for _ in range(min(rows, len(shown))):
-            shown.pop()
-        shown.extend((total / count).tolist())
-
     # ------------------------------------------------------------ objective
     def _compute_loss(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:
         """This micro-batch's share of the objective of its optimiser step; the shares sum to it.
@@ -258,21 +271,26 @@ class WithMethod(Base):
         parts = self.args.gradient_accumulation_steps if mode == "train" else 1
         if window.slope is None:
             share = self._share(window.scored, live, places, entries)
-            here = self._scored[mode].select(rows)
             detached = {name: x.detach() for name, x in live.items()}
-            self._log_figures(mode, here, detached)
+            self._loss_log.figures(mode, self._scored[mode].select(rows), detached)
+            masked = self._masked(window.scored, detached, places, entries) if self._loss_log.has_bonus else None
+            bonus = 0.0 if masked is None else self._loss_log.bonus(*masked)
         else:
             pull = torch.stack([(window.slope[name][entries] * x).sum() for name, x in live.items()]).sum()
             share = pull - pull.detach() + window.value / (parts * world)
+            bonus = window.bonus / (parts * world)
+        self._loss_log.policy_loss(mode, float(share.detach()) - bonus)
         counted = torch.stack([live["entropy"].detach().sum(), torch.tensor(float(entries.numel()))]).to(device)
         total, count = self.accelerator.reduce(counted.float(), reduction="sum").tolist()
         self._metrics[mode]["entropy"].append(total / max(count, 1.0))
         loss = (share * world).to(device, torch.float32)
         if mode == "train" and self._figures is not None:
             self._follow(window, entries, live)
+        if mode == "train" and (self._step + 1) % parts == 0:
+            self._loss_log.coefficient()
         if aux is not None:
             loss = loss + self.router_aux_loss_coef * aux / parts
-            self._metrics[mode]["aux_loss"].append(float(aux.detach()))
+            self._metrics[mode]["aux_loss"].append(float(self.accelerator.gather(aux.detach()).mean()))
         return loss
 
     def _live(
@@ -325,15 +343,21 @@ class WithMethod(Base):
 
     def _share(self, scored: Scored, live: Mapping[str, Tensor], places: Tensor, entries: Tensor) -> Tensor:
         """The objective with every other row's weight 0: those count only in its constants."""
+        here, policy = self._masked(scored, live, places, entries)
+        return self.gxpo_method.objective(here.forest, policy, here.credit, here.weight, here.signals, here.step)
+
+    def _masked(
+        self, scored: Scored, x: Mapping[str, Tensor], places: Tensor, entries: Tensor
+    ) -> tuple[Scored, PolicyTokens]:
+        """The optimiser step with every row but these of weight 0, and the policy's outputs, known at `entries`."""
         forest = scored.forest
-        x = {
-            name: torch.zeros(forest.n_entries, dtype=torch.float64).index_copy(0, entries, v)
-            for name, v in live.items()
+        columns = {
+            name: torch.zeros(forest.n_entries, dtype=torch.float64).index_copy(0, entries, v) for name, v in x.items()
         }
         here = torch.zeros(forest.n_trajectories, dtype=torch.float64).index_fill(0, places, 1.0)
         masked = forest.replace(weight=forest.weight * here)
         weight = scored.weight * masked.to_path(here, "R")
-        return self.gxpo_method.objective(masked, scored.policy(x), scored.credit, weight, scored.signals, scored.step)
+        return dataclasses.replace(scored, forest=masked, weight=weight), scored.policy(columns)
 
     def _window_of(self, model: Any, inputs: Mapping[str, Any], mode: str) -> Window:
         """The optimiser step that this micro-batch belongs to."""
@@ -387,8 +411,9 @@ class WithMethod(Base):
         def objective(x: Mapping[str, Tensor]) -> Tensor:
             return method.objective(forest, s.policy(x), s.credit, s.weight, s.signals, s.step)
 
-        self._log_figures(mode, s, x)
-        return dataclasses.replace(window, slope=gradient_of(objective, x), value=float(objective(x)))
+        self._loss_log.figures(mode, s, x)
+        bonus = self._loss_log.bonus(s, s.policy(x))
+        return dataclasses.replace(window, slope=gradient_of(objective, x), value=float(objective(x)), bonus=bonus)
 
     def _outputs(self, model: Any, inputs: Mapping[str, Any], *, aux: bool = False, **how: Any) -> Any:
         """(log-probs (B, T), entropies (B, T), auxiliary loss) of the completions."""
@@ -399,35 +424,6 @@ class WithMethod(Base):
             model, ids, mask, inputs["completion_ids"].size(1),
             compute_entropy=True, compute_aux_loss=aux, **how, **more,
         )  # fmt: skip
-
-    def _log_figures(self, mode: str, scored: Scored, x: Mapping[str, Tensor]) -> None:
-        """Log the terms' figures, and under TRL's own names those that TRL has too."""
-        logged, method = self._metrics[mode], self.gxpo_method
-        forest, policy = scored.forest, scored.policy(x)
-        found = method.evaluate(forest, policy, scored.credit, scored.weight, scored.signals, scored.step)
-        figures = found.metrics
-        for name, value in figures.items():
-            logged[f"gxpo/{name}"].append(value)
-        if "kl" in figures:
-            logged["kl"].append(figures["kl"])
-        if isinstance(term := method.terms["policy"], PolicyGradient):
-            low, high = term.cut(forest, policy, scored.credit, scored.weight)
-            self._log_clipped(mode, low, high, int(forest.path_trainable.sum()))
-
-    def _log_clipped(self, mode: str, low: int, high: int, tokens: int) -> None:
-        """`clip_ratio/*` of TRL: shares of all processes' tokens, the least and largest share of a process."""
-        counts = torch.tensor([[low, high, max(tokens, 1)]], dtype=torch.float32, device=self.accelerator.device)
-        every = self.accelerator.gather(counts).double().cpu()
-        total, share = every.sum(0), every[:, :2] / every[:, 2:]
-        found = {
-            "low_mean": total[0] / total[2],
-            "high_mean": total[1] / total[2],
-            "region_mean": (total[0] + total[1]) / total[2],
-            "low_min": share[:, 0].min(),
-            "high_max": share[:, 1].max(),
-        }
-        for name, value in found.items():
-            self._metrics[mode][f"clip_ratio/{name}"].append(float(value))
 
     # ------------------------------------------------------------ checkpoints
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

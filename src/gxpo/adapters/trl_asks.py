@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gxpo.adapters import asks
-from gxpo.definition import show
 from gxpo.learners.base import Epochs
 from gxpo.pipeline import Method, controls
 
@@ -34,14 +33,20 @@ def of_update(method: Method) -> dict[str, int] | None:
     if type(update) is not Epochs or update.first is not None:
         return None
     found = {"num_iterations": update.epochs, "steps_per_generation": update.minibatches}
-    return {name: n for name, n in found.items() if n != 1}
+    keys = {"num_iterations": "update.epochs", "steps_per_generation": "update.minibatches"}
+    chosen = {name for name, key in keys.items() if key in method.keys and method.keys[key].origin != "default"}
+    return {name: n for name, n in found.items() if n != 1 or name in chosen}
+
+
+def group_size(method: Method) -> int | None:
+    """Size of a group that the method, or what is said beside it, states; None: any."""
+    stated = method.keys.get("rollout.group_size")
+    return None if stated is None or stated.origin == "default" else stated.value
 
 
 def of_settings(method: Method) -> list[str]:
     """Why not, whatever TRL's settings are."""
-    if of_update(method) is None:
-        return [f"update={show(method.update)}: TRL steps itself (update=epochs takes the rest)"]
-    return []
+    return asks.of_update(method, "TRL", ("first",))
 
 
 def settings_for(method: Method) -> dict[str, Any]:
@@ -52,6 +57,8 @@ def settings_for(method: Method) -> dict[str, Any]:
         kl = method.terms.get("kl") or method.kl_reward
         found["beta"] = (kl.coef if kl is not None else 0.0) or 0.01
     found |= of_update(method) or {}
+    if (size := group_size(method)) is not None:
+        found["num_generations"] = size
     if needs_length(method):
         found["max_steps"] = 1000
     return found

@@ -21,7 +21,8 @@ DEFAULTS: Mapping[str, Any] = {
     "beta": 0.0, "epsilon": 0.2, "epsilon_high": None, "delta": None, "loss_type": "dapo", "scale_rewards": "group",
     "importance_sampling_level": "token", "reward_weights": None, "multi_objective_aggregation": "sum_then_normalize",
     "mask_truncated_completions": False, "sync_ref_model": False, "top_entropy_quantile": 1.0, "entropy_coef": 0.0,
-    "use_adaptive_entropy": False, "off_policy_mask_threshold": None, "use_bias_correction_kl": True,
+    "use_adaptive_entropy": False, "entropy_coef_min": 0.0, "entropy_coef_max": 1.0, "entropy_coef_delta": 0.005,
+    "entropy_target": 0.2, "off_policy_mask_threshold": None, "use_bias_correction_kl": True,
     "sapo_temperature_neg": 1.05, "sapo_temperature_pos": 1.0, "vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0,
     "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0, "router_aux_loss_coef": None,
     # the optimiser

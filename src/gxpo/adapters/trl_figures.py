@@ -35,13 +35,12 @@ class Figures:
         x = {name: summed(column) for name, column in self._outputs.items()}
         self._outputs = {}
         method, forest = self._method, scored.forest
-        active = method.active(forest, scored.credit, scored.weight, scored.signals)
-        if not bool(active.any()):  # no optimiser step is taken
-            return
-        read = scored.credit, scored.weight, scored.signals, scored.step
-        with torch.no_grad():
-            found = method.evaluate(forest, scored.policy(x), *read).metrics
-        entropy = x["entropy"][active & forest.path_trainable]
+        found: dict[str, float] = {}
+        if bool(method.active(forest, scored.credit, scored.weight, scored.signals).any()):
+            read = scored.credit, scored.weight, scored.signals, scored.step
+            with torch.no_grad():
+                found = method.evaluate(forest, scored.policy(x), *read).metrics
+        entropy = x["entropy"][forest.path_trainable]  # of a step that moves nothing, too, as TRL measures it
         self._steps.append({**found, **({"entropy": float(entropy.mean())} if entropy.numel() else {})})
 
     def adjust(self, forest: Forest, step: int) -> dict[str, float]:

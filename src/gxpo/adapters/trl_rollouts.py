@@ -62,13 +62,14 @@ class Window:
     """All rows of one optimiser step, on every process: the input of the objective.
 
     rows   of the generation batch, in the order of `scored`
-    slope  dL/dx [P] by output, where the objective couples rows; `value` is then L
+    slope  dL/dx [P] by output, where the objective couples rows; `value` is then L, `bonus` its entropy bonus
     """
 
     scored: Scored
     rows: Tensor
     slope: Mapping[str, Tensor] | None = None
     value: float = 0.0
+    bonus: float = 0.0
 
     def places(self, rows: Tensor) -> Tensor:
         """Positions in this step of rows of the generation batch."""

@@ -24,7 +24,16 @@ import torch
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.adapters.verl_asks import AGGREGATES, NORMED, SUCCESS_AT, SUMMED, seen_by, why_not
+from gxpo.adapters.verl_asks import (
+    AGGREGATES,
+    NORMED,
+    SUCCESS_AT,
+    SUMMED,
+    actor_against,
+    algorithm_against,
+    seen_by,
+    why_not,
+)
 from gxpo.compat import COMPAT
 from gxpo.compose import method as compose
 from gxpo.errors import ConfigError, GxpoError, need
@@ -60,6 +69,8 @@ def estimator(spec: str, overrides: Mapping[str, Any] | None = None) -> Estimato
             raise GxpoError(f"{PREFIX}{spec} compares the rollouts of a prompt: the batch has no `uid`")
         own = response_mask.detach().bool().cpu()
         score = token_level_rewards.detach().double().sum(-1).cpu()
+        if reasons := algorithm_against(composed, config):
+            raise ConfigError(f"{PREFIX}{spec}: {'; '.join(reasons)}")
         at = None if config is None else config.get(SUCCESS_AT, None)
         made = composed.fill(max_length=own.shape[1])  # verl's rows are as long as a response may be
         forest = made.shaped(rollouts(own, score, index, None if at is None else float(at)))
@@ -120,6 +131,8 @@ def policy_loss(spec: str, overrides: Mapping[str, Any] | None = None) -> Policy
         if mode == NORMED and (factor is None or factor != (horizon or factor)):
             length = f"{horizon:g}" if horizon else "the longest response there can be"
             raise ConfigError(f"{PREFIX}{spec}: set actor.loss_scale_factor to {length}, not {factor}")
+        if reasons := actor_against(term, config):
+            raise ConfigError(f"{PREFIX}{spec}: {'; '.join(reasons)}")
         mask = response_mask.bool()
         given, logprob = advantages[mask], log_prob[mask]
         owner = mask.nonzero()[:, 0]  # verl's rows have no turns: each is one

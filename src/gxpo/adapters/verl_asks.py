@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from gxpo.adapters import asks
 from gxpo.compose import method as compose
 from gxpo.definition import show
 from gxpo.errors import ConfigError
-from gxpo.learners.base import Epochs
 from gxpo.objectives import Entries, PolicyGradient
 from gxpo.objectives.surrogate import ratio_of
 from gxpo.pipeline import Method, controls
@@ -48,8 +48,7 @@ def _no_estimator(composed: Method) -> list[str]:
         for key in asks.remembers(composed)
         if not key.startswith("objective")
     ]
-    if composed.update != Epochs():
-        found.append(f"update={show(composed.update)}: verl steps itself (update=epochs takes the rest)")
+    found += asks.of_update(composed, "verl", ("epochs", "minibatches", "first"))
     if not composed.reads_credit:
         found.append(
             f"objective={show(composed.terms['policy'])}: it reads outcomes, which verl's losses are not given"
@@ -85,6 +84,66 @@ def _no_loss(composed: Method) -> list[str]:
         elif name != "policy":
             found.append(f"objective.add.{name}: verl's losses have one term")
     return found
+
+
+# verl's bounds of the ratio -> its default, and by surrogate the option that it is and what is to be taken of it
+BOUNDS: Mapping[str, tuple[float, Mapping[str, tuple[str, Callable[[float], float]]]]] = {
+    "clip_ratio_low": (0.2, {
+        "clip": ("clip_low", float), "dual_clip": ("clip_low", float), "log_clip": ("log_clip_low", float),
+        "divergence_mask": ("divergence_low", float), "truncate": ("ratio_min", lambda x: 1 - x),
+    }),
+    "clip_ratio_high": (0.2, {
+        "clip": ("clip_high", float), "dual_clip": ("clip_high", float), "log_clip": ("log_clip_high", float),
+        "divergence_mask": ("divergence_high", float), "truncate": ("ratio_max", lambda x: 1 + x),
+    }),
+    "clip_ratio_c": (3.0, {"dual_clip": ("ratio_max", float), "divergence_mask": ("ratio_max", float)}),
+    "tau_pos": (1.0, {"sigmoid": ("tau_positive", float)}),
+    "tau_neg": (1.05, {"sigmoid": ("tau_negative", float)}),
+}  # fmt: skip
+
+
+def actor_against(term: PolicyGradient, config: Any) -> list[str]:
+    """Settings of verl's actor, other than its defaults, that a loss of gxpo's does not have; a default says nothing.
+
+    config  verl's ActorConfig
+    """
+    both = getattr(config, "clip_ratio", None)  # counts where the bound of a side is not set
+    found = []
+    for setting, (default, options) in BOUNDS.items():
+        value, name = getattr(config, setting, None), setting
+        if value is None and setting in ("clip_ratio_low", "clip_ratio_high"):
+            value, name = both, "clip_ratio"
+        if value is None or math.isclose(value, default):
+            continue
+        option, taken = options.get(show(term.surrogate), ("", float))
+        own = _option(term.surrogate, option)
+        if own is None:
+            found.append(
+                f"actor.{name}={value:g} is not read by objective.surrogate={show(term.surrogate)}; leave it out"
+            )
+        elif not math.isclose(own, taken(value), abs_tol=1e-12):
+            found.append(
+                f"actor.{name}={value:g} is objective.{option}={taken(value):g} here, and the method has {own:g}: "
+                f"leave it out, or register the method with {{'objective.{option}': {taken(value):g}}}"
+            )
+    return list(dict.fromkeys(found))
+
+
+def algorithm_against(composed: Method, config: Any) -> list[str]:
+    """The same of verl's `algorithm`: a mapping, or None."""
+    if config is None or config.get("norm_adv_by_std_in_grpo", True):
+        return []
+    scale = composed.keys.get("credit.scale")
+    if scale is None or show(scale.value) == "none":
+        return []
+    return [
+        f"algorithm.norm_adv_by_std_in_grpo=False is credit.scale=none here, and the method has {show(scale.value)}: "
+        "leave it out, or register the method with {'credit.scale': 'none'}"
+    ]
+
+
+def _option(surrogate: Any, name: str) -> float | None:
+    return getattr(surrogate, name, None) if name not in getattr(surrogate, "options", {}) else surrogate.options[name]
 
 
 def seen_by(term: Any, logprob: Tensor, old: Tensor, credit: Tensor, owner: Tensor, turn: Tensor) -> Entries:

@@ -345,11 +345,19 @@ class PolicyGradient(TermPart):
         return _Active((scale * weight.to(scale))[entries].to(logprob), seen, known)
 
     @torch.no_grad()
-    def cut(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> tuple[int, int]:
-        """Number of tokens whose gradient the surrogate cuts: those of A < 0, and those of A > 0."""
+    def inputs(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> tuple[Tensor, Entries]:
+        """Places [n] in the path of the tokens that are read, and the surrogate's inputs at them."""
+        places = self.active(forest, credit, weight).nonzero().squeeze(1)
+        return places, self._entries(forest, policy, credit, weight).seen
+
+    @torch.no_grad()
+    def cut(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> Tensor:
+        """Tokens whose gradient the surrogate cuts, [P] bool."""
         x = self._entries(forest, policy, credit, weight)
-        clipped = self.surrogate.clipped(x.seen) & x.has_ratio
-        return int((clipped & (x.seen.credit < 0)).sum()), int((clipped & (x.seen.credit > 0)).sum())
+        places = self.active(forest, credit, weight).nonzero().squeeze(1)
+        return torch.zeros_like(forest.path_trainable).index_copy(
+            0, places, self.surrogate.clipped(x.seen) & x.has_ratio
+        )
 
     @torch.no_grad()
     def _figures(self, forest: Forest, x: _Active) -> dict[str, float]:

@@ -43,6 +43,10 @@ class Control(Part, ABC):
         """Current coefficient of a term that was configured with `start`."""
         raise NotImplementedError
 
+    def level(self, start: float) -> float:
+        """Coefficient that is remembered, also where the term is off in this step."""
+        return self.coefficient(start)
+
     @abstractmethod
     def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
         """Update the controller with the step's metrics and return its own, by metric name.
@@ -246,29 +250,52 @@ class _Walk(_Remembering):
 @part("entropy_target", stage="control")
 @dataclass(frozen=True)
 class EntropyTarget(_Walk):
-    """Target entropy: below `target` coef += by; at or above it coef -= by, never below 0, and the term is off.
+    """Target entropy: below `target` coef += by; at or above it coef -= by, held in [least, most], and the term is off.
 
     target  nats a token
     by      how much a step moves it
+    least, most  bounds of the coefficient
+    waits   the term is off until an entropy has been measured
 
     The entropy is the step's mean over trained tokens; what it decides is in force in the next step. Source: Skywork
-    OR1, arXiv 2505.22312 (0.2 nats, 0.005), where the coefficient starts at 0 and has no floor in our source.
+    OR1, arXiv 2505.22312 (0.2 nats, 0.005), where the coefficient starts at 0 and has no floor in our source. TRL's
+    `use_adaptive_entropy` has the bounds 0 and 1, and waits.
     """
 
     target: Positive = 0.2
     by: Positive = 0.005
+    least: Width = 0.0
+    most: Annotated[float, Ge(0)] = field(default=math.inf, metadata={"unbounded": True})
+    waits: bool = False
 
     def __post_init__(self) -> None:
+        if self.least > self.most:
+            raise ConfigError(f"control.least is {self.least} and control.most {self.most}; the first is not above")
         self._rest()
-        self._memory["below"] = 1.0
+        self._memory["below"] = 0.0 if self.waits else 1.0
+        if self._is_bounded:
+            self._memory.update(low=self.least, high=self.most)
+
+    @property
+    def _is_bounded(self) -> bool:
+        return self.least > 0 or self.most < math.inf
+
+    def level(self, start: float) -> float:
+        if not self._is_bounded:
+            return self._at(start)
+        return min(max(start + self._memory["total"], self._memory["low"]), self._memory["high"])
 
     def coefficient(self, start: float) -> float:
-        return self._at(start) if self._memory["below"] else 0.0
+        return self.level(start) if self._memory["below"] else 0.0
 
     def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
         if "entropy" in figures:
             below = figures["entropy"] < self.target
-            self._move(self.by if below else -self.by)
+            by = self.by if below else -self.by
+            self._move(by)
+            if self._is_bounded:  # steps of clamp(c + by, least, most) are clamp(c + total, low, high) together
+                for end in ("low", "high"):
+                    self._memory[end] = min(max(self._memory[end] + by, self.least), self.most)
             self._memory["below"] = float(below)
         return {"entropy_below_target": self._memory["below"]}
 

@@ -1,0 +1,190 @@
+"""Figures under TRL's own names: what TRL logs of its loss, computed for any method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gxpo.adapters.trl_rollouts import Scored
+from gxpo.definition import show
+from gxpo.forest import Forest
+from gxpo.objectives.base import PolicyGradient, evaluate
+from gxpo.objectives.surrogate import Clip
+from gxpo.objectives.surrogate_weights import gamma_shaped
+from gxpo.pipeline import Method
+from gxpo.protocols import PolicyTokens
+
+Gather = Callable[[Tensor], Tensor]  # a column [n] of this process -> that of all of them
+SOFT = ("sigmoid",)  # surrogates of TRL's that cut nothing, and of which it logs no share
+
+
+class LossLog:
+    """Appends to a trainer's log what TRL logs of advantages and loss, and the method's own figures."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def advantages(self, scored: Scored) -> None:
+        """Show a row's mean advantage under the method in TRL's table of completions."""
+        shown = self._trainer._logs["advantages"]
+        forest, rows = scored.forest, scored.forest.n_trajectories
+        total = torch.zeros(rows, dtype=torch.float64).index_add_(0, forest.path_trajectory, scored.credit)
+        count = torch.bincount(forest.path_trajectory, minlength=rows).clamp_min(1)
+        for _ in range(min(rows, len(shown))):
+            shown.pop()
+        shown.extend((total / count).tolist())
+
+    def figures(self, mode: str, scored: Scored, x: Mapping[str, Tensor]) -> None:
+        """Figures of the terms on these rows; under TRL's own names those that TRL has too.
+
+        x  outputs of the policy [P], detached
+        """
+        logged, method = self._trainer._metrics[mode], self._trainer.gxpo_method
+        policy = scored.policy(x)
+        found = method.evaluate(scored.forest, policy, scored.credit, scored.weight, scored.signals, scored.step)
+        for name, value in found.metrics.items():
+            logged[f"gxpo/{name}"].append(value)
+        for name, value in figures(method, scored, policy, self._gather).items():
+            logged[name].append(value)
+
+    @property
+    def has_bonus(self) -> bool:
+        """True where the loss has an entropy bonus."""
+        return self._bonus_term is not None
+
+    def bonus(self, scored: Scored, policy: PolicyTokens) -> float:
+        """Share of the entropy bonus in the loss; 0 without one."""
+        if (term := self._bonus_term) is None:
+            return 0.0
+        with torch.no_grad():
+            read = scored.credit, scored.weight, scored.signals, scored.step
+            return float(evaluate(term, scored.forest, policy, *read)[0])
+
+    def policy_loss(self, mode: str, share: float) -> None:
+        """Log the loss without its entropy bonus, where it has one; `share`: of this process and micro-batch."""
+        if self._bonus_term is None:
+            return
+        trainer = self._trainer
+        parts = trainer.args.gradient_accumulation_steps if mode == "train" else 1
+        factor = 1 if is_sum_of_shares(trainer.args, trainer.gxpo_method) else parts
+        own = torch.tensor([share * factor * trainer.accelerator.num_processes], dtype=torch.float64)
+        trainer._metrics[mode]["policy_loss"].append(float(self._gather(own).nanmean()))
+
+    def coefficient(self) -> None:
+        """Log the coefficient of the entropy bonus after an optimiser step, and have it where TRL has it."""
+        if (term := self._bonus_term) is None:
+            return
+        now = term.coef if term.control is None else term.control.level(term.coef)
+        self._trainer.entropy_coef = now
+        self._trainer._metrics["train"]["entropy_coef"].append(now)
+
+    @property
+    def _bonus_term(self) -> Any:
+        term = self._trainer.gxpo_method.terms.get("entropy")
+        return term if getattr(term, "ever", False) else None
+
+    def _gather(self, x: Tensor) -> Tensor:
+        """The column of all processes, each with as many rows, in float64 on the CPU."""
+        accelerator = self._trainer.accelerator
+        if accelerator.num_processes == 1:
+            return x.detach().double().cpu()
+        return accelerator.gather(x.detach().to(accelerator.device, torch.float32)).double().cpu()
+
+
+def figures(method: Method, scored: Scored, policy: PolicyTokens, gather: Gather) -> dict[str, float]:
+    """Figures of a micro-batch on all processes: `kl`, and what TRL logs of the policy's loss.
+
+    scored, policy  of this process's rows
+    """
+    found = {}
+    kl = method.terms.get("kl")
+    if kl is not None and kl.now != 0:
+        entries = scored.forest.path_trainable.nonzero().squeeze(1)
+        value = kl.quantity(scored.forest, policy, entries).detach() if entries.numel() else policy.logprob[entries]
+        found["kl"] = _ratio(gather, value.double().sum(), entries.numel())
+    term = method.terms["policy"]
+    if isinstance(term, PolicyGradient) and show(term.surrogate) not in SOFT:
+        found |= _of_policy(term, scored, policy, gather)
+    return found
+
+
+def is_sum_of_shares(args: Any, method: Method) -> bool:
+    """Whether TRL divides a micro-batch's loss by the tokens of its whole optimiser step, so that the losses add up.
+
+    Elsewhere they are means over a micro-batch, and are averaged.
+    """
+    term = method.terms["policy"]
+    return getattr(term, "aggregate", "") == "token_mean" and args.loss_type != "bnpo"
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Columns [P] of a process's rows, and their means as TRL takes them."""
+
+    forest: Forest
+    gather: Gather
+    is_by_row: bool  # a row has one ratio, and counts once whatever its length
+
+    def each(self, x: Tensor) -> Tensor:
+        """Mean over the tokens of each row of all processes; nan for a row without any."""
+        entries = self.forest.path_trainable
+        owner, rows = self.forest.path_trajectory[entries], self.forest.n_trajectories
+        total = torch.zeros(rows, dtype=torch.float64).index_add_(0, owner, x[entries].double())
+        return self.gather(total / torch.bincount(owner, minlength=rows))
+
+    def mean(self, x: Tensor) -> float:
+        """Mean over all tokens, or over the rows."""
+        if self.is_by_row:
+            return float(self.each(x).nan_to_num(0.0).mean())
+        own = x[self.forest.path_trainable].double()
+        return _ratio(self.gather, own.sum(), own.numel())
+
+
+@torch.no_grad()
+def _of_policy(term: PolicyGradient, scored: Scored, policy: PolicyTokens, gather: Gather) -> dict[str, float]:
+    forest, credit = scored.forest, scored.credit
+    surrogate: Any = term.surrogate  # its options are of its kind
+    rows = _Rows(forest, gather, show(term.ratio) == "sequence")
+    # the term reads tokens of non-zero advantage and weight; TRL's figures are of all tokens
+    sign = torch.where(credit < 0, -1.0, 1.0).to(torch.float64)
+    places, x = term.inputs(forest, policy, sign, torch.ones_like(scored.weight))
+
+    def column(values: Tensor) -> Tensor:
+        return torch.zeros(forest.n_entries, dtype=torch.float64).index_copy(0, places, values.detach().double())
+
+    if (name := show(surrogate)) == "gamma":
+        options = surrogate.options
+        power = x.by_sign(options["power_positive"], options["power_negative"])
+        decay = x.by_sign(options["decay_positive"], options["decay_negative"])
+        phi = rows.each(column(gamma_shaped(x.ratio, power, decay)))
+        return {"vespo/phi_seq_mean": float(phi.nan_to_num(1.0).mean())}  # of no token phi is that of the ratio 1
+    if name == "truncate":
+        return {"cispo_clip_ratio": rows.mean((column(x.ratio > surrogate.options["ratio_max"]) > 0) & (credit > 0))}
+    if isinstance(surrogate, Clip):  # whatever the weight, and without a further bound for large ratios of A < 0
+        least, most = (torch.as_tensor(bound, dtype=x.ratio.dtype) for bound in surrogate.bounds(x))
+        low = (column(x.ratio < least) > 0) & (credit < 0)
+        high = (column(x.ratio > most) > 0) & (credit > 0)
+    else:
+        cut = term.cut(forest, policy, credit, scored.weight)
+        low, high = cut & (credit < 0), cut & (credit > 0)
+    return {
+        "clip_ratio/low_mean": rows.mean(low),
+        "clip_ratio/high_mean": rows.mean(high),
+        "clip_ratio/region_mean": rows.mean(low | high),
+        "clip_ratio/low_min": _extreme(rows.each(low), torch.min),
+        "clip_ratio/high_max": _extreme(rows.each(high), torch.max),
+    }
+
+
+def _ratio(gather: Gather, total: Tensor, count: int) -> float:
+    both = gather(torch.stack([total, torch.tensor(float(count), dtype=torch.float64)])).reshape(-1, 2).sum(0)
+    return float(both[0] / both[1].clamp_min(1))
+
+
+def _extreme(rows: Tensor, of: Callable[[Tensor], Tensor]) -> float:
+    known = rows[~rows.isnan()]
+    return float(of(known)) if known.numel() else float("nan")
