@@ -11,6 +11,7 @@ from typing import Any
 from gxpo import media
 from gxpo.chat import tools as toolbox
 from gxpo.chat.formats import TAGS
+from gxpo.chat.messages import has_calls, normal_messages, with_tags, without_prefill
 from gxpo.chat.reading import read
 from gxpo.errors import GxpoError, ModelError, need
 from gxpo.protocols import ContextUpdate, Message, Reply, ToolCall
@@ -271,12 +272,13 @@ class PlainConversation:
 
     def __init__(self, chat: PlainChat, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> None:
         self.chat = chat
-        self.messages: list[Message] = list(messages)
+        messages = [media.with_marks(m) for m in normal_messages(messages)]
+        self.messages, self._prefix = without_prefill(messages)  # the context ends in the assistant's text in any case
         self._has_tools = bool(tools)
         self._calls: tuple[ToolCall, ...] = ()
         self._count = 0
         self._waits_for_action = True
-        shown = toolbox.with_instructions(messages, tools, True) if tools else list(messages)
+        shown = toolbox.with_instructions(messages, tools, True) if tools else messages
         self.context: tuple[int, ...] = chat.tokens.bos + chat.tokens.encode(chat.tokens.typed(joined(shown)))
 
     def copy(self) -> PlainConversation:
@@ -300,7 +302,7 @@ class PlainConversation:
         )
         self.context += ids
         self._calls, self._count, self._waits_for_action = calls, self._count + len(calls), False
-        self.messages.append({"role": "assistant", "content": plain(text)})
+        self.messages.append({"role": "assistant", "content": self._prefix + plain(text)})
         clean = self.chat.tokens.without_special
         thinking = clean(reading.reasoning) if reading.reasoning is not None else None
         return Reply(clean(reading.content), thinking, calls)
@@ -309,16 +311,17 @@ class PlainConversation:
         """Append texts; tool results are put between `<tool_result>` and `</tool_result>`."""
         if self._waits_for_action:
             raise GxpoError("observe() comes after act(): messages before the first action belong to start()")
-        messages = toolbox.answered(messages, self._calls)
+        messages = toolbox.answered([media.with_marks(m) for m in normal_messages(messages)], self._calls)
         ids = self.chat.tokens.encode_after(self.chat.tokens.typed(joined(messages)))
         self.context += ids
+        messages, self._prefix = without_prefill(messages)
         self.messages += messages
         self._waits_for_action = True
         return ContextUpdate(ids)
 
 
 def joined(messages: Sequence[Message]) -> str:
-    """Texts of messages, joined by newlines."""
-    if any(m.get("role") == "tool" for m in messages):
-        messages = toolbox.as_user(messages)
+    """Texts of messages, joined by newlines; tool calls and their answers are tags."""
+    if has_calls(messages):
+        messages = toolbox.as_user(with_tags(messages))
     return "\n".join([x if isinstance(x := m.get("content"), str) else media.marked(x) for m in messages])

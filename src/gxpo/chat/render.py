@@ -45,7 +45,10 @@ class Template:
 
     parts    it wants contents as lists of parts, as some templates of vision models do
     picture  what it writes for a part that is a picture: the model's placeholder; "": it can't be shown any
+    null_beside_calls  it writes tool calls only of messages whose content is null
     """
+
+    null_beside_calls = False
 
     def __init__(self, tokenizer: Any, text: str, kwargs: Mapping[str, Any], parts: bool = False) -> None:
         self.tokenizer, self.text, self.kwargs, self.parts = tokenizer, text, dict(kwargs), parts
@@ -93,10 +96,14 @@ class Template:
             said = " ".join(str(error).split()) or type(error).__name__
             roles = ", ".join(str(m.get("role")) for m in messages[-6:])
             more = "..., " if len(messages) > 6 else ""
-            raise ModelError(f"the chat template refuses the messages ({more}{roles}): {said}") from error
+            calls = any(m.get("tool_calls") for m in messages)
+            way = "; chat.tools=tags writes the tool calls of the history as text" if calls else ""
+            raise ModelError(f"the chat template refuses the messages ({more}{roles}): {said}{way}") from error
 
     def _form(self, message: Message) -> dict[str, Any]:
         """A message as the template wants it."""
+        if self.null_beside_calls and message.get("tool_calls") and not message["content"]:
+            return {**message, "content": None}
         shows = bool(self.picture) and media.MARK[0] in _text(message)
         return in_parts(message, shows) if shows or self.parts else dict(message)
 
