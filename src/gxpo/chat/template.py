@@ -384,6 +384,7 @@ class TemplateChat:
         self.tools_format = ("native" if native else "tags") if tools_format == "auto" else tools_format
         stops = [self.tokens.one_id(t) for t in (*self.facts.stops, *stop)]
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
+        self.tokens.frame(self.stop_ids)
         self._closing: dict[int | None, re.Pattern[str] | None] = {}
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 
 from gxpo import chat, worlds
 from gxpo.chat.plain import Tokens
+from gxpo.chat.rendered import prompt_warnings
 from gxpo.errors import ModelError, TaskError, need
 from gxpo.explain.check_template import tokenizer_of
 from gxpo.explain.overlap import Overlap, overlap
@@ -163,7 +164,8 @@ def report(s: RunSettings, *, model: str | None = None, n: int = 512, scored: in
             for t, p in zip(tasks[:8], shown, strict=False)
         ],
     }
-    said = [*_of_file(out), *_of_texts(out), *_of_pairs(found), *_of_split(out, s), *_of_reward(out)]
+    marked = prompt_warnings(tasks, reader.chat, s.chat.template)
+    said = [*_of_file(out), *marked, *_of_texts(out), *_of_pairs(found), *_of_split(out, s), *_of_reward(out)]
     return out | {"warnings": said}
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gxpo import media
 from gxpo.chat.messages import normal_message
+from gxpo.errors import ModelError
 from gxpo.protocols import Chat, ContextUpdate, Conversation, EpisodeRules, Message
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ def messages_of(observation: str | Sequence[Message]) -> list[Message]:
 
 def prompt_messages(chat: Chat, system: str | None, prompt: str | Sequence[Message]) -> list[Message]:
     """What a conversation about a prompt starts with: a text is a message of the user's."""
+    if getattr(chat, "is_rendered", False) and not isinstance(prompt, str):
+        raise ModelError(
+            "chat.template=rendered takes prompts that are texts, and this one is messages, which a template renders: "
+            "leave chat.template at auto"
+        )
     return with_system(chat, system, messages_of(prompt))
 
 

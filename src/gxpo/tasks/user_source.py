@@ -107,9 +107,7 @@ class OwnRows(ListedTasks):
         columns.check(name)
         stem = Path(name.rpartition(":")[0]).stem
         label = f"task {name!r}"
-        listed = [
-            (f"{label}, row {i}", f"{stem}/{i}", row) for i, row in enumerate(plain_rows(rows, label))
-        ]
+        listed = [(f"{label}, row {i}", f"{stem}/{i}", row) for i, row in enumerate(plain_rows(rows, label))]
         self.split(tasks_of(listed, columns, label), None, rest.get("held_out_fraction", 0.1))
 
 

@@ -109,12 +109,22 @@ class Session:
         prompt = task.prompt
         if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
             return cast("tuple[int, ...]", prompt)
+        known = self._tasks.get(task.id)
+        if known is not None and known.prompt != prompt and getattr(self.chat, "is_rendered", False):
+            raise ConfigError(
+                "chat.template=rendered: this method's rollout puts prompts in other words, and a rendered prompt is a "
+                "whole conversation: give messages, or take a rollout that does not"
+            )
         said = prompt_messages(self.chat, self.system, cast("str | tuple[Message, ...]", prompt))
         return tuple(self.chat.start(said).context)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
-        return decoder(self.tokenizer)(tokens)
+        """Text of token ids, special tokens left out that are no content (`gxpo.chat.plain.decoder`)."""
+        return self._decode(tokens)
+
+    @cached_property
+    def _decode(self) -> Callable[[Sequence[int]], str]:
+        return decoder(self.tokenizer, self.chat)
 
     @cached_property
     def _tokens(self) -> Tokens:
