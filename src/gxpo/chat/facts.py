@@ -180,19 +180,15 @@ def _tool_facts(template: Template, tokens: Tokens, asked: str) -> dict[str, Any
     """Format of tool calls: the first parser that reads back the template's own output; without one, the form of
     arguments that it writes."""
     asked = tries(template, say("user", USER), tools=[TOOL]) or asked
-    for null in (False, True):
-        template.null_beside_calls = null
-        found = _written_calls(template)
-        for as_json, text in found.items():
-            written = text[shared_prefix(text, asked) :]
-            for form in NATIVE:
-                if _reads_back(form, written, tokens):
-                    return {"form": form, "as_json": as_json, **_call_end(template, tokens, as_json)}
-        # an object that comes out as Python spells it is not what the template's authors gave it
-        if clean := [as_json for as_json, text in found.items() if str(dict(CALL.arguments)) not in text]:
-            return {"as_json": clean[0]}
-    template.null_beside_calls = False
-    return {}
+    found = _written_calls(template)
+    for as_json, text in found.items():
+        written = text[shared_prefix(text, asked) :]
+        for form in NATIVE:
+            if _reads_back(form, written, tokens):
+                return {"form": form, "as_json": as_json, **_call_end(template, tokens, as_json)}
+    # an object that comes out as Python spells it is not what the template's authors gave it
+    clean = [as_json for as_json, text in found.items() if str(dict(CALL.arguments)) not in text]
+    return {"as_json": clean[0]} if clean else {}
 
 
 def _written_calls(template: Template) -> dict[bool, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 ENDS = (  # of a turn
     "<|im_end|>",
@@ -36,6 +37,19 @@ _TURN = re.compile(  # the beginning of a turn
     r"|<\|(?:system|user|assistant)\|>|\[\|(?:system|user|assistant)\|\]|<\uff5c(?:User|Assistant)\uff5c>"
     r"|<\|START_OF_TURN_TOKEN\|>"
 )
+
+
+_TAG = re.compile(r"</?[A-Za-z][\w -]*>|\[/?[A-Z][A-Z_ ]*\]")
+_SPARE = re.compile(r"unused|reserved|special|extra_id|placeholder", re.IGNORECASE)
+
+
+def tags_in(names: Iterable[str]) -> tuple[str, ...]:
+    """Names of tokens that are tags for a policy to write, as <search>; spare tokens of a vocabulary are none.
+
+    >>> tags_in(["<search>", "</search>", "<|fim_prefix|>", "<unused7>"])
+    ('<search>', '</search>')
+    """
+    return tuple(name for name in names if _TAG.fullmatch(name) and not _SPARE.search(name))
 
 
 def turns_in(text: str) -> tuple[str, ...]:

@@ -46,9 +46,10 @@ def normal_message(message: Any) -> Message:
         raise ModelError(f"'tool_calls' is a list, not {_short(calls)}")
     if calls and role != "assistant":
         raise ModelError(f"'tool_calls' belongs to the assistant, not to role {role!r}")
-    if content is None and not calls and role != "tool":
+    empty = content is None or (isinstance(content, list | tuple) and not content)
+    if empty and not calls and role != "tool":
         raise ModelError("'content' is missing; it may be null beside tool calls alone")
-    changed["content"] = "" if content is None else joined_parts(content)
+    changed["content"] = "" if empty else joined_parts(content)
     if calls:
         changed["tool_calls"] = [_normal_call(call, f"tool call {i}") for i, call in enumerate(calls)]
     return message if changed == message else changed
@@ -141,6 +142,19 @@ def paired(messages: Sequence[Message], renumber: bool = False) -> list[Message]
                 message = {"name": names[own][1], **message, "tool_call_id": names[own][0]}
         out.append(message)
     return out
+
+
+def padded_arguments(messages: Sequence[Message]) -> set[str]:
+    """Names of arguments that are null in all calls of one tool and have a value in another tool's: Arrow's padding."""
+    filled: dict[str, set[str]] = {}
+    empty: set[tuple[str, str]] = set()
+    for function in (call["function"] for m in messages for call in m.get("tool_calls", ())):
+        for key, value in function["arguments"].items():
+            if value is None:
+                empty.add((function["name"], key))
+            else:
+                filled.setdefault(key, set()).add(function["name"])
+    return {key for tool, key in empty if key in filled and tool not in filled[key]}
 
 
 def with_arguments(messages: Sequence[Message], as_json: bool) -> list[Message]:

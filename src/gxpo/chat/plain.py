@@ -307,6 +307,7 @@ class PlainConversation:
     """Conversation of `PlainChat.start`; its context is only ever appended to."""
 
     rebuilt = kept_against_template = respelled = 0
+    _opened: str | None = None  # what would close a thought that the prompt opens
 
     def __init__(self, chat: PlainChat, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> None:
         self.chat = chat
@@ -332,7 +333,7 @@ class PlainConversation:
             raise GxpoError("two actions in a row: observe() something (an empty list is possible) between them")
         ids = tuple(int(t) for t in tokens)
         text, _ = self.chat.tokens.split_stop(ids, self.chat.stop_ids)
-        reading = read(text, TAGS, {}, self._has_tools)
+        reading = read(text, TAGS, {}, self._has_tools, self._opened)
         plain = self.chat.tokens.plain
         calls = tuple(
             ToolCall(plain(c.name), plain(c.arguments), f"call{self._count + i:05d}", c.error)

@@ -45,10 +45,7 @@ class Template:
 
     parts    it wants contents as lists of parts, as some templates of vision models do
     picture  what it writes for a part that is a picture: the model's placeholder; "": it can't be shown any
-    null_beside_calls  it writes tool calls only of messages whose content is null
     """
-
-    null_beside_calls = False
 
     def __init__(self, tokenizer: Any, text: str, kwargs: Mapping[str, Any], parts: bool = False) -> None:
         self.tokenizer, self.text, self.kwargs, self.parts = tokenizer, text, dict(kwargs), parts
@@ -102,8 +99,6 @@ class Template:
 
     def _form(self, message: Message) -> dict[str, Any]:
         """A message as the template wants it."""
-        if self.null_beside_calls and message.get("tool_calls") and not message["content"]:
-            return {**message, "content": None}
         shows = bool(self.picture) and media.MARK[0] in _text(message)
         return in_parts(message, shows) if shows or self.parts else dict(message)
 

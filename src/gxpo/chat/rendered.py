@@ -11,9 +11,10 @@ from gxpo import media
 from gxpo.chat.facts import Facts, find_out
 from gxpo.chat.markers import ENDS, turns_in
 from gxpo.chat.plain import PlainConversation, Tokens
+from gxpo.chat.reasoning import opened_by
 from gxpo.chat.render import Template, has_template, source
 from gxpo.errors import ModelError
-from gxpo.protocols import ContextUpdate, Message, Reply, Task
+from gxpo.protocols import ContextUpdate, Message, Task
 
 RENDERED = "rendered"  # the value of chat.template
 NAMED = 3  # markers and tasks that a warning names
@@ -59,12 +60,9 @@ class RenderedConversation(PlainConversation):
         self.chat = chat  # type: ignore[assignment]  # of a plain chat it uses tokens and stop_ids, which this has
         self.messages: list[Message] = [{"role": "user", "content": text}]
         self._prefix, self._has_tools, self._calls, self._count, self._waits_for_action = "", False, (), 0, True
+        self._opened = opened_by(text)
         bos, ids = chat.tokens.bos, chat.tokens.encode(text)
         self.context = ids if bos and ids[: len(bos)] == bos else bos + ids
-
-    def act(self, tokens: Sequence[int]) -> Reply:
-        """Append the sampled ids as they are, and return the action."""
-        return super().act(tokens)
 
     def observe(self, messages: Sequence[Message]) -> ContextUpdate:
         """Refuse: what comes after the answer would have to be rendered."""

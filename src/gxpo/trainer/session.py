@@ -17,7 +17,7 @@ from torch import Tensor
 from gxpo import runtime
 from gxpo.chat import PlainChat
 from gxpo.chat.plain import Tokens, decoder
-from gxpo.errors import ConfigError, TaskError
+from gxpo.errors import ConfigError, ModelError, TaskError
 from gxpo.forest import Forest
 from gxpo.learners.accumulate import gradient_of
 from gxpo.pipeline import Loss, Method
@@ -115,8 +115,11 @@ class Session:
                 "chat.template=rendered: this method's rollout puts prompts in other words, and a rendered prompt is a "
                 "whole conversation: give messages, or take a rollout that does not"
             )
-        said = prompt_messages(self.chat, self.system, cast("str | tuple[Message, ...]", prompt))
-        return tuple(self.chat.start(said).context)
+        try:
+            said = prompt_messages(self.chat, self.system, cast("str | tuple[Message, ...]", prompt))
+            return tuple(self.chat.start(said).context)
+        except ModelError as error:
+            raise ModelError(f"task {task.id!r}: {error}") from error
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens left out that are no content (`gxpo.chat.plain.decoder`)."""
