@@ -33,7 +33,8 @@ class RenderedChat:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.tokens = Tokens(tokenizer)
-        facts = _facts_of(tokenizer, self.tokens)
+        self.template_text = source(tokenizer, None) if has_template(tokenizer) else ""
+        facts = _facts_of(tokenizer, self.tokens, self.template_text)
         ends = [self.tokens.markers[name] for name in _ends(self.tokens, facts)]
         eos = [] if self.tokens.eos is None else [self.tokens.eos]
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys((*eos, *ends)))
@@ -72,12 +73,10 @@ class RenderedConversation(PlainConversation):
         )
 
 
-def _facts_of(tokenizer: Any, tokens: Tokens) -> Facts | None:
+def _facts_of(tokenizer: Any, tokens: Tokens, template: str) -> Facts | None:
     """Properties of the tokenizer's own template; None where it has none that can be read."""
-    if not has_template(tokenizer):
-        return None
     try:
-        return find_out(Template(tokenizer, source(tokenizer, None), {}), tokens)
+        return find_out(Template(tokenizer, template, {}), tokens) if template else None
     except ModelError:
         return None
 
@@ -158,18 +157,25 @@ def _of_rendered(found: Sequence[tuple[str, Markup | None]], chat: Any) -> list[
             f"{len(bare)} prompt(s) hold no marker of a chat template: {_some(bare)}; chat.template=rendered puts none "
             "around them: leave it at auto, or render them"
         )
-    known = () if chat is None else chat.tokens.markers
     foreign = [
         (name, Markup(strange, True))
         for name, markup in found
-        if markup is not None and (strange := tuple(n for n in markup.names if not any(m in n for m in known)))
+        if markup is not None and (strange := tuple(n for n in markup.names if not _is_known(n, chat)))
     ]
-    if foreign and chat is not None:
+    if foreign:
         out.append(
             f"{_count(foreign)} markers that are no tokens of this model ({_names(foreign)}): {_ids(foreign)}; they "
             "were rendered for another one"
         )
     return out
+
+
+def _is_known(turn: str, chat: RenderedChat | None) -> bool:
+    """Whether the marker that begins a turn is one of the chat's model: a token, or text of its template."""
+    if chat is None:
+        return True
+    marker = turn[: re.search(r"[>\]]|$", turn).end()]  # type: ignore[union-attr]  # it finds at least the end
+    return marker in chat.tokens.markers or marker in chat.template_text
 
 
 def _texts(task: Task) -> list[tuple[str, str]]:
