@@ -180,25 +180,25 @@ def _tool_facts(template: Template, tokens: Tokens, asked: str) -> dict[str, Any
     """Format of tool calls: the first parser that reads back the template's own output; without one, the form of
     arguments that it writes."""
     asked = tries(template, say("user", USER), tools=[TOOL]) or asked
-    found = _written_calls(template)
-    for as_json, text in found.items():
+    texts = _written_calls(template)
+    for as_json, text in texts.items():
         written = text[shared_prefix(text, asked) :]
         for form in NATIVE:
             if _reads_back(form, written, tokens):
                 return {"form": form, "as_json": as_json, **_call_end(template, tokens, as_json)}
     # an object that comes out as Python spells it is not what the template's authors gave it
-    clean = [as_json for as_json, text in found.items() if str(dict(CALL.arguments)) not in text]
+    clean = [as_json for as_json, text in texts.items() if str(dict(CALL.arguments)) not in text]
     return {"as_json": clean[0]} if clean else {}
 
 
 def _written_calls(template: Template) -> dict[bool, str]:
     """Whether arguments are JSON text -> a conversation with a call, for the forms of arguments that it writes."""
-    user, found = say("user", USER), {}
+    user, texts = say("user", USER), {}
     for as_json in (False, True):
         text = tries(template, user, called(CALL, as_json), tools=[TOOL], answer=False)
         if text is not None and CALL.name in text.partition(USER)[2] and CALL.arguments["key"] in text:
-            found[as_json] = text
-    return found
+            texts[as_json] = text
+    return texts
 
 
 def _writes_answers(template: Template, as_json: bool) -> bool:

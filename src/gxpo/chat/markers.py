@@ -58,4 +58,4 @@ def turns_in(text: str) -> tuple[str, ...]:
     >>> turns_in("<|im_start|>user\\nhi<|im_end|>"), turns_in("what does [INST ] mean?")
     (('<|im_start|>user',), ())
     """
-    return tuple(dict.fromkeys(" ".join(found.split()) for found in _TURN.findall(text)))
+    return tuple(dict.fromkeys(" ".join(turn.split()) for turn in _TURN.findall(text)))

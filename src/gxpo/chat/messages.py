@@ -38,10 +38,10 @@ def normal_message(message: Any) -> Message:
         raise ModelError(f"'role' is a text such as user or assistant, not {_short(role)}")
     if isinstance(content, str) and len(message) == 2:
         return message
-    changed = {key: value for key, value in message.items() if value is not None}
-    if FORMER_CALL in changed:
+    normal = {key: value for key, value in message.items() if value is not None}
+    if FORMER_CALL in normal:
         raise ModelError(f"{FORMER_CALL!r} is a former form: write the call into 'tool_calls'")
-    calls = changed.pop("tool_calls", ())
+    calls = normal.pop("tool_calls", ())
     if not isinstance(calls, list | tuple):
         raise ModelError(f"'tool_calls' is a list, not {_short(calls)}")
     if calls and role != "assistant":
@@ -49,13 +49,13 @@ def normal_message(message: Any) -> Message:
     empty = content is None or (isinstance(content, list | tuple) and not content)
     if empty and not calls and role != "tool":
         raise ModelError("'content' is missing; it may be null beside tool calls alone")
-    changed["content"] = "" if empty else joined_parts(content)
+    normal["content"] = "" if empty else join_parts(content)
     if calls:
-        changed["tool_calls"] = [_normal_call(call, f"tool call {i}") for i, call in enumerate(calls)]
-    return message if changed == message else changed
+        normal["tool_calls"] = [_normal_call(call, f"tool call {i}") for i, call in enumerate(calls)]
+    return message if normal == message else normal
 
 
-def joined_parts(content: Any) -> Any:
+def join_parts(content: Any) -> Any:
     """The text of a content that is a text or parts of text; a list that holds pictures stays a list of parts."""
     if isinstance(content, str):
         return content
@@ -86,22 +86,22 @@ def _normal_call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         raise ModelError(f"{where} is {{function: {{name: ..., arguments: {{...}}}}}}, not {_short(call)}")
     arguments = _arguments(function.get("arguments"), f"{where} ({function['name']})")
-    found = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    return found if call.get("id") in (None, "") else {**found, "id": str(call["id"])}
+    normal = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return normal if call.get("id") in (None, "") else {**normal, "id": str(call["id"])}
 
 
-def _arguments(given: Any, where: str) -> dict[str, Any]:
+def _arguments(arguments: Any, where: str) -> dict[str, Any]:
     """Arguments as an object: it may be one, JSON text of one, or (of a call without arguments) null or empty."""
-    value = given
-    if isinstance(given, str):
+    value = arguments
+    if isinstance(arguments, str):
         try:
-            value = json.loads(given) if given.strip() else {}
+            value = json.loads(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError) as error:
-            raise ModelError(f"{where}: 'arguments' is not valid JSON ({error}): {_short(given)}") from None
-    if value is None and given is None:
+            raise ModelError(f"{where}: 'arguments' is not valid JSON ({error}): {_short(arguments)}") from None
+    if value is None and arguments is None:
         return {}
     if not isinstance(value, Mapping):
-        raise ModelError(f"{where}: 'arguments' is an object or JSON text of one, not {_short(given)}")
+        raise ModelError(f"{where}: 'arguments' is an object or JSON text of one, not {_short(arguments)}")
     return dict(value)
 
 
@@ -116,7 +116,7 @@ def has_calls(messages: Sequence[Message]) -> bool:
     return any(m.get("tool_calls") or m.get("role") == "tool" for m in messages)
 
 
-def paired(messages: Sequence[Message], renumber: bool = False) -> list[Message]:
+def pair_answers(messages: Sequence[Message], renumber: bool = False) -> list[Message]:
     """Tool calls with ids, and their answers with the id and the name of their call, in the order of the calls where
     they name none. `renumber`: ids of nine letters and digits in the place of all, as the strictest templates want."""
     out: list[Message] = []
@@ -146,15 +146,15 @@ def paired(messages: Sequence[Message], renumber: bool = False) -> list[Message]
 
 def padded_arguments(messages: Sequence[Message]) -> set[str]:
     """Names of arguments that are null in all calls of one tool and have a value in another tool's: Arrow's padding."""
-    filled: dict[str, set[str]] = {}
-    empty: set[tuple[str, str]] = set()
+    tools_by_key: dict[str, set[str]] = {}
+    nulls: set[tuple[str, str]] = set()
     for function in (call["function"] for m in messages for call in m.get("tool_calls", ())):
         for key, value in function["arguments"].items():
             if value is None:
-                empty.add((function["name"], key))
+                nulls.add((function["name"], key))
             else:
-                filled.setdefault(key, set()).add(function["name"])
-    return {key for tool, key in empty if key in filled and tool not in filled[key]}
+                tools_by_key.setdefault(key, set()).add(function["name"])
+    return {key for tool, key in nulls if key in tools_by_key and tool not in tools_by_key[key]}
 
 
 def with_arguments(messages: Sequence[Message], as_json: bool) -> list[Message]:
@@ -164,8 +164,8 @@ def with_arguments(messages: Sequence[Message], as_json: bool) -> list[Message]:
     out: list[Message] = []
     for message in messages:
         if calls := message.get("tool_calls"):
-            written = [{**c["function"], "arguments": _json(c["function"]["arguments"])} for c in calls]
-            message = {**message, "tool_calls": [{**c, "function": f} for c, f in zip(calls, written, strict=True)]}
+            functions = [{**c["function"], "arguments": _json(c["function"]["arguments"])} for c in calls]
+            message = {**message, "tool_calls": [{**c, "function": f} for c, f in zip(calls, functions, strict=True)]}
         out.append(message)
     return out
 

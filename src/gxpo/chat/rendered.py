@@ -82,8 +82,7 @@ def _facts_of(tokenizer: Any, tokens: Tokens, template: str) -> Facts | None:
 
 
 def _ends(tokens: Tokens, facts: Facts | None) -> list[str]:
-    found = ENDS if facts is None else facts.stops
-    return [name for name in found if name in tokens.markers]
+    return [name for name in (ENDS if facts is None else facts.stops) if name in tokens.markers]
 
 
 # ---------------------------------------------------------------- recognising them
@@ -124,18 +123,18 @@ def prompt_warnings(tasks: Iterable[Task], chat: Any = None, template: str = "au
     chat      of the model; None: it is not at hand, and markers of well-known templates alone are looked for
     template  chat.template of the run
     """
-    found: dict[str, list[tuple[str, Markup | None]]] = {}
+    markup_by_kind: dict[str, list[tuple[str, Markup | None]]] = {}
     for task in tasks:
         for kind, text in _texts(task):
-            found.setdefault(kind, []).append((task.id, markup_of(text, chat)))
+            markup_by_kind.setdefault(kind, []).append((task.id, markup_of(text, chat)))
     if template == RENDERED:
-        return _of_rendered(found.get("text", []), chat)
+        return _of_rendered(markup_by_kind.get("text", []), chat)
     out = []
     for kind, remedy in (
         ("text", "set chat.template=rendered, which takes them as they are, or give messages"),
         ("message", "give the prompt as one text with chat.template=rendered, or as messages without markers"),
     ):
-        marked = [(name, m) for name, m in found.get(kind, ()) if m is not None]
+        marked = [(name, m) for name, m in markup_by_kind.get(kind, ()) if m is not None]
         if rendered := [(name, m) for name, m in marked if m.is_rendered]:
             out.append(
                 f"{_count(rendered)} a rendered chat template already ({_names(rendered)}): {_ids(rendered)}; a run "
@@ -149,17 +148,17 @@ def prompt_warnings(tasks: Iterable[Task], chat: Any = None, template: str = "au
     return out
 
 
-def _of_rendered(found: Sequence[tuple[str, Markup | None]], chat: Any) -> list[str]:
+def _of_rendered(prompts: Sequence[tuple[str, Markup | None]], chat: Any) -> list[str]:
     """Lines about prompts that are said to be rendered."""
     out = []
-    if bare := [name for name, markup in found if markup is None]:
+    if bare := [name for name, markup in prompts if markup is None]:
         out.append(
             f"{len(bare)} prompt(s) hold no marker of a chat template: {_some(bare)}; chat.template=rendered puts none "
             "around them: leave it at auto, or render them"
         )
     foreign = [
         (name, Markup(strange, True))
-        for name, markup in found
+        for name, markup in prompts
         if markup is not None and (strange := tuple(n for n in markup.names if not _is_known(n, chat)))
     ]
     if foreign:
@@ -187,17 +186,17 @@ def _texts(task: Task) -> list[tuple[str, str]]:
     return [("message", text) for text in contents if isinstance(text, str)]
 
 
-def _count(found: Sequence[tuple[str, Markup]]) -> str:
-    return f"{len({name for name, _ in found})} prompt(s) hold"
+def _count(prompts: Sequence[tuple[str, Markup]]) -> str:
+    return f"{len({name for name, _ in prompts})} prompt(s) hold"
 
 
-def _names(found: Sequence[tuple[str, Markup]]) -> str:
-    names = dict.fromkeys(name for _, markup in found for name in markup.names)
+def _names(prompts: Sequence[tuple[str, Markup]]) -> str:
+    names = dict.fromkeys(name for _, markup in prompts for name in markup.names)
     return ", ".join([*names][:NAMED])
 
 
-def _ids(found: Sequence[tuple[str, Markup]]) -> str:
-    return _some([*dict.fromkeys(name for name, _ in found)])
+def _ids(prompts: Sequence[tuple[str, Markup]]) -> str:
+    return _some([*dict.fromkeys(name for name, _ in prompts)])
 
 
 def _some(names: Sequence[str]) -> str:

@@ -24,10 +24,10 @@ from gxpo import media
 from gxpo.chat import tools as toolbox
 from gxpo.chat.facts import find_out, shows_pictures, tries
 from gxpo.chat.formats import TAGS, Format
-from gxpo.chat.messages import has_calls, normal_messages, paired, with_arguments, with_tags, without_prefill
+from gxpo.chat.messages import has_calls, normal_messages, pair_answers, with_arguments, with_tags, without_prefill
 from gxpo.chat.plain import RowsOf, Tokens
 from gxpo.chat.reading import Reading, read, same
-from gxpo.chat.reasoning import continued, opened_by, split
+from gxpo.chat.reasoning import answer_opening, opened_by, split
 from gxpo.chat.render import Template, shared_prefix, source, unused
 from gxpo.errors import ConfigError, GxpoError, ModelError
 from gxpo.protocols import ContextUpdate, Message, Reply, ToolCall
@@ -79,7 +79,7 @@ class TemplateConversation:
         self, chat: TemplateChat, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> None:
         self.chat = chat
-        messages, begun = without_prefill([media.with_marks(m) for m in normal_messages(messages)])
+        messages, prefill = without_prefill([media.with_marks(m) for m in normal_messages(messages)])
         if not messages:
             raise ModelError(
                 "the assistant's message stands alone: a conversation begins with the user's or the system's"
@@ -91,7 +91,7 @@ class TemplateConversation:
         typed = chat.tokens.typed  # what others wrote has no special tokens: those are the template's
         self._tools = tuple(typed(list(tools))) if chat.tools_format == "native" else ()  # messages for the template
         self._shown, text = self._opening(messages, tools)
-        self._prefix = self._begun(text, begun)
+        self._prefix = self._prefill(text, prefill)
         self._text = text + self._prefix
         self._actions: list[Action] = []
         self._said: Message = {}  # the last action's message, as given to the template
@@ -108,7 +108,7 @@ class TemplateConversation:
         except ModelError:
             if not any(m.get("tool_calls") for m in shown):
                 raise
-            renumbered = paired(shown, renumber=True)  # some templates want ids of nine letters and digits
+            renumbered = pair_answers(shown, renumber=True)  # some templates want ids of nine letters and digits
             text = tries(chat.template, *renumbered, tools=self._tools)
             if text is None:
                 raise
@@ -121,9 +121,9 @@ class TemplateConversation:
                 )
         return list(shown), text
 
-    def _begun(self, text: str, begun: str) -> str:
+    def _prefill(self, text: str, prefill: str) -> str:
         """What follows the template's text where the policy continues an assistant's message."""
-        return continued(text, self.chat.tokens.typed(begun), self.chat.facts.header) if begun else ""
+        return answer_opening(text, self.chat.tokens.typed(prefill), self.chat.facts.header) if prefill else ""
 
     def copy(self) -> TemplateConversation:
         """Independent copy of the conversation."""
@@ -192,10 +192,10 @@ class TemplateConversation:
         if self._waits_for_action:
             raise GxpoError("observe() comes after act(): messages before the first action belong to start()")
         action = self._actions[-1]
-        messages, begun = without_prefill([media.with_marks(m) for m in normal_messages(messages)])
+        messages, prefill = without_prefill([media.with_marks(m) for m in normal_messages(messages)])
         messages = toolbox.answered(messages, self._last_calls())
         form, new, text = self._rendered(self.chat.tokens.typed(self.chat.later_messages(messages)))
-        prefix = self._begun(text, begun)
+        prefix = self._prefill(text, prefill)
         bridge = self._bridge(form, new, text)
         before = self.context
         rebuild = not bridge.same and self.chat.rewrites == "rebuild"
@@ -417,7 +417,7 @@ class TemplateChat:
         native = self.tools_format == "native"
         if native or (self.facts.writes_calls and not (tools or self._tags_by_choice)):
             messages = with_arguments(
-                paired(messages) if has_calls(messages) else messages, self.facts.arguments_as_json
+                pair_answers(messages) if has_calls(messages) else messages, self.facts.arguments_as_json
             )
         else:
             messages = toolbox.as_user(with_tags(messages))

@@ -9,7 +9,7 @@ from typing import Any
 
 from gxpo.errors import TaskError
 from gxpo.protocols import Task
-from gxpo.tasks.padding import as_written, without_even_padding
+from gxpo.tasks.padding import unpadded_rows, without_even_padding
 from gxpo.tasks.rows import Columns, tasks_of
 
 FORMS = "a list of dicts, a datasets.Dataset, a pandas.DataFrame, a task source or a name"
@@ -48,7 +48,7 @@ def rows_in(given: Any, what: str) -> Iterable[Any]:
         raise TaskError(f"{what}: a streaming data set has no end: give list(data.take(1000))")
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
         raise TaskError(f"{what}: {type(given).__name__} is not {FORMS}")
-    return as_written(given)
+    return unpadded_rows(given)
 
 
 def _is_frame(given: Any) -> bool:

@@ -93,7 +93,7 @@ def without_even_padding(rows: Rows, columns: Sequence[str]) -> Rows:
     return [{k: nested[k].trimmed(v) if k in nested else v for k, v in row.items()} for row in rows] if nested else rows
 
 
-def as_written(data: Any) -> Any:
+def unpadded_rows(data: Any) -> Any:
     """The rows of a `datasets.Dataset` without Arrow's padding; anything else as it is."""
     features = getattr(data, "features", None)
     schema = getattr(features, "arrow_schema", None)
