@@ -422,7 +422,7 @@ def marked(content: Any) -> str:
     found = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in ("image", "text") or kind not in part:
+        if kind not in ("image", "text") or part.get(kind) is None:
             raise GxpoError(f"a part of a message is a text or an image, as {{type: image, image: ...}}, not {part!r}")
         found.append(mark(part["image"]) if kind == "image" else str(part["text"]))
     return "".join(found)

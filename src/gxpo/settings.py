@@ -42,7 +42,9 @@ class SamplingSettings(_Section):
 
 class ChatSettings(_Section):
     template: str = Field(
-        default="auto", description="auto: the tokenizer's chat template, if it has one; none; or a .jinja file"
+        default="auto",
+        description="auto: the tokenizer's chat template, if it has one; none; rendered: prompts have it around them "
+        "already; or a .jinja file",
     )
     system: str | None = Field(default=None, description="system message of every conversation")
     kwargs: dict[str, Any] = Field(default={}, description="variables of the template, e.g. {enable_thinking: false}")

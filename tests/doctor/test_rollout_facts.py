@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.doctor.logs import groups, rollouts
 
-from gxpo.doctor.rollout_facts import Facts
+from gxpo.doctor.rollout_facts import Facts, _doubled
 from gxpo.doctor.trend import stationary, trend
 
 
@@ -124,3 +124,21 @@ def test_trend_of_a_straight_line_and_of_a_level() -> None:
     level = np.array([0.0, 1.0] * 15)
     assert stationary(level)
     assert not stationary(np.linspace(0.0, 1.0, 30))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_doubled"),
+    [
+        ("<|im_start|>user\n<|im_start|>user\nhi<|im_end|>\n", True),
+        ("user\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n\nassistant\n", True),  # outer ones left out
+        ("system\nBe short.\nuser\n<|im_start|>system\nhi", True),
+        ("user\n\n<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi", True),
+        ("<start_of_turn>user\n<start_of_turn>user\nhi<end_of_turn>", True),
+        ("<|user|>\n<|user|>\nhi", True),
+        ("<|system|>\n<|user|>\nhi", False),  # an empty system message
+        ("<|im_start|>system\nhi<|im_end|>\n<|im_start|>user\nhi", False),
+        ("user\nwhat does <|im_start|>user mean?\nassistant\n", False),
+    ],
+)
+def test_prompts_that_were_templated_twice(prompt, is_doubled):
+    assert _doubled(prompt) is is_doubled

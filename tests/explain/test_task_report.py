@@ -6,7 +6,7 @@ import pytest
 
 from gxpo import config
 from gxpo.definition import Stated
-from gxpo.errors import TaskError
+from gxpo.errors import ModelError, TaskError
 from gxpo.explain.task_page import text
 from gxpo.explain.task_report import readable, report
 
@@ -136,3 +136,40 @@ def test_what_is_no_list_of_prompts(task, said):
 def test_readable_of_a_file_that_is_no_text(tmp_path):
     (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe")
     assert readable(tmp_path / "x.jsonl") == ([], [])
+
+
+def test_rendered_prompts_names_of_control_tokens_and_padded_arguments_are_told(tmp_path):
+    rows = [{"prompt": f"<|im_start|>user\nwhat is {i}?<|im_end|>\n<|im_start|>assistant\n"} for i in range(40)]
+
+    def warnings(name, rows, model=None, **keys):
+        return report(settings(task=write(tmp_path / f"{name}.jsonl", rows), **keys), model=model)["warnings"]
+
+    for model in (None, "tiny:cold"):
+        (said,) = [w for w in warnings("r", rows, model) if "template" in w]
+        assert said.startswith(
+            "40 prompt(s) hold a rendered chat template already (<|im_start|>user, <|im_start|>assist"
+        )
+        assert "set chat.template=rendered" in said
+    (said,) = [w for w in warnings("r", [*rows, *sums(3)], chat__template="rendered") if "template" in w]
+    assert said.startswith("3 prompt(s) hold no marker of a chat template: r/41, r/42, r/43;")
+    rows = [{"prompt": row["prompt"]} for row in sums(40)]
+    rows[4]["prompt"] = "What does <eos> mean?"
+    assert any(
+        w.startswith("1 prompt(s) hold names of special tokens (<eos>): n/5; they are encoded as letters")
+        for w in warnings("n", rows, "tiny:cold")
+    )
+    calls = [{"function": {"name": n, "arguments": a}} for n, a in (("get", {"x": 1, "y": None}), ("add", '{"y": 2}'))]
+    prompt = [{"role": "user", "content": "q"}, {"role": "assistant", "content": None, "tool_calls": calls}]
+    rows[7]["prompt"] = [*prompt, {"role": "tool", "content": "1"}]
+    said = warnings("c", rows[:4] + rows[7:])
+    assert any("tool calls with null for arguments of other tools (y): c/5" in w for w in said)
+
+
+def test_a_prompt_that_a_template_refuses_is_named(tmp_path):
+    rows = [*sums(40), {"prompt": [{"role": "assistant", "content": "It is"}], "answer": "1"}]
+    template = write(tmp_path / "t.jinja", [TEMPLATE])
+    with pytest.raises(ModelError, match="task 't/41': the assistant's message stands alone"):
+        report(
+            settings(reward="format", task=write(tmp_path / "t.jsonl", rows), chat__template=template),
+            model="tiny:cold",
+        )

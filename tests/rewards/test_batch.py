@@ -311,3 +311,54 @@ def test_rubrics_of_the_library():
 
     both = RubricGroup([vf.Rubric(funcs=[later]), vf.Rubric(funcs=[level], weights=[10.0])])
     assert scored(both, ["4", "5"], level=[1, 2])[0] == [2.0, 2.0]
+
+
+# ---------------------------------------------------------------- completions with their special tokens
+def raw_alone(completion, completion_raw):
+    return {"length": len(completion_raw), "same": completion == completion_raw}
+
+
+async def raw_async(completion_raw):
+    return len(completion_raw)
+
+
+def raw_batch(completions, completions_raw, **kwargs):
+    assert all(isinstance(text, str) for text in completions_raw)
+    return [len(text) for text in completions_raw]
+
+
+def raw_step(forest, texts, tasks, texts_raw):
+    import torch
+
+    return torch.tensor([float(len(text)) for text in texts_raw])
+
+
+def raw_rubric(completion_raw):
+    return float(len(completion_raw))
+
+
+def test_every_kind_of_reward_is_given_the_special_tokens_that_asks_for_them(tmp_path):
+    path = tmp_path / "raw.py"
+    names = ("raw_alone", "raw_async", "raw_batch", "raw_step")
+    path.write_text("\n\n".join(inspect.getsource(globals()[name]) for name in names))
+    alone = lambda completion, completion_raw: raw_alone(completion, completion_raw)  # noqa: E731  in this process
+    forms = [alone, raw_async, raw_batch, raw_step, StandIn(raw_rubric), *(f"{path}:{name}" for name in names)]
+    wrong = []
+    for form in forms:
+        with RewardSet.make({form: 1.0} if isinstance(form, str) else form, source=NO_SCORER) as rewards:
+            for decode, lengths in ((None, [2.0, 1.0]), (lambda ids: "".join(map(chr, ids)) + "<eos>", [7.0, 6.0])):
+                if decode is not None:
+                    rewards.read_with(decode)
+                out = rewards.score(forest_of(["ab", "c"]), ["ab", "c"], tasks(["ab", "c"], chat=True))
+                column = dict(zip(out.component_names, out.components.T.tolist(), strict=True))
+                if next(iter(column.values())) != lengths or column.get("same", lengths) not in (
+                    lengths,
+                    [decode is None] * 2,
+                ):
+                    wrong.append((form, column))
+    assert not wrong
+
+
+def test_a_reward_of_special_tokens_is_of_a_batch_or_of_one():
+    with pytest.raises(ConfigError, match=r"asks for 'completions_raw' .of a batch. and 'completion_raw' .of one"):
+        RewardSet.make(lambda completions_raw, completion_raw: 0.0, source=NO_SCORER)

@@ -232,3 +232,16 @@ def test_inserted_observation_tokens_change_no_credit(model, steps):
         m = gxpo.method(name, {"rollout": "independent", **ON_EPISODES.get(name, {})}).fill(horizon=60.0, max_length=60)
         signals = made_up(m, one, 0)  # equal on R, S and P; of stored tokens credit reads none
         assert torch.equal(m.advantages(one, signals), m.advantages(other, signals)), name
+
+
+@pytest.mark.parametrize("chat", ["plain", "template"])
+def test_an_answer_that_the_environment_begins_is_one_answer_in_the_next_window(chat):
+    tokenizer = character_tokenizer()
+    context = Context(CHATS[chat](tokenizer), EpisodeRules(20, "window", 1), "count")
+    begun = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "It is "}]
+    context.open(begun)
+    assert tokenizer.decode(context.ids, skip_special_tokens=True).endswith("It is ")
+    context.act([*tokenizer("A", add_special_tokens=False).input_ids, tokenizer.eos_token_id])
+    context.observe("two")
+    assert tokenizer.decode(context.ids, skip_special_tokens=True).count("It is A") == 1
+    assert tokenizer.decode(context.ids, skip_special_tokens=True).count("It is") == 1

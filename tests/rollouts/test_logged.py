@@ -57,6 +57,10 @@ def test_the_same_row_twice_in_a_step():
     assert len(set(forest.id)) == 4 and list(dict.fromkeys(forest.group)) == ["s3/q", "s3/q#1"]
 
 
+CALLING = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "get", "arguments": "{}"}}]}
+PARTS = {"role": "assistant", "content": [{"type": "text", "text": "#"}, {"type": "text", "text": "5", "image": None}]}
+
+
 @pytest.mark.parametrize(
     ("columns", "outcomes", "verdicts"),
     [
@@ -64,6 +68,7 @@ def test_the_same_row_twice_in_a_step():
         ({"completions": ["#5", "#6"], "scores": [0.5, None]}, [0.5, None], [None, None]),
         ({"completions": ["#5"]}, [None], [None]),
         ({"completion": "#5", "label": False}, [0.0], [False]),
+        ({"completion": [PARTS], "label": True}, [1.0], [True]),
         ({"completion": "#5", "score": 0.25}, [0.25], [None]),
     ],
 )
@@ -104,6 +109,15 @@ def test_answers_of_several_turns():
         ({"chosen": "", "rejected": "#6"}, "without a text"),
         ({"chosen": [{"role": "user", "content": "?"}], "rejected": "#6"}, "must begin and end with a message of the"),
         ({"chosen": [{"role": "assistant", "content": "a"}] * 2, "rejected": "#6"}, "two messages of the assistant's"),
+        (
+            {"chosen": [CALLING], "rejected": "#6"},
+            "a message of the assistant's with 'tool_calls': write it into 'content'",
+        ),
+        ({"chosen": [{**PARTS, "reasoning_content": "so"}], "rejected": "#6"}, "with 'reasoning_content'"),
+        (
+            {"chosen": [{"role": "assistant", "content": [{"type": "text"}]}], "rejected": "#6"},
+            "part 0 of 'content' has no",
+        ),
         ({"completions": "#5"}, "'completions' must be a list"),
         ({"completions": ["#5"], "scores": [1.0, 2.0]}, "'scores' must be a list of 1 numbers"),
         ({"completions": ["#5"], "scores": [True]}, "a score must be a number or null"),

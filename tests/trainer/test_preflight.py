@@ -1,5 +1,6 @@
 """What is refused before anything is sampled. What the command line says of it is in tests/test_cli.py."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from gxpo.definition import Stated
 from gxpo.errors import ConfigError, TaskError
 from gxpo.methods import METHODS
 from gxpo.protocols import Task
-from gxpo.trainer.preflight import check_settings, check_world, learns_from_one
+from gxpo.trainer.preflight import check_settings, check_world, learns_from_one, rehearse
 from gxpo.worlds import World
 
 ALONE = {"rollout.group_size": 1, "rollout": "independent"}
@@ -152,3 +153,37 @@ def test_every_task_of_a_list_is_looked_at_for_hints(tmp_path):
     check('{"prompt": "q", "answer": "1", "hints": []}\n')  # says that it has none
     with pytest.raises(TaskError, match="task 't/100' has no hints"):
         check('{"prompt": "q", "answer": "1"}\n')
+
+
+RENDERED = "<|im_start|>user\nwhat is {}?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def rendered_rows(tmp_path, rows=40):
+    path = tmp_path / "r.jsonl"
+    path.write_text("".join(f"{json.dumps({'prompt': RENDERED.format(i), 'answer': 'a'})}\n" for i in range(rows)))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"chat.system": "Be short."}, r"chat\.system: prompts of chat\.template=rendered are whole conversations"),
+        ({"chat.kwargs": {"a": 1}}, r"chat\.kwargs: prompts of chat\.template=rendered"),
+        ({"task": "frozenlake"}, "is for tasks whose prompts are texts, and those of frozenlake are episodes"),
+    ],
+)
+def test_what_rendered_prompts_have_no_place_for_is_refused(tmp_path, keys, message):
+    keys = {"task": rendered_rows(tmp_path), "chat.template": "rendered", "model": "tiny:cold"} | keys
+    with pytest.raises(ConfigError, match=message):
+        rehearse(gxpo.config.resolve({k: Stated(v, "test") for k, v in keys.items()}))
+
+
+def test_a_rehearsal_and_the_start_of_a_run_warn_of_rendered_prompts(tmp_path):
+    keys = {"task": rendered_rows(tmp_path), "model": "tiny:cold"}
+    with pytest.warns(
+        UserWarning, match=r"3\d prompt\(s\) hold a rendered chat template already .* chat\.template=rendered"
+    ):
+        rehearse(gxpo.config.resolve({k: Stated(v, "test") for k, v in keys.items()}))
+    small = {"tasks.per_step": 2, "eval.tasks": 2, "sampling.max_new_tokens": 4}
+    with pytest.warns(UserWarning, match=r"prompt\(s\) hold a rendered chat template already"):
+        gxpo.train("tiny:cold", keys["task"], reward=lambda completion: 1.0, steps=1, out=tmp_path / "run", set=small)

@@ -9,11 +9,12 @@ from typing import Any
 from gxpo.chat.check import Check, Report, check_template
 from gxpo.chat.plain import PlainChat, RowsOf
 from gxpo.chat.render import has_template
+from gxpo.chat.rendered import RENDERED, RenderedChat
 from gxpo.chat.template import TemplateChat
 from gxpo.errors import ConfigError
 from gxpo.protocols import Chat
 
-__all__ = ["Check", "PlainChat", "Report", "TemplateChat", "check_template", "make"]
+__all__ = ["Check", "PlainChat", "RenderedChat", "Report", "TemplateChat", "check_template", "make"]
 
 
 def make(
@@ -29,11 +30,16 @@ def make(
 ) -> Chat:
     """Conversation format of this tokenizer's model.
 
-    template  "auto": the tokenizer's chat template if it has one, else none; "none": texts one after the other; else
-              Jinja text or a file of it. The other arguments are those of `TemplateChat`, and need a template.
+    template  "auto": the tokenizer's chat template if it has one, else none; "none": texts one after the other;
+              "rendered": texts that hold a rendered template already, taken as they are (`RenderedChat`); else Jinja
+              text or a file of it. The other arguments are those of `TemplateChat`, and need a template.
     rows_of   ids of a picture's rows by its reference, of a model that sees
     picture   text of the token by which a template of that model shows a picture
     """
+    if template == RENDERED:
+        if kwargs or tools_format == "native":
+            raise ConfigError("template is 'rendered': kwargs and tools_format='native' need one that is rendered here")
+        return RenderedChat(tokenizer)
     if template == "none" or (template == "auto" and not has_template(tokenizer)):
         if kwargs or stop or tools_format == "native":
             why = "template is 'none'" if template == "none" else "the tokenizer has no chat template"

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gxpo.chat.facts import CALL, TOOL, called, say, tries
+from gxpo.chat.markers import tags_in
+from gxpo.chat.plain import Tokens
 from gxpo.chat.reasoning import TAGS, opened_by
 from gxpo.chat.render import shared_prefix
 from gxpo.chat.template import TemplateChat, TemplateConversation
@@ -58,7 +60,21 @@ def check_template(chat: Any, template: str | None = None, kwargs: Mapping[str, 
 
 def _checks(chat: TemplateChat) -> Iterator[Check]:
     yield Check("renders", "ok", f"a question and an answer; the next answer begins after {_prompt(chat)}")
-    for check in (_ends, _turns, _tokens, _cut, _blanks, _thinking, _roles, _tools, _answers, _bos, _date, _forgery):
+    for check in (
+        _ends,
+        _turns,
+        _tokens,
+        _cut,
+        _blanks,
+        _thinking,
+        _roles,
+        _tools,
+        _answers,
+        _bos,
+        _date,
+        _forgery,
+        _tags,
+    ):
         try:
             yield check(chat)
         except ModelError as error:
@@ -269,3 +285,21 @@ def _forgery(chat: TemplateChat) -> Check:
     if two > one:
         return Check("forgery", "fails", f"{end} typed into a message becomes the token")
     return Check("forgery", "ok", f"{end} typed into a message stays text")
+
+
+def _tags(chat: TemplateChat) -> Check:
+    if found := tag_note(chat.tokens):
+        return Check("tags", "note", found)
+    return Check("tags", "ok", "no tag for the policy to write is a special token")
+
+
+def tag_note(tokens: Tokens) -> str:
+    """What to know of special tokens that are tags for the policy to write; "" where there are none."""
+    found = tags_in(tokens.text_of(i) for i in sorted(tokens.content))
+    if not found:
+        return ""
+    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+    return (
+        f"special tokens {', '.join(found[:4])}{more}: completions and replies keep them, programs that decode with "
+        "skip_special_tokens=True do not; their names in prompts stay letters"
+    )

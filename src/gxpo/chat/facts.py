@@ -8,6 +8,7 @@ from typing import Any
 
 from gxpo import media
 from gxpo.chat.formats import NATIVE, Format
+from gxpo.chat.messages import THOUGHT_KEYS
 from gxpo.chat.plain import Tokens
 from gxpo.chat.reading import Reading, read, same
 from gxpo.chat.reasoning import TAGS as THOUGHTS
@@ -39,10 +40,12 @@ class Facts:
     """generation_prompt: text added before an answer. ends: tokens that end an action; stops: those to sample to.
 
     lead           blanks that it puts before an answer and the generation prompt does not have
+    header         what it puts there, an empty thought apart: blanks, or the name of a channel
     reasoning_key  the field of a message whose thinking it writes (None: thinking stays in the content)
     form           how it writes calls (None: it writes none that can be read back)
     call_end       its text from the last argument to the end of the action
     bare_answers   it takes a tool's answer after an action without a call
+    writes_calls   it writes the calls of the history, and their answers
     frame          added tokens that it puts around messages, thinking apart
     """
 
@@ -52,6 +55,7 @@ class Facts:
     last_end: str | None
     next_end: str | None
     lead: str
+    header: str
     opens_reasoning: bool
     reasoning_key: str | None
     system: bool
@@ -59,6 +63,7 @@ class Facts:
     bare_answers: bool
     form: Format | None = None
     arguments_as_json: bool = False
+    writes_calls: bool = False
     call_end: str = field(default="", repr=False)
     frame: tuple[str, ...] = ()
 
@@ -126,6 +131,7 @@ def find_out(template: Template, tokens: Tokens) -> Facts:
         last_end=last_end,
         next_end=next_end,
         lead="" if lead.strip() else lead,
+        header="" if any(tag in lead for pair in THOUGHTS for tag in pair) else lead,
         opens_reasoning=opened_by(asked) is not None,
         reasoning_key=_reasoning_key(template, user),
         system=SYSTEM in ruled,
@@ -133,6 +139,7 @@ def find_out(template: Template, tokens: Tokens) -> Facts:
         bare_answers=RESULT in (answer or ""),
         form=tool.get("form"),
         arguments_as_json=bool(tool.get("as_json")),
+        writes_calls="as_json" in tool and _writes_answers(template, tool["as_json"]),
         call_end=tool.get("call_end", ""),
         frame=tuple(m for m in tokens.markers if _frames(m) and any(m in text for text in (asked, last, followed))),
     )
@@ -158,7 +165,7 @@ def _markers_after(text: str, word: str, tokens: Tokens) -> list[str]:
 
 
 def _reasoning_key(template: Template, user: Message) -> str | None:
-    for key in ("reasoning_content", "thinking", "reasoning"):
+    for key in THOUGHT_KEYS:
         text = tries(template, user, say("assistant", ASSISTANT, **{key: RESULT}), answer=False)
         if text is not None and RESULT in text:
             return key
@@ -170,18 +177,34 @@ def called(call: ToolCall, as_json: bool, content: str = "") -> Message:
 
 
 def _tool_facts(template: Template, tokens: Tokens, asked: str) -> dict[str, Any]:
-    """Format of tool calls: the first parser that reads back the template's own output."""
-    user = say("user", USER)
-    asked = tries(template, user, tools=[TOOL]) or asked
-    for as_json in (False, True):
-        text = tries(template, user, called(CALL, as_json), tools=[TOOL], answer=False)
-        if text is None or CALL.arguments["key"] not in text:
-            continue
+    """Format of tool calls: the first parser that reads back the template's own output; without one, the form of
+    arguments that it writes."""
+    asked = tries(template, say("user", USER), tools=[TOOL]) or asked
+    texts = _written_calls(template)
+    for as_json, text in texts.items():
         written = text[shared_prefix(text, asked) :]
         for form in NATIVE:
             if _reads_back(form, written, tokens):
                 return {"form": form, "as_json": as_json, **_call_end(template, tokens, as_json)}
-    return {}
+    # an object that comes out as Python spells it is not what the template's authors gave it
+    clean = [as_json for as_json, text in texts.items() if str(dict(CALL.arguments)) not in text]
+    return {"as_json": clean[0]} if clean else {}
+
+
+def _written_calls(template: Template) -> dict[bool, str]:
+    """Whether arguments are JSON text -> a conversation with a call, for the forms of arguments that it writes."""
+    user, texts = say("user", USER), {}
+    for as_json in (False, True):
+        text = tries(template, user, called(CALL, as_json), tools=[TOOL], answer=False)
+        if text is not None and CALL.name in text.partition(USER)[2] and CALL.arguments["key"] in text:
+            texts[as_json] = text
+    return texts
+
+
+def _writes_answers(template: Template, as_json: bool) -> bool:
+    """Whether it takes the answer to a call of the history."""
+    answer = say("tool", RESULT, tool_call_id=CALL.id, name=CALL.name)
+    return RESULT in (tries(template, say("user", USER), called(CALL, as_json), answer) or "")
 
 
 def _reads_back(form: Format, written: str, tokens: Tokens) -> bool:

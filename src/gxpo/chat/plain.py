@@ -11,11 +11,14 @@ from typing import Any
 from gxpo import media
 from gxpo.chat import tools as toolbox
 from gxpo.chat.formats import TAGS
+from gxpo.chat.markers import MARKERS
+from gxpo.chat.messages import has_calls, normal_messages, with_tags, without_prefill
 from gxpo.chat.reading import read
 from gxpo.errors import GxpoError, ModelError, need
 from gxpo.protocols import ContextUpdate, Message, Reply, ToolCall
 
 RowsOf = Callable[[str], tuple[int, ...]]  # a picture's reference -> ids of its rows
+ROLES = ("bos", "eos", "pad", "unk", "sep", "cls", "mask")  # of special tokens that say nothing
 BREAK = "\ufdd0\ufdd1\ufdd0"  # Unicode's noncharacters, which no text that is meant to be read has
 _ALONE = "\ufdd2\ufdd3\ufdd2"
 
@@ -31,6 +34,8 @@ class Tokens:
 
     markers  added tokens of the vocabulary by text, special or not: no merge crosses them
     control  those that users and tools may not write: the special ones, and what is `guard`ed
+    content  ids of special tokens that say something, such as a <search> that was added: neither what ends or pads a
+             text nor what stands around turns. They stay in what is read of an action
     bos      what the tokenizer puts before a text, where that is its bos alone
     rows_of  ids of a picture's rows, for models that see: a text holds a picture as `media.mark`
     picture  text of the token that stands for a picture in a template of that model
@@ -45,9 +50,12 @@ class Tokens:
             self.markers.setdefault(str(tokenizer.eos_token), self.eos)
         special = {t.content: int(i) for i, t in added.items() if t.special}
         special |= dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
-        self._special = _any_of(special)
-        self.control: dict[str, int] = special
-        self._control = self._special
+        self._special, self.control = dict(special), special
+        self._control = _any_of(special)
+        roles = {getattr(tokenizer, f"{role}_token_id", None) for role in ROLES}
+        self.special_ids = frozenset(special.values())
+        self.content = frozenset(i for name, i in special.items() if i not in roles and name not in MARKERS)
+        self.frame(())
         self._swallow_left = {t.content for t in added.values() if t.lstrip}
         self._swallow_right = {t.content for t in added.values() if t.rstrip}
         self.anchor = self._anchor(added)
@@ -58,6 +66,12 @@ class Tokens:
         """Treat these markers as control tokens."""
         self.control |= {name: self.markers[name] for name in names}
         self._control = _any_of(self.control)
+        self.frame(self.markers[name] for name in names)
+
+    def frame(self, ids: Iterable[int]) -> None:
+        """Treat these tokens as no content: they stand around turns, or end them."""
+        self.content -= frozenset(ids)
+        self._noise = _any_of(name for name, i in self._special.items() if i not in self.content)
 
     def _anchor(self, added: Any) -> tuple[int, str] | None:
         """A special token that encodes to itself and swallows no adjacent space."""
@@ -82,6 +96,10 @@ class Tokens:
         if self._control is None or not self._control.search(value):
             return value
         return re.sub(f"(?={self._control.pattern})(.)", rf"\1{BREAK}", value, flags=re.DOTALL)
+
+    def control_in(self, text: str) -> list[str]:
+        """Names of control tokens that stand in a text."""
+        return [] if self._control is None else self._control.findall(text)
 
     def plain(self, value: Any) -> Any:
         """The inverse of `typed`."""
@@ -203,8 +221,8 @@ class Tokens:
         return self.decode_after(ids), None
 
     def without_special(self, text: str) -> str:
-        """The text without special tokens; escaped names of them stay, as text."""
-        return self.plain(self._special.sub("", text) if self._special else text)
+        """The text without special tokens that are no content; escaped names of them stay, as text."""
+        return self.plain(self._noise.sub("", text) if self._noise else text)
 
     def marker_at_start(self, text: str) -> str | None:
         """The marker at the beginning of `text`, after optional white space."""
@@ -231,13 +249,33 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, known))) if known else None
 
 
-def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    """Ids to text for people: special tokens and steps that are no vocabulary id are left out, pictures named."""
+def decoder(tokenizer: Any, chat: Any = None) -> Callable[[Sequence[int]], str]:
+    """Ids to text for people and rewards: steps that are no vocabulary id are left out, pictures named.
 
-    def plain(tokens: Sequence[int]) -> str:
-        return tokenizer.decode([t for t in tokens if t >= 0], skip_special_tokens=True)
+    Special tokens are left out, but for those that the `chat` format knows as content (`Tokens.content`).
+    """
+    tokens: Tokens | None = getattr(chat, "tokens", None)
+    content = frozenset() if tokens is None else tokens.content
 
-    return lambda tokens: media.shown(tokens, plain) if max(tokens, default=0) >= media.FIRST else plain(tokens)
+    def plain(ids: Sequence[int]) -> str:
+        ids = [t for t in ids if t >= 0]
+        if content.isdisjoint(ids):
+            return tokenizer.decode(ids, skip_special_tokens=True)
+        assert tokens is not None
+        noise = tokens.special_ids - content
+        return tokenizer.decode([t for t in ids if t not in noise], skip_special_tokens=False)
+
+    return lambda ids: media.shown(ids, plain) if max(ids, default=0) >= media.FIRST else plain(ids)
+
+
+def raw_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    """Ids to the text that they are, all special tokens written out; steps that are no vocabulary id are left out."""
+
+    def plain(ids: Sequence[int]) -> str:
+        kept = [t for t in ids if 0 <= t < media.FIRST]
+        return tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    return plain
 
 
 # ---------------------------------------------------------------- conversations without a template
@@ -256,6 +294,7 @@ class PlainChat:
         self.tokens = Tokens(tokenizer, rows_of)
         eos = self.tokens.eos
         self.stop_ids: tuple[int, ...] = () if eos is None else (eos,)
+        self.tokens.frame(self.stop_ids)
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> PlainConversation:
         """Start a conversation: bos, if the tokenizer has one, and the texts."""
@@ -268,20 +307,22 @@ class PlainConversation:
     """Conversation of `PlainChat.start`; its context is only ever appended to."""
 
     rebuilt = kept_against_template = respelled = 0
+    _opened: str | None = None  # what would close a thought that the prompt opens
 
     def __init__(self, chat: PlainChat, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> None:
         self.chat = chat
-        self.messages: list[Message] = list(messages)
+        messages = [media.with_marks(m) for m in normal_messages(messages)]
+        self.messages, self._prefix = without_prefill(messages)  # the context ends in the assistant's text in any case
         self._has_tools = bool(tools)
         self._calls: tuple[ToolCall, ...] = ()
         self._count = 0
         self._waits_for_action = True
-        shown = toolbox.with_instructions(messages, tools, True) if tools else list(messages)
+        shown = toolbox.with_instructions(messages, tools, True) if tools else messages
         self.context: tuple[int, ...] = chat.tokens.bos + chat.tokens.encode(chat.tokens.typed(joined(shown)))
 
     def copy(self) -> PlainConversation:
         """Independent copy of the conversation."""
-        twin = object.__new__(PlainConversation)
+        twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin.messages = list(self.messages)
         return twin
@@ -292,7 +333,7 @@ class PlainConversation:
             raise GxpoError("two actions in a row: observe() something (an empty list is possible) between them")
         ids = tuple(int(t) for t in tokens)
         text, _ = self.chat.tokens.split_stop(ids, self.chat.stop_ids)
-        reading = read(text, TAGS, {}, self._has_tools)
+        reading = read(text, TAGS, {}, self._has_tools, self._opened)
         plain = self.chat.tokens.plain
         calls = tuple(
             ToolCall(plain(c.name), plain(c.arguments), f"call{self._count + i:05d}", c.error)
@@ -300,7 +341,7 @@ class PlainConversation:
         )
         self.context += ids
         self._calls, self._count, self._waits_for_action = calls, self._count + len(calls), False
-        self.messages.append({"role": "assistant", "content": plain(text)})
+        self.messages.append({"role": "assistant", "content": self._prefix + plain(text)})
         clean = self.chat.tokens.without_special
         thinking = clean(reading.reasoning) if reading.reasoning is not None else None
         return Reply(clean(reading.content), thinking, calls)
@@ -309,16 +350,17 @@ class PlainConversation:
         """Append texts; tool results are put between `<tool_result>` and `</tool_result>`."""
         if self._waits_for_action:
             raise GxpoError("observe() comes after act(): messages before the first action belong to start()")
-        messages = toolbox.answered(messages, self._calls)
+        messages = toolbox.answered([media.with_marks(m) for m in normal_messages(messages)], self._calls)
         ids = self.chat.tokens.encode_after(self.chat.tokens.typed(joined(messages)))
         self.context += ids
+        messages, self._prefix = without_prefill(messages)
         self.messages += messages
         self._waits_for_action = True
         return ContextUpdate(ids)
 
 
 def joined(messages: Sequence[Message]) -> str:
-    """Texts of messages, joined by newlines."""
-    if any(m.get("role") == "tool" for m in messages):
-        messages = toolbox.as_user(messages)
+    """Texts of messages, joined by newlines; tool calls and their answers are tags."""
+    if has_calls(messages):
+        messages = toolbox.as_user(with_tags(messages))
     return "\n".join([x if isinstance(x := m.get("content"), str) else media.marked(x) for m in messages])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gxpo.errors import ModelError
+
 TAGS = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
@@ -50,3 +52,23 @@ def split(text: str, opened: str | None = None) -> Thought:
         return Thought(text[begin:].strip("\n"), text, "", close)
     after = stop + len(close)
     return Thought(text[begin:stop].strip("\n"), text[:after], text[after:])
+
+
+def answer_opening(prompt: str, prefill: str, header: str) -> str:
+    """The beginning of an answer as it stands behind `prompt`, the template's text up to the answer.
+
+    A thought that the prompt opens is not opened again. `header`: what the template puts before an answer.
+    Raises `ModelError` where the prompt opens a thought and the beginning is none.
+    """
+    close = opened_by(prompt)
+    if close is None:
+        return prefill if prefill[0].isspace() and not header.strip() else header + prefill
+    open_ = next(o for o, end in TAGS if end == close)
+    if prefill.lstrip().startswith(open_):
+        return prefill.lstrip().removeprefix(open_).removeprefix("\n" if prompt.endswith("\n") else "")
+    if close in prefill:
+        return prefill
+    raise ModelError(
+        f"the chat template opens a thought ({open_}) before the answer, and the last message, which is the "
+        f"assistant's, neither opens nor closes one: begin that message with {open_}"
+    )

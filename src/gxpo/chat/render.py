@@ -93,7 +93,9 @@ class Template:
             said = " ".join(str(error).split()) or type(error).__name__
             roles = ", ".join(str(m.get("role")) for m in messages[-6:])
             more = "..., " if len(messages) > 6 else ""
-            raise ModelError(f"the chat template refuses the messages ({more}{roles}): {said}") from error
+            calls = any(m.get("tool_calls") for m in messages)
+            way = "; chat.tools=tags writes the tool calls of the history as text" if calls else ""
+            raise ModelError(f"the chat template refuses the messages ({more}{roles}): {said}{way}") from error
 
     def _form(self, message: Message) -> dict[str, Any]:
         """A message as the template wants it."""

@@ -22,11 +22,12 @@ from typing import Any
 
 from gxpo import media
 from gxpo.chat import tools as toolbox
-from gxpo.chat.facts import find_out, shows_pictures
+from gxpo.chat.facts import find_out, shows_pictures, tries
 from gxpo.chat.formats import TAGS, Format
+from gxpo.chat.messages import has_calls, normal_messages, pair_answers, with_arguments, with_tags, without_prefill
 from gxpo.chat.plain import RowsOf, Tokens
 from gxpo.chat.reading import Reading, read, same
-from gxpo.chat.reasoning import opened_by
+from gxpo.chat.reasoning import answer_opening, opened_by, split
 from gxpo.chat.render import Template, shared_prefix, source, unused
 from gxpo.errors import ConfigError, GxpoError, ModelError
 from gxpo.protocols import ContextUpdate, Message, Reply, ToolCall
@@ -37,12 +38,21 @@ MARK = "Q7mark7Z"
 @dataclass(frozen=True)
 class Action:
     """An action of the policy: `text` without the token `stop` that ended it (None: it was cut). The names of special
-    tokens that it did not sample as such are `Tokens.typed`, in `reading` too."""
+    tokens that it did not sample as such are `Tokens.typed`, in `reading` too.
+
+    prefix   what was written of the answer before the policy sampled: an assistant's message that it continues
+    reading  of both
+    """
 
     ids: tuple[int, ...]
     text: str
     stop: int | None
     reading: Reading
+    prefix: str = ""
+
+    @property
+    def whole(self) -> str:
+        return self.prefix + self.text
 
     @property
     def text_ids(self) -> tuple[int, ...]:
@@ -69,20 +79,51 @@ class TemplateConversation:
         self, chat: TemplateChat, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> None:
         self.chat = chat
-        messages = [media.with_marks(m) for m in messages]
+        messages, prefill = without_prefill([media.with_marks(m) for m in normal_messages(messages)])
+        if not messages:
+            raise ModelError(
+                "the assistant's message stands alone: a conversation begins with the user's or the system's"
+            )
         self.messages: list[Message] = list(messages)
         self.rebuilt = self.kept_against_template = self.respelled = 0
         self._types = toolbox.types_of(tools)
         self._has_tools = bool(tools)
         typed = chat.tokens.typed  # what others wrote has no special tokens: those are the template's
         self._tools = tuple(typed(list(tools))) if chat.tools_format == "native" else ()  # messages for the template
-        self._shown = typed(chat.opening_messages(messages, tools))
-        self._text = chat.template.render(self._shown, self._tools)
+        self._shown, text = self._opening(messages, tools)
+        self._prefix = self._prefill(text, prefill)
+        self._text = text + self._prefix
         self._actions: list[Action] = []
         self._said: Message = {}  # the last action's message, as given to the template
         self._waits_for_action = True
         self._calls = 0
         self.context: tuple[int, ...] = chat.tokens.encode(self._text)
+
+    def _opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[list[Message], str]:
+        """The first messages as the template takes them, and its text of them."""
+        chat = self.chat
+        shown = chat.tokens.typed(chat.opening_messages(messages, tools))
+        try:
+            text = chat.template.render(shown, self._tools)
+        except ModelError:
+            if not any(m.get("tool_calls") for m in shown):
+                raise
+            renumbered = pair_answers(shown, renumber=True)  # some templates want ids of nine letters and digits
+            text = tries(chat.template, *renumbered, tools=self._tools)
+            if text is None:
+                raise
+            shown = renumbered
+        for call in (c for m in shown for c in m.get("tool_calls", ())):
+            if call["function"]["name"] not in text:
+                raise ModelError(
+                    f"the chat template leaves out the call of {call['function']['name']!r} in the history: "
+                    "chat.tools=tags writes calls as text"
+                )
+        return list(shown), text
+
+    def _prefill(self, text: str, prefill: str) -> str:
+        """What follows the template's text where the policy continues an assistant's message."""
+        return answer_opening(text, self.chat.tokens.typed(prefill), self.chat.facts.header) if prefill else ""
 
     def copy(self) -> TemplateConversation:
         """Independent copy of the conversation."""
@@ -98,11 +139,17 @@ class TemplateConversation:
             raise GxpoError("two actions in a row: observe() something (an empty list is possible) between them")
         ids = tuple(int(t) for t in tokens)
         text, stop = self.chat.tokens.split_stop(ids, self.chat.stop_ids)
-        reading = self.chat.read(text, self._types, self._has_tools, opened_by(self._text))
-        calls = tuple(self._numbered(c) for c in reading.calls)
-        self._actions.append(Action(ids, text, stop, reading))
+        prefix = self._prefix
+        opened = opened_by(self._text[: len(self._text) - len(prefix)])
+        whole = reading = self.chat.read(prefix + text, self._types, self._has_tools, opened)
+        if prefix:  # the reply is what was sampled; a thought that the prefix opens is open in it
+            inside = split(prefix, opened).close
+            alone = self.chat.read(text, self._types, self._has_tools, inside)
+            reading = alone if len(alone.calls) == len(whole.calls) else whole
+        calls = tuple(self._numbered(c) for c in whole.calls)
+        self._actions.append(Action(ids, text, stop, whole, prefix))
         self.context += ids
-        self._said = self._message(self._actions[-1], reading.kept, calls)
+        self._said = self._message(self._actions[-1], whole.kept, calls)
         clean, plain = self.chat.tokens.without_special, self.chat.tokens.plain
         self.messages.append(plain(self._said))
         self._waits_for_action = False
@@ -123,7 +170,7 @@ class TemplateConversation:
             message[key] = reading.reasoning
         elif reading.reasoning is not None and reading.lead:  # the template knows thinking as text only, if at all
             joined = f"{reading.lead}\n\n{body}" if body else reading.lead
-            message["content"] = action.text if body == reading.said else joined
+            message["content"] = action.whole if body == reading.said else joined
         if well_formed := toolbox.structured(calls, self.chat.facts.arguments_as_json):
             message["tool_calls"] = well_formed
         return message
@@ -133,7 +180,7 @@ class TemplateConversation:
         action = self._actions[-1]
         if self.chat.tools_format == "tags":  # calls by tags are text of the content
             return [self._message(action, action.reading.said, ())]
-        written: Message = {"role": "assistant", "content": action.text}
+        written: Message = {"role": "assistant", "content": action.whole}
         message = self._said
         return [message] if message == written else [message, written]
 
@@ -145,16 +192,18 @@ class TemplateConversation:
         if self._waits_for_action:
             raise GxpoError("observe() comes after act(): messages before the first action belong to start()")
         action = self._actions[-1]
-        messages = toolbox.answered([media.with_marks(m) for m in messages], self._last_calls())
-        form, new, text = self._rendered(self.chat.tokens.typed(messages))
+        messages, prefill = without_prefill([media.with_marks(m) for m in normal_messages(messages)])
+        messages = toolbox.answered(messages, self._last_calls())
+        form, new, text = self._rendered(self.chat.tokens.typed(self.chat.later_messages(messages)))
+        prefix = self._prefill(text, prefill)
         bridge = self._bridge(form, new, text)
         before = self.context
         rebuild = not bridge.same and self.chat.rewrites == "rebuild"
         if rebuild:
-            self.context = ids = self._rebuilt(text)
+            self.context = ids = self._rebuilt(text + prefix)
             self.rebuilt += 1
         else:
-            ids = self.chat.tokens.encode_after(bridge.text, action.stop)
+            ids = self.chat.tokens.encode_after(bridge.text + prefix, action.stop)
             self.context = before + ids
             self.kept_against_template += not bridge.same
             self.respelled += bridge.same == "meaning"
@@ -162,7 +211,7 @@ class TemplateConversation:
                 raise GxpoError("a conversation has lost tokens that the policy had seen: please report the template")
         self.messages += messages
         self._shown += [form, *new]
-        self._text = text
+        self._prefix, self._text = prefix, text + prefix
         self._waits_for_action = True
         return ContextUpdate(ids, rebuild)
 
@@ -247,11 +296,13 @@ class TemplateConversation:
 
     def _says_the_same(self, history: str) -> bool:
         """Whether the history holds all that the policy was shown, and an action that reads as the last one does."""
-        common = shared_prefix(history, self._text)
-        if self._text[common:].strip():
+        action = self._actions[-1]
+        before = self._text[: len(self._text) - len(action.prefix)]
+        common = shared_prefix(history, before)
+        if before[common:].strip():
             return False
-        opened = opened_by(self._text[:common])
-        return same(self.chat.read(history[common:], self._types, self._has_tools, opened), self._actions[-1].reading)
+        opened = opened_by(before[:common])
+        return same(self.chat.read(history[common:], self._types, self._has_tools, opened), action.reading)
 
     def _thought_closed(self, history: str) -> str:
         """End of a thought that was cut: the template's, else the closing tag alone."""
@@ -269,8 +320,8 @@ class TemplateConversation:
         ids: tuple[int, ...] = ()
         at = 0
         for action in self._actions:
-            place = text.find(header + action.text, at) if action.text else -1
-            begin = place + len(header)
+            place = text.find(header + action.whole, at) if action.text else -1
+            begin = place + len(header) + len(action.prefix)
             if place < 0 or begin < at:
                 continue
             ids += self._piece(text[at:begin], at) + action.text_ids
@@ -329,9 +380,11 @@ class TemplateChat:
         if tools_format == "native" and not native:
             lacking = "shows no tools" if not self.facts.shows_tools else "writes calls in a form that can't be read"
             raise ModelError(f"the chat template {lacking}: use tools_format='tags'")
+        self._tags_by_choice = tools_format == "tags"
         self.tools_format = ("native" if native else "tags") if tools_format == "auto" else tools_format
         stops = [self.tokens.one_id(t) for t in (*self.facts.stops, *stop)]
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
+        self.tokens.frame(self.stop_ids)
         self._closing: dict[int | None, re.Pattern[str] | None] = {}
 
     @property
@@ -356,12 +409,27 @@ class TemplateChat:
         return read(text, form, types, tools, opened)
 
     def opening_messages(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-        """Messages to render at the start: in the format "tags" they include instructions for the tools."""
-        if self.tools_format == "native":
-            return list(messages)
-        if tools:
-            messages = toolbox.with_instructions(messages, tools, self.facts.system)
-        return toolbox.as_user(messages)
+        """Messages to render at the start: in the format "tags" they include instructions for the tools.
+
+        Calls of the history are written as the template writes them, where it does and the policy is not asked for
+        tags; else as tags, and their answers as a user's messages.
+        """
+        native = self.tools_format == "native"
+        if native or (self.facts.writes_calls and not (tools or self._tags_by_choice)):
+            messages = with_arguments(
+                pair_answers(messages) if has_calls(messages) else messages, self.facts.arguments_as_json
+            )
+        else:
+            messages = toolbox.as_user(with_tags(messages))
+        return messages if native or not tools else toolbox.with_instructions(messages, tools, self.facts.system)
+
+    def later_messages(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages after an action, with the tool calls in them as the conversation writes calls."""
+        return (
+            with_arguments(messages, self.facts.arguments_as_json)
+            if self.tools_format == "native"
+            else with_tags(messages)
+        )
 
     def closing(self, stop: int | None) -> re.Pattern[str] | None:
         """End of an action at the beginning of a text: the part that an action ending in `stop` has written itself."""

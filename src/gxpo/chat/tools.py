@@ -34,7 +34,7 @@ def types_of(tools: Sequence[Schema]) -> Types:
     out = {}
     for function in map(function_of, tools):
         properties = (function.get("parameters") or {}).get("properties") or {}
-        out[function["name"]] = {k: p["type"] for k, p in properties.items() if isinstance(p.get("type"), str)}
+        out[function["name"]] = {k: p["type"] for k, p in properties.items() if isinstance((p or {}).get("type"), str)}
     return out
 
 

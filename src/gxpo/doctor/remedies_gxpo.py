@@ -14,6 +14,7 @@ GXPO: dict[str, tuple[str, ...]] = {
     ),
     "wrong_template": (
         "gxpo check-template MODEL",
+        "chat.template=rendered, where prompts hold a rendered template already: gxpo tasks FILE --model MODEL tells",
         "chat.template=FILE.jinja, or chat.kwargs for the template's variables",
     ),
     "verifier_rejects_right_answers": ("gxpo check-reward REWARD --task TASK: it must accept every reference answer",),

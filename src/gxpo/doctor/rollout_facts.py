@@ -20,6 +20,9 @@ from gxpo.doctor.runlog import Floats, Rollouts
 Index = NDArray[np.int64]
 EARLY = 3  # recorded steps that count as the beginning
 ROLE = re.compile(r"^\s*(?:Human|User|Assistant|user|assistant)\s*:", re.M)
+LETTERS = re.compile(  # a marker right behind the name of the user's role, whose own marker was a token
+    r"^user\s*(?:<\|begin_of_text\|>)?<(?:\|im_start\||\|start_header_id\||start_of_turn)>(?:user|system)\b", re.M
+)
 MESSAGES = re.compile(r"[\[{]\s*['\"]role['\"]\s*:")
 
 
@@ -386,11 +389,14 @@ class Facts:
 
 
 def _doubled(prompt: str) -> bool:
-    """Whether a turn opens inside a turn that has not been closed."""
+    """Whether a turn opens inside a turn of the same role that has not been closed; where the outer markers were left
+    out with the special tokens, the role's name is what stands of them."""
     return bool(
         re.search(r"(<\|im_start\|>\w+\s*){2}", prompt)
         or re.search(r"(\[INST\]\s*){2}", prompt)
         or re.search(r"(<\|start_header_id\|>\w+<\|end_header_id\|>\s*(?:<\|begin_of_text\|>)?){2}", prompt)
+        or re.search(r"(<start_of_turn>\w+\s*|<\|(?:user|system)\|>\s*|<\uff5cUser\uff5c>\s*)\1", prompt)
+        or LETTERS.search(prompt)
     )
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from gxpo import chat, worlds
+from gxpo.chat.messages import normal_messages, padded_arguments, with_tags
 from gxpo.chat.plain import Tokens
+from gxpo.chat.rendered import prompt_warnings
 from gxpo.errors import ModelError, TaskError, need
 from gxpo.explain.check_template import tokenizer_of
 from gxpo.explain.overlap import Overlap, overlap
@@ -23,7 +25,7 @@ from gxpo.models.tiny import DIMENSIONS
 from gxpo.models.tiny_vision import POSITIONS
 from gxpo.models.tokenizer import built_in
 from gxpo.models.warmup import WARMUPS, Recipe
-from gxpo.protocols import Task
+from gxpo.protocols import Message, Task
 from gxpo.rollouts.context import prompt_messages
 from gxpo.settings import RunSettings
 from gxpo.tasks.file import parse_task
@@ -76,13 +78,18 @@ class Reader:
         if not isinstance(task.prompt, str) and task.prompt and isinstance(task.prompt[0], int):
             ids: Sequence[int] = task.prompt  # type: ignore[assignment]  # the other kinds are texts and messages
         elif self.chat is None:
-            said = [] if self.system is None else [f"[system] {self.system}"]
-            prompt: Any = task.prompt
-            said += [prompt] if isinstance(prompt, str) else [f"[{m['role']}] {m['content']}" for m in prompt]
-            text = "\n".join(said)
+            lines = [] if self.system is None else [f"[system] {self.system}"]
+            prompt = task.prompt
+            shown_as = [prompt] if isinstance(prompt, str) else with_tags(_messages_of(task))
+            lines += [m if isinstance(m, str) else f"[{m['role']}] {m['content']}" for m in shown_as]
+            text = "\n".join(lines)
             return Rendered(text, len(text), 0)
         else:
-            ids = self.chat.start(prompt_messages(self.chat, self.system, task.prompt)).context  # type: ignore[arg-type]
+            try:
+                said = prompt_messages(self.chat, self.system, task.prompt)  # type: ignore[arg-type]
+                ids = self.chat.start(said).context
+            except ModelError as error:
+                raise ModelError(f"task {task.id!r}: {error}") from error
         if self.chat is None:
             return Rendered(" ".join(map(str, ids)), len(ids), 0)
         unknown = getattr(self.tokenizer, "unk_token_id", None)
@@ -163,7 +170,16 @@ def report(s: RunSettings, *, model: str | None = None, n: int = 512, scored: in
             for t, p in zip(tasks[:8], shown, strict=False)
         ],
     }
-    said = [*_of_file(out), *_of_texts(out), *_of_pairs(found), *_of_split(out, s), *_of_reward(out)]
+    marked = prompt_warnings(tasks, reader.chat, s.chat.template)
+    said = [
+        *_of_file(out),
+        *marked,
+        *_of_calls(tasks),
+        *_of_texts(out),
+        *_of_pairs(found),
+        *_of_split(out, s),
+        *_of_reward(out),
+    ]
     return out | {"warnings": said}
 
 
@@ -291,6 +307,27 @@ def _of_file(r: Mapping[str, Any]) -> list[str]:
             "needs none (reward=majority_vote, reward=judge or a function of your own)"
         )
     return out
+
+
+def _of_calls(tasks: Sequence[Task]) -> list[str]:
+    found = [(task.id, padded_arguments(_messages_of(task))) for task in tasks if not isinstance(task.prompt, str)]
+    padded = [(name, keys) for name, keys in found if keys]
+    if not padded:
+        return []
+    names = ", ".join(sorted(padded[0][1]))
+    return [
+        f"{len(padded)} prompt(s) have tool calls with null for arguments of other tools ({names}): "
+        f"{some([name for name, _ in padded])}; rows of Arrow that were written as JSON look so: read the Parquet file "
+        "or the data set itself, or leave these keys out"
+    ]
+
+
+def _messages_of(task: Task) -> list[Message]:
+    """The messages of a prompt; of token ids none."""
+    try:
+        return normal_messages([m for m in task.prompt if isinstance(m, Mapping)])
+    except ModelError as error:
+        raise ModelError(f"task {task.id!r}: {error}") from error
 
 
 def _of_texts(r: Mapping[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from gxpo.chat.check import tag_note
 from gxpo.chat.facts import say
 from gxpo.chat.plain import Tokens
 from gxpo.chat.render import has_template, source
@@ -43,6 +44,8 @@ def check_tokenizer(tokenizer: Any, vocabulary: int, end_ids: tuple[int, ...] | 
     _round_trip(found, tokenizer, chat)
     _ends(found, tokenizer, vocabulary, end_ids, chat)
     _pad(found, tokenizer, vocabulary, end_ids)
+    if note := tag_note(Tokens(tokenizer) if chat is None else chat.tokens):
+        found.notes.append(note)
     return found
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import Task
 
-BATCH = ("prompts", "completions", "completion_ids")  # TRL's names, by which its signature is recognised
+BATCH = ("prompts", "completions", "completion_ids", "completions_raw")  # by which TRL's signature is recognised
+DecodeRaw = Callable[[Sequence[int]], str]
 EXTRAS = ("trainer_state", "log_extra", "log_metric")  # what TRL hands over beside the columns
 AT_ONCE = 64  # rollouts that an async function of one scores at the same time
 
@@ -33,7 +34,7 @@ def takes_batch(names: Sequence[str], label: str, *, keywords: bool = False) -> 
 
     ConfigError where the names do not tell.
     """
-    batch, one = [n for n in names if n in BATCH], [n for n in names if n in ("prompt", "completion")]
+    batch, one = [n for n in names if n in BATCH], [n for n in names if n in ("prompt", "completion", "completion_raw")]
     if batch and one:
         raise ConfigError(
             f"reward {label}: asks for {batch[0]!r} (of a batch) and {one[0]!r} (of one rollout): use either "
@@ -45,6 +46,16 @@ def takes_batch(names: Sequence[str], label: str, *, keywords: bool = False) -> 
             "or completion (one rollout, it returns a number)"
         )
     return bool(batch)
+
+
+def tokens_of(forest: Forest, r: int) -> list[int]:
+    """Token ids of all that a trajectory's actions say."""
+    return forest.token[forest.path_token[forest.path_of(r)]].tolist()
+
+
+def raw_texts(forest: Forest, texts: Sequence[str], decode: DecodeRaw | None) -> list[str]:
+    """[R] what each trajectory says with its special tokens written out; without a tokenizer the texts as they are."""
+    return list(texts) if decode is None else [decode(tokens_of(forest, r)) for r in range(len(texts))]
 
 
 def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -71,6 +82,7 @@ class Batch:
 
     prompts, completions  texts, or lists of messages where the task's prompt is one
     completion_ids        token ids
+    completions_raw       texts in which special tokens are written out, the one that ended an action too
     other parameters      columns of the tasks (`info`, `answer`), a value for each rollout; None where one has none
     trainer_state         `global_step` and `max_steps`; `log_extra` and `log_metric` are there and record nothing
 
@@ -79,6 +91,7 @@ class Batch:
     """
 
     skips = True  # nan is no failure: see above
+    decode_raw: DecodeRaw | None = None  # given by the trainer
     step, steps = 0, 0  # where the run is, told by the trainer
 
     def __init__(self, function: Callable[..., Any], label: str) -> None:
@@ -120,9 +133,9 @@ class Batch:
             for task, text in zip(tasks, texts, strict=True)
         ]
         if self._keywords or "completion_ids" in self._declared:
-            known["completion_ids"] = [
-                forest.token[forest.path_token[forest.path_of(r)]].tolist() for r in range(len(texts))
-            ]
+            known["completion_ids"] = [tokens_of(forest, r) for r in range(len(texts))]
+        if "completions_raw" in self._declared:
+            known["completions_raw"] = raw_texts(forest, texts, self.decode_raw)
         known["trainer_state"] = SimpleNamespace(global_step=self.step, max_steps=self.steps)
         known["log_extra"] = known["log_metric"] = _unrecorded
         return known if self._keywords else {name: x for name, x in known.items() if name in self._declared}
@@ -168,6 +181,7 @@ class AsyncEach:
     """
 
     timeout = 5.0
+    decode_raw: DecodeRaw | None = None  # given by the trainer
 
     def __init__(self, function: Callable[..., Any], label: str, name: str, asks: Sequence[str]) -> None:
         self.function, self.label, self.name, self.asks = function, label, name, tuple(asks)
@@ -183,11 +197,13 @@ class AsyncEach:
         finish: list[str | None] = [None] * len(texts)
         for step, r in enumerate(forest.step_trajectory.tolist()):
             finish[r] = forest.step_finish[step]
+        raw = raw_texts(forest, texts, self.decode_raw) if "completion_raw" in self.asks else texts
         calls = []
         for r, (text, task) in enumerate(zip(texts, tasks, strict=True)):
-            tokens = forest.token[forest.path_token[forest.path_of(r)]].tolist() if "tokens" in self.asks else []
+            tokens = tokens_of(forest, r) if "tokens" in self.asks else []
             known = {"prompt": task.prompt, "completion": text, "answer": task.answer, "task": task,
-                     "info": dict(task.info), "tokens": tokens, "finish": finish[r]}  # fmt: skip
+                     "info": dict(task.info), "tokens": tokens, "finish": finish[r],
+                     "completion_raw": raw[r]}  # fmt: skip
             calls.append({name: known[name] for name in self.asks})
         replies = finished(self._all(calls))
         named = [{self.name: x} if isinstance(x, float) else x for x in replies]

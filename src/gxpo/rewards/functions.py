@@ -37,6 +37,7 @@ class Function:
     reports  components of a grouped one that are recorded and not counted
     verdict  where it is grouped: it gives a number for each rollout, as a function of one rollout does
     answered it can't do without a task's answer
+    raw      where it is grouped: it declares `texts_raw`
     """
 
     name: str
@@ -50,6 +51,7 @@ class Function:
     reports: tuple[str, ...] = ()
     verdict: bool = False
     answered: bool = False
+    raw: bool = False
 
     @property
     def is_scorer(self) -> bool:
@@ -103,7 +105,15 @@ def grouped(call: Callable[..., Any], label: str, name: str | None = None) -> Fu
     """Group-level reward, with names from its own attributes."""
     own = name or getattr(call, "name", None) or getattr(call, "__name__", None) or type(call).__name__
     told = {"gives": getattr(call, "gives", None), "answered": getattr(call, "answered", False)}
+    told["raw"] = _declares(call, "texts_raw")
     return Function(str(own), label, call=call, grouped=True, reports=tuple(getattr(call, "reports", ())), **told)
+
+
+def _declares(call: Callable[..., Any], name: str) -> bool:
+    try:
+        return name in inspect.signature(call).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 def from_file(text: str) -> Function:

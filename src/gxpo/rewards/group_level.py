@@ -25,6 +25,7 @@ class GroupReward(Protocol):
 
     forest  all rollouts that are scored together, whole groups of them; their outcomes are not known yet
     texts   [R] what each says;   tasks  [R] what each was asked
+    texts_raw  [R] of one that declares this parameter: texts in which special tokens are written out
 
     It runs in process: a time limit is its own affair. A `GxpoError` is about the set-up and ends the run; any other
     exception leaves all rollouts of the call unscored and is counted. Optional attributes:
@@ -64,15 +65,17 @@ def rate(
     texts: Sequence[str],
     tasks: Sequence[Task],
     counted: Callable[[str], bool],
+    more: Mapping[str, Any],
 ) -> tuple[dict[str, Tensor] | None, list[Failure]]:
     """Evaluate a group-level reward: its components [R] and failures; None for the components if the whole call failed.
 
     name     the component a plain tensor becomes
     names    what it gave before, None as long as that is unknown;   counted  whether a component has a weight
+    more     arguments beside the three
     """
     n = forest.n_trajectories
     try:
-        value = call(forest, texts, tasks)
+        value = call(forest, texts, tasks, **more)
         columns = _columns(name, value, n)
         if names is not None and set(columns) != set(names):
             raise ValueError(f"{', '.join(columns)} where it usually returns {', '.join(names)}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gxpo.rewards.batch import columns_of, finished
+from gxpo.rewards.batch import DecodeRaw, columns_of, finished, raw_texts
 from gxpo.usercode import described, one_line
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Rubric:
     """
 
     name = "rubric"
+    decode_raw: DecodeRaw | None = None  # given by the trainer
 
     def __init__(self, rubric: Any) -> None:
         self.rubric = rubric
@@ -63,7 +64,8 @@ class Rubric:
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> Mapping[str, Tensor]:
         """See the class."""
-        states = [_state(r, text, task) for r, (text, task) in enumerate(zip(texts, tasks, strict=True))]
+        raw = raw_texts(forest, texts, self.decode_raw)
+        states = [_state(r, *said) for r, said in enumerate(zip(texts, tasks, raw, strict=True))]
         groups: dict[int, list[int]] = {}
         for r, group in enumerate(forest.ids("group", axis="R").tolist()):
             groups.setdefault(group, []).append(r)
@@ -99,8 +101,8 @@ class Rubric:
         return failed
 
 
-def _state(number: int, text: str, task: Task) -> dict[str, Any]:
-    """A rollout in the library's terms: messages, whatever the prompt is."""
+def _state(number: int, text: str, task: Task, raw: str) -> dict[str, Any]:
+    """A rollout in the library's terms: messages, whatever the prompt is; `completion_raw` has special tokens too."""
     prompt = [{"role": "user", "content": task.prompt}] if isinstance(task.prompt, str) else list(task.prompt)
     columns = columns_of(task)
     answer = columns.pop("answer", "")
@@ -110,6 +112,7 @@ def _state(number: int, text: str, task: Task) -> dict[str, Any]:
         **inputs,
         "input": inputs,
         "completion": [{"role": "assistant", "content": text}],
+        "completion_raw": raw,
         "trajectory": [],
         "timing": {},
         "reward": math.nan,

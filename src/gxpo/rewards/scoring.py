@@ -19,7 +19,7 @@ from gxpo.errors import ConfigError, did_you_mean
 from gxpo.forest import Forest
 from gxpo.protocols import Task, TaskSource
 from gxpo.rewards import functions, group_level
-from gxpo.rewards.batch import AsyncEach, Batch
+from gxpo.rewards.batch import AsyncEach, Batch, DecodeRaw, raw_texts, tokens_of
 from gxpo.rewards.functions import Function
 from gxpo.rewards.pool import Workers
 from gxpo.rewards.spec import BUILT_IN, GROUP_LEVEL, Spec, entries, example_of, own_functions, reward_of
@@ -95,6 +95,7 @@ class RewardSet:
         named  weights of components by name
         given  names components that rollouts bring with them: what an environment paid
         """
+        self._decode_raw: DecodeRaw | None = None
         self.counts: dict[str, int] = dict.fromkeys((*FAILURES, LIMIT), 0)
         self.messages: dict[str, str] = {}
         self._rewards, self._named, self._given = list(rewards), dict(named), tuple(given)
@@ -224,6 +225,12 @@ class RewardSet:
         """The components that have a weight by their own name."""
         return tuple(self._named)
 
+    def read_with(self, decode: DecodeRaw) -> None:
+        """Give the rewards what makes text of token ids with special tokens written out (`completion_raw`)."""
+        self._decode_raw = decode
+        for call in self._having("decode_raw"):
+            call.decode_raw = decode
+
     def at(self, step: int, steps: int) -> None:
         """Tell the rewards that ask for it which step of how many the run is at."""
         for reward in self._rewards:
@@ -271,9 +278,8 @@ class RewardSet:
         """What came of these functions of one rollout on every trajectory, [R] each."""
         n = forest.n_trajectories
         asked = {name for reward in rewards for name in reward.asks or ()}
-        tokens = [
-            forest.token[forest.path_token[forest.path_of(r)]].tolist() if "tokens" in asked else [] for r in range(n)
-        ]
+        tokens = [tokens_of(forest, r) if "tokens" in asked else [] for r in range(n)]
+        raw = raw_texts(forest, texts, self._decode_raw) if "completion_raw" in asked else texts
         finish: list[str | None] = [None] * n
         for step, r in enumerate(forest.step_trajectory.tolist()):
             finish[r] = forest.step_finish[step]
@@ -281,7 +287,7 @@ class RewardSet:
         sent, places = [], []
         for reward in rewards:
             for r in range(n):
-                call = _arguments(reward.asks, tasks[r], texts[r], tokens[r], finish[r])
+                call = _arguments(reward.asks, tasks[r], texts[r], tokens[r], finish[r], raw[r])
                 if reward.function.call is not None:
                     replies[reward][r] = attempt(reward.function.call, *call)
                     continue
@@ -311,7 +317,8 @@ class RewardSet:
         def counted(name: str) -> bool:
             return self._named.get(name, 0.0 if name in function.reports else reward.weight) != 0
 
-        columns, failures = group_level.rate(function.name, function.call, known, forest, texts, tasks, counted)
+        more = {"texts_raw": raw_texts(forest, texts, self._decode_raw)} if function.raw else {}
+        columns, failures = group_level.rate(function.name, function.call, known, forest, texts, tasks, counted, more)
         reward.failed = columns is None
         if columns is not None:
             reward.names = tuple(columns)
@@ -420,7 +427,7 @@ class RewardSet:
 
     def _try(self, task: Task, reward: Entry, text: str = "") -> Reply:
         """What a function says to a text."""
-        args, keywords = _arguments(reward.asks, task, text, [], "stop")
+        args, keywords = _arguments(reward.asks, task, text, [], "stop", text)
         if reward.function.call is not None:
             return attempt(reward.function.call, args, keywords)
         assert self._workers is not None and reward.remote is not None
@@ -474,13 +481,13 @@ def check_answers(rewards: Iterable[Entry], source: TaskSource, *, given: bool) 
 
 
 def _arguments(
-    asks: Sequence[str] | None, task: Task, text: str, tokens: Sequence[int], finish: str | None
+    asks: Sequence[str] | None, task: Task, text: str, tokens: Sequence[int], finish: str | None, raw: str
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of a function that asks for these parameters; None: of a scorer."""
     if asks is None:
         return (text, task), {}
     known = {"prompt": task.prompt, "completion": text, "answer": task.answer, "task": task,
-             "info": dict(task.info), "tokens": tokens, "finish": finish}  # fmt: skip
+             "info": dict(task.info), "tokens": tokens, "finish": finish, "completion_raw": raw}  # fmt: skip
     return (), {name: known[name] for name in asks}
 
 

@@ -24,7 +24,7 @@ from gxpo.usercode import OverLimit, Unusable, described, from_file, hint, one_l
 if TYPE_CHECKING:
     from gxpo.processes import Line
 
-ARGUMENTS = ("prompt", "completion", "answer", "task", "info", "tokens", "finish")
+ARGUMENTS = ("prompt", "completion", "answer", "task", "info", "tokens", "finish", "completion_raw")
 
 Reply = tuple[str, Any]
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gxpo import media
+from gxpo.chat.messages import normal_message
+from gxpo.errors import ModelError
 from gxpo.protocols import Chat, ContextUpdate, Conversation, EpisodeRules, Message
 
 if TYPE_CHECKING:
@@ -23,11 +25,16 @@ def messages_of(observation: str | Sequence[Message]) -> list[Message]:
     """An observation as messages: a text is the user's. Pictures are marks in texts (`gxpo.media.marked`)."""
     if isinstance(observation, str):
         return [{"role": "user", "content": observation}]
-    return [m if isinstance(m.get("content"), str) else media.with_marks(m) for m in observation]
+    return [m if isinstance(m.get("content"), str) else media.with_marks(normal_message(m)) for m in observation]
 
 
 def prompt_messages(chat: Chat, system: str | None, prompt: str | Sequence[Message]) -> list[Message]:
     """What a conversation about a prompt starts with: a text is a message of the user's."""
+    if getattr(chat, "is_rendered", False) and not isinstance(prompt, str):
+        raise ModelError(
+            "chat.template=rendered takes prompts that are texts, and this one is messages, which a template renders: "
+            "leave chat.template at auto"
+        )
     return with_system(chat, system, messages_of(prompt))
 
 
@@ -116,7 +123,9 @@ class Context:
         before = len(self.conversation.messages)
         reply = self.conversation.act(tokens)
         if not self.summarising:
-            self.exchanges.append((self.observation, list(self.conversation.messages[before:])))
+            # an assistant's message that the action continues is part of the answer
+            seen = self.observation[:-1] if _begins_answer(self.observation) else self.observation
+            self.exchanges.append((seen, list(self.conversation.messages[before:])))
         return reply
 
     def observe(self, observation: str | Sequence[Message]) -> ContextUpdate:
@@ -151,6 +160,11 @@ class Context:
         if any(m["role"] != "user" for m in now):  # an answer of a tool can't stand without its call
             now = [{"role": "user", "content": marked(now)}]
         return self._start(now, f"{SUMMARY}\n{summary}")
+
+
+def _begins_answer(observation: Sequence[Message]) -> bool:
+    """Whether the observation ends with the beginning of the policy's own answer."""
+    return bool(observation) and observation[-1]["role"] == "assistant"
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:

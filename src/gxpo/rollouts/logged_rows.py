@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gxpo.errors import TaskError
+from gxpo.chat.messages import THOUGHT_KEYS, normal_messages
+from gxpo.errors import ModelError, TaskError
 from gxpo.protocols import Message, Task
 
 ANSWERS = ("chosen", "rejected", "completion", "completions", "label", "score", "scores")  # columns
@@ -79,13 +80,21 @@ def _said(task: Task, name: str, answer: Any, **verdict: Any) -> Said:
     where = f"task {task.id!r}: answer {name!r}"
     if isinstance(answer, str):
         messages: list[Message] = [{"role": "assistant", "content": answer}]
-    elif isinstance(answer, Sequence) and all(isinstance(m, Mapping) and {"role", "content"} <= set(m) for m in answer):
-        messages = _after(task.prompt, answer)
+    elif isinstance(answer, Sequence) and all(isinstance(m, Mapping) and "role" in m for m in answer):
+        try:
+            messages = _after(task.prompt, normal_messages(answer))
+        except ModelError as error:
+            raise TaskError(f"{where}: {error}") from None
     else:
         raise TaskError(f"{where} must be a text or messages with 'role' and 'content', not {answer!r:.40}")
     places = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     if not places or places[0] != 0 or places[-1] != len(messages) - 1:
         raise TaskError(f"{where} must begin and end with a message of the assistant's, after those of the prompt")
+    if unwritten := [key for i in places for key in ("tool_calls", *THOUGHT_KEYS) if messages[i].get(key)]:
+        raise TaskError(
+            f"{where} has a message of the assistant's with {unwritten[0]!r}: write it into 'content', in the model's "
+            "own form"
+        )
     texts = tuple(messages[i]["content"] for i in places)
     if any(not isinstance(text, str) or not text for text in texts):
         raise TaskError(f"{where} has a message of the assistant's without a text")

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from gxpo.errors import TaskError, need
 from gxpo.protocols import Task
 from gxpo.tasks.listed import ListedTasks
+from gxpo.tasks.padding import unpadded_rows
 from gxpo.tasks.rows import COLUMNS, Columns, tasks_of
 from gxpo.tasks.source import check_options
 
@@ -65,7 +66,7 @@ class Dataset(ListedTasks):
     def _tasks(self, split: str) -> list[Task]:
         datasets: Any = need("datasets", "hub")
         try:
-            rows = datasets.load_dataset(self.path, self.config, split=split)
+            rows = unpadded_rows(datasets.load_dataset(self.path, self.config, split=split))
         except Exception as error:  # the hub, the network and a dozen file formats raise their own types here
             reason = " ".join(str(error).split())[:200]
             raise TaskError(f"task {self.name!r}: split {split!r} can't be loaded ({reason})") from error

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from gxpo.errors import TaskError, need
 from gxpo.protocols import Task
 from gxpo.tasks.listed import ListedTasks
+from gxpo.tasks.padding import without_padding
 from gxpo.tasks.rows import COLUMNS, Columns, Row, task_of, tasks_of
 from gxpo.tasks.source import check_options
 from gxpo.usercode import one_line
@@ -125,7 +126,8 @@ def _delimiter(lines: Sequence[str]) -> str | None:
 def _parquet(path: Path) -> Iterator[Row]:
     parquet: Any = need("pyarrow.parquet", "data")
     try:
-        rows = parquet.read_table(path).to_pylist()
+        table = parquet.read_table(path)
+        rows = without_padding(table.to_pylist(), table.schema)
     except Exception as error:  # arrow has an exception for each thing that a file may be
         raise TaskError(f"{path}: can't be read as parquet ({one_line(str(error))})") from error
     for number, row in enumerate(rows, start=1):

@@ -9,6 +9,7 @@ from typing import Any
 
 from gxpo.errors import TaskError
 from gxpo.protocols import Task
+from gxpo.tasks.padding import unpadded_rows, without_even_padding
 from gxpo.tasks.rows import Columns, tasks_of
 
 FORMS = "a list of dicts, a datasets.Dataset, a pandas.DataFrame, a task source or a name"
@@ -21,15 +22,21 @@ def json_lines(given: Any, columns: Columns, what: str = "task") -> str:
     what   the argument that gave them, for messages
     Raises `TaskError` for rows that are no tasks, and for values that JSON does not have.
     """
-    rows = [plain_row(row, f"{what}, row {i}") for i, row in enumerate(rows_in(given, what))]
+    rows = plain_rows(given, what)
     columns.check(what)
     tasks_of([(f"{what}, row {i}", f"{i}", row) for i, row in enumerate(rows)], columns, what)
     return "".join(f"{json.dumps(row, ensure_ascii=False, allow_nan=False)}\n" for row in rows)
 
 
+def plain_rows(given: Any, what: str) -> list[dict[str, Any]]:
+    """The rows of a list, a Dataset or a DataFrame as rows of JSON, without the nulls that Arrow adds."""
+    rows = [plain_row(row, f"{what}, row {i}") for i, row in enumerate(rows_in(given, what))]
+    return without_even_padding(rows, [str(name) for name in given.columns]) if _is_frame(given) else rows
+
+
 def rows_in(given: Any, what: str) -> Iterable[Any]:
     """The rows of a list, a Dataset or a DataFrame; `TaskError` for anything else."""
-    if hasattr(given, "to_dict") and hasattr(given, "columns"):  # pandas
+    if _is_frame(given):
         return given.to_dict("records")
     if isinstance(given, Mapping):
         if all(hasattr(part, "column_names") for part in given.values()) and given:
@@ -41,7 +48,12 @@ def rows_in(given: Any, what: str) -> Iterable[Any]:
         raise TaskError(f"{what}: a streaming data set has no end: give list(data.take(1000))")
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
         raise TaskError(f"{what}: {type(given).__name__} is not {FORMS}")
-    return given
+    return unpadded_rows(given)
+
+
+def _is_frame(given: Any) -> bool:
+    """Whether it is a table of pandas."""
+    return hasattr(given, "to_dict") and hasattr(given, "columns")
 
 
 def plain_row(row: Any, where: str) -> dict[str, Any]:

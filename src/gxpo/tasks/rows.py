@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from gxpo.errors import TaskError, did_you_mean
+from gxpo.chat.messages import normal_messages, without_prefill
+from gxpo.errors import ModelError, TaskError, did_you_mean
 from gxpo.protocols import Message, Task
 
 SHOWN = 3  # places and kinds of faults in an error
@@ -169,10 +170,21 @@ def _prompt(where: str, prompt: Any, columns: Columns) -> str | tuple[Message, .
 
 
 def messages(given: list[Any], where: str) -> tuple[Message, ...]:
-    """Validate a prompt of messages, each {"role": text, "content": text}; keys that are null are left out."""
-    for message in given:
-        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            raise TaskError(f"{where}: field 'prompt' must hold messages with 'role' and 'content', not {message!r}")
+    """Validate a prompt of messages, each {"role": text, "content": text or parts of text}; see `normal_messages`.
+
+    Keys that are null are left out, and the arguments of tool calls become objects.
+    """
     if not given:
         raise TaskError(f"{where}: field 'prompt' holds no message")
-    return tuple({k: v for k, v in message.items() if v is not None} for message in given)
+    try:
+        found = normal_messages(given)
+        without_prefill(found)  # an answer that is begun must be one that can be continued
+    except ModelError as error:
+        raise TaskError(f"{where}: field 'prompt' must hold messages with 'role' and 'content': {error}") from None
+    for i, message in enumerate(found):
+        if not isinstance(message["content"], str):
+            raise TaskError(
+                f"{where}: field 'prompt': message {i}: rows of data hold texts: a prompt with a picture comes from a "
+                "task source in Python (docs/vision.md)"
+            )
+    return tuple(found)

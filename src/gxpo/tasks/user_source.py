@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gxpo.errors import GxpoError, TaskError
 from gxpo.functions import place_of
 from gxpo.protocols import Task
-from gxpo.tasks.in_memory import plain_row, rows_in
+from gxpo.tasks.in_memory import plain_row, plain_rows
 from gxpo.tasks.listed import ListedTasks
 from gxpo.tasks.rows import Columns, tasks_of
 from gxpo.tasks.source import check_options
@@ -108,10 +108,7 @@ class OwnRows(ListedTasks):
         columns.check(name)
         stem = Path(name.rpartition(":")[0]).stem
         label = f"task {name!r}"
-        listed = [
-            (f"{label}, row {i}", f"{stem}/{i}", plain_row(row, f"{label}, row {i}"))
-            for i, row in enumerate(rows_in(rows, label))
-        ]
+        listed = [(f"{label}, row {i}", f"{stem}/{i}", row) for i, row in enumerate(plain_rows(rows, label))]
         self.split(tasks_of(listed, columns, label), None, rest.get("held_out_fraction", 0.1))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gxpo import config, models
 from gxpo.chat.render import source
+from gxpo.chat.rendered import RENDERED
 from gxpo.errors import CheckpointError, ConfigError, GxpoError, ModelError
 from gxpo.learners.lora import ALONE, LoraSettings, merged, parameters_of_policy, trained_policies, with_lora
 from gxpo.learners.torch import VALUE_HEAD
@@ -131,7 +132,7 @@ def trained(
     """A model of its own with these parameters (LoRA: merged in at least float32, or, `adapter`, as peft's), and its
     tokenizer. Nothing of a live trainer is touched."""
     loaded = models.load(settings.model, task=settings.task, dtype=settings.learner.dtype)
-    if settings.chat.template not in ("auto", "none"):
+    if settings.chat.template not in ("auto", "none", RENDERED):
         loaded.tokenizer.chat_template = source(loaded.tokenizer, settings.chat.template)
     kind = getattr(torch, dtype or settings.learner.dtype)
     full = kind if torch.finfo(kind).bits >= 32 else torch.float32

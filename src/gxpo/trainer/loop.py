@@ -279,7 +279,7 @@ class Trainer(Stages):
             path = self.out / "evaluations" / f"step-{step:06d}.json"
             path.parent.mkdir(exist_ok=True)
             checkpoint.write_atomic(path, json.dumps(found.verdicts))
-            shown = with_texts(found.shown, decoder(self.tokenizer))
+            shown = with_texts(found.shown, decoder(self.tokenizer, self.chat))
             dump(shown, path.with_suffix(".jsonl"))
             self.calls.evaluation({"step": step} | figures, self.run)
             self._show(shown, step, "eval")

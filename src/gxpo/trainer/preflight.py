@@ -8,12 +8,15 @@ whether it defines the name.
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from typing import Any
 
 import torch
 
 from gxpo import former, worlds
 from gxpo.callbacks.named import check as check_callbacks
+from gxpo.chat.rendered import RENDERED, prompt_warnings
 from gxpo.config import Resolved
 from gxpo.definition import show
 from gxpo.errors import ConfigError, GxpoError, ModelError
@@ -34,6 +37,8 @@ from gxpo.trainer.phases import check_phases
 from gxpo.trainer.setup import device_of, sampled_of, sampling_of
 from gxpo.usercode import one_line
 from gxpo.worlds import World
+
+LOOKED_AT = 2000  # prompts in which markers of templates are looked for
 
 
 def check_settings(s: RunSettings, method: Method) -> None:
@@ -57,6 +62,7 @@ def check_settings(s: RunSettings, method: Method) -> None:
             "credit of 0: raise it to 2 or more, or take a credit over the batch (credit=batch_whiten)"
         )
     check_ratios(method)
+    check_rendered(s)
     check_optimiser(s)
     check_cluster(s, method)
     check_externals(s, method)
@@ -74,6 +80,24 @@ def check_optimiser(s: RunSettings) -> None:
         raise ConfigError(f"learner.optimiser=muon moves whole hidden matrices, and not {what}: use another")
     if kind != "adamw" and s.learner.states != "float32":
         raise ConfigError(f"learner.optimiser={kind} holds float32 states: leave out learner.states={s.learner.states}")
+
+
+def check_rendered(s: RunSettings) -> None:
+    """Refuse what can't be put into prompts that are rendered already."""
+    if s.chat.template != RENDERED:
+        return
+    for what, is_set in (("chat.system", s.chat.system is not None), ("chat.kwargs", bool(s.chat.kwargs))):
+        if is_set:
+            raise ConfigError(f"{what}: prompts of chat.template=rendered are whole conversations: leave it out")
+
+
+def warn_of_prompts(world: World, template: str, chat: Any = None) -> None:
+    """Warn of prompts that hold a rendered template, or of those that should and do not; see `prompt_warnings`."""
+    if world.envs is not None:
+        return
+    tasks = getattr(world.source, "training", None) or world.source.draw(1, 1)
+    for line in prompt_warnings(itertools.islice(tasks, LOOKED_AT), chat, template):
+        warnings.warn(line, stacklevel=2)
 
 
 def check_ratios(method: Method) -> None:
@@ -155,8 +179,8 @@ def learns_from_one(method: Method) -> bool:
         return True
 
 
-def check_world(method: Method, world: World, task: str, held_out: int = 0) -> None:
-    """Refuse a method whose needs nobody meets. `held_out`: tasks that evaluations sample."""
+def check_world(method: Method, world: World, task: str, held_out: int = 0, template: str = "auto") -> None:
+    """Refuse a method whose needs nobody meets. `held_out`: tasks that evaluations sample; `template`: of the chat."""
     parts = [method.rollout, world.source, world.envs]
     provided = {x for part in (*parts, method.segmenter) for x in getattr(part, "provides", ())}
     advice = "choose a task that does"
@@ -175,6 +199,10 @@ def check_world(method: Method, world: World, task: str, held_out: int = 0) -> N
             raise ConfigError(
                 f"{method.name} requires {need}, which neither the rollout nor task {task!r} provides: {advice}"
             )
+    if world.envs is not None and template == RENDERED:
+        raise ConfigError(
+            f"chat.template=rendered is for tasks whose prompts are texts, and those of {task} are episodes"
+        )
     if (check_held_out := getattr(method.rollout, "check_held_out", None)) is not None:
         check_held_out(world.source.held_out(held_out))
     check_task = getattr(method.rollout, "check_task", None)
@@ -200,7 +228,8 @@ def _rehearse(resolved: Resolved) -> None:
     world = worlds.foreseen(s.task, seed=s.seed, options=s.tasks.options, per_step=s.tasks.per_step)
     try:
         if world is not None:
-            check_world(method, world, s.task, s.eval.tasks)
+            check_world(method, world, s.task, s.eval.tasks, s.chat.template)
+            warn_of_prompts(world, s.chat.template)
             if method.sampler is not None:
                 sampled_of(s, method.sampler, world)
         check_model(s)

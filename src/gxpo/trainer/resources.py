@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gxpo import runtime
-from gxpo.chat.plain import decoder
+from gxpo.chat.plain import decoder, raw_decoder
 from gxpo.config import Resolved
 from gxpo.learners.remote import RemoteLearner
 from gxpo.pipeline import Method
@@ -73,7 +73,7 @@ class Resources:
         self.world = setup.world_of(s, source)
         with ExitStack() as opened:
             opened.callback(self.world.close)
-            preflight.check_world(method, self.world, s.task, s.eval.tasks)
+            preflight.check_world(method, self.world, s.task, s.eval.tasks, s.chat.template)
             self.sampled = None if method.sampler is None else setup.sampled_of(s, method.sampler, self.world)
             self.source = self.world.source if self.sampled is None else self.sampled
             preflight.check_model(s)
@@ -98,6 +98,9 @@ class Resources:
                 policy.learner.refer(policy.learner.snapshot() if reference is None else reference)
             self.tokenizer, self.learner, self.engine = policy.tokenizer, policy.learner, policy.engine
             self.chat, self.device = policy.chat, policy.device
+            self.rewards.read_with(raw_decoder(self.tokenizer))
+            if runtime.rank() == 0:
+                preflight.warn_of_prompts(self.world, s.chat.template, self.chat)
             self.episode = setup.episode_of(s, self.world, policy)
             if measure:
                 self.resolved = measured(self.resolved, policy, self.source, self._notify)
@@ -109,7 +112,7 @@ class Resources:
         self.method = method.fill(horizon=float(longest), max_length=longest, total_steps=now.steps)
         tools = SignalTools(
             self.learner,
-            decoder(self.tokenizer),
+            decoder(self.tokenizer, self.chat),
             self.tokenizer.pad_token_id,
             0,
             s.seed,

@@ -109,7 +109,7 @@ def serve(
         queue.close()
         server.close()
         if out is not None and (forest := _written(attempts, session)) is not None:
-            dump(with_texts(forest, decoder(stages.tokenizer)), out)
+            dump(with_texts(forest, decoder(stages.tokenizer, stages.chat)), out)
     return len(attempts)
 
 

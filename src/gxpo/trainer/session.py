@@ -18,7 +18,7 @@ from gxpo import runtime
 from gxpo.chat import PlainChat
 from gxpo.chat.plain import Tokens, decoder
 from gxpo.definition import show
-from gxpo.errors import ConfigError, GxpoError, TaskError
+from gxpo.errors import ConfigError, GxpoError, ModelError, TaskError
 from gxpo.forest import Forest
 from gxpo.functions import naming, place_of
 from gxpo.learners.accumulate import gradient_of
@@ -112,12 +112,25 @@ class Session:
         prompt = task.prompt
         if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
             return cast("tuple[int, ...]", prompt)
-        said = prompt_messages(self.chat, self.system, cast("str | tuple[Message, ...]", prompt))
-        return tuple(self.chat.start(said).context)
+        known = self._tasks.get(task.id)
+        if known is not None and known.prompt != prompt and getattr(self.chat, "is_rendered", False):
+            raise ConfigError(
+                "chat.template=rendered: this method's rollout puts prompts in other words, and a rendered prompt is a "
+                "whole conversation: give messages, or take a rollout that does not"
+            )
+        try:
+            said = prompt_messages(self.chat, self.system, cast("str | tuple[Message, ...]", prompt))
+            return tuple(self.chat.start(said).context)
+        except ModelError as error:
+            raise ModelError(f"task {task.id!r}: {error}") from error
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
-        return decoder(self.tokenizer)(tokens)
+        """Text of token ids, special tokens left out that are no content (`gxpo.chat.plain.decoder`)."""
+        return self._decode(tokens)
+
+    @cached_property
+    def _decode(self) -> Callable[[Sequence[int]], str]:
+        return decoder(self.tokenizer, self.chat)
 
     @cached_property
     def _tokens(self) -> Tokens:

@@ -186,7 +186,7 @@ class Stages(Resources):
         parts = (*self.method.shapes.values(), *self.method.step_rewards.values(), *self.method.rewards.values())
         said = forest.action_text
         if any(getattr(part, "reads_texts", False) for part in parts):
-            decode = decoder(self.tokenizer)
+            decode = decoder(self.tokenizer, self.chat)
             forest = forest.replace(action_text=[decode(forest.action(s)) for s in range(forest.n_steps)])
         forest = self.method.shaped(forest).replace(action_text=said)
         if self.settings.scoring.shuffle:
@@ -202,7 +202,7 @@ class Stages(Resources):
         if session is not None:
             lent = {"encode": session.tokenize, "answers": session.answers, "asked": session.asked}
         pad, seed = self.tokenizer.pad_token_id, self.settings.seed
-        return SignalTools(self.learner, decoder(self.tokenizer), pad, step, seed, **lent)
+        return SignalTools(self.learner, decoder(self.tokenizer, self.chat), pad, step, seed, **lent)
 
     def signals(self, forest: Forest, tools: SignalTools) -> Signals:
         """What the method's parts read: computed once, with the policy at the start of the step."""
