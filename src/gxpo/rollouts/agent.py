@@ -20,12 +20,11 @@ from gxpo.rollouts.build import Count, RolloutPart, action, group_of, name_draws
 from gxpo.serve import agents
 from gxpo.serve.history import History
 from gxpo.serve.http import Server
-from gxpo.serve.outcome import Nonsense, outcome_of
+from gxpo.serve.outcome import COMPONENT, outcome_of
 from gxpo.serve.queue import Attempt, CallQueue, new_key
 from gxpo.serve.respond import respond
 from gxpo.usercode import NotRun
 
-NAME = "agent"  # the component of the outcome that an agent's own reward is
 Seconds = Annotated[float, Gt(0)]
 
 
@@ -61,7 +60,7 @@ class AgentEpisodes(RolloutPart):
     held_out: ClassVar[bool] = False
     provides = ("states",)
     single_turn = True
-    components = (NAME,)
+    components = (COMPONENT,)
 
     def __post_init__(self) -> None:
         if self.run == "":
@@ -198,11 +197,13 @@ class _Play:
         """The episode is over: what became of it, and of what was posted."""
         self.running.remove(episode)
         attempt, playing = episode.attempt, episode.playing
-        if playing.kind is None and attempt.posted is not None and playing.outcome == agents.Outcome():
-            try:
+        if playing.kind is None and playing.outcome == agents.Outcome():
+            if attempt.misposted is not None:
+                playing.fail("nonsense", f"posted to /v1/reward: {attempt.misposted}")
+            elif attempt.posted is not None:
                 playing.outcome = outcome_of(attempt.posted)
-            except Nonsense as error:
-                playing.fail("nonsense", f"posted to /v1/reward: {error}")
+            elif playing.unreadable:
+                playing.fail("nonsense", playing.unreadable)
         if playing.kind is None and not attempt.history.threads:
             playing.fail("silent", "it asked the policy for nothing: is OPENAI_BASE_URL, or base_url, what it calls?")
         limited = {"calls": "turns", "context": "context"}.get(attempt.limit or "", "")
@@ -213,7 +214,7 @@ class _Play:
     # ------------------------------------------------------------ writing
     def _written(self, episodes: Sequence[_Episode]) -> Forest:
         self.session.budget.rollouts += len(episodes)
-        weighed = NAME in getattr(self.session, "weighed", ())
+        weighed = COMPONENT in getattr(self.session, "weighed", ())
         forest = Forest.from_records([self._record(e, weighed) for e in episodes])
         return self.session.score(forest, [self._answer(e) for e in episodes])
 
@@ -249,7 +250,7 @@ class _Play:
             self.session.sampling,
             prompt=first["context"],
             turns=[{k: v for k, v in first.items() if k != "context"}, *rest],
-            rewards={NAME: reward, **({} if known else playing.outcome.rewards)},
+            rewards={COMPONENT: reward, **({} if known else playing.outcome.rewards)},
             success=False if limited or (broken and reward is not None) else playing.outcome.success,
             truncated=limited or turns[-1]["finish"] == "length",
             info=info,

@@ -27,7 +27,7 @@ class Attempt:
     key      what its calls are told by; `number`, its place among the episodes
     stream   of its random numbers; `name`, of what the engine keeps
     calls    samples so far; `waiting`, calls that are not answered yet
-    posted   what was sent to /v1/reward
+    posted   what was sent to /v1/reward; `misposted`, why the last that was sent there can't be read
     limit    the limit that a call ran into: "calls" or "context"
     spent    seconds of the agent's own, `since` when it began to work (None: it waits for the policy)
     """
@@ -40,6 +40,7 @@ class Attempt:
     calls: int = 0
     waiting: int = 0
     posted: Any = None
+    misposted: str | None = None
     limit: str | None = None
     over: bool = False
     late: bool = False
