@@ -62,7 +62,9 @@ def outcome_of(value: Any) -> Outcome:
     if not isinstance(value, Mapping):
         raise Nonsense(f"it returned a {type(value).__name__}, not a number, a text or a mapping")
     if unknown := [k for k in value if k not in KEYS]:
-        raise Nonsense(f"it returned the key {shown(unknown[0])}; there are {', '.join(KEYS)} (other values go into info)")
+        raise Nonsense(
+            f"it returned the key {shown(unknown[0])}; there are {', '.join(KEYS)} (other values go into info)"
+        )
     reward, success, answer = (value.get(k) for k in ("reward", "success", "answer"))
     return Outcome(
         None if reward is None else _finite(reward, "the reward"),

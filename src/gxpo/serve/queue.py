@@ -5,14 +5,14 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from gxpo.protocols import StreamKey
-from gxpo.serve.history import Choice, History
+from gxpo.serve.history import Choice, Draft, History
 from gxpo.serve.refusal import Refused
 from gxpo.serve.request import Asked
 
@@ -54,11 +54,12 @@ class Attempt:
 
 @dataclass(eq=False)
 class Call:
-    """A call that waits for its answer."""
+    """A call that waits for its answer. drafts: its prompts in token ids, where they have been made already."""
 
     attempt: Attempt
     asked: Asked
     came: float
+    drafts: Sequence[Draft] | None = None
     answer: Future[list[Choice]] = field(default_factory=Future)
 
     def give(self, answer: list[Choice] | Refused) -> None:
@@ -143,7 +144,7 @@ class CallQueue:
             raise _over()
         return found
 
-    def submit(self, attempt: Attempt, asked: Asked) -> Call:
+    def submit(self, attempt: Attempt, asked: Asked, drafts: Sequence[Draft] | None = None) -> Call:
         """The call waits; its answer comes to `Call.answer`."""
         with self._changed:
             if attempt.over:
@@ -156,7 +157,7 @@ class CallQueue:
                     code="call_limit_exceeded",
                 )
             attempt.calls += asked.size
-            call = Call(attempt, asked, self.clock())
+            call = Call(attempt, asked, self.clock(), drafts)
             self._pending.append(call)
             if attempt.since is not None:
                 attempt.spent += self.clock() - attempt.since
@@ -184,7 +185,10 @@ class CallQueue:
                 due = self._due(now)
                 if due is not None and due <= now:
                     calls, self._pending = self._pending, []
-                    return sorted(calls, key=lambda c: (c.attempt.number, c.asked.order))
+                    several = {c.attempt.number for c in calls if c.attempt.waiting > 1}
+                    return sorted(
+                        calls, key=lambda c: (c.attempt.number, c.asked.order if c.attempt.number in several else "")
+                    )
                 if until is not None and now >= until:
                     break
                 self._changed.wait(min((t - now for t in (due, until) if t is not None), default=1.0))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gxpo.usercode import one_line
+
 
 class Refused(Exception):
     """A call that is not answered; `status` is HTTP's, `code` and `param` are as in OpenAI's API."""
@@ -14,8 +16,9 @@ class Refused(Exception):
 
     def body(self) -> dict[str, Any]:
         """The answer's JSON."""
-        kind = {401: "authentication_error", 500: "server_error"}.get(self.status, "invalid_request_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        kind = {401: "authentication_error", 403: "permission_error"}.get(self.status, "invalid_request_error")
+        kind = "server_error" if self.status >= 500 else kind
+        return {"error": {"message": one_line(str(self)), "type": kind, "param": self.param, "code": self.code}}
 
 
 def too_long(prompt: int, limit: int) -> Refused:

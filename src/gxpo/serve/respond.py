@@ -11,6 +11,7 @@ from gxpo.protocols import Completion, Request, Sampling, Session
 from gxpo.serve.history import Choice, Prompt
 from gxpo.serve.queue import Call, CallQueue
 from gxpo.serve.refusal import Refused, too_long
+from gxpo.usercode import described
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,31 @@ def respond(
         together = [w for w in wanted if w.sampling == sampling]
         found |= zip(together, session.sample([w.request for w in together], sampling), strict=True)
     for call in dict.fromkeys(w.call for w in wanted):
-        choices: list[Choice] = []
-        for w in (w for w in wanted if w.call is call):
-            choices += call.attempt.history.take(w.prompt, found[w], [fields(c) for c in found[w]])
+        taken = [(w.prompt, found[w]) for w in wanted if w.call is call]
+        answer = _taken(call, taken, fields)
         call.attempt.history.overridden += bool(call.asked.overridden)
         queue.answered(call)
-        call.give(choices)
+        call.give(answer)
+
+
+def _taken(
+    call: Call, samples: Sequence[tuple[Prompt, list[Completion]]], fields: Callable[[Completion], dict[str, Any]]
+) -> list[Choice] | Refused:
+    """The samples written down, as the client gets them. What can't be read as a reply is recorded all the same, and
+    costs this call alone."""
+    choices: list[Choice] = []
+    try:
+        for prompt, completions in samples:
+            choices += call.attempt.history.take(prompt, completions, [fields(c) for c in completions])
+    except Exception as error:
+        return Refused(f"the reply can't be read: {described(error)}", status=500)
+    return choices
 
 
 def _wanted(call: Call, session: Session) -> list[_Wanted]:
     """What the call wants sampled; `Refused` where one of its prompts can't be gone on from."""
     asked, attempt, limit = call.asked, call.attempt, session.episode.max_context
-    prompts = attempt.history.prompts(asked)
+    prompts = attempt.history.prompts(asked, call.drafts)
     if longest := max((len(p.ids) for p in prompts if len(p.ids) >= limit), default=0):
         for prompt in prompts:
             attempt.history.drop(prompt)
