@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 ROUNDS = 100  # looks for new processes; each stops what it finds, so only a fork bomb that outruns them needs many
@@ -100,13 +100,12 @@ def end_carriers(text: str) -> None:
 def _carriers(text: bytes) -> Iterator[int]:
     for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if entry.isdigit() and int(entry) != os.getpid():
-            with contextlib.suppress(OSError):
-                with open(f"/proc/{entry}/environ", "rb") as file:
-                    if text in file.read():
-                        yield int(entry)
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
+                if text in file.read():
+                    yield int(entry)
 
 
-def run_guarded(parent: int, report: int, words: Sequence[str]) -> NoReturn:
+def run_guarded(parent: int, report: int, words: list[str]) -> NoReturn:
     """Become the guard of a command (`guarded`); the number of the error goes to `report` where it can't be started."""
     os.set_inheritable(report, False)
     guarded(parent, report)

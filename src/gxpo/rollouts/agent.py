@@ -20,6 +20,7 @@ from gxpo.rollouts.build import Count, RolloutPart, action, group_of, name_draws
 from gxpo.serve import agents
 from gxpo.serve.history import History
 from gxpo.serve.http import Server
+from gxpo.serve.origin import host_names
 from gxpo.serve.outcome import COMPONENT, outcome_of
 from gxpo.serve.queue import Attempt, CallQueue, new_key
 from gxpo.serve.respond import respond
@@ -39,6 +40,7 @@ class AgentEpisodes(RolloutPart):
     patience     seconds that calls wait for the other episodes' calls, to be sampled together; 0: not at all
     max_calls    replies that an episode may ask for
     failed       reward of an episode that raised, hung or asked nothing; null: it is unscored
+    allowed_hosts  host names beside localhost's under which the endpoint answers, such as host.docker.internal
 
     An episode is one trajectory and each reply an action of it. Messages that go on from a reply read the ids that
     were sampled; others begin a context of their own. A reply depends on (seed, step, draw, attempt), on the ids read
@@ -56,6 +58,7 @@ class AgentEpisodes(RolloutPart):
     patience: Annotated[float, Ge(0)] = 20.0
     max_calls: Count = 32
     failed: float | None = None
+    allowed_hosts: Sequence[str] = ()
 
     held_out: ClassVar[bool] = False
     provides = ("states",)
@@ -91,12 +94,13 @@ class AgentEpisodes(RolloutPart):
         if runtime.world() > 1:
             raise ConfigError("rollout agent runs in one process: start the run without torchrun")
         need("uvicorn", "serve")
+        host_names(self.allowed_hosts, "rollout.allowed_hosts")
         with suppress(NotRun):
             _ = self.agent
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         queue = CallQueue(patience=self.patience, most_calls=self.max_calls)
-        server = Server(queue, session.decode)
+        server = Server(queue, session.decode, hosts=host_names(self.allowed_hosts, "rollout.allowed_hosts"))
         play = _Play(self, session, queue, server.base_url)
         try:
             return play.forest(tasks)

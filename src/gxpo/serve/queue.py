@@ -18,6 +18,9 @@ from gxpo.serve.request import Asked
 
 SETTLE = 0.004  # seconds for the other calls of an episode that makes several at once
 BODY = "sk-gxpo-"
+IDLE = 600.0  # seconds without a call after which an episode of a newcomer is over
+MOST_EPISODES = 4096  # of newcomers, under way at once
+LONGEST_KEY = 256  # characters
 
 
 @dataclass(eq=False)
@@ -76,7 +79,8 @@ class CallQueue:
 
     patience    seconds that calls wait for the other episodes; 0: they are answered as they come
     most_calls  samples that an episode may ask for
-    newcomer    makes the attempt of a key that is not known; None: it is refused
+    newcomer    makes the attempt of a key that is not known, or whose episode is over; None: it is refused. Then a
+                reward that is posted ends its episode, and so do `IDLE` seconds without a call
     clock       seconds
 
     As long as every episode asks once at a time, all of them are answered together, whichever was first: what is
@@ -98,7 +102,7 @@ class CallQueue:
         self._attempts: dict[str, Attempt] = {}
         self._pending: list[Call] = []
         self._ended: list[Attempt] = []
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # re-entrant
         self._parallel = newcomer is not None  # an episode has made two calls at once
         self._closed = False
 
@@ -131,18 +135,50 @@ class CallQueue:
     def attempt(self, key: str | None) -> Attempt:
         """The episode of a key; `Refused` (401) where there is none under way."""
         with self._changed:
-            found = self._attempts.get(key or "")
-            if found is None and key and self.newcomer is not None and not self._closed:
-                found = self._attempts[key] = self.newcomer(key)
-        if found is None:
+            attempt = self._attempts.get(key or "")
+            if (attempt is None or attempt.over) and key and self.newcomer is not None and not self._closed:
+                attempt = self._begun(key, self.newcomer)
+            if self.newcomer is not None and attempt is not None and attempt.since is not None:
+                attempt.since = self.clock()
+        if attempt is None:
             raise Refused(
                 "no episode has this API key: use the one that the agent was given (OPENAI_API_KEY)",
                 status=401,
                 code="invalid_api_key",
             )
-        if found.over:
+        if attempt.over:
             raise _over()
-        return found
+        return attempt
+
+    def _begun(self, key: str, newcomer: Callable[[str], Attempt]) -> Attempt:
+        if len(key) > LONGEST_KEY or not key.isprintable():
+            raise Refused(
+                f"an API key is a text of at most {LONGEST_KEY} printable characters",
+                status=401,
+                code="invalid_api_key",
+            )
+        if len(self._attempts) >= MOST_EPISODES:
+            idle = [a for a in self._attempts.values() if a.since is not None or a.over]
+            if not idle:
+                raise Refused(f"{MOST_EPISODES} episodes wait for replies: try again in a second", status=429)
+            oldest = min(idle, key=lambda a: a.since or 0.0)
+            self.end(oldest)
+            del self._attempts[oldest.key]
+        attempt = self._attempts[key] = newcomer(key)
+        attempt.since = self.clock()
+        return attempt
+
+    def post(self, attempt: Attempt, posted: Any) -> None:
+        """Note down the outcome that the agent has posted."""
+        if self.newcomer is not None and not attempt.history.threads:
+            raise Refused(
+                "no reply has been given under this key since its last episode ended: there is nothing to reward",
+                status=409,
+                code="no_reply",
+            )
+        attempt.posted, attempt.misposted = posted, None
+        if self.newcomer is not None:
+            self.end(attempt)
 
     def submit(self, attempt: Attempt, asked: Asked, drafts: Sequence[Draft] | None = None) -> Call:
         """The call waits; its answer comes to `Call.answer`."""
@@ -197,8 +233,19 @@ class CallQueue:
     def collect(self) -> list[Attempt]:
         """The episodes that are over since this was last asked."""
         with self._changed:
+            if self.newcomer is not None:
+                self._end_idle(self.clock())
             ended, self._ended = self._ended, []
             return ended
+
+    def _end_idle(self, now: float) -> None:
+        """End the episodes of newcomers that have not called for long, and forget those that are over."""
+        for key, attempt in list(self._attempts.items()):
+            if attempt.since is not None and now - attempt.since >= IDLE and not attempt.over:
+                attempt.over = True
+                self._ended.append(attempt)
+            if attempt.over:
+                del self._attempts[key]
 
     def _due(self, now: float) -> float | None:
         """When the calls that wait are to be answered, as far as is known now; None: none wait."""

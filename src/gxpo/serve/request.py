@@ -298,7 +298,7 @@ def _are_ids(given: Any) -> bool:
 
 
 def _stop(given: Any) -> tuple[str, ...]:
-    texts = [given] if isinstance(given, str) else list(given) if isinstance(given, list | tuple) else [None]
+    texts: list[Any] = [given] if isinstance(given, str) else list(given) if isinstance(given, list | tuple) else [None]
     if len(texts) > STOPS or not all(isinstance(s, str) and 0 < len(s) <= LONGEST_STOP for s in texts):
         raise Refused(
             f"stop is a text or a list of at most {STOPS} texts, each of 1 to {LONGEST_STOP} characters", param="stop"

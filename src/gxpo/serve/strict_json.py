@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
 
 DEPTH = 64  # brackets within brackets
@@ -43,7 +44,7 @@ def parse(text: str | bytes | bytearray) -> Any:
 
 def check_texts(value: Any) -> None:
     """Raise `Malformed` where a text of a JSON value is no Unicode, or its brackets are nested deeper than `DEPTH`."""
-    todo = [([value], 0)]
+    todo: list[tuple[Iterable[Any], int]] = [([value], 0)]
     while todo:
         items, depth = todo.pop()
         if depth > DEPTH:
