@@ -170,7 +170,8 @@ class _Play:
         session, out = self.session, []
         for task, draw in zip(tasks, name_draws(tasks), strict=True):
             for i in range(self.part.group_size):
-                history = History(session.chat, getattr(session, "tokenizer", None), session.system)
+                tokenizer = getattr(session, "tokenizer", None)
+                history = History(session.chat, tokenizer, session.system, session.episode.max_context)
                 key = StreamKey(session.seed, session.step, draw, i)
                 out.append(
                     _Episode(task, group_of(session, draw), Attempt(new_key(), len(out), f"{draw}/{i}", key, history))

@@ -9,6 +9,7 @@ trained.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,9 +20,11 @@ from gxpo.errors import ModelError
 from gxpo.protocols import Chat, Completion, ContextUpdate, Conversation, Message
 from gxpo.serve.messages import answer, beginnings, shown, until
 from gxpo.serve.outcome import shown as shown_value
-from gxpo.serve.refusal import Refused
+from gxpo.serve.refusal import Refused, too_long
 from gxpo.serve.request import Asked
 from gxpo.usercode import described
+
+LONG_TOKEN = 64  # characters that no text has for each of its tokens
 
 
 @dataclass(eq=False)
@@ -113,10 +116,11 @@ class History:
     """The calls of one episode.
 
     chat    the format of conversations; `system`, a message before those that have none of their own
+    limit   tokens of a context; None: what is too long for one is found out when it has been put into tokens
     """
 
-    def __init__(self, chat: Chat, tokenizer: Any, system: str | None = None) -> None:
-        self.chat, self.system = chat, system
+    def __init__(self, chat: Chat, tokenizer: Any, system: str | None = None, limit: int | None = None) -> None:
+        self.chat, self.system, self.limit = chat, system, limit
         self.tokens: Tokens = getattr(chat, "tokens", None) or Tokens(tokenizer)
         self.threads: list[Thread] = []
         self.overridden = 0  # calls that asked for other sampling than the run's
@@ -129,6 +133,7 @@ class History:
     def drafts(self, asked: Asked) -> list[Draft]:
         """The prompts of a call in token ids: what takes longest of a call. Any thread may ask for it, as it changes
         nothing. `Refused` where the policy can't be given these messages, or this prompt."""
+        self._check_size(asked)
         marks = None if asked.messages is None else tuple(beginnings(asked.messages, asked.tools))
         return [self._draft(asked, marks, part) for part in asked.prompts or ("",)]
 
@@ -224,6 +229,20 @@ class History:
             raise Refused("the prompt is empty", param="prompt")
         opening = ContextUpdate(ids if said is None else ids[len(said.ids) :], rebuilt=said is None)
         return Draft(said, opening, ids, seen, part=part)
+
+    def _check_size(self, asked: Asked) -> None:
+        """`Refused` for a call that is far too long for a context, before time is spent on its tokens."""
+        if self.limit is None:
+            return
+        longest = max((len(p) for p in asked.prompts if not isinstance(p, str)), default=0)
+        if longest >= self.limit:
+            raise too_long(f"{longest} tokens", self.limit)
+        size = max((len(p) for p in asked.prompts if isinstance(p, str)), default=0)
+        for message in asked.messages or ():
+            size += len(message["content"]) + sum(len(json.dumps(c)) for c in message.get("tool_calls", ()))
+        size += sum(len(json.dumps(tool)) for tool in asked.tools)
+        if size >= self.limit * LONG_TOKEN:
+            raise too_long(f"{size} characters", self.limit)
 
     def _begun(self, text: str) -> tuple[int, ...]:
         """Ids of a text that begins a context: bos stands once before it."""

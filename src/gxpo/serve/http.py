@@ -15,7 +15,7 @@ from gxpo.serve.history import Draft, History
 from gxpo.serve.origin import check_origin, host_names
 from gxpo.serve.outcome import Nonsense, outcome_of
 from gxpo.serve.queue import Attempt, Call, CallQueue
-from gxpo.serve.refusal import Refused
+from gxpo.serve.refusal import TOO_LONG, Refused
 from gxpo.serve.request import Asked
 
 if TYPE_CHECKING:
@@ -133,7 +133,11 @@ def application(queue: CallQueue, decode: reply.Decode, bodies: Bodies, hosts: f
 
     async def complete(http: Request, *, chat: bool) -> Response:
         attempt = queue.attempt(_key(http))
-        asked, drafts = await bodies.read(http, lambda body: _prepared(attempt.history, body, chat))
+        try:
+            asked, drafts = await bodies.read(http, lambda body: _prepared(attempt.history, body, chat))
+        except Refused as error:
+            attempt.limit = attempt.limit or ("context" if error.code == TOO_LONG else None)
+            raise
         choices = await _answer(http, queue, queue.submit(attempt, asked, drafts))
         if asked.stream:
             return StreamingResponse(reply.events(asked, choices, decode), media_type="text/event-stream")

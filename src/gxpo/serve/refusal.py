@@ -21,11 +21,14 @@ class Refused(Exception):
         return {"error": {"message": one_line(str(self)), "type": kind, "param": self.param, "code": self.code}}
 
 
-def too_long(prompt: int, limit: int) -> Refused:
-    """The error of a prompt of so many tokens that no action fits behind it."""
+TOO_LONG = "context_length_exceeded"
+
+
+def too_long(prompt: str, limit: int) -> Refused:
+    """The error of a prompt of so many tokens, or characters, that no action fits behind it."""
     return Refused(
         f"This model's maximum context length is {limit} tokens, and the prompt has {prompt}: shorten the messages "
         "(env.max_context, or the model's positions)",
-        code="context_length_exceeded",
+        code=TOO_LONG,
         param="messages",
     )

@@ -10,7 +10,7 @@ from typing import Any
 from gxpo.protocols import Completion, Request, Sampling, Session
 from gxpo.serve.history import Choice, Prompt
 from gxpo.serve.queue import Call, CallQueue
-from gxpo.serve.refusal import Refused, too_long
+from gxpo.serve.refusal import TOO_LONG, Refused, too_long
 from gxpo.usercode import described
 
 
@@ -36,7 +36,7 @@ def respond(
         try:
             wanted += _wanted(call, session)
         except Refused as refused:
-            if refused.code == "context_length_exceeded":
+            if refused.code == TOO_LONG:
                 call.attempt.limit = call.attempt.limit or "context"
             call.attempt.calls -= call.asked.size
             queue.answered(call)
@@ -74,7 +74,7 @@ def _wanted(call: Call, session: Session) -> list[_Wanted]:
     if longest := max((len(p.ids) for p in prompts if len(p.ids) >= limit), default=0):
         for prompt in prompts:
             attempt.history.drop(prompt)
-        raise too_long(longest, limit)
+        raise too_long(f"{longest} tokens", limit)
     wanted = []
     for prompt in prompts:
         room = min(asked.max_tokens or limit, session.sampling.max_new_tokens, limit - len(prompt.ids))

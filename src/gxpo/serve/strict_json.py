@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 DEPTH = 64  # brackets within brackets
+NUMBERS = frozenset({int, float, bool})
 
 
 class Malformed(ValueError):
@@ -56,7 +57,7 @@ def check_texts(value: Any) -> None:
                 for key in item:
                     _check_text(key)
                 todo.append((item.values(), depth + 1))
-            elif isinstance(item, list):
+            elif isinstance(item, list) and not {*map(type, item)} <= NUMBERS:
                 todo.append((item, depth + 1))
 
 

@@ -160,7 +160,7 @@ class _Served:
         """An episode begins under a key."""
         session, number, total = self.session, self._begun[key], self._begun.total()
         self._begun[key] += 1
-        history = History(session.chat, self.stages.tokenizer, session.system)
+        history = History(session.chat, self.stages.tokenizer, session.system, session.episode.max_context)
         return Attempt(key, total, f"{key}/{number}", StreamKey(session.seed, 0, key, number), history)
 
     def write(self, ended: Sequence[Attempt]) -> None:
