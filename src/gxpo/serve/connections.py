@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def protocol(most: int) -> type[H11Protocol]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            # asyncio leaves it off here, and a body would wait some 40 ms for the receipt of the head before it
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.since = self.loop.time()
             if len(self.connections) > most:
                 waiting = [c for c in self.connections if isinstance(c, Connection) and c.patience() is not None]

@@ -161,6 +161,8 @@ def application(queue: CallQueue, decode: reply.Decode, bodies: Bodies, hosts: f
             attempt.misposted = str(error)
             raise
         queue.post(attempt, posted)
+        if attempt.over:  # the client may count on its record
+            await asyncio.wrap_future(attempt.written)
         return JSONResponse({"ok": True})
 
     routes = [

@@ -31,6 +31,7 @@ class Attempt:
     stream   of its random numbers; `name`, of what the engine keeps
     calls    samples so far; `waiting`, calls that are not answered yet
     posted   what was sent to /v1/reward; `misposted`, why the last that was sent there can't be read
+    written  done once a newcomer's episode has been written down
     limit    the limit that a call ran into: "calls" or "context"
     spent    seconds of the agent's own, `since` when it began to work (None: it waits for the policy)
     """
@@ -44,6 +45,7 @@ class Attempt:
     waiting: int = 0
     posted: Any = None
     misposted: str | None = None
+    written: Future[None] = field(default_factory=Future)
     limit: str | None = None
     over: bool = False
     late: bool = False

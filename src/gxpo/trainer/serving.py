@@ -174,7 +174,11 @@ class _Served:
                     line = _record(attempt, turns, self.file.name(attempt.key), self.session)
                     self.file.append(with_texts(Forest.from_records([line]), self._decode))
                 except Exception as error:  # the disk may be full for a while
-                    self.notify(f"an episode is not written: {_message(error)}")
+                    message = f"an episode is not written: {_message(error)}"
+                    self.notify(message)
+                    attempt.written.set_exception(Refused(message, status=503))
+                    continue
+            attempt.written.set_result(None)
 
     def close(self, ended: Sequence[Attempt]) -> None:
         """Write what has ended with the server; RecordError where that can't be done."""
