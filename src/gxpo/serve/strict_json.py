@@ -48,12 +48,13 @@ def check_texts(value: Any) -> None:
     todo: list[tuple[Iterable[Any], int]] = [([value], 0)]
     while todo:
         items, depth = todo.pop()
-        if depth > DEPTH:
-            raise Malformed(f"brackets are nested deeper than {DEPTH}")
         for item in items:
             if isinstance(item, str):
                 _check_text(item)
-            elif isinstance(item, dict):
+                continue
+            if isinstance(item, dict | list) and depth == DEPTH:
+                raise Malformed(f"brackets are nested deeper than {DEPTH}")
+            if isinstance(item, dict):
                 for key in item:
                     _check_text(key)
                 todo.append((item.values(), depth + 1))
