@@ -18,13 +18,18 @@ def serve(
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0: a free one.", min=0, max=65535)] = 0,
     temperature: Annotated[float | None, typer.Option(help="Default: the configuration's.", min=0.0)] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Append the episodes as records (.jsonl) as each ends.")
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Append episodes as records (.jsonl) as each ends; of --play: at the end."
+        ),
     ] = None,
     play: Annotated[
         int | None,
         typer.Option(metavar="N", help="Play the configuration's agent at N tasks, show what came, and end.", min=1),
     ] = None,
-    seconds: Annotated[float | None, typer.Option(help="End after so many seconds; default: on Ctrl-C.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="End after so many seconds; default: on Ctrl-C.", min=0.0)
+    ] = None,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="A host name beside localhost under which it answers; may be given again."),
