@@ -15,7 +15,7 @@ from tests.serve.test_http import serving
 from gxpo.chat.plain import PlainChat
 from gxpo.serve import connections
 from gxpo.serve.history import History
-from gxpo.serve.http import LARGEST, _posted, _prepared
+from gxpo.serve.http import LARGEST, prepare_call, read_outcome
 from gxpo.serve.origin import host_names
 from gxpo.serve.refusal import Refused
 
@@ -83,7 +83,7 @@ def test_each_field_is_read_or_refused(chat):
         for value in NASTY:
             calls += 1
             try:
-                asked, drafts = _prepared(history, bytearray(written(template, value)), is_chat)
+                asked, drafts = prepare_call(history, bytearray(written(template, value)), is_chat)
                 ids = [i for d in drafts for i in d.ids]
                 assert ids and all(type(i) is int and 0 <= i < len(TOKENIZER) for i in ids)
                 assert isinstance(asked.agent, str) and isinstance(asked.state, str | None)
@@ -119,7 +119,7 @@ def test_each_field_is_read_or_refused(chat):
 )  # fmt: skip
 def test_what_a_refusal_says(body, says):
     with pytest.raises(Refused) as caught:
-        _prepared(History(CHAT, TOKENIZER), bytearray(body), True)
+        prepare_call(History(CHAT, TOKENIZER), bytearray(body), True)
     assert says in str(caught.value) and caught.value.status == 400
 
 
@@ -127,8 +127,8 @@ def test_what_a_refusal_says(body, says):
 def test_token_ids_that_the_policy_does_not_have(ids):
     assert len(TOKENIZER) == 387
     with pytest.raises(Refused, match=r"prompt has the token id .*; there are 0 to 386"):
-        _prepared(History(CHAT, TOKENIZER), bytearray(json.dumps({"prompt": ids}).encode()), False)
-    _prepared(History(CHAT, TOKENIZER), bytearray(b'{"prompt": [386]}'), False)
+        prepare_call(History(CHAT, TOKENIZER), bytearray(json.dumps({"prompt": ids}).encode()), False)
+    prepare_call(History(CHAT, TOKENIZER), bytearray(b'{"prompt": [386]}'), False)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_token_ids_that_the_policy_does_not_have(ids):
 )  # fmt: skip
 def test_an_outcome_that_is_none_is_refused_when_it_is_posted(posted):
     with pytest.raises(Refused) as caught:
-        _posted(bytearray(posted))
+        read_outcome(bytearray(posted))
     assert caught.value.status == 400 and "\n" not in str(caught.value)
 
 
@@ -163,9 +163,9 @@ def test_over_http_the_next_call_is_answered():
         for nonsense in (b"1e999", b'{"reward": 1' + b"0" * 400 + b"}"):
             headers = {"Authorization": "Bearer sk-1"}
             assert HTTP.post(f"{url}/reward", content=nonsense, headers=headers).status_code == 400
-            assert attempt.misposted is not None
+            assert attempt.post_error is not None
         post(url, "sk-1", "/reward", reward=1)
-        assert attempt.posted == {"reward": 1} and attempt.misposted is None
+        assert attempt.posted == {"reward": 1} and attempt.post_error is None
         assert ask(url, "sk-1", [user("x")])["content"] == "x"
         attempt.history.turns()
 
@@ -265,9 +265,9 @@ def test_a_call_is_answered_while_a_large_one_is_prepared(monkeypatch):
         if len(body) > 1 << 17:
             began.append(time.monotonic())
             time.sleep(1.0)
-        return _prepared(history, body, chat)
+        return prepare_call(history, body, chat)
 
-    monkeypatch.setattr("gxpo.serve.http._prepared", slow)
+    monkeypatch.setattr("gxpo.serve.http.prepare_call", slow)
     with serving(lambda read, key: "x") as (url, _, _):
         large = [threading.Thread(target=post, args=(url, "sk-1"), kwargs={"messages": [user("a" * (1 << 18))]})
                  for _ in range(3)]  # fmt: skip

@@ -281,8 +281,8 @@ _TOKEN_TEXTS: WeakKeyDictionary[Any, dict[tuple[int, int], list[set[str]]]] = We
 
 def token_texts(tokenizer: Any, vocabulary: int) -> list[set[str]]:
     """Text of each token by itself: as it is decoded, and as the vocabulary writes it. Found out once."""
-    known, key = _TOKEN_TEXTS.setdefault(tokenizer, {}), (vocabulary, len(tokenizer))
-    if key not in known:
+    cache, key = _TOKEN_TEXTS.setdefault(tokenizer, {}), (vocabulary, len(tokenizer))
+    if key not in cache:
         texts = []
         for token in range(vocabulary):
             written = tokenizer.convert_ids_to_tokens(token) or ""
@@ -290,8 +290,8 @@ def token_texts(tokenizer: Any, vocabulary: int) -> list[set[str]]:
                 written = written.replace(marker, blank)
             decoded = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
             texts.append({decoded, written})
-        known[key] = texts
-    return known[key]
+        cache[key] = texts
+    return cache[key]
 
 
 class Stopping:

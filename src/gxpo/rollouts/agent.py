@@ -203,12 +203,12 @@ class _Play:
         self.running.remove(episode)
         attempt, playing = episode.attempt, episode.playing
         if playing.kind is None and playing.outcome == agents.Outcome():
-            if attempt.misposted is not None:
-                playing.fail("nonsense", f"posted to /v1/reward: {attempt.misposted}")
+            if attempt.post_error is not None:
+                playing.fail("nonsense", f"posted to /v1/reward: {attempt.post_error}")
             elif attempt.posted is not None:
                 playing.outcome = outcome_of(attempt.posted)
-            elif playing.unreadable:
-                playing.fail("nonsense", playing.unreadable)
+            elif playing.output_error:
+                playing.fail("nonsense", playing.output_error)
         if playing.kind is None and not attempt.history.threads:
             playing.fail("silent", "it asked the policy for nothing: is OPENAI_BASE_URL, or base_url, what it calls?")
         limited = {"calls": "turns", "context": "context"}.get(attempt.limit or "", "")

@@ -41,13 +41,13 @@ class Line:
 class Playing:
     """An episode under way. `kind` and `message` say how it failed, None where it did not.
 
-    unreadable  why what a command printed last is no result; it counts where the agent has posted none
+    output_error  why what a command printed last is no result; it counts where the agent has posted none
     """
 
     outcome: Outcome = field(default_factory=Outcome)
     kind: str | None = None
     message: str = ""
-    unreadable: str = ""
+    output_error: str = ""
     _stop: Callable[[], object] = lambda: None
     _stopped: bool = False
 
@@ -183,7 +183,7 @@ def _judge_ended(playing: Playing, code: int, output: Tail, complaint: Tail) -> 
     try:
         playing.outcome = outcome_of(last_line(bytes(output.text), output.is_whole))
     except Malformed as error:
-        playing.unreadable = f"its last line is no result in JSON ({error}): print null where it has none"
+        playing.output_error = f"its last line is no result in JSON ({error}): print null where it has none"
     except Nonsense as error:
         playing.fail("nonsense", str(error).replace("it returned", "its last line has"))
 

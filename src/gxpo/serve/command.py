@@ -100,9 +100,9 @@ class Command:
                     break  # a process that escaped holds its output
                 for key, _ in events:
                     if key.data is not None:
-                        if not _read(key.fd, key.data):
+                        if not _read_some(key.fd, key.data):
                             waiting.unregister(key.fileobj)
-                    elif not (rest := _written(key.fd, rest)):
+                    elif not (rest := _write_some(key.fd, rest)):
                         waiting.unregister(process.stdin)
                         with contextlib.suppress(OSError):
                             process.stdin.close()
@@ -129,7 +129,7 @@ class Command:
         return code
 
 
-def _read(descriptor: int, tail: Tail) -> bool:
+def _read_some(descriptor: int, tail: Tail) -> bool:
     """Read what is there; False at the end."""
     try:
         piece = os.read(descriptor, PIECE)
@@ -139,7 +139,7 @@ def _read(descriptor: int, tail: Tail) -> bool:
     return bool(piece)
 
 
-def _written(descriptor: int, rest: memoryview) -> memoryview:
+def _write_some(descriptor: int, rest: memoryview) -> memoryview:
     """What of `rest` is still to be written; nothing where nobody reads it."""
     try:
         return rest[os.write(descriptor, rest[:PIECE]) :]

@@ -19,7 +19,7 @@ from gxpo.chat.plain import Tokens
 from gxpo.errors import ModelError
 from gxpo.protocols import Chat, Completion, ContextUpdate, Conversation, Message
 from gxpo.serve.messages import answer, beginnings, shown, until
-from gxpo.serve.outcome import shown as shown_value
+from gxpo.serve.outcome import short_repr
 from gxpo.serve.refusal import Refused, too_long
 from gxpo.serve.request import Asked
 from gxpo.usercode import described
@@ -171,11 +171,11 @@ class History:
                     return said, length
             return None, 0
         if isinstance(part, str):
-            begun = [(len(s.text), s) for s in self._texts if s.text is not None and part.startswith(s.text)]
+            candidates = [(len(s.text), s) for s in self._texts if s.text is not None and part.startswith(s.text)]
         else:
-            begun = [(len(s.ids), s) for s in self._texts if part[: len(s.ids)] == s.ids]
-        longest = max((size for size, _ in begun), default=0)
-        return _open_one([s for size, s in begun if size == longest]), 0
+            candidates = [(len(s.ids), s) for s in self._texts if part[: len(s.ids)] == s.ids]
+        longest = max((size for size, _ in candidates), default=0)
+        return _open_one([s for size, s in candidates if size == longest]), 0
 
     def _draft(self, asked: Asked, marks: tuple[bytes, ...] | None, part: str | tuple[int, ...]) -> Draft:
         said, length = self._origin(marks, part)
@@ -221,7 +221,7 @@ class History:
         seen = ""
         if isinstance(part, str):
             seen = part[len((said and said.text) or "") :]
-            ids = self._begun(part) if said is None else said.ids + self._rest(said, seen)
+            ids = self._encode_start(part) if said is None else said.ids + self._rest(said, seen)
         else:
             self._check_ids(part if said is None else part[len(said.ids) :])
             ids = part
@@ -244,7 +244,7 @@ class History:
         if size >= self.limit * LONG_TOKEN:
             raise too_long(f"{size} characters", self.limit)
 
-    def _begun(self, text: str) -> tuple[int, ...]:
+    def _encode_start(self, text: str) -> tuple[int, ...]:
         """Ids of a text that begins a context: bos stands once before it."""
         ids, bos = self.tokens.encode(text), self.tokens.bos
         return ids if bos and ids[: len(bos)] == bos else bos + ids
@@ -253,7 +253,7 @@ class History:
         """`Refused` for ids that are no tokens of the policy's."""
         size = max(len(self.tokens.tokenizer), 1 + max(self.tokens.markers.values(), default=0))
         if ids and max(ids) >= size:
-            raise Refused(f"prompt has the token id {shown_value(max(ids))}; there are 0 to {size - 1}", param="prompt")
+            raise Refused(f"prompt has the token id {short_repr(max(ids))}; there are 0 to {size - 1}", param="prompt")
 
     def _rest(self, said: Said, text: str) -> tuple[int, ...]:
         """Ids of what a client put behind an action; what the action ended with already is not there twice."""

@@ -134,7 +134,7 @@ def application(queue: CallQueue, decode: reply.Decode, bodies: Bodies, hosts: f
     async def complete(http: Request, *, chat: bool) -> Response:
         attempt = queue.attempt(_key(http))
         try:
-            asked, drafts = await bodies.read(http, lambda body: _prepared(attempt.history, body, chat))
+            asked, drafts = await bodies.read(http, lambda body: prepare_call(attempt.history, body, chat))
         except Refused as error:
             attempt.limit = attempt.limit or ("context" if error.code == TOO_LONG else None)
             raise
@@ -156,13 +156,13 @@ def application(queue: CallQueue, decode: reply.Decode, bodies: Bodies, hosts: f
     async def reward(http: Request) -> Response:
         attempt: Attempt = queue.attempt(_key(http))
         try:
-            posted = await bodies.read(http, _posted)
+            posted = await bodies.read(http, read_outcome)
         except Refused as error:
-            attempt.misposted = str(error)
+            attempt.post_error = str(error)
             raise
         queue.post(attempt, posted)
         if attempt.over:  # the client may count on its record
-            await asyncio.wrap_future(attempt.written)
+            await asyncio.wrap_future(attempt.record_future)
         return JSONResponse({"ok": True})
 
     routes = [
@@ -196,13 +196,13 @@ def _key(http: Request) -> str | None:
     return key.strip() if kind.lower() == "bearer" else None
 
 
-def _prepared(history: History, body: bytearray, chat: bool) -> tuple[Asked, list[Draft]]:
-    asked = request.read(_parsed(body), chat=chat)
+def prepare_call(history: History, body: bytearray, chat: bool) -> tuple[Asked, list[Draft]]:
+    asked = request.read(parse_body(body), chat=chat)
     return asked, history.drafts(asked)
 
 
-def _posted(body: bytearray) -> Any:
-    value = _parsed(body)
+def read_outcome(body: bytearray) -> Any:
+    value = parse_body(body)
     try:
         outcome_of(value)
     except Nonsense as error:
@@ -210,7 +210,7 @@ def _posted(body: bytearray) -> Any:
     return value
 
 
-def _parsed(body: bytearray) -> Any:
+def parse_body(body: bytearray) -> Any:
     try:
         return strict_json.parse(body)
     except strict_json.Malformed as error:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from gxpo.errors import ConfigError
-from gxpo.serve.outcome import shown
+from gxpo.serve.outcome import short_repr
 from gxpo.serve.refusal import Refused
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -23,7 +23,9 @@ def host_names(names: Iterable[str], key: str) -> frozenset[str]:
     for name in names:
         match = HOST.fullmatch(name.lower()) if isinstance(name, str) else None
         if match is None or match[2]:
-            raise ConfigError(f"{key} has {shown(name)}: give a host name or address alone, as host.docker.internal")
+            raise ConfigError(
+                f"{key} has {short_repr(name)}: give a host name or address alone, as host.docker.internal"
+            )
         out.add(match[1])
     return frozenset(out)
 
@@ -33,7 +35,7 @@ def check_origin(headers: Sequence[tuple[bytes, bytes]], names: frozenset[str]) 
     hosts = _values(headers, b"host")
     match = HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
     if match is None or match[1] not in names:
-        named = shown(hosts[0]) if len(hosts) == 1 else "no host, or several"
+        named = short_repr(hosts[0]) if len(hosts) == 1 else "no host, or several"
         raise Refused(
             f"the request names {named}, and the endpoint answers as {', '.join(sorted(names))} alone; allow another "
             "name with rollout.allowed_hosts, or gxpo serve --allow-host",
@@ -44,7 +46,7 @@ def check_origin(headers: Sequence[tuple[bytes, bytes]], names: frozenset[str]) 
     foreign += [s for s in _values(headers, b"sec-fetch-site") if s not in ("same-origin", "none")]
     if foreign:
         raise Refused(
-            f"a web page of another site sent the request ({shown(foreign[0])}): call the endpoint from a program",
+            f"a web page of another site sent the request ({short_repr(foreign[0])}): call the endpoint from a program",
             status=403,
             code="origin_not_allowed",
         )

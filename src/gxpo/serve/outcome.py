@@ -63,7 +63,7 @@ def outcome_of(value: Any) -> Outcome:
         raise Nonsense(f"it returned a {type(value).__name__}, not a number, a text or a mapping")
     if unknown := [k for k in value if k not in KEYS]:
         raise Nonsense(
-            f"it returned the key {shown(unknown[0])}; there are {', '.join(KEYS)} (other values go into info)"
+            f"it returned the key {short_repr(unknown[0])}; there are {', '.join(KEYS)} (other values go into info)"
         )
     reward, success, answer = (value.get(k) for k in ("reward", "success", "answer"))
     return Outcome(
@@ -90,10 +90,10 @@ def number_of(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value as an error names it: short, and whatever its own way to write it does.
 
-    >>> shown("x" * 100)
+    >>> short_repr("x" * 100)
     "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
     """
     try:
@@ -132,14 +132,14 @@ def _plain(value: Any) -> Any:
 def _finite(value: Any, name: str) -> float:
     number = number_of(value)
     if number is None:
-        raise Nonsense(f"{name} is {shown(value)}, not a finite number")
+        raise Nonsense(f"{name} is {short_repr(value)}, not a finite number")
     return number
 
 
 def _verdict(value: Any) -> bool:
     value = _plain(value)
     if not isinstance(value, bool | numbers.Real) or value not in (0, 1):
-        raise Nonsense(f"success is {shown(value)}, not true or false")
+        raise Nonsense(f"success is {short_repr(value)}, not true or false")
     return bool(value)
 
 
@@ -161,7 +161,7 @@ def _rewards(value: Any) -> dict[str, float]:
         raise Nonsense(f"rewards is a mapping of at most {MOST_REWARDS} names to numbers")
     for name in value:
         if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
-            raise Nonsense(f"rewards has the name {shown(name)}: a name is a short text of printable characters")
+            raise Nonsense(f"rewards has the name {short_repr(name)}: a name is a short text of printable characters")
     if COMPONENT in value:
         raise Nonsense(f"rewards has the name {COMPONENT!r}, which is that of the reward: use another")
     return {name: _finite(x, f"rewards.{name}") for name, x in value.items()}

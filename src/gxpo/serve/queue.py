@@ -30,8 +30,8 @@ class Attempt:
     key      what its calls are told by; `number`, its place among the episodes
     stream   of its random numbers; `name`, of what the engine keeps
     calls    samples so far; `waiting`, calls that are not answered yet
-    posted   what was sent to /v1/reward; `misposted`, why the last that was sent there can't be read
-    written  done once a newcomer's episode has been written down
+    posted   what was sent to /v1/reward; `post_error`, why the last that was sent there can't be read
+    record_future  done once a newcomer's episode has been written down
     limit    the limit that a call ran into: "calls" or "context"
     spent    seconds of the agent's own, `since` when it began to work (None: it waits for the policy)
     """
@@ -44,8 +44,8 @@ class Attempt:
     calls: int = 0
     waiting: int = 0
     posted: Any = None
-    misposted: str | None = None
-    written: Future[None] = field(default_factory=Future)
+    post_error: str | None = None
+    record_future: Future[None] = field(default_factory=Future)
     limit: str | None = None
     over: bool = False
     late: bool = False
@@ -139,7 +139,7 @@ class CallQueue:
         with self._changed:
             attempt = self._attempts.get(key or "")
             if (attempt is None or attempt.over) and key and self.newcomer is not None and not self._closed:
-                attempt = self._begun(key, self.newcomer)
+                attempt = self._begin_episode(key, self.newcomer)
             if self.newcomer is not None and attempt is not None and attempt.since is not None:
                 attempt.since = self.clock()
         if attempt is None:
@@ -152,7 +152,7 @@ class CallQueue:
             raise _over()
         return attempt
 
-    def _begun(self, key: str, newcomer: Callable[[str], Attempt]) -> Attempt:
+    def _begin_episode(self, key: str, newcomer: Callable[[str], Attempt]) -> Attempt:
         if len(key) > LONGEST_KEY or not key.isprintable():
             raise Refused(
                 f"an API key is a text of at most {LONGEST_KEY} printable characters",
@@ -178,7 +178,7 @@ class CallQueue:
                 status=409,
                 code="no_reply",
             )
-        attempt.posted, attempt.misposted = posted, None
+        attempt.posted, attempt.post_error = posted, None
         if self.newcomer is not None:
             self.end(attempt)
 

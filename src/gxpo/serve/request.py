@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from gxpo.protocols import Message
-from gxpo.serve.outcome import number_of, shown
+from gxpo.serve.outcome import number_of, short_repr
 from gxpo.serve.refusal import Refused
 from gxpo.serve.strict_json import Malformed, parse
 
@@ -261,7 +261,7 @@ def _content(given: Any, where: str) -> str:
     for part in parts:
         if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise Refused(f"{where}.content has a part of type {shown(kind)}: only text can be read", param=where)
+            raise Refused(f"{where}.content has a part of type {short_repr(kind)}: only text can be read", param=where)
     return "\n".join(part["text"] for part in parts)
 
 
@@ -318,7 +318,7 @@ def _metadata(given: Mapping[str, Any]) -> dict[str, Any]:
     if "reward" in out:
         reward = number_of(out["reward"])
         if reward is None:
-            raise Refused(f"metadata.reward is {shown(out['reward'])}, not a finite number", param="metadata")
+            raise Refused(f"metadata.reward is {short_repr(out['reward'])}, not a finite number", param="metadata")
         out["reward"] = reward
     return out
 

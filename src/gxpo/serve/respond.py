@@ -46,14 +46,14 @@ def respond(
         together = [w for w in wanted if w.sampling == sampling]
         found |= zip(together, session.sample([w.request for w in together], sampling), strict=True)
     for call in dict.fromkeys(w.call for w in wanted):
-        taken = [(w.prompt, found[w]) for w in wanted if w.call is call]
-        answer = _taken(call, taken, fields)
+        samples = [(w.prompt, found[w]) for w in wanted if w.call is call]
+        answer = _record_samples(call, samples, fields)
         call.attempt.history.overridden += bool(call.asked.overridden)
         queue.answered(call)
         call.give(answer)
 
 
-def _taken(
+def _record_samples(
     call: Call, samples: Sequence[tuple[Prompt, list[Completion]]], fields: Callable[[Completion], dict[str, Any]]
 ) -> list[Choice] | Refused:
     """The samples written down, as the client gets them. What can't be read as a reply is recorded all the same, and

@@ -28,8 +28,8 @@ class EpisodeFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.names: set[str] = set()
-        self._waiting: list[bytes] = []  # lines that could not be written
-        self._synced = 0.0
+        self._lines_left: list[bytes] = []  # lines that could not be written
+        self._last_sync = 0.0
         try:
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
             size = os.fstat(self._file).st_size
@@ -63,8 +63,8 @@ class EpisodeFile:
         """Write the records of an episode. `RecordError` where the disk takes none; they are written with the next."""
         for record in records.render(episode):
             self._save_tensors(record)
-            self._waiting.append((json.dumps(record, allow_nan=False) + "\n").encode())
-        self._write(sync=time.monotonic() >= self._synced + SYNC)
+            self._lines_left.append((json.dumps(record, allow_nan=False) + "\n").encode())
+        self._write(sync=time.monotonic() >= self._last_sync + SYNC)
 
     def close(self) -> None:
         """Write what is left, and have it on the disk."""
@@ -75,18 +75,18 @@ class EpisodeFile:
 
     def _write(self, sync: bool) -> None:
         try:
-            while self._waiting:
+            while self._lines_left:
                 size = os.fstat(self._file).st_size
-                line = self._waiting[0]
+                line = self._lines_left[0]
                 if os.write(self._file, line) < len(line):
                     os.ftruncate(self._file, size)  # half a line would spoil the file
                     raise OSError(28, "no space left on the device")
-                del self._waiting[0]
+                del self._lines_left[0]
             if sync:
                 os.fsync(self._file)
-                self._synced = time.monotonic()
+                self._last_sync = time.monotonic()
         except OSError as error:
-            n = len(self._waiting)
+            n = len(self._lines_left)
             raise RecordError(f"{self.path}: {error.strerror}: {n} episodes are not written yet") from error
 
     def _save_tensors(self, record: dict[str, Any]) -> None:

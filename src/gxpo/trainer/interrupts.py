@@ -48,7 +48,7 @@ class Interrupts:
         self.say("stopping after this step" + ("; once more to stop at once" if number == signal.SIGINT else ""))
 
 
-class Ending:
+class ServerInterrupts:
     """A context manager for a server: SIGINT, SIGTERM and SIGHUP end it after the calls under way, a second SIGINT in
     the middle of them. What is done outside `abortable`, such as writing records, is done whatever comes.
 
@@ -59,7 +59,7 @@ class Ending:
         self.notify, self.is_due, self._is_abortable = notify, False, False
         self._previous: dict[int, Any] = {}
 
-    def __enter__(self) -> Ending:
+    def __enter__(self) -> ServerInterrupts:
         if threading.current_thread() is threading.main_thread():
             for name in ("SIGINT", "SIGTERM", "SIGHUP"):
                 number = getattr(signal, name, None)

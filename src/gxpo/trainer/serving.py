@@ -7,7 +7,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import InvalidStateError
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from gxpo.serve.respond import respond
 from gxpo.trainer import checkpoint
 from gxpo.trainer.directory import CONFIG
 from gxpo.trainer.episode_file import EpisodeFile
-from gxpo.trainer.interrupts import Ending
+from gxpo.trainer.interrupts import ServerInterrupts
 from gxpo.trainer.session import Session
 from gxpo.trainer.start import load_learner, verified
 from gxpo.trainer.step import Stages
@@ -104,27 +105,27 @@ def serve(
     hosts = (*hosts, *(rollout.allowed_hosts if isinstance(rollout, AgentEpisodes) else ()))
     allowed = host_names(hosts, "--allow-host")
     session = _session(stages, temperature)
-    served = _Served(session, stages, None if out is None else EpisodeFile(out), notify)
-    queue = CallQueue(patience=0.0, most_calls=1 << 30, newcomer=served.newcomer)
+    recorder = _EpisodeRecorder(session, stages, None if out is None else EpisodeFile(out), notify)
+    queue = CallQueue(patience=0.0, most_calls=1 << 30, newcomer=recorder.newcomer)
     until = math.inf if seconds is None else time.monotonic() + seconds
-    with Ending(notify) as ending:
+    with ServerInterrupts(notify) as interrupts:
         try:
             server = Server(queue, session.decode, port, hosts=allowed)
             try:
                 ready(server.base_url)
-                while not ending.is_due and time.monotonic() < until:
+                while not interrupts.is_due and time.monotonic() < until:
                     calls = queue.take(min(until, time.monotonic() + 0.5))
-                    with ending.abortable():
+                    with interrupts.abortable():
                         _answer(queue, calls, session, notify)
-                    served.write(queue.collect())
+                    recorder.write(queue.collect())
             except KeyboardInterrupt:
                 pass
             finally:
                 queue.close()
                 server.close()
         finally:
-            served.close(queue.collect())
-    return served.count
+            recorder.close(queue.collect())
+    return recorder.count
 
 
 def _answer(queue: CallQueue, calls: Sequence[Call], session: Session, notify: Notify) -> None:
@@ -144,7 +145,7 @@ def _message(error: Exception) -> str:
     return one_line(str(error)) if isinstance(error, GxpoError) else described(error)
 
 
-class _Served:
+class _EpisodeRecorder:
     """The episodes of a server, written down as they end.
 
     count  those that have got replies and are over
@@ -152,14 +153,15 @@ class _Served:
 
     def __init__(self, session: Session, stages: Stages, file: EpisodeFile | None, notify: Notify) -> None:
         self.session, self.stages, self.file, self.notify = session, stages, file, notify
-        self.count = 0
-        self._begun: Counter[str] = Counter()  # episodes under each key
+        self.count = self._total = 0
+        self._starts: Counter[str] = Counter()  # episodes under each key
         self._decode = decoder(stages.tokenizer)
 
     def newcomer(self, key: str) -> Attempt:
         """An episode begins under a key."""
-        session, number, total = self.session, self._begun[key], self._begun.total()
-        self._begun[key] += 1
+        session, number, total = self.session, self._starts[key], self._total
+        self._starts[key] += 1
+        self._total += 1
         history = History(session.chat, self.stages.tokenizer, session.system, session.episode.max_context)
         return Attempt(key, total, f"{key}/{number}", StreamKey(session.seed, 0, key, number), history)
 
@@ -176,9 +178,10 @@ class _Served:
                 except Exception as error:  # the disk may be full for a while
                     message = f"an episode is not written: {_message(error)}"
                     self.notify(message)
-                    attempt.written.set_exception(Refused(message, status=503))
-                    continue
-            attempt.written.set_result(None)
+                    with suppress(InvalidStateError):  # the client has gone
+                        attempt.record_future.set_exception(Refused(message, status=503))
+            with suppress(InvalidStateError):
+                attempt.record_future.set_result(None)
 
     def close(self, ended: Sequence[Attempt]) -> None:
         """Write what has ended with the server; RecordError where that can't be done."""
