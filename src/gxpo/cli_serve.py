@@ -18,13 +18,22 @@ def serve(
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0: a free one.", min=0, max=65535)] = 0,
     temperature: Annotated[float | None, typer.Option(help="Default: the configuration's.", min=0.0)] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write the episodes as records (.jsonl) at the end.")
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Append episodes as records (.jsonl) as each ends; of --play: at the end."
+        ),
     ] = None,
     play: Annotated[
         int | None,
         typer.Option(metavar="N", help="Play the configuration's agent at N tasks, show what came, and end.", min=1),
     ] = None,
-    seconds: Annotated[float | None, typer.Option(help="End after so many seconds; default: on Ctrl-C.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="End after so many seconds; default: on Ctrl-C.", min=0.0)
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A host name beside localhost under which it answers; may be given again."),
+    ] = None,
     allow_key: AllowKey = None,
     as_json: Json = False,
 ) -> None:
@@ -37,7 +46,11 @@ def serve(
     from gxpo.trainer import serving
 
     quiet()
-    with serving.stages_of(what, sets or [], lambda line: typer.echo(line, err=True)) as stages:
+
+    def notify(line: str) -> None:
+        typer.echo(line, err=True)
+
+    with serving.stages_of(what, sets or [], notify) as stages:
         if play is not None:
             forest, decoded = serving.play(stages, play, out)
             for row in range(forest.n_trajectories):
@@ -51,6 +64,15 @@ def serve(
             say(f"base_url  {base_url}\nmodel     policy\napi_key   any; each names an episode of its own")
             say(f"export OPENAI_BASE_URL={base_url} OPENAI_API_KEY=sk-gxpo-1    # Ctrl-C ends it")
 
-        n = serving.serve(stages, port=port, temperature=temperature, out=out, ready=ready, seconds=seconds)
+        n = serving.serve(
+            stages,
+            port=port,
+            temperature=temperature,
+            out=out,
+            ready=ready,
+            notify=notify,
+            hosts=allow_host or (),
+            seconds=seconds,
+        )
         if out is not None:
             typer.echo(f"{n} episodes: {out}", err=True)

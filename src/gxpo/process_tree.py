@@ -2,7 +2,7 @@
 
 Linux tells the parent of each process, and gives orphans to the nearest ancestor that asked for them: a daemon in a
 session of its own stays in the tree. Elsewhere only a process group can be ended, and such a daemon escapes. On the
-standard library alone: worker processes import it.
+standard library alone: worker processes import it, and a file that is run by its path is the guard of a command.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 ROUNDS = 100  # looks for new processes; each stops what it finds, so only a fork bomb that outruns them needs many
 REAPING = 1.0  # seconds
@@ -73,8 +74,48 @@ def end_descendants(root: int) -> None:
 def end_tree(root: int) -> None:
     """Kill `root`, a child of this process that leads a process group, with its group and all its descendants."""
     end_descendants(root)
+    end_group(root)
+
+
+def end_group(root: int) -> None:
+    """Kill the process group that `root` leads, or led."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(root, signal.SIGKILL)
+
+
+def end_carriers(text: str) -> None:
+    """Kill the processes that began with `text` in their environment, or in that of who started them (Linux)."""
+    stopped: set[int] = set()
+    for _ in range(ROUNDS):
+        new = set(_carriers(text.encode())) - stopped
+        if not new:
+            break
+        for pid in new:
+            _signal(pid, signal.SIGSTOP)
+        stopped |= new
+    for pid in stopped:
+        _signal(pid, signal.SIGKILL)
+
+
+def _carriers(text: bytes) -> Iterator[int]:
+    for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+        if entry.isdigit() and int(entry) != os.getpid():
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
+                if text in file.read():
+                    yield int(entry)
+
+
+def run_guarded(parent: int, report: int, words: list[str]) -> NoReturn:
+    """Become the guard of a command (`guarded`); the number of the error goes to `report` where it can't be started."""
+    os.set_inheritable(report, False)
+    guarded(parent, report)
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and a program would inherit that
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    try:
+        os.execvp(words[0], words)
+    except OSError as error:
+        os.write(report, str(error.errno).encode())
+    os._exit(127)
 
 
 def guarded(parent: int, private: int) -> None:
@@ -149,3 +190,7 @@ def _prctl(option: int, value: int) -> None:
 def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+if __name__ == "__main__":
+    run_guarded(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

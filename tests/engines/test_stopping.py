@@ -49,3 +49,27 @@ def test_refusals():
         Stopping([], ["x"], None, 27)
     with pytest.raises(ModelError, match="empty string"):
         Stopping([], [""], LETTERS, 27)
+
+
+def test_long_stop_strings_cost_the_vocabulary_once():
+    """A plain search for each of 4,096 ends in each of 150,000 tokens would take minutes."""
+
+    class Large:
+        asked = 0
+
+        def __len__(self) -> int:
+            return 150_000
+
+        def convert_ids_to_tokens(self, token: int) -> str:
+            self.asked += 1
+            return f"\u0120t{token}"
+
+        def decode(self, ids: list[int], **options: object) -> str:
+            return f" t{ids[0]}"
+
+    tokenizer = Large()
+    for strings in ([chr(97 + i) * 256 for i in range(16)], ["xx t7", "5!"]):
+        stopping = Stopping([], strings, tokenizer, 150_000)
+    assert stopping.may_complete is not None and tokenizer.asked == 150_000
+    # a stop string can end in " t7..." by "xx t7", and in no token by "5!", whose end is none's beginning
+    assert stopping.may_complete.nonzero().squeeze(1).tolist() == [i for i in range(150_000) if str(i).startswith("7")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import shlex
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.serve.agent_session import ADD, CALL, END, TASKS, TOKENIZER, ask, post, session, user
+from tests.serve.agent_session import ADD, CALL, END, HTTP, TASKS, TOKENIZER, ask, post, session, user
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gxpo
@@ -231,6 +232,65 @@ def test_an_episode_that_runs_into_a_limit_has_failed(given, end):
     assert forest.outcome.tolist() == [0.0] and forest.success.tolist() == [0.0] and "failure" not in forest.info[0]
 
 
+# ---------------------------------------------------------------- malformed calls and results
+MALFORMED = [
+    ("/chat/completions", b'{"messages": [{"role": "user", "content": "\\ud800"}]}'),
+    ("/chat/completions", b'{"messages": [{"role": [], "content": "x"}]}'),
+    ("/chat/completions", b'{"messages": [{"role": "user", "content": "x"}], "metadata": {"agent": ["x"]}}'),
+    ("/chat/completions", b'{"messages": [{"role": "user", "content": "x"}], "metadata": {"agent": 7}}'),
+    ("/chat/completions", b'{"messages": [{"role": "user", "content": "x"}], "metadata": {"state": {}}}'),
+    ("/chat/completions", b'{"messages": [{"role": "user"}], "metadata": {"reward": 1' + b"0" * 400 + b"}}"),
+    ("/chat/completions", b'{"messages": [{"role": "user"}], "tools": [{"function": {"name": "\\udfff"}}]}'),
+    ("/chat/completions", b'{"messages": [{"role": "user", "content": "x"}], "stop": 5}'),
+    ("/completions", b'{"prompt": [99999]}'),
+    ("/completions", b'{"prompt": [1099511627776]}'),
+    ("/completions", b'{"prompt": [1' + b"0" * 30 + b"]}"),
+    ("/completions", b'{"prompt": [true]}'),
+]  # fmt: skip
+
+
+def malformed(prompt, attempt, base_url, api_key):
+    """Each of the calls is refused, and an honest one after it answered. The first task's results are no rewards."""
+    headers = {"Authorization": f"Bearer {api_key}"}
+    statuses = {HTTP.post(base_url + path, content=body, headers=headers).status_code for path, body in MALFORMED}
+    once(base_url, api_key)
+    if prompt == TASKS[0].prompt:
+        return [10**400, {"reward": "much"}, "\ud800", {"info": {"a": float("nan")}}][attempt]
+    return 1.0 if statuses == {400} else 0.0
+
+
+def test_a_malformed_call_or_result_costs_itself_alone():
+    forest, _ = grown(malformed, group_size=4)
+    assert [info["agent"]["end"] for info in forest.info] == ["nonsense"] * 4 + ["done"] * 4
+    assert forest.scored.tolist() == [False] * 4 + [True] * 4 and forest.outcome[4:].tolist() == [1.0] * 4
+    assert forest.n_steps == 8  # a refused call is no action
+    json.dumps(forest.to_records()).encode()
+
+
+def test_a_run_with_malformed_calls_goes_on(tmp_path):
+    def run(attempt, base_url, api_key):
+        malformed("", attempt, base_url, api_key)
+        return [10**400, 0.0, 1.0, 1.0][attempt]
+
+    made = gxpo.method("grpo", {"rollout": "agent", "rollout.run": run, "rollout.group_size": 4})
+    small = {"tasks.per_step": 1, "sampling.max_new_tokens": 3, "eval.tasks": 1, "eval.samples": 4}
+    done = gxpo.train("tiny:cold", "arithmetic", made, steps=2, out=tmp_path / "run", set=small)
+    assert [row["agent_nonsense"] for row in done.metrics] == [1, 1]
+    assert [row["optimiser_steps"] for row in done.metrics] == [1, 1]
+
+
+@pytest.mark.parametrize("body", [b"1e999", b'{"reward": 1' + b"0" * 400 + b"}", b"[1]", b"{", b"\xff"])
+def test_what_cant_be_read_of_a_posted_reward_is_nonsense(body):
+    def run(base_url, api_key):
+        once(base_url, api_key)
+        answer = HTTP.post(f"{base_url}/reward", content=body, headers={"Authorization": f"Bearer {api_key}"})
+        assert answer.status_code == 400
+
+    forest, _ = grown(run, TASKS[:1], 1)
+    assert forest.info[0]["agent"]["end"] == "nonsense" and forest.scored.tolist() == [False]
+    assert forest.info[0]["failure"].startswith("agent: posted to /v1/reward: ")
+
+
 # ---------------------------------------------------------------- order
 def jittery(attempt, base_url, api_key):
     """As long between its calls as others are not."""
@@ -295,6 +355,12 @@ if "hang" in sys.argv:
     time.sleep(60)
 if "fail" in sys.argv:
     sys.exit("no tool today")
+if "post" in sys.argv:
+    urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/reward", b"0.25",
+                           {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]})).close()
+if "prints" in sys.argv:
+    sys.stdout.buffer.write(eval(sys.argv[-1]))
+    sys.exit()
 print("working")
 print(json.dumps({"reward": float(said == "yes"), "info": {"id": task["id"], "answer": task["answer"]}}))
 """
@@ -317,6 +383,35 @@ def test_a_command_that_fails_or_is_not_there(command):
     assert forest.info[0]["failure"] == "agent: exit status 1: no tool today"
     forest, _ = grown("/no/such/program", TASKS[:1], 1)
     assert "can't be started" in forest.info[0]["failure"]
+
+
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [
+        ("b'done'", "Expecting value"),
+        ("b'\\xff\\xfe'", "is not UTF-8"),
+        ("b'1'+b'0'*400", "the reward is 1000"),
+        ("b'1e999'", "1e999 is too large"),
+        ("b'['*100000", "nested deeper"),
+        ("b'a'*3000000", "longer than 1048576 bytes"),
+        ("b'[1]'", "its last line has a list"),
+        ("b'{'", "property name"),
+    ],
+)
+def test_what_cant_be_read_of_a_commands_result_is_nonsense(command, output, says):
+    forest, _ = grown(f"{command} prints {shlex.quote(output)}", TASKS[:1], 1)
+    assert forest.info[0]["agent"]["end"] == "nonsense" and says in forest.info[0]["failure"]
+    assert forest.scored.tolist() == [False]
+
+
+def test_a_command_that_posts_its_reward_may_print_a_log(command):
+    forest, _ = grown(f"{command} post prints \"b'done'\"", TASKS[:1], 1)
+    assert forest.outcome.tolist() == [0.25]
+
+
+def test_a_command_that_prints_nothing_is_judged_by_its_last_reply(command):
+    forest, _ = grown(f"{command} prints \"b''\"", TASKS[:1], 1, say=lambda read, key: "#2")
+    assert forest.outcome.tolist() == [1.0]
 
 
 def test_a_command_that_hangs_is_ended_with_its_children(command, tmp_path):

@@ -21,11 +21,13 @@ from gxpo.serve.respond import respond
 @contextmanager
 def serving(say, **given):
     """The base URL, and the one attempt, under the key "sk-1"."""
+    hosts = given.pop("hosts", frozenset())
     made = session(say, **given)
-    queue = CallQueue(patience=0.0, most_calls=given.pop("most_calls", 100))
-    attempt = Attempt("sk-1", 0, "one/0", StreamKey(0, 1, "one", 0), History(made.chat, TOKENIZER))
+    queue = CallQueue(patience=0.0, most_calls=10_000)
+    history = History(made.chat, TOKENIZER, limit=made.episode.max_context)
+    attempt = Attempt("sk-1", 0, "one/0", StreamKey(0, 1, "one", 0), history)
     queue.open(attempt)
-    server, over = Server(queue, made.decode), threading.Event()
+    server, over = Server(queue, made.decode, hosts=hosts), threading.Event()
 
     def answer() -> None:
         while not over.is_set():

@@ -8,8 +8,8 @@ import pytest
 from tests.serve.agent_session import CHAT, TOKENIZER, user
 
 from gxpo.protocols import StreamKey
-from gxpo.serve.history import History
-from gxpo.serve.queue import Attempt, CallQueue
+from gxpo.serve.history import History, Thread
+from gxpo.serve.queue import IDLE, Attempt, CallQueue
 from gxpo.serve.refusal import Refused
 from gxpo.serve.request import read
 
@@ -116,3 +116,52 @@ def test_an_agents_time_is_its_own():
     made.answered(call)
     made.clock.now += 3.0
     assert a.own_seconds(made.clock()) == 5.0
+
+
+def newcomers(most_calls=10):
+    made = CallQueue(patience=0.0, most_calls=most_calls, clock=Clock(), newcomer=lambda key: Attempt(
+        key, 0, key, StreamKey(0, 1, key, 0), History(CHAT, TOKENIZER)))  # fmt: skip
+    return made
+
+
+def test_an_episode_of_a_newcomer_ends_with_its_reward_or_when_it_is_idle():
+    made = newcomers()
+    first = made.attempt("k")
+    with pytest.raises(Refused, match="nothing to reward") as caught:
+        made.post(first, 1.0)
+    assert caught.value.status == 409
+    first.history.threads.append(Thread(0, "agent"))
+    made.post(first, 1.0)
+    assert made.collect() == [first] and first.posted == 1.0
+    second = made.attempt("k")
+    assert second is not first and made.collect() == []
+    call = made.submit(second, ASKED)
+    made.clock.now += 10 * IDLE
+    assert made.collect() == []  # it waits for a reply
+    assert made.take(made.clock()) == [call]
+    made.answered(call)
+    made.clock.now += IDLE - 1
+    assert made.attempt("k") is second  # which counts as a call
+    made.clock.now += IDLE
+    assert made.collect() == [second] and made.attempt("k") is not second
+
+
+def test_of_too_many_episodes_the_one_that_has_been_idle_longest_ends(monkeypatch):
+    monkeypatch.setattr("gxpo.serve.queue.MOST_EPISODES", 2)
+    made = newcomers()
+    first = made.attempt("a")
+    made.clock.now += 1
+    second = made.attempt("b")
+    third = made.attempt("c")
+    assert made.collect() == [first] and made.attempt("b") is second and made.attempt("c") is third
+    for attempt in (second, third):
+        made.submit(attempt, ASKED)
+    with pytest.raises(Refused, match="2 episodes wait for replies") as caught:
+        made.attempt("d")
+    assert caught.value.status == 429
+
+
+@pytest.mark.parametrize("key", ["a" * 257, "a\nb", "a\x1b[2J"])
+def test_a_key_is_a_short_text(key):
+    with pytest.raises(Refused, match="at most 256 printable characters"):
+        newcomers().attempt(key)

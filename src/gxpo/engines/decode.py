@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -275,6 +276,24 @@ MARKERS = {"\u2581": " ", "\u0120": " ", "\u010a": "\n"}  # how SentencePiece an
 REPLACEMENT = "\ufffd"  # what a piece that is not whole UTF-8 decodes to
 
 
+_TOKEN_TEXTS: WeakKeyDictionary[Any, dict[tuple[int, int], list[set[str]]]] = WeakKeyDictionary()
+
+
+def token_texts(tokenizer: Any, vocabulary: int) -> list[set[str]]:
+    """Text of each token by itself: as it is decoded, and as the vocabulary writes it. Found out once."""
+    cache, key = _TOKEN_TEXTS.setdefault(tokenizer, {}), (vocabulary, len(tokenizer))
+    if key not in cache:
+        texts = []
+        for token in range(vocabulary):
+            written = tokenizer.convert_ids_to_tokens(token) or ""
+            for marker, blank in MARKERS.items():
+                written = written.replace(marker, blank)
+            decoded = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            texts.append({decoded, written})
+        cache[key] = texts
+    return cache[key]
+
+
 class Stopping:
     """Stop conditions. Only tokens that could complete a stop string are decoded."""
 
@@ -285,7 +304,7 @@ class Stopping:
             raise ModelError("stop strings need a tokenizer: give the engine one, or use sampling.stop_ids")
         self.ids = torch.tensor(sorted(set(ids)), dtype=torch.int64)
         self.strings, self.tokenizer = tuple(strings), tokenizer
-        self.may_complete = torch.tensor([self._may_complete(i) for i in range(vocabulary)]) if strings else None
+        self.may_complete = self._completing(vocabulary) if strings else None
 
     def done(self, token: Tensor, history: Tensor) -> Tensor:
         """[n] bool: finished rows. token [n]: the newest; history [n, k]: the action so far, `token` included."""
@@ -299,16 +318,20 @@ class Stopping:
     def _text(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def _may_complete(self, token: int) -> bool:
-        """False only if no stop string can end inside this token's text."""
-        written = self.tokenizer.convert_ids_to_tokens(token) or ""
-        for marker, blank in MARKERS.items():
-            written = written.replace(marker, blank)
-        pieces = (self._text([token]), written)
-        if any(REPLACEMENT in p or p == "" for p in pieces):
-            return True
-        ends = [(s, s[i:]) for s in self.strings for i in range(len(s))]
-        return any(s in p or p.startswith(end) for p in pieces for s, end in ends)
+    def _completing(self, vocabulary: int) -> Tensor:
+        """[vocabulary] False only for tokens inside whose text no stop string can end."""
+        ends = frozenset(s[i:] for s in self.strings for i in range(len(s)))
+        begins = frozenset(end[0] for end in ends)
+        shortest, longest = min(map(len, self.strings)), max(map(len, self.strings))
+
+        def ends_in(piece: str) -> bool:
+            if piece == "" or REPLACEMENT in piece:
+                return True
+            if len(piece) >= shortest and any(s in piece for s in self.strings):
+                return True
+            return piece[0] in begins and any(piece[:n] in ends for n in range(1, min(len(piece), longest) + 1))
+
+        return torch.tensor([any(map(ends_in, texts)) for texts in token_texts(self.tokenizer, vocabulary)])
 
 
 KEEP_UNTIL = 7 / 8  # rows still running, of those in the batch, below which the finished ones are taken out

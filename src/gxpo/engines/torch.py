@@ -32,6 +32,8 @@ from gxpo.media import FIRST
 from gxpo.protocols import Completion, Request, Sampling, SoftSampling, StreamKey
 from gxpo.runtime import memory_is_short
 
+STOPPINGS = 64  # sets of stop conditions that are kept, each a flag for every token of the vocabulary
+
 
 class TorchEngine:
     """Batched sampling with keyed uniforms, exact log-probabilities and stored support.
@@ -297,6 +299,8 @@ class TorchEngine:
         ids = (*self.stop_ids, *sampling.stop_ids)
         key = (sampling.stop, ids, vocabulary)
         if key not in self._stopping:
+            if len(self._stopping) >= STOPPINGS:
+                del self._stopping[next(iter(self._stopping))]
             self._stopping[key] = Stopping(ids, sampling.stop, self.tokenizer, vocabulary)
         return self._stopping[key]
 

@@ -20,12 +20,12 @@ from gxpo.rollouts.build import Count, RolloutPart, action, group_of, name_draws
 from gxpo.serve import agents
 from gxpo.serve.history import History
 from gxpo.serve.http import Server
-from gxpo.serve.outcome import Nonsense, outcome_of
+from gxpo.serve.origin import host_names
+from gxpo.serve.outcome import COMPONENT, outcome_of
 from gxpo.serve.queue import Attempt, CallQueue, new_key
 from gxpo.serve.respond import respond
 from gxpo.usercode import NotRun
 
-NAME = "agent"  # the component of the outcome that an agent's own reward is
 Seconds = Annotated[float, Gt(0)]
 
 
@@ -40,6 +40,7 @@ class AgentEpisodes(RolloutPart):
     patience     seconds that calls wait for the other episodes' calls, to be sampled together; 0: not at all
     max_calls    replies that an episode may ask for
     failed       reward of an episode that raised, hung or asked nothing; null: it is unscored
+    allowed_hosts  host names beside localhost's under which the endpoint answers, such as host.docker.internal
 
     An episode is one trajectory and each reply an action of it. Messages that go on from a reply read the ids that
     were sampled; others begin a context of their own. A reply depends on (seed, step, draw, attempt), on the ids read
@@ -57,11 +58,12 @@ class AgentEpisodes(RolloutPart):
     patience: Annotated[float, Ge(0)] = 20.0
     max_calls: Count = 32
     failed: float | None = None
+    allowed_hosts: Sequence[str] = ()
 
     held_out: ClassVar[bool] = False
     provides = ("states",)
     single_turn = True
-    components = (NAME,)
+    components = (COMPONENT,)
 
     def __post_init__(self) -> None:
         if self.run == "":
@@ -92,12 +94,13 @@ class AgentEpisodes(RolloutPart):
         if runtime.world() > 1:
             raise ConfigError("rollout agent runs in one process: start the run without torchrun")
         need("uvicorn", "serve")
+        host_names(self.allowed_hosts, "rollout.allowed_hosts")
         with suppress(NotRun):
             _ = self.agent
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         queue = CallQueue(patience=self.patience, most_calls=self.max_calls)
-        server = Server(queue, session.decode)
+        server = Server(queue, session.decode, hosts=host_names(self.allowed_hosts, "rollout.allowed_hosts"))
         play = _Play(self, session, queue, server.base_url)
         try:
             return play.forest(tasks)
@@ -167,7 +170,8 @@ class _Play:
         session, out = self.session, []
         for task, draw in zip(tasks, name_draws(tasks), strict=True):
             for i in range(self.part.group_size):
-                history = History(session.chat, getattr(session, "tokenizer", None), session.system)
+                tokenizer = getattr(session, "tokenizer", None)
+                history = History(session.chat, tokenizer, session.system, session.episode.max_context)
                 key = StreamKey(session.seed, session.step, draw, i)
                 out.append(
                     _Episode(task, group_of(session, draw), Attempt(new_key(), len(out), f"{draw}/{i}", key, history))
@@ -198,11 +202,13 @@ class _Play:
         """The episode is over: what became of it, and of what was posted."""
         self.running.remove(episode)
         attempt, playing = episode.attempt, episode.playing
-        if playing.kind is None and attempt.posted is not None and playing.outcome == agents.Outcome():
-            try:
+        if playing.kind is None and playing.outcome == agents.Outcome():
+            if attempt.post_error is not None:
+                playing.fail("nonsense", f"posted to /v1/reward: {attempt.post_error}")
+            elif attempt.posted is not None:
                 playing.outcome = outcome_of(attempt.posted)
-            except Nonsense as error:
-                playing.fail("nonsense", f"posted to /v1/reward: {error}")
+            elif playing.output_error:
+                playing.fail("nonsense", playing.output_error)
         if playing.kind is None and not attempt.history.threads:
             playing.fail("silent", "it asked the policy for nothing: is OPENAI_BASE_URL, or base_url, what it calls?")
         limited = {"calls": "turns", "context": "context"}.get(attempt.limit or "", "")
@@ -213,7 +219,7 @@ class _Play:
     # ------------------------------------------------------------ writing
     def _written(self, episodes: Sequence[_Episode]) -> Forest:
         self.session.budget.rollouts += len(episodes)
-        weighed = NAME in getattr(self.session, "weighed", ())
+        weighed = COMPONENT in getattr(self.session, "weighed", ())
         forest = Forest.from_records([self._record(e, weighed) for e in episodes])
         return self.session.score(forest, [self._answer(e) for e in episodes])
 
@@ -249,7 +255,7 @@ class _Play:
             self.session.sampling,
             prompt=first["context"],
             turns=[{k: v for k, v in first.items() if k != "context"}, *rest],
-            rewards={NAME: reward, **({} if known else playing.outcome.rewards)},
+            rewards={COMPONENT: reward, **({} if known else playing.outcome.rewards)},
             success=False if limited or (broken and reward is not None) else playing.outcome.success,
             truncated=limited or turns[-1]["finish"] == "length",
             info=info,

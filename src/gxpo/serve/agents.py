@@ -8,23 +8,23 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from gxpo.errors import ConfigError
-from gxpo.process_tree import end_tree
 from gxpo.protocols import Task
+from gxpo.serve.command import Command, NotStarted, Tail
 from gxpo.serve.outcome import Nonsense, Outcome, last_line, outcome_of
 from gxpo.serve.request import POLICY
+from gxpo.serve.strict_json import Malformed
 from gxpo.usercode import Unusable, described, object_at, one_line
 
 ARGUMENTS = ("task", "prompt", "answer", "info", "base_url", "api_key", "model", "attempt", "evaluation")
 FUNCTION = re.compile(r"\S+:[A-Za-z_]\w*")
-MOST = 1 << 20  # characters of a command's output that are kept, from its end
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,15 @@ class Line:
 
 @dataclass(eq=False)
 class Playing:
-    """An episode under way. `kind` and `message` say how it failed, None where it did not."""
+    """An episode under way. `kind` and `message` say how it failed, None where it did not.
+
+    output_error  why what a command printed last is no result; it counts where the agent has posted none
+    """
 
     outcome: Outcome = field(default_factory=Outcome)
     kind: str | None = None
     message: str = ""
+    output_error: str = ""
     _stop: Callable[[], object] = lambda: None
     _stopped: bool = False
 
@@ -53,10 +57,16 @@ class Playing:
         self._stopped = True
         self._stop()
 
+    def on_stop(self, stop: Callable[[], object]) -> None:
+        """Have `stop` called when the episode is to end, at once where it is already."""
+        self._stop = stop
+        if self._stopped:
+            stop()
+
     def fail(self, kind: str, message: str) -> None:
         """The first failure is the one that counts."""
         if self.kind is None:
-            self.kind, self.message = kind, one_line(message)
+            self.kind, self.message = kind, one_line(message.encode("utf-8", "backslashreplace").decode())
 
 
 Agent = Callable[[Task, Line, Playing], None]  # plays to the end, in the calling thread
@@ -86,6 +96,8 @@ def start(agent: Agent, task: Task, line: Line, over: Callable[[], None]) -> Pla
     def play() -> None:
         try:
             agent(task, line, playing)
+        except BaseException as error:  # such as an exception that can't be written as text
+            playing.fail("raised", type(error).__name__)
         finally:
             over()
 
@@ -122,9 +134,12 @@ def _function(run: Callable[..., Any], label: str) -> Agent:
 
 async def _awaited(found: Any, playing: Playing) -> Any:
     task, loop = asyncio.ensure_future(found), asyncio.get_running_loop()
-    playing._stop = lambda: loop.call_soon_threadsafe(task.cancel)
-    if playing._stopped:
-        task.cancel()
+
+    def cancel() -> None:
+        with suppress(RuntimeError):  # the loop has ended with the coroutine
+            loop.call_soon_threadsafe(task.cancel)
+
+    playing.on_stop(cancel)
     return await task
 
 
@@ -138,43 +153,39 @@ def _command(run: str) -> Agent:
         raise ConfigError("rollout.run is empty: give FILE.py:FUNCTION or a command line")
     words = [sys.executable, *words[1:]] if words[0] == "python" else words
 
+    if not hasattr(os, "fork"):
+        raise ConfigError("agents that are commands need Linux or macOS: on Windows use WSL, or a Python function")
+
     def play(task: Task, line: Line, playing: Playing) -> None:
+        given = json.dumps(as_json(task), default=str) + "\n"
         try:
-            code, said, complaint = _ended(words, task, line, playing)
+            command = Command(words, environment(line), line.api_key)
+            playing.on_stop(command.end)
+            code, output, complaint = command.run(given.encode())
+        except NotStarted as error:
+            playing.fail("raised", f"{words[0]} can't be started: {error}")
         except OSError as error:
             playing.fail("raised", f"{words[0]} can't be started: {error.strerror}")
-            return
-        if code:
-            last = next((x for x in reversed(complaint.splitlines()) if x.strip()), "nothing on standard error")
-            kind, how = ("died", f"signal {-code}") if code < 0 else ("raised", f"exit status {code}")
-            playing.fail(kind, f"{how}: {last}")
-            return
-        try:
-            playing.outcome = outcome_of(last_line(said))
-        except Nonsense as error:
-            playing.fail("nonsense", str(error).replace("it returned", "its last line has"))
+        else:
+            _judge_ended(playing, code, output, complaint)
 
     return play
 
 
-def _ended(words: list[str], task: Task, line: Line, playing: Playing) -> tuple[int, str, str]:
-    """Exit status, output and complaints of the command, with all that it started ended."""
-    process = subprocess.Popen(
-        words,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, **environment(line)},
-        start_new_session=True,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-    )
-    playing._stop = lambda: end_tree(process.pid)
-    if playing._stopped:
-        playing.stop()
-    said, complaint = process.communicate(json.dumps(as_json(task), default=str) + "\n")
-    return process.returncode, said[-MOST:], complaint[-MOST:]
+def _judge_ended(playing: Playing, code: int, output: Tail, complaint: Tail) -> None:
+    """Note down how a command ended and what it printed."""
+    if code:
+        lines = complaint.text.decode("utf-8", "replace").splitlines()
+        last = next((line for line in reversed(lines) if line.strip()), "nothing on standard error")
+        kind, how = ("died", f"signal {-code}") if code < 0 else ("raised", f"exit status {code}")
+        playing.fail(kind, f"{how}: {last}")
+        return
+    try:
+        playing.outcome = outcome_of(last_line(bytes(output.text), output.is_whole))
+    except Malformed as error:
+        playing.output_error = f"its last line is no result in JSON ({error}): print null where it has none"
+    except Nonsense as error:
+        playing.fail("nonsense", str(error).replace("it returned", "its last line has"))
 
 
 def environment(line: Line) -> dict[str, str]:

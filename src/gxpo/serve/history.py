@@ -9,6 +9,7 @@ trained.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,8 +19,12 @@ from gxpo.chat.plain import Tokens
 from gxpo.errors import ModelError
 from gxpo.protocols import Chat, Completion, ContextUpdate, Conversation, Message
 from gxpo.serve.messages import answer, beginnings, shown, until
-from gxpo.serve.refusal import Refused
+from gxpo.serve.outcome import short_repr
+from gxpo.serve.refusal import Refused, too_long
 from gxpo.serve.request import Asked
+from gxpo.usercode import described
+
+LONG_TOKEN = 64  # characters that no text has for each of its tokens
 
 
 @dataclass(eq=False)
@@ -50,6 +55,23 @@ class Said:
     stop: str = ""
     closed: int | None = None
     continued: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """One prompt of a call in token ids, before it is settled which of the episode's calls goes on from an action.
+
+    said   the action that it goes on from, or branches off from; None: it begins anew
+    opening, ids, seen, conversation, marks  as of `Prompt`; no marks: `part` of a completion's prompts is continued
+    """
+
+    said: Said | None
+    opening: ContextUpdate
+    ids: tuple[int, ...]
+    seen: str
+    conversation: Conversation | None = None
+    marks: tuple[bytes, ...] | None = None
+    part: str | tuple[int, ...] = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,10 +116,11 @@ class History:
     """The calls of one episode.
 
     chat    the format of conversations; `system`, a message before those that have none of their own
+    limit   tokens of a context; None: what is too long for one is found out when it has been put into tokens
     """
 
-    def __init__(self, chat: Chat, tokenizer: Any, system: str | None = None) -> None:
-        self.chat, self.system = chat, system
+    def __init__(self, chat: Chat, tokenizer: Any, system: str | None = None, limit: int | None = None) -> None:
+        self.chat, self.system, self.limit = chat, system, limit
         self.tokens: Tokens = getattr(chat, "tokens", None) or Tokens(tokenizer)
         self.threads: list[Thread] = []
         self.overridden = 0  # calls that asked for other sampling than the run's
@@ -107,14 +130,26 @@ class History:
         self._clock = self._lanes = 0
 
     # ------------------------------------------------------------ before sampling
-    def prompts(self, asked: Asked) -> list[Prompt]:
-        """The prompts of a call. `Refused` where the chat format refuses its messages."""
-        try:
-            if asked.messages is not None:
-                return [self._chat(asked)]
-            return [self._continuation(asked, prompt) for prompt in asked.prompts]
-        except ModelError as error:
-            raise Refused(str(error), param="messages") from error
+    def drafts(self, asked: Asked) -> list[Draft]:
+        """The prompts of a call in token ids: what takes longest of a call. Any thread may ask for it, as it changes
+        nothing. `Refused` where the policy can't be given these messages, or this prompt."""
+        self._check_size(asked)
+        marks = None if asked.messages is None else tuple(beginnings(asked.messages, asked.tools))
+        return [self._draft(asked, marks, part) for part in asked.prompts or ("",)]
+
+    def prompts(self, asked: Asked, drafts: Sequence[Draft] | None = None) -> list[Prompt]:
+        """The prompts of a call, each in its context. A draft is used unless other actions have been taken since that
+        it goes on from."""
+        out = []
+        for draft in self.drafts(asked) if drafts is None else drafts:
+            if self._origin(draft.marks, draft.part)[0] is not draft.said:
+                draft = self._draft(asked, draft.marks, draft.part)
+            said, lane = self._going_on(draft.said)
+            opening = draft.opening if said is not None else ContextUpdate(draft.ids, rebuilt=True)
+            text = draft.part if draft.marks is None and isinstance(draft.part, str) else None
+            marks = draft.marks or ()
+            out.append(Prompt(asked, opening, draft.ids, said, lane, draft.seen, draft.conversation, text, marks))
+        return out
 
     def streams(self, prompt: Prompt, n: int) -> list[tuple[int, int]]:
         """(digest, number) of the next `n` samples under a prompt: they depend on what is read, not on when."""
@@ -127,35 +162,51 @@ class History:
         if prompt.after is not None:
             prompt.after.continued = False
 
-    def _chat(self, asked: Asked) -> Prompt:
-        messages = asked.messages or ()
-        marks = beginnings(messages, asked.tools)
-        for length in range(len(messages), 0, -1):
-            if said := _open_one(self._chats.get(marks[length - 1], ())):
-                assert said.conversation is not None
-                conversation, new = said.conversation.copy(), messages[length:]
-                opening = conversation.observe(shown(new, self.chat))
-                return self._prompt(asked, opening, said, conversation, new, marks)
-        told = shown(messages, self.chat)
-        if self.system is not None and all(m["role"] != "system" for m in messages):
-            told = shown([{"role": "system", "content": self.system}, *messages], self.chat)
-        conversation = self.chat.start(told, asked.tools)
-        return self._prompt(asked, ContextUpdate((), rebuilt=True), None, conversation, messages, marks)
+    def _origin(self, marks: Sequence[bytes] | None, part: str | tuple[int, ...]) -> tuple[Said | None, int]:
+        """The action that a conversation with these marks (None: a prompt) goes on from, and how many of the messages
+        are known by then."""
+        if marks is not None:
+            for length in range(len(marks), 0, -1):
+                if said := _open_one(self._chats.get(marks[length - 1], ())):
+                    return said, length
+            return None, 0
+        if isinstance(part, str):
+            candidates = [(len(s.text), s) for s in self._texts if s.text is not None and part.startswith(s.text)]
+        else:
+            candidates = [(len(s.ids), s) for s in self._texts if part[: len(s.ids)] == s.ids]
+        longest = max((size for size, _ in candidates), default=0)
+        return _open_one([s for size, s in candidates if size == longest]), 0
 
-    def _prompt(
-        self,
-        asked: Asked,
-        opening: ContextUpdate,
-        said: Said | None,
-        conversation: Conversation,
-        new: Sequence[Message],
-        marks: Sequence[bytes],
-    ) -> Prompt:
+    def _draft(self, asked: Asked, marks: tuple[bytes, ...] | None, part: str | tuple[int, ...]) -> Draft:
+        said, length = self._origin(marks, part)
+        try:
+            if marks is not None:
+                return self._chat(asked, marks, said, length)
+            return self._continuation(part, said)
+        except Refused:
+            raise
+        except Exception as error:  # templates and tokenizers raise what they like, and one call is to blame
+            message = (
+                str(error) if isinstance(error, ModelError) else f"the policy can't be given it: {described(error)}"
+            )
+            raise Refused(message, param="prompt" if marks is None else "messages") from error
+
+    def _chat(self, asked: Asked, marks: tuple[bytes, ...], said: Said | None, length: int) -> Draft:
+        messages = asked.messages or ()
+        new = messages[length:]
+        if said is not None:
+            assert said.conversation is not None
+            conversation = said.conversation.copy()
+            opening = conversation.observe(shown(new, self.chat))
+        else:
+            told = shown(messages, self.chat)
+            if self.system is not None and all(m["role"] != "system" for m in messages):
+                told = shown([{"role": "system", "content": self.system}, *messages], self.chat)
+            conversation, opening = self.chat.start(told, asked.tools), ContextUpdate((), rebuilt=True)
         ids, seen = tuple(conversation.context), "\n".join(m["content"] for m in new)
-        said, lane = self._going_on(said)
-        if said is None or opening.rebuilt:
+        if opening.rebuilt:
             opening = ContextUpdate(ids, rebuilt=True)
-        return Prompt(asked, opening, ids, said, lane, seen, conversation, marks=tuple(marks))
+        return Draft(said, opening, ids, seen, conversation, marks=marks)
 
     def _going_on(self, said: Said | None) -> tuple[Said | None, int]:
         """The action to go on from, unless another call has, and the number of the context."""
@@ -165,26 +216,44 @@ class History:
         said.continued = True
         return said, said.thread.number
 
-    def _continuation(self, asked: Asked, prompt: str | tuple[int, ...]) -> Prompt:
+    def _continuation(self, part: str | tuple[int, ...], said: Said | None) -> Draft:
         """The prompt of a completion: a text is taken as it stands, names of special tokens included."""
-        if isinstance(prompt, str):
-            found = [s for s in self._texts if s.text is not None and prompt.startswith(s.text)]
-            said = _open_one([s for s in found if len(s.text or "") == max(len(x.text or "") for x in found)])
-            if said is None:
-                ids, bos = self.tokens.encode(prompt), self.tokens.bos
-                ids = ids if bos and ids[: len(bos)] == bos else bos + ids
-            else:
-                ids = said.ids + self._rest(said, prompt[len(said.text or "") :])
+        seen = ""
+        if isinstance(part, str):
+            seen = part[len((said and said.text) or "") :]
+            ids = self._encode_start(part) if said is None else said.ids + self._rest(said, seen)
         else:
-            found = [s for s in self._texts if prompt[: len(s.ids)] == s.ids]
-            said, ids = _open_one([s for s in found if len(s.ids) == max(len(x.ids) for x in found)]), prompt
+            self._check_ids(part if said is None else part[len(said.ids) :])
+            ids = part
         if not ids:
             raise Refused("the prompt is empty", param="prompt")
-        text = prompt if isinstance(prompt, str) else None
-        seen = "" if text is None else text[len((said and said.text) or "") :]
-        said, lane = self._going_on(said)
         opening = ContextUpdate(ids if said is None else ids[len(said.ids) :], rebuilt=said is None)
-        return Prompt(asked, opening, ids, said, lane, seen, text=text)
+        return Draft(said, opening, ids, seen, part=part)
+
+    def _check_size(self, asked: Asked) -> None:
+        """`Refused` for a call that is far too long for a context, before time is spent on its tokens."""
+        if self.limit is None:
+            return
+        longest = max((len(p) for p in asked.prompts if not isinstance(p, str)), default=0)
+        if longest >= self.limit:
+            raise too_long(f"{longest} tokens", self.limit)
+        size = max((len(p) for p in asked.prompts if isinstance(p, str)), default=0)
+        for message in asked.messages or ():
+            size += len(message["content"]) + sum(len(json.dumps(c)) for c in message.get("tool_calls", ()))
+        size += sum(len(json.dumps(tool)) for tool in asked.tools)
+        if size >= self.limit * LONG_TOKEN:
+            raise too_long(f"{size} characters", self.limit)
+
+    def _encode_start(self, text: str) -> tuple[int, ...]:
+        """Ids of a text that begins a context: bos stands once before it."""
+        ids, bos = self.tokens.encode(text), self.tokens.bos
+        return ids if bos and ids[: len(bos)] == bos else bos + ids
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        """`Refused` for ids that are no tokens of the policy's."""
+        size = max(len(self.tokens.tokenizer), 1 + max(self.tokens.markers.values(), default=0))
+        if ids and max(ids) >= size:
+            raise Refused(f"prompt has the token id {short_repr(max(ids))}; there are 0 to {size - 1}", param="prompt")
 
     def _rest(self, said: Said, text: str) -> tuple[int, ...]:
         """Ids of what a client put behind an action; what the action ended with already is not there twice."""

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gxpo.errors import ConfigError, need
-from gxpo.serve import reply, request
+from gxpo.serve import connections, reply, request, strict_json
+from gxpo.serve.history import Draft, History
+from gxpo.serve.origin import check_origin, host_names
+from gxpo.serve.outcome import Nonsense, outcome_of
 from gxpo.serve.queue import Attempt, Call, CallQueue
-from gxpo.serve.refusal import Refused
+from gxpo.serve.refusal import TOO_LONG, Refused
+from gxpo.serve.request import Asked
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 HOST = "127.0.0.1"
-LARGEST = 1 << 25  # bytes of a body
+LARGEST = 1 << 23  # bytes of a body
+LARGEST_TOGETHER = 1 << 28  # bytes of bodies that are being read or prepared
+LIGHT = 1 << 17  # bytes of a body that is prepared in no time, and waits for no heavier one
+THREADS = 2  # that prepare light calls, and as many heavy ones
+
+T = TypeVar("T")
 
 
 class Server:
@@ -27,17 +37,28 @@ class Server:
 
     decode  token ids to text
     port    0: a free one
+    hosts   names under which it answers beside those of loopback
     """
 
-    def __init__(self, queue: CallQueue, decode: reply.Decode, port: int = 0) -> None:
-        uvicorn, app = need("uvicorn", "serve"), application(queue, decode)
+    def __init__(
+        self, queue: CallQueue, decode: reply.Decode, port: int = 0, *, hosts: frozenset[str] = frozenset()
+    ) -> None:
+        uvicorn, self._bodies = need("uvicorn", "serve"), Bodies()
+        app = application(queue, decode, self._bodies, hosts)
         try:
             self._socket = socket.create_server((HOST, port), backlog=1024)
         except OSError as error:
             raise ConfigError(f"can't listen on {HOST}:{port}: {error.strerror}; choose another port") from error
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
-            app, log_level="error", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
+            app,
+            log_level="critical",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=1,
+            http=connections.protocol(connections.most_connections()),
+            h11_max_incomplete_event_size=connections.LARGEST_HEAD,
         )
         self._server = uvicorn.Server(config)
         serve = {"sockets": [self._socket]}
@@ -52,11 +73,50 @@ class Server:
     def close(self, *, wait: bool = True) -> None:
         """Answer no more calls. Without `wait` the thread ends by itself in some tenths of a second."""
         self._server.should_exit = True
+        self._bodies.close()
         if wait:
             self._thread.join(5.0)
 
 
-def application(queue: CallQueue, decode: reply.Decode) -> Starlette:
+class Bodies:
+    """Bodies of requests: read within limits, and made into calls by threads of their own, so that the endpoint answers
+    others in the meantime."""
+
+    def __init__(self) -> None:
+        self._light = ThreadPoolExecutor(THREADS, thread_name_prefix="gxpo-serve-light")
+        self._heavy = ThreadPoolExecutor(THREADS, thread_name_prefix="gxpo-serve-heavy")
+        self._size = 0  # bytes of all that are under way
+
+    def close(self) -> None:
+        """Prepare no more calls."""
+        for pool in (self._light, self._heavy):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    async def read(self, http: Request, prepare: Callable[[bytearray], T]) -> T:
+        """What `prepare` makes of the body; a large one is not read to its end."""
+        from starlette.requests import ClientDisconnect
+
+        body = bytearray()
+        try:
+            announced = http.headers.get("content-length", "")
+            if announced.isdecimal() and int(announced[:20]) > LARGEST:
+                raise _too_large()
+            async for piece in http.stream():
+                body += piece
+                self._size += len(piece)
+                if len(body) > LARGEST:
+                    raise _too_large()
+                if self._size > LARGEST_TOGETHER:
+                    raise Refused("too many large requests at once: try again in a second", status=503)
+            pool = self._light if len(body) <= LIGHT else self._heavy
+            return await asyncio.get_running_loop().run_in_executor(pool, prepare, body)
+        except ClientDisconnect as error:
+            raise Refused("the client has gone", status=499) from error
+        finally:
+            self._size -= len(body)
+
+
+def application(queue: CallQueue, decode: reply.Decode, bodies: Bodies, hosts: frozenset[str]) -> ASGIApp:
     """The routes: `/v1/...` with a key as bearer token, `/KEY/v1/...` for clients that can't send one."""
     need("starlette", "serve")
     from starlette.applications import Starlette
@@ -73,8 +133,12 @@ def application(queue: CallQueue, decode: reply.Decode) -> Starlette:
 
     async def complete(http: Request, *, chat: bool) -> Response:
         attempt = queue.attempt(_key(http))
-        asked = request.read(await _json(http), chat=chat)
-        choices = await _answer(http, queue, queue.submit(attempt, asked))
+        try:
+            asked, drafts = await bodies.read(http, lambda body: prepare_call(attempt.history, body, chat))
+        except Refused as error:
+            attempt.limit = attempt.limit or ("context" if error.code == TOO_LONG else None)
+            raise
+        choices = await _answer(http, queue, queue.submit(attempt, asked, drafts))
         if asked.stream:
             return StreamingResponse(reply.events(asked, choices, decode), media_type="text/event-stream")
         return JSONResponse(reply.body(asked, choices, decode))
@@ -91,7 +155,14 @@ def application(queue: CallQueue, decode: reply.Decode) -> Starlette:
 
     async def reward(http: Request) -> Response:
         attempt: Attempt = queue.attempt(_key(http))
-        attempt.posted = await _json(http)
+        try:
+            posted = await bodies.read(http, read_outcome)
+        except Refused as error:
+            attempt.post_error = str(error)
+            raise
+        queue.post(attempt, posted)
+        if attempt.over:  # the client may count on its record
+            await asyncio.wrap_future(attempt.record_future)
         return JSONResponse({"ok": True})
 
     routes = [
@@ -101,10 +172,21 @@ def application(queue: CallQueue, decode: reply.Decode) -> Starlette:
         ("/v1/models/{name:path}", models, ["GET"]),
         ("/v1/reward", reward, ["POST"]),
     ]
-    return Starlette(
+    app = Starlette(
         routes=[Route(p + path, view, methods=how) for p in ("", "/{key}") for path, view, how in routes],
         exception_handlers={Refused: refused, HTTPException: refused, Exception: refused},
     )
+    names = host_names((), "") | hosts
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            check_origin(scope.get("headers", ()), names)
+        except Refused as error:
+            await JSONResponse(error.body(), error.status)(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return checked
 
 
 def _key(http: Request) -> str | None:
@@ -114,17 +196,29 @@ def _key(http: Request) -> str | None:
     return key.strip() if kind.lower() == "bearer" else None
 
 
-async def _json(http: Request) -> Any:
-    """The body; a large one is not read to its end."""
-    said = bytearray()
-    async for piece in http.stream():
-        said += piece
-        if len(said) > LARGEST:
-            raise Refused(f"the body has more than {LARGEST} bytes", status=413)
+def prepare_call(history: History, body: bytearray, chat: bool) -> tuple[Asked, list[Draft]]:
+    asked = request.read(parse_body(body), chat=chat)
+    return asked, history.drafts(asked)
+
+
+def read_outcome(body: bytearray) -> Any:
+    value = parse_body(body)
     try:
-        return json.loads(said)
-    except (ValueError, RecursionError) as error:
+        outcome_of(value)
+    except Nonsense as error:
+        raise Refused(str(error).replace("it returned", "the body is")) from error
+    return value
+
+
+def parse_body(body: bytearray) -> Any:
+    try:
+        return strict_json.parse(body)
+    except strict_json.Malformed as error:
         raise Refused(f"the body is not JSON: {error}") from error
+
+
+def _too_large() -> Refused:
+    return Refused(f"the body has more than {LARGEST} bytes", status=413)
 
 
 async def _answer(http: Request, queue: CallQueue, call: Call) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gxpo.usercode import one_line
+
 
 class Refused(Exception):
     """A call that is not answered; `status` is HTTP's, `code` and `param` are as in OpenAI's API."""
@@ -14,15 +16,19 @@ class Refused(Exception):
 
     def body(self) -> dict[str, Any]:
         """The answer's JSON."""
-        kind = {401: "authentication_error", 500: "server_error"}.get(self.status, "invalid_request_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        kind = {401: "authentication_error", 403: "permission_error"}.get(self.status, "invalid_request_error")
+        kind = "server_error" if self.status >= 500 else kind
+        return {"error": {"message": one_line(str(self)), "type": kind, "param": self.param, "code": self.code}}
 
 
-def too_long(prompt: int, limit: int) -> Refused:
-    """The error of a prompt of so many tokens that no action fits behind it."""
+TOO_LONG = "context_length_exceeded"
+
+
+def too_long(prompt: str, limit: int) -> Refused:
+    """The error of a prompt of so many tokens, or characters, that no action fits behind it."""
     return Refused(
         f"This model's maximum context length is {limit} tokens, and the prompt has {prompt}: shorten the messages "
         "(env.max_context, or the model's positions)",
-        code="context_length_exceeded",
+        code=TOO_LONG,
         param="messages",
     )

@@ -10,7 +10,8 @@ from typing import Any
 from gxpo.protocols import Completion, Request, Sampling, Session
 from gxpo.serve.history import Choice, Prompt
 from gxpo.serve.queue import Call, CallQueue
-from gxpo.serve.refusal import Refused, too_long
+from gxpo.serve.refusal import TOO_LONG, Refused, too_long
+from gxpo.usercode import described
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def respond(
         try:
             wanted += _wanted(call, session)
         except Refused as refused:
-            if refused.code == "context_length_exceeded":
+            if refused.code == TOO_LONG:
                 call.attempt.limit = call.attempt.limit or "context"
             call.attempt.calls -= call.asked.size
             queue.answered(call)
@@ -45,22 +46,35 @@ def respond(
         together = [w for w in wanted if w.sampling == sampling]
         found |= zip(together, session.sample([w.request for w in together], sampling), strict=True)
     for call in dict.fromkeys(w.call for w in wanted):
-        choices: list[Choice] = []
-        for w in (w for w in wanted if w.call is call):
-            choices += call.attempt.history.take(w.prompt, found[w], [fields(c) for c in found[w]])
+        samples = [(w.prompt, found[w]) for w in wanted if w.call is call]
+        answer = _record_samples(call, samples, fields)
         call.attempt.history.overridden += bool(call.asked.overridden)
         queue.answered(call)
-        call.give(choices)
+        call.give(answer)
+
+
+def _record_samples(
+    call: Call, samples: Sequence[tuple[Prompt, list[Completion]]], fields: Callable[[Completion], dict[str, Any]]
+) -> list[Choice] | Refused:
+    """The samples written down, as the client gets them. What can't be read as a reply is recorded all the same, and
+    costs this call alone."""
+    choices: list[Choice] = []
+    try:
+        for prompt, completions in samples:
+            choices += call.attempt.history.take(prompt, completions, [fields(c) for c in completions])
+    except Exception as error:
+        return Refused(f"the reply can't be read: {described(error)}", status=500)
+    return choices
 
 
 def _wanted(call: Call, session: Session) -> list[_Wanted]:
     """What the call wants sampled; `Refused` where one of its prompts can't be gone on from."""
     asked, attempt, limit = call.asked, call.attempt, session.episode.max_context
-    prompts = attempt.history.prompts(asked)
+    prompts = attempt.history.prompts(asked, call.drafts)
     if longest := max((len(p.ids) for p in prompts if len(p.ids) >= limit), default=0):
         for prompt in prompts:
             attempt.history.drop(prompt)
-        raise too_long(longest, limit)
+        raise too_long(f"{longest} tokens", limit)
     wanted = []
     for prompt in prompts:
         room = min(asked.max_tokens or limit, session.sampling.max_new_tokens, limit - len(prompt.ids))

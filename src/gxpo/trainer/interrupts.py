@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -45,6 +46,46 @@ class Interrupts:
             return
         self.signal = number
         self.say("stopping after this step" + ("; once more to stop at once" if number == signal.SIGINT else ""))
+
+
+class ServerInterrupts:
+    """A context manager for a server: SIGINT, SIGTERM and SIGHUP end it after the calls under way, a second SIGINT in
+    the middle of them. What is done outside `abortable`, such as writing records, is done whatever comes.
+
+    is_due  a signal has come
+    """
+
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self.notify, self.is_due, self._is_abortable = notify, False, False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> ServerInterrupts:
+        if threading.current_thread() is threading.main_thread():
+            for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+                number = getattr(signal, name, None)
+                if number is not None and not (name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN):
+                    self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def abortable(self) -> Iterator[None]:
+        """Context manager: a second SIGINT is a KeyboardInterrupt here."""
+        self._is_abortable = True
+        try:
+            yield
+        finally:
+            self._is_abortable = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.is_due and number == signal.SIGINT and self._is_abortable:
+            raise KeyboardInterrupt
+        if not self.is_due:
+            self.is_due = True
+            self.notify("ending after the calls under way" + ("; once more at once" if number == signal.SIGINT else ""))
 
 
 def of_python(say: Callable[[str], None]) -> Interrupts:

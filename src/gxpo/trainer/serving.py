@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import InvalidStateError
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from typing import Any
 from gxpo import config, runtime
 from gxpo.chat.plain import decoder
 from gxpo.config import Resolved
-from gxpo.errors import ConfigError
+from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.protocols import Budget, StreamKey, Task
 from gxpo.records import dump
@@ -21,15 +24,20 @@ from gxpo.rollouts.agent import AgentEpisodes
 from gxpo.rollouts.build import action, record
 from gxpo.serve.history import History
 from gxpo.serve.http import Server
-from gxpo.serve.outcome import Nonsense, outcome_of
-from gxpo.serve.queue import Attempt, CallQueue
+from gxpo.serve.origin import host_names
+from gxpo.serve.outcome import outcome_of
+from gxpo.serve.queue import Attempt, Call, CallQueue
+from gxpo.serve.refusal import Refused
 from gxpo.serve.respond import respond
 from gxpo.trainer import checkpoint
 from gxpo.trainer.directory import CONFIG
+from gxpo.trainer.episode_file import EpisodeFile
+from gxpo.trainer.interrupts import ServerInterrupts
 from gxpo.trainer.session import Session
 from gxpo.trainer.start import load_learner, verified
 from gxpo.trainer.step import Stages
 from gxpo.trainer.texts import with_texts
+from gxpo.usercode import described, one_line
 
 Notify = Callable[[str], None]
 
@@ -80,64 +88,126 @@ def serve(
     temperature: float | None,
     out: Path | None,
     ready: Callable[[str], None],
+    notify: Notify = lambda line: None,
+    hosts: Sequence[str] = (),
     seconds: float | None = None,
 ) -> int:
-    """Answers calls until it is interrupted, or for so many seconds; gives how many episodes there were.
+    """Answer calls until SIGINT or SIGTERM comes, or for so many seconds; gives how many episodes there were.
 
-    out    records of the episodes, written at the end: any key is an episode, or goes on with one
-    ready  told the base URL
+    Any key is an episode, or goes on with one. It ends with its posted reward, after `queue.IDLE` seconds without a
+    call, or with the server.
+
+    out     records of the episodes, appended as they end
+    ready   told the base URL
+    hosts   names under which the endpoint answers beside those of loopback
     """
+    rollout = stages.method.rollout
+    hosts = (*hosts, *(rollout.allowed_hosts if isinstance(rollout, AgentEpisodes) else ()))
+    allowed = host_names(hosts, "--allow-host")
     session = _session(stages, temperature)
-    attempts: list[Attempt] = []
-
-    def newcomer(key: str) -> Attempt:
-        stream = StreamKey(session.seed, 0, key, 0)
-        made = Attempt(key, len(attempts), key, stream, History(session.chat, stages.tokenizer, session.system))
-        attempts.append(made)
-        return made
-
-    queue = CallQueue(patience=0.0, most_calls=1 << 30, newcomer=newcomer)
-    server = Server(queue, session.decode, port)
-    until = None if seconds is None else time.monotonic() + seconds
-    try:
-        ready(server.base_url)
-        while until is None or time.monotonic() < until:
-            respond(queue, queue.take(min(until or float("inf"), time.monotonic() + 0.5)), session, action)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        queue.close()
-        server.close()
-        if out is not None and (forest := _written(attempts, session)) is not None:
-            dump(with_texts(forest, decoder(stages.tokenizer, stages.chat)), out)
-    return len(attempts)
-
-
-def _written(attempts: list[Attempt], session: Session) -> Forest | None:
-    """The episodes as records, with the rewards that were posted."""
-    lines = []
-    for attempt in attempts:
-        turns = attempt.history.turns()
-        if not turns:
-            continue
+    recorder = _EpisodeRecorder(session, stages, None if out is None else EpisodeFile(out), notify)
+    queue = CallQueue(patience=0.0, most_calls=1 << 30, newcomer=recorder.newcomer)
+    until = math.inf if seconds is None else time.monotonic() + seconds
+    with ServerInterrupts(notify) as interrupts:
         try:
-            reward = outcome_of(attempt.posted).reward
-        except Nonsense:
-            reward = None
-        first, *rest = turns
-        turns = [{k: v for k, v in first.items() if k != "context"}, *rest]
-        lines.append(
-            record(
-                Task(attempt.name, ""),
-                attempt.name,
-                attempt.name,
-                session.sampling,
-                prompt=first["context"],
-                turns=turns,
-            )
-            | {"reward": reward}
+            server = Server(queue, session.decode, port, hosts=allowed)
+            try:
+                ready(server.base_url)
+                while not interrupts.is_due and time.monotonic() < until:
+                    calls = queue.take(min(until, time.monotonic() + 0.5))
+                    with interrupts.abortable():
+                        _answer(queue, calls, session, notify)
+                    recorder.write(queue.collect())
+            except KeyboardInterrupt:
+                pass
+            finally:
+                queue.close()
+                server.close()
+        finally:
+            recorder.close(queue.collect())
+    return recorder.count
+
+
+def _answer(queue: CallQueue, calls: Sequence[Call], session: Session, notify: Notify) -> None:
+    """Answer calls. What goes wrong with a batch costs its calls alone."""
+    try:
+        respond(queue, calls, session, action)
+    except Exception as error:
+        message = _message(error)
+        notify(f"{len(calls)} calls are not answered: {message}")
+        for call in calls:
+            if not call.answer.done():
+                queue.answered(call)
+                call.give(Refused(message, status=503))
+
+
+def _message(error: Exception) -> str:
+    return one_line(str(error)) if isinstance(error, GxpoError) else described(error)
+
+
+class _EpisodeRecorder:
+    """The episodes of a server, written down as they end.
+
+    count  those that have got replies and are over
+    """
+
+    def __init__(self, session: Session, stages: Stages, file: EpisodeFile | None, notify: Notify) -> None:
+        self.session, self.stages, self.file, self.notify = session, stages, file, notify
+        self.count = self._total = 0
+        self._starts: Counter[str] = Counter()  # episodes under each key
+        self._decode = decoder(stages.tokenizer, stages.chat)
+
+    def newcomer(self, key: str) -> Attempt:
+        """An episode begins under a key."""
+        session, number, total = self.session, self._starts[key], self._total
+        self._starts[key] += 1
+        self._total += 1
+        history = History(session.chat, self.stages.tokenizer, session.system, session.episode.max_context)
+        return Attempt(key, total, f"{key}/{number}", StreamKey(session.seed, 0, key, number), history)
+
+    def write(self, ended: Sequence[Attempt]) -> None:
+        """Append the episodes to the file, if there is one, and forget them."""
+        for attempt in ended:
+            turns = attempt.history.turns()
+            self.session.release([f"{attempt.name}/{thread.number}" for thread in attempt.history.threads])
+            self.count += bool(turns)
+            if turns and self.file is not None:
+                try:
+                    line = _record(attempt, turns, self.file.name(attempt.key), self.session)
+                    self.file.append(with_texts(Forest.from_records([line]), self._decode))
+                except Exception as error:  # the disk may be full for a while
+                    message = f"an episode is not written: {_message(error)}"
+                    self.notify(message)
+                    with suppress(InvalidStateError):  # the client has gone
+                        attempt.record_future.set_exception(Refused(message, status=503))
+            with suppress(InvalidStateError):
+                attempt.record_future.set_result(None)
+
+    def close(self, ended: Sequence[Attempt]) -> None:
+        """Write what has ended with the server; RecordError where that can't be done."""
+        self.write(ended)
+        if self.file is not None:
+            self.file.close()
+
+
+def _record(attempt: Attempt, turns: Sequence[dict[str, Any]], name: str, session: Session) -> dict[str, Any]:
+    """The episode as a record, with what was posted as its outcome."""
+    outcome = outcome_of(attempt.posted)
+    first, *rest = turns
+    columns = {"reward": outcome.reward, "success": outcome.success, "rewards": dict(outcome.rewards)}
+    info = {**outcome.info, **({} if outcome.answer is None else {"answer": outcome.answer})}
+    return (
+        record(
+            Task(attempt.key, ""),
+            name,
+            name,
+            session.sampling,
+            prompt=first["context"],
+            turns=[{k: v for k, v in first.items() if k != "context"}, *rest],
+            info=info,
         )
-    return Forest.from_records(lines) if lines else None
+        | columns
+    )
 
 
 def play(stages: Stages, n: int, out: Path | None) -> tuple[Forest, Callable[[Sequence[int]], str]]:

@@ -1,0 +1,103 @@
+"""What an agent returns or prints: what can be read, and what counts as nonsense."""
+
+from __future__ import annotations
+
+import fractions
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from gxpo.serve.outcome import Nonsense, Outcome, last_line, outcome_of
+from gxpo.serve.strict_json import Malformed
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("value", "outcome"),
+    [
+        (fractions.Fraction(1, 4), Outcome(0.25)),
+        (np.float32(0.5), Outcome(0.5)),
+        ({"reward": "0.5"}, Outcome(0.5)),
+        ({"reward": True, "success": 0}, Outcome(1.0, False)),
+        ({"success": np.bool_(True), "answer": 42}, Outcome(None, True, "42")),
+        ({"rewards": {"speed": 2}, "info": {"n": (1, 2)}}, Outcome(rewards={"speed": 2.0}, info={"n": [1, 2]})),
+    ],
+)
+def test_what_can_be_read(value, outcome):
+    assert outcome_of(value) == outcome
+
+
+class Odd:
+    def __float__(self):
+        raise RuntimeError("no")
+
+    def __str__(self):
+        raise RuntimeError("no")
+
+
+NONSENSE = [
+    10**400, 10**5000, -(10**400), float("nan"), float("inf"), 1j, [0.5], b"1", Odd(), torch.tensor([1.0, 2.0]),
+    {"reward": 10**400}, {"reward": "1_0"}, {"reward": "nan"}, {"reward": [1]}, {"reward": Odd()}, {"reward": ""},
+    {"success": "no"}, {"success": 0.5}, {"success": []}, {"score": 1}, {"\ud800": 1}, {1: 1},
+    "\ud800", {"answer": "x\udfff"}, {"answer": Odd()}, {"answer": 10**5000}, {"answer": "a" * (1 << 21)},
+    {"rewards": [1]}, {"rewards": {"a": "x"}}, {"rewards": {"a": 10**400}}, {"rewards": {"\ud800": 1}},
+    {"rewards": {"agent": 1}}, {"rewards": {str(i): 1 for i in range(65)}}, {"rewards": {"a\nb": 1}},
+    {"info": [1]}, {"info": {"a": float("nan")}}, {"info": {"a": "\ud800"}}, {"info": {"a": json}},
+    {"info": {"a": "b" * (1 << 21)}}, {"info": {1: 1, "1": 2}},
+]  # fmt: skip
+
+
+def test_nonsense_is_said_in_a_line():
+    read = []
+    for number, value in enumerate(NONSENSE):
+        try:
+            read.append((number, outcome_of(value)))
+        except Nonsense as error:
+            assert "\n" not in str(error), number
+    assert not read
+
+
+def test_nonsense_that_is_nested_without_end():
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(Nonsense, match="info can't be written as JSON"):
+        outcome_of({"info": {"a": deep}})
+
+
+@pytest.mark.parametrize(
+    ("output", "value"),
+    [
+        (b"", None), (b"\n \n", None), (b"0.5", 0.5), (b"log\r\n0.5\r\n\r\n", 0.5), (b"\xff\xfe\n1\n", 1),
+        (b'{"answer": "a\\u2028b"}\n', {"answer": "a\u2028b"}),
+        ('{"answer": "a\u2028b"}\n'.encode(), {"answer": "a\u2028b"}),  # a separator of lines for Python, not in JSON
+        (b'"done"', "done"), (b"null\n", None),
+    ],
+)  # fmt: skip
+def test_the_last_line_is_the_result(output, value):
+    assert last_line(output) == value
+
+
+UNREADABLE = {
+    b"done\n": "Expecting value", b"reward: 0.5": "Expecting value", b"0,5": "Extra data", b"1 2": "Extra data",
+    b'{"reward": 0.5': "line 1 column", b"1\n\xff": "byte 1 is not UTF-8", b"NaN": "NaN is no JSON",
+    b"-Infinity": "Infinity is no JSON", b"1e999": "1e999 is too large", b'{"a": 1, "a": 1}': "'a' stands twice",
+    b'"\\ud800"': "half a surrogate pair", b"1" * 5000: "4300 digits",
+    DEEP.encode(): "nested deeper than 64", b"[" * 65 + b"]" * 65: "nested deeper than 64",
+}  # fmt: skip
+
+
+def test_a_last_line_that_cant_be_read():
+    for output, says in UNREADABLE.items():
+        with pytest.raises(Malformed, match=says) as caught:
+            last_line(output)
+        assert "\n" not in str(caught.value)
+
+
+def test_an_output_without_an_end_of_line_that_was_cut():
+    with pytest.raises(Malformed, match="longer than 4 bytes"):
+        last_line(b"1234", whole=False)
+    assert last_line(b"ab\n1234", whole=False) == 1234
