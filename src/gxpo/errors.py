@@ -48,6 +48,10 @@ class RecordError(GxpoError):
     """A rollout record is malformed; names the line and the field."""
 
 
+class PictureError(GxpoError):
+    """A picture can't be read, is too large, or is none."""
+
+
 class MissingExtra(GxpoError):
     """An optional dependency is not installed; names the extra that installs it."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from gxpo import chat, worlds
 from gxpo.chat.plain import Tokens
-from gxpo.errors import ModelError, TaskError, need
+from gxpo.errors import ModelError, PictureError, TaskError, need
 from gxpo.explain.check_template import tokenizer_of
 from gxpo.explain.overlap import Overlap, overlap
 from gxpo.explain.task_reward import paid
@@ -82,7 +82,11 @@ class Reader:
             text = "\n".join(said)
             return Rendered(text, len(text), 0)
         else:
-            ids = self.chat.start(prompt_messages(self.chat, self.system, task.prompt)).context  # type: ignore[arg-type]
+            prompt = task.prompt
+            try:
+                ids = self.chat.start(prompt_messages(self.chat, self.system, prompt)).context  # type: ignore[arg-type]
+            except PictureError as error:
+                raise TaskError(f"task {task.id!r}: {error}") from None
         if self.chat is None:
             return Rendered(" ".join(map(str, ids)), len(ids), 0)
         unknown = getattr(self.tokenizer, "unk_token_id", None)

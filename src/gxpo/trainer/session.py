@@ -17,7 +17,7 @@ from torch import Tensor
 from gxpo import runtime
 from gxpo.chat import PlainChat
 from gxpo.chat.plain import Tokens, decoder
-from gxpo.errors import ConfigError, TaskError
+from gxpo.errors import ConfigError, PictureError, TaskError
 from gxpo.forest import Forest
 from gxpo.learners.accumulate import gradient_of
 from gxpo.pipeline import Loss, Method
@@ -109,8 +109,11 @@ class Session:
         prompt = task.prompt
         if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
             return cast("tuple[int, ...]", prompt)
-        said = prompt_messages(self.chat, self.system, cast("str | tuple[Message, ...]", prompt))
-        return tuple(self.chat.start(said).context)
+        try:
+            said = prompt_messages(self.chat, self.system, cast("str | tuple[Message, ...]", prompt))
+            return tuple(self.chat.start(said).context)
+        except PictureError as error:
+            raise TaskError(f"task {task.id!r}: {error}") from None
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
