@@ -37,7 +37,7 @@ def serve(
     from gxpo.trainer import serving
 
     quiet()
-    with serving.stages_of(what, sets or [], lambda line: typer.echo(line, err=True)) as stages:
+    with serving.stages_of(what, sets or [], lambda line: say(line, err=True)) as stages:
         if play is not None:
             forest, decoded = serving.play(stages, play, out)
             for row in range(forest.n_trajectories):
@@ -53,4 +53,4 @@ def serve(
 
         n = serving.serve(stages, port=port, temperature=temperature, out=out, ready=ready, seconds=seconds)
         if out is not None:
-            typer.echo(f"{n} episodes: {out}", err=True)
+            say(f"{n} episodes: {out}", err=True)
