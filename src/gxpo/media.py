@@ -151,6 +151,8 @@ def placed(tokens: Sequence[int], media_at: Sequence[Placed]) -> list[int]:
     """The inverse of `written`. Raises `ValueError` where it does not fit."""
     ids_, end = list(tokens), 0
     for first, n, ref in media_at:
+        if not all(type(x) is int and abs(x) < FIRST for x in (first, n)):
+            raise ValueError(f"[{first!r:.20}, {n!r:.20}]: first and number are whole numbers")
         own = ids_[first : first + n]
         if not isinstance(ref, str) or not REF.fullmatch(ref):
             raise ValueError(f"{str(ref)[:80]!r} is not sha256:DIGEST.png or .npy of a file in {FOLDER}/")
