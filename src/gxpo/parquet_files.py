@@ -1,7 +1,7 @@
 """Parquet files of others, read by batches: a small file can promise, and hold, more than memory does.
 
 Encodings of repeated values make a file of kilobytes out of millions of rows. What the metadata promises is compared
-with the size of the file before a row is read, and what is decoded is counted; equal texts are one object.
+with the size of the file before a row is read, and what is decoded is counted. Equal texts are one object.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from gxpo.errors import GxpoError, need
 
 MOST_COLUMNS = 10_000
 MOST_VALUES, VALUES_A_BYTE = 2_000_000, 4  # a file may hold the first number, or as many for each of its bytes
-MOST_PROMISED, PROMISED_A_BYTE = 1 << 30, 100  # bytes without compression, in the same way
-MOST_DECODED = 1 << 32  # bytes of values, equal texts counted each time
-MOST_TEXT = 1 << 30  # characters of texts, equal ones counted once
+MOST_BYTES, BYTES_A_BYTE = 1 << 28, 200  # bytes without encoding or compression, in the same way
 _ROWS = 256  # of a batch
 _BATCH = 1 << 27  # bytes of a batch at most, where one page could hold them all
 _SHORT = 32  # characters of texts that are not worth looking up
@@ -32,9 +30,14 @@ def fault_of(metadata: Any, size: int) -> str | None:
     if values > max(MOST_VALUES, VALUES_A_BYTE * size):
         return f"promises {values:,} values in {size:,} bytes, which is too many to be read"
     promised = sum(group.total_byte_size for group in groups)
-    if promised > max(MOST_PROMISED, PROMISED_A_BYTE * size):
+    if promised > most_bytes(size):
         return f"promises {promised:,} bytes in {size:,}, which is too many to be read"
     return None
+
+
+def most_bytes(size: int) -> int:
+    """Bytes of values that are read of a file of `size` bytes."""
+    return max(MOST_BYTES, BYTES_A_BYTE * size)
 
 
 def rows(path: Path, error: type[GxpoError]) -> Iterator[dict[str, Any]]:
@@ -42,16 +45,11 @@ def rows(path: Path, error: type[GxpoError]) -> Iterator[dict[str, Any]]:
     parquet: Any = need("pyarrow.parquet", "data")
     size = path.stat().st_size
     texts: dict[str, str] = {}
-    decoded = characters = 0
+    decoded = 0
 
     def shared(value: Any) -> Any:
-        nonlocal characters
         if isinstance(value, str):
-            if len(value) < _SHORT or value in texts:
-                return texts.get(value, value)
-            texts[value] = value
-            characters += len(value)
-            return value
+            return value if len(value) < _SHORT else texts.setdefault(value, value)
         if isinstance(value, dict):
             return {k: shared(v) for k, v in value.items()}
         return [shared(v) for v in value] if isinstance(value, list) else value
@@ -68,11 +66,10 @@ def rows(path: Path, error: type[GxpoError]) -> Iterator[dict[str, Any]]:
                 for name, column in zip(batch.schema.names, batch.columns, strict=True):
                     columns[name], used = _values(column)
                     decoded += used
+                if decoded > most_bytes(size):
+                    raise error(f"{path}: {size:,} bytes that hold more than {most_bytes(size):,}, which are not read")
                 for i in range(batch.num_rows):
-                    row = {name: shared(column[i]) for name, column in columns.items()}
-                    if decoded > MOST_DECODED or characters > MOST_TEXT:
-                        raise error(f"{path}: its {size:,} bytes hold more text than is read: split it")
-                    yield row
+                    yield {name: shared(column[i]) for name, column in columns.items()}
     except (error, GeneratorExit):
         raise
     except Exception as cause:  # arrow has an exception for each thing that a file may be
@@ -98,10 +95,10 @@ def _shape(metadata: Any) -> tuple[list[str], int]:
 
 
 def _values(column: Any) -> tuple[list[Any], int]:
-    """A column of a batch as a list, and the bytes that were decoded for it; a text of a dictionary is decoded once."""
+    """A column of a batch as a list, and the bytes of its values; a text of a dictionary is decoded once."""
     if not hasattr(column, "indices"):
         return column.to_pylist(), column.nbytes
     indices = column.indices.to_pylist()
     known = {i: column.dictionary[i].as_py() for i in set(indices) if i is not None}
-    used = sum(len(v) for v in known.values() if v is not None)
-    return [None if i is None else known[i] for i in indices], used + 8 * len(indices)
+    out = [None if i is None else known[i] for i in indices]
+    return out, sum(len(v) for v in out if v is not None)

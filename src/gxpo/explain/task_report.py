@@ -26,7 +26,7 @@ from gxpo.models.warmup import WARMUPS, Recipe
 from gxpo.protocols import Task
 from gxpo.rollouts.context import prompt_messages
 from gxpo.settings import RunSettings
-from gxpo.tasks.file import parse_task
+from gxpo.tasks.file import check_size, parse_task
 from gxpo.tasks.listed import ListedTasks
 
 FEW = 30  # held-out tasks below which an accuracy has an interval wider than +-0.18
@@ -212,6 +212,7 @@ def _readable(s: RunSettings) -> tuple[_Some | None, list[str]]:
 
 def readable(path: Path) -> tuple[list[Task], list[str]]:
     """The tasks of a JSON Lines file that can be read, and a message for each line that can't."""
+    check_size(path)
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError):

@@ -39,10 +39,14 @@ def read_tasks(path: Path, columns: Columns | None = None) -> list[Task]:
     return tasks_of(rows(path), columns or COLUMNS, str(path), example)
 
 
-def _text(path: Path, encoding: str) -> str:
-    size = path.stat().st_size
-    if size > MOST_BYTES:
+def check_size(path: Path) -> None:
+    """`TaskError` for a file of text that is too large to be read."""
+    if (size := path.stat().st_size) > MOST_BYTES:
         raise TaskError(f"{path}: has {size:,} bytes, and at most {MOST_BYTES:,} are read: split it")
+
+
+def _text(path: Path, encoding: str) -> str:
+    check_size(path)
     try:
         with path.open(encoding=encoding, newline="" if path.suffix == ".csv" else None) as file:
             return file.read()
@@ -123,7 +127,7 @@ def _csv(path: Path) -> Iterator[Row | TaskError]:
                 continue
             yield where, f"{path.stem}/{number}", row
     except csv.Error as error:
-        yield TaskError(f"{path}, line {reader.line_num}: not valid CSV ({error})")
+        yield TaskError(f"{path}, line {max(1, reader.line_num)}: not valid CSV ({error})")
 
 
 def _delimiter(lines: Sequence[str], path: Path) -> str | None:
@@ -131,11 +135,16 @@ def _delimiter(lines: Sequence[str], path: Path) -> str | None:
     heading = next((line for line in lines if line.strip()), "").strip()
     if len(heading) > MOST_HEADING:
         raise TaskError(f"{path}: its heading has {len(heading):,} characters, and at most {MOST_HEADING:,} are read")
-    if max(map(len, heading.split(","))) > csv.field_size_limit():
-        return None  # the reader says which line it is
-    cells = {d: len(next(csv.reader([heading], delimiter=d), [])) for d in (",", *OTHERS)}
+    cells = {d: _cells(heading, d) for d in (",", *OTHERS)}
     most = max(OTHERS, key=cells.__getitem__)
     return most if cells[","] == 1 and cells[most] > 1 else None
+
+
+def _cells(heading: str, delimiter: str) -> int:
+    try:
+        return len(next(csv.reader([heading], delimiter=delimiter), []))
+    except csv.Error:  # a cell beyond the limit of the module: the reader says which line it is in
+        return 1
 
 
 def _parquet(path: Path) -> Iterator[Row]:
