@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped, levels
 
 VALUES = st.one_of(
     st.sampled_from([0.0, 1.0, 0.1, 0.3, 0.7, 1 / 3, -2.5]),
@@ -367,3 +367,74 @@ def test_gradients_reach_the_members_that_enter_and_no_others(reduce: Callable[.
     assert torch.autograd.gradcheck(of_entered, x.detach()[entered].requires_grad_())
     grad = torch.autograd.grad(reduce(x, ids, where)[entered].square().sum(), x)[0]
     assert grad[[3, 4]].tolist() == [0.0, 0.0] and grad[entered].abs().max() > 0
+
+
+# ---------------------------------------------------------------- values near the ends of float64
+def _column(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("unit", [1e300, 1.5e308, 1e160, 1e-160, 1e-300, 3e-308])
+def test_a_group_of_rewards_of_any_size_has_the_advantages_of_its_shape(unit: float) -> None:
+    """(1, 0): mean 1/2, std sqrt(1/2); (1, 1, 0, -1): mean 1/4, deviations 3/4, 3/4, -1/4, -5/4, whose squares sum to
+    11/4; half that is 1/4 of the sum of absolutes 3; the others' means are 0, 0, 1/3, 2/3."""
+    ids = torch.tensor([0, 0, 1, 1, 1, 1])
+    x = _column(1, 0, 1, 1, 0, -1) * unit
+    std = (11 / 12) ** 0.5
+    expected = {
+        ("mean", "std"): [0.5**0.5, -(0.5**0.5), 0.75 / std, 0.75 / std, -0.25 / std, -1.25 / std],
+        ("leave_one_out", "std"): [2**0.5, -(2**0.5), 1 / std, 1 / std, -1 / 3 / std, -5 / 3 / std],
+        ("mean", "mean_absolute"): [1, -1, 1, 1, -1 / 3, -5 / 3],
+        ("mean", "mean"): [1, -1, 3, 3, -1, -5],
+        ("median", "median_absolute"): [1, -1, 1, 1, -1, -3],
+    }
+    for (center, scale), values in expected.items():
+        found = grouped.normalize(x, ids, center=center, scale=scale, eps=0.0)
+        assert torch.allclose(found, _column(*values), rtol=1e-12, atol=0), (center, scale, found)
+    single = {
+        "mean": [0.5, 0.5, 0.25, 0.25, 0.25, 0.25],
+        "std": [0.5**0.5] * 2 + [std] * 4,
+        "leave_one_out": [0, 1, 0, 0, 1 / 3, 2 / 3],
+        "median": [0.5, 0.5, 0.5, 0.5, 0.5, 0.5],
+    }
+    for name, values in single.items():
+        found = getattr(grouped, name)(x, ids)
+        assert torch.allclose(found / unit, _column(*values), rtol=1e-12, atol=1e-12), (name, found)
+    middle, spread = grouped.mean_and_std(x, ids)
+    assert torch.equal(middle, grouped.mean(x, ids)) and torch.equal(spread, grouped.std(x, ids))
+
+
+def test_advantages_of_grpo_for_rewards_out_of_any_range() -> None:
+    zeros = torch.zeros(2, dtype=torch.int64)
+    assert grouped.normalize(_column(1e300, 0), zeros).tolist() == pytest.approx([0.5**0.5, -(0.5**0.5)], rel=1e-12)
+    assert grouped.normalize(_column(1e308, -1e308), zeros).tolist() == pytest.approx([0.5**0.5, -(0.5**0.5)])
+    # the std of (1e-300, 0) is 7e-301, far below eps
+    assert grouped.normalize(_column(1e-300, 0), zeros).tolist() == pytest.approx([5e-295, -5e-295], rel=1e-9, abs=0)
+    assert grouped.normalize(_column(1e308, 1e308), zeros).tolist() == [0, 0]
+    one = grouped.normalize(_column(1e308, 1e308, 0, 1e308), zeros.repeat(2), shift=0.5)
+    assert one.tolist() == pytest.approx([0.5, 0.5, -1.5, 0.5])
+    cut = grouped.normalize(_column(1e308, 0, 0), torch.tensor([0, 0, 0]), scale="leave_one_out_std", eps=0.0)
+    # the others of the first are equal: it is not scaled; those of a 0 are (1e308, 0)
+    assert cut.tolist() == pytest.approx([1e308 / 1.5, -(2**0.5) / 3, -(2**0.5) / 3])
+    assert grouped.softmax(_column(1e308, 1e308), zeros, temperature=0.1).tolist() == [0.5, 0.5]
+    assert grouped.softmax(_column(1e308, -1e308), zeros, temperature=1e-3).tolist() == [1, 0]
+    assert grouped.quantile(_column(1.7e308, -1.7e308), zeros, 0.25).tolist() == pytest.approx([-0.85e308] * 2)
+    weighted = grouped.mean(_column(1e308, 1.5e308), zeros, weight=_column(3, 1))
+    assert weighted.tolist() == pytest.approx([1.125e308] * 2)
+
+
+def test_an_extreme_group_changes_no_bit_of_the_others() -> None:
+    torch.manual_seed(3)
+    ids = torch.arange(400) // 8
+    x, where = torch.randn(400, dtype=torch.float64), torch.rand(400) > 0.2
+    for own in (1e300, 1e-300):
+        y = x.clone()
+        y[ids == 7] *= own
+        rest = ids != 7
+        for center in grouped.CENTERS:
+            for scale in grouped.SCALES:
+                one, other = (grouped.normalize(z, ids, where, center=center, scale=scale) for z in (x, y))
+                assert torch.equal(one[rest], other[rest]), (center, scale, own)
+        for name in ("mean", "std", "median", "leave_one_out"):
+            one, other = (getattr(grouped, name)(z, ids, where) for z in (x, y))
+            assert torch.equal(one[rest], other[rest]), (name, own)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tests.strategies import RICH, forests, random_forest, random_records, recor
 
 from gxpo.errors import GxpoError, RecordError
 from gxpo.forest import ACTION, OBSERVATION, PROMPT, Forest
-from gxpo.records import Record, dump, load
+from gxpo.records import Record, dump, load, parse
 
 fewer = settings(max_examples=12, deadline=None)
 few = settings(max_examples=30, deadline=None)
@@ -519,3 +520,25 @@ def test_the_schema_names_every_key_with_its_default() -> None:
     assert defaults["trainable"] is True and defaults["extras"] == defaults["info"] == {}
     assert schema["properties"]["weight"]["default"] == 1.0 and schema["properties"]["compared"]["default"] is True
     assert schema["properties"]["reward"]["default"] is None and schema["properties"]["origin"]["default"] == "policy"
+
+
+def test_files_that_records_name_are_regular_files_and_short_in_errors(tmp_path):
+    turn = {"action": [1]}
+    record = {"schema": "gxpo.rollouts/1", "group": "g", "id": "0", "reward": 1.0, "turns": [turn]}
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    (tmp_path / "device.safetensors").symlink_to("/dev/zero")
+    (tmp_path / "folder.safetensors").mkdir()
+    (tmp_path / "header.safetensors").write_bytes((1 << 60).to_bytes(8, "little") + b"{}")
+    names = {"pipe": "is a pipe", "device": "is a device", "folder": "is a directory", "header": "header too large",
+             "x" * 5000: "file name too long", "a\0b": "no such file", "absent": "no such file"}  # fmt: skip
+    for name, why in names.items():
+        turn["extras"] = {"a": f"{name}.safetensors#1.0.a"}
+        (tmp_path / "r.jsonl").write_text(json.dumps(record) + "\n")
+        with pytest.raises(RecordError, match=why) as caught:
+            load(tmp_path / "r.jsonl")
+        assert len(str(caught.value)) < 400 + len(str(tmp_path))
+    del turn["extras"]
+    for place in (["a", 1, "x"], [0, 1.5, "x"], [0, 10**30, "x"], [0, 1, "x" * 5000], [0, 1, None], [True, 1, "x"]):
+        with pytest.raises(RecordError, match="media_at") as caught:
+            parse([{**record, "turns": [{"observation": [7], "media_at": [place], **turn}]}])
+        assert len(str(caught.value)) < 400

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -398,7 +399,8 @@ def main() -> None:
             app()
     except Exception as error:
         if debug:
-            raise
+            say(traceback.format_exc().rstrip("\n"), err=True)
+            sys.exit(1)
         fail(*_described(error))
     except KeyboardInterrupt:
         fail("interrupted", 130)
@@ -424,8 +426,8 @@ def _described(error: Exception) -> tuple[str, int]:
 def _warn(message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:
     """gxpo's own warnings without the line of gxpo that gives them."""
     own = category is UserWarning and filename.startswith(str(Path(__file__).parent))
-    text = f"gxpo: warning: {message}\n" if own else warnings.formatwarning(message, category, filename, lineno)
-    sys.stderr.write(text)
+    text = f"gxpo: warning: {message}" if own else warnings.formatwarning(message, category, filename, lineno)
+    say(text.rstrip("\n"), err=True)
 
 
 if __name__ == "__main__":

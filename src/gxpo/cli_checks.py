@@ -135,9 +135,7 @@ def signal(
     except ValueError:
         raise ConfigError(f"--sizes {sizes!r}: give whole numbers with commas between, as in 4,8,16") from None
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    found = measure(
-        model, task, names, numbers, tasks, config.parse_set(sets or []), lambda line: typer.echo(line, err=True)
-    )
+    found = measure(model, task, names, numbers, tasks, config.parse_set(sets or []), lambda line: say(line, err=True))
     best, told_apart = recommended(found)
     chosen = None if best is None else as_rows([best])[0]
     if as_json:

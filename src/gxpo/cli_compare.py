@@ -68,7 +68,7 @@ def compare(
     said = f"gxpo {shlex.join(sys.argv[1:])}"
 
     def notify(line: str) -> None:
-        typer.echo(line, err=as_json or not plan)
+        say(line, err=as_json or not plan)
 
     given = arms or []
     if suite == "list":

@@ -9,9 +9,18 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from gxpo.terminal import escaped, say
+
 
 class _Commands(TyperGroup):
     """The commands; an option that one does not have, but a setting, is answered with `--set`."""
+
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        try:
+            return super().make_context(*args, **more)
+        except Exception as error:
+            _escape(error)
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -19,7 +28,14 @@ class _Commands(TyperGroup):
         except Exception as error:
             if type(error).__name__ == "NoSuchOption":  # of click, or of the copy of it that typer has
                 _as_setting(error, ctx)
+            _escape(error)
             raise
+
+
+def _escape(error: Exception) -> None:
+    """Escape the message of an error of click, which prints it itself: it quotes arguments, and files name them."""
+    if hasattr(error, "format_message") and isinstance(message := getattr(error, "message", None), str):
+        error.message = escaped(message)  # type: ignore[attr-defined]  # of click, or of the copy of it that typer has
 
 
 def _as_setting(error: Any, ctx: Any) -> None:
@@ -95,12 +111,8 @@ def found_run(run: Path) -> Path:
 
     found = find(run)
     if found != run:
-        typer.echo(f"no {run}: using {found}, the only run whose name begins so", err=True)
+        say(f"no {run}: using {found}, the only run whose name begins so", err=True)
     return found
-
-
-def say(text: str) -> None:
-    typer.echo(text)
 
 
 def quiet() -> None:
@@ -111,7 +123,6 @@ def quiet() -> None:
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
-    sys.stderr.write(" ".join(f"gxpo: {message}".splitlines()) + "\n")
-    sys.stderr.flush()
+    say(" ".join(f"gxpo: {message}".splitlines()), err=True)
     sys.stdout.flush()
     sys.exit(code)

@@ -67,7 +67,7 @@ def plan(
 
     resolved = resolved_of(config_file, sets, from_run)
     quiet()
-    _show_plan(resolved, measure(resolved, notify=lambda line: typer.echo(line, err=True)), as_json)
+    _show_plan(resolved, measure(resolved, notify=lambda line: say(line, err=True)), as_json)
 
 
 def _names_cluster(config_file: Path | None) -> bool:

@@ -48,7 +48,7 @@ def serve(
     quiet()
 
     def notify(line: str) -> None:
-        typer.echo(line, err=True)
+        say(line, err=True)
 
     with serving.stages_of(what, sets or [], notify) as stages:
         if play is not None:
@@ -75,4 +75,4 @@ def serve(
             seconds=seconds,
         )
         if out is not None:
-            typer.echo(f"{n} episodes: {out}", err=True)
+            say(f"{n} episodes: {out}", err=True)

@@ -77,7 +77,7 @@ def filter_tasks(
         low=low,
         high=high,
         n=n,
-        notify=lambda line: typer.echo(line, err=True),
+        notify=lambda line: say(line, err=True),
     )
     if as_json:
         say(json.dumps(found, indent=1))

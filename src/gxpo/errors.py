@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from gxpo.terminal import escaped
+
 
 class GxpoError(Exception):
-    """Base of every error that gxpo raises on purpose; the command line prints it in one line and exits with 2."""
+    """Base of every error that gxpo raises on purpose; the command line prints it in one line and exits with 2.
+
+    Messages quote what others wrote, so they are escaped for terminals.
+    """
+
+    def __str__(self) -> str:
+        return escaped(Exception.__str__(self))
 
 
 class ConfigError(GxpoError):
@@ -41,11 +49,15 @@ class MethodConflict(ConfigError):
 class MissingSignal(GxpoError, KeyError):
     """A part needs a signal (reference log-probs, entropy, ...) that was not provided."""
 
-    __str__ = Exception.__str__  # KeyError would quote the message
+    __str__ = GxpoError.__str__  # KeyError would quote the message
 
 
 class RecordError(GxpoError):
     """A rollout record is malformed; names the line and the field."""
+
+
+class PictureError(GxpoError):
+    """A picture can't be read, is too large, or is none."""
 
 
 class MissingExtra(GxpoError):

@@ -5,17 +5,22 @@ statistic of each member's group, broadcast back to the members. `where` [n] boo
 statistic; the others are given it all the same (a rollout that is not compared is measured against those that are).
 Members of no group, and groups without a single counting member, are given 0. Vectorised; no loop over groups: linear
 in the members (with a sort for median, quantile and rank), and sums are taken in the order of the members.
+
+Sums and squares of values near the ends of float64 leave its range although the statistic does not. Where that happens,
+it is taken again with each such group multiplied by a power of two; no other group's bits depend on that. A grouped sum
+that is too large stays infinite.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-DEGENERATE = 1e-12  # max - min, relative to the largest magnitude, at or below which members are equal
+from gxpo.group_tables import DEGENERATE, Groups
+
 # What two float32 forward passes over the same tokens may differ by: nats of a log-prob or entropy, else relative.
 FORWARD = 1e-5
 
@@ -23,127 +28,38 @@ CENTERS = ("mean", "leave_one_out", "median", "lower_median", "quantile", "none"
 SCALES = ("std", "leave_one_out_std", "mean_absolute", "median_absolute", "mean", "none")
 
 
-class _Groups:
-    """Shared intermediate results of all statistics of one pair of columns.
-
-    Tables have a row for every group and one more, which is always 0: members of no group read from it, and members
-    that do not enter are added to it before it is cleared. So nothing is cut out of the columns.
-    """
-
-    def __init__(self, ids: Tensor, where: Tensor | None) -> None:
-        if where is not None and (where.shape != ids.shape or where.dtype != torch.bool):
-            raise ValueError(f"where must be bool of shape {tuple(ids.shape)}, not {where.dtype} {tuple(where.shape)}")
-        low, high = (int(x) for x in ids.aminmax()) if ids.numel() else (0, -1)
-        self.n = high + 1 if high >= 0 else 0
-        self.own = ids if low >= 0 else torch.where(ids < 0, self.n, ids)
-        all_enter = where is None or bool(where.all())
-        self.into = self.own if all_enter else torch.where(where, self.own, self.n)  # type: ignore[arg-type]  # not None
-
-    def column(self, x: Tensor) -> Tensor:
-        if x.shape != self.own.shape or x.dim() != 1:
-            shapes = f"{tuple(x.shape)} and ids {tuple(self.own.shape)}"
-            raise ValueError(f"values {shapes} must be one column each, of one length")
-        return x.to(torch.float64)
-
-    @property
-    def enters(self) -> Tensor:
-        """[n] bool: in a group, and counting."""
-        return self.into < self.n
-
-    def give(self, table: Tensor) -> Tensor:
-        """Look up each member's group in the table."""
-        return table.index_select(0, self.own)
-
-    def total(self, x: Tensor) -> Tensor:
-        table = torch.zeros(self.n + 1, dtype=torch.float64).scatter_add_(0, self.into, x)
-        table[self.n] = 0.0
-        return table
-
-    @cached_property
-    def count(self) -> Tensor:
-        table = torch.bincount(self.into, minlength=self.n + 1).to(torch.float64)
-        table[self.n] = 0.0
-        return table
-
-    def mean(self, x: Tensor) -> Tensor:
-        return self.total(x) / self.count.clamp_min(1)
-
-    def extreme(self, x: Tensor, how: str) -> Tensor:
-        start = float("inf") if how == "amin" else -float("inf")
-        table = torch.full((self.n + 1,), start, dtype=torch.float64).scatter_reduce_(0, self.into, x, how)
-        return torch.where(self.count > 0, table, 0.0)
-
-    def degenerate(self, x: Tensor) -> Tensor:
-        """Table of bool."""
-        high, low = self.extreme(x, "amax"), self.extreme(x, "amin")
-        return high - low <= DEGENERATE * torch.maximum(high.abs(), low.abs())
-
-    def std(self, x: Tensor, centred: Tensor, ddof: int) -> Tensor:
-        """Standard deviation by group; `centred`: x less its group's mean."""
-        freedom = self.count - ddof
-        variance = self.total(centred.square()) / freedom.clamp_min(1)
-        return torch.where((freedom > 0) & ~self.degenerate(x), variance.sqrt(), 0.0)
-
-    def leave_one_out(self, x: Tensor) -> Tensor:
-        """[n] leave-one-out mean of each member."""
-        enters = self.enters
-        own = torch.where(enters, x, 0.0)
-        others = self.give(self.count) - enters.to(torch.float64)
-        return torch.where(others > 0, (self.give(self.total(x)) - own) / others.clamp_min(1), 0.0)
-
-    def ordered(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Counting members sorted by (group, value): their values, where each group begins, group sizes, the order."""
-        by_value, rows = np.argsort(x.detach().numpy()), np.arange(len(x))
-        keys = np.sort(self.into.numpy()[by_value] * len(x) + rows)  # plain sorts are many times as fast as stable ones
-        sizes = self.count.long()
-        kept = torch.from_numpy(by_value[keys[: int(sizes.sum())] % len(x)]) if len(x) else torch.from_numpy(rows)
-        return x[kept], sizes.cumsum(0) - sizes, sizes, kept
-
-    def quantile(self, x: Tensor, q: float, interpolation: str) -> Tensor:
-        values, begins, sizes, _ = self.ordered(x)
-        if not values.numel():
-            return torch.zeros(self.n + 1, dtype=torch.float64)
-        position = q * (sizes - 1).clamp_min(0).to(torch.float64)
-        if interpolation == "inverted_cdf":  # the margin: 0.1 * 30 is above 3
-            position = ((q * sizes - 1e-9).ceil() - 1).clamp_min(0).to(torch.float64)
-        low, high = position.floor().long(), position.ceil().long()
-        last = values.numel() - 1
-        below, above = values[(begins + low).clamp_max(last)], values[(begins + high).clamp_max(last)]
-        zero = torch.zeros_like(position)
-        nearest = position.round() - low  # of two as near the one of even place
-        part = {
-            "linear": position - low,
-            "lower": zero,
-            "higher": zero + 1,
-            "nearest": nearest,
-            "inverted_cdf": zero,
-        }
-        if interpolation not in part:
-            raise ValueError(f"interpolation is one of {list(part)}, not {interpolation!r}")
-        return torch.where(sizes > 0, below + part[interpolation] * (above - below), 0.0)
+def _rescaled(x: Tensor, groups: Groups, statistic: Callable[[Tensor], Tensor]) -> Tensor:
+    """[n] a statistic that is in the unit of `x`, of groups divided by powers of two."""
+    power = groups.exponents(x)
+    return statistic(x * torch.exp2(-power)) * torch.exp2(power)
 
 
 def count(ids: Tensor, where: Tensor | None = None) -> Tensor:
     """Number of members of the group that count (`where`)."""
-    groups = _Groups(ids, where)
+    groups = Groups(ids, where)
     return groups.give(groups.count)
 
 
 def sum(x: Tensor, ids: Tensor, where: Tensor | None = None) -> Tensor:
     """Grouped sum."""
-    groups = _Groups(ids, where)
+    groups = Groups(ids, where)
     return groups.give(groups.total(groups.column(x)))
 
 
 def mean(x: Tensor, ids: Tensor, where: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
     """Grouped mean; with `weight` [n] >= 0, sum(w x) / sum(w)."""
-    groups = _Groups(ids, where)
+    groups = Groups(ids, where)
     x = groups.column(x)
-    if weight is None:
-        return groups.give(groups.mean(x))
-    w = weight.to(torch.float64)
-    top, bottom = groups.total(w * x), groups.total(w)
-    return groups.give(top / torch.where(bottom == 0, 1.0, bottom))
+
+    def statistic(x: Tensor) -> Tensor:
+        if weight is None:
+            return groups.give(groups.mean(x))
+        w = weight.to(torch.float64)
+        top, bottom = groups.bounded(groups.total(w * x)), groups.total(w)
+        return groups.give(top / torch.where(bottom == 0, 1.0, bottom))
+
+    out = statistic(x)
+    return _rescaled(x, groups, statistic) if groups.is_extreme else out
 
 
 def std(x: Tensor, ids: Tensor, where: Tensor | None = None, ddof: int = 1) -> Tensor:
@@ -153,27 +69,34 @@ def std(x: Tensor, ids: Tensor, where: Tensor | None = None, ddof: int = 1) -> T
 
 def mean_and_std(x: Tensor, ids: Tensor, where: Tensor | None = None, ddof: int = 1) -> tuple[Tensor, Tensor]:
     """Grouped `mean` and `std` at once, cheaper than both separately."""
-    groups = _Groups(ids, where)
+    groups = Groups(ids, where)
     x = groups.column(x)
-    middle = groups.give(groups.mean(x))
-    return middle, groups.give(groups.std(x, x - middle, ddof))
+
+    def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+        middle = groups.give(groups.mean(x))
+        return middle, groups.give(groups.std(x, x - middle, ddof))
+
+    out = statistics(x)
+    if groups.is_extreme:
+        out = _rescaled(x, groups, lambda x: statistics(x)[0]), _rescaled(x, groups, lambda x: statistics(x)[1])
+    return out
 
 
 def min(x: Tensor, ids: Tensor, where: Tensor | None = None) -> Tensor:
     """Grouped minimum."""
-    groups = _Groups(ids, where)
+    groups = Groups(ids, where)
     return groups.give(groups.extreme(groups.column(x), "amin"))
 
 
 def max(x: Tensor, ids: Tensor, where: Tensor | None = None) -> Tensor:
     """Grouped maximum."""
-    groups = _Groups(ids, where)
+    groups = Groups(ids, where)
     return groups.give(groups.extreme(groups.column(x), "amax"))
 
 
 def degenerate(x: Tensor, ids: Tensor, where: Tensor | None = None) -> Tensor:
     """[n] bool: the group's counting members are equal (max - min <= 1e-12 of the largest magnitude), in float64."""
-    groups = _Groups(ids, where)
+    groups = Groups(ids, where)
     return groups.give(groups.degenerate(groups.column(x)))
 
 
@@ -182,8 +105,14 @@ def quantile(x: Tensor, ids: Tensor, q: float, where: Tensor | None = None, inte
 
     "inverted_cdf" is the smallest value that at least a share `q` of the members do not exceed.
     """
-    groups = _Groups(ids, where)
-    return groups.give(groups.quantile(groups.column(x), q, interpolation))
+    groups = Groups(ids, where)
+    x = groups.column(x)
+
+    def statistic(x: Tensor) -> Tensor:
+        return groups.give(groups.quantile(x, q, interpolation))
+
+    out = statistic(x)
+    return _rescaled(x, groups, statistic) if groups.is_extreme else out
 
 
 def median(x: Tensor, ids: Tensor, where: Tensor | None = None, lower: bool = False) -> Tensor:
@@ -202,7 +131,7 @@ def settled(
     >>> settled(torch.tensor([0.3, 0.1 + 0.2, 1.0], dtype=torch.float64), torch.zeros(3, dtype=torch.int64)).tolist()
     [0.3, 0.3, 1.0]
     """
-    groups = _Groups(ids, where)
+    groups = Groups(ids, where)
     out = groups.column(x).detach().clone()
     values, _, _, kept = groups.ordered(out)
     new = _begins(values, ids[kept], relative, absolute)
@@ -228,7 +157,7 @@ def rank(x: Tensor, ids: Tensor, where: Tensor | None = None, ties: str = "avera
 
     `ties`: "average" (equal values share their mean rank) or "min" (they share the lowest).
     """
-    groups = _Groups(ids, where)
+    groups = Groups(ids, where)
     values, begins, _, kept = groups.ordered(groups.column(x))
     out = torch.zeros(ids.shape, dtype=torch.float64)
     if not kept.numel():
@@ -247,17 +176,24 @@ def rank(x: Tensor, ids: Tensor, where: Tensor | None = None, ties: str = "avera
 
 def softmax(x: Tensor, ids: Tensor, where: Tensor | None = None, temperature: float = 1.0) -> Tensor:
     """Softmax within the group: exp(x / temperature) over its sum; 0 for members that don't count."""
-    groups = _Groups(ids, where)
-    scaled = groups.column(x) / temperature
-    raised = torch.where(groups.enters, (scaled - groups.give(groups.extreme(scaled, "amax"))).exp(), 0.0)
+    groups = Groups(ids, where)
+    x = groups.column(x)
+    scaled = x / temperature
+    highest = groups.bounded(groups.extreme(scaled, "amax"))
+    below = scaled - groups.give(highest)
+    if groups.is_extreme:  # a value over the temperature is not finite, the difference of two may be
+        below = (x - groups.give(groups.extreme(x, "amax" if temperature > 0 else "amin"))) / temperature
+    raised = torch.where(groups.enters, below.exp(), 0.0)
     total = groups.total(raised)
     return raised / groups.give(torch.where(total == 0, 1.0, total))
 
 
 def leave_one_out(x: Tensor, ids: Tensor, where: Tensor | None = None) -> Tensor:
     """Leave-one-out mean: mean of the group's *other* counting members; 0 where there is none."""
-    groups = _Groups(ids, where)
-    return groups.leave_one_out(groups.column(x))
+    groups = Groups(ids, where)
+    x = groups.column(x)
+    out = groups.leave_one_out(x)
+    return _rescaled(x, groups, groups.leave_one_out) if groups.is_extreme else out
 
 
 def normalize(
@@ -293,8 +229,32 @@ def normalize(
         raise ValueError(f"center is one of {list(CENTERS)}, not {center!r}")
     if scale not in SCALES:
         raise ValueError(f"scale is one of {list(SCALES)}, not {scale!r}")
-    groups = _Groups(ids, where)
+    groups = Groups(ids, where)
     x = groups.column(x)
+    out = groups.bounded(_normalized(groups, ids, x, center, scale, ddof, eps, q, shift))
+    if groups.is_extreme:
+        power = groups.exponents(x)
+        for p in power[power != 0].unique().tolist():  # few: of groups near the ends of float64
+            rows, unit = power == p, 2.0**p
+            part = Groups(ids[rows], None if where is None else where[rows])
+            how = (center, scale, ddof, eps / unit, q, shift / unit, unit)
+            out[rows] = _normalized(part, ids[rows], x[rows] / unit, *how)
+    return out
+
+
+def _normalized(
+    groups: Groups,
+    ids: Tensor,
+    x: Tensor,
+    center: str,
+    scale: str,
+    ddof: int,
+    eps: float,
+    q: float,
+    shift: float,
+    unit: float = 1.0,
+) -> Tensor:
+    """`normalize` of a column; `unit`: what its values, `eps` and `shift` were divided by."""
     by_std = scale in ("std", "leave_one_out_std")
     from_mean = x - groups.give(groups.mean(x)) if center == "mean" or by_std else x
     centred = {
@@ -311,12 +271,12 @@ def normalize(
         return torch.where(groups.give(spread > 0), moved / groups.give(spread + eps), 0.0)
     if scale == "leave_one_out_std":
         others = _std_of_others(groups, ids, x, from_mean, ddof)
-        scaled = torch.where(others > 0, moved / (others + eps), moved)
+        scaled = torch.where(others > 0, moved / (others + eps), moved if unit == 1 else moved * unit)
         return torch.where(groups.give(groups.std(x, from_mean, ddof) > 0), scaled, 0.0)
     if scale in ("mean_absolute", "median_absolute"):
         size = centred.abs()
         if scale == "mean_absolute":
-            divisor = (groups.total(size) + eps) / groups.count.clamp_min(1)
+            divisor = groups.bounded(groups.total(size) + eps) / groups.count.clamp_min(1)
         else:
             divisor = groups.quantile(size, 0.5, "lower" if center == "lower_median" else "linear") + eps
         return torch.where(groups.give(groups.degenerate(x)), 0.0, moved / groups.give(divisor))
@@ -329,10 +289,12 @@ def normalize(
         mean = groups.mean(x)
         counts &= groups.give(mean > 0)
         moved = moved / groups.give(torch.where(mean > 0, mean + eps, 1.0))
+    elif unit != 1:
+        moved = moved * unit
     return torch.where(counts, moved, 0.0)
 
 
-def _std_of_others(groups: _Groups, ids: Tensor, x: Tensor, from_mean: Tensor, ddof: int) -> Tensor:
+def _std_of_others(groups: Groups, ids: Tensor, x: Tensor, from_mean: Tensor, ddof: int) -> Tensor:
     """[n] std of the group's other counting members (of all of them, for one that does not count); 0 where they are
     equal or too few.
 
@@ -348,7 +310,7 @@ def _std_of_others(groups: _Groups, ids: Tensor, x: Tensor, from_mean: Tensor, d
     some = sizes > 0
     for extreme in (begins[some], (begins + sizes - 1)[some]):
         rows = kept[extreme]
-        others = _Groups(ids, enters.index_fill(0, rows, False))
+        others = Groups(ids, enters.index_fill(0, rows, False))
         spread = others.std(x, x - others.give(others.mean(x)), ddof)
         out[rows] = others.give(spread)[rows]
     return out

@@ -10,25 +10,21 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import itertools
 import re
-import struct
 import threading
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gxpo.errors import GxpoError, RecordError, need
+from gxpo.errors import GxpoError, PictureError, RecordError
+from gxpo.picture_files import MAX_BYTES, checked, decoded, pixels_of, png
+from gxpo.regular_files import fault_of, read_regular, short_name
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Pixels = NDArray[np.uint8]  # [height, width, 3], red, green, blue
+    from gxpo.picture_files import Pixels
 
 FIRST = 1 << 62  # ids from here on are rows of pictures
 _ROW_BITS = 16
@@ -62,7 +58,7 @@ def ids(ref: str, n: int) -> tuple[int, ...]:
     (True, 1)
     """
     if not 0 < n <= ROWS:
-        raise GxpoError(f"a picture of {n} rows: it may have 1 to {ROWS}; lower its resolution")
+        raise PictureError(f"a picture of {n} rows: it may have 1 to {ROWS}; lower its resolution")
     begin = FIRST + (key_of(ref) << _ROW_BITS)
     return tuple(range(begin, begin + n))
 
@@ -155,6 +151,8 @@ def placed(tokens: Sequence[int], media_at: Sequence[Placed]) -> list[int]:
     """The inverse of `written`. Raises `ValueError` where it does not fit."""
     ids_, end = list(tokens), 0
     for first, n, ref in media_at:
+        if not all(type(x) is int and abs(x) < FIRST for x in (first, n)):
+            raise ValueError(f"[{first!r:.20}, {n!r:.20}]: first and number are whole numbers")
         own = ids_[first : first + n]
         if not isinstance(ref, str) or not REF.fullmatch(ref):
             raise ValueError(f"{str(ref)[:80]!r} is not sha256:DIGEST.png or .npy of a file in {FOLDER}/")
@@ -170,50 +168,6 @@ def placed(tokens: Sequence[int], media_at: Sequence[Placed]) -> list[int]:
 
 
 # ---------------------------------------------------------------- files
-def png(pixels: Pixels) -> bytes:
-    """A PNG file of pixels [H, W, 3] uint8, without a filter."""
-    height, width, _ = pixels.shape
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    lines = b"".join(b"\0" + pixels[y].tobytes() for y in range(height))
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
-
-
-def decoded(data: bytes, kind: str) -> Pixels:
-    """Pixels [H, W, 3] uint8 of a file's bytes. PNG files that `png` did not write need Pillow."""
-    import numpy as np
-
-    if kind == "npy":
-        pixels = np.load(io.BytesIO(data), allow_pickle=False)
-        return _checked(pixels)
-    if data[12:16] == b"IHDR" and data[24:29] == b"\x08\x02\x00\x00\x00" and data[37:41] == b"IDAT":
-        width, height = struct.unpack(">II", data[16:24])
-        (size,) = struct.unpack(">I", data[33:37])
-        whole = data[49 + size : 53 + size] == b"IEND"  # behind one chunk of pixels
-        raw = np.frombuffer(zlib.decompress(data[41 : 41 + size]) if whole else b"", np.uint8)
-        if raw.size == height * (1 + 3 * width):
-            lines = raw.reshape(height, 1 + 3 * width)
-            if not lines[:, 0].any():
-                return lines[:, 1:].reshape(height, width, 3).copy()
-    image: Any = need("PIL.Image", "vision")
-    with image.open(io.BytesIO(data)) as opened:
-        return np.asarray(opened.convert("RGB")).copy()
-
-
-def _checked(pixels: Any) -> Pixels:
-    import numpy as np
-
-    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
-        told = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
-        raise GxpoError(f"a picture is uint8 [height, width, 3] (red, green, blue), not {told}")
-    if not pixels.size:
-        raise GxpoError("a picture of no pixels")
-    return np.ascontiguousarray(pixels)
-
-
 class Pictures:
     """Pictures by reference; equal pictures are held once.
 
@@ -285,21 +239,16 @@ class Pictures:
 
     @staticmethod
     def _bytes(picture: Any) -> tuple[bytes, str]:
-        import numpy as np
-
         if isinstance(picture, str | Path):
-            path = Path(picture)
-            if "://" in str(picture) or not path.is_file():
-                raise GxpoError(f"picture {str(picture)[:80]!r}: no such file (a URL is never fetched)")
-            data, kind = path.read_bytes(), path.suffix[1:]
-            try:
-                pixels = decoded(data, kind)
-            except (OSError, ValueError, SyntaxError, zlib.error) as error:  # what numpy and Pillow raise
-                raise GxpoError(f"picture {path}: can't be read: {' '.join(str(error).split())[:200]}") from None
-            return (data, kind) if kind in ("png", "npy") else (png(pixels), "png")
+            return _file(picture)
         if hasattr(picture, "convert"):  # of Pillow
-            picture = np.asarray(picture.convert("RGB"))
-        return png(_checked(picture)), "png"
+            try:
+                return png(pixels_of(picture)), "png"
+            except PictureError:
+                raise
+            except Exception as error:  # an image that is opened and not loaded: each format raises its own types
+                raise PictureError(f"a picture that can't be read: {' '.join(str(error).split())[:200]}") from None
+        return png(checked(picture)), "png"
 
     def _register(self, ref: str) -> None:
         key = key_of(ref)
@@ -346,7 +295,7 @@ class Pictures:
             for folder in self._folders:
                 path = folder / _name(ref)
                 if path.is_file():
-                    data = path.read_bytes()
+                    data = read_regular(path, MAX_BYTES, RecordError)
                     if hashlib.sha256(data).hexdigest() != _digest(ref):
                         raise RecordError(f"{path}: was changed since it was written: its digest is not its name")
                     self._hold(ref, data)
@@ -356,7 +305,11 @@ class Pictures:
 
     def pixels(self, ref: str) -> Pixels:
         """Pixels [H, W, 3] uint8."""
-        return decoded(self.data(ref), ref.rpartition(".")[2])
+        data = self.data(ref)
+        try:
+            return decoded(data, ref.rpartition(".")[2])
+        except PictureError as error:
+            raise PictureError(f"picture {_name(ref)}: {error}") from None
 
     # ------------------------------------------------------------ folders
     def look_in(self, folder: Path) -> None:
@@ -376,6 +329,20 @@ class Pictures:
                 _write(path, self.data(ref))
         if folder.is_dir() and folder not in self._folders:
             self._folders.append(folder)
+
+
+def _file(picture: str | Path) -> tuple[bytes, str]:
+    """Bytes and kind of a picture's file, whose pixels can be read."""
+    path, name = Path(picture), f"picture {short_name(picture)!r}"
+    if fault := "no such file" if "://" in str(picture) or str(picture)[:5] == "data:" else fault_of(path):
+        url = " (a URL is never fetched)" if fault == "no such file" else ""
+        raise PictureError(f"{name}: {fault}{url}")
+    data, kind = read_regular(path, MAX_BYTES, PictureError, name), path.suffix[1:]
+    try:
+        pixels = decoded(data, kind)
+    except PictureError as error:
+        raise PictureError(f"picture {short_name(path)}: can't be read: {error}") from None
+    return (data, kind) if kind in ("png", "npy") else (png(pixels), "png")
 
 
 def _name(ref: str) -> str:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gxpo.errors import ConfigError, ModelError
+from gxpo.terminal import say
 from gxpo.usercode import one_line
 
 LOOPBACK = "127.0.0.1"
@@ -85,8 +86,7 @@ def _end_with_torchrun() -> None:
 
 
 def _orphaned() -> None:
-    sys.stderr.write("gxpo: torchrun has ended, and its processes end, too: gxpo resume goes on, under torchrun\n")
-    sys.stderr.flush()
+    say("gxpo: torchrun has ended, and its processes end, too: gxpo resume goes on, under torchrun", err=True)
     os._exit(1)
 
 

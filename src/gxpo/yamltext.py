@@ -81,12 +81,17 @@ def dump(document: Mapping[str, Any], comments: Mapping[str, str]) -> str:
     """YAML with a line for each key, which `load` reads back equal; `comments` follow the lines of their keys."""
     lines = []
     for key, value in document.items():
-        comment = "".join(c if c.isprintable() else " " for c in comments.get(key, ""))
+        note = comments.get(key, "")
         entries = list(value) if isinstance(value, (list, tuple)) and all(isinstance(x, Mapping) for x in value) else []
         written = "" if entries else f" {_written(value)}"
-        lines.append(f"{_text(key)}:{written}{comment and f' # {comment}'}\n")
+        lines.append(f"{_text(key)}:{written}{note and f' {comment(note)}'}\n")
         lines += [f"  - {_written(entry)}\n" for entry in entries]
     return "".join(lines)
+
+
+def comment(text: str) -> str:
+    """A comment of YAML, on one line whatever the text holds."""
+    return "# " + "".join(c if c.isprintable() else " " for c in text)
 
 
 def _written(value: Any) -> str:

@@ -278,3 +278,20 @@ def test_ten_thousand_rollouts_fit_into_thirty_megabytes() -> None:
     text = rollout_page.written(source, looks)
     assert len(Parsed(text).data["R"]["id"]) == 10_000
     assert len(text.encode()) < 30e6
+
+
+def test_rollouts_whose_actions_are_empty_have_a_page(tmp_path: Path) -> None:
+    for name, turns in {
+        "empty": [{"action": []}],
+        "after": [{"observation": [1, 2], "action": []}],
+        "text": [{"action": None, "action_text": ""}],
+        "two": [{"action": []}, {"observation": [3], "action": []}],
+    }.items():
+        path = tmp_path / f"{name}.jsonl"
+        record = {"schema": "gxpo.rollouts/1", "group": "g", "turns": turns}
+        path.write_text("".join(json.dumps({**record, "id": str(i), "reward": i}) + "\n" for i in (0, 1)))
+        code, out, err = command_line.run(["explain", path, "--out", tmp_path / f"{name}.html"])
+        assert (code, err) == (0, "") and "open it in a browser" in out, (name, err)
+    path.write_text(path.read_text() + '{"a":' * 100_000 + "1" + "}" * 100_000 + "\n")
+    code, _, err = command_line.run(["explain", path])
+    assert code == 2 and "line 3 is not JSON" in err

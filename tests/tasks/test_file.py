@@ -1,5 +1,7 @@
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -238,3 +240,99 @@ def test_all_rows_at_fault_are_told_together(tmp_path):
         TaskError, match=r"4 of 5 rows are at fault; line 1: not valid JSON .*; and 1 more kinds? of faults$"
     ):
         read_tasks(path)
+
+
+def _bombs(folder: Path) -> dict[str, str]:
+    """Files that are small and hold, or promise, more than memory does; what the error says of each."""
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    def constant(text: str, n: int) -> arrow.Array:
+        return arrow.DictionaryArray.from_arrays(arrow.array([0] * n, arrow.int32()), arrow.array([text]))
+
+    def table(name: str, **columns: object) -> None:
+        parquet.write_table(arrow.table(columns), folder / name, compression="zstd")
+
+    table("rows.parquet", prompt=constant("p", 1_500_000), answer=constant("4", 1_500_000))
+    table("fat.parquet", prompt=constant("p" * 1_000_000, 20_000), answer=constant("4", 20_000))
+    table("one.parquet", prompt=["p" * 270_000_000], answer=["4"])
+    said = [{"role": "user", "content": "q" * 100_000}]
+    table("nested.parquet", prompt=[said] * 2_800, answer=["4"] * 2_800)
+    table("wide.parquet", **{f"c{i}": [1] for i in range(10_001)})
+    (folder / "cut.parquet").write_bytes((folder / "rows.parquet").read_bytes()[:-30])
+    (folder / "wide.csv").write_text(",".join(f"c{i}" for i in range(200_000)) + "\n")
+    (folder / "names.csv").write_text(",".join(f"c{i}" for i in range(3_000)) + "\n" + "1," * 2_999 + "1\n")
+    (folder / "many.csv").write_text("a," * 20_000 + "b\n")
+    (folder / "marks.csv").write_text(";" * 200_000 + "\n")
+    (folder / "heading.csv").write_text("x" * 200_000 + ",answer\n1,2\n")
+    (folder / "cell.csv").write_text("prompt,answer\n" + "x" * 200_000 + ",2\n")
+    (folder / "deep.jsonl").write_text('{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
+    with open(folder / "sparse.jsonl", "wb") as file:
+        file.truncate(1 << 40)
+    os.mkfifo(folder / "pipe.jsonl")
+    os.mkfifo(folder / "pipe.parquet")
+    return {
+        "rows.parquet": "promises 3,000,000 values in",
+        "fat.parquet": "hold more than 268,435,456, which are not read",
+        "one.parquet": "promises 270,",
+        "nested.parquet": "hold more than 268,435,456, which are not read",
+        "wide.parquet": "has 10,001 columns, and at most 10,000 are read",
+        "cut.parquet": "can't be read as parquet",
+        "wide.csv": "its heading has 1,488,889 characters, and at most 1,048,576 are read",
+        "names.csv": "c39 and 2,960 more",
+        "many.csv": "has 20,001 columns, and at most 10,000 are read",
+        "marks.csv": "cells are separated by ';'",
+        "heading.csv": "line 1: not valid CSV (field larger than field limit",
+        "cell.csv": "not valid CSV (field larger than field limit",
+        "deep.jsonl": "line 1: not valid JSON",
+        "sparse.jsonl": "has 1,099,511,627,776 bytes, and at most 4,294,967,296 are read",
+        "pipe.jsonl": "not a file",
+        "pipe.parquet": "not a file",
+    }
+
+
+READ = """
+import resource, sys
+from pathlib import Path
+import pyarrow.parquet
+from gxpo.errors import TaskError
+from gxpo.tasks.file import read_tasks
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    try:
+        print(path.name, len(read_tasks(path)), "tasks", flush=True)
+    except TaskError as error:
+        print(path.name, str(error)[:600].replace("\\n", " "), flush=True)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_small_files_that_hold_too_much_are_errors_and_take_no_memory(tmp_path):
+    pytest.importorskip("pyarrow")
+    expected = _bombs(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(tmp_path)], capture_output=True, text=True, timeout=100, check=True
+    )
+    *lines, peak = done.stdout.splitlines()
+    found = dict(line.split(" ", 1) for line in lines)
+    assert [(name, found.get(name)) for name, why in expected.items() if why not in found.get(name, "")] == []
+    assert int(peak) < 500_000  # KiB
+
+
+def test_rows_of_parquet_that_repeat_themselves_are_read_as_they_are(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    system = "s" * 3_000
+    rows = [
+        {"prompt": [{"role": "system", "content": system}, {"role": "user", "content": f"{i}?"}], "answer": str(i),
+         "source": None if i % 3 else "math", "n": i, "raw": f"\u00e9{i % 2}".encode(), "tags": ["a"] * (i % 3)}
+        for i in range(1_000)
+    ]  # fmt: skip
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "chat.parquet", row_group_size=300)
+    tasks = read_tasks(tmp_path / "chat.parquet")
+    assert [dict(task.prompt[1]) for task in tasks] == [dict(row["prompt"][1]) for row in rows]
+    assert [task.answer for task in tasks] == [row["answer"] for row in rows]
+    assert [dict(task.info) for task in tasks] == [{k: row[k] for k in ("source", "n", "raw", "tags")} for row in rows]
+    assert all(task.prompt[0]["content"] is tasks[0].prompt[0]["content"] for task in tasks)  # one object

@@ -51,10 +51,11 @@ class Converted:
 
     def text(self, source: str) -> str:
         """YAML, with what can't be carried over as comments behind it."""
-        lines = [f"# what {source} computes in {self.trainer}, for gxpo train", yamltext.dump(self.keys, self.origins)]
+        heading = yamltext.comment(f"what {source} computes in {self.trainer}, for gxpo train")
+        lines = [heading, yamltext.dump(self.keys, self.origins)]
         if self.notes:
             lines.append("# not carried over:")
-            lines += [f"#   {where}: {said}" if where else f"#   {said}" for where, said in self.notes]
+            lines += [yamltext.comment(f"  {where}: {said}" if where else f"  {said}") for where, said in self.notes]
         return "\n".join(lines).rstrip("\n") + "\n"
 
 

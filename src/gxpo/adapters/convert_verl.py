@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ruamel.yaml.error import YAMLError
+
 from gxpo import yamltext
 from gxpo.adapters.convert import Converted
 from gxpo.adapters.verl_asks import AGGREGATES, SUCCESS_AT, SUMMED
@@ -72,7 +74,10 @@ def _overrides(words: Sequence[str], where: str) -> dict[str, tuple[Any, str]]:
     for word in words:
         key, sign, text = word.lstrip("+").partition("=")
         if sign and re.fullmatch(r"[a-z_]+(\.[A-Za-z_0-9]+)+", key):
-            found[key] = yamltext.plain(yamltext.load(text, key), key) if text else "", where
+            try:
+                found[key] = yamltext.plain(yamltext.load(text, key), key) if text else "", where
+            except YAMLError as error:
+                raise ConfigError(f"{where}: {key}: not YAML: {yamltext.problem_of(error)[0]}") from None
     return found
 
 

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gxpo.terminal import say
+
 if TYPE_CHECKING:
     Base: Any = object  # mixed into transformers' TrainerCallback
     from gxpo.doctor.finding import Diagnosis
@@ -131,7 +133,7 @@ class Watching(Base):
             return
         self.live.check(self._reader(args, state), aloud=self.quiet)
         if self.diagnosis is not None and not self.quiet:
-            print("\n".join(closing(self.diagnosis)))
+            say("\n".join(closing(self.diagnosis)))
 
     # ------------------------------------------------------------ completions
     def _newest(self) -> Any:

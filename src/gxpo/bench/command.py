@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from gxpo.bench.plan import Plan
 from gxpo.bench.results import Results
 from gxpo.bench.runner import BenchError
 from gxpo.errors import ConfigError
+from gxpo.terminal import say
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _measured(suite: str, names: Sequence[str], options: Options, held: list[Res
             options.anyway,
             options.python,
             options.vllm,
-            lambda line: print(line, file=sys.stderr, flush=True),
+            lambda line: say(line, err=True),
         )
         return suites.run(suite, names, plan, options.out, held.append)
 
@@ -81,7 +81,7 @@ def _show(results: Results, options: Options) -> None:
     if options.plot is not None:
         pictures.plot(results, options.plot, reads)
     if options.as_json:
-        print(results.to_json())
+        say(results.to_json())
     else:
         report.table(results, reads)
 

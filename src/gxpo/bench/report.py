@@ -111,8 +111,9 @@ def _left_out(row: Row) -> bool:
 
 def table(results: Results, reads: str) -> None:
     """Print the rows. Figures that no row has get no column."""
-    from rich.console import Console
     from rich.table import Table
+
+    from gxpo import terminal
 
     columns = [(name, read) for name, read in COLUMNS if any(read(row) is not None for row in results.rows)]
     shown = Table(box=None, header_style="bold")
@@ -122,8 +123,8 @@ def table(results: Results, reads: str) -> None:
     rows = [row for row in results.rows if not _left_out(row)]
     for row in rows:
         shown.add_row(row["name"], _ratio(row), _spread(row), *(_number(read(row)) for _, read in columns))
-    console = Console(width=max(140, Console().width), highlight=False)
-    console.print(heading(results, reads), soft_wrap=True, markup=False)
+    console = terminal.console(width=max(140, terminal.console().width))
+    console.print(heading(results, reads), soft_wrap=True)
     console.print(shown)
     notes = [f"{row['name']}: {row['note']}" for row in rows if row.get("note")]
     if away := [row["name"] for row in results.rows if _left_out(row)]:
@@ -133,4 +134,4 @@ def table(results: Results, reads: str) -> None:
     if any(row.get("quick") for row in results.rows):
         notes.append("--quick: too few rounds to be quoted")
     for line in notes:
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(line, soft_wrap=True)

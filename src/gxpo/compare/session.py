@@ -99,28 +99,27 @@ class Session:
 
     def show(self, *, as_json: bool, row: bool) -> None:
         """The table, the files and, where asked for, JSON or rows."""
-        from rich.console import Console
-
+        from gxpo import terminal
         from gxpo.compare.text import show
 
         if not self.comparisons:
-            print("no run is done yet")
+            terminal.say("no run is done yet")
             return
         save(self.comparisons, self.out)
         if as_json:
             documents = [to_json(c) for c in self.comparisons]
-            print(json.dumps(documents[0] if len(documents) == 1 else documents, indent=1))
+            terminal.say(json.dumps(documents[0] if len(documents) == 1 else documents, indent=1))
             return
-        console = Console(highlight=False)
+        console = terminal.console()
         for comparison in self.comparisons:
             show(comparison, console)
         if len(self.comparisons) > 1:
             for arm in over_settings(self.comparisons):
-                console.print("; ".join(arm.said), markup=False)
+                console.print("; ".join(arm.said))
         if row:
             for comparison in self.comparisons:
-                print("\n".join(rows(comparison, self.study)))
-        console.print(f"page: {self.out / 'compare.html'}", markup=False, soft_wrap=True)
+                terminal.say("\n".join(rows(comparison, self.study)))
+        console.print(f"page: {self.out / 'compare.html'}", soft_wrap=True)
 
 
 def is_run(given: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from gxpo.errors import MissingExtra, need
+from gxpo.terminal import say
 
 
 def main(arguments: list[str]) -> int:
@@ -12,7 +13,7 @@ def main(arguments: list[str]) -> int:
     try:
         pytest = need("pytest", "dev")
     except MissingExtra as error:
-        print(error, file=sys.stderr)
+        say(str(error), err=True)
         return 2
     return int(pytest.main(["-p", "gxpo.conformance.plugin", "--pyargs", "gxpo.conformance", *arguments]))
 

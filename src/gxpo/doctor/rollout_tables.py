@@ -12,6 +12,7 @@ from typing import Any
 from gxpo.doctor.rollout_lines import LARGE, Lines, first_rows, line_count, read_lines
 from gxpo.doctor.rollout_sample import by_step, spread
 from gxpo.errors import need
+from gxpo.parquet_files import fault_of
 
 _BATCH = 2_000  # rows of a part of a large Parquet table
 _PARTS = 32  # such parts
@@ -40,9 +41,10 @@ def table_names(path: Path) -> list[str] | None:
     if what == "parquet":
         parquet = need("pyarrow.parquet", "doctor")
         try:
-            return list(parquet.read_schema(path).names)
+            metadata, names = parquet.read_metadata(path), parquet.read_schema(path).names
         except Exception:  # damaged files: pyarrow raises its own errors beside OSError and ValueError
             return None
+        return None if fault_of(metadata, path.stat().st_size) else list(names)
     if what == "csv":
         return _header(path)[0]
     rows = first_rows(path) if what == "lines" else _array(path)[:8] if what == "array" else []
@@ -161,6 +163,8 @@ def _parquet(path: Path, budget: int) -> tuple[list[tuple[int, dict[str, Any]]],
     rows: list[tuple[int, dict[str, Any]]] = []
     try:
         with parquet.ParquetFile(path) as file:
+            if fault_of(file.metadata, path.stat().st_size):
+                return [], 1.0, 1
             total = file.metadata.num_rows
             groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
             starts = [sum(g.num_rows for g in groups[:i]) for i in range(len(groups))]

@@ -14,6 +14,7 @@ from gxpo.doctor.rollout_rows import NAN, Row, completion_text, first_reference,
 from gxpo.doctor.rollout_sample import KEPT, Dump, share, spread, whole_groups
 from gxpo.doctor.rollout_tables import values
 from gxpo.errors import need
+from gxpo.parquet_files import fault_of
 
 REQUIRED = {"step", "prompt", "completion", "advantage"}
 MOST_FILES = 250  # tables that are opened
@@ -99,6 +100,8 @@ def _open(dump: Dump) -> _File | None:
     parquet = need("pyarrow.parquet", "doctor")
     types = need("pyarrow", "doctor").types
     try:
+        if fault_of(parquet.read_metadata(dump.path), dump.path.stat().st_size):
+            return None
         table = parquet.read_table(dump.path, use_threads=False)
     except Exception:  # pyarrow raises its own errors, OSError and ValueError on damaged files
         return None

@@ -10,7 +10,8 @@ from dataclasses import fields
 from typing import Any
 
 from gxpo.errors import GxpoError
-from gxpo.media import PICTURES, decoded, png
+from gxpo.media import PICTURES
+from gxpo.picture_files import MAX_BYTES, decoded, png
 from gxpo.protocols import TimeStep
 from gxpo.usercode import one_line
 
@@ -169,7 +170,12 @@ def _arrived(picture: Any) -> Any:
     """The reference of a picture that came in JSON; anything else as it is."""
     if not isinstance(picture, str) or not picture.startswith(CARRIED):
         return picture
-    return PICTURES.put(decoded(base64.b64decode(picture.removeprefix(CARRIED), validate=True), "png"))
+    if len(picture) > MAX_BYTES * 4 // 3 + len(CARRIED) + 4:  # base64 writes 3 bytes as 4 characters
+        raise Nonsense(f"observation shows a picture of {len(picture)} characters, whose file is larger than is read")
+    try:
+        return PICTURES.put(decoded(base64.b64decode(picture.removeprefix(CARRIED), validate=True), "png"))
+    except (GxpoError, ValueError) as error:
+        raise Nonsense(f"observation shows what is no picture: {error}") from error
 
 
 def _text_or_none(what: str, value: object) -> str | None:

@@ -255,10 +255,11 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 def show(report: dict[str, Any]) -> None:
     """Print the report for people."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, soft_wrap=True)
+    from gxpo import terminal
+
+    console = terminal.console(soft_wrap=True)
     table = Table("completion", "mean score", "unscored", box=None, header_style="bold")
     for row in report["rows"]:
         mean = "-" if row["mean"] is None else f"{row['mean']:.3f}"
@@ -274,6 +275,6 @@ def show(report: dict[str, Any]) -> None:
         f"{shown['right']} over right, {shown['wrong']} over wrong answers"
     )
     for finding in report["findings"]:
-        console.print(f"finding: {finding}", markup=False)
+        console.print(f"finding: {finding}")
     if not report["findings"]:
         console.print("no finding")

@@ -131,7 +131,8 @@ def _compared(part: Relative, forest: Forest, signals: Any, given: Tensor) -> Co
         ids = torch.where(known, part.peers(forest, rows), -1)
     own = torch.full((len(x),), -1, dtype=torch.int64)  # a token of each row, to read its value from
     own[rows.own.flip(0)] = torch.arange(forest.n_entries).flip(0)
-    actual = torch.where(own >= 0, given[own.clamp_min(0)], torch.nan).numpy()
+    read = given if len(given) else torch.full((1,), torch.nan)  # of actions that are all empty there is none
+    actual = torch.where(own >= 0, read[own.clamp_min(0)], torch.nan).numpy()
     counted = rows.take(forest.compared, "R").numpy() & (ids >= 0).numpy()
     value = torch.where(known, x, torch.nan).numpy()
     baseline = rows.take(signals["baseline"].to(torch.float64), "R").numpy() if part.center == "baseline" else None

@@ -8,8 +8,9 @@ from typing import Any
 
 def show(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, told_apart: bool) -> None:
     """Print a row for each method and group size, and which needs the fewest tokens."""
-    from rich.console import Console
     from rich.table import Table
+
+    from gxpo import terminal
 
     table = Table(box=None, header_style="bold")
     columns = (
@@ -42,7 +43,7 @@ def show(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, told
             "-" if row["relative_error"] is None else f"{row['relative_error']:.2f}",
             "-" if row["along"] is None else f"{row['along']:.2f}",
         )
-    console = Console(width=max(132, Console().width), highlight=False)
+    console = terminal.console(width=max(132, terminal.console().width))
     console.print(
         "agreement: expected cosine of the gradients of two halves of these tasks; tokens to agree: that two batches "
         "need each for a cosine of 1/2; against the first: signal per token over that of the first row; "

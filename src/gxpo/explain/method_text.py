@@ -46,9 +46,10 @@ def sections(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, A
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Table of methods by stage, with their number by level of evidence."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from gxpo import terminal
 
     shown = Table(box=None, header_style="bold")
     for column in ("name", "evidence", "equal groups", "cost", "idea"):
@@ -59,18 +60,17 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             cost = "" if free(row["cost"]) else "*"
             cells = (f"  {row['name']}", row["evidence"], row["on_equal"], cost, row["idea"])
             shown.add_row(*(Text(cell) for cell in cells))
-    console = Console(width=max(120, Console().width), highlight=False)
+    console = terminal.console(width=max(120, terminal.console().width))
     with console.capture() as captured:
         if rows:
             console.print(shown)
-    return "\n".join(
-        [
-            captured.get() + counted(rows),
-            "* has costs (or savings) of its own; one whole: gxpo methods NAME; a composition: gxpo methods dapo+gmpo",
-            "by what goes wrong: gxpo methods --for SYMPTOM, one of",
-            textwrap.fill(", ".join(SYMPTOMS), WIDTH, initial_indent="  ", subsequent_indent="  "),
-        ]
+    lines = (
+        captured.get() + counted(rows),
+        "* has costs (or savings) of its own; one whole: gxpo methods NAME; a composition: gxpo methods dapo+gmpo",
+        "by what goes wrong: gxpo methods --for SYMPTOM, one of",
+        textwrap.fill(", ".join(SYMPTOMS), WIDTH, initial_indent="  ", subsequent_indent="  "),
     )
+    return terminal.Styled("\n".join(lines))
 
 
 def counted(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -115,20 +115,21 @@ def turns_at_most(s: RunSettings, calls: int | None = 1) -> int | None:
 
 def show_keys(resolved: Resolved) -> None:
     """Print every key, its value and its origin."""
-    from rich.console import Console
     from rich.table import Table
+
+    from gxpo import terminal
 
     table = Table("key", "value", "from", box=None, header_style="bold")
     for key, stated in resolved.keys.items():
         table.add_row(key, show(stated.value), stated.origin)
-    Console(width=max(120, Console().width)).print(table)
+    terminal.console(width=max(120, terminal.console().width)).print(table)
 
 
 def show_plan(figures: dict[str, Any]) -> None:
     """Print the figures as a table, and the step in one line."""
-    from rich.console import Console
+    from gxpo import terminal
 
-    console = Console(highlight=False)
+    console = terminal.console()
     f = figures
     tokens = f["generated_tokens_per_step_at_most"]
     shown = "tokens as the environment decides" if tokens is None else f"at most {tokens:,} tokens"
@@ -154,9 +155,9 @@ def show_plan(figures: dict[str, Any]) -> None:
 
 def show_probe(measured: dict[str, Any]) -> None:
     """Print the cost of two real steps (`gxpo.trainer.probe`), extrapolated to the whole run."""
-    from rich.console import Console
+    from gxpo import terminal
 
-    console, m = Console(highlight=False), measured
+    console, m = terminal.console(), measured
     console.print(
         f"\nprobe, second of two real steps on {m['device']}: {m['time_step_s']:.3g} s (sampling "
         f"{m['time_sample_s']:.3g}, scoring {m['time_score_s']:.3g}, update {m['time_update_s']:.3g}); "

@@ -114,7 +114,7 @@ def _records(path: Path) -> list[dict[str, Any]] | None:
                 continue
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 if out:
                     raise RecordError(f"{path}: line {number} is not JSON (was the file cut?)") from None
                 return None

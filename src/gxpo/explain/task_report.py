@@ -14,7 +14,7 @@ from gxpo import chat, worlds
 from gxpo.chat.messages import normal_messages, padded_arguments, with_tags
 from gxpo.chat.plain import Tokens
 from gxpo.chat.rendered import prompt_warnings
-from gxpo.errors import ModelError, TaskError, need
+from gxpo.errors import ModelError, PictureError, TaskError, need
 from gxpo.explain.check_template import tokenizer_of
 from gxpo.explain.overlap import Overlap, overlap
 from gxpo.explain.task_reward import paid
@@ -28,7 +28,7 @@ from gxpo.models.warmup import WARMUPS, Recipe
 from gxpo.protocols import Message, Task
 from gxpo.rollouts.context import prompt_messages
 from gxpo.settings import RunSettings
-from gxpo.tasks.file import parse_task
+from gxpo.tasks.file import check_size, parse_task
 from gxpo.tasks.listed import ListedTasks
 
 FEW = 30  # held-out tasks below which an accuracy has an interval wider than +-0.18
@@ -86,10 +86,10 @@ class Reader:
             return Rendered(text, len(text), 0)
         else:
             try:
-                said = prompt_messages(self.chat, self.system, task.prompt)  # type: ignore[arg-type]
-                ids = self.chat.start(said).context
-            except ModelError as error:
-                raise ModelError(f"task {task.id!r}: {error}") from error
+                messages = prompt_messages(self.chat, self.system, task.prompt)  # type: ignore[arg-type]
+                ids = self.chat.start(messages).context
+            except (ModelError, PictureError) as error:
+                raise TaskError(f"task {task.id!r}: {error}") from error
         if self.chat is None:
             return Rendered(" ".join(map(str, ids)), len(ids), 0)
         unknown = getattr(self.tokenizer, "unk_token_id", None)
@@ -224,6 +224,7 @@ def _readable(s: RunSettings) -> tuple[_Some | None, list[str]]:
 
 def readable(path: Path) -> tuple[list[Task], list[str]]:
     """The tasks of a JSON Lines file that can be read, and a message for each line that can't."""
+    check_size(path)
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError):

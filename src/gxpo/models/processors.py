@@ -16,7 +16,7 @@ from torch import Tensor
 from gxpo import media
 from gxpo.decoder.vision import vision_of
 from gxpo.drawing import scaled
-from gxpo.errors import ModelError, need
+from gxpo.errors import ModelError, PictureError, need
 
 if TYPE_CHECKING:
     from gxpo.decoder.vision import Grid, Processor
@@ -124,9 +124,7 @@ class AutoPictures:
 
     def inputs(self, pictures: Sequence[Pixels]) -> Mapping[str, Tensor]:
         """What the processor gives for each picture, one after the other."""
-        found = [
-            dict(self.processor(images=[p], return_tensors="pt", input_data_format="channels_last")) for p in pictures
-        ]
+        found = [self._one(p) for p in pictures]
         if other := sorted({name for each in found for name in each} - {*READ}):
             raise ModelError(
                 f"{type(self.processor).__name__} gives {other[0]}, which gxpo does not hand to a tower: it knows "
@@ -139,6 +137,15 @@ class AutoPictures:
                 "tower together: set a fixed size in preprocessor_config.json"
             )
         return {name: torch.cat([each[name] for each in found]) for name in found[0]}
+
+    def _one(self, pixels: Pixels) -> dict[str, Tensor]:
+        try:
+            return dict(self.processor(images=[pixels], return_tensors="pt", input_data_format="channels_last"))
+        except Exception as error:  # processors refuse sizes, as sides of 1 to 300, by types of their own
+            height, width, _ = pixels.shape
+            reason = " ".join(str(error).split())[:200]
+            name = type(self.processor).__name__
+            raise PictureError(f"{name} can't prepare a picture of {width} x {height} pixels: {reason}") from error
 
     def save_pretrained(self, folder: Path) -> None:
         self.processor.save_pretrained(folder)

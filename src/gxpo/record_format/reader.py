@@ -20,6 +20,7 @@ from gxpo.errors import RecordError, did_you_mean, need
 from gxpo.media import FIRST, placed, refs_in
 from gxpo.record_format.assemble import Node, Reference, Step, assemble
 from gxpo.record_format.schema import Fork, Record, Turn
+from gxpo.regular_files import fault_of
 
 NO_TOKEN = -1  # in place of an action that is known as text only
 
@@ -70,6 +71,8 @@ class _TensorFiles:
         if self.folder is None or not key or Path(name).name != name:
             raise ValueError("is not a 'file.safetensors#key' of a file beside the records")
         if name not in self.files:
+            if fault := fault_of(self.folder / name):
+                raise ValueError(f"can't be read: {fault}")
             need("safetensors", "train")
             from safetensors import safe_open
 
@@ -318,7 +321,7 @@ class Reader:
             try:
                 value = self.tensors.read(reference)
             except Exception as error:  # safetensors raises its own types for absent and damaged files
-                fail(where, f"{reference!r} {error}")
+                fail(where, f"{short(reference)} {error}")
         if not isinstance(value, Tensor) or value.dim() < 1 or value.shape[0] != size:
             fail(where, f"is not a tensor with leading dimension {size}, the action's tokens")
         kind = (value.dtype, value.dim())

@@ -18,6 +18,7 @@ import torch
 from annotated_types import Ge, MinLen
 from torch.nn.functional import pad
 
+from gxpo.errors import PictureError
 from gxpo.forest import Forest
 from gxpo.protocols import (
     Completion,
@@ -378,7 +379,10 @@ class Episode:
         elif self.moves >= max_turns:
             self.end = "turns"
         else:
-            self._go_on(lambda context: context.observe(answer.observation))
+            try:
+                self._go_on(lambda context: context.observe(answer.observation))
+            except PictureError as error:  # what an environment shows costs its own episode alone
+                self.end, self.failure = "nonsense", str(error)
 
     def _go_on(self, say: Callable[[Context], ContextUpdate]) -> None:
         """Both contexts stand before the next action; the record has the plain one's."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gxpo.errors import GxpoError
+from gxpo.errors import GxpoError, PictureError
 from gxpo.forest import Forest
 from gxpo.protocols import (
     Completion,
@@ -130,19 +130,28 @@ class Play:
         begun = []
         for a, key, label, name in each:
             answer = started[name]
+            try:
+                context, plain, opening = self._opened(a, answer)
+            except PictureError as error:  # what an environment shows costs its own episode alone
+                answer = EnvFailure("nonsense", str(error))
+                context, plain, opening = self._opened(a, answer)
             said = TimeStep("") if isinstance(answer, EnvFailure) else answer
-            fresh = functools.partial(
-                Context, self.session.chat, self.rules, self.envs.instructions, self.envs.tools, self.session.system
-            )
-            context, plain = fresh(wording=a.wording), fresh() if a.hidden else None
-            opening = context.open(said.observation)
-            opening = opening if plain is None else plain.open(said.observation)
             episode = Episode(name, a.task, a.group, key, context, opening, said, about=said.info, asked=a)
             episode.label, episode.plain, episode.info = label, plain, dict(a.info)
             if isinstance(answer, EnvFailure):
                 self._broken(episode, answer)
             begun.append(episode)
         return begun
+
+    def _opened(self, a: Attempts, answer: TimeStep | EnvFailure) -> tuple[Context, Context | None, ContextUpdate]:
+        """The context of an attempt that begins, the one without hidden words, and the record's first update."""
+        fresh = functools.partial(
+            Context, self.session.chat, self.rules, self.envs.instructions, self.envs.tools, self.session.system
+        )
+        context, plain = fresh(wording=a.wording), fresh() if a.hidden else None
+        observation = "" if isinstance(answer, EnvFailure) else answer.observation
+        opening = context.open(observation)
+        return context, plain, opening if plain is None else plain.open(observation)
 
     def fork(self, forks: Sequence[Fork | tuple[Episode, int, StreamKey, str]]) -> list[Episode]:
         """New attempts that stand where another stood before one of its turns, or within the action that followed.

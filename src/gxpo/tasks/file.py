@@ -10,16 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gxpo.errors import TaskError, need
+from gxpo import parquet_files
+from gxpo.errors import TaskError
 from gxpo.protocols import Task
 from gxpo.tasks.listed import ListedTasks
-from gxpo.tasks.padding import without_padding
+from gxpo.tasks.padding import row_trim
 from gxpo.tasks.rows import COLUMNS, Columns, Row, task_of, tasks_of
 from gxpo.tasks.source import check_options
 from gxpo.usercode import one_line
 
 OTHERS = (";", "\t", "|")  # what separates cells in files that are called .csv all the same
 KINDS = (".jsonl", ".csv", ".parquet")
+MOST_BYTES = 1 << 32  # of a file of text
+MOST_LINE = 1 << 26  # characters of a line of JSON
+MOST_HEADING = 1 << 20  # characters of a heading of CSV
+MOST_COLUMNS = 10_000  # of CSV
 
 
 def read_tasks(path: Path, columns: Columns | None = None) -> list[Task]:
@@ -35,7 +40,14 @@ def read_tasks(path: Path, columns: Columns | None = None) -> list[Task]:
     return tasks_of(rows(path), columns or COLUMNS, str(path), example)
 
 
+def check_size(path: Path) -> None:
+    """`TaskError` for a file of text that is too large to be read."""
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise TaskError(f"{path}: has {size:,} bytes, and at most {MOST_BYTES:,} are read: split it")
+
+
 def _text(path: Path, encoding: str) -> str:
+    check_size(path)
     try:
         with path.open(encoding=encoding, newline="" if path.suffix == ".csv" else None) as file:
             return file.read()
@@ -68,6 +80,8 @@ def _json_lines(path: Path) -> Iterator[Row | TaskError]:
         if line.strip():
             where = f"{path}, line {number}"
             try:
+                if len(line) > MOST_LINE:
+                    raise TaskError(f"{where}: has {len(line):,} characters, and at most {MOST_LINE:,} are read")
                 row = _object(line, where)
             except TaskError as error:
                 yield error
@@ -98,13 +112,15 @@ def _not_a_number(text: str) -> float:
 
 def _csv(path: Path) -> Iterator[Row | TaskError]:
     lines = _text(path, "utf-8-sig").splitlines(keepends=True)
-    if found := _delimiter(lines):
+    if found := _delimiter(lines, path):
         raise TaskError(
             f"{path}: cells are separated by {found!r}, not by commas: write it with commas, and in quotes what has "
             f"commas in it (pandas: read_csv({path.name!r}, sep={found!r}).to_csv(..., index=False))"
         )
     reader = csv.DictReader(lines, strict=True)
     try:
+        if (n := len(reader.fieldnames or ())) > MOST_COLUMNS:
+            raise TaskError(f"{path}: has {n:,} columns, and at most {MOST_COLUMNS:,} are read")
         for number, row in enumerate(reader, start=1):
             where = f"{path}, line {reader.line_num}"
             if None in row or None in row.values():
@@ -112,26 +128,30 @@ def _csv(path: Path) -> Iterator[Row | TaskError]:
                 continue
             yield where, f"{path.stem}/{number}", row
     except csv.Error as error:
-        yield TaskError(f"{path}, line {reader.line_num}: not valid CSV ({error})")
+        yield TaskError(f"{path}, line {max(1, reader.line_num)}: not valid CSV ({error})")
 
 
-def _delimiter(lines: Sequence[str]) -> str | None:
+def _delimiter(lines: Sequence[str], path: Path) -> str | None:
     """What separates the cells of a heading that commas do not; None where commas do, or where it has one cell."""
     heading = next((line for line in lines if line.strip()), "").strip()
-    cells = {d: len(next(csv.reader([heading], delimiter=d), [])) for d in (",", *OTHERS)}
+    if len(heading) > MOST_HEADING:
+        raise TaskError(f"{path}: its heading has {len(heading):,} characters, and at most {MOST_HEADING:,} are read")
+    cells = {d: _cells(heading, d) for d in (",", *OTHERS)}
     most = max(OTHERS, key=cells.__getitem__)
     return most if cells[","] == 1 and cells[most] > 1 else None
 
 
-def _parquet(path: Path) -> Iterator[Row]:
-    parquet: Any = need("pyarrow.parquet", "data")
+def _cells(heading: str, delimiter: str) -> int:
     try:
-        table = parquet.read_table(path)
-        rows = without_padding(table.to_pylist(), table.schema)
-    except Exception as error:  # arrow has an exception for each thing that a file may be
-        raise TaskError(f"{path}: can't be read as parquet ({one_line(str(error))})") from error
-    for number, row in enumerate(rows, start=1):
-        yield f"{path}, row {number}", f"{path.stem}/{number}", row
+        return len(next(csv.reader([heading], delimiter=delimiter), []))
+    except csv.Error:  # a cell beyond the limit of the module: the reader says which line it is in
+        return 1
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    trim = row_trim(parquet_files.schema(path, TaskError))
+    for number, row in enumerate(parquet_files.rows(path, TaskError), start=1):
+        yield f"{path}, row {number}", f"{path.stem}/{number}", trim(row)
 
 
 @dataclass

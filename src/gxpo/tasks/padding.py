@@ -18,8 +18,15 @@ def without_padding(rows: Rows, schema: Any) -> Rows:
     schema  of the table. A key whose column is typed is left out where it is null; one of Arrow's type null, which is
             null in every row, was written so and stays. Columns themselves stay, null or not, and so do nulls in lists
     """
+    return list(map(row_trim(schema), rows))
+
+
+def row_trim(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return the function that takes Arrow's padding out of one row of a table with this schema."""
     trims = {name: trim for name, kind in zip(schema.names, schema.types, strict=True) if (trim := _trim_of(kind))}
-    return [{k: trims[k](v) if k in trims else v for k, v in row.items()} for row in rows] if trims else rows
+    if not trims:
+        return lambda row: row
+    return lambda row: {k: trims[k](v) if k in trims else v for k, v in row.items()}
 
 
 def _trim_of(kind: Any) -> Trim | None:

@@ -12,6 +12,7 @@ from gxpo.errors import ModelError, TaskError, did_you_mean
 from gxpo.protocols import Message, Task
 
 SHOWN = 3  # places and kinds of faults in an error
+COLUMNS_SHOWN = 40  # columns in one, and characters of their names
 Row = tuple[str, str, Mapping[str, Any]]  # (where it stands, id where it has none, columns)
 
 
@@ -113,6 +114,12 @@ def at_fault(label: str, faults: Sequence[TaskError], of: int) -> TaskError:
     return TaskError(f"{label}: {len(faults)} of {of} rows are at fault; {'; '.join(said)}")
 
 
+def _names(names: Sequence[str]) -> str:
+    """The first columns by name, cut where they are long, and how many more there are."""
+    more = f" and {len(names) - COLUMNS_SHOWN:,} more" if len(names) > COLUMNS_SHOWN else ""
+    return (", ".join(name[:COLUMNS_SHOWN] for name in names[:COLUMNS_SHOWN]) or "none") + more
+
+
 def _some(places: Sequence[str]) -> str:
     """The first few places: "line 2, line 5, line 8 and 4 more"."""
     more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
@@ -126,7 +133,7 @@ def _check_columns(rows: list[Row], columns: Columns, label: str) -> None:
         if (option == "answer" and column == option) or any(column in row for _, _, row in rows):
             continue
         there = dict.fromkeys(str(name) for _, _, row in rows for name in row)
-        hint = did_you_mean(column, there) or f"; there is {', '.join(there) or 'none'}"
+        hint = did_you_mean(column, there) or f"; there is {_names(list(there))}"
         raise TaskError(f"{label}: no column {column!r}{hint} (set tasks.options.{option} to the name of the column)")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from gxpo import runtime
 from gxpo.callbacks import Callback
 from gxpo.errors import ConfigError, need
+from gxpo.terminal import console, escaped, say
 from gxpo.trainer.figures import LIVE, Latest, written
 
 SECONDS = 60.0  # between two lines where there is no bar, evaluations aside
@@ -71,7 +72,7 @@ class Lines(Display):
         self._said = 0.0
 
     def say(self, line: str) -> None:
-        print(line, file=sys.stdout if notebook() else sys.stderr, flush=True)
+        say(line, err=not notebook())
 
     def on_step(self, row: Mapping[str, Any], run: Any) -> None:
         self.latest.take(row)
@@ -83,14 +84,12 @@ class Lines(Display):
 class TerminalBar(Display):
     """A bar of rich on standard error; what is printed meanwhile appears above it."""
 
-    def __init__(self, console: Any = None) -> None:
-        from rich.console import Console
-
-        self.console = console or Console(stderr=True, highlight=False)
+    def __init__(self, shown_on: Any = None) -> None:
+        self.console = shown_on or console(stderr=True)
         self._bar: Any = None
 
     def say(self, line: str) -> None:
-        self.console.print(line, markup=False)
+        self.console.print(line)
 
     def on_start(self, run: Any) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
@@ -121,7 +120,7 @@ class NotebookBar(Display):
         self._drawn = 0.0
 
     def say(self, line: str) -> None:
-        print(line, flush=True)
+        say(line)
 
     def on_start(self, run: Any) -> None:
         super().on_start(run)
@@ -140,7 +139,7 @@ class NotebookBar(Display):
         self._drawn = time.monotonic()
 
     def _data(self) -> dict[str, str]:
-        return {"text/plain": self.latest.text(), "text/html": html(self.latest)}
+        return {"text/plain": escaped(self.latest.text()), "text/html": html(self.latest)}
 
 
 def html(latest: Latest) -> str:
@@ -154,7 +153,8 @@ def html(latest: Latest) -> str:
         cells.append(f"{first} &rarr; {now}" if name == "eval_accuracy" and first != now else now)
     head = "".join(f"<th style='text-align:right'>{name}</th>" for name in names)
     body = "".join(f"<td style='text-align:right'>{cell}</td>" for cell in cells)
-    said = " &middot; ".join(escape(x) for x in (f"step {run.step} of {steps}", latest.left, str(run.path)) if x)
+    texts = (f"step {run.step} of {steps}", latest.left, str(run.path))
+    said = " &middot; ".join(escape(escaped(x)) for x in texts if x)
     bar = f"<progress max='1' value='{latest.share:.4f}' style='width:20em;vertical-align:middle'></progress>"
     table = f"<table><tr>{head}</tr><tr>{body}</tr></table>" if names else ""
     return f"<div>{bar} {said}{table}</div>"

@@ -476,7 +476,7 @@ def _rows(path: Path, lines: list[bytes]) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
             raise RecordError(f"{path} line {number} is not a JSON object: restore the file or remove that line")

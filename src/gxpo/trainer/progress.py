@@ -7,12 +7,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-
 from gxpo import runtime
 from gxpo.callbacks import Callback
 from gxpo.doctor.live import closing
 from gxpo.rewards.scoring import LIMIT
+from gxpo.terminal import console, say
 from gxpo.trainer.checkup import NOTHING_LEARNED
 from gxpo.trainer.display import Display, TerminalBar
 from gxpo.trainer.figures import Table
@@ -29,7 +28,7 @@ class Progress(Callback):
 
     def __init__(self, *, quiet: bool = False, every: int = 5) -> None:
         quiet = quiet or runtime.environment("RANK", 0) > 0
-        self.console = Console(stderr=quiet, highlight=False, soft_wrap=True)
+        self.console = console(stderr=quiet, soft_wrap=True)
         self.quiet, self.every = quiet, every
         self.table = Table(self.console.width if self.console.is_terminal else WIDTH)
         self.interrupts = Interrupts(lambda line: self.console.print(line, style="yellow"))
@@ -99,7 +98,7 @@ class Progress(Callback):
             "findings": [id for f in diagnosis.findings for id in f.ids] if diagnosis else [],
         }
         if as_json:
-            print(json.dumps(summary))
+            say(json.dumps(summary))
             return
         if lines:
             self.console.print(
@@ -111,24 +110,22 @@ class Progress(Callback):
         if counts:
             self.console.print(f"could not be scored: {counts}", style="yellow")
             for kind, message in run.trainer.rewards.messages.items():
-                self.console.print(f"  first {kind}: {message}", style="yellow", markup=False)
+                self.console.print(f"  first {kind}: {message}", style="yellow")
         for kind, message in run.trainer.lost.items():
-            self.console.print(f"first {kind}: {message}", style="yellow", markup=False)
+            self.console.print(f"first {kind}: {message}", style="yellow")
         if over_limit:
             self.console.print(f"counted as wrong, too large to be checked: {over_limit}", style="yellow")
         first = set(diagnosis.findings[0].ids) if diagnosis and diagnosis.sick else set()
         if run.problem and (run.tally.all_unscored or not first & NOTHING_LEARNED):
-            self.console.print(run.problem, style="bold red", markup=False)
+            self.console.print(run.problem, style="bold red")
         if run.best is not None:
             self.console.print(f"best checkpoint: {run.trainer.best} (gxpo export {run.path} DIR --best)")
         if run.stopped is not None and run.trainer.finished:
-            self.console.print(f"stopped early: {run.stopped}", markup=False)
+            self.console.print(f"stopped early: {run.stopped}")
         self.console.print(f"run: {run.path}  report: {run.path}/report.html")
         if not run.trainer.finished:
             why = f" ({run.stopped})" if self.signal is None and run.stopped is not None else ""
-            self.console.print(
-                f"stopped at step {run.trainer.step_number}{why}; go on with: gxpo resume {run.path}", markup=False
-            )
+            self.console.print(f"stopped at step {run.trainer.step_number}{why}; go on with: gxpo resume {run.path}")
         if diagnosis:
             for line in closing(diagnosis, str(run.path)):
-                self.console.print(line, style="bold" if diagnosis.sick else None, markup=False)
+                self.console.print(line, style="bold" if diagnosis.sick else None)

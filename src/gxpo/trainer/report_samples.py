@@ -29,7 +29,7 @@ def table_of(path: Path) -> Html:
     for line in path.read_bytes().splitlines():
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if isinstance(record, dict):
             records.append(record)

@@ -18,7 +18,7 @@ from gxpo import runtime
 from gxpo.chat import PlainChat
 from gxpo.chat.plain import Tokens, decoder
 from gxpo.definition import show
-from gxpo.errors import ConfigError, GxpoError, ModelError, TaskError
+from gxpo.errors import ConfigError, GxpoError, ModelError, PictureError, TaskError
 from gxpo.forest import Forest
 from gxpo.functions import naming, place_of
 from gxpo.learners.accumulate import gradient_of
@@ -112,17 +112,17 @@ class Session:
         prompt = task.prompt
         if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
             return cast("tuple[int, ...]", prompt)
-        known = self._tasks.get(task.id)
-        if known is not None and known.prompt != prompt and getattr(self.chat, "is_rendered", False):
+        previous = self._tasks.get(task.id)
+        if previous is not None and previous.prompt != prompt and getattr(self.chat, "is_rendered", False):
             raise ConfigError(
                 "chat.template=rendered: this method's rollout puts prompts in other words, and a rendered prompt is a "
                 "whole conversation: give messages, or take a rollout that does not"
             )
         try:
-            said = prompt_messages(self.chat, self.system, cast("str | tuple[Message, ...]", prompt))
-            return tuple(self.chat.start(said).context)
-        except ModelError as error:
-            raise ModelError(f"task {task.id!r}: {error}") from error
+            messages = prompt_messages(self.chat, self.system, cast("str | tuple[Message, ...]", prompt))
+            return tuple(self.chat.start(messages).context)
+        except (ModelError, PictureError) as error:
+            raise TaskError(f"task {task.id!r}: {error}") from error
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens left out that are no content (`gxpo.chat.plain.decoder`)."""

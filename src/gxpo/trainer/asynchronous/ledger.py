@@ -8,16 +8,23 @@ file.
     {"event": "fail", "place": 6, "why": "TaskError: ...", ...}    its rollout raised; nothing is trained
     {"event": "drop", "place": 6, "step": 9, ...}                  over age at step 9
     {"event": "consume", "step": 5, "places": [6, 7, 8, 9]}        the update of step 5 is of these groups
+    {"event": "rewrite", "continues": ["0c5f...", ...]}            first line of a resumed run's: see `Ledger.go_back`
 
 A *place* numbers the tasks in the order in which they were drawn. The records of a finished one are beside the ledger,
 in `rollouts/.groups/step-000004/000006.jsonl`, and are there before its line is.
+
+Every line ends with a digest of itself and of all lines before it; a `finish` line has the digests of the files of its
+group and of their lines; a checkpoint has the digest of the newest line (`Ledger.state`). So nothing that was edited,
+moved or lost is trained: the run says which line it was, and stops.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -26,9 +33,12 @@ from typing import Any
 from gxpo.errors import CheckpointError
 from gxpo.forest import Forest
 from gxpo.records import dump, load
+from gxpo.trainer.asynchronous.chained_lines import BrokenChain, chained, unchained
 from gxpo.trainer.checkpoint import write_atomic
 
 LEDGER, GROUPS = "rollouts/ledger.jsonl", "rollouts/.groups"
+MARKS = 256  # checkpoints whose digests are remembered
+_REMEDY = "restore it from a copy, or begin a run from its parameters: gxpo train --from"
 
 
 @dataclass
@@ -67,6 +77,7 @@ class Entry:
     cost: Cost = field(default_factory=Cost)
     why: str = ""
     used: int | None = None  # step that consumed or dropped it
+    files: dict[str, list[str]] = field(default_factory=dict)  # of its records, by name: digests of their lines
 
 
 class Ledger:
@@ -75,6 +86,8 @@ class Ledger:
     def __init__(self, run: Path) -> None:
         self.path, self.folder = run / LEDGER, run / GROUPS
         self.entries: dict[int, Entry] = {}
+        self._digest = ""  # of the newest line
+        self._marks: list[str] = []  # digests that checkpoints have
 
     # ------------------------------------------------------------ events
     def dispatch(self, entry: Entry) -> None:
@@ -91,9 +104,10 @@ class Ledger:
         for written in (path, path.with_suffix(".safetensors"), path.parent):
             if written.exists():
                 _flush(written)
-        self._append({"event": "finish", "place": place, "version": version, **asdict(cost)})
+        files = {written.name: _digests(written) for written in self._files(place) if written.exists()}
+        self._append({"event": "finish", "place": place, "version": version, "files": files, **asdict(cost)})
         entry = self.entries[place]
-        entry.state, entry.version, entry.cost = "finished", version, cost
+        entry.state, entry.version, entry.cost, entry.files = "finished", version, cost, files
 
     def fail(self, place: int, why: str, cost: Cost) -> None:
         """A place whose rollout raised."""
@@ -117,32 +131,94 @@ class Ledger:
             entry.state = "consumed" if entry.state == "finished" else entry.state
 
     def rollouts(self, place: int) -> Forest:
-        """The rollouts of a finished place as they were written."""
+        """The rollouts of a finished place as they were written; `CheckpointError` where they were changed since."""
+        self._check(place)
         return load(self.file(place))
 
     def file(self, place: int) -> Path:
         """Where the records of a place are."""
         return self.folder / f"step-{self.entries[place].step:06d}" / f"{place:06d}.jsonl"
 
+    def _files(self, place: int) -> tuple[Path, Path]:
+        path = self.file(place)
+        return path, path.with_suffix(".safetensors")
+
+    def _check(self, place: int) -> None:
+        """`CheckpointError` unless the files of a finished place are those that were written; unknown ones pass."""
+        remedy = "restore it from a copy, or delete it, and gxpo resume samples its group again"
+        for path in self._files(place):
+            expected = self.entries[place].files.get(path.name)
+            if expected is None:
+                if self.entries[place].files and path.exists():
+                    raise CheckpointError(f"{path}: is none of the files that {LEDGER} says were written: delete it")
+                continue
+            if not path.is_file():
+                raise CheckpointError(f"{path}: is lost: {remedy.replace('delete it', f'delete {path.stem}.*')}")
+            digests = _digests(path)
+            if digests != expected:
+                where = f"{path}" if path.suffix != ".jsonl" else f"{path}:{_first_difference(digests, expected)}"
+                count = (
+                    "" if len(digests) == len(expected) else f" ({len(expected)} lines were, {len(digests)} are there)"
+                )
+                raise CheckpointError(f"{where}: was changed since it was written{count}: {remedy}")
+
     # ------------------------------------------------------------ after a checkpoint
-    def go_back(self, step: int) -> None:
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of the ledger, by which `go_back` sees that no line of it is lost."""
+        if self._digest:
+            earlier = [mark for mark in self._marks if mark != self._digest]
+            self._marks = [*earlier[1 - MARKS :], self._digest]
+        return {"marks": list(self._marks)}
+
+    def go_back(self, step: int, state: Mapping[str, Any] | None = None) -> None:
         """What the run knew at `step`: places used later are as they were before; what was not finished is forgotten,
-        to be dispatched again. The file is replaced by one that says that."""
-        self.entries = read(self.path) if self.path.is_file() else {}
+        to be dispatched again. The file is replaced by one that says that, and that begins with the digests of `state`:
+        a checkpoint that has one of them may go back with the new file as with the old one.
+
+        state  of the checkpoint; None: it was written without digests
+        """
+        self.entries, digests = _read(self.path) if self.path.is_file() else ({}, set())
+        self._marks = list(state["marks"]) if state else []
+        if self._marks and self._marks[-1] not in digests:
+            lost = "lines that it had at the checkpoint are lost" if self.path.is_file() else "is lost"
+            raise CheckpointError(f"{self.path}: {lost}, as of step {step}: {_REMEDY} {self.path.parent.parent}")
+        lost = 0
         for place, entry in list(self.entries.items()):
+            had_records = entry.used is None or entry.used > step
+            had_records &= entry.state in ("finished", "consumed") and not entry.why
             if entry.used is not None and entry.used > step:
                 entry.used = None
                 entry.state = "failed" if entry.why else "finished" if self.file(place).is_file() else "dispatched"
             if entry.used is None and not self._whole(entry):
                 del self.entries[place]
-        lines = [line for entry in self.entries.values() for line in _lines(entry)]
+                lost += had_records
+        if lost:
+            warnings.warn(
+                f"{self.folder}: the records of {lost} finished groups are gone: they are sampled again", stacklevel=4
+            )
+        self._check_all()
+        lines: list[dict[str, Any]] = [{"event": "rewrite", "continues": self._marks}]
+        lines += [line for entry in self.entries.values() for line in _lines(entry)]
         used: dict[int, list[int]] = {}
         for entry in self.entries.values():
             if entry.used is not None and entry.state != "dropped":
                 used.setdefault(entry.used, []).append(entry.place)
         lines += [{"event": "consume", "step": at, "places": places} for at, places in sorted(used.items())]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.path, "".join(json.dumps(line) + "\n" for line in lines))
+        text, self._digest = chained(lines)
+        write_atomic(self.path, text)
+
+    def _check_all(self) -> None:
+        """The files of all finished places that are still to be trained."""
+        waiting = [e for e in self.entries.values() if e.used is None and e.state == "finished"]
+        for entry in waiting:
+            self._check(entry.place)
+        if unknown := [e for e in waiting if not e.files]:
+            warnings.warn(
+                f"{self.path}: {len(unknown)} finished groups have no digests, as runs of earlier versions: whether "
+                "their records were changed is unknown",
+                stacklevel=5,
+            )
 
     def _whole(self, entry: Entry) -> bool:
         return entry.state == "failed" or (entry.state == "finished" and self.file(entry.place).is_file())
@@ -160,11 +236,13 @@ class Ledger:
     def _append(self, line: Mapping[str, Any]) -> None:
         fresh = not self.path.exists()
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        text, digest = chained([line], self._digest)
         try:
             with open(self.path, "ab") as file:
-                file.write(json.dumps(line).encode() + b"\n")
+                file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
+            self._digest = digest
         except OSError as error:
             raise CheckpointError(f"{self.path} not written: {error.strerror}: free space, then gxpo resume") from error
         if fresh:
@@ -173,18 +251,45 @@ class Ledger:
 
 def read(path: Path) -> dict[int, Entry]:
     """Entries by place, of the lines of a ledger; a last line that a kill has cut short is left out."""
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[dict[int, Entry], set[str]]:
+    """Entries by place, and the digests of which a checkpoint may have one."""
     entries: dict[int, Entry] = {}
-    lines = path.read_bytes().split(b"\n")
-    for number, text in enumerate(lines[:-1], 1):
-        try:
-            _apply(json.loads(text), entries)
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path}:{number}: not a line of a ledger: {text.decode()[:60]!r}") from error
-    return entries
+    digests: set[str] = set()
+    try:
+        for number, text, digest in unchained(path.read_bytes()):
+            try:
+                line = json.loads(text)
+                digests |= {*line["continues"]} if line["event"] == "rewrite" else set()
+                _apply(line, entries)
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                shown = text[:60].decode("utf-8", "backslashreplace")
+                raise CheckpointError(f"{path}:{number}: not a line of a ledger: {shown!r}") from error
+            if digest is not None:
+                digests.add(digest)
+    except BrokenChain as error:
+        raise CheckpointError(f"{path}:{error}: {_REMEDY} {path.parent.parent}") from None
+    return entries, digests
+
+
+def _digests(path: Path) -> list[str]:
+    """Digests of the lines of a file of records; of another file one of the whole."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.suffix == ".jsonl" else [path.read_bytes()]
+    return [hashlib.sha256(line).hexdigest()[:32] for line in lines]
+
+
+def _first_difference(one: list[str], other: list[str]) -> int:
+    """Number from 1 of the first line in which two lists of digests differ."""
+    same = (a == b for a, b in zip(one, other, strict=False))
+    return next((n for n, is_same in enumerate(same, 1) if not is_same), min(len(one), len(other)) + 1)
 
 
 def _apply(line: dict[str, Any], entries: dict[int, Entry]) -> None:
     event = line.pop("event")
+    if event == "rewrite":
+        return
     if event == "dispatch":
         entries[line["place"]] = Entry(**line)
     elif event == "consume":
@@ -198,6 +303,7 @@ def _apply(line: dict[str, Any], entries: dict[int, Entry]) -> None:
     elif event in ("finish", "fail"):
         entry = entries[line.pop("place")]
         entry.version, entry.why = line.pop("version", entry.version), line.pop("why", "")
+        entry.files = line.pop("files", {})
         entry.state, entry.cost = "failed" if event == "fail" else "finished", Cost(**line)
     else:
         raise ValueError(event)
@@ -213,7 +319,8 @@ def _lines(entry: Entry) -> Iterable[dict[str, Any]]:
     elif entry.state == "dropped":
         yield {"event": "drop", "place": entry.place, "step": entry.used, **asdict(entry.cost)}
     else:
-        yield {"event": "finish", "place": entry.place, "version": entry.version, **asdict(entry.cost)}
+        cost = asdict(entry.cost)
+        yield {"event": "finish", "place": entry.place, "version": entry.version, "files": entry.files, **cost}
 
 
 def _flush(path: Path) -> None:

@@ -171,12 +171,13 @@ class Pipeline:
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds beside the ledger."""
         with self._changed:
-            return {"sources": self.schedule.state(), "totals": asdict(self.totals)}
+            totals = asdict(self.totals)
+            return {"sources": self.schedule.state(), "totals": totals, "ledger": self.ledger.state()}
 
     def resume(self, state: dict[str, Any], step: int) -> None:
         """Go back to a checkpoint of `step`: what finished is read back, what was under way is sampled again."""
         self.totals = Cost(**state["totals"])
-        self.schedule.resume(state["sources"], step)
+        self.schedule.resume(state["sources"], step, state.get("ledger"))
 
     def close(self) -> None:
         """End the sampling; what is under way is left for a resumed run."""

@@ -8,7 +8,7 @@ max(0, n - 1 - max_staleness) and trained in step n, whatever the clock says.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gxpo.protocols import TaskSource
@@ -47,11 +47,11 @@ class Schedule:
         needed = {g.step for g in (*self.groups.values(), *self._backlog)}
         return {str(s): x for s, x in {**self._states, **self._resumed}.items() if s in needed or s in self._resumed}
 
-    def resume(self, states: dict[str, dict[str, Any]], step: int) -> None:
-        """Go back to `step`, with the `state` of then."""
+    def resume(self, states: dict[str, dict[str, Any]], step: int, ledger: Mapping[str, Any] | None = None) -> None:
+        """Go back to `step`, with the `state` of then and that of the ledger."""
         self._resumed = {int(s): x for s, x in states.items()}
         self._next = step + 1
-        self.ledger.go_back(step)
+        self.ledger.go_back(step, ledger)
 
     # ------------------------------------------------------------ dispatching
     def advance(self) -> None:
