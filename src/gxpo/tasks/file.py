@@ -151,7 +151,7 @@ def _cells(heading: str, delimiter: str) -> int:
 def _parquet(path: Path) -> Iterator[Row]:
     trim = row_trim(parquet_files.schema(path, TaskError))
     for number, row in enumerate(parquet_files.rows(path, TaskError), start=1):
-        yield f"{path}, row {number}", f"{path.stem}/{number}", trim(row)
+        yield f"{path}, row {number}", f"{path.stem}/{number}", row if trim is None else trim(row)
 
 
 @dataclass

@@ -18,14 +18,15 @@ def without_padding(rows: Rows, schema: Any) -> Rows:
     schema  of the table. A key whose column is typed is left out where it is null; one of Arrow's type null, which is
             null in every row, was written so and stays. Columns themselves stay, null or not, and so do nulls in lists
     """
-    return list(map(row_trim(schema), rows))
+    trim = row_trim(schema)
+    return rows if trim is None else list(map(trim, rows))
 
 
-def row_trim(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return the function that takes Arrow's padding out of one row of a table with this schema."""
+def row_trim(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
+    """Return the function that takes Arrow's padding out of one row of a table; None where there can be none."""
     trims = {name: trim for name, kind in zip(schema.names, schema.types, strict=True) if (trim := _trim_of(kind))}
     if not trims:
-        return lambda row: row
+        return None
     return lambda row: {k: trims[k](v) if k in trims else v for k, v in row.items()}
 
 
