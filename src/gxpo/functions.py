@@ -206,7 +206,8 @@ def _marks(hint: Any) -> dict[str, bool]:
 
 
 # ---------------------------------------------------------------- what functions of users give
-_ENTRIES = ("__call__", "loss", "level", "compute", "grow", "run", "weights", "begins", "coefficient")
+_ENTRIES = ("__call__", "loss", "level", "compute", "grow", "run", "weights", "begins", "coefficient", "merge",
+            "then", "first")  # fmt: skip
 
 
 def users_code(part: Any) -> Any:

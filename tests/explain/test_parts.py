@@ -83,6 +83,23 @@ def test_unknown_names_say_what_is_close(words, said):
     assert result.exit_code != 0 and said in str(result.exception)
 
 
+def test_a_stage_goes_by_every_name_that_the_pages_write():
+    """By the keys of its parts, by `registry.part`, and by its folder."""
+    slots = {
+        "credit": {"credit"}, "advantage": {"credit"}, "credit.add": {"credit"},
+        "weight": {"weight.NAME"}, "weighting": {"weight.NAME"}, "rollout": {"rollout"}, "rollouts": {"rollout"},
+        "reward": {"reward.add.NAME"}, "reward.shape": {"reward.add.NAME"}, "reward.step": {"reward.add.NAME"},
+        "surrogate": {"objective.surrogate"}, "objective.surrogate": {"objective.surrogate"},
+        "ratio": {"objective.ratio"}, "control": {"objective.kl.control"}, "term": {"objective.add.NAME"},
+        "objective": {"objective.surrogate", "objective.ratio", "objective.kl.control", "objective.add.NAME"},
+        "segment": {"segment"}, "signal": {"signal.NAME"}, "update": {"update"}, "learners": {"update"},
+        "sampler": {"tasks.sampler"}, "tasks.sampler": {"tasks.sampler"},
+    }  # fmt: skip
+    for stage, expected in slots.items():
+        assert {row["slot"] for row in json.loads(show_parts(None, stage, as_json=True))} == expected, stage
+    assert set(parts.STAGES) <= set(slots)
+
+
 def test_stages():
     stages = {row["stage"] for row in entries()}
     assert stages == {

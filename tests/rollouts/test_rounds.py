@@ -336,3 +336,39 @@ def test_forks_that_can_t_be_are_refused() -> None:
         session = prompts()
         with pytest.raises(GxpoError, match=message):
             Forks().grow(tasks(session)[:1], session)
+
+
+@dataclass(frozen=True)
+class Gives(Rollout):
+    """Wrong values in the place of what its methods have to give."""
+
+    group_size: int = 1
+    where: str = "then"
+    value: Any = None
+
+    def first(self, draws, play):
+        return self.value if self.where == "first" else super().first(draws, play)
+
+    def then(self, rounds, play):
+        return self.value if self.where == "then" else []
+
+    def merge(self, rounds, play):
+        return self.value if self.where == "merge" else super().merge(rounds, play)
+
+
+def test_what_a_rollout_gives_is_checked() -> None:
+    cases = {
+        ("first", None): r"first \(test_rounds.py line \d+, in first\) gave None; it has to give a list of draw",
+        ("then", None): r"then \(test_rounds.py line \d+, in then\) gave None; it has to give a list of draw",
+        ("then", "x"): r"then .* gave str; it has to",
+        ("then", ("x",)): r"then .* gave a tuple with str; it has to",
+        ("merge", None): r"rollout .*Gives .* gave NoneType; grow and merge have to give a Forest",
+        ("merge", ()): r"rollout .*Gives .* gave tuple; grow and merge have to give a Forest",
+    }
+    for (where, value), message in cases.items():
+        session = prompts()
+        with pytest.raises(GxpoError, match=message):
+            session.grown(Gives(where=where, value=value), tasks(session))
+    session = prompts()
+    with pytest.raises(GxpoError, match=r"a rollout of task 'r' can't be scored: this step has not drawn it"):
+        session.score(Blind().grow([Task("r", "?")], session))

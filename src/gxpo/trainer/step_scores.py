@@ -47,10 +47,10 @@ class StepScores:
     def is_judged(self, forest: Forest) -> Tensor:
         """[R] bool: the trajectory has an outcome, or was scored before with the same actions."""
         done = forest.scored.clone()
-        for r in (~done).nonzero().squeeze(1).tolist():
-            if (name := forest.id[r]) in self._met:
-                score = self._met[name]
-                done[r] = score is None or score.content == _content(forest, r)
+        rows = [r for r in (~done).nonzero().squeeze(1).tolist() if forest.id[r] in self._met]
+        for r, content in zip(rows, _contents(forest, rows) if rows else (), strict=True):
+            score = self._met[forest.id[r]]
+            done[r] = score is None or score.content == content
         return done
 
     def recalled(self, forest: Forest, *, written: bool = False) -> Forest:
@@ -63,12 +63,12 @@ class StepScores:
             return forest
         found: dict[int, Score] = {}
         undecided: list[str] = []
-        verdicts = _verdicts(forest)
-        for r in (~forest.scored).nonzero().squeeze(1).tolist():
-            score = self._met.get(forest.id[r])
-            if score is None or "failure" in forest.info[r] or verdicts[r] != score.before:
-                continue
-            if score.content != _content(forest, r):
+        blank = (~forest.scored).nonzero().squeeze(1).tolist()
+        rows = [r for r in blank if self._met.get(forest.id[r]) is not None and "failure" not in forest.info[r]]
+        verdicts = _verdicts(forest) if rows else []
+        for r, content in zip(rows, _contents(forest, rows) if rows else (), strict=True):
+            score = self._met[forest.id[r]]
+            if score is None or score.content != content or verdicts[r] != score.before:
                 continue
             if written or score.after != score.before:
                 found[r] = score
@@ -82,14 +82,14 @@ class StepScores:
             )
         if not found:
             return forest
-        rows, scores = torch.tensor(list(found)), list(found.values())
+        places, scores = torch.tensor(list(found)), list(found.values())
         names = dict.fromkeys(name for score in scores for name in score.after.components)
-        scored = forest.select(rows).with_rewards(
+        scored = forest.select(places).with_rewards(
             _column([score.outcome for score in scores]),
             components={n: _column([score.after.components.get(n) for score in scores]) for n in names},
             success=_column([score.after.success for score in scores]),
         )
-        return with_scores(forest, rows, scored)
+        return with_scores(forest, places, scored)
 
     def note(self, before: Forest, after: Forest, judged: Tensor) -> None:
         """Remember all trajectories; `judged` [R] bool are those that have got their scores now."""
@@ -97,9 +97,10 @@ class StepScores:
             self._met.setdefault(name, None)
         if not bool(judged.any()):
             return
+        rows, outcome = judged.nonzero().squeeze(1).tolist(), after.outcome.tolist()
         brought, got = _verdicts(before), _verdicts(after)
-        for r in judged.nonzero().squeeze(1).tolist():
-            self._met[after.id[r]] = Score(_content(before, r), float(after.outcome[r]), brought[r], got[r])
+        for r, content in zip(rows, _contents(before, rows), strict=True):
+            self._met[after.id[r]] = Score(content, outcome[r], brought[r], got[r])
 
 
 def with_scores(forest: Forest, rows: Tensor, scored: Forest) -> Forest:
@@ -118,10 +119,11 @@ def with_scores(forest: Forest, rows: Tensor, scored: Forest) -> Forest:
     )
 
 
-def _content(forest: Forest, r: int) -> int:
-    """A hash of a trajectory's actions and the number of its turns."""
-    tokens = forest.token[forest.path_token[forest.path_of(r)]]
-    return hash((tokens.numpy().tobytes(), int(forest._step_begin[r + 1] - forest._step_begin[r])))
+def _contents(forest: Forest, rows: Sequence[int]) -> list[int]:
+    """For each of these trajectories a hash of its actions and of the number of its turns."""
+    tokens = forest.token[forest.path_token].numpy()
+    entries, turns = forest._entry_begin.tolist(), forest._step_begin.tolist()
+    return [hash((tokens[entries[r] : entries[r + 1]].tobytes(), turns[r + 1] - turns[r])) for r in rows]
 
 
 def _verdicts(forest: Forest) -> list[Verdict]:
