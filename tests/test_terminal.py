@@ -130,9 +130,6 @@ def hostile(tmp_path, monkeypatch):
             for n in range(2)
         )
     )  # fmt: skip
-    plain = [{"prompt": f"{n}?", "answer": f"{n}{HOSTILE}"} for n in range(40)]
-    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in plain))
-    (tmp_path / "reward.py").write_text("def pay(completion):\n    raise ValueError('\\x1b[31m\\u202e')\n")
     return name
 
 
@@ -178,8 +175,7 @@ def test_no_command_lets_a_control_sequence_through(hostile, tmp_path):
         ["explain", "absent\x1b[31m.jsonl"],
         ["compare", "a\x1b[31m", "b\x1b[31m"],
         ["compare", "--arm", "\x1b[31mx"],
-        ["check-reward", "reward.py:pay", "--task", "tasks.jsonl"],
-        ["check-reward", "absent\x1b[31m.py:pay", "--task", "tasks.jsonl"],
+        ["check-reward", "absent\x1b[31m.py:pay", "--task", hostile],
         ["check-template", "absent\x1b[31m"],
         ["check-env", "absent\x1b[31m.py:World"],
         ["serve", "absent\x1b[31m.yaml"],
