@@ -104,7 +104,7 @@ def test_epochs_see_every_task_once(tmp_path_factory, seed, per_step, more):
     held_out = write(folder / "test.jsonl", {"prompt": "held out", "answer": "1"})
     path = write(folder / "train.jsonl", *questions(0, 30))
     source = make(path, seed=seed, options={"held_out": held_out}, per_step=per_step)
-    order = [t.id for step in range(60) for t in source.draw(per_step, step)]
+    order = [t.id for step in range(1, 61) for t in source.draw(per_step, step)]
     for epoch in range(len(order) // 30):
         assert len(set(order[30 * epoch : 30 * (epoch + 1)])) == 30
     assert source.draw(per_step + more, 7)[:per_step] == source.draw(per_step, 7)
@@ -114,8 +114,8 @@ def test_orders_differ_between_epochs_and_seeds(tmp_path):
     held_out = write(tmp_path / "test.jsonl", {"prompt": "held out", "answer": "1"})
     path = write(tmp_path / "train.jsonl", *questions(0, 30))
     first, second = (make(path, seed=s, options={"held_out": held_out}, per_step=30) for s in (0, 1))
-    assert first.draw(30, 0) != first.draw(30, 1) != second.draw(30, 1)
-    assert first.draw(30, 0) != second.draw(30, 0)
+    assert first.draw(30, 1) != first.draw(30, 2) != second.draw(30, 2)
+    assert first.draw(30, 1) != second.draw(30, 1)
 
 
 def test_scoring_is_left_to_a_named_reward(tmp_path):

@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 from gxpo.errors import TaskError, need
 from gxpo.protocols import Task
+from gxpo.tasks.epochs import KINDS
 from gxpo.tasks.listed import ListedTasks
 from gxpo.tasks.rows import COLUMNS, Columns, Row, task_of, tasks_of
 from gxpo.tasks.source import check_options
 from gxpo.usercode import one_line
 
 OTHERS = (";", "\t", "|")  # what separates cells in files that are called .csv all the same
-KINDS = (".jsonl", ".csv", ".parquet")
 
 
 def read_tasks(path: Path, columns: Columns | None = None) -> list[Task]:

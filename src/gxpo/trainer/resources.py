@@ -21,6 +21,8 @@ from gxpo.rollouts.logged import OF_PHASES
 from gxpo.runtime import give_back
 from gxpo.settings import RunSettings
 from gxpo.signals import SignalTools
+from gxpo.tasks.epochs import FIRST_STEP, count_from
+from gxpo.tasks.sampled import SampledTasks
 from gxpo.trainer import checkpoint, preflight, setup
 from gxpo.trainer.external import Externals
 from gxpo.trainer.measured import measured
@@ -35,12 +37,14 @@ class Resources:
     settings: RunSettings
     method: Method
     envs: Envs | None
+    sampled: SampledTasks | None
 
     def __init__(self, resolved: Resolved, reward: Any, source: Any, notify: Callable[[str], None]) -> None:
         self.resolved, self._given, self._notify = resolved, (reward, source), notify
         self.tracker = PhaseTracker(resolved) if resolved.phases else None
         self._open = ExitStack()
         self.directory = Path()  # of the run whose checkpoint it begins with
+        self.first_step = FIRST_STEP  # of the first epoch of its tasks; a resumed run's is its checkpoint's
 
     def close(self) -> None:
         """End the processes of rewards, environments and sampling."""
@@ -76,6 +80,7 @@ class Resources:
             preflight.check_world(method, self.world, s.task, s.eval.tasks)
             self.sampled = None if method.sampler is None else setup.sampled_of(s, method.sampler, self.world)
             self.source = self.world.source if self.sampled is None else self.sampled
+            count_from(self.source, self.first_step)
             preflight.check_model(s)
             external = Externals(s, setup.device_of(s.learner.device), self._notify)
             self.rewards = RewardSet.make(
@@ -117,6 +122,16 @@ class Resources:
         )
         for part in self.method.signals.values():
             part.bind(tools)
+
+    @property
+    def exhausted(self) -> str | None:
+        """Why no further step has a task, where the sampler has dropped all of them."""
+        return None if self.sampled is None else self.sampled.exhausted
+
+    def keep_order(self, state: Mapping[str, Any]) -> None:
+        """Draw tasks in the order of the run of this checkpoint's state; one without `first_step` counted from 0."""
+        self.first_step = int(state.get("first_step", 0))
+        count_from(self.source, self.first_step)
 
     def _reading(self, method: Method) -> Method:
         """The method, with the folder of what its rollout reads of earlier phases."""
