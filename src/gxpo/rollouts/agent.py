@@ -59,6 +59,7 @@ class AgentEpisodes(RolloutPart):
     failed: float | None = None
 
     held_out: ClassVar[bool] = False
+    samples_prompts: ClassVar[bool] = False  # its program writes the prompts
     provides = ("states",)
     single_turn = True
     components = (NAME,)

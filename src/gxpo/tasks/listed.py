@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gxpo.errors import TaskError
@@ -80,6 +80,21 @@ class ListedTasks(Epochs):
     def training(self) -> list[Task]:
         """All training tasks, in the order of the list."""
         return list(self._training)
+
+    def keep_fitting(self, change: Callable[[Task], Task | None]) -> None:
+        """Replace each task by what `change` makes of it; None drops it, with the other wordings of its set.
+
+        Raises TaskError where that leaves no task on one side.
+        """
+        sides: list[list[Task]] = []
+        for side, found in (("training", self._training), ("held-out", self._held_out)):
+            changed = [[change(task) for task in together] for together in wordings(found)]
+            kept = [task for together in changed if None not in together for task in together if task is not None]
+            if not kept:
+                raise TaskError(f"{self.name}: the prompts of all {len(found)} {side} tasks are too long")
+            sides.append(kept)
+        self._training, self._held_out = sides
+        self._sets = wordings(self._training)
 
     @property
     def unanswered(self) -> Task | None:

@@ -42,7 +42,7 @@ class Arms(ABC):
 
 
 class EachTask(Arms):
-    """Every task of a list by itself: those of a step differ until all that have a chance are drawn, then come again."""
+    """Every task of a list by itself: those of a step differ until all with a chance are drawn, then come again."""
 
     def __init__(self, tasks: Sequence[Task], seed: int) -> None:
         self._tasks, self._seed = {t.id: t for t in tasks}, seed
@@ -200,8 +200,8 @@ class SampledTasks:
             return
         self._warned = True
         warnings.warn(
-            f"tasks.sampler={type(self.sampler).__name__}: {left} of {whole} tasks are left, and a step draws {n}: they "
-            "come several times in a step (lower tasks.per_step, or set tasks.sampler.uniform above 0)",
+            f"tasks.sampler={type(self.sampler).__name__}: {left} of {whole} tasks are left, and a step draws {n}: "
+            "they come several times in a step (lower tasks.per_step, or set tasks.sampler.uniform above 0)",
             stacklevel=3,
         )
 

@@ -206,8 +206,8 @@ class Trainer(Stages):
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are taken, the budget is spent, the last phase is over, `trainer.stop_early` has seen enough,
-        or the sampler has no task left."""
+        """Whether all steps are taken, the budget is spent, the last phase is over, `trainer.stop_early` has seen
+        enough, or the sampler has no task left."""
         ended = self.tracker is not None and self.tracker.last and self._phase_over
         ended = ended or (self.early is not None and self.early.over) or self.exhausted is not None
         return ended or self.step_number >= self.settings.trainer.steps or self.spent >= 1.0

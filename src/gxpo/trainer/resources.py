@@ -44,6 +44,7 @@ class Resources:
         self.tracker = PhaseTracker(resolved) if resolved.phases else None
         self._open = ExitStack()
         self.directory = Path()  # of the run whose checkpoint it begins with
+        self._refuses_long = True  # prompts; not where a run goes on whose config.yaml does not say so
         self.first_step = FIRST_STEP  # of the first epoch of its tasks; a resumed run's is its checkpoint's
 
     def close(self) -> None:
@@ -104,6 +105,8 @@ class Resources:
             self.tokenizer, self.learner, self.engine = policy.tokenizer, policy.learner, policy.engine
             self.chat, self.device = policy.chat, policy.device
             self.episode = setup.episode_of(s, self.world, policy)
+            if self.world.envs is None:
+                self._fit(s, method, policy)
             if measure:
                 self.resolved = measured(self.resolved, policy, self.source, self._notify)
             self._open = opened.pop_all()
@@ -122,6 +125,15 @@ class Resources:
         )
         for part in self.method.signals.values():
             part.bind(tools)
+
+    def _fit(self, s: RunSettings, method: Method, policy: setup.Policy) -> None:
+        """Look at the prompts of all tasks before the first step, and do with those too long what the settings say."""
+        self.source, lines = setup.fitted(s, method, self.source, policy, refuses=self._refuses_long)
+        for line in lines:
+            self._notify(line)
+        if lines and self.sampled is not None and self.source is self.sampled:  # its tasks are others now
+            self.source = self.sampled = setup.sampled_of(s, method.sampler, self.world)
+            count_from(self.source, self.first_step)
 
     @property
     def exhausted(self) -> str | None:
@@ -149,6 +161,7 @@ class Resources:
     def set_up_as(self, run: Path) -> None:
         """Make what is needed for the newest checkpoint of a run to be loaded: that of its phase."""
         reference, self.directory = None, run
+        self._refuses_long = self.resolved.keys["tasks.too_long"].origin != "default"
         if self.tracker is not None:
             path = Path(runtime.first(str(checkpoint.latest(run)) if runtime.rank() == 0 else ""))
             self.tracker.load_state_dict(checkpoint.state_of(path)["phases"])

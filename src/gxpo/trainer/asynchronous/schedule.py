@@ -13,7 +13,6 @@ from typing import Any
 
 from gxpo.protocols import TaskSource
 from gxpo.settings import RunSettings
-from gxpo.tasks.sampled import SampledTasks
 from gxpo.trainer.asynchronous.group import Group
 from gxpo.trainer.asynchronous.ledger import Cost, Entry, Ledger
 
@@ -76,7 +75,7 @@ class Schedule:
     @property
     def _is_exhausted(self) -> bool:
         """True if the sampler has dropped every task: the run ends after the steps that are drawn."""
-        return isinstance(self.source, SampledTasks) and self.source.exhausted is not None
+        return getattr(self.source, "exhausted", None) is not None
 
     def _draw_step(self, step: int) -> None:
         source = self.source
