@@ -57,8 +57,8 @@ class PromptLengths:
         return 0 if self._is_short(task.prompt) else max(self.tokens(task.prompt) - self.most, 0)
 
     def _is_short(self, prompt: Any) -> bool:
-        """True if the texts alone, with what a template adds to these roles, certainly fit: twice their bytes do (a token
-        is at least a byte, and what a tokenizer normalises may grow), or their tokens do by a margin."""
+        """True if the texts alone, with what a template adds to these roles, certainly fit: twice their bytes do (a
+        token is at least a byte, and what a tokenizer normalises may grow), or their tokens do by a margin."""
         if _is_ids(prompt):
             return False
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

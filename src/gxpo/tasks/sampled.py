@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from gxpo.cells import cell, has_cell
 from gxpo.errors import CheckpointError, TaskError
 from gxpo.tasks.epochs import count_from
 from gxpo.tasks.source import stream
@@ -85,10 +86,10 @@ class ColumnLevels(_Levels):
     def __init__(self, tasks: Sequence[Task], column: str, levels: Sequence[Any], label: str, seed: int) -> None:
         found: dict[Any, list[Task]] = {}
         for task in tasks:
-            if column not in task.info:
+            if not has_cell(task.info, column):
                 there = ", ".join(task.info) or "none"
                 raise TaskError(f"{label}: {task.id!r} has no column {column!r} (tasks.sampler.by), but {there}")
-            found.setdefault(_hashable(task.info[column]), []).append(task)
+            found.setdefault(_hashable(cell(task.info, column)), []).append(task)
         chosen = list(map(_hashable, levels)) or sorted(found, key=lambda x: (isinstance(x, str), x))
         for level in chosen:
             if level not in found:
