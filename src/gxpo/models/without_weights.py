@@ -8,6 +8,7 @@ from typing import Any
 from gxpo.errors import ModelError, need
 from gxpo.models import smollm2
 from gxpo.models.load import SEES, is_path, no_such_directory, warm_task
+from gxpo.models.peft_directory import config_home, tokenizer_home
 from gxpo.models.tiny import DIMENSIONS
 from gxpo.models.tiny_vision import POSITIONS
 from gxpo.models.tokenizer import built_in, tokenizer_of_built_in
@@ -25,7 +26,7 @@ def tokenizer_of(model: str) -> Any:
     transformers: Any = need("transformers", "train")
     try:
         return transformers.AutoTokenizer.from_pretrained(
-            str(local) if local.is_dir() else name, trust_remote_code=False
+            str(tokenizer_home(local)) if local.is_dir() else name, trust_remote_code=False
         )
     except Exception as error:  # transformers, tokenizers and the hub raise some twenty types here
         text = " ".join(str(error).split())
@@ -39,7 +40,7 @@ def positions(model: str, task: str) -> int | None:
         if model.startswith(SEES) or recipe.sees:
             return POSITIONS
         return int({**DIMENSIONS, **recipe.dimensions}["max_position_embeddings"])
-    name = str(smollm2.smollm2()) if model == smollm2.NAME else str(Path(model).expanduser())
+    name = str(smollm2.smollm2()) if model == smollm2.NAME else str(config_home(Path(model).expanduser()))
     transformers: Any = need("transformers", "train")
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)

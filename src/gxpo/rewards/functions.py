@@ -201,9 +201,9 @@ def from_callable(function: Any, text: str = "") -> Function:
         told = {"verdict": len(rubric.reports) == 1, "reports": rubric.reports}
         return Function("rubric", text or f"verifiers.{type(function).__name__}", call=rubric, grouped=True, **told)
     if isinstance(function, type) or not callable(function):
-        what = "a class" if isinstance(function, type) else f"{type(function).__name__}, which can't be called"
-        instance = f"{text or function.__name__}()" if isinstance(function, type) else "a function"
-        raise ConfigError(f"reward {text or function!r} is {what}: give what scores, as {instance}")
+        what = "a class" if isinstance(function, type) else f"a {type(function).__name__}, not a function"
+        instance = f": name what it makes, as {text or function.__name__}()" if isinstance(function, type) else ""
+        raise ConfigError(f"reward {text or function!r} is {what}{instance}")
     kind: Any = function if hasattr(function, "__qualname__") else type(function)
     label = text or f"{getattr(kind, '__module__', '?')}.{kind.__qualname__}"
     name = getattr(function, "__name__", type(function).__name__)
