@@ -48,9 +48,10 @@ def lacking(rows: Iterable[Mapping[str, Any]], name: str) -> str:
     for n in range(len(parts) - 1, 0, -1):
         home = ".".join(parts[:n])
         inner = [found for row in rows if (found := cell(row, home)) is not None]
-        keys = list(dict.fromkeys(f"{home}.{key}" for found in inner if isinstance(found, Mapping) for key in found))
+        keys = list(dict.fromkeys(str(key) for found in inner if isinstance(found, Mapping) for key in found))
         if keys:
-            return did_you_mean(name, keys) or f"; {home!r} has {', '.join(k[len(home) + 1 :] for k in keys)}"
+            close = did_you_mean(".".join(parts[n:]), keys)
+            return close.replace("'", f"'{home}.", 1) or f"; {home!r} has {', '.join(keys)}"
         if inner:
             kind = {str: "a text", list: "a list", tuple: "a list"}.get(type(inner[0]), type(inner[0]).__name__)
             return f"; {home!r} is {kind}, without names in it"

@@ -267,7 +267,8 @@ def test_columns_by_dotted_names(tmp_path):
     assert answers("a.b.c") == answers("a.all.0") == {f"say {i}": str(i) for i in range(6)}
     assert set(answers("a.d").values()) == {"whole"}  # a column whose name has the dot in it
     wrong = {
-        "a.b.d": "no column 'a.b.d'; did you mean 'a.b.c'",
+        "a.b.ground": "'a.b' has c",
+        "a.al": "no column 'a.al'; did you mean 'a.all'",
         "a.reference": "'a' has b, all",
         "a.d.x": "'a.d' is a text, without names in it",
         "a.all.5": "'a.all' is a list",
