@@ -161,9 +161,9 @@ def check(plan: Plan) -> None:
             keys = run_keys(plan.setting, replace(arm, keys={**arm.keys, **tried}), plan.seeds[0])
             resolved = config.resolve(stated(keys, f"arm {arm.label}"))
             rehearse(resolved)
-    if not plan.tuning:
-        for job in plan.jobs():
-            refuse_other(job)
+    tuning = [job for arm in plan.arms for tried in plan.candidates(arm) for job in plan.tuning_jobs(arm, tried)]
+    for job in tuning if plan.tuning else plan.jobs():
+        refuse_other(job)
 
 
 def refuse_other(job: Job) -> None:
