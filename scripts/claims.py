@@ -21,7 +21,7 @@ from typing import Any, Literal
 from gxpo.compare.conclude import difference_spread
 from gxpo.compare.inference import FEWEST_SEEDS, seed_interval
 from gxpo.compare.results import COLLAPSED, Estimate
-from gxpo.compare.store import digest, read_store, result_of
+from gxpo.compare.store import digest, read_store, result_of, with_former
 from gxpo.compare.wording import number
 from gxpo.errors import ConfigError
 from predictors import correlations
@@ -389,7 +389,7 @@ def main() -> None:
     if given.run:
         left = run([listed], hours=given.hours, workers=given.workers, folder=HERE / "runs" / "studies")
         print(f"{left} runs are still missing; the same command goes on" if left else "all runs are there")
-    store = read_store(STORE)
+    store = with_former(read_store(STORE))
     print("\n".join([*table(listed, store), "", *correlations(lists, store)]))
     if given.write:
         PAGE.write_text(page(listed, lists, store))

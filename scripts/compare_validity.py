@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from gxpo.compare.inference import Spread, area_under_curve, crossed_spread, resolvable, seed_spread, seeds_needed
 from gxpo.compare.results import Estimate
-from gxpo.compare.store import digest, read_store, result_of
+from gxpo.compare.store import digest, read_store, result_of, with_former
 from gxpo.errors import GxpoError
 from study import STORE, keys_of, read_list, sides
 
@@ -53,7 +53,7 @@ def read_runs(listed: Path, store: Path) -> Runs:
     plan = read_list(listed)
     experiment = plan["experiments"][0]
     setting, arms, seeds = next(iter(sides(plan, experiment)))
-    name, rows = digest(keys_of(setting, arms[0])), read_store(store)
+    name, rows = digest(keys_of(setting, arms[0])), with_former(read_store(store))
     found = [rows[name, seed] for seed in range(seeds) if (name, seed) in rows and not rows[name, seed]["trouble"]]
     if len(found) < seeds:
         raise TooFewRuns(

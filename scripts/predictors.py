@@ -20,7 +20,7 @@ from typing import Any
 
 from gxpo.compare.conclude import difference_spread
 from gxpo.compare.inference import FEWEST_SEEDS
-from gxpo.compare.store import digest, read_store, result_of
+from gxpo.compare.store import digest, read_store, result_of, with_former
 from gxpo.errors import GxpoError
 from study import HERE, STORE, keys_of, read_list, sides
 
@@ -200,7 +200,7 @@ def main() -> None:
         KNOWN.write_text(json.dumps(known, indent=1) + "\n")
     if given.measure:
         measured(pairs_of(lists), given.minutes)
-    print("\n".join(correlations(lists, read_store(STORE))))
+    print("\n".join(correlations(lists, with_former(read_store(STORE)))))
 
 
 if __name__ == "__main__":

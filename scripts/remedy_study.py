@@ -22,7 +22,7 @@ from claims import committed, runs_of, spent_until
 from gxpo.compare.conclude import collapsed, difference_spread, trouble
 from gxpo.compare.inference import FEWEST_SEEDS, Spread, holm, mean_over_settings
 from gxpo.compare.results import Estimate, RunResult
-from gxpo.compare.store import read_store, result_of
+from gxpo.compare.store import read_store, result_of, with_former
 from gxpo.compare.wording import count, interval, number
 from gxpo.doctor.evidence import PATH, Measured, OfTask, dumped
 from study import HERE, STORE, read_list, run
@@ -361,7 +361,7 @@ def main() -> None:
         how = {"hours": given.hours, "workers": given.workers, "folder": HERE / "runs" / "studies", "skip": given.skip}
         if run([listed], **how) or run([second(listed, read_store(STORE), given.seeds)], **how):
             print("runs are still missing; the same command goes on")
-    store = read_store(STORE)
+    store = with_former(read_store(STORE))
     found = measured(listed, store)
     print("\n".join([*tables(listed, store), *summary(found)]))
     print("more seeds for:", ", ".join(f"{name}: {label}" for name, label in chosen(listed, store)) or "nothing")

@@ -23,7 +23,7 @@ from gxpo.compare.conclude import conclude
 from gxpo.compare.files import Row, heading, read_rows
 from gxpo.compare.files import row as lines_of
 from gxpo.compare.results import Arm, Budget, Comparison, Kind
-from gxpo.compare.store import digest, read_store, result_of
+from gxpo.compare.store import digest, read_store, result_of, with_former
 from gxpo.compare.wording import number
 from gxpo.errors import GxpoError
 from study import HERE, STORE, keys_of, read_list, sides
@@ -168,7 +168,7 @@ def main() -> None:
     if given.check:
         wrong = check(Path(given.check[0]), given.check[1])
         sys.exit("\n".join(wrong) if wrong else 0)
-    store = read_store(STORE)
+    store = with_former(read_store(STORE))
     lists = sorted((HERE / "studies").glob("*.yaml"))
     ours = [line for path in lists for c in comparisons(path, store) for line in lines_of(c, path.stem)]
     kept = []

@@ -82,20 +82,16 @@ def check_env(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a problem.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Test an environment before training: play it at random and by its expert, twice.
+    """Test an environment before training: play it at random and by its expert, twice; draw instances as a run does.
 
     Example: gxpo check-env sokoban --set style=bare
     """
     from dataclasses import asdict
 
-    from gxpo import config, envs
-    from gxpo.errors import TaskError
+    from gxpo import config
+    from gxpo.explain.check_env import check
 
-    source = envs.source(task, {k: s.value for k, s in config.parse_set(options or []).items()})
-    if source is None:
-        known = ", ".join((*envs.WORLDS, *envs.ADAPTERS))
-        raise TaskError(f"{task!r} is no environment; there are {known} and FILE.py:Class")
-    found = envs.check(source, seeds=range(episodes))
+    found = check(task, {k: s.value for k, s in config.parse_set(options or []).items()}, episodes=episodes)
     if as_json:
         say(json.dumps(asdict(found), indent=1))
     else:

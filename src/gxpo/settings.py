@@ -18,6 +18,11 @@ class _Section(BaseModel):
 class TaskSettings(_Section):
     per_step: Positive = Field(default=16, description="groups per step")
     options: dict[str, Any] = Field(default={}, description="options of the task source, e.g. {digits: 3}")
+    too_long: Literal["error", "drop", "truncate_left"] = Field(
+        default="error",
+        description="tasks whose prompt leaves less than sampling.max_new_tokens of the model's context: refuse them "
+        "before the first step, leave them out, or cut off the beginning of their text",
+    )
 
 
 class SamplingSettings(_Section):

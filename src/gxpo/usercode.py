@@ -80,6 +80,55 @@ def hint(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def split(text: str) -> tuple[str, str]:
+    """(file or module, what is named in it) of `FILE.py:NAME`, `MODULE:NAME` or `FILE.py:make(scale=2.0)`.
+
+    >>> split("a/r.py:make(path='x:y')"), split("package.module:name"), split("name")
+    (('a/r.py', "make(path='x:y')"), ('package.module', 'name'), ('', 'name'))
+    """
+    where, colon, name = text.partition(".py:")
+    if colon:
+        return f"{where}.py", name
+    where, _, name = text.rpartition(":")
+    return where, name
+
+
+def root_of(expression: str) -> str | None:
+    """The name that an expression of `evaluated` begins with; None where it is no such expression.
+
+    >>> root_of("make(scale=2.0)"), root_of("scorer.score"), root_of("a + b"), root_of("make(other)")
+    ('make', 'scorer', None, None)
+    """
+    try:
+        node = ast.parse(expression, mode="eval").body
+        while not isinstance(node, ast.Name):
+            if isinstance(node, ast.Call):
+                for argument in (*node.args, *(k.value for k in node.keywords)):
+                    ast.literal_eval(argument)
+                node = node.func
+            elif isinstance(node, ast.Attribute):
+                node = node.value
+            else:
+                return None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return node.id
+
+
+def evaluated(expression: str, root: Any) -> Any:
+    """The value of an expression of names, attributes and calls with literal arguments; `root` is that of its name."""
+
+    def value(node: ast.expr) -> Any:
+        if isinstance(node, ast.Attribute):
+            return getattr(value(node.value), node.attr)
+        if isinstance(node, ast.Call):
+            arguments = [ast.literal_eval(x) for x in node.args]
+            return value(node.func)(*arguments, **{str(k.arg): ast.literal_eval(k.value) for k in node.keywords})
+        return root
+
+    return value(ast.parse(expression, mode="eval").body)
+
+
 def from_file(source: Mapping[str, Any], kind: type, module: str) -> Any:
     """Load a function or class from a user's file, with its source, so that other processes load the same.
 
@@ -101,11 +150,13 @@ def from_file(source: Mapping[str, Any], kind: type, module: str) -> Any:
         neighbours.prepare(loaded, source["folder"])
     sys.modules[module] = loaded
     exec(compile(source["code"], path, "exec"), vars(loaded))
-    found = getattr(loaded, name, None)
+    root = root_of(name)
+    found = getattr(loaded, root or name, None)
     if found is None:
         own = [n for n, x in vars(loaded).items() if _is(x, kind) and getattr(x, "__module__", None) == module]
         there = f"; it has {', '.join(own) or 'none'}"
-        raise Unusable(f"{path} has no {word} {name!r}{hint(name, own) or there}")
+        raise Unusable(f"{path} has no {word} {root or name!r}{hint(root or name, own) or there}")
+    found = found if root == name else evaluated(name, found)
     if not _is(found, kind):
         raise Unusable(f"{name!r} in {path} is a {type(found).__name__}, not a {word}")
     return found
@@ -113,7 +164,8 @@ def from_file(source: Mapping[str, Any], kind: type, module: str) -> Any:
 
 def check_defined(path: str) -> None:
     """Raise `Unusable` unless the file of `file.py:name` parses and defines the name; it is not executed."""
-    where, _, name = path.rpartition(":")
+    where, name = split(path)
+    name = root_of(name) or name
     if not os.path.isfile(where):
         raise Unusable(f"no such file {where}")
     try:
@@ -134,7 +186,7 @@ def object_at(path: str, *, always: bool = False) -> Any:
 
     Raises `Unusable`.
     """
-    where, _, name = path.rpartition(":")
+    where, name = split(path)
     if not where or not name:
         raise Unusable("write FILE.py:NAME or MODULE:NAME")
     if where.endswith(".py") and not os.path.isfile(where):
@@ -149,9 +201,14 @@ def object_at(path: str, *, always: bool = False) -> Any:
         module = neighbours.load(where) if where.endswith(".py") else importlib.import_module(where)
     except Exception as error:
         raise Unusable(one_line(f"can't import {where}: {unusable(error)}")) from error
-    if not hasattr(module, name):
-        raise Unusable(f"{where} has no {name!r}{hint(name, vars(module))}")
-    return getattr(module, name)
+    root = root_of(name) or name
+    if not hasattr(module, root):
+        raise Unusable(f"{where} has no {root!r}{hint(root, vars(module))}")
+    found = getattr(module, root)
+    try:
+        return found if root == name else evaluated(name, found)
+    except Exception as error:
+        raise unusable(error, f"making {name}") from error
 
 
 def _is(value: Any, kind: type) -> bool:

@@ -62,7 +62,8 @@ def make(
     made = EnvPool(spec, workers=workers, timeout=timeout, concurrency=concurrency)
     try:
         label = name if spec.file is None else f"{Path(spec.file).name}:{spec.kind}"
-        return World(SeedTasks(name, made.contents, seed, pool, made.answers, label, made.levels), made)
+        source = SeedTasks(name, made.contents, seed, pool, made.answers, label, made.levels, per_step)
+        return World(source, made)
     except BaseException:
         made.close()
         raise

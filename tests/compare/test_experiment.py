@@ -111,6 +111,13 @@ def test_a_directory_of_another_comparison_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"grpo/seed-0 was made with optim.lr=0.5, not 0.0001: give another --out"):
         check(plan(tmp_path, ["rloo"]))
     refuse_other(Job(tmp_path / "elsewhere", job.keys))
+    listed = Job(tmp_path / "listed", {**job.keys, "task": "q.jsonl"})
+    listed.path.mkdir()
+    (listed.path / "job.json").write_text(json.dumps(dict(listed.keys)))  # begun when steps counted from 0
+    with pytest.raises(ConfigError, match="was made with tasks in another order"):
+        refuse_other(listed)
+    (listed.path / "job.json").write_text(json.dumps({**listed.keys, "first_step": 1}))
+    refuse_other(listed)
 
 
 def test_tuning_tries_every_value_on_seeds_that_are_not_reported(tmp_path):

@@ -1,10 +1,11 @@
 """Rows of studies: written whole, found by their keys, read after a kill."""
 
+import hashlib
 import json
 
 import pytest
 
-from gxpo.compare.store import append, bits_of, digest, missing, read_store, result_of, row_of, verdicts_of
+from gxpo.compare.store import append, bits_of, digest, missing, read_store, result_of, row_of, verdicts_of, with_former
 from gxpo.errors import RecordError
 
 KEYS = {"method": "grpo", "optim.lr": 1e-4, "seed": 3}
@@ -80,3 +81,19 @@ def test_missing_runs_are_asked_for_once(run, tmp_path):
     other = {**KEYS, "seed": 5}
     todo = missing([(KEYS, 3), (other, 5), (dict(reversed(other.items())), 5)], read_store(store))
     assert [seed for _, seed in todo] == [5]
+
+
+def test_rows_of_the_former_order_of_tasks_are_not_made_use_of_but_reported(run):
+    """A finite list was drawn from its second step on: digests of before are written down."""
+    listed, generated = {"method": "grpo", "task": "q.jsonl", "seed": 3}, {"method": "grpo", "task": "arithmetic"}
+    name = hashlib.sha256(b'{"method": "grpo", "task": "q.jsonl"}').hexdigest()[:16]
+    former = {"digest": name, "seed": 3, "keys": {"method": "grpo", "task": "q.jsonl"}}
+    assert digest(generated) == hashlib.sha256(b'{"method": "grpo", "task": "arithmetic"}').hexdigest()[:16]
+    assert digest(listed) != former["digest"]
+    store = {(former["digest"], 3): former}
+    assert missing([(listed, 3)], store) == [(listed, 3)]  # study.py makes it anew
+    assert with_former(store)[digest(listed), 3] is former  # a report finds it
+    row = row_of(run, {**listed, "seed": 4})
+    assert row["first_step"] == 1 and "first_step" not in row_of(run, {**generated, "seed": 4})
+    both = {**store, (row["digest"], 4): row}
+    assert (digest(listed), 3) not in with_former(both)  # once some are new, the two are not mixed

@@ -79,3 +79,39 @@ def test_the_expert_is_measured() -> None:
 def test_what_is_wrong_is_said(tmp_path: Path, fault: str, problem: str) -> None:
     found = check(tmp_path, fault)
     assert any(re.match(problem, line) for line in found.problems), found.problems
+
+
+GRIDS = """
+from gxpo import TimeStep
+
+class Same:
+    instructions, max_turns = "", 2
+    contents = 1
+    def reset(self, seed):
+        return TimeStep("x", "s")
+    def step(self, action):
+        return TimeStep("x", "s", done=True, success=False)
+    def content(self, seed):
+        return str(seed % self.contents)
+    def expert(self):
+        return "up"
+
+class Many(Same):
+    contents = 40
+"""
+
+
+def test_what_a_run_refuses_before_its_first_step_is_a_problem(tmp_path: Path) -> None:
+    """One instance is for training or held out, never both; a pool may be larger than what there is."""
+    from gxpo.explain.check_env import check
+
+    (tmp_path / "grids.py").write_text(GRIDS)
+    found = check(f"{tmp_path}/grids.py:Same", episodes=2)
+    assert found.success == 0.0
+    expert, instances = found.problems
+    assert expert.startswith("its expert solved none of 2 episodes")
+    assert "gxpo train refuses it" in instances and "has no" in instances and "make it harder" in instances
+    pooled = check(f"{tmp_path}/grids.py:Many", {"pool": 39}, episodes=1)
+    assert any("different training instances: lower tasks.options.pool" in line for line in pooled.problems)
+    fine = check("sokoban", episodes=1)
+    assert fine.problems == () and fine.success == 1.0

@@ -10,10 +10,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from gxpo.errors import ModelError
-from gxpo.explain.check_template import tokenizer_of
 from gxpo.models import Recipe, character_tokenizer, load, tiny_model, unread_style
 from gxpo.models import warmup as warmup_module
-from gxpo.models.load import check_directory, check_name, is_path
+from gxpo.models.load import check_directory, check_name, describe, is_path
+from gxpo.models.without_weights import positions, tokenizer_of
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
 QUICK = Recipe(dimensions=SMALL, batch=8, first_check=1, max_steps=1, low=0, high=1, well_formed=0, checked_on=4)
@@ -274,3 +274,47 @@ def test_a_world_in_a_style_that_the_warm_start_does_not_read_is_said(task):
 def test_tasks_that_are_no_worlds_have_the_style_of_their_warm_start():
     assert all(unread_style("tiny", task, {}) is None for task in ("arithmetic", "countdown", "code", "another"))
     assert unread_style("tiny-vision", "shapes", {}) is None
+
+
+# ---------------------------------------------------------------- adapters
+def test_an_adapters_directory_is_merged_with_its_base_or_says_how(tmp_path, monkeypatch):
+    """PEFT's own forward pass over base and adapter is what the merged model must compute."""
+    peft = pytest.importorskip("peft")
+    monkeypatch.setenv("GXPO_CACHE", str(tmp_path / "cache"))
+    base = tmp_path / "base"
+    loaded = load("tiny:cold", task="arithmetic")
+    loaded.model.save_pretrained(base)
+    loaded.tokenizer.save_pretrained(base)
+    config = peft.LoraConfig(r=2, lora_alpha=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    torch.manual_seed(0)
+    adapted = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(base), config).eval()
+    home = tmp_path / "adapter"
+    adapted.save_pretrained(home)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    found = load(str(home), task="arithmetic")
+    assert torch.allclose(found.model(ids).logits, adapted(ids).logits, atol=1e-5)
+    assert not torch.allclose(found.model(ids).logits, loaded.model(ids).logits, atol=1e-3)
+    assert load(str(home), task="arithmetic").path == found.path  # made once
+    assert positions(str(home), "") == positions(str(base), "") == 2048
+    assert len(tokenizer_of(str(home))) == len(loaded.tokenizer)
+    check_name(str(home), "")
+    assert describe(str(home), task="").config.model_type == "llama"
+    said = json.loads((home / "adapter_config.json").read_text())
+    wrong = {
+        "is not on this machine.*merge it first": {"base_model_name_or_path": "meta-llama/Nowhere"},
+        "names no base model: merge it first": {"base_model_name_or_path": None},
+        "is an adapter itself": {"base_model_name_or_path": str(home)},
+        "weights have no place": {"target_modules": ["q_proj"]},
+        "weights are missing": {"target_modules": ["q_proj", "k_proj", "down_proj"]},
+        "can't be merged into its base": {"r": 4},
+    }
+    for message, changes in wrong.items():
+        (home / "adapter_config.json").write_text(json.dumps({**said, **changes}))
+        with pytest.raises(ModelError, match=message) as caught:
+            load(str(home), task="arithmetic")
+        assert "\n" not in str(caught.value)
+    (home / "adapter_config.json").write_text("{broken")
+    with pytest.raises(
+        ModelError, match=r"is an adapter \(PEFT\) whose adapter_config\.json can't be read.*merge it first"
+    ):
+        check_name(str(home), "")

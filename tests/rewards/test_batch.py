@@ -16,6 +16,9 @@ from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Task
 from gxpo.rewards import RewardSet
+from gxpo.rewards.batch import Batch
+from gxpo.rewards.functions import from_file
+from gxpo.rewards.worker import load as load_in_worker
 
 NO_SCORER = Source(default=None)
 NO_SCORER.held_out = lambda n: [Task("held", "?", "0", {"level": 1, "kind": "math"})][:n]
@@ -362,3 +365,113 @@ def test_every_kind_of_reward_is_given_the_special_tokens_that_asks_for_them(tmp
 def test_a_reward_of_special_tokens_is_of_a_batch_or_of_one():
     with pytest.raises(ConfigError, match=r"asks for 'completions_raw' .of a batch. and 'completion_raw' .of one"):
         RewardSet.make(lambda completions_raw, completion_raw: 0.0, source=NO_SCORER)
+
+
+OBJECTS = """
+import functools
+
+def base(completions, scale=1.0, **kw):
+    return [scale * len(c) for c in completions]
+
+part = functools.partial(base, scale=2.0)
+single = functools.partial(lambda completion, tol: tol, tol=0.5)
+
+def make(scale=1.0):
+    def reward(completions, **kw):
+        return [scale * len(c) for c in completions]
+    return reward
+
+def exact(shift):
+    def reward(completion, answer):
+        return shift + (completion == answer)
+    return reward
+
+class Scorer:
+    def __init__(self, k=1.0):
+        self.k = k
+    def __call__(self, prompts, completions, **kw):
+        return [self.k for _ in completions]
+    def one(self, completion):
+        return self.k
+    async def later(self, completion):
+        return self.k
+
+scorer = Scorer(3.0)
+bound = scorer.one
+every = lambda completions, **kw: [0.5 for _ in completions]
+
+def kept(function):
+    @functools.wraps(function)
+    def inner(*a, **k):
+        return function(*a, **k)
+    return inner
+
+def lost(function):
+    def inner(*a, **k):
+        return function(*a, **k)
+    return inner
+
+@kept
+def wrapped(completions, **kw):
+    return [1.0] * len(completions)
+
+@kept
+def wrapped_single(completion, answer):
+    return 1.0
+
+@lost
+def unwrapped(completion):
+    return 1.0
+
+async def awaited(completions, **kw):
+    return [1.0] * len(completions)
+
+def later(completion):
+    return 1.0
+
+later = functools.partial(base, scale=3.0)
+mixed = lambda completion, completions: 1
+number = 5
+"""
+
+
+def test_the_signature_of_any_object_of_a_file_tells_what_it_scores(tmp_path):
+    (tmp_path / "r.py").write_text(OBJECTS)
+    batch = {
+        "base": "base", "part": "part", "make()": "make", "make(scale=2.0)": "make", "scorer": "scorer",
+        "Scorer()": "Scorer", "every": "every", "wrapped": "wrapped", "awaited": "awaited", "later": "later",
+    }  # fmt: skip
+    for name, component in batch.items():
+        found = from_file(f"{tmp_path}/r.py:{name}")
+        assert isinstance(found.call, Batch) and found.name == component, name
+    alone = ("single", "exact(0.5)", "exact(shift=1)", "scorer.one", "bound", "wrapped_single", "Scorer(k=2).one")
+    for name in alone:  # in the worker
+        found = from_file(f"{tmp_path}/r.py:{name}")
+        assert found.source is not None and not found.grouped, name
+    assert from_file(f"{tmp_path}/r.py:exact(0.5)").answered and from_file(f"{tmp_path}/r.py:wrapped_single").answered
+    assert type(from_file(f"{tmp_path}/r.py:scorer.later").call).__name__ == "AsyncEach"
+    refused = {
+        "make": r"its parameters \(scale=1\.0\) do not say what it scores.*name the call, as .*make\(scale=\.\.\.\)",
+        "exact": r"it asks for 'shift'.*if it makes a reward, name the call, as .*r\.py:exact\(shift=\.\.\.\)",
+        "exact()": r"TypeError while making exact\(\).*'shift'",
+        "Scorer": r"is a class: name what it makes, as .*r\.py:Scorer\(\)",
+        "unwrapped": r"its parameters do not say what it scores.*functools\.wraps",
+        "mixed": r"asks for 'completions' \(of a batch\) and 'completion'",
+        "number": "is a int, not a function",
+        "make(scale)": "name a function in the file",
+        "make + 1": "name a function in the file",
+    }
+    for name, message in refused.items():
+        with pytest.raises(ConfigError, match=message) as caught:
+            from_file(f"{tmp_path}/r.py:{name}")
+        assert "\n" not in str(caught.value), name
+
+
+def test_what_partials_instances_and_factories_make_scores_a_run(tmp_path):
+    (tmp_path / "r.py").write_text(OBJECTS)
+    rows = {"part": 2.0, "make(scale=4.0)": 4.0, "later": 3.0}
+    for name, scale in rows.items():
+        call = from_file(f"{tmp_path}/r.py:{name}").call
+        assert call.function(completions=["a", "bcd"]) == [scale, 3 * scale], name
+    pool = from_file(f"{tmp_path}/r.py:exact(0.5)").source
+    assert load_in_worker(pool)(completion="7", answer="7") == 1.5

@@ -106,7 +106,7 @@ def test_epochs_see_every_task_once(tmp_path_factory, seed, per_step, more):
     held_out = write(folder / "test.jsonl", {"prompt": "held out", "answer": "1"})
     path = write(folder / "train.jsonl", *questions(0, 30))
     source = make(path, seed=seed, options={"held_out": held_out}, per_step=per_step)
-    order = [t.id for step in range(60) for t in source.draw(per_step, step)]
+    order = [t.id for step in range(1, 61) for t in source.draw(per_step, step)]
     for epoch in range(len(order) // 30):
         assert len(set(order[30 * epoch : 30 * (epoch + 1)])) == 30
     assert source.draw(per_step + more, 7)[:per_step] == source.draw(per_step, 7)
@@ -116,8 +116,8 @@ def test_orders_differ_between_epochs_and_seeds(tmp_path):
     held_out = write(tmp_path / "test.jsonl", {"prompt": "held out", "answer": "1"})
     path = write(tmp_path / "train.jsonl", *questions(0, 30))
     first, second = (make(path, seed=s, options={"held_out": held_out}, per_step=30) for s in (0, 1))
-    assert first.draw(30, 0) != first.draw(30, 1) != second.draw(30, 1)
-    assert first.draw(30, 0) != second.draw(30, 0)
+    assert first.draw(30, 1) != first.draw(30, 2) != second.draw(30, 2)
+    assert first.draw(30, 1) != second.draw(30, 1)
 
 
 def test_scoring_is_left_to_a_named_reward(tmp_path):
@@ -336,3 +336,95 @@ def test_rows_of_parquet_that_repeat_themselves_are_read_as_they_are(tmp_path):
     assert [task.answer for task in tasks] == [row["answer"] for row in rows]
     assert [dict(task.info) for task in tasks] == [{k: row[k] for k in ("source", "n", "raw", "tags")} for row in rows]
     assert all(task.prompt[0]["content"] is tasks[0].prompt[0]["content"] for task in tasks)  # one object
+
+
+# ---------------------------------------------------------------- dotted names, verl's layout
+def verl(truth, style="rule", **more):
+    """Rows as verl's examples/data_preprocess write them; `truth`: number of the row -> ground truth."""
+    return [
+        {
+            "data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": f"what is {i}+1?"}],
+            "ability": "math", "reward_model": {"style": style, "ground_truth": truth(i)}, "extra_info": {"index": i},
+            **more,
+        }
+        for i in range(6)
+    ]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*tasks held out")
+def test_columns_by_dotted_names(tmp_path):
+    rows = [
+        {"q": {"text": f"say {i}"}, "a": {"b": {"c": str(i)}, "all": [str(i), "x"]}, "a.d": "whole"} for i in range(6)
+    ]
+    path = write(tmp_path / "q.jsonl", *rows)
+
+    def answers(answer, prompt="q.text"):
+        source = make(path, seed=0, options={"prompt": prompt, "answer": answer})
+        return {t.prompt: t.answer for t in (*source.training, *source.held_out(9))}
+
+    assert answers("a.b.c") == answers("a.all.0") == {f"say {i}": str(i) for i in range(6)}
+    assert set(answers("a.d").values()) == {"whole"}  # a column whose name has the dot in it
+    wrong = {
+        "a.b.ground": "'a.b' has c",
+        "a.al": "no column 'a.al'; did you mean 'a.all'",
+        "a.reference": "'a' has b, all",
+        "a.d.x": "'a.d' is a text, without names in it",
+        "a.all.5": "'a.all' is a list",
+        "z.y": "there is q, a, a.d",
+        "a.b": r"field 'a\.b' must be a text that is not empty or a number, not \{'c': '0'\}",
+    }
+    for name, message in wrong.items():
+        with pytest.raises(TaskError, match=message):
+            answers(name)
+    kept = make(path, seed=0, options={"prompt": "q.text", "answer": "a.b.c"}).training[0]
+    assert kept.info["a"]["b"]["c"] == kept.answer  # what is read from within a column stays there
+
+
+@pytest.mark.filterwarnings("ignore:.*tasks held out")
+def test_rows_of_verl_have_the_ground_truth_as_answer_or_say_why_not(tmp_path):
+    plain = [str(i) for i in range(6)]
+    answered = {
+        "text": (verl(str), plain),
+        "number": (verl(int), plain),
+        "style of dapo": (verl(str, "rule-lighteval/MATH_v2"), plain),
+        "list of one": (verl(lambda i: [str(i)]), plain),
+        "JSON of one": (verl(lambda i: json.dumps([str(i)])), plain),
+        "interval": (verl(lambda i: f"[0, {i}]"), [f"[0, {i}]" for i in range(6)]),
+    }
+    refused = {
+        "reward_model.ground_truth is a mapping of target": verl(lambda i: {"target": [str(i)]}),
+        "reward_model.ground_truth is a mapping of inputs": verl(lambda i: json.dumps({"inputs": i})),
+        "reward_model.ground_truth is a list of 2": verl(lambda i: [str(i), "x"]),
+        "reward_model.ground_truth is ''": verl(lambda i: ""),
+        "reward_model.style is 'model', not a rule": verl(str, "model"),
+    }
+    for name, (rows, expected) in answered.items():
+        source = make(write(tmp_path / "v.jsonl", *rows), seed=0)
+        found = sorted(t.answer for t in (*source.training, *source.held_out(9)))
+        assert found == sorted(expected), name
+        assert (
+            source.training[0].info["reward_model"]
+            == rows[int(source.training[0].info["extra_info"]["index"])]["reward_model"]
+        )
+    for message, rows in refused.items():
+        with pytest.warns(UserWarning, match=f"of line 1 {message}.*no task has an answer"):
+            source = make(write(tmp_path / "v.jsonl", *rows), seed=0)
+        assert {t.answer for t in source.training} == {None}
+    rows = verl(lambda i: {"target": [str(i)]})
+    source = make(write(tmp_path / "v.jsonl", *rows), seed=0, options={"answer": "reward_model.ground_truth.target.0"})
+    assert {t.answer for t in (*source.training, *source.held_out(9))} == set(plain)
+    pictured = [
+        {**row, "prompt": [{"role": "user", "content": "<image> what?"}]} for row in verl(str, images=["a.png"])
+    ]
+    with pytest.raises(TaskError, match="its prompt has <image> where verl puts what the column 'images' holds"):
+        make(write(tmp_path / "v.jsonl", *pictured), seed=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*tasks held out")
+def test_a_parquet_file_of_verl_is_read_as_it_is(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.Table.from_pylist(verl(str)), tmp_path / "t.parquet")
+    source = make(str(tmp_path / "t.parquet"), seed=0)
+    asked = {t.prompt[0]["content"]: t.answer for t in (*source.training, *source.held_out(9))}
+    assert asked == {f"what is {i}+1?": str(i) for i in range(6)} and source.reward_default == "math"

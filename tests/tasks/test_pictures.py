@@ -173,7 +173,7 @@ def test_options_that_make_no_sense(name, options, match):
 
 @pytest.mark.parametrize("name", ["charts", "shapes"])
 def test_a_pool_of_pictures_is_the_same_for_every_run_and_is_gone_through_evenly(name):
-    one, other = (make(name, seed=seed, options={"pool": 5, "noise": 0}) for seed in (3, 4))
+    one, other = (make(name, seed=seed, options={"pool": 5, "noise": 0}, per_step=5) for seed in (3, 4))
     assert one.pool_tasks == other.pool_tasks and len({t.id for t in one.pool_tasks}) == 5
     drawn = [t.id for t in one.draw(15, 2)]
     assert sorted(drawn) == sorted(3 * [t.id for t in one.pool_tasks])

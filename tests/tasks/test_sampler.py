@@ -130,13 +130,16 @@ def test_groups_whose_outcomes_and_likelihoods_differ() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(SAMPLERS))
-def test_every_score_gives_chances_that_add_up_to_one(kind: str) -> None:
-    source = made(kind, Listed("abcdef"))
-    for right in ({}, RIGHT, dict.fromkeys("abcdef", 8), dict.fromkeys("abcdef", 0)):
-        if right:
-            source.observe(answers(right))
-        found = source.chances()
-        assert bool((found >= 0).all()) and float(found.sum()) == pytest.approx(1.0, abs=1e-12)
+def test_every_score_gives_chances_that_add_up_to_one_or_to_nothing(kind: str) -> None:
+    empty = {"disagreement", "drop_solved"}  # of equal log-probs, and of tasks that are all solved, nothing is left
+    for uniform in (0.0, 0.1):
+        source = made(kind, Listed("abcdef"), uniform=uniform)
+        for right in ({}, RIGHT, dict.fromkeys("abcdef", 8), dict.fromkeys("abcdef", 0)):
+            if right:
+                source.observe(answers(right))
+            found = source.chances()
+            total = 0.0 if kind in empty and not uniform and not found.any() else 1.0
+            assert bool((found >= 0).all()) and float(found.sum()) == pytest.approx(total, abs=1e-12)
 
 
 # ---------------------------------------------------------------- what is measured
@@ -171,7 +174,8 @@ def test_what_was_seen_counts_in_the_place_of_what_was_left_of_it() -> None:
     assert source.rates.column("counted", ["a", "b"]).tolist() == [8.0, 8.0]
     assert source.figures() == pytest.approx(
         # chances of rates .9 .5 .5 .5 .5: .09 and four of .25, of 1.09
-        {"tasks_mixed": 0.5, "tasks_known": 2, "tasks_coverage": 0.4, "tasks_effective": 4.743753}, abs=1e-6
+        {"tasks_mixed": 0.5, "tasks_known": 2, "tasks_coverage": 0.4, "tasks_effective": 4.743753,
+         "tasks_left": 5}, abs=1e-6
     )  # fmt: skip
 
 
@@ -205,7 +209,76 @@ def test_epochs_draw_every_task_that_is_left_once() -> None:
     source.observe(answers({"a": 8, "b": 8}))
     later = [name for step in (3, 4) for name in names(source.draw(2, step))]
     assert sorted(later) == list("cdef")
-    assert set(names(source.draw(5, 5))) > set("cdef")  # no more than four are left: a fifth is of the others
+    with pytest.warns(UserWarning, match="4 of 6 tasks are left, and a step draws 5"):
+        fifth = names(source.draw(5, 5))  # no more than four are left: one of them comes twice
+    assert sorted(set(fifth)) == list("cdef") and source.draw(5, 5) == source.draw(9, 5)[:5]
+
+
+@pytest.mark.filterwarnings("ignore:tasks.sampler")
+@pytest.mark.parametrize("kind", sorted(SAMPLERS))
+@pytest.mark.parametrize("per_step", [1, 3, 8, 14, 40])
+def test_a_dropped_task_is_never_drawn(kind: str, per_step: int) -> None:
+    """Fourteen tasks, of which some are always solved, some never and some half of the time, over ends of epochs, read
+    back in the middle, until nothing is left or for 30 steps."""
+    names_ = "abcdefgijklmno"  # "h" is held out
+    for prior, epochs in ((2.0, False), (2.0, True), (0.0, False)):
+        options = {"prior": prior, "epochs": epochs}
+        source = made(kind, Listed(names_, per_step), **options)
+        for step in range(1, 31):
+            if source.exhausted:
+                break
+            left = {name for name, chance in zip(names_, chances(source), strict=True) if chance > 0}
+            drawn = names(source.draw(per_step, step))
+            assert set(drawn) <= left and len(drawn) == per_step, (kind, step)
+            assert len(set(drawn)) == min(per_step, len(left)), "each that is left once before any comes again"
+            right = {name: (8, 0, 3)[names_.index(name) % 3] for name in dict.fromkeys(drawn)}
+            source.observe(answers(right, logprob=-1.0 - step % 3))
+            if step % 4 == 0:
+                other = made(kind, Listed(names_, per_step), **options)
+                other.load_state_dict(json.loads(json.dumps(source.state_dict())))
+                source = other
+
+
+def test_solved_tasks_go_one_by_one_until_none_is_left() -> None:
+    source = made("drop_solved", Listed("abc"), epochs=True)
+    assert source.exhausted is None and sorted(names(source.draw(3, 1))) == ["a", "b", "c"]
+    source.observe(answers({"a": 8, "b": 7, "c": 8}))
+    with pytest.warns(UserWarning, match="drop_solved: 1 of 3 tasks are left, and a step draws 3"):
+        assert names(source.draw(3, 2)) == ["b", "b", "b"]
+    assert source.figures()["tasks_left"] == 1
+    source.observe(answers({"b": 8}))
+    assert source.figures()["tasks_left"] == 0 and source.figures()["tasks_effective"] == 0
+    assert "none of 3 tasks is left: tasks.sampler=drop_solved" in str(source.exhausted)
+    with pytest.raises(TaskError, match=r"tasks\.sampler\.uniform above 0 goes on drawing them"):
+        source.draw(1, 3)
+    again = made("drop_solved", Listed("abc"), epochs=True)
+    again.load_state_dict(source.state_dict())
+    assert again.exhausted == source.exhausted
+    level = made(lambda streak: (streak < 1).double(), Listed("ab", level=[1, 2]), by="level")
+    level.draw(2, 1)
+    level.observe(answers({"a": 8, "b": 8}))
+    assert "none of 2 levels is left" in str(level.exhausted)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_ends_when_every_task_is_solved(tmp_path: Path, staleness: int) -> None:
+    """Six tasks that any answer solves, four a step: all are seen after two steps, and the run ends there."""
+    (tmp_path / "pays.py").write_text("def one(completion):\n    return {'correct': 1.0}\n")
+    rows = [{"id": f"t{i}", "prompt": f"{i}?", "answer": "1"} for i in range(6)]
+    held = [{"id": "h", "prompt": "h?", "answer": "1"}]
+    keys = {
+        "tasks.per_step": 4, "rollout.group_size": 2, "sampling.max_new_tokens": 2, "eval.tasks": 1,
+        "async.max_staleness": staleness, "doctor.every": 0,
+    }  # fmt: skip
+    run = gxpo.train(
+        "tiny:cold", rows, "srpo_history", 9, f"{tmp_path}/pays.py:one", eval_task=held, out=tmp_path / "run", set=keys
+    )
+    assert run.step == 2 and "none of 6 tasks is left" in str(run.stopped)
+    assert [row["tasks_left"] for row in run.metrics][:2] == [2, 0]
+    assert [row["step"] for row in run.evaluations] == [0, run.step]
+    again = gxpo.resume(tmp_path / "run")
+    assert again.step == run.step and again.stopped == run.stopped
 
 
 def test_levels_of_a_column() -> None:

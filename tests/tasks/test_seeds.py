@@ -44,7 +44,7 @@ def test_held_out_tasks_do_not_depend_on_the_seed_of_the_run_and_training_ones_d
 
 
 def test_a_pool_is_the_same_for_every_run_and_is_gone_through_evenly():
-    one, other = SeedTasks("world", thirds, seed=0, pool=5), SeedTasks("world", thirds, seed=1, pool=5)
+    one, other = (SeedTasks("world", thirds, seed=seed, pool=5, per_step=5) for seed in (0, 1))
     assert one.pool_tasks == other.pool_tasks and len(one.pool_tasks) == 5
     drawn = [t.id for t in one.draw(15, 2)]
     assert sorted(drawn) == sorted(3 * [t.id for t in one.pool_tasks])

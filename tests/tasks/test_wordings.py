@@ -25,11 +25,11 @@ def test_a_step_has_whole_sets_and_so_has_each_side():
     made = source(sets(10))
     training, held_out = ({t.info["same_as"] for t in side} for side in (made.training, made.held_out(99)))
     assert training.isdisjoint(held_out) and training | held_out == set(range(10)) and held_out
-    for step in range(9):
+    for step in range(1, 10):
         drawn = Counter(t.info["same_as"] for t in made.draw(4, step))
         assert set(drawn.values()) == {2} and len({t.id for t in made.draw(4, step)}) == 4
     assert made.draw(2, 3) == made.draw(4, 3)[:2]
-    epoch = [t.id for step in range(len(made.training) // 4) for t in made.draw(4, step)]
+    epoch = [t.id for step in range(1, 1 + len(made.training) // 4) for t in made.draw(4, step)]
     assert len(set(epoch)) == len(epoch)
 
 

@@ -16,6 +16,7 @@ from gxpo.compare.arms import folder, stated
 from gxpo.compare.jobs import STOPPED, Job, Runner
 from gxpo.compare.reading import read_run
 from gxpo.compare.results import Arm, Budget, RunResult, Unit
+from gxpo.compare.store import job_keys
 from gxpo.compare.suites import Setting
 from gxpo.compare.worker import JOB
 from gxpo.errors import ConfigError, did_you_mean
@@ -160,9 +161,9 @@ def check(plan: Plan) -> None:
             keys = run_keys(plan.setting, replace(arm, keys={**arm.keys, **tried}), plan.seeds[0])
             resolved = config.resolve(stated(keys, f"arm {arm.label}"))
             rehearse(resolved)
-    if not plan.tuning:
-        for job in plan.jobs():
-            refuse_other(job)
+    tuning = [job for arm in plan.arms for tried in plan.candidates(arm) for job in plan.tuning_jobs(arm, tried)]
+    for job in tuning if plan.tuning else plan.jobs():
+        refuse_other(job)
 
 
 def refuse_other(job: Job) -> None:
@@ -170,7 +171,12 @@ def refuse_other(job: Job) -> None:
     made = job.path / JOB
     if not made.is_file():
         return
-    there, wanted = json.loads(made.read_text()), json.loads(json.dumps(dict(job.keys)))
+    there, wanted = json.loads(made.read_text()), json.loads(json.dumps(job_keys(job.keys)))
+    if there.get("first_step") != wanted.get("first_step"):
+        raise ConfigError(
+            f"{job.path} was made with tasks in another order, without the first tasks.per_step of them in its first "
+            "epoch: give another --out"
+        )
     for key in sorted({*there, *wanted}):
         if there.get(key) != wanted.get(key):
             raise ConfigError(

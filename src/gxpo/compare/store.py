@@ -11,6 +11,7 @@ from typing import Any
 
 from gxpo.compare.results import Point, RunResult
 from gxpo.errors import RecordError
+from gxpo.tasks.epochs import FIRST_STEP, goes_by_epochs
 
 SCHEMA = "gxpo.study/1"
 CURVES = (  # metrics of training that a row keeps, each at `KEPT` points
@@ -23,11 +24,16 @@ DIGITS = 4
 
 
 def digest(keys: Mapping[str, Any]) -> str:
-    """Name of a configuration: equal for equal keys in whatever order, the seed left out.
+    """Name of a configuration: equal for equal keys in whatever order, the seed left out. The order in which a finite
+    list of tasks is drawn counts: runs that counted steps from 0 have another name.
 
     >>> digest({"a": 1, "b": [2], "seed": 3}) == digest({"b": [2], "a": 1, "seed": 4})
     True
     """
+    return _digest(job_keys(keys))
+
+
+def _digest(keys: Mapping[str, Any]) -> str:
     said = json.dumps({k: v for k, v in keys.items() if k != "seed"}, sort_keys=True)
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
@@ -66,6 +72,7 @@ def row_of(run: Path, keys: Mapping[str, Any], *, trouble: str = "", commit: str
     return {
         "schema": SCHEMA,
         "digest": digest(keys),
+        **_order(keys),
         "seed": keys["seed"],
         "keys": {k: v for k, v in keys.items() if k != "seed"},
         "evaluations": evaluations,
@@ -118,6 +125,34 @@ def read_store(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
                 continue
             raise RecordError(f"{path} line {number}: not a row of a study: {error}") from None
     return out
+
+
+def with_former(store: Mapping[tuple[str, int], dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
+    """The rows of a store for a report of what was measured: those made in the former order of tasks are found, too.
+
+    Only for tasks of which no row was made in the present order, so that no report mixes the two.
+    """
+    renewed = {_tasks_of(row) for row in store.values() if "first_step" in row}
+    out = dict(store)
+    for (name, seed), row in store.items():
+        keys = row.get("keys", {})
+        if "first_step" not in row and goes_by_epochs(keys) and _digest(keys) == name and _tasks_of(row) not in renewed:
+            out.setdefault((digest(keys), seed), row)
+    return out
+
+
+def job_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """What job.json says of a run: its keys, and the order in which it draws a finite list of tasks."""
+    return {**keys, **_order(keys)}
+
+
+def _order(keys: Mapping[str, Any]) -> dict[str, int]:
+    """The step that begins the first epoch, where tasks are a finite list."""
+    return {"first_step": FIRST_STEP} if goes_by_epochs(keys) else {}
+
+
+def _tasks_of(row: Mapping[str, Any]) -> str:
+    return json.dumps({k: v for k, v in row["keys"].items() if k == "task" or k.startswith("tasks.")}, sort_keys=True)
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:

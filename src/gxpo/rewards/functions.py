@@ -6,17 +6,18 @@ import ast
 import dataclasses
 import inspect
 import pickle
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gxpo.errors import ConfigError
 from gxpo.protocols import Task
-from gxpo.rewards.batch import AsyncEach, Batch, takes_batch
+from gxpo.rewards.batch import BATCH, AsyncEach, Batch, takes_batch
 from gxpo.rewards.rubric import Rubric, is_rubric
-from gxpo.rewards.worker import parameters
-from gxpo.usercode import Unusable, object_at, unusable
+from gxpo.rewards.worker import ARGUMENTS, parameters
+from gxpo.usercode import Unusable, object_at, root_of, split, unusable
 from gxpo.usercode import from_file as object_of_file
 
 STEP = ("forest", "texts", "tasks")  # the first parameters of a function that sees all rollouts of a step
@@ -76,13 +77,13 @@ def names_file(text: str) -> bool:
 
 def source_of(text: str, what: str = "reward ", example: str = "my_rewards.py:exact") -> dict[str, Any]:
     """The file, its content and the function's name in `path/to/my_rewards.py:exact`, for `usercode.from_file`."""
-    path, colon, name = text.rpartition(":")
+    path, name = split(text)
     if path == "python":
         raise ConfigError(
             f"{what}{text!r} is a Python object of the script that began the run: give it again, as in "
             "gxpo.resume(RUN, reward=...), or begin with one that stands in a file"
         )
-    if not colon or not name.isidentifier():
+    if not path or root_of(name) is None:
         example = f"{text}:FUNCTION" if text.endswith(".py") else example
         raise ConfigError(f"{what}{text!r}: name a function in the file, as in {example}")
     file = Path(path).expanduser()
@@ -119,65 +120,102 @@ def _declares(call: Callable[..., Any], name: str) -> bool:
 def from_file(text: str) -> Function:
     """Reward function from `path/to/my_rewards.py:exact`; the file is read here and run in the worker only.
 
-    Its parameters are read without running it: one of (forest, texts, tasks), one of a batch (`batch.Batch`), an async
-    one and a rubric of verifiers are loaded in this process.
+    The parameters of a plain `def` are read without running it. Any other object (a partial, an instance, what a
+    decorator or a factory `make(scale=2.0)` gives, an import) is loaded in this process, so that its signature tells
+    what it scores. One of a single rollout then runs in the worker all the same; one of (forest, texts, tasks), one of
+    a batch (`batch.Batch`), an async one and a rubric of verifiers stay here.
     """
     source = source_of(text)
-    name = source["name"]
-    found = _declared(source["code"], name)
-    if found is None:
-        return Function(name, text, {**source, "label": text, "is_scorer": False})
-    names, keywords, here, answered = found
-    if names[:3] == STEP:
-        return grouped(load(text), text, name)
-    if here or takes_batch(names, text, keywords=keywords):
-        try:
-            made = object_at(f"{source['file']}:{name}", always=True)
-        except Unusable as error:
-            raise ConfigError(f"reward {text}: {error}") from error
-        return dataclasses.replace(from_callable(made), label=text)
-    return Function(name, text, {**source, "label": text, "is_scorer": False}, answered=answered)
+    name = _word(source["name"])
+    remote = {**source, "label": text, "is_scorer": False}
+    found = _declared(source["code"], source["name"])
+    if found is not None:
+        names, keywords, answered = found
+        if names[:3] == STEP:
+            return grouped(load(text), text, name)
+        if not takes_batch(names, text, keywords=keywords):
+            return Function(name, text, remote, answered=answered)
+    if not _binds(source["code"], root_of(source["name"]) or ""):
+        return Function(name, text, remote)  # what is wrong is reported when it is loaded
+    if source["folder"] not in sys.path:  # as in the worker: what lies beside the file can be imported
+        sys.path.append(source["folder"])
+    try:
+        made = object_at(f"{source['file']}:{source['name']}", always=True)
+    except Unusable as error:
+        raise ConfigError(f"reward {text}: {error}") from error
+    here = from_callable(made, text)
+    if here.grouped:
+        return dataclasses.replace(here, name=name if here.verdict and not is_rubric(made) else here.name)
+    return Function(name, text, remote, answered=here.answered)
 
 
-def _declared(code: bytes, name: str) -> tuple[tuple[str, ...], bool, bool, bool] | None:
-    """Of a function of a file: its parameters, whether it takes any others, whether it is loaded in this process
-    (async, a rubric, of another module), whether it must be given an answer. None where there is no such, or the file
-    can't be read, which is reported when it is loaded."""
+def _word(expression: str) -> str:
+    """The last name of an expression, which names the component: of `make(scale=2.0)` make, of `scorer.score` score."""
+    return expression.partition("(")[0].rpartition(".")[2]
+
+
+def _binds(code: bytes, name: str) -> bool:
+    """True if a file can be read and may define the name."""
+    try:
+        names = {x for statement in ast.parse(code).body for x in _bound(statement)}
+    except (SyntaxError, ValueError):
+        return False
+    return not names.isdisjoint((name, "*", "__getattr__"))
+
+
+def _declared(code: bytes, name: str) -> tuple[tuple[str, ...], bool, bool] | None:
+    """Of a plain function of a file: its parameters, whether it takes any others, whether it must be given an answer.
+    None of anything else: only the object tells."""
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError):
         return None
-    for x in body:
-        if isinstance(x, (ast.FunctionDef, ast.AsyncFunctionDef)) and x.name == name:
-            positional = [a.arg for a in (*x.args.posonlyargs, *x.args.args)]
-            named = [a.arg for a in x.args.kwonlyargs]
-            optional = positional[len(positional) - len(x.args.defaults) :]
-            optional += [a for a, default in zip(named, x.args.kw_defaults, strict=True) if default is not None]
-            keywords, here = x.args.kwarg is not None, isinstance(x, ast.AsyncFunctionDef)
-            return (*positional, *named), keywords, here, "answer" in {*positional, *named} - set(optional)
-        if isinstance(x, ast.ImportFrom) and any((a.asname or a.name) == name for a in x.names):
-            return (), False, True, False
-        if isinstance(x, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in x.targets):
-            made = x.value.func if isinstance(x.value, ast.Call) else None
-            kind = made.attr if isinstance(made, ast.Attribute) else getattr(made, "id", "")
-            return ((), False, True, False) if kind.endswith(("Rubric", "RubricGroup")) else None
-    return None
+    last = next((x for x in reversed(body) if name in _bound(x)), None)
+    if not isinstance(last, ast.FunctionDef) or last.decorator_list:
+        return None
+    positional = [a.arg for a in (*last.args.posonlyargs, *last.args.args)]
+    named = [a.arg for a in last.args.kwonlyargs]
+    optional = positional[len(positional) - len(last.args.defaults) :]
+    optional += [a for a, default in zip(named, last.args.kw_defaults, strict=True) if default is not None]
+    if not {*positional, *named} & {*ARGUMENTS, *BATCH}:
+        return None
+    return (*positional, *named), last.args.kwarg is not None, "answer" in {*positional, *named} - set(optional)
 
 
-def from_callable(function: Any) -> Function:
+def _bound(statement: ast.stmt) -> set[str]:
+    """Names that a statement of a module binds, in its branches, too."""
+    found = {x.id for x in ast.walk(statement) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
+    found |= {a.asname or a.name.split(".")[0] for a in ast.walk(statement) if isinstance(a, ast.alias)}
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return (
+        {statement.name}
+        if isinstance(statement, kinds)
+        else found | {x.name for x in ast.walk(statement) if isinstance(x, kinds)}
+    )
+
+
+def from_callable(function: Any, text: str = "") -> Function:
     """Reward function from a Python callable: of one rollout, of a batch (`batch.Batch`), of (forest, texts, tasks); or
     from a rubric of verifiers.
 
     One of one rollout that a fresh interpreter can import goes to the worker. A lambda, a closure, or a function of the
     script or notebook itself can't be sent: it runs in process, where exceptions and nonsense are caught but nothing
     ends a hang.
+
+    text  how the configuration names it, for messages
+
+    Raises ConfigError where its parameters do not tell what it scores, for a class, and for what is not callable.
     """
     if is_rubric(function):
         rubric = Rubric(function)
         told = {"verdict": len(rubric.reports) == 1, "reports": rubric.reports}
-        return Function("rubric", f"verifiers.{type(function).__name__}", call=rubric, grouped=True, **told)
+        return Function("rubric", text or f"verifiers.{type(function).__name__}", call=rubric, grouped=True, **told)
+    if isinstance(function, type) or not callable(function):
+        what = "a class" if isinstance(function, type) else f"a {type(function).__name__}, not a function"
+        instance = f": name what it makes, as {text or function.__name__}()" if isinstance(function, type) else ""
+        raise ConfigError(f"reward {text or function!r} is {what}{instance}")
     kind: Any = function if hasattr(function, "__qualname__") else type(function)
-    label = f"{getattr(kind, '__module__', '?')}.{kind.__qualname__}"
+    label = text or f"{getattr(kind, '__module__', '?')}.{kind.__qualname__}"
     name = getattr(function, "__name__", type(function).__name__)
     name = name if name.isidentifier() else "reward"
     try:
@@ -190,11 +228,17 @@ def from_callable(function: Any) -> Function:
     named = [n for n, p in declared.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     if takes_batch(named, label, keywords=keywords):
         return Function(name, label, call=Batch(function, label), grouped=True, verdict=True)
-    label = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', name)}"
+    label = text or f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', name)}"
     try:
         asks = parameters(function)
     except Unusable as error:
-        raise ConfigError(f"reward {label}: {error}") from error
+        raise ConfigError(f"reward {label}: {error}{_of_factory(text, named)}") from error
+    if not asks and declared:
+        raise ConfigError(
+            f"reward {label}: its parameters ({', '.join(map(str, declared.values()))}) do not say what it scores: "
+            "name completions (a batch, it returns a list) or completion (one rollout, it returns a number)"
+            f"{_of_factory(text, named)}"
+        )
     answered = "answer" in declared and declared["answer"].default is inspect.Parameter.empty
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         each = AsyncEach(function, label, name, asks)
@@ -204,6 +248,13 @@ def from_callable(function: Any) -> Function:
         return Function(name, label, call=function, asks=asks, answered=answered)
     source = {"pickle": pickled, "label": label, "is_scorer": False}
     return Function(name, label, source, asks=asks, answered=answered)
+
+
+def _of_factory(text: str, named: Sequence[str]) -> str:
+    """How to name what a function makes, where it may be a factory."""
+    if {*named} & {*ARGUMENTS, *BATCH}:
+        return ""
+    return f"; if it makes a reward, name the call, as {text or 'make'}({', '.join(f'{n}=...' for n in named)})"
 
 
 def from_scorer(scorer: Callable[..., Any], *, trusted: bool, example: Task | None = None) -> Function:

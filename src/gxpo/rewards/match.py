@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gxpo.answers import ANSWER, compiled, extract
+from gxpo.cells import cell
 from gxpo.errors import ConfigError, GxpoError, did_you_mean, one_of
 from gxpo.protocols import SAME_AS
 from gxpo.rewards.functions import load, names_file
@@ -29,7 +30,7 @@ NOTE = "info."  # a text that begins so names what a task has in its info
 
 def of_task(named: Any, task: Task) -> Any:
     """`info.NAME` as the task has it, None where it does not; any other value as it is."""
-    return task.info.get(named.removeprefix(NOTE)) if isinstance(named, str) and named.startswith(NOTE) else named
+    return cell(task.info, named.removeprefix(NOTE)) if isinstance(named, str) and named.startswith(NOTE) else named
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from gxpo.protocols import TaskSource
 from gxpo.rewards import functions
 from gxpo.rewards.scoring import RewardSet
 from gxpo.rewards.spec import Spec
-from gxpo.usercode import Unusable, check_defined
+from gxpo.usercode import Unusable, check_defined, split
 
 
 def check_named(
@@ -30,7 +30,7 @@ def check_named(
     files = [name for name in names if isinstance(name, str) and functions.names_file(name)]
     for name in files:
         functions.source_of(name)
-        path, _, function = name.rpartition(":")
+        path, function = split(name)
         try:
             check_defined(f"{Path(path).expanduser()}:{function}")
         except Unusable as error:

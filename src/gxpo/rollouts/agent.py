@@ -61,6 +61,7 @@ class AgentEpisodes(RolloutPart):
     allowed_hosts: Sequence[str] = ()
 
     held_out: ClassVar[bool] = False
+    samples_prompts: ClassVar[bool] = False  # its program writes the prompts
     provides = ("states",)
     single_turn = True
     components = (COMPONENT,)

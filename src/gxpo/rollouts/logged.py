@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -134,6 +134,8 @@ class Logged(RolloutPart):
     reads ratios is then refused. There is no state: a step's groups depend on the step, so that a resumed run goes on
     exactly.
     """
+
+    samples_prompts: ClassVar[bool] = False  # the answers are there
 
     file: str = ""
     read: dict[str, File] = field(init=False, repr=False, compare=False, default_factory=dict)

@@ -53,7 +53,7 @@ def make(name: str, *, seed: int, options: Mapping[str, Any] | None = None, per_
     if "pool" in options and ((kind == "reasoning_gym" and rest) or name in OWN):
         pool = options.pop("pool")
         made = make(name, seed=0, options=options, per_step=per_step)
-        return PooledTasks(made, pool, seed)  # type: ignore[arg-type]  # these generate tasks
+        return PooledTasks(made, pool, seed, per_step)  # type: ignore[arg-type]  # these generate tasks
     if kind == "reasoning_gym" and rest:
         check_options(name, options, ReasoningGym.options)
         return ReasoningGym(rest, seed, **options)

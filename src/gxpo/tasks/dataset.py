@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from gxpo.cells import cell
 from gxpo.errors import TaskError, need
 from gxpo.protocols import Task
 from gxpo.tasks.listed import ListedTasks
@@ -82,6 +83,7 @@ class Dataset(ListedTasks):
 
 
 def _row(row: Mapping[str, Any], answer: str) -> dict[str, Any]:
-    """A row whose task has the id of its place, and the answer as text."""
+    """A row whose task has the id of its place, and an answer without space around it."""
     out = {k: v for k, v in row.items() if k != "id"}
-    return out | ({answer: str(out[answer]).strip()} if out.get(answer) is not None else {})
+    found = cell(out, answer)
+    return out | ({answer: found.strip()} if isinstance(found, str) and found.strip() else {})

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from gxpo import parquet_files
 from gxpo.errors import TaskError
 from gxpo.protocols import Task
+from gxpo.tasks.epochs import KINDS
 from gxpo.tasks.listed import ListedTasks
 from gxpo.tasks.padding import row_trim
 from gxpo.tasks.rows import COLUMNS, Columns, Row, task_of, tasks_of
@@ -20,7 +21,6 @@ from gxpo.tasks.source import check_options
 from gxpo.usercode import one_line
 
 OTHERS = (";", "\t", "|")  # what separates cells in files that are called .csv all the same
-KINDS = (".jsonl", ".csv", ".parquet")
 MOST_BYTES = 1 << 32  # of a file of text
 MOST_LINE = 1 << 26  # characters of a line of JSON
 MOST_HEADING = 1 << 20  # characters of a heading of CSV

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gxpo.errors import TaskError
 from gxpo.protocols import SAME_AS, Task
+from gxpo.tasks.epochs import Epochs
 from gxpo.tasks.source import fraction_of, stream
 
 if TYPE_CHECKING:
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
 FEW = 5  # held-out tasks below which a warning is due
 
 
-class ListedTasks:
+class ListedTasks(Epochs):
     """Tasks from a list; the order of each epoch depends only on the seed and the epoch.
 
-    The source has no state: step s takes the tasks from position s * `per_step` on, so with `per_step` tasks a step an
-    epoch sees each once, and `draw(n, step)` is the beginning of `draw(m, step)` for n <= m.
+    The source has no state: step s takes the tasks from position (s - 1) * `per_step` on (steps count from 1), so with
+    `per_step` tasks a step every epoch has each once, and `draw(n, step)` is the beginning of `draw(m, step)` for
+    n <= m.
 
     Tasks with one `info["same_as"]` are one task in several wordings: they follow each other, and are all for training
     or all held out. All such sets must have as many wordings, a divisor of `per_step`, so that no step cuts one.
@@ -29,7 +31,6 @@ class ListedTasks:
 
     name: str
     seed: int
-    per_step: int
 
     scorer_name: ClassVar[str] = "math"
     scorer: ClassVar[None] = None
@@ -80,6 +81,21 @@ class ListedTasks:
         """All training tasks, in the order of the list."""
         return list(self._training)
 
+    def keep_fitting(self, change: Callable[[Task], Task | None]) -> None:
+        """Replace each task by what `change` makes of it; None drops it, with the other wordings of its set.
+
+        Raises TaskError where that leaves no task on one side.
+        """
+        sides: list[list[Task]] = []
+        for side, found in (("training", self._training), ("held-out", self._held_out)):
+            changed = [[change(task) for task in together] for together in wordings(found)]
+            kept = [task for together in changed if None not in together for task in together if task is not None]
+            if not kept:
+                raise TaskError(f"{self.name}: the prompts of all {len(found)} {side} tasks are too long")
+            sides.append(kept)
+        self._training, self._held_out = sides
+        self._sets = wordings(self._training)
+
     @property
     def unanswered(self) -> Task | None:
         """The first task without an answer."""
@@ -90,14 +106,12 @@ class ListedTasks:
         sets = self._sets
         wide = len(sets[0])
         size = len(sets) * wide
-        orders: dict[int, Any] = {}
-        tasks = []
-        for position in range(step * self.per_step, step * self.per_step + n):
-            epoch, place = divmod(position, size)
-            if epoch not in orders:
-                orders[epoch] = stream(self.seed, epoch).permutation(len(sets))
-            tasks.append(sets[int(orders[epoch][place // wide])][place % wide])
-        return tasks
+
+        def order(epoch: int) -> Any:
+            shuffled = stream(self.seed, epoch).permutation(len(sets))
+            return (shuffled[:, None] * wide + range(wide)).ravel() if wide > 1 else shuffled
+
+        return [sets[place // wide][place % wide] for place in self.places(size, n, step, order)]
 
     def held_out(self, n: int) -> list[Task]:
         """Up to `n` held-out tasks, in their order."""

@@ -1,4 +1,4 @@
-"""A pool: a number of training tasks of a source that would make new ones for ever, so that tasks come again."""
+"""A fixed pool of training tasks from a generator, so that tasks repeat across steps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gxpo.errors import TaskError
+from gxpo.tasks.epochs import Epochs
 from gxpo.tasks.source import TRAINING, stream
 
 if TYPE_CHECKING:
@@ -24,26 +25,34 @@ def too_few(name: str, found: int) -> TaskError:
     return TaskError(f"task {name!r} has only {found} different training instances: lower tasks.options.pool")
 
 
-def in_laps(pool: Sequence[Task], n: int, seed: int, step: int) -> list[Task]:
-    """`n` tasks of a pool in a step's own order, each once before any of them again."""
-    order: list[int] = []
-    for lap in range(-(-n // len(pool))):
-        order += stream(TRAINING, seed, step, lap).permutation(len(pool)).tolist()
-    return [pool[i] for i in order[:n]]
+class Pool(Epochs):
+    """Base of sources with a pool: each epoch has every task of it once, in an order of its own."""
+
+    seed: int
+
+    def of_pool(self, pool: Sequence[Task], n: int, step: int) -> list[Task]:
+        """`n` tasks of a step; of a run that counted steps from 0, which had no epochs, in the step's own order."""
+        if self.first_step == 0:
+            laps = range(-(-n // len(pool)))
+            order = [i for lap in laps for i in stream(TRAINING, self.seed, step, lap).permutation(len(pool)).tolist()]
+            return [pool[i] for i in order[:n]]
+        shuffled = lambda epoch: stream(TRAINING, self.seed, epoch).permutation(len(pool))  # noqa: E731
+        return [pool[i] for i in self.places(len(pool), n, step, shuffled)]
 
 
-class PooledTasks:
+class PooledTasks(Pool):
     """A generated source of which `pool` training tasks are drawn, the same for every seed of a run; for all else
     `inner` answers. Tasks are then met again: they can be sampled by success rate, and be memorised, which `pool_tasks`
     against `held_out` shows.
 
     inner  a source with seed 0, whose tasks of step 0 the pool is
     seed   of the order in which they come
+    per_step  tasks that the trainer draws a step
     """
 
-    def __init__(self, inner: GeneratedTasks, pool: int, seed: int) -> None:
+    def __init__(self, inner: GeneratedTasks, pool: int, seed: int, per_step: int) -> None:
         check_pool(inner.name, pool)
-        self._inner, self.seed = inner, seed
+        self._inner, self.seed, self.per_step = inner, seed, per_step
         self.pool_tasks = list({task.id: task for task in inner.draw(pool, 0)}.values())
         if len(self.pool_tasks) < pool:
             raise too_few(inner.name, len(self.pool_tasks))
@@ -54,8 +63,8 @@ class PooledTasks:
         return getattr(self._inner, name)
 
     def draw(self, n: int, step: int) -> list[Task]:
-        """`n` training tasks of a step, each once before any of them again."""
-        return in_laps(self.pool_tasks, n, self.seed, step)
+        """`n` training tasks of a step; a task is repeated only in the next epoch."""
+        return self.of_pool(self.pool_tasks, n, step)
 
     def held_out(self, n: int) -> list[Task]:
         """Up to `n` held-out tasks, those of the source."""

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from gxpo import cells
 from gxpo.chat.messages import normal_messages, without_prefill
-from gxpo.errors import ModelError, TaskError, did_you_mean
+from gxpo.errors import ModelError, TaskError
 from gxpo.protocols import Message, Task
+from gxpo.tasks import verl_rows
 
 SHOWN = 3  # places and kinds of faults in an error
-COLUMNS_SHOWN = 40  # columns in one, and characters of their names
 Row = tuple[str, str, Mapping[str, Any]]  # (where it stands, id where it has none, columns)
 
 
@@ -20,7 +21,7 @@ Row = tuple[str, str, Mapping[str, Any]]  # (where it stands, id where it has no
 class Columns:
     """Columns that tasks are made of; all others go to `task.info`.
 
-    prompt, answer  their names; the prompt's may hold messages
+    prompt, answer  their names; the prompt's may hold messages. `a.b` is what the column `a` has under the key `b`
     answer_after    the answer is the text after this mark in its column (GSM8K: "####")
     template        text of the prompt; must hold {prompt}
     """
@@ -57,13 +58,15 @@ def tasks_of(rows: Iterable[Row | TaskError], columns: Columns, label: str, exam
     row and the field; nothing is half-loaded.
     """
     given = [row if isinstance(row, TaskError) else with_prompt(row, columns) for row in rows]
+    if columns.answer in (COLUMNS.answer, verl_rows.ANSWER):
+        given = verl_rows.with_answers(given, columns.answer, label)
     listed = [row for row in given if not isinstance(row, TaskError)]
     if not given:
         raise TaskError(f"{label}: no tasks in it{example}")
     if not listed:
         raise at_fault(label, [row for row in given if isinstance(row, TaskError)], len(given))
     _check_columns(listed, columns, label)
-    answered = any(row.get(columns.answer) is not None for _, _, row in listed)
+    answered = any(cells.cell(row, columns.answer) is not None for _, _, row in listed)
     tasks: list[Task] = []
     faults: list[TaskError] = []
     place_of: dict[str, str] = {}
@@ -88,16 +91,16 @@ def tasks_of(rows: Iterable[Row | TaskError], columns: Columns, label: str, exam
 
 def with_prompt(row: Row, columns: Columns) -> Row:
     """The row of a preference data set without prompts: the messages that open both its answers are the prompt."""
-    where, name, cells = row
-    pair = [cells.get(column) for column in ("chosen", "rejected")]
-    if columns.prompt in cells or not all(isinstance(x, (list, tuple)) for x in pair):
+    where, name, found = row
+    pair = [found.get(column) for column in ("chosen", "rejected")]
+    if cells.has_cell(found, columns.prompt) or not all(isinstance(x, (list, tuple)) for x in pair):
         return row
     chosen, rejected = (list(x or ()) for x in pair)
     shared = [a for a, _ in itertools.takewhile(lambda two: two[0] == two[1], zip(chosen, rejected, strict=False))]
     opening = shared[: min(len(shared), len(chosen) - 1, len(rejected) - 1)]
     while opening and isinstance(opening[-1], Mapping) and opening[-1].get("role") == "assistant":
         opening.pop()
-    return (where, name, {**cells, columns.prompt: opening}) if opening else row
+    return (where, name, {**found, columns.prompt: opening}) if opening else row
 
 
 def at_fault(label: str, faults: Sequence[TaskError], of: int) -> TaskError:
@@ -114,12 +117,6 @@ def at_fault(label: str, faults: Sequence[TaskError], of: int) -> TaskError:
     return TaskError(f"{label}: {len(faults)} of {of} rows are at fault; {'; '.join(said)}")
 
 
-def _names(names: Sequence[str]) -> str:
-    """The first columns by name, cut where they are long, and how many more there are."""
-    more = f" and {len(names) - COLUMNS_SHOWN:,} more" if len(names) > COLUMNS_SHOWN else ""
-    return (", ".join(name[:COLUMNS_SHOWN] for name in names[:COLUMNS_SHOWN]) or "none") + more
-
-
 def _some(places: Sequence[str]) -> str:
     """The first few places: "line 2, line 5, line 8 and 4 more"."""
     more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
@@ -130,10 +127,9 @@ def _check_columns(rows: list[Row], columns: Columns, label: str) -> None:
     """`TaskError` for a column that no row has; the answers' may be missing where nothing names it."""
     asked = {"prompt": columns.prompt, "answer": columns.answer}
     for option, column in asked.items():
-        if (option == "answer" and column == option) or any(column in row for _, _, row in rows):
+        if (option == "answer" and column == option) or any(cells.has_cell(row, column) for _, _, row in rows):
             continue
-        there = dict.fromkeys(str(name) for _, _, row in rows for name in row)
-        hint = did_you_mean(column, there) or f"; there is {_names(list(there))}"
+        hint = cells.lacking([row for _, _, row in rows], column)
         raise TaskError(f"{label}: no column {column!r}{hint} (set tasks.options.{option} to the name of the column)")
 
 
@@ -141,9 +137,11 @@ def task_of(where: str, default_id: str, row: Mapping[str, Any], columns: Column
     """One row as a task; `answered`: it must have an answer."""
     row = dict(row)
     for column in (columns.prompt, *([columns.answer] if answered else [])):
-        if column not in row:
+        if not cells.has_cell(row, column):
             raise TaskError(f"{where}: field {column!r} is missing, which other rows have")
-    prompt, answer, name = row.pop(columns.prompt), row.pop(columns.answer, None), row.pop("id", default_id)
+    # a column that is taken whole leaves `info`; one that is read by a dotted name stays
+    prompt, answer = (row.pop(c) if c in row else cells.cell(row, c) for c in (columns.prompt, columns.answer))
+    name = row.pop("id", default_id)
     if isinstance(name, int) and not isinstance(name, bool):
         row["id"], name = name, str(name)
     if not isinstance(name, str) or not name:

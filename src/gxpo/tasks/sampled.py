@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from gxpo.cells import cell, has_cell
 from gxpo.errors import CheckpointError, TaskError
+from gxpo.tasks.epochs import count_from
 from gxpo.tasks.source import stream
 from gxpo.tasks.success_rates import SuccessRates, Visit, visits_of
 
@@ -40,7 +43,7 @@ class Arms(ABC):
 
 
 class EachTask(Arms):
-    """Every task of a list by itself: those of a step differ until the list is exhausted."""
+    """Every task of a list by itself: those of a step differ until all with a chance are drawn, then come again."""
 
     def __init__(self, tasks: Sequence[Task], seed: int) -> None:
         self._tasks, self._seed = {t.id: t for t in tasks}, seed
@@ -51,10 +54,10 @@ class EachTask(Arms):
 
     def draw(self, chances: np.ndarray, drawn: np.ndarray, n: int, step: int, epochs: bool) -> list[Task]:
         waits = stream(DRAWN, self._seed, step).standard_exponential(len(chances))
-        able = chances > 0
+        able = np.flatnonzero(chances)
         # sorted by wait / chance, tasks are as if drawn one after the other in proportion to what is left
-        keys = np.where(able, waits / np.where(able, chances, 1.0), waits)
-        order = np.lexsort((keys, drawn if epochs else np.zeros_like(drawn), ~able))
+        keys = waits[able] / chances[able]
+        order = able[np.lexsort((keys, drawn[able] if epochs else np.zeros_like(able)))]
         return [self._tasks[self.names[int(order[i % len(order)])]] for i in range(n)]
 
 
@@ -83,10 +86,10 @@ class ColumnLevels(_Levels):
     def __init__(self, tasks: Sequence[Task], column: str, levels: Sequence[Any], label: str, seed: int) -> None:
         found: dict[Any, list[Task]] = {}
         for task in tasks:
-            if column not in task.info:
+            if not has_cell(task.info, column):
                 there = ", ".join(task.info) or "none"
                 raise TaskError(f"{label}: {task.id!r} has no column {column!r} (tasks.sampler.by), but {there}")
-            found.setdefault(_hashable(task.info[column]), []).append(task)
+            found.setdefault(_hashable(cell(task.info, column)), []).append(task)
         chosen = list(map(_hashable, levels)) or sorted(found, key=lambda x: (isinstance(x, str), x))
         for level in chosen:
             if level not in found:
@@ -140,7 +143,8 @@ class SampledTasks:
 
     The rates move in `observe`, after a step's update; within a step `draw(n, step)` is the beginning of
     `draw(m, step)` for n <= m. With `see`, what a step sampled counts even where a filter has left it out of the
-    forest that is observed.
+    forest that is observed. A task without a chance is never drawn: where a step draws more than are left, those come
+    several times, which is warned of once, and where none is left the source is `exhausted`.
     """
 
     def __init__(self, inner: TaskSource, sampler: Any, arms: Arms) -> None:
@@ -150,6 +154,8 @@ class SampledTasks:
         self._pending: tuple[int, list[str]] = (-1, [])  # (step, names) of the newest draw, not yet in `_drawn`
         self._seen: list[Forest] = []
         self._share = math.nan
+        self._left: int | None = None  # names with a chance; None: not counted since a rate has moved
+        self._warned = False
         self._lock = threading.RLock()  # an asynchronous run draws beside the steps that observe
 
     def __getattr__(self, name: str) -> Any:
@@ -163,18 +169,59 @@ class SampledTasks:
             if step != self._pending[0]:
                 self._drawn.update(self._pending[1])
             drawn = np.array([self._drawn[name] for name in self.arms.names])
-            tasks = self.arms.draw(self.chances().numpy(), drawn, n, step, self.sampler.epochs)
+            chances = self._chances(self._drawn).numpy()
+            if not (left := int(np.count_nonzero(chances))):
+                raise TaskError(self._exhaustion)
+            self._warn_of_few(left, n)
+            tasks = self.arms.draw(chances, drawn, n, step, self.sampler.epochs)
+            self._left = None
             self._pending = (step, [name for t in tasks if (name := self.arms.name_of(t.id)) is not None])
             return tasks
 
+    @property
+    def exhausted(self) -> str | None:
+        """Why a step after the first has nothing to draw; None where something is left."""
+        with self._lock:
+            if self._left is None:
+                self._left = int(np.count_nonzero(self.chances().numpy()))
+            return self._exhaustion if not self._left and self._pending[0] >= 0 else None
+
+    @property
+    def _exhaustion(self) -> str:
+        what = "levels" if isinstance(self.arms, _Levels) else "tasks"
+        return (
+            f"none of {len(self.arms.names)} {what} is left: tasks.sampler={type(self.sampler).__name__} gives all of "
+            "them the weight 0; tasks.sampler.uniform above 0 goes on drawing them"
+        )
+
+    def _warn_of_few(self, left: int, n: int) -> None:
+        """Say once that the tasks that are left are fewer than a step draws."""
+        whole = len(self.arms.names)
+        if self._warned or left >= min(n, whole) or not isinstance(self.arms, EachTask):
+            return
+        self._warned = True
+        warnings.warn(
+            f"tasks.sampler={type(self.sampler).__name__}: {left} of {whole} tasks are left, and a step draws {n}: "
+            "they come several times in a step (lower tasks.per_step, or set tasks.sampler.uniform above 0)",
+            stacklevel=3,
+        )
+
     def chances(self) -> torch.Tensor:
-        """[N] the chances of `arms.names` in the next draw."""
+        """[N] the chances of `arms.names` in the next step's draw."""
+        return self._chances(self._drawn + Counter(self._pending[1]))
+
+    def _chances(self, drawn: Mapping[str, int]) -> torch.Tensor:
+        """[N] the chances of `arms.names`, each of which was drawn so often."""
         made: dict[str, Callable[[], torch.Tensor]] = {
-            "drawn": lambda: torch.tensor([float(self._drawn[name]) for name in self.arms.names]),
+            "drawn": lambda: torch.tensor([float(drawn[name]) for name in self.arms.names]),
             "level": lambda: torch.arange(len(self.arms.names), dtype=torch.float64),
         }
         columns = {c: made[c]() if c in made else self.rates.column(c, self.arms.names) for c in self.sampler.reads}
         return self.sampler.weights(columns)
+
+    def count_from(self, step: int) -> None:
+        """Let the epochs of the source begin at this step."""
+        count_from(self._inner, step)
 
     def held_out(self, n: int) -> list[Task]:
         """Up to `n` held-out tasks."""
@@ -202,18 +249,21 @@ class SampledTasks:
                 self.rates.add(name, list(visits.values()))
             every = [visit.mixed for visits in found.values() for visit in visits.values()]
             self._share = sum(every) / len(every) if every else math.nan
+            self._left = None
         self._inner.observe(forest)
 
     def figures(self) -> dict[str, float | None]:
         """For metrics.jsonl: what is known after the step, and how the next draws are spread."""
         chances = self.chances()
+        self._left = int(chances.count_nonzero())
         known = sum(name in self.rates.known() for name in self.arms.names)
         entropy = -float(torch.special.xlogy(chances, chances).sum())
         return {
             "tasks_mixed": None if math.isnan(self._share) else self._share,
             "tasks_known": known,
             "tasks_coverage": known / len(self.arms.names),
-            "tasks_effective": math.exp(entropy),
+            "tasks_effective": math.exp(entropy) if self._left else 0.0,
+            "tasks_left": self._left,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -231,6 +281,7 @@ class SampledTasks:
         with self._lock:
             self._inner.load_state_dict(state["source"])
             self.rates.load_state_dict(state["rates"])
+            self._left = None
             self._drawn = Counter({name: int(n) for name, n in state["drawn"].items()})
             step, names = state["pending"]
             self._pending = (int(step), [str(x) for x in names])

@@ -95,7 +95,8 @@ class TaskSampler(FunctionPart):
         return {name: getattr(self, name) for name in signature(self.function).options}
 
     def weights(self, columns: Mapping[str, Tensor]) -> Tensor:
-        """[N] float64: the chances of the tasks, which add up to 1. `columns`: those that `reads` names."""
+        """[N] float64: the chances of the tasks, which add up to 1, or all 0 where nothing is left to draw. `columns`:
+        those that `reads` names."""
         given = [columns[name] for name in self.reads]
         name = type(self).__name__
         found = self.function(*given, **self.options)
@@ -113,11 +114,18 @@ class TaskSampler(FunctionPart):
 
 
 def mixed(score: Tensor, uniform: float) -> Tensor:
-    """uniform / N + (1 - uniform) score / sum: chances [N] from scores [N], equal ones where all scores are 0.
+    """uniform / N + (1 - uniform) score / sum: chances [N] from scores [N].
 
-    >>> mixed(torch.tensor([3.0, 1.0]), 0.5).tolist(), mixed(torch.zeros(2), 0.0).tolist()
-    ([0.625, 0.375], [0.5, 0.5])
+    A score of 0 is never drawn but by the uniform share. Where all are 0, that share is all of the draws, and without
+    one all chances are 0.
+
+    >>> mixed(torch.tensor([3.0, 1.0]), 0.5).tolist()
+    [0.625, 0.375]
+    >>> mixed(torch.zeros(2), 0.1).tolist(), mixed(torch.zeros(2), 0.0).tolist()
+    ([0.5, 0.5], [0.0, 0.0])
     """
     flat = torch.full_like(score, 1 / len(score))
     total = float(score.sum())
-    return flat if total == 0 else uniform * flat + (1 - uniform) * score / total
+    if total == 0:
+        return flat if uniform > 0 else torch.zeros_like(score)
+    return uniform * flat + (1 - uniform) * score / total

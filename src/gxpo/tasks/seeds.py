@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gxpo.protocols import Task
-from gxpo.tasks.pooled import check_pool, in_laps, too_few
+from gxpo.tasks.pooled import Pool, check_pool, too_few
 from gxpo.tasks.source import GeneratedTasks, stream
 
 POOL = 3  # first word of the key of a pool's stream; 0 and 1 are training and held-out, 2 the warm-up
 
 
 @dataclass
-class SeedTasks(GeneratedTasks):
+class SeedTasks(GeneratedTasks, Pool):
     """Tasks `LABEL/DIGEST` of the environment called `name`, with `info["seed"]`, and where the environment says them
     the right answer and `info["level"]`, how hard it is.
 
@@ -30,6 +30,7 @@ class SeedTasks(GeneratedTasks):
     label     what the tasks' ids begin with, and with that their random numbers: of a file its last name, so that the
               tasks are the same wherever it lies; "": the name. Checkpoints hold it: a run of 0.1.0 goes on with the
               path as it was typed
+    per_step  tasks that the trainer draws a step, by which the epochs of a pool are cut
     """
 
     name: str
@@ -39,6 +40,7 @@ class SeedTasks(GeneratedTasks):
     answers: Callable[[Sequence[int]], Sequence[str | None]] | None = None
     label: str = ""
     levels: Callable[[Sequence[int]], Sequence[int | None]] | None = None
+    per_step: int = 32
     _known: dict[int, str] = field(default_factory=dict, repr=False)
 
     scorer: ClassVar[None] = None  # type: ignore[assignment]  # the environment scores
@@ -76,7 +78,7 @@ class SeedTasks(GeneratedTasks):
     def draw(self, n: int, step: int) -> list[Task]:
         if self.pool is None:
             return super().draw(n, step)
-        return in_laps(self.pool_tasks, n, self.seed, step)
+        return self.of_pool(self.pool_tasks, n, step)
 
     @property
     def unanswered(self) -> Task | None:

@@ -1,7 +1,7 @@
 """Scores by which a task sampler draws tasks: pure functions of their measured success rates.
 
 Each takes columns by name, one value a task [N] (see `gxpo.tasks.sampler.COLUMNS`), and gives weights [N], finite and
-0 or more. A task is drawn with a chance that is proportional to its weight.
+0 or more. A task is drawn with a chance that is proportional to its weight, one of weight 0 never.
 """
 
 from __future__ import annotations

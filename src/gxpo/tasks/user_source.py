@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gxpo.errors import GxpoError, TaskError
 from gxpo.functions import place_of
 from gxpo.protocols import Task
+from gxpo.tasks.epochs import count_from
 from gxpo.tasks.in_memory import plain_row, plain_rows
 from gxpo.tasks.listed import ListedTasks
 from gxpo.tasks.rows import Columns, tasks_of
@@ -147,6 +148,10 @@ class OwnTasks:
         """All training tasks, where the source has a list of them: a task sampler draws from it."""
         label = f"task {self.name!r}: training"
         return [self._task(x, f"{label}, item {i}") for i, x in enumerate(self._inner.training)]
+
+    def count_from(self, step: int) -> None:
+        """Let the epochs of the source begin at this step, if it has any."""
+        count_from(self._inner, step)
 
     def observe(self, forest: Forest) -> None:
         """Tells the source what came of its tasks, if it asks."""

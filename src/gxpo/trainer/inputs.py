@@ -18,6 +18,7 @@ from typing import Any
 from gxpo.config import HERE
 from gxpo.definition import Stated, show, stage_of
 from gxpo.errors import CheckpointError
+from gxpo.usercode import split
 
 # Names of models, directories and programs, not of data or code.
 _OTHER = ("model", "out", "init_from", "sampling.engine_python", "sampling.engine_options", "versions")
@@ -73,7 +74,7 @@ def _paths(keys: Mapping[str, Stated]) -> list[str]:
         if key in _OTHER or key.split(".")[0] == "versions":
             continue
         for text in _texts(stated.value):
-            where, _, name = text.rpartition(":")
+            where, name = split(text)
             found += [path for path in (text, where) if _is_file(path)]
             if name and stage_of(key) is not None:
                 found += _module_file(where)

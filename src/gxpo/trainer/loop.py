@@ -124,7 +124,7 @@ class Trainer(Stages):
 
     def _train(self, watch: Callable[[dict[str, Any]], bool | None] | None) -> None:
         self._own()
-        self.stopped = self.early.reason if self.early is not None and self.early.over else None
+        self.stopped = self.early.reason if self.early is not None and self.early.over else self.exhausted
         self.run = Run(self.out, self)
         self.calls.start(self.run)
         try:
@@ -153,6 +153,7 @@ class Trainer(Stages):
             if doctor is not None and self.now is not held:
                 doctor = self._checkup()
             self.seconds += row["time_step_s"]
+            self.stopped = self.stopped or self.exhausted
             with self._in_place():
                 best = self._judged(row)
                 due = (e.every and row["step"] % e.every == 0) or int(self.spent * e.points) > int(shares)
@@ -205,10 +206,10 @@ class Trainer(Stages):
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are taken, the budget is spent, the last phase is over, or `trainer.stop_early` has seen
-        enough."""
+        """Whether all steps are taken, the budget is spent, the last phase is over, `trainer.stop_early` has seen
+        enough, or the sampler has no task left."""
         ended = self.tracker is not None and self.tracker.last and self._phase_over
-        ended = ended or (self.early is not None and self.early.over)
+        ended = ended or (self.early is not None and self.early.over) or self.exhausted is not None
         return ended or self.step_number >= self.settings.trainer.steps or self.spent >= 1.0
 
     def _checkup(self) -> Checkup:
@@ -410,6 +411,7 @@ class Trainer(Stages):
             "products": {"update": self.settings.learner.products, "sampling": self.settings.sampling.products},
             "learner": self.learner.meta(),
             "source": self.source.state_dict(),
+            "first_step": self.first_step,
             "method": self.method.state_dict(),
             "empty_steps": self.empty_steps,
             "nonfinite_steps": self.nonfinite_steps,
@@ -445,6 +447,7 @@ class Trainer(Stages):
         a checkpoint of another phase the parameters alone."""
         if self.tracker is not None:
             state = checkpoint.state_of(path)
+            self.keep_order(state)
             if len(state["phases"]["begins"]) != len(self.tracker.begins):
                 start_from(self.learner, path)
                 return state
@@ -452,6 +455,7 @@ class Trainer(Stages):
         self.method.load_tensors(tensors)
         self.method.load_state_dict(state["method"])
         self.source.load_state_dict(state["source"])
+        self.keep_order(state)
         return state
 
     def resume(self, config_text: str, *, allow_changed_data: bool = False) -> None:

@@ -65,6 +65,7 @@ NAMES: dict[str, Metric] = {
     "tasks_known": Metric("tasks or levels with a measured success rate", "1", "those of tasks.sampler"),
     "tasks_coverage": Metric("share of tasks or levels with a measured success rate", "1", "those of tasks.sampler"),
     "tasks_effective": Metric("exp of the entropy of the next draw", "1", "those of tasks.sampler"),
+    "tasks_left": Metric("tasks or levels that have a chance in the next draw", "1", "those of tasks.sampler"),
     "groups": Metric("groups in the step", "groups", "the step"),
     "trajectories": Metric("rollouts in the step", "rollouts", "the step"),
     "unscored": Metric("rollouts whose score is missing; they are in no statistic and no loss", "rollouts", "the step"),

@@ -22,7 +22,7 @@ from gxpo.definition import show
 from gxpo.errors import ConfigError, GxpoError, ModelError
 from gxpo.forest import Forest
 from gxpo.learners.block_mask import NO_FLEX_BACKWARD
-from gxpo.models import flow
+from gxpo.models import flow, prompt_lengths
 from gxpo.models.load import check_name
 from gxpo.pipeline import Method
 from gxpo.rewards.named import check_named
@@ -212,6 +212,16 @@ def check_world(method: Method, world: World, task: str, held_out: int = 0, temp
             check_task(given, lambda t: solution_of(world.source, t) or knows)
 
 
+def check_lengths(s: RunSettings, method: Method, world: World) -> None:
+    """Refuse or announce tasks whose prompts are too long (`tasks.too_long`), where the tokenizer is here."""
+    if world.envs is not None or flow.is_flow(s.model) or not getattr(method.rollout, "samples_prompts", True):
+        return
+    check_model(s)
+    if (lengths := prompt_lengths.of_name(s)) is not None:
+        for line in prompt_lengths.fit(world.source, lengths, s.eval.tasks, s.task)[1]:
+            warnings.warn(line, stacklevel=2)
+
+
 def rehearse(resolved: Resolved) -> None:
     """All checks of a run that is not going to be started from here."""
     check_phases(resolved)
@@ -229,6 +239,7 @@ def _rehearse(resolved: Resolved) -> None:
     try:
         if world is not None:
             check_world(method, world, s.task, s.eval.tasks, s.chat.template)
+            check_lengths(s, method, world)
             warn_of_prompts(world, s.chat.template)
             if method.sampler is not None:
                 sampled_of(s, method.sampler, world)

@@ -21,6 +21,8 @@ from gxpo.rollouts.logged import OF_PHASES
 from gxpo.runtime import give_back
 from gxpo.settings import RunSettings
 from gxpo.signals import SignalTools
+from gxpo.tasks.epochs import FIRST_STEP, count_from
+from gxpo.tasks.sampled import SampledTasks
 from gxpo.trainer import checkpoint, preflight, setup
 from gxpo.trainer.external import Externals
 from gxpo.trainer.measured import measured
@@ -35,12 +37,15 @@ class Resources:
     settings: RunSettings
     method: Method
     envs: Envs | None
+    sampled: SampledTasks | None
 
     def __init__(self, resolved: Resolved, reward: Any, source: Any, notify: Callable[[str], None]) -> None:
         self.resolved, self._given, self._notify = resolved, (reward, source), notify
         self.tracker = PhaseTracker(resolved) if resolved.phases else None
         self._open = ExitStack()
         self.directory = Path()  # of the run whose checkpoint it begins with
+        self._refuses_long = True  # prompts; not where a run goes on whose config.yaml does not say so
+        self.first_step = FIRST_STEP  # of the first epoch of its tasks; a resumed run's is its checkpoint's
 
     def close(self) -> None:
         """End the processes of rewards, environments and sampling."""
@@ -76,6 +81,7 @@ class Resources:
             preflight.check_world(method, self.world, s.task, s.eval.tasks, s.chat.template)
             self.sampled = None if method.sampler is None else setup.sampled_of(s, method.sampler, self.world)
             self.source = self.world.source if self.sampled is None else self.sampled
+            count_from(self.source, self.first_step)
             preflight.check_model(s)
             external = Externals(s, setup.device_of(s.learner.device), self._notify)
             self.rewards = RewardSet.make(
@@ -102,6 +108,8 @@ class Resources:
             if runtime.rank() == 0:
                 preflight.warn_of_prompts(self.world, s.chat.template, self.chat)
             self.episode = setup.episode_of(s, self.world, policy)
+            if self.world.envs is None:
+                self._fit(s, method, policy)
             if measure:
                 self.resolved = measured(self.resolved, policy, self.source, self._notify)
             self._open = opened.pop_all()
@@ -121,6 +129,25 @@ class Resources:
         for part in self.method.signals.values():
             part.bind(tools)
 
+    def _fit(self, s: RunSettings, method: Method, policy: setup.Policy) -> None:
+        """Look at the prompts of all tasks before the first step, and do with those too long what the settings say."""
+        self.source, lines = setup.fitted(s, method, self.source, policy, refuses=self._refuses_long)
+        for line in lines:
+            self._notify(line)
+        if lines and self.sampled is not None and self.source is self.sampled:  # its tasks are others now
+            self.source = self.sampled = setup.sampled_of(s, method.sampler, self.world)
+            count_from(self.source, self.first_step)
+
+    @property
+    def exhausted(self) -> str | None:
+        """Why no further step has a task, where the sampler has dropped all of them."""
+        return None if self.sampled is None else self.sampled.exhausted
+
+    def keep_order(self, state: Mapping[str, Any]) -> None:
+        """Draw tasks in the order of the run of this checkpoint's state; one without `first_step` counted from 0."""
+        self.first_step = int(state.get("first_step", 0))
+        count_from(self.source, self.first_step)
+
     def _reading(self, method: Method) -> Method:
         """The method, with the folder of what its rollout reads of earlier phases."""
         if self.tracker is None or getattr(method.rollout, "file", None) not in OF_PHASES:
@@ -137,6 +164,7 @@ class Resources:
     def set_up_as(self, run: Path) -> None:
         """Make what is needed for the newest checkpoint of a run to be loaded: that of its phase."""
         reference, self.directory = None, run
+        self._refuses_long = self.resolved.keys["tasks.too_long"].origin != "default"
         if self.tracker is not None:
             path = Path(runtime.first(str(checkpoint.latest(run)) if runtime.rank() == 0 else ""))
             self.tracker.load_state_dict(checkpoint.state_of(path)["phases"])

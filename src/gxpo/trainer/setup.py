@@ -21,7 +21,8 @@ from gxpo.learners.optimiser_kinds import betas_of
 from gxpo.learners.remote import RemoteLearner
 from gxpo.learners.sharded import ShardedLearner
 from gxpo.learners.torch import TorchLearner
-from gxpo.models import flow
+from gxpo.models import flow, prompt_lengths
+from gxpo.pipeline import Method
 from gxpo.protocols import Chat, EpisodeRules, Sampling, TaskSource
 from gxpo.settings import RunSettings
 from gxpo.tasks.sampled import SampledTasks, sampled
@@ -207,6 +208,21 @@ def _learning(resolved: Resolved, device: str) -> dict[str, Any]:
         "device": device,
         "reference": "reference_logprob" in method.needs,
     }
+
+
+def fitted(s: RunSettings, method: Method, source: Any, policy: Policy, *, refuses: bool) -> tuple[Any, list[str]]:
+    """The source with tasks whose prompts leave room for an answer (`tasks.too_long`), and lines that say what changed.
+
+    refuses  whether one that is too long raises TaskError under tasks.too_long=error, or is only told
+    """
+    known = [x for x in (policy.positions, getattr(policy.engine, "positions", None)) if x]
+    samples = getattr(method.rollout, "samples_prompts", True)  # else the task's prompt is not what is sampled under
+    if min(known) >= 1 << 30 or not (samples or getattr(method.rollout, "evaluation", None) is None):
+        return source, []
+    lengths = prompt_lengths.PromptLengths(
+        policy.chat, s.chat.system, min(known), s.sampling.max_new_tokens, s.tasks.too_long
+    )
+    return prompt_lengths.fit(source, lengths, s.eval.tasks, s.task, training=samples, refuses=refuses)
 
 
 def episode_of(s: RunSettings, world: World, policy: Policy) -> EpisodeRules:

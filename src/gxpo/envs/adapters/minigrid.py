@@ -90,8 +90,8 @@ class MiniGrid:
     success    the episode ended with a positive reward
     state      the whole grid, the agent's place and direction, what it carries, what boxes hold, and how far the
                mission has come. Levels whose obstacles move at random have hidden state: their random generator
-    expert     BabyAI's own bot, in levels that have instructions; None where it gives up. It knows what it has seen,
-               so it explores; its authors name four levels that it can't solve
+    expert     BabyAI's own bot, in BabyAI's levels alone, which have instructions; None where it gives up. It knows
+               what it has seen, so it explores; its authors name four levels that it can't solve
     """
 
     id: str
@@ -123,6 +123,8 @@ class MiniGrid:
         self._env = made.unwrapped
         constants = need("minigrid.core.constants", "minigrid")
         states = {number: name for name, number in constants.STATE_TO_IDX.items()}
+        if not self.id.startswith("BabyAI"):  # the bot follows instructions, which other levels do not have
+            self.expert = None  # type: ignore[assignment, method-assign]
         self._twin: MiniGrid | None = None
         self._names = (constants.IDX_TO_OBJECT, constants.IDX_TO_COLOR, states)
 
@@ -154,9 +156,7 @@ class MiniGrid:
         return ACTIONS
 
     def expert(self) -> str | None:
-        """Action of BabyAI's bot; None in levels without instructions, and where the bot gives up."""
-        if not hasattr(self._env, "instrs"):
-            return None
+        """Action of BabyAI's bot; None where the bot gives up. Levels without instructions have no such method."""
         if self._bot is not None and not self._untold:
             return self._advice  # asked again about the same state
         bots = need("minigrid.utils.baby_ai_bot", "minigrid")

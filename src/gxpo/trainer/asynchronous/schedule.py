@@ -69,8 +69,13 @@ class Schedule:
             source.load_state_dict(now)
             self._resumed = {}
         if self.in_order:
-            while self._next <= min(self.version + self.behind + 1, self.steps):
+            while self._next <= min(self.version + self.behind + 1, self.steps) and not self._is_exhausted:
                 self._draw_step(self._next)
+
+    @property
+    def _is_exhausted(self) -> bool:
+        """True if the sampler has dropped every task: the run ends after the steps that are drawn."""
+        return getattr(self.source, "exhausted", None) is not None
 
     def _draw_step(self, step: int) -> None:
         source = self.source
@@ -96,6 +101,8 @@ class Schedule:
         room = self._room()
         while room > 0:
             if not self._backlog:
+                if self._is_exhausted:
+                    return
                 self._draw_step(self._next)
             group = self._backlog.pop(0)
             room -= group.draws

@@ -1,0 +1,47 @@
+"""`gxpo check-env`: play an environment, and try what a run does with its instances before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from gxpo import envs, worlds
+from gxpo.errors import GxpoError, TaskError
+from gxpo.settings import RUN_KEYS
+
+EVALUATED = 8  # held-out instances that are asked for: a run asks for eval.tasks
+
+
+def check(task: str, options: Mapping[str, Any] | None = None, *, episodes: int = 8) -> envs.Check:
+    """Play `episodes` seeds of an environment twice, and draw training and held-out instances as a run does.
+
+    task     an environment's name or FILE.py:Class, as the setting `task`
+    options  of its constructor, and `pool`
+
+    Raises TaskError for what is no environment, ConfigError where the class can't be used at all.
+    """
+    options = dict(options or {})
+    source = envs.source(task, {k: v for k, v in options.items() if k != "pool"})
+    if source is None:
+        known = ", ".join((*envs.WORLDS, *envs.ADAPTERS))
+        raise TaskError(f"{task!r} is no environment; there are {known} and FILE.py:Class")
+    found = envs.check(source, seeds=range(episodes))
+    return replace(found, problems=(*found.problems, *instances(task, options)))
+
+
+def instances(task: str, options: Mapping[str, Any]) -> list[str]:
+    """A line for each reason why a run would be refused before its first step: no held-out or no training instances, a
+    pool that is larger than what there is."""
+    problems: list[str] = []
+    per_step = int(RUN_KEYS["tasks.per_step"])
+    world = worlds.make(task, seed=0, options=options, per_step=per_step, workers=1)
+    try:
+        for what in (lambda: world.source.draw(per_step, 1), lambda: world.source.held_out(EVALUATED)):
+            try:
+                what()
+            except GxpoError as error:
+                problems.append(f"gxpo train refuses it: {error}")
+    finally:
+        world.close()
+    return problems

@@ -1,0 +1,142 @@
+"""A directory of PEFT with an adapter alone, as a model: its base is looked for here, and both are merged once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gxpo.errors import ModelError, need
+from gxpo.models.cache import cache_directory, put
+
+CONFIG = "adapter_config.json"
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_TOKENIZER = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+def is_adapter(path: Path) -> bool:
+    """Return True for a directory that holds an adapter and no weights of a model."""
+    if not (path / CONFIG).is_file():
+        return False
+    return not (any(path.glob("model*.safetensors*")) or any(path.glob("pytorch_model*.bin*")))
+
+
+def base_of(path: Path) -> Path:
+    """The directory of an adapter's base model: a path, or a snapshot in the hub's cache.
+
+    Raises ModelError, which says how to merge, where the adapter is not whole or its base is not on this machine.
+    """
+    try:
+        name = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        text = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"{path} is an adapter (PEFT) whose {CONFIG} can't be read ({text}): restore it, or "
+            + _merge_first(path, "BASE")
+        ) from error
+    if not (path / WEIGHTS[0]).is_file():
+        pickled = f"; {WEIGHTS[1]} is a pickle, which is never loaded" if (path / WEIGHTS[1]).is_file() else ""
+        raise ModelError(f"{path}: an adapter without {WEIGHTS[0]}{pickled}")
+    if not isinstance(name, str) or not name:
+        raise ModelError(f"{path / CONFIG}: an adapter that names no base model: {_merge_first(path, 'BASE')}")
+    local = Path(name).expanduser()
+    if local.is_dir():
+        return local
+    if (snapshot := _in_hub_cache(name)) is not None:
+        return snapshot
+    raise ModelError(
+        f"{path} is an adapter (PEFT) of {name!r}, which is not on this machine: download it, or "
+        + _merge_first(path, name)
+    )
+
+
+def _in_hub_cache(name: str) -> Path | None:
+    hub: Any = need("huggingface_hub", "train")
+    errors: Any = need("huggingface_hub.errors", "train")
+    try:
+        found = hub.try_to_load_from_cache(name, "config.json")
+    except errors.HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _merge_first(path: Path, base: str) -> str:
+    return (
+        'merge it first: python -c "import peft, transformers as t; '
+        f"m = peft.PeftModel.from_pretrained(t.AutoModelForCausalLM.from_pretrained('{base}'), '{path}'); "
+        "m.merge_and_unload().save_pretrained('merged')\", with the tokenizer beside it, and model=merged"
+    )
+
+
+def tokenizer_home(path: Path) -> Path:
+    """Where the tokenizer of a model's directory is: of an adapter without one, in its base."""
+    if not is_adapter(path) or any((path / file).is_file() for file in _TOKENIZER):
+        return path
+    return base_of(path)
+
+
+def config_home(path: Path) -> Path:
+    """Where the config of a model's directory is: of an adapter, in its base."""
+    return base_of(path) if is_adapter(path) else path
+
+
+def whole(path: Path, kind_of: Callable[[Any], Any]) -> Path:
+    """The directory itself; of an adapter, one in gxpo's cache with base and adapter merged, made on the first call.
+
+    kind_of  config -> class of transformers that loads the base
+    """
+    if not is_adapter(path):
+        return path
+    base = base_of(path)
+    if is_adapter(base):
+        raise ModelError(f"{path}: the base {base} is an adapter itself: merge that first")
+    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(base.iterdir())]
+    digest = hashlib.sha256(json.dumps([str(base.resolve()), files]).encode())
+    for name in (CONFIG, WEIGHTS[0], *_TOKENIZER):
+        digest.update((path / name).read_bytes() if (path / name).is_file() else b"-")
+    target = cache_directory() / "merged" / digest.hexdigest()[:24]
+    return target if target.is_dir() else put(target, lambda place: _merge(path, base, place, kind_of))
+
+
+def _merge(path: Path, base: Path, place: Path, kind_of: Callable[[Any], Any]) -> None:
+    peft: Any = need("peft", "train")
+    transformers: Any = need("transformers", "train")
+    safetensors: Any = need("safetensors", "train")
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(base), trust_remote_code=False)
+        model = kind_of(config).from_pretrained(str(base), dtype="auto", trust_remote_code=False)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="peft")
+            adapted = peft.PeftModel.from_pretrained(model, str(path), is_trainable=False)
+        with safetensors.safe_open(str(path / WEIGHTS[0]), framework="pt") as file:
+            there = set(file.keys())
+        own = set(peft.get_peft_model_state_dict(adapted))
+        if there != own:
+            missing, surplus = sorted(own - there), sorted(there - own)
+            raise ModelError(
+                f"{path}: the adapter does not fit its base {base}: "
+                + "; ".join(
+                    f"{len(names)} weights {what} ({names[0]})"
+                    for names, what in ((missing, "are missing"), (surplus, "have no place"))
+                    if names
+                )
+            )
+        if not hasattr(adapted, "merge_and_unload"):
+            raise ModelError(f"{path}: an adapter of type {adapted.peft_type} can't be merged into weights")
+        adapted.merge_and_unload().save_pretrained(str(place))
+        for home in (base, tokenizer_home(path)):  # the adapter's tokenizer over the base's
+            for file in home.iterdir():
+                known = file.name.startswith(
+                    ("token", "vocab", "merges", "special_", "added_", "chat_", "preprocessor")
+                )
+                if file.is_file() and known:
+                    shutil.copyfile(file, place / file.name)
+    except ModelError:
+        raise
+    except Exception as error:  # peft, transformers and safetensors raise a dozen types here
+        text = " ".join(str(error).split())[:300]
+        raise ModelError(f"{path}: the adapter can't be merged into its base {base} ({text})") from error
