@@ -143,5 +143,5 @@ def _by_hash(tasks: list[Task], fraction: float) -> tuple[list[Task], list[Task]
     place = [fraction_of(str(t.info.get(SAME_AS, t.prompt))) for t in tasks]
     ordered = sorted(set(place))
     held = min(max(sum(x < fraction for x in ordered), 1), len(ordered) - 1)
-    pair_answers = list(zip(tasks, place, strict=True))
-    return [t for t, x in pair_answers if x >= ordered[held]], [t for t, x in pair_answers if x < ordered[held]]
+    paired = list(zip(tasks, place, strict=True))
+    return [t for t, x in paired if x >= ordered[held]], [t for t, x in paired if x < ordered[held]]
