@@ -19,7 +19,7 @@ from gxpo.doctor.runlog import Floats, Rollouts
 
 Index = NDArray[np.int64]
 EARLY = 3  # recorded steps that count as the beginning
-ROLE = re.compile(r"^\s*(?:Human|User|Assistant|user|assistant)\s*:", re.M)
+ROLE = re.compile(r"^[^\S\n]*(?:Human|User|Assistant|user|assistant)[^\S\n]*:", re.M)
 MESSAGES = re.compile(r"[\[{]\s*['\"]role['\"]\s*:")
 
 

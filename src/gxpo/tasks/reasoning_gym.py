@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from gxpo.answers import TAGGED
 from gxpo.errors import TaskError, did_you_mean, need
 from gxpo.protocols import Task
 from gxpo.tasks import gym_scores
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset
 
 UNSUPPORTED = {"composite": "it only mixes other generators; name one of those"}
-ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+ANSWER = re.compile(TAGGED, re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 READINGS = ("tagged", "number")  # how the answer is found in a text
 TEMPLATE = "{question}\nGive the final answer between <answer> and </answer>.\n"
