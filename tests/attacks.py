@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +146,13 @@ class Use:
         return [*once, *([lambda text: sum(1 for _ in made.finditer(text))] if every or not once else [])]
 
 
-def uses() -> Iterator[Use]:
+@cache
+def uses() -> list[Use]:
     """Every use of `re` in the source."""
+    return list(_all_uses())
+
+
+def _all_uses() -> Iterator[Use]:
     files = {file.relative_to(SOURCE).as_posix(): file for file in sorted(SOURCE.rglob("*.py"))}
     trees = {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in files.items()}
     called = _uses(trees)
