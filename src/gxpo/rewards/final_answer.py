@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from gxpo.answers import TAGGED
 
 THOUGHT_ENDS = ("</think>", "[/THINK]", "<|END_THINKING|>")
+COMMANDS = ("\\boxed", "\\fbox")
 OPENING, CLOSING = "<answer>", "</answer>"
 ELEMENT = re.compile(TAGGED, re.DOTALL)
 BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[\\{}]|[{}]")  # a box, an escaped sign, which is no brace, or a brace
@@ -68,7 +69,8 @@ def find_answers(completion: str) -> Found:
     '\\frac{1}{2}'
     """
     rest = completion[max((completion.rfind(tag) + len(tag) for tag in THOUGHT_ENDS if tag in completion), default=0) :]
-    elements = [Place(_inside(m[1]), m.start(), m.end(), True) for m in ELEMENT.finditer(rest)]
+    spans = ELEMENT.finditer(rest) if OPENING in rest else ()
+    elements = [Place(_inside(m[1]), m.start(), m.end(), True) for m in spans]
     boxes, is_open = _boxes(rest)
     places = sorted([*elements, *_outside(boxes, elements)], key=lambda place: place.start)
     tags = (rest.count(OPENING), rest.count(CLOSING))
@@ -95,9 +97,12 @@ def _inside(text: str) -> str:
 
 def _boxes(text: str) -> tuple[list[Place], bool]:
     """The outermost closed boxes in order, and True where one is not closed."""
+    first = min((at for command in COMMANDS if (at := text.find(command)) >= 0), default=-1)
+    if first < 0:
+        return [], False
     closed: list[Place] = []
     opened: list[tuple[bool, int, int]] = []  # (a box, where it begins, where its content does)
-    for token in BRACE.finditer(text):
+    for token in BRACE.finditer(text, first):
         sign = token[0]
         if sign == "}":
             is_box, start, content = opened.pop() if opened else (False, 0, 0)
@@ -108,7 +113,7 @@ def _boxes(text: str) -> tuple[list[Place], bool]:
         elif sign[-1] == "{" and sign != "\\{":
             opened.append((len(sign) > 1, token.start(), token.end()))
     is_open = any(is_box for is_box, _, _ in opened)
-    bare = [Place(m[1] or m[2], m.start(), m.end()) for m in BARE.finditer(text)]
+    bare = [Place(m[1] or m[2], m.start(), m.end()) for m in BARE.finditer(text, first)]
     return sorted([*closed, *_outside(bare, closed)], key=lambda place: place.start), is_open
 
 

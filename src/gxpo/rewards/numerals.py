@@ -12,7 +12,7 @@ from fractions import Fraction
 LONGEST = 200  # characters
 LARGEST = 400  # exponent of ten
 BLANK = r"\\[,;:! ]|\\thinspace\s?|~|\{,\}|[\u00a0\u2009\u202f]"  # no reader of mathematics takes these for a separator
-SEPARATED = re.compile(rf"(?<=\d)(?:{BLANK}|\\!,|,\\!)(?=\d{{3}}(?!\d))")
+SEPARATED = re.compile(rf"(?<=\d)(?<!(?<!\d)0)(?:{BLANK}|\\!,|,\\!)(?=\d{{3}}(?!\d))")
 WHOLE = rf"[1-9]\d{{0,2}}(?P<mark>{BLANK}|\\!,|,\\!|[, ])\d{{3}}(?:(?P=mark)\d{{3}})*|\d+"
 DIGITS = re.compile(r"-?\d+(?:\.\d+)?")
 POWER = r"10\s*\^\s*(?:\{\s*(?P<braced>[-+]?\d+)\s*\}|(?P<bare>-?\d+))"
