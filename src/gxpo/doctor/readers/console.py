@@ -40,7 +40,7 @@ _STEP = re.compile(
 _PIPE = re.compile(
     rf"\|\s{{0,40}}([A-Za-z][\w ./@()-]{{0,120}}?)[:=]?\s{{1,40}}({_NUMBER})\s{{0,8}}(%|ms|s|m)?(?=[\s|(,]|$)"
 )
-_SPAN = re.compile(rf"\|\s*({_NUMBER})(ms|s|m|h)\s*(?:({_NUMBER})s)?\s*\|")
+_SPAN = re.compile(rf"\|\s{{0,40}}({_NUMBER})(ms|s|m|h)\s{{0,8}}(?:({_NUMBER})s)?\s{{0,40}}\|")
 _EQUALS = re.compile(
     r"([A-Za-z_][\w./@-]{0,120}(?: [A-Za-z][\w./@-]{0,120}){0,2}?)"
     rf"\s{{0,8}}[:=]\s{{0,8}}({_NUMBER})(%?)(?=[\s,;|)\]]|$)"
