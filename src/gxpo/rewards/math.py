@@ -55,10 +55,10 @@ def correct(completion: str, answer: Any) -> dict[str, float]:
     if answer is None or not gold:
         raise ValueError(f"the answer {answer!r} can't be read as mathematics")
     found = find_answers(completion)
-    if found.answer is not None and right is not None and (said := numeral(found.answer)) is not None:
-        if said == right:
+    if found.answer is not None and right is not None and (number := numeral(found.answer)) is not None:
+        if number == right:
             return {"correct": 1.0}
-        if abs(said - right) > APART * abs(right):
+        if abs(number - right) > APART * abs(right):
             return {"correct": 0.0}
     try:
         given = _parsed(unseparated(found.rest)) if found.answer is None else _answer(plain(found.answer))

@@ -35,7 +35,7 @@ def check_schemas(schemas: Iterable[tuple[str, Any]], limits: Mapping[str, Any])
         replies = checks.run([(schema,) for _, schema in distinct.values()])
     finally:
         checks.close()
-    for (where, _), (status, said) in zip(distinct.values(), replies, strict=True):
+    for (where, _), (status, message) in zip(distinct.values(), replies, strict=True):
         if status != "ok":
-            what = said if status == "raised" else f"its check {said}"
+            what = message if status == "raised" else f"its check {message}"
             raise ConfigError(f"{where}: {what.removeprefix('ConfigError: ').rpartition(' (schemas.py ')[0] or what}")

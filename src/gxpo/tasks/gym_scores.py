@@ -122,8 +122,8 @@ def probability(dataset: ProceduralDataset, answer: str, entry: Entry) -> float:
     right one in full, "0" on all tasks among them, and 0 for 0.00003."""
     if HUGE.search(answer):
         return 0.0
-    said, right = (Fraction(x.replace(",", "")) for x in (answer, entry["answer"]))
-    gap = abs(said - right)
+    probability_given, right = (Fraction(x.replace(",", "")) for x in (answer, entry["answer"]))
+    gap = abs(probability_given - right)
     return float(gap <= Fraction(1, 10_000) and gap <= abs(right) / 100)
 
 
