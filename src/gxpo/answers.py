@@ -6,8 +6,17 @@ import re
 
 from gxpo.errors import ConfigError
 
-# \boxed{...} with one level of braces inside, <answer>...</answer>, or a number after "#"; the last one counts
-ANSWER = r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}|<answer>(.*?)</answer>|#\s*(-?\d+(?:[.,/]\d+)*)"
+NESTED = 4  # braces within each other inside a box
+TAGGED = r"<answer>((?:(?!<answer>).)*?)</answer>"  # the opening nearest to its end, so that reading is linear
+
+
+def braced(depth: int) -> str:
+    """Regular expression for a text whose braces are in pairs, so many within each other."""
+    return r"[^{}]*" if depth == 0 else rf"(?:[^{{}}]|\{{{braced(depth - 1)}\}})*"
+
+
+# \boxed{...}, <answer>...</answer>, or a number after "#"; the last one counts
+ANSWER = rf"\\boxed\s*\{{({braced(NESTED)})\}}|{TAGGED}|#\s*(-?\d+(?:[.,/]\d+)*)"
 
 
 def compiled(pattern: str, key: str) -> re.Pattern[str]:

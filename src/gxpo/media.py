@@ -365,7 +365,7 @@ PICTURES = Pictures()  # content-addressed and never changed, so all runs of a p
 
 # ---------------------------------------------------------------- messages
 MARK = ("\ufdd6", "\ufdd7")  # Unicode's noncharacters, around the reference of a picture in a text
-_MARKED = re.compile(f"{MARK[0]}(.*?){MARK[1]}")
+_MARKED = re.compile(f"{MARK[0]}([^{MARK[0]}{MARK[1]}]*){MARK[1]}")
 
 
 def mark(picture: Any) -> str:

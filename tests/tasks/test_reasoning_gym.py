@@ -1,7 +1,10 @@
+import dataclasses
+import math
 import pickle
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from tests.thorough import some
 
@@ -25,6 +28,83 @@ def test_every_generator_draws_and_scores_its_own_reference(generator):
     assert score("<answer></answer>", task)["correct"] == 0
     if task.answer is not None:
         assert score(f"So it is <answer>{task.answer}</answer>.", task) == {"correct": 1.0, "format": 1.0, "score": 1.0}
+
+
+GARBAGE = (
+    "", " ", "text", "I don't know", "9" * 5000, "nan", "inf", "-inf", "nan+nanj", "-1", "0", "1e999", "1/0", "None",
+    "null", "[]", "{}", "[[]]", '{"a": 1}', "[1, 2", '[["a"], 1, null]', "[nan, nan]", "\u0663\u00e9\u2603\U0001f600",
+    "\ud800", "(", "lambda: 0", "open('/dev/null')", "x" * 5000, "a b c d e", "9**9**9", "((9**99)**99)**99",
+    "\\boxed{}", "\x00", "\n\n",
+)  # fmt: skip
+RAISING = ("boxnet", "coin_flip", "game_of_life", "prime_factorization")  # scorers that raise on some of it
+REPAIRED = ("coin_flip", "complex_arithmetic", "game_of_life_halting", "puzzle24")
+EVALUATING = ("binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication",
+              "simple_integration", "spiral_matrix", "string_insertion")  # fmt: skip
+# most that a wrong answer earns: by distance from the right one, or as "on" lies in "None"
+PARTIAL = {"acre": 0.5, "rectangle_count": 0.64, "polynomial_equations": 0.5}
+
+
+def garbage_that_pays(generator, seed):
+    """(answer, score) of garbage that is paid more than 0.2 of the right answer's 1."""
+    random = np.random.default_rng(seed)
+    task = make(f"reasoning_gym:{generator}", seed=0).propose(random)
+    right = str(task.answer).strip().casefold()
+    found = []
+    for text in GARBAGE:
+        score_of = score(f"<answer>{text}</answer>", task)["score"]
+        assert math.isfinite(score_of) and 0 <= score_of <= 1, (generator, text)
+        is_right = generator in ("gsm_symbolic", "polynomial_equations") and right in ("0", "0.0", "9")
+        if score_of > PARTIAL.get(generator, 0.2) and right not in text.casefold() and not is_right:
+            found.append((generator, seed, text[:40], right[:40], score_of))
+    return found
+
+
+@pytest.mark.parametrize("generator", some(generators(), {*RAISING, *REPAIRED, *EVALUATING, "acre", "maze"}))
+def test_garbage_is_wrong_and_scored(generator):
+    assert garbage_that_pays(generator, 1) == []
+
+
+def test_what_the_repaired_scorers_pay():
+    def scores(generator, *texts, seed=0):
+        task = make(f"reasoning_gym:{generator}", seed=seed).draw(1, 0)[0]
+        return task, [score(f"<answer>{x}</answer>", task)["score"] for x in texts]
+
+    def with_entry(generator, answer, metadata, *texts):
+        task = make(f"reasoning_gym:{generator}", seed=0).draw(1, 0)[0]
+        entry = {**task.info["entry"], "answer": answer}
+        entry["metadata"] = {**entry["metadata"], **metadata}
+        task = dataclasses.replace(task, answer=answer, info={**task.info, "entry": entry})
+        return [score(f"<answer>{x}</answer>", task)["score"] for x in texts]
+
+    assert with_entry("game_of_life_halting", "False", {}, "False", "false", "True", "no") == [1, 1, 0, 0]
+    assert with_entry("game_of_life_halting", "True", {}, "False", "True", "text", "") == [0, 1, 0, 0]
+    # a beginning of the right one, 0 for a small one, a near one
+    assert with_entry("coin_flip", "0.3125", {}, "0", "0.", "0.3", "5/16", "0.31251", "0.4") == [0, 0, 0, 1, 1, 0]
+    assert with_entry("coin_flip", "3.0517e-05", {}, "0", "3.05e-5", "1/32768") == [0, 1, 1]
+    numbers = {"numbers": [4, 7, 8, 8]}
+    texts = ("(7 - 8/8)*4", "6*4*1*1", "8+8+7+1", "(7 - 8/8)*4 + 1/2")
+    assert with_entry("puzzle24", "(7 - 8/8)*4", numbers, *texts) == [1, 0.01, 0.01, 0.01]
+    close = with_entry("complex_arithmetic", "1+2i", {"result": (1.0, 2.0)}, "1+2i", "nan", "nan+nanj", "inf", "1+3i")
+    assert close == [1, 0, 0, 0, pytest.approx(math.exp(-1))]
+
+
+def test_answers_are_never_run_as_python(tmp_path):
+    for generator in (*EVALUATING, "puzzle24"):
+        [task] = make(f"reasoning_gym:{generator}", seed=0).draw(1, 0)
+        file = tmp_path / generator
+        for code in (f"open({str(file)!r}, 'w').close()", f"[open({str(file)!r}, 'w')]",
+                     f"__import__('pathlib').Path({str(file)!r}).touch()",
+                     f"[x for x in [__import__('os')] if x.close(x.open({str(file)!r}, 64))]"):  # fmt: skip
+            assert score(f"<answer>{code}</answer>", task)["score"] <= 0.01
+        assert not file.exists(), generator
+
+
+def test_an_error_of_the_task_is_none_of_the_answer():
+    [task] = make("reasoning_gym:prime_factorization", seed=0).draw(1, 0)
+    assert score("<answer>seven</answer>", task)["score"] == 0
+    broken = dataclasses.replace(task, info={**task.info, "entry": {**task.info["entry"], "answer": "seven"}})
+    with pytest.raises(ValueError, match="seven"):  # which leaves the rollout unscored
+        score("<answer>2</answer>", broken)
 
 
 def test_there_are_all_but_the_composite():

@@ -112,28 +112,53 @@ def hermes(text: str, types: Types) -> Parsed:
     return blocks(text, "<tool_call>", "</tool_call>", _objects)
 
 
-FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>)?\s*", re.DOTALL)
-PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
+FUNCTION = re.compile(r"<function=([^<>\n]+)>")
+PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
+
+
+def _parameters(body: str) -> tuple[list[tuple[str, str]], str]:
+    """Pairs of every `<parameter=key>value</parameter>`, and what stands between them."""
+    pairs, between, at, close = [], [], 0, "</parameter>"
+    while (head := PARAMETER.search(body, at)) is not None and (end := body.find(close, head.end())) >= 0:
+        pairs.append((head[1].strip(), _unframed(body[head.end() : end])))
+        between.append(body[at : head.start()])
+        at = end + len(close)
+    return pairs, "".join([*between, body[at:]])
 
 
 def qwen_xml(text: str, types: Types) -> Parsed:
     """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>` (Qwen3-Coder, Qwen3.5)."""
 
     def inside(block: str) -> list[ToolCall]:
-        match = FUNCTION.fullmatch(block)
+        whole = block.strip()
+        match = FUNCTION.match(whole)
         if not match:
             return _bad("a call is <function=name>...</function>")
-        name, body = match[1].strip(), match[2]
-        if PARAMETER.sub("", body).strip():
+        name = match[1].strip()
+        pairs, between = _parameters(whole[match.end() :].removesuffix("</function>"))
+        if between.strip():
             return _bad("a parameter is <parameter=key>value</parameter>", name)
         kinds = types.get(name, {})
-        pairs = [(k.strip(), _unframed(v)) for k, v in PARAMETER.findall(body)]
         return [ToolCall(name, {k: _typed(v, kinds.get(k)) for k, v in pairs})]
 
     return blocks(text, "<tool_call>", "</tool_call>", inside)
 
 
-ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+BETWEEN = re.compile(r"</arg_key>\s*<arg_value>")
+
+
+def _arguments(block: str) -> tuple[list[tuple[str, str]], str]:
+    """Pairs of every `<arg_key>key</arg_key><arg_value>value</arg_value>`, and what stands between them."""
+    pairs, between, at, open_, close = [], [], 0, "<arg_key>", "</arg_value>"
+    while (begin := block.find(open_, at)) >= 0:
+        middle = BETWEEN.search(block, begin)
+        end = block.find(close, middle.end()) if middle is not None else -1
+        if middle is None or end < 0:
+            break
+        pairs.append((block[begin + len(open_) : middle.start()].strip(), block[middle.end() : end]))
+        between.append(block[at:begin])
+        at = end + len(close)
+    return pairs, "".join([*between, block[at:]])
 
 
 def glm(text: str, types: Types) -> Parsed:
@@ -141,10 +166,11 @@ def glm(text: str, types: Types) -> Parsed:
 
     def inside(block: str) -> list[ToolCall]:
         name = block.partition("<arg_key>")[0].strip()
-        if not name or ARGUMENT.sub("", block).strip() != name:
+        pairs, between = _arguments(block)
+        if not name or between.strip() != name:
             return _bad("a call is a name and pairs of <arg_key> and <arg_value>")
         kinds = types.get(name, {})
-        return [ToolCall(name, {k.strip(): _typed(v, kinds.get(k.strip())) for k, v in ARGUMENT.findall(block)})]
+        return [ToolCall(name, {k: _typed(v, kinds.get(k)) for k, v in pairs})]
 
     return blocks(text, "<tool_call>", "</tool_call>", inside)
 
@@ -171,7 +197,19 @@ def llama(text: str, types: Types) -> Parsed:
     return Parsed(head.strip(), head.strip() if all(c.error is None for c in calls) else text, tuple(calls))
 
 
-NAMED = re.compile(r"\s*([^\[{\s]+)\s*(?:\[CALL_ID\]([^\[{\s]*))?\s*(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
+WORD = re.compile(r"[^\[{\s]*")
+
+
+def _named(part: str) -> tuple[str, str] | None:
+    """Name and arguments of `name[CALL_ID]id[ARGS]{...}`, in which the id and `[ARGS]` may be missing; None for another
+    text."""
+    rest = part.strip()
+    name = rest[: WORD.match(rest).end()]  # type: ignore[union-attr]  # it matches the empty text
+    rest = rest[len(name) :].lstrip()
+    if rest.startswith("[CALL_ID]"):
+        rest = WORD.sub("", rest.removeprefix("[CALL_ID]"), count=1).lstrip()
+    rest = rest.removeprefix("[ARGS]").lstrip()
+    return (name, rest) if name and rest.startswith("{") else None
 
 
 def mistral(text: str, types: Types) -> Parsed:
@@ -184,11 +222,20 @@ def mistral(text: str, types: Types) -> Parsed:
     else:
         calls = []
         for part in body.split("[TOOL_CALLS]"):
-            match = NAMED.fullmatch(part)
-            read = call_of({"name": match[1], "arguments": match[3]}) if match else None
+            named = _named(part)
+            read = call_of({"name": named[0], "arguments": named[1]}) if named else None
             calls += [read] if read else _bad("a call is a name, [ARGS] and a JSON object")
     good = all(c.error is None for c in calls)
     return Parsed(head.strip(), head.strip() if good else text, tuple(calls))
+
+
+def _fenced(text: str) -> tuple[str, str] | None:
+    """A first line and the content of the fenced block that is all that follows it; None for another text."""
+    line, _, rest = text.strip().partition("\n")
+    inside = rest.removeprefix("```").removesuffix("```").removeprefix("json")
+    if len(rest) < 7 or not (rest.startswith("```") and rest.endswith("```") and inside.startswith("\n")):
+        return None
+    return line, inside.removeprefix("\n").removesuffix("\n")
 
 
 def deepseek(text: str, types: Types) -> Parsed:
@@ -198,8 +245,7 @@ def deepseek(text: str, types: Types) -> Parsed:
         left, separator, right = block.partition("<\uff5ctool\u2581sep\uff5c>")
         if not separator:
             return _bad("a call has a <\uff5ctool\u2581sep\uff5c> between its name and its arguments")
-        fenced = re.fullmatch(r"\s*([^\n]+)\n```(?:json)?\n(.*?)\n?```\s*", right, re.DOTALL)
-        name, body = (fenced[1], fenced[2]) if fenced else (left, right)
+        name, body = _fenced(right) or (left, right)
         return [call_of({"name": name.strip(), "arguments": body})]
 
     parsed = blocks(text, "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>", inside)
@@ -233,7 +279,9 @@ def _between(open_: str, close: str, lone_end: bool) -> Callable[[str, Types], P
     return find
 
 
-SEGMENT = re.compile(r"(?:<\|start\|>assistant)?([^<]*)(?:<\|channel\|>([^<]*))?(?:<\|constrain\|>[^<]*)?<\|message\|>")
+SEGMENT = re.compile(  # a head begins where the text, a message or a mark does: a search from every letter is quadratic
+    r"(?:(?:\A|<\|start\|>assistant|(?<=\|>))([^<]*))?(?:<\|channel\|>([^<]*))?(?:<\|constrain\|>[^<]*)?<\|message\|>"
+)
 RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 
 
@@ -247,7 +295,7 @@ def harmony(text: str, types: Types) -> Parsed:
         body = text[head.end() : next_.start() if next_ else len(text)]
         body = re.sub(r"<\|(end|call|return)\|>$", "", body)
         channel = head[2] or ""
-        to = RECIPIENT.search(f"{head[1]} {channel}")
+        to = RECIPIENT.search(f"{head[1] or ''} {channel}")
         if to:
             call = call_of({"name": to[1], "arguments": body})
             calls.append(call)
@@ -262,14 +310,14 @@ def harmony(text: str, types: Types) -> Parsed:
     return Parsed(said, "".join([said, *kept]), tuple(calls), "".join(reasoning) or None)
 
 
-TAG = re.compile(r"\s*([A-Za-z_][\w.\-]*)\s*\((.*)\)\s*", re.DOTALL)
+TAG = re.compile(r"([A-Za-z_][\w.\-]*)\s*\((.*)\)", re.DOTALL)
 
 
 def tags(text: str, types: Types) -> Parsed:
     """`<tool>name({"key": value})</tool>`: our own form, for models whose template knows no tools."""
 
     def inside(block: str) -> list[ToolCall]:
-        match = TAG.fullmatch(block)
+        match = TAG.fullmatch(block.strip())
         if not match:
             return _bad('a call is name({"key": value})')
         return [call_of({"name": match[1], "arguments": match[2].strip() or "{}"})]

@@ -19,7 +19,7 @@ from gxpo.doctor.runlog import Floats, Rollouts
 
 Index = NDArray[np.int64]
 EARLY = 3  # recorded steps that count as the beginning
-ROLE = re.compile(r"^\s*(?:Human|User|Assistant|user|assistant)\s*:", re.M)
+ROLE = re.compile(r"^[^\S\n]*(?:Human|User|Assistant|user|assistant)[^\S\n]*:", re.M)
 LETTERS = re.compile(  # a marker right behind the name of the user's role, whose own marker was a token
     r"^user\s*(?:<\|begin_of_text\|>)?<(?:\|im_start\||\|start_header_id\||start_of_turn)>(?:user|system)\b", re.M
 )

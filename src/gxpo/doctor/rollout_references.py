@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
 
+from gxpo.answers import NESTED, TAGGED, braced
+
 # A sign belongs to a number unless it stands behind a digit, a letter or a closing bracket: 8-3 holds 8 and 3.
 _NUMBER = re.compile(r"(?<![\w.])(?:(?<![\w)\]}])[-\u2212])?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w])(?!\.\d)")
 _DIGITS = re.compile(r"\d[\d,.]*")  # what every number lies in
-_BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_BOXED = re.compile(rf"\\boxed\s*\{{({braced(NESTED)})\}}")
 _SPACE = re.compile(r"\s+")
 _PLAIN = re.compile(r"[-+]?\d+(?:\.\d+)?")
 SHORT = 60  # characters of a text that is an answer as a whole
@@ -73,7 +75,7 @@ class Holder:
         None: there is none."""
         if boxed := _BOXED.findall(self.text):
             return _key(boxed[-1])
-        if tagged := re.findall(r"<answer>(.*?)</answer>", self.text):
+        if tagged := re.findall(TAGGED, self.text):
             return _key(tagged[-1])
         if self.numbers:
             return f"{self.numbers[-1]:.12g}"

@@ -15,7 +15,7 @@ LARGEST = 2000  # prompts with the same numbers that are compared pairwise; of m
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 LETTERS = re.compile(r"[^\w+\-*/=<>^]+")
-SIGNS = re.compile(r"\s*([+\-*/=<>^])\s*")
+SIGNS = re.compile(r" ?([+\-*/=<>^]) ?")  # of a text with single spaces
 
 
 @dataclass

@@ -19,7 +19,7 @@ from gxpo.usercode import described
 if TYPE_CHECKING:
     from gxpo.protocols import Task
 
-EVENT = r"(?m)^\W*(?:[Ss]tep \d+\W+)?(\w+)"
+EVENT = r"(?m)^[^\w\n]*(?:[Ss]tep \d+\W+)?(\w+)"
 
 
 def events(text: str, pattern: str = EVENT) -> list[str]:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
-TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-BOXED = re.compile(r"\\boxed\s*\{(?!\s*\})")
+from gxpo.rewards.final_answer import find_answers
 
 
 def well_formed(completion: str) -> float:
-    r"""1.0 where there is exactly one non-empty `<answer>...</answer>` or, without tags, one non-empty `\boxed{...}`.
+    r"""1.0 where there is exactly one non-empty `<answer>...</answer>`, after all boxes, or, without tags, exactly one
+    non-empty `\boxed{...}`, outside the thought; all are closed. It is the answer that `math` reads
+    (`gxpo.rewards.final_answer`).
 
-    >>> well_formed("2 and 2 <answer>4</answer>"), well_formed(r"so \boxed{4}"), well_formed("4")
-    (1.0, 1.0, 0.0)
+    >>> [well_formed(x) for x in ("2 and 2 <answer>4</answer>", r"so \boxed{4}", r"\boxed{4", "4")]
+    [1.0, 1.0, 0.0, 0.0]
     """
-    tagged = TAGGED.findall(completion)
-    if tagged or "<answer>" in completion or "</answer>" in completion:
-        alone = completion.count("<answer>") == 1 == completion.count("</answer>")
-        return float(alone and len(tagged) == 1 and bool(tagged[0].strip()))
-    return float(len(BOXED.findall(completion)) == 1)
+    return float(find_answers(completion).is_well_formed)

@@ -257,8 +257,11 @@ def _of_factory(text: str, named: Sequence[str]) -> str:
     return f"; if it makes a reward, name the call, as {text or 'make'}({', '.join(f'{n}=...' for n in named)})"
 
 
-def from_scorer(scorer: Callable[..., Any], *, trusted: bool, example: Task | None = None) -> Function:
-    """Reward function from a task's own scorer. A trusted one (gxpo's own code, which can't hang) runs in process.
+def from_scorer(
+    scorer: Callable[..., Any], *, trusted: bool, computes: bool = False, example: Task | None = None
+) -> Function:
+    """Reward function from a task's own scorer. A trusted one (gxpo's own code, which can't hang) runs in process. One
+    that `computes`, and waits for nothing, has a limit of processor time, beyond which the answer is wrong.
 
     In a worker it first scores an empty text for `example`, so that what it imports is there.
     """
@@ -267,7 +270,7 @@ def from_scorer(scorer: Callable[..., Any], *, trusted: bool, example: Task | No
     if pickled is None:
         return Function("correct", label, call=scorer, trusted=trusted)
     rehearsal = None if example is None else importable((("", example), {}))
-    source = {"pickle": pickled, "label": label, "is_scorer": True, "rehearsal": rehearsal}
+    source = {"pickle": pickled, "label": label, "is_scorer": True, "rehearsal": rehearsal, "computes": computes}
     return Function("correct", label, source)
 
 

@@ -15,7 +15,7 @@ from gxpo.usercode import described, one_line
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
-    from gxpo.protocols import Task
+    from gxpo.protocols import Task, TaskSource
 
 Failure = tuple[str, str]  # ("raised" | "timeout" | "died" | "nonsense", message)
 
@@ -27,8 +27,8 @@ class GroupReward(Protocol):
     texts   [R] what each says;   tasks  [R] what each was asked
     texts_raw  [R] of one that declares this parameter: texts in which special tokens are written out
 
-    It runs in process: a time limit is its own affair. A `GxpoError` is about the set-up and ends the run; any other
-    exception leaves all rollouts of the call unscored and is counted. Optional attributes:
+    It runs in process: a time limit is its own affair (`gxpo.rewards.bounded`). A `GxpoError` is about the set-up and
+    ends the run; any other exception leaves all rollouts of the call unscored and is counted. Optional attributes:
 
     name        the component a plain tensor becomes, and how messages call it
     gives       names of its components, where they are known beforehand
@@ -39,12 +39,24 @@ class GroupReward(Protocol):
     at(step)    called before the rollouts of a step are scored
     observe(step, forest, texts, tasks)  called after the step's update, with its scored rollouts
     state_dict(), load_state_dict(state)  what a resumed run needs, as JSON
+    limit(seconds, processes)  called once: how long one of its computations may take (`scoring.timeout`), and how many
+                processes share them
+    check_tasks(source)  called once: ConfigError for tasks that it can't score
+    close()     its processes end; a later call starts new ones
     bind(verify)  called once: `verify(forest, texts, tasks)` is component "correct" [R] of the tasks' own verifier
     """
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> Mapping[str, Tensor] | Tensor:
         """See the class."""
         ...
+
+
+def prepare(call: Any, source: TaskSource, seconds: float, processes: int) -> None:
+    """Tell a group-level reward its limits of work, then let it look at the tasks."""
+    if hasattr(call, "limit"):
+        call.limit(seconds, processes)
+    if hasattr(call, "check_tasks"):
+        call.check_tasks(source)
 
 
 def made(kind: type, options: Mapping[str, Any], name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,18 +12,22 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from gxpo.answers import ANSWER, compiled, extract
+from gxpo.answers import ANSWER, compiled
 from gxpo.cells import cell
 from gxpo.errors import ConfigError, GxpoError, did_you_mean, one_of
 from gxpo.protocols import SAME_AS
-from gxpo.rewards.functions import load, names_file
+from gxpo.rewards.bounded import Bounded
+from gxpo.rewards.functions import importable, load, names_file, source_of
 from gxpo.rewards.group_level import Failure
-from gxpo.rewards.metrics import REFERENCE_FREE, Unreadable, metric_of, options_of
+from gxpo.rewards.metrics import METRICS, REFERENCE_FREE, SUPERLINEAR, metric_of, options_of
+from gxpo.rewards.metrics.measure import Measure
+from gxpo.rewards.schema_check import check_schemas, tasks_of
+from gxpo.rewards.worker import Reply
 from gxpo.usercode import described
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
-    from gxpo.protocols import Task
+    from gxpo.protocols import Task, TaskSource
 
 MALFORMED = "malformed_"  # components that begin so: the answer could not be read
 NOTE = "info."  # a text that begins so names what a task has in its info
@@ -58,6 +63,7 @@ class Comparison:
     gate: float | None = None
     pay: Literal["score", "pass"] = "score"
     scale: float = 1.0
+    loads: str | Mapping[str, Any] | Callable[..., float] | None = None  # from which a worker has the metric
 
     @classmethod
     def make(cls, given: Mapping[str, Any], key: str) -> Comparison:
@@ -65,17 +71,19 @@ class Comparison:
         metric = given.get("metric")
         if metric is None:
             raise ConfigError(f"{key}: say by which metric, as in {{metric: wer}}")
-        function = metric
-        if isinstance(metric, str):
-            function = load(metric) if names_file(metric) else metric_of(metric, f"{key}.metric")
-        own = {f.name for f in dataclasses.fields(cls)} - {"options"}
+        function = loads = metric
+        if isinstance(metric, str) and names_file(metric):
+            function, loads = load(metric), source_of(metric, "", "my_metrics.py:similarity")
+        elif isinstance(metric, str):
+            function = metric_of(metric, f"{key}.metric")
+        own = {f.name for f in dataclasses.fields(cls)} - {"options", "loads"}
         theirs = options_of(function)
         for name in set(given) - own - set(theirs):
             there = did_you_mean(name, [*own, *theirs]) or f"; {metric} has {', '.join(theirs) or 'no options'}"
             raise ConfigError(f"{key} has no {name!r}{there}")
         options = {name: value for name, value in given.items() if name in theirs}
         made = {name: value for name, value in given.items() if name in own and name not in theirs}
-        made["metric"] = function
+        made |= {"metric": function, "loads": loads}
         if made.get("clip") is not None:
             made["clip"] = tuple(made["clip"])
         comparison = cls(**made, options=options)
@@ -102,17 +110,23 @@ class Comparison:
         free = (*REFERENCE_FREE, *(("json_schema",) if "schema" in self.options else ()))
         return self.reference == "answer" and self.metric.__name__ not in free
 
-    def said(self, text: str) -> str:
-        """The answer in a text; Unreadable without one."""
-        found = text.strip() if self.pattern is None else extract(text, compiled(self.pattern, "pattern"))
-        if not found:
-            raise Unreadable("no answer")
-        return found
+    @property
+    def is_bounded(self) -> bool:
+        """Workers compute it, each answer with a limit of processor time: all but built-in metrics of linear cost,
+        `embedding`, which needs its model, and functions that no other process can import."""
+        if isinstance(self.loads, str) and self.loads in METRICS:
+            linear = self.loads not in SUPERLINEAR and self.pattern in (None, ANSWER)
+            return not linear and self.loads != "embedding"
+        return isinstance(self.loads, Mapping) or importable(self.metric) is not None
 
-    def score(self, answer: str, reference: Any, task: Task) -> float:
-        """What the answer is worth beside the reference; Unreadable, or nan where there is nothing to compare with."""
-        options = {name: of_task(value, task) for name, value in self.options.items()}
-        return self.worth(self.metric(answer, reference, **options))
+    @functools.cached_property
+    def measure(self) -> Measure:
+        """What a worker computes, or this process."""
+        return Measure(self.loads if self.is_bounded and self.loads is not None else self.metric, self.pattern)
+
+    def options_for(self, task: Task) -> dict[str, Any]:
+        """The metric's options, with those that are the task's own."""
+        return {name: of_task(value, task) for name, value in self.options.items()}
 
     def worth(self, score: float) -> float:
         """What a score is worth: see the class."""
@@ -125,38 +139,72 @@ class Comparison:
 
 
 class Compared:
-    """A group-level reward that compares texts: unreadable answers are 0 and counted, failures cost one rollout."""
+    """A group-level reward that compares texts: unreadable answers are 0 and counted, failures cost one rollout, and so
+    does a comparison that takes longer than its limit: it counts as wrong."""
 
     name = ""
 
     def __init__(self) -> None:
         self._failures: list[Failure] = []
+        self._bounded: dict[int, Bounded] = {}  # by id of the comparison, which lives as long as this
+        self._limits: dict[str, Any] = {}
         self.reports = (f"{MALFORMED}{self.name}",)
         self.gives = (self.name, *self.reports)
+
+    def limit(self, seconds: float, processes: int) -> None:
+        """Set the processor time of one comparison, and the number of processes that share them."""
+        self._limits = {"seconds": seconds, "processes": processes}
+
+    def close(self) -> None:
+        """End the worker processes; the next comparison starts new ones."""
+        for bounded in self._bounded.values():
+            bounded.close()
+        self._bounded.clear()
 
     def failures(self) -> list[Failure]:
         """What went wrong since it was last asked."""
         found, self._failures = self._failures, []
         return found
 
-    def _all(self, values: Sequence[Callable[[], float]], tasks: Sequence[Task]) -> dict[str, Tensor]:
-        """{NAME: [R], "malformed_NAME": [R]} of what each rollout's value is."""
-        out, malformed = [], []
-        for value, task in zip(values, tasks, strict=True):
-            score, unread = math.nan, False
+    def _measured(self, jobs: Sequence[tuple[Comparison, tuple[Any, ...]]]) -> list[Reply]:
+        """Replies to jobs, each a comparison and the arguments of its `measure`; GxpoError of one in this process."""
+        replies: list[Reply] = [("died", "never run")] * len(jobs)
+        remote: dict[int, list[int]] = {}
+        for place, (comparison, arguments) in enumerate(jobs):
+            if comparison.is_bounded:
+                remote.setdefault(id(comparison), []).append(place)
+                continue
             try:
-                score = value()
-                if not math.isfinite(score):
-                    self._failures.append(("nonsense", f"nothing to compare with (task {task.id})"))
-            except Unreadable:
-                score, unread = 0.0, True
+                replies[place] = "ok", comparison.measure(*arguments)
             except GxpoError:
                 raise
             except Exception as error:
-                self._failures.append(("raised", f"{described(error)} (task {task.id})"))
-            out.append(score)
-            malformed.append(float(unread))
-        columns = dict(zip(self.gives, (out, malformed), strict=True))
+                replies[place] = "raised", described(error)
+        for key, places in remote.items():
+            if key not in self._bounded:
+                measure = jobs[places[0]][0].measure
+                self._bounded[key] = Bounded(measure, self.name, rehearsal=("0", "0", {}), **self._limits)
+            found = self._bounded[key].run([jobs[place][1] for place in places])
+            for place, reply in zip(places, found, strict=True):
+                replies[place] = reply
+        return replies
+
+    def _value(self, comparison: Comparison, reply: Reply, task: Task) -> tuple[float, bool]:
+        """(what an answer is worth, nan where it can't be scored; True where it could not be read) of a reply."""
+        status, value = reply
+        if status == "ok" and "malformed" in value:
+            return 0.0, True
+        if status == "ok" and "score" in value:
+            return comparison.worth(value["score"]), False
+        if status == "ok":
+            status, value = "nonsense", "nothing to compare with"
+        self._failures.append((status, f"{value} (task {task.id})"))
+        return (0.0 if status == "limit" else math.nan), False
+
+    def _columns(self, values: Sequence[tuple[float, bool]]) -> dict[str, Tensor]:
+        """{NAME: [R], "malformed_NAME": [R]} of values and whether the answer could not be read."""
+        scores, unread = [score for score, _ in values], [float(flag) for _, flag in values]
+        columns = dict(zip(self.gives, (scores, unread), strict=True))
         return {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()}
 
 
@@ -195,18 +243,37 @@ class Match(Compared):
         """Whether every task must have an answer."""
         return all(comparison.answered for comparison in self.comparisons.values())
 
-    def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
-        values = [lambda text=text, task=task: self._one(text, task) for text, task in zip(texts, tasks, strict=True)]
-        return self._all(values, tasks)
+    def check_tasks(self, source: TaskSource) -> None:
+        """ConfigError for a JSON Schema, of the configuration or of a task, that is none."""
+        found: list[tuple[str, Any]] = []
+        for kind, comparison in self.comparisons.items():
+            schema = comparison.options.get("schema") if comparison.loads == "json_schema" else None
+            if schema is None:
+                continue
+            if not (isinstance(schema, str) and schema.startswith(NOTE)):
+                found.append(("scoring.options.match: schema", schema))
+                continue
+            asked = [task for task in tasks_of(source) if self.by is None or of_task(self.by, task) == kind]
+            found += [(f"task {task.id!r}: {schema}", x) for task in asked if (x := of_task(schema, task)) is not None]
+        if found:
+            check_schemas(found, self._limits)
 
-    def _one(self, text: str, task: Task) -> float:
+    def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
+        jobs = []
+        for text, task in zip(texts, tasks, strict=True):
+            comparison = self._comparison(task)
+            reference = task.answer if comparison.reference == "answer" else of_task(comparison.reference, task)
+            jobs.append((comparison, (text, reference, comparison.options_for(task))))
+        replies = self._measured(jobs)
+        cases = zip(jobs, replies, tasks, strict=True)
+        return self._columns([self._value(comparison, reply, task) for (comparison, _), reply, task in cases])
+
+    def _comparison(self, task: Task) -> Comparison:
         kind = None if self.by is None else of_task(self.by, task)
         if kind not in self.comparisons:
             known = f"scoring.options.match.route has {', '.join(map(str, self.comparisons))}"
             raise ConfigError(f"match: task {task.id!r} has {self.by}={kind!r}; {known}")
-        comparison = self.comparisons[kind]
-        reference = task.answer if comparison.reference == "answer" else of_task(comparison.reference, task)
-        return comparison.score(comparison.said(text), reference, task)
+        return self.comparisons[kind]
 
 
 class Consistency(Compared):
@@ -235,28 +302,32 @@ class Consistency(Compared):
         return cls(Comparison.make({"metric": "bleu", **options}, "scoring.options.consistency"))
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
-        said = [self._said(text) for text in texts]
-        others: dict[Any, list[int]] = {}
+        comparison = self.comparison
+        witnesses: dict[Any, list[int]] = {}
         for r, (task, fair, origin) in enumerate(zip(tasks, forest.compared.tolist(), forest.origin, strict=True)):
             if fair and origin == "policy" and SAME_AS in task.info:
-                others.setdefault(str(task.info[SAME_AS]), []).append(r)
+                witnesses.setdefault(str(task.info[SAME_AS]), []).append(r)
+        jobs, pairs = [], list[list[int]]()  # of each rollout the numbers of its jobs
+        for text, task in zip(texts, tasks, strict=True):
+            met = [u for u in witnesses.get(str(task.info.get(SAME_AS)), ()) if tasks[u].id != task.id]
+            pairs.append(list(range(len(jobs), len(jobs) + len(met))))
+            jobs += [(comparison, (text, texts[u], comparison.options_for(task), True)) for u in met]
+        replies = self._measured(jobs)
+        return self._columns([self._mean([replies[n] for n in own], texts[r], tasks[r]) for r, own in enumerate(pairs)])
 
-        def mean(r: int) -> float:
-            own = said[r]
-            if own is None:
-                raise Unreadable("no answer")
-            met = [u for u in others.get(str(tasks[r].info.get(SAME_AS)), ()) if tasks[u].id != tasks[r].id]
-            scores = [0.0 if (other := said[u]) is None else self._score(own, other, tasks[r]) for u in met]
-            return sum(scores) / len(scores) if scores else math.nan
-
-        return self._all([lambda r=r: mean(r) for r in range(len(texts))], tasks)
-
-    def _said(self, text: str) -> str | None:
-        try:
-            return self.comparison.said(text)
-        except Unreadable:
-            return None
-
-    def _score(self, own: str, other: str, task: Task) -> float:
-        score = self.comparison.score(own, other, task)
-        return 0.0 if math.isnan(score) else score  # the other's answer is nothing that can be compared with
+    def _mean(self, replies: Sequence[Reply], text: str, task: Task) -> tuple[float, bool]:
+        """(mean worth, whether the answer could not be read) of one answer's comparisons with the others'."""
+        if not replies:  # nobody to agree with, which a missing answer is told apart from
+            reply = next(iter(self._measured([(self.comparison, (text, None, {}))])))
+            unread = reply[0] == "ok" and "malformed" in reply[1]
+            return self._value(self.comparison, ("ok", {"malformed": 1.0} if unread else {"incomparable": 1.0}), task)
+        scores = []
+        for reply in replies:
+            if reply[0] == "ok" and "incomparable" in reply[1]:
+                scores.append(0.0)  # the other's answer is nothing that can be compared with
+                continue
+            score, unread = self._value(self.comparison, reply, task)
+            if unread or math.isnan(score):
+                return score, unread
+            scores.append(score)
+        return sum(scores) / len(scores), False

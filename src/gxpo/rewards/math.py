@@ -10,11 +10,15 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
+from gxpo.rewards.final_answer import find_answers
+from gxpo.rewards.numerals import numeral, plain, unseparated
 from gxpo.usercode import OverLimit
 
+APART = Fraction(1, 100)  # share of the answer by which a number is another one, whatever it is rounded to
 MARKS = ("$", "\\boxed", "\\(", "\\[")
 LONGEST = 2000  # characters of one expression; the time to parse grows faster than its length
 DEEPEST = 16  # brackets within each other; the time to parse doubles with a few of them
@@ -28,7 +32,11 @@ class TooLarge(BaseException):
 
 
 def correct(completion: str, answer: Any) -> dict[str, float]:
-    """`correct`: 1 where math-verify finds an expression in `completion` that equals `answer`, else 0.
+    """`correct`: 1 where the final answer of `completion` equals `answer` by math-verify, else 0.
+
+    The final answer is that of `gxpo.rewards.final_answer`, the last box or `<answer>` element after the thought; in a
+    completion with neither, what math-verify finds after the thought. Two numbers (`gxpo.rewards.numerals`: 1\\,000,
+    10^{-6}) are compared exactly, and those more than one percent apart are different, however small.
 
     `answer` is LaTeX, with or without `$`, or a number. A completion without anything readable is wrong; an `answer`
     that can't be read is an error of the data, so it raises (unscored). An expression that is too large to be parsed or
@@ -38,25 +46,44 @@ def correct(completion: str, answer: Any) -> dict[str, float]:
     from math_verify import verify
 
     text = str(answer)
+    right = numeral(text)
     try:
+        text = plain(text)
         gold = _parsed(text if any(mark in text for mark in MARKS) else f"${text}$")
     except TooLarge as error:
-        raise ValueError(f"the answer {text[:50]!r} can't be read: {error}") from None
+        raise ValueError(f"the answer {str(answer)[:50]!r} can't be read: {error}") from None
     if answer is None or not gold:
         raise ValueError(f"the answer {answer!r} can't be read as mathematics")
+    found = find_answers(completion)
+    if found.answer is not None and right is not None and (number := numeral(found.answer)) is not None:
+        if number == right:
+            return {"correct": 1.0}
+        if abs(number - right) > APART * abs(right):
+            return {"correct": 0.0}
     try:
-        found = _parsed(completion)
+        given = _parsed(unseparated(found.rest)) if found.answer is None else _answer(plain(found.answer))
     except TooLarge as error:
         raise OverLimit(f"an expression that is not worth parsing: {error}") from None
-    if any(one == other for one in gold for other in found):
+    if any(one == other for one in gold for other in given):
         return {"correct": 1.0}
     try:
-        for expression in (*gold, *found):
+        for expression in (*gold, *given):
             if not isinstance(expression, str):
                 evaluable(expression)
     except TooLarge as error:
         raise OverLimit(f"an expression that is not worth evaluating: {error}") from None
-    return {"correct": float(verify(gold, found, timeout_seconds=0, raise_on_error=True))}
+    return {"correct": float(verify(gold, given, timeout_seconds=0, raise_on_error=True))}
+
+
+def _answer(text: str) -> list[Any]:
+    """Expressions of a final answer: read as mathematics, or as a sentence where it is none."""
+    readings = [text, f"\\boxed{{{text}}}"] if any(mark in text for mark in MARKS) else [f"\\boxed{{{text}}}", text]
+    given: list[Any] = []
+    for reading in readings:
+        given = _parsed(reading) or given
+        if any(not isinstance(expression, str) for expression in given):
+            break
+    return given
 
 
 def _parsed(text: str) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import Task
 
-BLOCK = re.compile(r"\[begin rubric\]\s*\n(.*?)\n\s*\[end rubric\]", re.DOTALL)
 ASKED = (
     "You maintain the rubric by which a judge scores answers. Below are the rubric and answers with the scores, from 0 "
     "to 1, that the judge gave by it. Say where the scores reward what is not better: answers that please the rubric "
@@ -38,10 +36,11 @@ def read_rubric(reply: str) -> str:
     >>> read_rubric("Too kind.\\n[begin rubric]\\nIs it right?\\n[end rubric]")
     'Is it right?'
     """
-    found = BLOCK.findall(reply)
-    if not found or not found[-1].strip():
+    before, _, _ = reply.rpartition("[end rubric]")
+    _, opening, rubric = before.rpartition("[begin rubric]")
+    if not opening or not rubric.strip():
         raise ValueError(f"no rubric between [begin rubric] and [end rubric], but {reply[-80:]!r}")
-    return found[-1].strip()
+    return rubric.strip()
 
 
 @dataclass(eq=False)

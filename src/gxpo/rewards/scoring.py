@@ -165,6 +165,8 @@ class RewardSet:
         for reward in found:
             if isinstance(reward.function.call, AsyncEach):
                 reward.function.call.timeout = timeout
+            if reward.function.grouped:
+                group_level.prepare(reward.function.call, source, timeout, workers)
             if isinstance(reward.function.call, Batch):
                 reward.function.call.check([*source.held_out(1), *getattr(source, "training", ())[:1]])
             if reward.function.endless:
@@ -264,6 +266,8 @@ class RewardSet:
         """End the worker processes; scoring again starts new ones."""
         if self._workers is not None:
             self._workers.close()
+        for call in self._having("close"):
+            call.close()
 
     def __enter__(self) -> RewardSet:
         return self

@@ -102,7 +102,9 @@ def own_functions(source: TaskSource, named: Mapping[str, float], *, alone: bool
     own: list[Function] = []
     if scorer is not None:
         trusted = getattr(source, "scorer_trusted", False)
-        own.append(functions.from_scorer(scorer, trusted=trusted, example=None if trusted else example_of(source)))
+        computes = getattr(source, "scorer_computes", False)
+        example = None if trusted else example_of(source)
+        own.append(functions.from_scorer(scorer, trusted=trusted, computes=computes, example=example))
     elif default is not None and default not in GROUP_LEVEL and (alone or "correct" in named):
         verifier = reward_of(default, {})
         own += [verifier] if verifier is not None else []

@@ -30,7 +30,7 @@ from gxpo.rollouts.build import (
 from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.reference import EXPERTS
 
-_TAGGED = re.compile(r"<(\w+)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
+_TAG = re.compile(r"<(/?)(\w+)>")
 
 
 @dataclass(frozen=True)
@@ -147,14 +147,25 @@ def named_call(reply: Reply) -> tuple[str, str]:
         call = reply.calls[0]
         alone = len(reply.calls) == 1 and call.error is None
         return (call.name if alone else "", _texts(call.arguments))
-    tagged = _TAGGED.findall(reply.content)
-    text = (tagged[-1][1] if tagged else reply.content).strip()
+    text = _last_tagged(reply.content).strip()
     with suppress(ValueError, KeyError, TypeError):
         made = json.loads(text)
         return (str(made["name"]), _texts(made["arguments"]))
     name = re.match(r"\w*", text)
     assert name is not None
     return (name[0], text[name.end() :].strip())
+
+
+def _last_tagged(text: str) -> str:
+    """What stands in the element `<name>...</name>` that is closed last; the whole text without one."""
+    opened: dict[str, int] = {}
+    inside = text
+    for tag in _TAG.finditer(text):
+        if not tag[1]:
+            opened[tag[2]] = tag.end()
+        elif tag[2] in opened:
+            inside = text[opened.pop(tag[2]) : tag.start()]
+    return inside
 
 
 def _texts(arguments: Mapping[str, Any]) -> str:

@@ -165,7 +165,7 @@ solver_verifier = Graph(
 )
 
 
-_SUM = re.compile(r"(\d+)([-+*])(\d+)=")
+_SUM = re.compile(r"(?<!\d)(\d+)([-+*])(\d+)=")
 
 
 def _turned(said: Said) -> str:

@@ -39,7 +39,7 @@ class Pattern(Segmenter):
                   `regex` for sentences that begin with "wait", "but", "however"...)
     """
 
-    regex: str = r"(?i)(?<=[.!?\n])\s*(wait|but|however|hmm|so)\b"
+    regex: str = r"(?i)(?<=[.!?\n])\s{0,32}(wait|but|however|hmm|so)\b"
     first: Annotated[int, Ge(0)] = 0
     apart: Annotated[int, Ge(0)] = 0
 

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from gxpo.answers import TAGGED
 from gxpo.errors import TaskError, did_you_mean, need
 from gxpo.protocols import Task
+from gxpo.tasks import gym_scores
 from gxpo.tasks.source import GeneratedTasks, check_options
 
 if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset
 
 UNSUPPORTED = {"composite": "it only mixes other generators; name one of those"}
-ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+ANSWER = re.compile(TAGGED, re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 READINGS = ("tagged", "number")  # how the answer is found in a text
 TEMPLATE = "{question}\nGive the final answer between <answer> and </answer>.\n"
@@ -47,7 +49,8 @@ def _judge(generator: str, config: str) -> ProceduralDataset:
 
 
 def score(text: str, task: Task) -> dict[str, float]:
-    """Score an answer. `score`: the generator's own `score_answer`, from 0 to 1. `correct`: whether that is 1.
+    """Score an answer. `score`: the generator's own `score_answer`, from 0 to 1, as `gxpo.tasks.gym_scores` guards and
+    repairs it: an answer that it can't read is wrong. `correct`: whether that is 1.
     `format`: whether there is exactly one `<answer>...</answer>`.
 
     Scored is the text between the last `<answer>` and `</answer>`, or the whole text if there are none, without
@@ -59,7 +62,7 @@ def score(text: str, task: Task) -> dict[str, float]:
     if task.info.get("reading") == "number":
         answer = (NUMBER.findall(answer) or [answer])[-1]
     dataset = _judge(task.info["generator"], json.dumps(task.info["config"], sort_keys=True))
-    value = float(dataset.score_answer(answer, task.info["entry"]))
+    value = gym_scores.score(task.info["generator"], dataset, answer, task.info["entry"])
     return {"correct": float(value >= 1.0), "format": float(len(found) == 1), "score": value}
 
 
@@ -84,6 +87,7 @@ class ReasoningGym(GeneratedTasks):
 
     scorer_name: ClassVar[str] = "reasoning_gym"
     scorer: ClassVar = staticmethod(score)
+    scorer_computes: ClassVar[bool] = True
     options: ClassVar[Mapping[str, Any]] = {"config": dict, "template": str, "reading": str}
 
     def __post_init__(self) -> None:

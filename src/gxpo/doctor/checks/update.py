@@ -15,7 +15,7 @@ from gxpo.doctor.trend import stationary
 
 LEAST = 20  # steps below which a flat run is no evidence of anything
 NOT_FINITE = re.compile(
-    r"contains either `?inf`?|(?:loss|grad\w*|logits|probabilit\w+|tensor)\b.{0,40}\b(?:nan|inf)\b", re.I
+    r"contains either `?inf`?|(?:loss|grad\w{0,20}|logits|probabilit\w{1,20}|tensor)\b.{0,40}\b(?:nan|inf)\b", re.I
 )
 ROUNDED = 3e-5  # rate below which most updates of bfloat16 weights are lost: they are 2^-8 of a weight apart
 SHARP = 0.03  # deviation of the entropy from step to step, as a share of it, with which rest can be told from motion

@@ -128,7 +128,7 @@ def from_text(text: str) -> Found | None:
             document = json.loads(text)
         except (ValueError, RecursionError):
             return None
-    elif text.lstrip()[:1] == "[" or re.search(r"^\s*\[[\w.]+\]\s*$", text, re.M):
+    elif text.lstrip()[:1] == "[" or re.search(r"^[^\S\n]*\[[\w.]+\][^\S\n]*$", text, re.M):
         document = _toml(text)
     if document is None:
         if ":" not in text:

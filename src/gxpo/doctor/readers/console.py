@@ -24,7 +24,7 @@ from gxpo.doctor.readers.found import Found, Row, number, step_of
 from gxpo.doctor.readers.messages import Messages
 from gxpo.doctor.readers.text import plain
 
-_NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|NaN|inf|Infinity)"
+_NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|nan|NaN|inf|Infinity)"
 _MESSAGE = re.compile(r"\"message\": \"(.*?[^\\])\"")
 _RAY = re.compile(r"^\([\w.:<>]+ (?:pid|ip)=[^)]*\)\s?")
 _DICT = re.compile(r"\{\s*(['\"])[^'\"{}]{1,200}\1\s*:")
@@ -33,11 +33,18 @@ _PAIR = re.compile(r"""(['"])([^'"]{1,300})\1\s*:\s*(?:(['"])(.*?)\3|(?:[\w.]+\(
 _VERL = re.compile(r"(?:^|[\s\])])step:(\d{1,12})(?= - |$)")
 _VERL_PAIR = re.compile(rf" - (\S+?):(?:np\.\w+\()?({_NUMBER})\)?(?= - |\s*$| \[)")
 _STEP = re.compile(
-    r"(?<!Micro )\b(?:global[_ ]?|train(?:ing)?[_ ])?(?:step|iteration|iter)s?\b\s*[:=#]?\s*\[?\s*(\d{1,12})\b", re.I
+    r"(?<!Micro )\b(?:global[_ ]?|train(?:ing)?[_ ])?(?:step|iteration|iter)s?\b"
+    r"\s{0,8}[:=#]?\s{0,8}\[?\s{0,8}(\d{1,12})\b",
+    re.I,
 )
-_PIPE = re.compile(rf"\|\s*([A-Za-z][\w ./@()-]*?)\s*[:=]?\s+({_NUMBER})\s*(%|ms|s|m)?(?=[\s|(,]|$)")
-_SPAN = re.compile(rf"\|\s*({_NUMBER})(ms|s|m|h)\s*(?:({_NUMBER})s)?\s*\|")
-_EQUALS = re.compile(rf"([A-Za-z_][\w./@-]*(?: [A-Za-z][\w./@-]*){{0,2}}?)\s*[:=]\s*({_NUMBER})(%?)(?=[\s,;|)\]]|$)")
+_PIPE = re.compile(
+    rf"\|\s{{0,40}}([A-Za-z][\w ./@()-]{{0,120}}?)[:=]?\s{{1,40}}({_NUMBER})\s{{0,8}}(%|ms|s|m)?(?=[\s|(,]|$)"
+)
+_SPAN = re.compile(rf"\|\s{{0,40}}({_NUMBER})(ms|s|m|h)\s{{0,8}}(?:({_NUMBER})s)?\s{{0,40}}\|")
+_EQUALS = re.compile(
+    r"([A-Za-z_][\w./@-]{0,120}(?: [A-Za-z][\w./@-]{0,120}){0,2}?)"
+    rf"\s{{0,8}}[:=]\s{{0,8}}({_NUMBER})(%?)(?=[\s,;|)\]]|$)"
+)
 _STEPS = ("step", "global_step", "global_step/max_steps")
 _BAR = re.compile(r"(\d{1,12})/(\d{1,12}) \[")
 _EVALUATED = re.compile(r"Evaluated (?P<name>\S+) \(Step (?P<step>\d{1,12})\)")

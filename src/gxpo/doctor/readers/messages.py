@@ -14,7 +14,7 @@ _MARKS = ("Warning: ", "WARN", "ERROR", "CRIT", "returned None", "memory", "Memo
 _RAISED = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::|$)")
 _FIGURES = re.compile(r"0x[0-9a-f]+|\d[\d.,:/e+-]*")  # in which alike messages differ: times, steps, addresses
 _OF_LIBRARIES = ("FutureWarning", "DeprecationWarning")  # of what a later version will change
-_BAR = re.compile(r"^.*%\|.*?\d+/\d+ \[[^\]]*\]\s*")
+_BAR_END = re.compile(r"\d{1,12}/\d{1,12} \[[^\[\]]{0,200}\]\s*")
 
 
 @dataclass
@@ -44,8 +44,15 @@ class Messages:
             return
         if any(kind in text for kind in _OF_LIBRARIES):
             return
-        text = _BAR.sub("", text)[:300]
+        text = _without_bars(text)[:300]
         alike = _FIGURES.sub("", text)
         if alike not in self._seen and len(self.texts) < MOST:
             self._seen.add(alike)
             self.texts.append(text)
+
+
+def _without_bars(text: str) -> str:
+    """What a line says after its last progress bar (`12%|...| 3/25 [...]`)."""
+    bar = text.rfind("%|")
+    end = _BAR_END.search(text, bar) if bar >= 0 else None
+    return text if end is None else text[end.end() :]

@@ -16,7 +16,7 @@ _OPTION = re.compile(r"--([A-Za-z][\w.-]*)(?:[= ]+(?!--)('[^']*'|\"[^\"]*\"|[^\s
 _OVERRIDE = re.compile(r"(?<![\w.-])\+{0,2}([a-z_]\w*(?:\.\w+)+)=('[^']*'|\"[^\"]*\"|[^\s\\]+)")
 _COMMANDS = ("verl.trainer", "trl grpo", "openrlhf.cli", "--")  # one of them is in every match of _COMMAND
 _ARGUMENTS = re.compile(r"\b(?:GRPOConfig|TrainingArguments|UnslothGRPOConfig)\($")
-_ARGUMENT = re.compile(r"^\s*(\w+)=(.*?),?\s*$")
+_ARGUMENT = re.compile(r"^\s*(\w+)=(.*)$")
 _TREE = re.compile(r"^\s*\{'actor_rollout_ref': \{|^\s*\{'(?:actor|algorithm|data|critic)\w*': \{")
 _LARGEST = 400_000  # characters of a printed tree
 
@@ -57,7 +57,7 @@ class PrintedSettings:
         if self.open == "arguments":
             pair = _ARGUMENT.match(line)
             if pair is not None:
-                self._found.setdefault(pair[1], value(pair[2]))
+                self._found.setdefault(pair[1], value(pair[2].rstrip().removesuffix(",")))
                 return True
             self.open = ""
             return line.strip() == ")"

@@ -11,7 +11,7 @@ from typing import IO
 LARGEST = 500_000_000  # bytes read of one file; of a larger one its two ends
 LONGEST = 4_000_000  # characters of a line; the rest of a longer one is left out
 _CHUNK = 1 << 20
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\].*?\x07")
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b\n]*\x07")
 
 
 def encoding(head: bytes) -> str:

@@ -36,6 +36,7 @@ METRICS: Mapping[str, tuple[str, str]] = {  # name -> module of this package, an
     "embedding": ("embedding", ""),
 }
 REFERENCE_FREE = ("script_share", "lexical_diversity")
+SUPERLINEAR = ("json_schema", "teds")  # a short text or schema can cost much: workers compute them, with a limit
 
 
 def metric_of(name: str, key: str) -> Metric:

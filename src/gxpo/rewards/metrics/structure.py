@@ -8,21 +8,41 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gxpo.errors import ConfigError, did_you_mean, need
+from gxpo.errors import ConfigError, did_you_mean
 from gxpo.rewards.metrics.reading import Unreadable
+from gxpo.rewards.metrics.schemas import fits, read
 
-FENCED = re.compile(r"\A\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL | re.IGNORECASE)
+FENCE = "```"
+OPENING = re.compile(r"(?:json)?[^\S\n]*\n", re.IGNORECASE)  # what may follow a fence on its line
 WEIGHTS: Mapping[str, float] = {"parse": 0.2, "keys": 0.3, "types": 0.2, "values": 0.3}
 ABSENT = object()
 
 
 def parsed(text: str) -> Any:
     """The JSON value that a text is, or that stands in its one fenced block; Unreadable where there is none."""
-    block = FENCED.match(text)
     try:
-        return json.loads(block[1] if block else text, parse_constant=_no_number)
+        return json.loads(unfenced(text), parse_float=_finite, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise Unreadable("no JSON") from error
+
+
+def unfenced(text: str) -> str:
+    """The text inside its one fenced block (``` or ```json, closed at the end); the whole text without one.
+
+    >>> unfenced("```json\\n[1]\\n``` "), unfenced("[1]")
+    ('[1]', '[1]')
+    """
+    whole = text.strip()
+    if not (len(whole) > 2 * len(FENCE) and whole.startswith(FENCE) and whole.endswith(FENCE)):
+        return text
+    inside = whole[len(FENCE) : -len(FENCE)]
+    opening = OPENING.match(inside)
+    return text if opening is None else inside[opening.end() :].strip()
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
 
 
 def _no_number(text: str) -> float:
@@ -45,7 +65,9 @@ def _declared(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[tup
     properties = schema.get("properties")
     if not isinstance(properties, Mapping) or not properties:
         return {path: schema} if path else {}
-    asked = [key for key in schema.get("required", ()) if key in properties] or list(properties)
+    required = schema.get("required")
+    asked = [key for key in required if key in properties] if isinstance(required, list) else []
+    asked = asked or list(properties)
     found = {}
     for key in asked:
         inner = properties[key] if isinstance(properties[key], Mapping) else {}
@@ -86,14 +108,19 @@ def same(a: Any, b: Any) -> bool:
 
 
 def json_schema(
-    answer: str, reference: Any, *, schema: Mapping[str, Any] | None = None, weights: Mapping[str, float] = WEIGHTS
+    answer: str,
+    reference: Any,
+    *,
+    schema: Mapping[str, Any] | str | None = None,
+    weights: Mapping[str, float] = WEIGHTS,
 ) -> float:
     """parse w + keys w + types w + values w over the sum of the weights that apply: shares of the keys that are asked.
 
     answer     JSON, alone or in one fenced block; any other text can't be read
     reference  an object, or JSON of one: its keys, types and values are asked. None: there are no values to compare
-    schema     JSON Schema whose required properties (all, where none is) are the keys, and which says what type fits,
-               with all that a property may ask (enum, minimum, pattern): by jsonschema
+    schema     JSON Schema, or JSON of one, whose required properties (all, where none is) are the keys, and which says
+               what type fits, with all that a property may ask (enum, minimum, pattern): by jsonschema. Nothing that it
+               refers to is retrieved (see `gxpo.rewards.metrics.schemas`)
     weights    of parse, keys, types, values
 
     Keys of nested objects are paths. An answer of another kind than an object has no keys. Keys that nobody asked for
@@ -105,30 +132,18 @@ def json_schema(
     for name in weights:
         if name not in WEIGHTS:
             raise ConfigError(f"json_schema: weights has no {name!r}{did_you_mean(name, WEIGHTS)}")
-    said = parsed(answer)
+    said, schema = parsed(answer), read(schema)
     gold = json.loads(reference) if isinstance(reference, str) else reference
     values = leaves(gold) if isinstance(gold, Mapping) and gold else {}
-    asked = _declared(schema) if schema is not None else values
+    asked = _declared(schema) if isinstance(schema, Mapping) else values
     if not asked:
         return math.nan
-    fits = _validator(schema) if schema is not None else None
+    fits_part = fits(schema) if isinstance(schema, Mapping) else None
     found = {path: at(said, path) for path in asked}
     there = {path: x for path, x in found.items() if x is not ABSENT}
-    right = [fits(x, asked[p]) if fits else kind(x) == kind(values[p]) for p, x in there.items()]
+    right = [fits_part(x, asked[p]) if fits_part else kind(x) == kind(values[p]) for p, x in there.items()]
     shares = {"parse": 1.0, "keys": len(there) / len(asked), "types": sum(right) / len(asked)}
     if values:
         shares["values"] = sum(same(at(said, path), x) for path, x in values.items()) / len(values)
     total = sum(weights.get(name, 0.0) for name in shares)
     return sum(weights.get(name, 0.0) * share for name, share in shares.items()) / total if total > 0 else math.nan
-
-
-def _validator(schema: Mapping[str, Any]) -> Any:
-    """(value, schema of a property) -> whether it fits."""
-    jsonschema = need("jsonschema", "rewards")
-    kind_of = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    try:
-        kind_of.check_schema(schema)
-    except jsonschema.SchemaError as error:
-        raise ConfigError(f"json_schema: schema is no JSON Schema: {error.message}") from error
-    whole = kind_of(schema)
-    return lambda value, part: whole.evolve(schema=part).is_valid(value)

@@ -15,9 +15,9 @@ from gxpo.errors import need
 from gxpo.rewards.metrics.reading import Unreadable
 
 CELLS = 300  # rows and cells; the time of the distance goes with their square: one to two seconds for two such tables
-TABULAR = re.compile(r"\\begin\{(tabular[x*]?|array)\}(.*?)\\end\{\1\}", re.DOTALL)
+OPENED = re.compile(r"\\begin\{(tabular[x*]?|array)\}")
 RULES = re.compile(
-    r"\\(?:hline|toprule|midrule|bottomrule|centering)\b|\\(?:cline|cmidrule)\s*(?:\([^)]*\))?\s*\{[^}]*\}"
+    r"\\(?:hline|toprule|midrule|bottomrule|centering)\b|\\(?:cline|cmidrule)\s*(?:\([^()]*\)\s*)?\{[^{}]*\}"
 )
 SPAN = re.compile(r"\\(multicolumn|multirow)\s*\{(\d+)\}\s*\{[^{}]*\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 
@@ -35,12 +35,13 @@ class Node:
 
 def table_of(text: str) -> Node | None:
     """The first table of a text, HTML (`<table>`) or LaTeX (`tabular`); None without one."""
-    found = TABULAR.search(text)
-    if found:
-        return _latex(found[2])
+    found = OPENED.search(text)
+    end = text.find(f"\\end{{{found[1]}}}", found.end()) if found else -1
+    if found and end >= 0:
+        return _latex(text[found.end() : end])
     reader = _Html()
     reader.feed(text)
-    return reader.table if reader.table is not None and reader.table.children else None
+    return reader.finish()
 
 
 class _Html(HTMLParser):
@@ -50,6 +51,8 @@ class _Html(HTMLParser):
         super().__init__()
         self.table: Node | None = None
         self._open = self._inside = False
+        self._pieces: list[str] = []  # of the cell that is being read
+        self._texts: dict[int, list[str]] = {}  # pieces by the id of their cell
 
     def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
         if tag == "table" and self.table is None:
@@ -63,6 +66,7 @@ class _Html(HTMLParser):
             columns, rows = (_count(next((v for k, v in attrs if k == name), None)) for name in ("colspan", "rowspan"))
             self.table.children[-1].children.append(Node("td", "", columns, rows))
             self._inside = True
+            self._pieces = []
 
     def handle_endtag(self, tag: str) -> None:
         if tag in ("td", "th", "tr"):
@@ -72,8 +76,17 @@ class _Html(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self._open and self._inside and self.table is not None:
-            cell = self.table.children[-1].children[-1]
-            cell.text = " ".join(f"{cell.text} {data}".split())
+            self._pieces.append(data)
+            self._texts[id(self.table.children[-1].children[-1])] = self._pieces
+
+    def finish(self) -> Node | None:
+        """The table that was read, with the texts of its cells; None without rows."""
+        if self.table is None:
+            return None
+        for row in self.table.children:
+            for cell in row.children:
+                cell.text = " ".join(" ".join(self._texts.get(id(cell), ())).split())
+        return self.table if self.table.children else None
 
 
 def _count(said: str | None) -> int:
@@ -84,7 +97,7 @@ def _latex(inner: str) -> Node | None:
     """The tree of what stands in a tabular; its first group is the columns' specification, and that of tabularx the
     second, which no cell shows."""
     body = re.sub(r"(?<!\\)%.*", "", inner)
-    body = RULES.sub("", re.sub(r"\\\\\s*\[[^\]]*\]", r"\\\\", _specified(body).replace(r"\tabularnewline", r"\\")))
+    body = RULES.sub("", re.sub(r"\\\\\s*\[[^\[\]\\]*\]", r"\\\\", _specified(body).replace(r"\tabularnewline", r"\\")))
     rows = [row for row in re.split(r"\\\\", body) if row.strip()]
     table = Node("table", children=[Node("tr", children=_latex_cells(row)) for row in rows])
     return table if rows else None
@@ -92,27 +105,40 @@ def _latex(inner: str) -> Node | None:
 
 def _specified(body: str) -> str:
     """A tabular's text after its arguments, in brackets or braces."""
-    while (rest := body.lstrip())[:1] in ("{", "["):
-        depth, closing = 0, {"{": "}", "[": "]"}[rest[0]]
-        for i, c in enumerate(rest):
-            depth += (c == rest[0]) - (c == closing)
+    begin = _after_blanks(body, 0)
+    while body[begin : begin + 1] in ("{", "["):
+        opening = body[begin]
+        depth, closing = 0, {"{": "}", "[": "]"}[opening]
+        for i in range(begin, len(body)):
+            depth += (body[i] == opening) - (body[i] == closing)
             if depth == 0:
-                body = rest[i + 1 :]
                 break
         else:
-            return rest
-    return body
+            break
+        begin = _after_blanks(body, i + 1)
+    return body[begin:]
+
+
+def _after_blanks(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
 
 
 def _latex_cells(row: str) -> list[Node]:
-    cells = []
-    for text in re.split(r"(?<!\\)&", row):
-        spans = {"multicolumn": 1, "multirow": 1}
-        while found := SPAN.search(text):
-            spans[found[1]] = _count(found[2])
-            text = text[: found.start()] + found[3] + text[found.end() :]
-        cells.append(Node("td", " ".join(text.split()), spans["multicolumn"], spans["multirow"]))
-    return cells
+    return [_latex_cell(text) for text in re.split(r"(?<!\\)&", row)]
+
+
+def _latex_cell(text: str) -> Node:
+    """A cell, without the commands that say how far it spans: one of each, which may stand in the other."""
+    spans = {"multicolumn": 1, "multirow": 1}
+    for _ in spans:
+        found = SPAN.search(text)
+        if found is None:
+            break
+        spans[found[1]] = _count(found[2])
+        text = text[: found.start()] + found[3] + text[found.end() :]
+    return Node("td", " ".join(text.split()), spans["multicolumn"], spans["multirow"])
 
 
 def _size(table: Node) -> int:

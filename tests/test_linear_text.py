@@ -1,0 +1,185 @@
+"""Patterns and functions of gxpo over a policy's text cost time linear in its length: each is run on 64,000 characters
+that are made against it, and the kernel kills what takes more than two seconds of processor time."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+
+import pytest
+from tests.attacks import SIZE, Use, attacks, over_limit, uses
+
+from gxpo.answers import ANSWER, TAGGED
+from gxpo.rewards.conformance import EVENT
+from gxpo.rewards.key_steps import HEADINGS, STEP
+from gxpo.segments.by_text import Pattern
+
+# Packages whose patterns see what a policy, an environment or a stranger's rollouts say; the rest is thorough.
+POLICY = ("answers", "chat/", "doctor/rollout_", "envs/", "explain/", "media", "rewards/", "rollouts/", "segments/",
+          "serve/", "signals/", "tasks/", "verdicts", "weighting/")  # fmt: skip
+OWN = {  # patterns over what the user of this machine writes himself: scripts, settings, names of files
+    "adapters/convert_script.py", "adapters/convert_verl.py", "compare/arms.py", "compare/found.py", "definition.py",
+    "doctor/rollout_sample.py", "explain/outlook.py", "explain/rollout_source.py", "phases.py", "trainer/report.py",
+    "yamltext.py",
+}  # fmt: skip
+TERM = r"\<\|im_end\|\>"
+# Patterns that are made at run time, (file, argument as written): the defaults, or an example of what they are made of.
+# An empty list: a pattern of the user's, who answers for it.
+MADE: dict[tuple[str, str], list[str]] = {
+    ("answers.py", "pattern"): [ANSWER, TAGGED],
+    ("chat/plain.py", "f'(?={self._control.pattern})(.)'"): [f"(?={TERM})(.)"],
+    ("chat/plain.py", "'|'.join(map(re.escape, known))"): [f"{TERM}|<think>"],
+    ("chat/template.py", 'f"\\\\s*({\'|\'.join(map(re.escape, words))})"'): [],
+    ("doctor/html.py", "f'(?<![\\\\w/]){re.escape(series.key)}(?![\\\\w/])'"): [r"(?<![\w/])loss(?![\w/])"],
+    ("doctor/rollout_references.py", "f'(?<!\\\\w){re.escape(wanted)}(?!\\\\w)'"): [r"(?<!\w)aaa(?!\w)"],
+    ("envs/actions.py", "f'<{name}>((?:(?!<{name}>).)*?)</{name}>'"): ["<action>((?:(?!<action>).)*?)</action>"],
+    ("rewards/conformance.py", "pattern"): [EVENT],
+    ("rewards/conformance.py", "self.pattern"): [],
+    ("rewards/features.py", "pattern"): [r"<aux>.*</aux>"],
+    ("rewards/first_error.py", "self.steps"): [r"\n\n"],
+    ("rewards/key_steps.py", "f'(?:{parts[-1]})\\\\s*\\\\Z'"): [r"(?:### The final answer is:)\s*\Z"],
+    ("rewards/key_steps.py", "part"): list(HEADINGS),
+    ("rewards/key_steps.py", "parts[-1]"): [HEADINGS[-1]],
+    ("rewards/key_steps.py", "step"): [STEP],
+    ("rewards/listener.py", "self.until"): [],
+    ("rewards/tool_result.py", "f'(?<![\\\\w.-]){re.escape(answer)}(?!\\\\w|\\\\.\\\\d)'"): [
+        r"(?<![\w.-])777(?!\w|\.\d)",
+    ],
+    ("rollouts/graph.py", "self.accepts"): [],
+    ("segments/by_text.py", "pattern"): [],
+    ("segments/by_text.py", "self.regex"): [Pattern().regex],
+    ("signals/self_teacher.py", "self.hide"): [],
+    ("signals/texts.py", "pattern"): [],
+    ("signals/valid_thinking.py", "f'(?<![\\\\w.]){re.escape(answer)}(?!\\\\w|\\\\.\\\\d)'"): [
+        r"(?<![\w.])777(?!\w|\.\d)",
+    ],
+    ("verdicts.py", "f'{words}\\\\s*[:=\\\\uff1a]\\\\s*(.*)'"): [r"verdicts?\s*[:=]\s*(.*)"],
+}  # fmt: skip
+
+
+def jobs(found: list[Use], most: int | None):
+    """Jobs of these uses, with at most so many texts each, spread over all that there are."""
+    for use in found:
+        made = [use.pattern] if use.pattern is not None else MADE[use.file, use.argument]
+        for pattern in made:
+            if isinstance(pattern, bytes):
+                pattern = pattern.decode("latin-1")
+            texts = attacks(pattern, use.flags)
+            texts = texts if most is None or len(texts) <= most else texts[:: -(-len(texts) // most)]
+            for function in use.functions(pattern):
+                yield f"{use.file} {pattern[:80]!r}", function, texts
+
+
+def test_every_pattern_is_known():
+    found = list(uses())
+    unknown = {(u.file, u.argument) for u in found if u.pattern is None and u.file not in OWN} - set(MADE)
+    assert unknown == set()  # say above what they are made of
+    assert len(found) > 150
+
+
+def test_patterns_over_a_policys_text_are_linear():
+    found = [use for use in uses() if use.file.startswith(POLICY) and use.file not in OWN]
+    assert len(found) > 60 and over_limit(list(jobs(found, 6))) == []
+
+
+@pytest.mark.thorough
+def test_all_patterns_are_linear_on_all_attacks():
+    assert over_limit(list(jobs([use for use in uses() if use.file not in OWN], None))) == []
+
+
+def test_what_is_slow_is_found():
+    slow = [r"\A\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*\Z", "<answer>(.*?)</answer>"]
+    for pattern in slow:
+        use = Use("", "", pattern, re.DOTALL, frozenset({"search"}))
+        assert len(over_limit([(pattern, use.functions(pattern)[0], attacks(pattern, re.DOTALL))])) == 1
+
+
+# ---------------------------------------------------------------- functions
+FIRST = ("text", "completion", "answer", "reply", "said", "body", "content", "block")
+ARGUMENTS = {  # of functions that take more than a text
+    "gxpo.envs.actions.find_action": (["left", "right"],),
+    "gxpo.rewards.agreement.cosine": ("x",),
+    "gxpo.rewards.agreement.recall": ("x",),
+    "gxpo.rewards.key_steps.contained": (["a", ["b", "c"]],),
+    "gxpo.rewards.key_steps.in_order": (["Step", "answer"],),
+    "gxpo.rewards.matched_calls.word_f1": ("x",),
+    "gxpo.rewards.metrics.measure.answer_in": (ANSWER,),
+    "gxpo.rewards.metrics.text.exact": ("x",),
+    "gxpo.rewards.metrics.text.f1": ("x",),
+    "gxpo.rewards.metrics.text.wer": ("x y z" * 20,),
+    "gxpo.rewards.metrics.text.cer": ("x y z" * 20,),
+    "gxpo.rewards.metrics.text.bleu": ("x y z" * 20,),
+    "gxpo.rewards.metrics.text.chrf": ("x y z" * 20,),
+    "gxpo.rewards.metrics.regions.interval_iou": ([1, 2],),
+    "gxpo.rewards.metrics.regions.box_iou": ([1, 2, 3, 4],),
+    "gxpo.rewards.metrics.regions.point_in_box": ([1, 2, 3, 4],),
+    "gxpo.rewards.metrics.regions.point_distance": ([1, 2],),
+    "gxpo.rewards.metrics.regions.count_distance": (1,),
+    "gxpo.rewards.metrics.structure.json_schema": ({"a": 1},),
+    "gxpo.chat.formats.blocks": ("<tool_call>", "</tool_call>", lambda text: []),
+    "gxpo.chat.reading.read": (None, {}, True),
+    "gxpo.rewards.entities.mentioned": (["aa", "b c"],),
+    "gxpo.rewards.judged.read_score": (0.0, 10.0),
+    "gxpo.rewards.metrics.reading.numbers_of": ((2,), "an interval"),
+    "gxpo.signals.step_judge.read_scores": (3, 0.0, 1.0),
+    "gxpo.signals.step_judge.read_wrong": (3,),
+    "gxpo.verdicts.ending": ("verdict",),
+    "gxpo.verdicts.fenced": ("x",),
+    "gxpo.answers.extract": (re.compile(ANSWER, re.DOTALL),),
+}
+FORMATS = "gxpo.chat.formats"
+# not over a policy's text, or with a limit of their own: a process that the kernel ends (math, teds), a size
+LIMITED = {"gxpo.rewards.math.correct", "gxpo.rewards.math.parsable", "gxpo.rewards.metrics.tables.teds",
+           "gxpo.rewards.metrics.embedding.embedding", "gxpo.answers.compiled"}  # fmt: skip
+PIECES = (
+    "```json\n", "```", "<tool_call>", "<answer>", "</answer>", "\\boxed{", "{", "}", "[", '{"a":', '"', "\\",
+    "\n", " ", "7", "a", "<think>", "</think>", "<function=f>", "<parameter=p>", "<arg_key>k</arg_key>", "<arg_value>",
+    "#", ",", "[TOOL_CALLS]", "<|channel|>", "<|message|>", "<|python_tag|>", "\\\\[", "\\begin{tabular}",
+    "<table><tr><td>", "a\uff5ctool\u2581sep\uff5c", "Step 1:", "1e", ".", "-", "\x00", "\ud800", "\u0663", "&", "<!",
+    "(", "\\multicolumn{1}{",
+)  # fmt: skip
+PREFIXES = ("", "```json\n", "<tool_call>", "\\boxed{", "<answer>", "[TOOL_CALLS]a", "<tool>a(", '{"a": ')
+
+
+def functions():
+    """(name, function of a text) of all public functions over texts."""
+    for package in ("rewards", "chat", "envs", "segments", "signals", "weighting"):
+        root = importlib.import_module(f"gxpo.{package}")
+        for info in pkgutil.walk_packages(root.__path__, f"gxpo.{package}."):
+            if ".adapters" in info.name or info.name.endswith("launcher"):
+                continue
+            yield from _of(importlib.import_module(info.name))
+    for name in ("answers", "verdicts", "explain.overlap", "doctor.rollout_texts", "doctor.rollout_references"):
+        yield from _of(importlib.import_module(f"gxpo.{name}"))
+
+
+def _of(module):
+    for name, function in vars(module).items():
+        if name.startswith("_") or not inspect.isfunction(function) or function.__module__ != module.__name__:
+            continue
+        parameters = list(inspect.signature(function).parameters.values())
+        if parameters and parameters[0].name in FIRST and parameters[0].annotation == "str":
+            full = f"{module.__name__}.{name}"
+            needed = [p for p in parameters[1:] if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+            yield full, function, needed
+
+
+def test_functions_over_texts_are_linear():
+    found, unknown = [], []
+    texts = [piece * (SIZE // len(piece)) for piece in PIECES]
+    texts += [prefix + piece * (SIZE // len(piece)) + "\x01" for prefix in PREFIXES[1:] for piece in PIECES[12:16]]
+    for name, function, needed in functions():
+        if name in LIMITED:
+            continue
+        arguments = ARGUMENTS.get(
+            name, ({},) if name.startswith(FORMATS) and [p.name for p in needed] == ["types"] else ()
+        )
+        if len(arguments) != len(needed) and not (name in ARGUMENTS and len(arguments) >= len(needed)):
+            unknown.append((name, [p.name for p in needed]))
+            continue
+        tried = texts[::8] if name.endswith(("bleu", "chrf")) else texts  # 0.1 s each
+        found.append((name, lambda text, function=function, arguments=arguments: function(text, *arguments), tried))
+    assert unknown == []  # say in ARGUMENTS how they are called
+    assert len(found) > 40 and over_limit(found) == []
