@@ -6,7 +6,7 @@ import pytest
 
 from gxpo import config
 from gxpo.definition import Stated
-from gxpo.errors import ModelError, TaskError
+from gxpo.errors import TaskError
 from gxpo.explain.task_page import text
 from gxpo.explain.task_report import readable, report
 
@@ -168,7 +168,7 @@ def test_rendered_prompts_names_of_control_tokens_and_padded_arguments_are_told(
 def test_a_prompt_that_a_template_refuses_is_named(tmp_path):
     rows = [*sums(40), {"prompt": [{"role": "assistant", "content": "It is"}], "answer": "1"}]
     template = write(tmp_path / "t.jinja", [TEMPLATE])
-    with pytest.raises(ModelError, match="task 't/41': the assistant's message stands alone"):
+    with pytest.raises(TaskError, match="task 't/41': the assistant's message stands alone"):
         report(
             settings(reward="format", task=write(tmp_path / "t.jsonl", rows), chat__template=template),
             model="tiny:cold",
