@@ -39,7 +39,7 @@ EQUAL_GROUPS_LEARN = {
     "oprl",  # steps that its own reward model tells apart
     "copo", "dra_grpo",  # groups of the step against each other; shares of a reward
     "gvpo", "reg_grpo", "opmd", "copg", "rover",  # regression towards no change at all, or towards the reference
-    "papo", "epo", "grpo_d",  # a term on every token, whatever it earned
+    "papo", "epo", "grpo_d", "fg_expo",  # a term on every token, whatever it earned
     "mdpo",  # several updates: a pull back to the old policy
     "gtpo",  # an entropy cost on every answer
     "vineppo", "spo_segment", "vsrm", "pav",  # values of states, measured beside the group
@@ -341,7 +341,8 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
 LISTED = {  # by success rates of tasks that are met again
     "task": SMOKE["ttrl"]["task"], "tasks.options": {"held_out_fraction": 0.4}, "sampling.max_new_tokens": 6,
 }  # fmt: skip
-SMOKE |= {name: LISTED for name in ("vas", "drive", "srpo_history", "videorl_select", "favchat_degrpo", "cures")}
+DRAWN = ("vas", "drive", "srpo_history", "videorl_select", "favchat_degrpo", "cures", "fg_expo")
+SMOKE |= {name: LISTED for name in DRAWN}
 SMOKE["craft_gui"] = {"tasks.sampler.by": "digits", "tasks.sampler.levels": [1, 2]}
 
 
