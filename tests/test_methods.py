@@ -270,7 +270,12 @@ VOTED = {
 }
 SMOKE = {  # what a method needs to have something to learn from in two steps of a model that has never learnt anything
     "ttrl": {**VOTED, "scoring.options": {"majority_vote": {"pattern": "([0-9])"}}},
-    "ttrv": {**VOTED, "scoring.options": {"majority_vote": {"pattern": "([0-9])", "reward": "frequency"}}},
+    "ttrv": {
+        **VOTED,
+        "scoring.options": {
+            "majority_vote": {"pattern": "([0-9])", "reward": "frequency", "alike": "equal", "missing": "together"}
+        },
+    },
     "empo": {
         **VOTED,
         "scoring.options": {"majority_vote": {"pattern": "([0-9])", "reward": "frequency", "gate": [0.1, 0.99]}},

@@ -21,15 +21,20 @@ TIE = 1e-9  # by which a mean of rates may miss a threshold that it reaches: .6 
 
 
 @part("variance", stage="sampler")
-def variance(rate: Tensor) -> Tensor:
+def variance(rate: Tensor, *, stretch: bool = False) -> Tensor:
     """p (1 - p): the variance of a verdict, most at one half.
 
-    Source: VAS (MMR1, arXiv 2509.21268), outcome variance score.
+    stretch  over the tasks to 0 for the least and 1 for the most: the tasks of least variance have no weight
+
+    Source: VAS (MMR1, arXiv 2509.21268), outcome variance score, which its code stretches.
 
     >>> variance(torch.tensor([0.0, 0.25, 0.5])).tolist()
     [0.0, 0.1875, 0.25]
     """
-    return rate * (1 - rate)
+    found = rate * (1 - rate)
+    if not stretch or not found.numel():
+        return found
+    return (found - found.min()) / (found.max() - found.min() + 1e-8)
 
 
 @part("std", stage="sampler")
