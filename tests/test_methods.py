@@ -327,7 +327,7 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
         for name in ("otc", "hdpo", "sem", "tool_star", "mobile_r1")
     },
     "fapo": {"reward.add.flawed.component": "format"},
-    "pav": {"credit.add.value_difference.best_of": 1},  # the made-up rewards are no chances
+    "pav": {"segment.text": ",", "credit.add.value_difference.best_of": 1},  # the made-up rewards are no chances
     "e_grpo": {"reward.shape.entity_match.component": "format"},
     "step_grpo_r1vl": {f"reward.shape.{name}_reward.component": "format" for name in ("key_step", "order")},
     "group_robust_po": {  # data that has populations

@@ -286,3 +286,76 @@ def test_drive_keeps_72_then_50_then_25_of_175() -> None:
     for drawn, kept in ((0.0, 175), (1.0, 72), (2.0, 50), (3.0, 25), (9.0, 25)):
         weights = made.weights({"rate": rate, "drawn": torch.full((175,), drawn, dtype=F64)})
         assert {i for i in range(175) if weights[i] > 0} == set(order[:kept])
+
+
+# ---------------------------------------------------------------- fiberpo: arXiv 2604.03044, section 3.3.1
+@pytest.mark.parametrize("scale", [0.01, 0.3, 1.0, 4.0])
+def test_fiberpo_gates_drifts_and_residuals(scale):
+    """Equations 2 to 5, and that the gradient on policy is that of the ratio."""
+    lengths = [4, 1, 3]
+    forest = forest_of(["a"] * 3, [1.0, 0.0, 0.0], lengths)
+    gaps = [[0.3, -0.1, 0.7, -0.55], [0.2], [-0.9, 0.4, -0.2]]
+    epsilon, budget = 0.2, {1: 0.55, -1: 0.45}
+
+    def clip(x):
+        return min(max(x, -epsilon), epsilon)
+
+    def gate(x, c, t):
+        if abs(x) <= c:
+            return x
+        return math.copysign((t + 1) * c, x) - t * x if abs(x) < (1 + 1 / t) * c else 0.0
+
+    credit = by_row(forest, gxpo.method("fiberpo").advantages(forest))
+    total = 0.0
+    for r, row in enumerate(gaps):
+        logs, t = [scale * x for x in row], len(row)
+        s = {1: sum(max(x, 0.0) for x in logs) / t, -1: sum(max(-x, 0.0) for x in logs) / t}
+        base = gate(s[1], budget[1], t) - gate(s[-1], budget[-1], t)
+        for i, x in enumerate(logs):
+            sign = 1 if x >= 0 else -1
+            u, v = sign * x - s[sign], -s[-sign]
+            residual = clip(sign * u) - clip(sign * v)
+            total -= credit[r][i] * math.exp(base + residual) / t / 3
+    moved = torch.zeros(sum(lengths), dtype=F64)
+    for r, row in enumerate(gaps):
+        moved[forest.path_of(r)] = scale * torch.tensor(row, dtype=F64)
+    still = torch.full_like(moved, -1.5)
+    m = gxpo.method("fiberpo")
+    loss = m.loss(forest, PolicyTokens(still + moved, still), advantages=m.advantages(forest))
+    assert loss.value.item() == pytest.approx(total, rel=1e-9)
+    x = still.clone().requires_grad_()
+    on = by_row(forest, torch.autograd.grad(m.loss(forest, PolicyTokens(x, still)).value, x)[0])
+    for r, t in enumerate(lengths):
+        assert on[r] == pytest.approx([-credit[r][0] / t / 3] * t)
+
+
+# ---------------------------------------------------------------- pav: arXiv 2410.08146v1, equations 1 to 5, appendix D
+def test_pav_adds_the_progress_of_the_best_of_four():
+    """Q + alpha A^mu with Q^BoK = 1 - (1 - Q)^K; the value after the last step is the outcome."""
+    keys, paper = METHODS["pav"].keys, METHODS["pav"].paper_defaults
+    assert (keys["segment.text"], paper["rollout.samples"], paper["objective.kl.coef"]) == ("\n", 20, 0.001)
+    groups, rewards, lengths = ["a", "a", "b", "b"], [1.0, 0.0, 1.0, 1.0], [4, 3, 2, 2]
+    q = [[0.5, None, 0.25, None], [0.5, 0.0, None], [0.75, 1.0], [0.75, None]]
+    forest = forest_of(groups, rewards, lengths)
+    values = torch.full((len(forest.token),), math.nan, dtype=F64)
+    for r, row in enumerate(q):
+        for place, v in zip(forest.path_token[forest.path_of(r)].tolist(), row, strict=True):
+            if v is not None:
+                values[place] = v
+    forest = forest.replace(extras={**forest.extras, "state_value": values})
+
+    def best(v):
+        return 1 - (1 - v) ** 4
+
+    expected = []
+    for r, row in enumerate(q):
+        mean = sum(x for x, g in zip(rewards, groups, strict=True) if g == groups[r]) / groups.count(groups[r])
+        states = [v for v in row if v is not None] + [rewards[r]]
+        steps = [best(after) - best(before) for before, after in itertools.pairwise(states)]
+        step, out = -1, []
+        for v in row:
+            step += v is not None
+            out.append(rewards[r] - mean + 5.0 * steps[step])
+        expected.append(out)
+    found = by_row(forest, gxpo.method("pav").advantages(forest))
+    assert [x for row in found for x in row] == pytest.approx([x for row in expected for x in row], abs=1e-9)
