@@ -359,3 +359,56 @@ def test_pav_adds_the_progress_of_the_best_of_four():
         expected.append(out)
     found = by_row(forest, gxpo.method("pav").advantages(forest))
     assert [x for row in found for x in row] == pytest.approx([x for row in expected for x in row], abs=1e-9)
+
+
+# ---------------------------------------------------------------- rloo: "Putting RL back in RLHF", Huang and Ahmadian
+def test_rloo_subtracts_the_mean_of_the_others_and_takes_the_answer_as_one_action():
+    """The article's three prompts with four answers each, and REINFORCE on the sum of an answer's log-probs."""
+    rewards = [1.0, 2, 3, 2, 3, 4, 5, 6, 7, 8, 9, 10]  # first answers of the prompts, second, ...
+    groups, lengths = ["a", "b", "c"] * 4, [1, 2, 3, 2, 1, 1, 2, 3, 1, 1, 2, 2]
+    expected = []
+    for r, g in zip(rewards, groups, strict=True):
+        others = [x for x, h in zip(rewards, groups, strict=True) if h == g]
+        others.remove(r)
+        expected.append(r - sum(others) / 3)
+    assert expected[0] == 1 - (2 + 5 + 8) / 3 and expected[7] == 6 - (3 + 2 + 9) / 3
+    forest = forest_of(groups, rewards, lengths)
+    m = gxpo.method("rloo", {"objective.aggregate": "sequence_sum", "objective.horizon": 1.0})
+    credit = m.advantages(forest)
+    assert [row[0] for row in by_row(forest, credit)] == pytest.approx(expected)
+    x = torch.full_like(credit, -1.5).requires_grad_()
+    loss = m.loss(forest, PolicyTokens(x, x.detach()), advantages=credit)
+    found = by_row(forest, torch.autograd.grad(loss.value, x)[0])
+    for row, a, n in zip(found, expected, lengths, strict=True):
+        assert row == pytest.approx([-a / 12] * n)
+
+
+# ---------------------------------------------------------------- p3o: "Rethinking the Role of PPO in RLHF", Wu and Zhu
+def test_p3o_follows_the_difference_of_two_rewards_and_clips_each_answer():
+    """(r_1 - r_2) grad log(policy(y_1) / policy(y_2)) / 2, unchanged by what a prompt adds; half of it is the mean."""
+    groups, rewards, lengths = ["a", "a", "b", "b"], [0.7, 0.1, 5.0, 5.5], [2, 3, 1, 2]
+
+    def gradient(rewards, moved):
+        forest = forest_of(groups, rewards, lengths)
+        m = gxpo.method("p3o")
+        still = torch.full((sum(lengths),), -1.5, dtype=F64)
+        x = still.clone()
+        for r, gap in enumerate(moved):
+            x[forest.path_of(r)[0]] += gap
+        x.requires_grad_()
+        loss = m.loss(forest, PolicyTokens(x, still), advantages=m.advantages(forest))
+        return by_row(forest, torch.autograd.grad(loss.value, x)[0])
+
+    found = gradient(rewards, [0.0] * 4)
+    for first, second in ((0, 1), (2, 3)):
+        half = (rewards[first] - rewards[second]) / 2 / 2 / 2  # two answers, two prompts
+        assert found[first] == pytest.approx([-half] * lengths[first])
+        assert found[second] == pytest.approx([half] * lengths[second])
+    shifted = gradient([r + (3.0 if g == "a" else -2.0) for r, g in zip(rewards, groups, strict=True)], [0.0] * 4)
+    assert [x for row in shifted for x in row] == pytest.approx([x for row in found for x in row])
+    moved = [math.log(1.3), math.log(1.1), math.log(1.3), math.log(0.7)]  # better ones: 0 and 3
+    found = gradient(rewards, moved)
+    assert found[0] == [0.0] * 2  # better, and beyond 1.2
+    assert found[1] == pytest.approx([1.1 * 0.6 / 8] * 3)
+    assert found[2] == pytest.approx([1.3 * 0.5 / 8])  # worse and likelier: not held
+    assert found[3] == pytest.approx([-0.7 * 0.5 / 8] * 2)
