@@ -412,3 +412,30 @@ def test_p3o_follows_the_difference_of_two_rewards_and_clips_each_answer():
     assert found[1] == pytest.approx([1.1 * 0.6 / 8] * 3)
     assert found[2] == pytest.approx([1.3 * 0.5 / 8])  # worse and likelier: not held
     assert found[3] == pytest.approx([-0.7 * 0.5 / 8] * 2)
+
+
+# ---------------------------------------------------------------- pta_grpo: ICML 2026, equations 2 to 4 and 10
+def test_pta_grpo_pays_a_plan_by_the_softmax_of_its_executions_accuracy():
+    keys = METHODS["pta_grpo"].keys
+    assert (keys["rollout.plans"], keys["rollout.executions"]) == (4, 3)
+    right = {"a": [[1, 0, 0], [1, 1, 1], [0, 0, 0], [1, 1, 0]], "b": [[0, 0, 0]] * 4}
+    groups, rewards, infos = [], [], []
+    for g, plans in right.items():
+        for i, executions in enumerate(plans):
+            for verdict in executions:
+                groups.append(g), rewards.append(float(verdict)), infos.append({"plan": i})
+    forest = forest_of(groups, rewards, [1] * 24, success=rewards).replace(info=infos)
+    expected = []
+    for plans in right.values():
+        s = [sum(executions) / 3 for executions in plans]
+        total = sum(math.exp(x / 1.0) for x in s)
+        paid = [v + 0.5 * math.exp(s[i] / 1.0) / total for i, ex in enumerate(plans) for v in ex]
+        mean = sum(paid) / 12
+        std = math.sqrt(sum((x - mean) ** 2 for x in paid) / 12)
+        expected += [(x - mean) / std if std > 1e-9 else 0.0 for x in paid]
+    m = gxpo.method("pta_grpo")
+    found = [row[0] for row in by_row(forest, m.advantages(m.shaped(forest)))]
+    assert found == pytest.approx(expected, abs=1e-4)
+    by_mean = gxpo.method("pta_grpo", {"reward.add.plan_success.temperature": 0.0})
+    paid = by_mean.shaped(forest).outcome[:3].tolist()
+    assert paid == pytest.approx([1 + 0.5 / 3, 0.5 / 3, 0.5 / 3])

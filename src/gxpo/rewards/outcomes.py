@@ -67,18 +67,31 @@ def noted(
     return outcome_weight * outcome.to(torch.float64) + torch.tensor(found, dtype=torch.float64)
 
 
-def plan_success(success: Tensor, plan: Tensor, *, weight: float = 0.5) -> Tensor:
+def plan_success(
+    success: Tensor, plan: Tensor, group: Tensor, *, weight: float = 0.5, temperature: Annotated[float, Ge(0)] = 0.0
+) -> Tensor:
     """`weight` times the mean verdict of the group's trajectories with one info["plan"] (`reward.add`).
 
-    plan  ids, -1 none. 0 for a trajectory without a plan, or whose plan's executions have no verdict; its own counts as
-          any other
+    plan         ids, -1 none. 0 for a trajectory without a plan, or whose plan's executions have no verdict; its own
+                 counts as any other
+    temperature  0: the mean itself; above 0: its softmax over the group's plans, exp(mean / temperature) over their sum
 
-    Source: PTA-GRPO, arXiv 2510.01833, whose weight we do not know.
+    Source: PTA-GRPO, arXiv 2510.01833, equation 2 (weight 0.5, a temperature that it does not state).
 
-    >>> plan_success(torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1]), weight=1.0).tolist()
+    >>> verdicts, plans, one = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1]), torch.zeros(4).long()
+    >>> plan_success(verdicts, plans, one, weight=1.0).tolist()
     [0.5, 0.5, 1.0, 1.0]
     """
-    return weight * grouped.mean(success.nan_to_num(nan=0.0), plan, success.isfinite())
+    known = success.isfinite()
+    mean = grouped.mean(success.nan_to_num(nan=0.0), plan, known)
+    if temperature == 0:
+        return weight * mean
+    of_plan = grouped.sum(known.to(mean), plan)
+    told = (plan >= 0) & (of_plan > 0)
+    raised = torch.where(told, (mean / temperature - grouped.max(mean / temperature, group, told)).exp(), 0.0)
+    members = grouped.sum(told.to(mean), plan)
+    total = grouped.sum(torch.where(told, raised / members.clamp_min(1), 0.0), group)
+    return weight * torch.where(told, raised / torch.where(told, total, 1.0), 0.0)
 
 
 # ---------------------------------------------------------------- with a component
