@@ -172,12 +172,15 @@ def test_readme_counts_methods_by_evidence():
     tiers = {t: sum(r["evidence"] == t for r in rows) for t in EVIDENCE}
     assert sum(tiers.values()) == len(rows)
     text = " ".join((ROOT / "README.md").read_text().split())
+    read = tiers["reference-code"] + tiers["paper"]
     counts = (
-        f"{len(rows)} methods: {tiers['reference-code']} read in the authors' code, {tiers['paper']} in the paper "
-        "alone, "
-        f"{tiers['secondary']} in other trainers' code or summaries, {tiers['reconstruction']} reconstructed"
+        f"{len(rows)} methods: {read} read at source, {tiers['reference-code']} of them in the authors' code and "
+        f"{tiers['paper']} in the paper alone, {len(rows) - read} not: {tiers['secondary']} in other trainers' code or "
+        f"summaries, {tiers['reconstruction']} reconstructed"
     )
     assert counts in text
+    by_kind = " ".join((ROOT / "docs" / "methods.md").read_text().split())
+    assert f"the others not: {read} and {len(rows) - read}." in by_kind
     of_trl = sum(row.works for row in available("trl", sorted(METHODS)))
     for file, said in (
         ("README.md", f"{len(rows)} published variants"),

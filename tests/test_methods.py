@@ -39,7 +39,7 @@ EQUAL_GROUPS_LEARN = {
     "oprl",  # steps that its own reward model tells apart
     "copo", "dra_grpo",  # groups of the step against each other; shares of a reward
     "gvpo", "reg_grpo", "opmd", "copg", "rover",  # regression towards no change at all, or towards the reference
-    "papo", "epo", "grpo_d",  # a term on every token, whatever it earned
+    "papo", "epo", "grpo_d", "fg_expo",  # a term on every token, whatever it earned
     "mdpo",  # several updates: a pull back to the old policy
     "gtpo",  # an entropy cost on every answer
     "vineppo", "spo_segment", "vsrm", "pav",  # values of states, measured beside the group
@@ -270,7 +270,12 @@ VOTED = {
 }
 SMOKE = {  # what a method needs to have something to learn from in two steps of a model that has never learnt anything
     "ttrl": {**VOTED, "scoring.options": {"majority_vote": {"pattern": "([0-9])"}}},
-    "ttrv": {**VOTED, "scoring.options": {"majority_vote": {"pattern": "([0-9])", "reward": "frequency"}}},
+    "ttrv": {
+        **VOTED,
+        "scoring.options": {
+            "majority_vote": {"pattern": "([0-9])", "reward": "frequency", "alike": "equal", "missing": "together"}
+        },
+    },
     "empo": {
         **VOTED,
         "scoring.options": {"majority_vote": {"pattern": "([0-9])", "reward": "frequency", "gate": [0.1, 0.99]}},
@@ -322,7 +327,7 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
         for name in ("otc", "hdpo", "sem", "tool_star", "mobile_r1")
     },
     "fapo": {"reward.add.flawed.component": "format"},
-    "pav": {"credit.add.value_difference.best_of": 1},  # the made-up rewards are no chances
+    "pav": {"segment.text": ",", "credit.add.value_difference.best_of": 1},  # the made-up rewards are no chances
     "e_grpo": {"reward.shape.entity_match.component": "format"},
     "step_grpo_r1vl": {f"reward.shape.{name}_reward.component": "format" for name in ("key_step", "order")},
     "group_robust_po": {  # data that has populations
@@ -341,7 +346,8 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
 LISTED = {  # by success rates of tasks that are met again
     "task": SMOKE["ttrl"]["task"], "tasks.options": {"held_out_fraction": 0.4}, "sampling.max_new_tokens": 6,
 }  # fmt: skip
-SMOKE |= {name: LISTED for name in ("vas", "drive", "srpo_history", "videorl_select", "favchat_degrpo", "cures")}
+DRAWN = ("vas", "drive", "srpo_history", "videorl_select", "favchat_degrpo", "cures", "fg_expo")
+SMOKE |= {name: LISTED for name in DRAWN}
 SMOKE["craft_gui"] = {"tasks.sampler.by": "digits", "tasks.sampler.levels": [1, 2]}
 
 

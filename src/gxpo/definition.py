@@ -31,7 +31,8 @@ class Definition:
     """A published method: the keys in which it differs from the base, and where they come from.
 
     evidence  "reference-code": the authors' own code was read; "paper": their equations; "secondary": somebody else's
-              port or summary; "reconstruction": an abstract and general knowledge, never called verified
+              port or summary; "reconstruction": an abstract and general knowledge, never called verified. The first two
+              are read at source. A doc whose first line says "(mostly ours)" has less than half from its sources
     code      the authors' code that was read, "OWNER/NAME@COMMIT PATH..." on GitHub: what "reference-code" means
     doc       the docstring of its file: "NAME: IDEA.", the mathematics, and a paragraph "Choices. ..." on what its
               sources leave open. From it come `idea`, `choices` and `formula` (the second paragraph) where they are not

@@ -16,6 +16,7 @@ class TaskMemory:
 
     discount  what earlier numbers of a task count for at each further visit, since the policy has moved
     window    None: all of them count, and sum and number are kept; else the newest so many alone, undiscounted
+    whole     of a window: where the newest visit had more, all of it counts
 
     >>> memory = TaskMemory(discount=0.5)
     >>> memory.add({"a": [1.0, 0.0]})
@@ -27,12 +28,14 @@ class TaskMemory:
     discount: float = 1.0
     window: int | None = None
     rows: dict[str, list[float]] = field(default_factory=dict)
+    whole: bool = False
 
     def add(self, found: Mapping[str, Sequence[float]]) -> None:
         """Add one visit of each of these tasks."""
         for task, values in found.items():
             if self.window is not None:
-                self.rows[task] = [*self.rows.get(task, []), *values][-self.window :]
+                kept = max(self.window, len(values)) if self.whole else self.window
+                self.rows[task] = [*self.rows.get(task, []), *values][-kept:]
                 continue
             total, count = self.rows.get(task, (0.0, 0.0))
             self.rows[task] = [self.discount * total + math.fsum(values), self.discount * count + len(values)]

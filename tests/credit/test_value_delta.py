@@ -209,7 +209,8 @@ def test_gains_are_added_entry_by_entry(forest: Forest, alpha: float, seed: int)
     after = [rng.choice([0.2, 0.9, math.nan]) for _ in range(forest.n_entries)]
     signals = {"belief_before": column(*before), "belief_after": column(*after)}
     m = gxpo.method("grpo_vps", {"credit.add.progress.factor": alpha})
-    plain, found = gxpo.method("grpo").advantages(forest), m.advantages(forest, signals)
+    plain = gxpo.method("grpo", {"credit.scale": "none"}).advantages(forest)
+    found = m.advantages(forest, signals)
     for p in range(forest.n_entries):
         gain = alpha * (after[p] - before[p])
         if math.isnan(gain) or not bool(forest.scored[forest.path_trajectory[p]]):
@@ -217,17 +218,17 @@ def test_gains_are_added_entry_by_entry(forest: Forest, alpha: float, seed: int)
         assert float(found[p]) == pytest.approx(float(plain[p]) + gain, abs=1e-12)
 
 
-def test_without_alpha_grpo_vps_is_grpo(grow: Grow) -> None:
+def test_without_alpha_grpo_vps_is_grpo_without_std(grow: Grow) -> None:
     forest = grow([("a", 1.0, [2, 1]), ("a", 0.0, [3]), ("b", 0.5, [1])])
     signals = {"belief_before": torch.rand(7).double(), "belief_after": torch.rand(7).double()}
     found = gxpo.method("grpo_vps", {"credit.add.progress.factor": 0.0}).advantages(forest, signals)
-    assert torch.equal(found, GroupRelative()(forest, {}, 0))
+    assert torch.equal(found, GroupRelative(scale="none")(forest, {}, 0))
 
 
 def test_grpo_vps_asks_for_segments_and_joint_probabilities() -> None:
     m = gxpo.method("grpo_vps")
     assert "segments" in m.requires and m.signals["answer_belief"].reduce == "joint"
-    assert m.signals["answer_belief"].at == "segment" and m.segmenter.segments == 4
+    assert m.signals["answer_belief"].at == "segment" and (m.segmenter.segments, m.segmenter.candidates) == (None, 4)
 
 
 # ---------------------------------------------------------------- pieces of a tree

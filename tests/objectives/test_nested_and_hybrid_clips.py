@@ -1,4 +1,4 @@
-"""Clips that look at the trajectory as well (FiberPO, DHPO): the cards' numbers, loops with gradients, limits."""
+"""Clips that look at the trajectory as well (nested, FiberPO, DHPO): numbers of cards, loops with gradients, limits."""
 
 from __future__ import annotations
 
@@ -173,7 +173,10 @@ def test_entropies_are_detached_and_asked_for(toy):
 def test_methods_and_bad_options():
     m = gxpo.method("dhpo", {"objective.mixing": "entropy", "objective.clip_high": 0.28})
     assert m.terms["policy"].surrogate == HybridClip(clip_high=0.28, mixing="entropy") and m.couples == "trajectory"
-    assert "entropy" in m.outputs and gxpo.method("fiberpo").terms["policy"].surrogate == NestedClip()
+    assert (
+        "entropy" in m.outputs
+        and gxpo.method("fiberpo", {"objective.surrogate": "nested_clip"}).terms["policy"].surrogate == NestedClip()
+    )
     for name in ("fiberpo", "dhpo"):
         for other in ("gspo", "kpo", "minpro"):
             with pytest.raises(ConfigError):

@@ -359,6 +359,21 @@ def test_snapshots_and_replayed_actions_lead_to_one_forest(world):
     assert one.state_names == two.state_names and torch.equal(one.outcome, two.outcome)
 
 
+def test_turns_of_siblings_are_groups_under_what_they_were_written_in(world):
+    forest, session = searched(world, trains="siblings", **PLAIN)
+    whole, _ = searched(world, **PLAIN)
+    through = {
+        (task, *info["path"][:depth])
+        for task, info in zip(whole.task, whole.info, strict=True)
+        for depth in range(1, len(info["path"]) + 1)
+    }
+    rows = list(zip(forest.task, forest.info, forest.group, strict=True))
+    assert {(task, *info["path"]) for task, info, _ in rows} == through
+    above = {(task, *info["path"][:-1]) for task, info, _ in rows}
+    assert len(above) == len(set(forest.group)) == len({(t, *i["path"][:-1], g) for t, i, g in rows})
+    assert bool((forest.outcome.abs() <= 1).all()) and session.budget.discarded >= 0
+
+
 # ---------------------------------------------------------------- teams
 class ByPath(TeamSession):
     """The script is told which child it speaks for."""

@@ -106,12 +106,13 @@ def test_three_rates_with_a_mean_of_seven_tenths_are_mastery() -> None:
 
 
 def test_the_softmax_of_the_std_and_the_gaussian() -> None:
-    """CurES's card: temperature .1, rates .1 .5 .9; FG-ExPO's: width .2 and .1."""
+    """CurES's card: temperature .1, rates .1 .5 .9; a Gaussian of width .2 and .1."""
     found = mixed(task_scores.std(tensor(0.1, 0.5, 0.9), temperature=0.1), 0.0)
     assert found.tolist() == pytest.approx([0.106507, 0.786986, 0.106507], abs=1e-6)
     assert task_scores.std(tensor(0.25, 0.5)).tolist() == pytest.approx([0.433013, 0.5], abs=1e-6)
     rates = tensor(0.0, 0.25, 0.5, 0.75, 1.0)
-    assert task_scores.gaussian(rates).tolist() == pytest.approx([0.043937, 0.457833, 1, 0.457833, 0.043937], abs=1e-6)
+    wanted = [0.043937, 0.457833, 1, 0.457833, 0.043937]
+    assert task_scores.gaussian(rates, width=0.2).tolist() == pytest.approx(wanted, abs=1e-6)
     assert float(task_scores.gaussian(rates, width=0.1)[0]) == pytest.approx(3.73e-6, abs=1e-8)
 
 

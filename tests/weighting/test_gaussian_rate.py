@@ -8,14 +8,16 @@ import statistics
 import pytest
 import torch
 from hypothesis import given, settings
-from tests.weighting.verdict_rows import forest_of, group_of, part_of, peers_of, rows_of_verdicts
+from tests.weighting.verdict_rows import forest_of, group_of, peers_of, rows_of_verdicts
 
+import gxpo
 from gxpo.errors import ConfigError
 from gxpo.weighting.group_curves import gaussian_rate
 
 
 def gaussian_rate_weight(**options):
-    return part_of("fg_expo", "gaussian_rate", **options)
+    keys = {"weight.mine": "group_weight", "weight.mine.curve": "gaussian_rate"}
+    return gxpo.method("grpo", keys | {f"weight.mine.{k}": v for k, v in options.items()}).weights["mine"]
 
 
 def weights(rows, part):
@@ -55,5 +57,5 @@ def test_a_wide_gaussian_is_no_weight_and_one_group_has_one() -> None:
 
 def test_bad_options() -> None:
     for bad in ({"sigma": 0.0}, {"center": 1.5}):
-        with pytest.raises(ConfigError, match="gaussian_rate"):
+        with pytest.raises(ConfigError, match=r"weight\.mine"):
             gaussian_rate_weight(**bad)

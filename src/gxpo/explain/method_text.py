@@ -21,6 +21,7 @@ EQUAL = {
     "signal": "a group of equal rewards can teach something: no filter may drop it",
 }
 UNVERIFIED = EVIDENCE[-1]
+AT_SOURCE = EVIDENCE[:2]
 SECTIONS = {  # of the list, in order
     "base": "what the others state their differences from",
     "rollout": "how groups are grown",
@@ -74,9 +75,17 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def counted(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Number of methods, in total and by evidence."""
-    found = ", ".join(f"{n} {tier}" for tier, n in tiers(rows).items())
-    return f"{len(rows)} methods: {found}" if rows else "0 methods: no method meets these conditions"
+    """Number of methods, in total, read at source or not, and by evidence."""
+    if not rows:
+        return "0 methods: no method meets these conditions"
+    found = tiers(rows)
+    sides = ((AT_SOURCE, "read at source"), (EVIDENCE[len(AT_SOURCE) :], "not"))
+    told = []
+    for side, name in sides:
+        own = {tier: found[tier] for tier in side if tier in found}
+        if own:
+            told.append(f"{sum(own.values())} {name} ({', '.join(f'{n} {tier}' for tier, n in own.items())})")
+    return f"{len(rows)} methods: {', '.join(told)}"
 
 
 def one(spec: str) -> str:

@@ -1,10 +1,12 @@
-r"""ASR-GRPO: 1 - WER of a transcript as reward.
+r"""ASR-GRPO: the word error rate of a transcript, taken off 1, as reward.
 
-r = max(0, 1 - (S + D + I) / N), words against the reference's N;   A as in GRPO
+r = 1 - (S + D + I) / N, words against the reference's N;   A as in GRPO
 
-Choices. The paper also tries exact match and edit distance: `scoring.options: {match: {metric: exact}}` or `cer`. Its
-summaries do not say whether a WER above 1 is clipped; here it is, and `clip: null` keeps apart transcripts that are all
-worse than none. The whole text is the transcript. Stand-in: text to text; no audio was tried here.
+Choices. From the paper (arXiv 2509.01939v1, eqs. 3, 4 and 7), where r is -WER: the 1 cancels in A. A WER above 1 is not
+clipped, so that transcripts which are all worse than none are told apart; `clip: [0, 1]` ends that. It also tries exact
+match (`scoring.options: {match: {metric: exact}}`) and the number of errors, of which A is the same as of the WER,
+since a group has one reference. beta 0.04 is under `asr_grpo@paper`. The whole text is the transcript. Stand-in: text
+to text; no audio was tried here.
 """
 
 from gxpo.definition import Definition
@@ -16,9 +18,10 @@ asr_grpo = Definition(
     arxiv="2509.01939",
     authors="Shivakumar, Prashanth Gurunath and Gu, Yile and Gandhe, Ankur and Bulyko, Ivan",
     year=2025,
-    evidence="secondary",
+    evidence="paper",
     keys={
         "reward": "match",
-        "scoring.options": {"match": {"metric": "wer", "pattern": None, "clip": [0.0, 1.0]}},
+        "scoring.options": {"match": {"metric": "wer", "pattern": None}},
     },
+    paper_defaults={"objective.kl.coef": 0.04},
 )

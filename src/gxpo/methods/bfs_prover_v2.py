@@ -1,4 +1,4 @@
-r"""BFS-Prover-V2 (its training): expert iteration, and retraining of the base model on what all rounds have found.
+r"""BFS-Prover-V2 (its training; mostly ours): expert iteration, and the base model retrained on what all rounds found.
 
 repeat: imitate the step's own right attempts;   then, from the base model: imitate all right attempts so far
 

@@ -1,4 +1,4 @@
-r"""CRAFT-GUI: curriculum by level: the first level that is not mastered, with a fifth of the draws over all levels.
+r"""CRAFT-GUI (mostly ours): curriculum by level: the first one not mastered, with a fifth of the draws over all levels.
 
 P(level) = 1/5 / levels + 4/5 [level = l],  l the first whose newest 3 success rates have a mean below 0.7;  A: GRPO's
 

@@ -1,4 +1,4 @@
-r"""ERPO: tasks that came out all right are sampled hotter the next time, and a virtual failure joins their groups.
+r"""ERPO (mostly ours): tasks that came out all right are sampled hotter next time, and a virtual failure joins them.
 
 T_q = min(T_0 + c_q 0.05, 1.2), c_q the visits in a row at which all of q's group was right
 all right: A = (r - mean+) / (std+ + eps), mean+ and std+ over r_1 ... r_G and a virtual 0; else A as in GRPO

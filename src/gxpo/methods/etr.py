@@ -1,4 +1,4 @@
-r"""ETR: elastic trust region: PPO clip range that widens with |A| and with the variance of the group.
+r"""ETR (mostly ours): elastic trust region: PPO clip range that widens with |A| and with the variance of the group.
 
 e_i = e (1 + 0.5 tanh |A_i|) (1 + 0.5 * 4 p (1 - p));   loss = max(-A rho, -A clip(rho, 1 - e_i, 1 + e_i))
 

@@ -1,4 +1,4 @@
-r"""DE-GRPO (FaVChat): tasks drawn by how far the rewards and the likelihoods of their answers differ.
+r"""DE-GRPO (FaVChat; mostly ours): tasks drawn by how far the rewards and the likelihoods of their answers differ.
 
 P(q) ~ std of the outcomes of q's group * std of its answers' mean log-probs, discounted over visits;  A as in GRPO
 

@@ -1,16 +1,16 @@
-r"""FG-ExPO: Gaussian weight on prompts of medium accuracy, and a KL coefficient that grows with batch accuracy.
+r"""FG-ExPO: questions of medium accuracy are drawn more often, and the KL coefficient grows with the step's accuracy.
 
-w_q = exp(-(acc_q - 1/2)^2 / (2 sigma^2)) / mean over questions;   beta = beta_0 s(10 (acc - 1/2)), s the logistic
+P(q) ~ exp(-(a_q - 1/2)^2 / (2 sigma^2)),  a_q <- .9 a_q + .1 acc_q at each visit, from 1/2;   sigma 0.35
+beta = .02 (tanh(acc) + 1) / 2
 
-Choices. A reconstruction: the abstract has a Gaussian around 1/2 and a smooth function of the mean accuracy that
-loosens the KL when the model fails; sigma 1/4 and the logistic are ours. The paper draws questions by the Gaussian;
-here it weighs the loss of those drawn, which is the same in expectation. beta_0 is `objective.kl.coef`, 0 until it is
-set; the accuracy is that of the step before.
+Choices. From the paper (arXiv 2605.11403v1, eqs. 4 to 8 and section 4.1). Its accuracy is that of the step itself, here
+of the step before, since a coefficient holds for a whole step. To weigh the loss of questions that come in any case
+instead of drawing them: `weight.NAME: group_weight`, `weight.NAME.curve: gaussian_rate`.
 """
 
 from gxpo.definition import Definition
 from gxpo.objectives.control import ByAccuracy
-from gxpo.weighting.group_weight import GroupWeight
+from gxpo.tasks.task_scores import gaussian
 
 fg_expo = Definition(
     name="fg_expo",
@@ -21,10 +21,13 @@ fg_expo = Definition(
     authors="Lin, Mingxiong and Gong, Zhangquan and Tang, Maowen and Li, Qian and Wang, Chuangchuang and Ma, Jian and "
     "Huang, Sutian and Tang, Kai and Lu, Haonan",
     year=2026,
-    evidence="reconstruction",
+    evidence="paper",
     keys={
-        "weight.gaussian_rate": GroupWeight,
-        "weight.gaussian_rate.curve": "gaussian_rate",
+        "tasks.sampler": gaussian,
+        "tasks.sampler.discount": 0.9,
+        "objective.kl.coef": 0.02,
         "objective.kl.control": ByAccuracy,
     },
+    paper_defaults={"rollout.group_size": 8},
+    cost="a frozen reference model; two numbers a task in the checkpoint; useful only where tasks repeat",
 )

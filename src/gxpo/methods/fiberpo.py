@@ -1,17 +1,20 @@
-r"""FiberPO: trajectory mean and token residual of the log-ratio, each clipped separately.
+r"""FiberPO: a trajectory's drift up and its drift down gated each, times the token's residual, clipped.
 
-a_i = mean_t log rho_{i,t};   r_{i,t} = exp(clip(a_i, +-0.2) + clip(log rho_{i,t} - a_i, +-0.2))
-L = mean_i mean_t -A r
+u_i = mean_t max(log rho_{i,t}, 0);   d_i = mean_t max(-log rho_{i,t}, 0);   l_{i,t} = log rho_{i,t}
+log w_i = g(u_i, 0.55) - g(d_i, 0.45);   g(x, C) = x up to C, then (T_i + 1) C - T_i x, 0 from C (1 + 1 / T_i) on
+log r_{i,t} = clip(l - u_i, +-e) + clip(d_i, +-e) where l >= 0, clip(l + d_i, +-e) - clip(u_i, +-e) below;   e 0.2
+L = mean_i mean_t -A w_i r_{i,t}
 
-Choices. The residual is taken from the mean before that is clipped, as a decomposition into orthogonal levels says; the
-unofficial code takes it from the clipped mean, so that what the base gate removed comes back through the other one.
-Both gates are clips in log space, and there is no minimum with the free ratio. Two levels; those above (group, domain)
-are not built.
+Choices. From the technical report of the authors' model (JoyAI-LLM Flash, arXiv 2604.03044, section 3.3.1), which
+states objective and gates in full and no widths: the budgets and e are ours, with budget up above budget down and e
+below their sum as it recommends. Beyond a budget the gradient turns round and pulls the trajectory back; far beyond it
+w_i is 1. Two levels: prompt groups and domains, which the method's own paper adds, are not built.
+`objective.surrogate: nested_clip` clips the trajectory's mean log-ratio and the residual from it.
 """
 
 from gxpo.definition import Definition
 from gxpo.objectives.ratio_trajectory import filtered, prefix_level
-from gxpo.objectives.surrogate_clips import nested_clip
+from gxpo.objectives.surrogate_clips import fiber_gate
 
 fiberpo = Definition(
     name="fiberpo",
@@ -20,8 +23,8 @@ fiberpo = Definition(
     arxiv="2603.08239",
     authors="Li, Chang and Tsu, Tshihao and Zhang, Yaren and Xue, Chao and He, Xiaodong",
     year=2026,
-    formula="L = mean_i mean_t -A exp(clip(a, d) + clip(log rho - a, e)), a = mean_t log rho, d = e = 0.2",
-    evidence="secondary",
-    keys={"objective.surrogate": nested_clip},
+    formula="L = mean_i mean_t -A w_i r_t, w_i of the gated drifts up and down, r_t the clipped residual",
+    evidence="paper",
+    keys={"objective.surrogate": fiber_gate},
     refuses={"objective.ratio": ("sequence", "turn", filtered, prefix_level)},
 )

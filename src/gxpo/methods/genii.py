@@ -1,5 +1,5 @@
-r"""Genii: a panel whose judges are weighed by their agreement with the others, and preference pairs of what they
-prefer.
+r"""Genii (mostly ours): a panel whose judges are weighed by their agreement with the others, and preference pairs of
+what they prefer.
 
 w_k = mean over the other judges of 1 - |x_k - x_j|;   r = sum_k w_k x_k / sum_k w_k;   L as in DPO on pairs by r
 

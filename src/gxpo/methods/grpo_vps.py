@@ -1,15 +1,15 @@
 r"""GRPO-VPS: segment-level bonus for the rise in the policy's probability of the correct answer.
 
 C_k = pi_old(a* | x, z_<=k, cue), the product over a*'s tokens, teacher-forced; C_0 of the prompt alone
-A_k = A_i + alpha (C_k - C_(k-1)) on the tokens of segment k; alpha 1
-Segments: 4 with equally many uncertain tokens in each
+A_k = R_i - mean_g + alpha (C_k - C_(k-1)) on the tokens of segment k; alpha 1.2
+Segments: one for every 4 uncertain tokens, with equally many in each
 
-Choices. From an abstract, a digest and reviews. The value of alpha and what "high entropy" is were not found: 1, and
-the quantile 0.8 of the answer. One list has differences of log C; contradicted by the others, it is `form: log`. A
-product is near 0 for long answers: `signal.answer_belief.reduce: exp_mean_log` is its root. Nothing is normalised:
-alpha weighs the gains against a standardised outcome. After the segment that gives the answer, too, the policy is
-asked; if it can make nothing of a cue there, right answers are held against it: `signal.answer_belief.answered: true`
-gives a trajectory's last segment no gain. With alpha 0 this is GRPO.
+Choices. From the paper (arXiv 2604.20659v1, eqs. 1 to 7). Which percentile makes a token uncertain is not stated: the
+quantile 0.8 of the answer's entropies is ours. Nothing is divided by a std, so alpha weighs probabilities against
+verdicts. Its eq. 7 sums over an answer's tokens; `objective.aggregate` says what is done here. A product is near 0 for
+long answers: `signal.answer_belief.reduce: exp_mean_log` is its root. After the segment that gives the answer, too, the
+policy is asked; if it can make nothing of a cue there, right answers are held against it:
+`signal.answer_belief.answered: true` gives a trajectory's last segment no gain. With alpha 0 this is GRPO without std.
 """
 
 from gxpo.credit.value_delta import ValueDelta
@@ -26,12 +26,14 @@ grpo_vps = Definition(
     authors="Wang, Jingyi and Zhu, Lei and Weng, Tengjin and Wu, Song-Li and Tan, Haochen and Chen, Jierun and "
     "Tao, Chaofan and Bai, Haoli and Hou, Lu and Shang, Lifeng and Zhang, Xiao-Ping",
     year=2026,
-    formula="A_k = (R - mean_g) / std_g + alpha (C_k - C_(k-1)), C_k = pi(a* | x, z_<=k)",
-    evidence="secondary",
+    formula="A_k = R - mean_g + 1.2 (C_k - C_(k-1)), C_k = pi(a* | x, z_<=k)",
+    evidence="paper",
     keys={
         "segment": entropy_segments,
+        "credit.scale": "none",
         "credit.add.progress": ValueDelta,
         "credit.add.progress.value": "belief",
+        "credit.add.progress.factor": 1.2,
         "signal.answer_belief": AnswerBelief,
         "signal.answer_belief.at": "segment",
         "signal.answer_belief.reduce": "joint",

@@ -1,4 +1,4 @@
-r"""Hi-Agent: hierarchical planner and executor, both trained by single-step GRPO at an expert's states.
+r"""Hi-Agent (mostly ours): hierarchical planner and executor, both trained by single-step GRPO at an expert's states.
 
 high  G sub-goals g_i at a state, an action a_i ~ pi_low(s, g_i) under each:
       r_i = l1 format_i + l2 [a_i led where the expert's action leads] + l3 r_env;  A_i = z over the G, on g_i only

@@ -1,4 +1,4 @@
-r"""MBMA: many actions per state: at some states several actions are drawn, and each is compared with the state's value.
+r"""MBMA (mostly ours): many actions per state: at some several are drawn, and each is compared with the state's value.
 
 A(a) = V(s after a) - V(s), V the mean outcome of the leaves below;  4 actions at each of 2 points of a tree
 

@@ -5,11 +5,12 @@ D_i = sum_t (log policy - log old);   L = mean_i -(r_i - mean_g r) D_i + (tau / 
 Its gradient is that of the regression [r - tau log Z - tau D]^2 / (2 tau), the condition of optimality of reward - tau
 KL(policy || old), with the group's mean for tau log Z.
 
-Choices. tau is ROLL's. The baseline is the mean, as Kimi k1.5 trains; `objective.baseline: log_mean_exp` estimates tau
-log Z itself. Sums over the sequence, as in the papers; ROLL and verl (`dro`) have `objective.level: token`, which lacks
-the products of different tokens; Trinity-RFT's `opmd` has no square: -(r - mean) log pi over 1 + tau, a mean over
-tokens. Kimi's code is not public. REBEL's regression over pairs is GVPO's: see `group_variance`. Advantages are not
-read.
+Choices. From the report (arXiv 2501.12599v4, eqs. 2 and 3); Kimi's code is not public. tau is not stated there: ROLL's.
+The baseline is the mean, which the report finds effective; `objective.baseline: log_mean_exp` is its first estimate of
+tau log Z. Not done: the optimiser is reset at every iteration there, and its length reward and its samplers are left
+out. Sums over the sequence, as in the report; ROLL and verl (`dro`) have `objective.level: token`, which lacks the
+products of different tokens; Trinity-RFT's `opmd` has no square: -(r - mean) log pi over 1 + tau, a mean over tokens.
+REBEL's regression over pairs is GVPO's: see `group_variance`. Advantages are not read.
 """
 
 from gxpo.definition import Definition
@@ -22,7 +23,7 @@ opmd = Definition(
     arxiv="2501.12599",
     authors="{Kimi Team}",
     year=2025,
-    evidence="secondary",
+    evidence="paper",
     keys={"objective": SquaredLogRatio},
     refuses={"objective.kl.place": ("reward",)},
 )

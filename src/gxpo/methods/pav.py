@@ -3,13 +3,14 @@ r"""PAV: process advantages: step progress under a prover policy (best of K), ad
 A = (R - mean_g R) + alpha (V^mu(end of the step) - V^mu(its beginning)),   alpha 5
 V^mu = 1 - (1 - V)^K: mu is the best of K = 4 attempts of the policy, V the mean outcome of 9 continuations
 
-Choices. From excerpts of the paper (its eq. 1, 4, 5 and appendix E; no code was found): alpha is 5 for its model of 2
-billion parameters, 3 for that of 9, and 0.5 to 6 all help; K is another paper's. The gradient is that of Q^pi + alpha
-A^mu: a step's progress is an advantage of that step alone, not of those before. Outcomes are not divided by their std,
-since alpha weighs one chance against another. The paper trains a model to predict A^mu; here it is measured in every
-step, so nothing is learnt but the policy. The prover is the best of K of the policy itself; others, such as a weaker
-model, aren't built. Steps end with a newline in the paper, here with a comma, as in the built-in arithmetic
-(`segment.text`).
+Choices. From the paper (v1: eq. 1 to 5, appendices C to E). alpha is 5 for its model of 2 billion parameters, 3 for
+that of 9, and 0.5 to 6 all help. Its provers in RL are SFT models of 2 or 9 billion parameters, the weaker the better,
+and its analysis is of the best of K of the policy, 1 - (1 - V)^K as here, which it uses in search, with K from 2 to 32.
+It trains a model to predict V, from 20 continuations a step, that then stays as it is; here V is measured in every
+step, so nothing is learnt but the policy. The gradient is that of Q^pi + alpha A^mu: a step's progress is an advantage
+of that step alone, not of those before. There a learnt value of Q^pi + alpha A^mu is subtracted; here the group's mean
+outcome. Outcomes are not divided by their std, since alpha weighs one chance against another. Steps end with a newline
+(`segment.text`). Under `pav@paper`: 20 continuations, and its KL to the first policy and learning rate.
 """
 
 from gxpo.credit.value_delta import ValueDelta
@@ -26,7 +27,7 @@ pav = Definition(
     "Agarwal, Rishabh and Agarwal, Alekh and Berant, Jonathan and Kumar, Aviral",
     year=2024,
     formula="A = R - mean_g + 5 (V^mu(next step) - V^mu(this step)), V^mu = 1 - (1 - V)^4",
-    evidence="secondary",
+    evidence="paper",
     keys={
         "credit.scale": "none",
         "credit.add.value_difference": ValueDelta,
@@ -34,7 +35,8 @@ pav = Definition(
         "credit.add.value_difference.factor": 5.0,
         "rollout": MonteCarloValues,
         "segment": Delimiter,
-        "segment.text": ",",
+        "segment.text": "\n",
     },
+    paper_defaults={"rollout.samples": 20, "objective.kl.coef": 0.001, "optim.lr": 1e-7},
     cost="9 continuations from every step of every attempt, generated and discarded",
 )

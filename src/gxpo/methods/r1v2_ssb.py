@@ -3,11 +3,13 @@ r"""Skywork R1V2 (SSB): selective sample buffer: zero-advantage rollouts are mad
 stored: groups of unequal rewards.   For every fresh rollout with A = 0 one stored one, P(i) in proportion to |A_i|
 L = mean over fresh and drawn rows of GRPO's clipped loss, the drawn rows' A and ratio those of their own group and time
 
-Choices. From a detailed summary, which has the weights |A| but not the number drawn; the authors' repository has no
-training code. Only the buffer is built: the report's mixed preference optimisation before GRPO, its reward model, and
-the buffer as a filter of prompts beforehand are not. Any stored task's rollouts may come back. Ratios are over the
-behaviour policy (`objective.ratio_over: behaviour`), old ones and fresh ones alike. A is recomputed in the group that
-it came from, whose other members only enter its statistics. The newest 1024 groups are stored (`rollout.max_groups`).
+Choices. From the report (the version of June 2025 in SkyworkAI/Skywork-R1V, whose code is evaluation alone): samples
+of non-zero advantage are stored, drawn by weights in proportion to |A|, and come back into updates. It does not state
+how many are drawn, nor the ratio of a stored one: one for each fresh rollout without advantage, over the behaviour
+policy (`objective.ratio_over: behaviour`), are ours. Only the buffer is built: the mixed preference optimisation
+before GRPO, the reward model beside the rules, and the buffer as a filter of prompts beforehand are not. Any stored
+task's rollouts may come back. A is recomputed in the group that it came from, whose other members only enter its
+statistics. The newest 1024 groups are stored (`rollout.max_groups`).
 """
 
 from gxpo.definition import Definition
@@ -22,7 +24,7 @@ r1v2_ssb = Definition(
     "Pei, Jiangbo and Zhang, Jianhao and Hao, Yunzhuo and Song, Xuchen and Liu, Yang and Zhou, Yahui",
     year=2025,
     formula="top up a batch with stored (o_i, A_i), P(i) ~ |A_i|, one for each fresh A = 0",
-    evidence="secondary",
+    evidence="paper",
     keys={"rollout": GroupReplay, "objective.ratio_over": "behaviour"},
     cost="more trajectories in the update; about 70 bytes of memory for every stored token",
 )

@@ -1,4 +1,4 @@
-r"""ReAgent-V: three judges, conservative, neutral and aggressive, pay the mean, and the best draft is revised.
+r"""ReAgent-V (mostly ours): a conservative, a neutral and an aggressive judge pay the mean; the best draft is revised.
 
 r = mean of three rubrics' scores;   o_i ~ pi(q + best draft);   A as in GRPO under q + best draft
 

@@ -1,4 +1,4 @@
-r"""RLUF: how likely a user's heart is, weighed with judges of helpfulness and safety.
+r"""RLUF (mostly ours): how likely a user's heart is, weighed with judges of helpfulness and safety.
 
 r = sum_k w_k r_k,   r_love = P(the user reacts with a heart);   A as in GRPO
 

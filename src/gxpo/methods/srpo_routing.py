@@ -5,9 +5,11 @@ L = (1 / N) [sum over tokens of routed-to-GRPO rollouts of max(-A rho, -A clip(r
 v = exp(-beta H_t) / mean exp(-beta H), H the teacher's entropy;   D and the teacher as in SDPO (`sdpo_self`)
 Wrong rollouts whose group has no right one have no teacher, and stay with GRPO; there their advantage is 0 anyway.
 
-Choices. Read in notes on the paper. Advantages are over the whole group, before the routing. beta is 1. The mean of v
-is over the distilled tokens of the optimiser step. Another account has (1 - H / log V)^a for v. The place of the right
-answer in the prompt, and the buckets: as in `sdpo_self`. Three other methods have the same name (`srpo_history`).
+Choices. From the paper (arXiv 2604.02288v1, section 3 and tables 3 and 7). Advantages are over the whole group, before
+the routing; its equation divides them by the std, its experiments do not (`credit.scale: none`, under
+`srpo_routing@paper`). beta is 1. The mean of v is over the distilled tokens of the optimiser step. It distils over the
+teacher's 100 likeliest tokens; buckets, and the place of the right answer in the prompt, are as in `sdpo_self`. Three
+other methods have the same name (`srpo_history`).
 """
 
 from gxpo.definition import Definition
@@ -24,7 +26,7 @@ srpo_routing = Definition(
     "Zhang, Dan and Wang, Jinqiao and Chua, Tat-Seng",
     year=2026,
     formula="L = (sum_right clip(A rho) + sum_wrong [exp(-H_t) / mean] min(rho_t, 2) JSD_t) / all tokens",
-    evidence="secondary",
+    evidence="paper",
     keys={
         "objective.aggregate": "token_mean",
         "objective.add.distillation": Distillation,
@@ -38,6 +40,7 @@ srpo_routing = Definition(
         "signal.self_teacher.of": "failed",
     },
     paper_defaults={
+        "credit.scale": "none",
         "objective.clip_high": 0.28,
         "rollout.group_size": 8,
         "tasks.per_step": 32,

@@ -1,4 +1,4 @@
-r"""SSL: tiered progress rewards in addition to the verdict, with growing steps (sweet-spot learning).
+r"""SSL (mostly ours): tiered progress rewards in addition to the verdict, with growing steps (sweet-spot learning).
 
 R = C + alpha S;   C = 1 if solved, else 0;   S = v_k for progress s in [t_k, t_{k+1}), 0 = v_0 < v_1 < ... < 1, steps
 never shrink;   A: GRPO's

@@ -4,10 +4,13 @@ s_j = sum_t (log policy - log reference) over the step;   V_j the value of the s
 l = -log sigmoid(beta (s_better - s_worse) - (V_better - V_worse)),   V_better > V_worse,   beta 0.3
 L = mean over the states of the mean over their pairs of l
 
-Choices. From a summary that quotes the equations; beta is ours. The paper's values come from a search
-over plans; here a step's value is its score (`rollout.score`: the world's reward for the step, or FILE.py:NAME), and of
-what a search has written `rollout: logged` reads groups of siblings with their values as rewards. Every two steps of
-different value are a pair. Contrastive preference learning, also CPL, is `cpl_contrastive`.
+Choices. The loss is the authors' code's, where V is a value in [-1, 1] that a search over plans of 200 iterations has
+found for a step. Here a step's value is its score (`rollout.score`: the world's reward for the step, or
+FILE.py:NAME); `rollout: search` with `rollout.trains: siblings` and `rollout.values: mean` takes V from a search, and
+`rollout: logged` reads groups of siblings with their values as rewards. Every two steps of different value are a pair;
+theirs are those of values above and below 0 (`objective.pairs: verdict`, `objective.success_at: 1e-9`), for the final
+solutions the best and the worst alone, at .3 of their values. Contrastive preference learning, also CPL, is
+`cpl_contrastive`.
 """
 
 from gxpo.definition import Definition
@@ -22,7 +25,10 @@ step_apo = Definition(
     authors="Wang, Tianlong and Chen, Junzhe and Han, Xueting and Bai, Jing",
     year=2024,
     formula="l = -log sigmoid(beta (s_w - s_l) - (V_w - V_l)), s = sum_t log(pi/ref) over a step",
-    evidence="secondary",
+    evidence="reference-code",
+    code="keesh0410/CPL-Reasoning@61b99b45010ae3881fc0300a24e4421eb48f7d2a "
+    "apo/LLaMA-Factory-0.8.3/src/llamafactory/train/dpo/trainer.py "
+    "apo/LLaMA-Factory-0.8.3/my_scripts/policy_model_round1_apo.yaml gen_data/gen_policy_model_round1_apo_data.py",
     keys={
         "objective": PreferencePairs,
         "objective.pairs": "ordered",

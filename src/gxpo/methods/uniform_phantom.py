@@ -1,4 +1,4 @@
-r"""Uniform phantom: a panel of judges whose combined score is the median of their n scores and n - 1 phantoms.
+r"""Uniform phantom (mostly ours): a panel of judges scores by the median of their n scores and n - 1 phantoms.
 
 r = median(x_1 ... x_n, 1/n ... (n - 1)/n);   A as in GRPO
 

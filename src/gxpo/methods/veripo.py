@@ -1,4 +1,4 @@
-r"""VerIPO: GRPO, then DPO on pairs that a verifier makes of GRPO's own rollouts, in turns.
+r"""VerIPO (mostly ours): GRPO, then DPO on pairs that a verifier makes of GRPO's own rollouts, in turns.
 
 repeat: GRPO for n steps;   pairs (right, wrong) of these steps' groups;   DPO on them against the policy after GRPO
 

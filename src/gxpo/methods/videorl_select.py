@@ -1,4 +1,4 @@
-r"""Temporal-RLT: variance-aware data selection: tasks whose repeated answers are neither all wrong nor all right stay.
+r"""Temporal-RLT (mostly ours): data selection: tasks whose repeated answers are neither all wrong nor all right stay.
 
 tasks of epoch 2 and later = those with 0.1 <= p <= 0.9 in what was seen of them, 0.25 being the largest p (1 - p)
 

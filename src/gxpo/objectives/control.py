@@ -207,12 +207,14 @@ class ByAccuracy(_Remembering):
 
     middle  accuracy at which half of the coefficient is in force; slope  how sharply it comes in
 
-    Little binds a policy that fails, much one that succeeds. Before the first step, and as long as no verdict is known,
-    the coefficient is the configured one.
+    Little binds a policy that fails, much one that succeeds: with the defaults the factor is (tanh(accuracy) + 1) / 2,
+    from 0.5 to 0.881. Before the first step, and as long as no verdict is known, the coefficient is the configured one.
+
+    Source: FG-ExPO (arXiv 2605.11403), eqs. 4 and 8, where the accuracy is that of the step itself.
     """
 
-    middle: float = 0.5
-    slope: Width = 10.0
+    middle: float = 0.0
+    slope: Width = 2.0
 
     def __post_init__(self) -> None:
         self._memory["factor"] = 1.0

@@ -355,7 +355,7 @@ def hybrid_clip(
 
 @part("nested_clip", stage="surrogate", couples="trajectory")
 def nested_clip(x: Entries, *, trajectory_clip: Width = 0.2, residual_clip: Width = 0.2) -> tuple[Tensor, Tensor]:
-    """Trajectory and token clip (FiberPO): -A exp(hold(a, trajectory_clip) + hold(log rho - a, residual_clip)).
+    """Trajectory and token clip: -A exp(hold(a, trajectory_clip) + hold(log rho - a, residual_clip)).
 
     a is the trajectory's mean log-ratio.
 
@@ -366,7 +366,7 @@ def nested_clip(x: Entries, *, trajectory_clip: Width = 0.2, residual_clip: Widt
     gradient sums to 0, and its tokens move against each other only. On policy the loss is -A and its gradient
     REINFORCE's. Reads the tokens' own log-ratios: `objective.ratio` plays no part.
 
-    Source: FiberPO, arXiv 2603.08239 (base and fibre gate).
+    Simpler than FiberPO, which is `fiber_gate`.
     """
     n = int(x.trajectory.max()) + 1 if x.trajectory.numel() else 0
     base = per_trajectory(x.log_ratio, x.trajectory, n)[x.trajectory]
@@ -374,6 +374,49 @@ def nested_clip(x: Entries, *, trajectory_clip: Width = 0.2, residual_clip: Widt
     out = (base.abs() > trajectory_clip) | (residual.abs() > residual_clip)
     held = base.clamp(-trajectory_clip, trajectory_clip) + residual.clamp(-residual_clip, residual_clip)
     return -x.credit * held.exp(), out & (x.credit != 0)
+
+
+def rolled_back(drift: Tensor, budget: float, tokens: Tensor) -> Tensor:
+    """A trajectory's drift of one sign, at least 0, gated: itself up to the budget, beyond it falling with a slope of
+    -tokens, 0 from budget (1 + 1 / tokens) on.
+
+    >>> rolled_back(torch.tensor([0.1, 0.22, 0.3]), 0.2, torch.tensor([4.0, 4.0, 4.0])).round(decimals=4)
+    tensor([0.1000, 0.1200, 0.0000])
+    """
+    falling = (tokens + 1) * budget - tokens * drift
+    return torch.where(drift <= budget, drift, torch.where(falling > 0, falling, torch.zeros_like(drift)))
+
+
+@part("fiber_gate", stage="surrogate", couples="trajectory")
+def fiber_gate(
+    x: Entries, *, budget_up: Width = 0.55, budget_down: Width = 0.45, residual_clip: Width = 0.2
+) -> tuple[Tensor, Tensor]:
+    """Trajectory gate that rolls back, times a clipped residual (FiberPO): -A w_i r_t.
+
+    u, d      mean over the trajectory's tokens of max(log rho, 0) and of max(-log rho, 0)
+    log w_i   g(u, budget_up) - g(d, budget_down), g of `rolled_back`
+    log r_t   clip(log rho - u) + clip(d) where log rho >= 0, clip(log rho + d) - clip(u) where it is below, each to
+              +-residual_clip
+
+    Where nothing is held w_i r_t = rho; where a budget is passed the gradient pulls the trajectory back. No minimum
+    with the free ratio, and the sign of the credit plays no part. Counted as clipped: tokens whose residual is held,
+    and all of a trajectory beyond a budget. Reads the tokens' own log-ratios: `objective.ratio` plays no part.
+
+    Source: JoyAI-LLM Flash, arXiv 2604.03044, eq. 1 to 5, which states FiberPO (arXiv 2603.08239).
+    """
+    n = int(x.trajectory.max()) + 1 if x.trajectory.numel() else 0
+    up, down = (per_trajectory(y.clamp_min(0), x.trajectory, n)[x.trajectory] for y in (x.log_ratio, -x.log_ratio))
+    tokens = torch.bincount(x.trajectory, minlength=n)[x.trajectory].to(up)
+    base = rolled_back(up, budget_up, tokens) - rolled_back(down, budget_down, tokens)
+
+    def held(y: Tensor) -> Tensor:
+        return y.clamp(-residual_clip, residual_clip)
+
+    likelier = x.log_ratio >= 0
+    own = torch.where(likelier, x.log_ratio - up, x.log_ratio + down)
+    residual = held(own) + torch.where(likelier, held(down), -held(up))
+    out = (up > budget_up) | (down > budget_down) | (own.abs() > residual_clip)
+    return -x.credit * (base + residual).exp(), out & (x.credit != 0)
 
 
 __getattr__ = former.classes(

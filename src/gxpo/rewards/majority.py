@@ -88,11 +88,15 @@ class MajorityVote:
     reward   "vote": 1 where the attempt is correct by the group's most frequent answer (TTRL);   "frequency": the share
              f of the group that gives its answer (EMPO, TTRV);   "entropy": ln f, whose mean over a group is -H
     gate     (low, high) of the group's `answer_entropy`: a group outside earns 0 throughout. None: all learn
+    alike    of "frequency" and "entropy", which answers are one: "verified": equal strings, and those of which the
+             verifier takes one for the answer of the other, the first seen;   "equal": equal strings alone (TTRV)
+    missing  of the same, attempts without an answer: "apart": each is a cluster by itself and earns 0 (in "entropy" ln
+             1/G);   "together": they are a cluster like any other (TTRV)
 
     majority_vote   "vote": the task's own verifier on the task with the pseudo-label as answer and nothing else that it
                     could read the truth from (`info` is empty), so that training depends on no label. Otherwise by
-                    clusters. 0 throughout a group where no answer could be found, and for an attempt without one (in
-                    "entropy" ln 1/G): there is no agreement, and no reward has failed
+                    clusters. 0 throughout a group where no answer could be found, and for an attempt without one
+                    (see `missing`): there is no agreement, and no reward has failed
     vote_accuracy   whether the pseudo-label is right, by the true answer, the same for the whole group: recorded, never
                     counted. nan where the task has no answer, 0 where the group has no pseudo-label
     agreement       share of the group that gives its most frequent answer: all that a run without labels sees of how
@@ -100,10 +104,8 @@ class MajorityVote:
     answer_entropy  entropy of the group's answers over ln G, 0 to 1: recorded
 
     Voting is by exact string, the reward by the verifier's equivalence: 1/2 and 0.5 split the vote, and both are paid.
-    Clusters ("frequency", "entropy") hold equal strings, and strings of which the verifier takes one for the answer of
-    the other: the first seen. Of the G attempts of the group that are `compared` and that the policy made, each without
-    an answer is a cluster by itself; other attempts neither vote nor count. A verifier that fails on an attempt leaves
-    it unscored in "vote", and apart from other strings in a cluster.
+    The G attempts are those of the group that are `compared` and that the policy made; others neither vote nor count. A
+    verifier that fails on an attempt leaves it unscored in "vote", and apart from other strings in a cluster.
 
     A term that is the same for a whole group, as TTRV's entropy, cancels under any baseline of the group: it is not
     here. Source: TTRL (arXiv 2504.16084) and its code, which raises where no answer can be found; EMPO (2504.05812).
@@ -112,6 +114,8 @@ class MajorityVote:
     pattern: str = ANSWER
     reward: Literal["vote", "frequency", "entropy"] = "vote"
     gate: tuple[float, float] | None = None
+    alike: Literal["verified", "equal"] = "verified"
+    missing: Literal["apart", "together"] = "apart"
     _verify: Verify | None = field(default=None, init=False, repr=False)
 
     name = "majority_vote"
@@ -122,6 +126,10 @@ class MajorityVote:
         key = "scoring.options.majority_vote"
         self._compiled = compiled(self.pattern, f"{key}.pattern")
         one_of(f"{key}.reward", self.reward, ("vote", "frequency", "entropy"))
+        one_of(f"{key}.alike", self.alike, ("verified", "equal"))
+        one_of(f"{key}.missing", self.missing, ("apart", "together"))
+        if self.reward == "vote" and (self.alike, self.missing) != ("verified", "apart"):
+            raise ConfigError(f"{key}.alike and .missing are of clusters: set {key}.reward=frequency, or entropy")
         if self.gate is not None and not (len(self.gate) == 2 and 0 <= self.gate[0] <= self.gate[1] <= 1):
             raise ConfigError(f"{key}.gate is [low, high] of an entropy from 0 to 1, not {self.gate!r}")
 
@@ -137,7 +145,11 @@ class MajorityVote:
         labels = vote(answers, forest.group, own)
         label = [labels.get(group) for group in forest.group]
         known = torch.tensor([task.answer is not None for task in tasks], dtype=torch.bool)
-        clusters = answers if self.reward == "vote" else self._clusters(forest, texts, tasks, answers, own)
+        clusters: Sequence[str | None] = answers
+        if self.reward != "vote" and self.alike == "verified":
+            clusters = self._clusters(forest, texts, tasks, answers, own)
+        if self.missing == "together":
+            clusters = ["" if cluster is None else cluster for cluster in clusters]
         counted = tally(clusters, forest.group, own)
         told = [counted[group] for group in forest.group]
         if self.reward == "vote":

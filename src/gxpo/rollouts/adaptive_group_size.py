@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from annotated_types import Gt, Interval
+from annotated_types import Ge, Gt, Interval
 
 from gxpo import functions
 from gxpo.errors import ConfigError
@@ -18,6 +18,7 @@ from gxpo.functions import signature
 from gxpo.registry import part
 from gxpo.rollouts import group_values
 from gxpo.rollouts.base import Rollout
+from gxpo.rollouts.budget_with_fallback import allot_with_fallback
 from gxpo.rollouts.build import Attempts, Draw
 from gxpo.rollouts.episodes import Play
 from gxpo.task_memory import TaskMemory
@@ -101,26 +102,35 @@ class AdaptiveGroupSize(Rollout):
     least, most  attempts of one task
     value        what n attempts at a success rate are worth, a function of `gxpo.rollouts.group_values` by name, or
                  `file.py:function` of (n, rate): the sum over the tasks is made large
-    solver       "greedy": the next attempt where the value grows most | "knapsack": the largest sum there is
+    solver       "greedy": the next attempt where the value grows most | "knapsack": the largest sum there is |
+                 "fallback": greedy among tasks of rates between 0 and 1, and what they do not need to those of rate 0:
+                 see `gxpo.rollouts.budget_with_fallback`
     discount     what earlier verdicts of a task count for at each further visit, since the policy has moved
     prior        how many verdicts the mean rate of all tasks (one half at first) is worth in a task's prediction
+    window       None, or the prediction is the mean of the newest so many verdicts of the task, of all of its newest
+                 visit where that had more; without `discount` and `prior`
+    enough       of a `window`: a task with fewer verdicts has `group_size` attempts; solver "fallback" alone
 
-    The prediction is (s + prior m) / (n + prior), s successes in n verdicts of the steps before, m their mean over all
-    tasks; every row's info["predicted"] holds it. `success` decides, never the shaped outcome.
+    Without a window the prediction is (s + prior m) / (n + prior), s successes in n verdicts of the steps before, m
+    their mean over all tasks; every row's info["predicted"] holds it. `success` decides, never the shaped outcome.
     """
 
     group_size: int = 8
     least: int = 2
     most: int = 128
     value: Any = "failures"
-    solver: Literal["greedy", "knapsack"] = "greedy"
+    solver: Literal["greedy", "knapsack", "fallback"] = "greedy"
     discount: Annotated[float, Interval(ge=0, le=1)] = 0.8
     prior: Annotated[float, Gt(0)] = 1.0
     team: str = ""
+    window: Annotated[int, Ge(1)] | None = None
+    enough: Annotated[int, Ge(1)] = 8
     memory: TaskMemory = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "memory", TaskMemory(self.discount))
+        object.__setattr__(self, "memory", TaskMemory(self.discount, self.window, whole=True))
+        if (self.solver == "fallback") != (self.window is not None):
+            raise ConfigError("rollout.solver=fallback and rollout.window belong together: set both or neither")
         object.__setattr__(self, "value", functions.named(self.value, group_values.__name__, "rollout.value"))
         if signature(self.value).columns != ("n", "rate"):
             raise ConfigError(f"rollout.value={self.value.__name__} must be a function of (n, rate)")
@@ -131,14 +141,21 @@ class AdaptiveGroupSize(Rollout):
             )
 
     def predict(self, tasks: Sequence[str]) -> list[float]:
-        """The predicted rate of success of each task."""
+        """The predicted rate of success of each task; nan where too little is known."""
+        if self.window is not None:
+            few = [self.memory.count(task) < min(self.enough, self.window) for task in tasks]
+            return [math.nan if x else p for x, p in zip(few, self.memory.predict(tasks), strict=True)]
         return self.memory.predict(tasks, self.prior, unseen=0.5)
 
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
         rates = self.predict([draw.task.id for draw in draws])
-        sizes = SOLVERS[self.solver](rates, self.group_size * len(draws), self.least, self.most, self.value)
+        budget = self.group_size * len(draws)
+        if self.solver == "fallback":
+            sizes = allot_with_fallback(rates, budget, self.group_size, self.least, self.most, self.value)
+        else:
+            sizes = SOLVERS[self.solver](rates, budget, self.least, self.most, self.value)
         each = zip(draws, sizes, rates, strict=True)
-        return [draw.attempts(size, info={"predicted": rate}) for draw, size, rate in each]
+        return [draw.attempts(n, info={} if math.isnan(rate) else {"predicted": rate}) for draw, n, rate in each]
 
     # ------------------------------------------------------------ memory
     def observe(self, forest: Forest) -> None:

@@ -20,6 +20,7 @@ from gxpo.registry import part
 from gxpo.rollouts.build import Count, Episode, Limit, RolloutPart, action, dotted, record, sample_within
 from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.search_nodes import Grower, Node, SearchTree, backed_up, depth_weight, puct, uct
+from gxpo.rollouts.step_candidates import newest_turn
 
 
 class Answers(Grower):
@@ -70,6 +71,11 @@ class Answers(Grower):
             **where, turns=[turn], truncated=leaf.cut, info=info,
         )  # fmt: skip
 
+    def alone(self, tree: SearchTree, node: Node) -> dict[str, Any]:
+        above = _tokens(node)[: -node.tokens or None]
+        turn = action(node.piece) | {"finish": "length" if node.cut else "stop", "state": tree.task.id}
+        return {"prompt": [*tree.context, *above], "turns": [turn], "truncated": node.cut}
+
 
 class Episodes(Grower):
     """Episodes in environments, a turn a piece: every child is a fork of its parent's episode."""
@@ -107,6 +113,9 @@ class Episodes(Grower):
         line = episode.record(dataclasses.asdict(self.session.sampling))
         line["info"] |= {"path": list(leaf.path), "tree_tokens": tree.spent}
         return line
+
+    def alone(self, tree: SearchTree, node: Node) -> dict[str, Any]:
+        return newest_turn(node.piece) | {"truncated": node.cut}
 
 
 def _tokens(node: Node) -> list[int]:
@@ -167,6 +176,11 @@ class Searching(RolloutPart):
     provides = ("states", "forks")
 
     @property
+    def by_node(self) -> bool:
+        """Whether the children of each node are a group, not the attempts at a task."""
+        return False
+
+    @property
     def group_size(self) -> int:
         """Attempts a task, where tree and budget allow them all."""
         return self.terminals
@@ -188,6 +202,11 @@ class Searching(RolloutPart):
                 scores.note(grower.judged(ends), [leaf for _, leaf in ends])
             for tree, node in batch:
                 self._settle(tree, node, grower)
+        if self.by_node:
+            lines = [r for tree in trees for r in _siblings(tree, grower)]
+            idle = [n for tree in trees for n in tree.root.below() if not n.children and not n.visits]
+            grower.session.budget.discarded += len(idle)
+            return Forest.from_records(lines)
         for tree in trees:
             tips = sum(not node.children for node in tree.root.below())
             grower.session.budget.discarded += tips - len(tree.leaves)
@@ -279,11 +298,20 @@ class Search(Searching):
 
     chunks  an answer has at most so many pieces: one is `sampling.max_new_tokens` / `chunks` tokens (rounded up), and
             is a segment
+    trains  "attempts": whole ones, a group for a task; "siblings": the children of a node are a group, each a
+            trajectory of its piece alone, under all that it was sampled under, with its q as outcome. Children that no
+            end was backed up through have no q and are discarded; a child has a verdict if it is an end
     """
 
     chunks: Count = 8
+    trains: Literal["attempts", "siblings"] = "attempts"
 
     provides = ("states", "forks", "segments")
+
+    @property
+    def by_node(self) -> bool:
+        """Whether the children of each node are a group."""
+        return self.trains == "siblings"
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         if session.envs is None:
@@ -320,6 +348,20 @@ class _Scores:
             components={name: column([known.get(name, math.nan) for _, _, known in rows]) for name in self._names},
             success=column([success for _, success, _ in rows]),
         )
+
+
+def _siblings(tree: SearchTree, grower: Grower) -> Iterator[dict[str, Any]]:
+    """The nodes that were visited, each as a trajectory of its piece; those with one parent are a group."""
+    for above in tree.root.below():
+        group = f"{grower.name(tree, above)}."
+        for node in above.children:
+            if node.visits:
+                verdict = None if not node.terminal or not node.outcome else node.outcome > 0
+                info = {"path": list(node.path), "visits": node.visits, "tree_tokens": tree.spent}
+                yield record(
+                    tree.task, group, grower.name(tree, node), grower.session.sampling,
+                    **grower.alone(tree, node), reward=node.q, rewards={"q": node.q}, success=verdict, info=info,
+                )  # fmt: skip
 
 
 def _records(tree: SearchTree, grower: Grower) -> Iterator[dict[str, Any]]:

@@ -154,6 +154,10 @@ class Grower:
         """The line of `gxpo.rollouts/1`; with a base, of what comes after the `shared` pieces that both have."""
         raise NotImplementedError
 
+    def alone(self, tree: SearchTree, node: Node) -> dict[str, Any]:
+        """The line of one piece, under all that it was sampled under."""
+        raise NotImplementedError
+
     def judged(self, leaves: Sequence[tuple[SearchTree, Node]]) -> Forest:
         """The attempts, scored."""
         return self.session.score(Forest.from_records([self.record(t, leaf, None, 0) for t, leaf in leaves]))

@@ -195,9 +195,19 @@ def _paid(episode: Episode) -> float:
     return float(reward if reward is not None else bool(episode.success))
 
 
+def newest_turn(episode: Episode) -> dict[str, Any]:
+    """Columns of a trajectory of the newest turn alone, under the context that it was written in."""
+    turn = {k: v for k, v in episode.turns[-1].items() if k not in ("context", "observation")}
+    return {
+        "prompt": list(_read(episode)),
+        "prompt_text": None,
+        "turns": [turn],
+        "final_state": episode.said.state,
+    }
+
+
 def _record(episode: Episode, chain: _Chain, score: float | None, session: Session) -> dict[str, Any]:
     """A candidate as a trajectory of its newest turn, under the context that it was written in."""
-    turn = {k: v for k, v in episode.turns[-1].items() if k not in ("context", "observation")}
     number = len(episode.turns) - 1
     group = f"{group_of(session, chain.draw)}/{chain.number}.{number}"
     info: dict[str, Any] = {"end": episode.end, "chain": chain.number, "turn": number}
@@ -208,13 +218,10 @@ def _record(episode: Episode, chain: _Chain, score: float | None, session: Sessi
         group,
         f"{group}/{chain.candidates.index(episode)}",
         session.sampling,
-        prompt=list(_read(episode)),
-        prompt_text=None,
-        turns=[turn],
+        **newest_turn(episode),
         reward=score,
         rewards={"env": score},
         success=episode.success if episode.end is not None else None,
         truncated=episode.end in ("turns", "context", "truncated"),
-        final_state=episode.said.state,
         info=info,
     )

@@ -53,23 +53,28 @@ def surprising(
 def entropy_segments(
     entropy: Sequence[float],
     *,
-    segments: Annotated[int, Ge(1)] = 4,
+    segments: Annotated[int, Ge(1)] | None = None,
+    candidates: Annotated[int, Ge(1)] = 4,
     quantile: Annotated[float, Interval(ge=0, lt=1)] = 0.8,
 ) -> list[int]:
-    """Cut at high-entropy tokens (GRPO-VPS): at most `segments` segments with equally many candidates each.
+    """Cut at high-entropy tokens (GRPO-VPS): segments with equally many candidates each.
 
     A candidate is a token whose entropy is at least the `quantile` of its action's (of n tokens the one that
     ceil(quantile * n) are below, from the least); a segment begins at its first candidate. Entropies are of the policy
     at the start of the step.
 
-    Source: GRPO-VPS, arXiv 2604.20659, from a digest: 4 segments; its "adaptive threshold" is not stated, so the
-    quantile is ours.
+    segments    how many at most; None: one for every `candidates`
+    candidates  in a segment, on average and at least
+
+    Source: GRPO-VPS, arXiv 2604.20659, eqs. 1 and 2 and section 4.3 (4 a segment); which percentile of its entropies
+    an answer is cut at is not stated, so the quantile is ours.
     """
     if not entropy:
         return []
     ordered = sorted(entropy)
     bound = ordered[min(math.ceil(quantile * len(ordered)), len(ordered) - 1)]
-    return equal_shares([i for i, h in enumerate(entropy) if h >= bound], segments)
+    high = [i for i, h in enumerate(entropy) if h >= bound]
+    return equal_shares(high, segments or max(1, len(high) // candidates))
 
 
 def equal_shares(candidates: list[int], segments: int) -> list[int]:

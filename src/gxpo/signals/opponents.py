@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Interval
@@ -19,13 +19,18 @@ if TYPE_CHECKING:
     from gxpo.protocols import Signals
 
 
-def mixed(reference: Tensor, earlier: Tensor, share: float) -> Tensor:
-    """share * reference + (1 - share) * mean over the earlier policies, [P] log-probs; without any the reference.
+Empty = Literal["reference", "nothing"]
+
+
+def mixed(reference: Tensor, earlier: Tensor, share: float, empty: Empty = "reference") -> Tensor:
+    """share * reference + (1 - share) * mean over the earlier policies, [P] log-probs.
 
     reference [P], earlier [K, P]: the geometric mixture of the policies, up to its normaliser, which pairs of one
-    prompt share.
+    prompt share. Without earlier ones their share is the reference's, or "nothing": share * reference.
     """
-    return share * reference + (1 - share) * earlier.mean(0) if len(earlier) else reference
+    if len(earlier):
+        return share * reference + (1 - share) * earlier.mean(0)
+    return reference if empty == "reference" else share * reference
 
 
 @part("opponents", stage="signal")
@@ -34,18 +39,20 @@ class Opponents(OwnModel):
     """Log-probs of the mixture of the reference policy and the last `history` policies, "opponents_logprob" [P].
 
     share    of the reference; the earlier policies share the rest equally
-    history  policies kept, one every `every` steps, as it was after that step's update; before the first one the
-             reference has the whole
+    history  policies kept, one every `every` steps, as it was after that step's update
     every    steps
+    empty    what has their share before the first one: the "reference", or "nothing"
 
     Costs a forward pass for each policy kept, and their parameters in memory and in the checkpoint.
 
-    Source: MNPO, arXiv 2509.23102, and its code (share 1/3, history 2, equal weights whatever is configured).
+    Source: MNPO, arXiv 2509.23102, and its code (share 1/3, history 2, empty "nothing", equal
+    weights whatever is configured).
     """
 
     share: Annotated[float, Interval(ge=0, le=1)] = 1 / 3
     history: Annotated[int, Ge(1)] = 2
     every: Annotated[int, Ge(1)] = 10
+    empty: Empty = "reference"
 
     provides = ("opponents_logprob",)
     needs = ("reference_logprob",)
@@ -61,7 +68,7 @@ class Opponents(OwnModel):
             self.model.restore(snapshot)
             found.append(self.model.outputs(forest, ("logprob",))["logprob"])
         earlier = torch.stack(found) if found else reference.new_zeros(0, len(reference))
-        return {"opponents_logprob": mixed(reference, earlier, self.share)}
+        return {"opponents_logprob": mixed(reference, earlier, self.share, self.empty)}
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
         if tools.step % self.every == 0:

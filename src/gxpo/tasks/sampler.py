@@ -15,6 +15,7 @@ from gxpo.functions import FunctionPart, in_words, place_of, signature
 
 COLUMNS: Mapping[str, str] = {  # what a score may read by the names of its parameters, [N] float64
     "rate": "(right + prior / 2) / (verdicts + prior), earlier visits discounted; 0.5 where nothing is known",
+    "smoothed": "moving average of the success rates of its visits, from 0.5: the newest counts 1 - discount",
     "counted": "the discounted number of verdicts; 0: nothing is known",
     "recent": "mean success rate of the newest `window` visits; nan: there were fewer",
     "streak": "visits in a row, up to the newest, in which all answers were right",

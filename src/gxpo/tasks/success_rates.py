@@ -71,10 +71,11 @@ class SuccessRates:
     """
 
     def __init__(self, discount: float, prior: float, window: int) -> None:
-        self.prior, self.window = prior, window
+        self.discount, self.prior, self.window = discount, prior, window
         self.memories = {
             "verdicts": TaskMemory(discount),
             "recent": TaskMemory(window=window),
+            "visits": TaskMemory(discount),
             "outcome_variance": TaskMemory(discount),
             "logprob_variance": TaskMemory(discount),
         }
@@ -86,6 +87,7 @@ class SuccessRates:
         found = {
             "verdicts": verdicts,
             "recent": [math.fsum(verdicts) / len(verdicts)],
+            "visits": [math.fsum(verdicts) / len(verdicts)],
             "outcome_variance": [spread(v.outcomes) for v in visits if v.outcomes],
             "logprob_variance": [spread(v.logprobs) for v in visits if v.logprobs],
         }
@@ -95,12 +97,20 @@ class SuccessRates:
         self.streaks[name] = self.streaks.get(name, 0) + 1 if min(verdicts) == 1.0 else 0
 
     def column(self, column: str, names: Sequence[str]) -> Tensor:
-        """[N] float64: `rate`, `counted`, `recent`, `streak`, `outcome_variance` or `logprob_variance` of each name;
-        nan where nothing is known, but for rates and counts."""
+        """[N] float64: `rate`, `smoothed`, `counted`, `recent`, `streak`, `outcome_variance` or `logprob_variance` of
+        each name; nan where nothing is known, but for rates and counts."""
         memory = self.memories
         if column == "rate":
             found: Sequence[float] = memory["verdicts"].predict(names, self.prior, mean=0.5)
             found = [0.5 if math.isnan(x) else x for x in found]  # without a prior
+        elif column == "smoothed":
+            # a <- discount a + (1 - discount) p from a = 1/2: with the discounted sum s and number n of the visits'
+            # rates p, a = 1/2 + (1 - discount) (s - n / 2)
+            sizes = [memory["visits"].count(name) for name in names]
+            means = memory["visits"].predict(names)
+            found = [
+                0.5 + (1 - self.discount) * n * (mean - 0.5) if n else 0.5 for n, mean in zip(sizes, means, strict=True)
+            ]
         elif column == "counted":
             found = [memory["verdicts"].count(name) for name in names]
         elif column == "streak":
@@ -123,6 +133,7 @@ class SuccessRates:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`."""
+        state = {"visits": {}, **state}  # which checkpoints may lack
         if set(state) != {"streaks", *self.memories}:
             raise CheckpointError(f"the checkpoint's tasks.sampler holds {sorted(state)}")
         self.streaks = {name: int(x) for name, x in state["streaks"].items()}

@@ -21,15 +21,20 @@ TIE = 1e-9  # by which a mean of rates may miss a threshold that it reaches: .6 
 
 
 @part("variance", stage="sampler")
-def variance(rate: Tensor) -> Tensor:
+def variance(rate: Tensor, *, stretch: bool = False) -> Tensor:
     """p (1 - p): the variance of a verdict, most at one half.
 
-    Source: VAS (MMR1, arXiv 2509.21268), outcome variance score.
+    stretch  over the tasks to 0 for the least and 1 for the most: the tasks of least variance have no weight
+
+    Source: VAS (MMR1, arXiv 2509.21268), outcome variance score, which its code stretches.
 
     >>> variance(torch.tensor([0.0, 0.25, 0.5])).tolist()
     [0.0, 0.1875, 0.25]
     """
-    return rate * (1 - rate)
+    found = rate * (1 - rate)
+    if not stretch or not found.numel():
+        return found
+    return (found - found.min()) / (found.max() - found.min() + 1e-8)
 
 
 @part("std", stage="sampler")
@@ -71,15 +76,15 @@ def band(rate: Tensor, counted: Tensor, *, low: Share = 0.1, high: Share = 0.9) 
 
 
 @part("gaussian", stage="sampler")
-def gaussian(rate: Tensor, *, mean: Share = 0.5, width: Annotated[float, Gt(0)] = 0.2) -> Tensor:
-    """exp(-(p - mean)^2 / (2 width^2)).
+def gaussian(smoothed: Tensor, *, mean: Share = 0.5, width: Annotated[float, Gt(0)] = 0.35) -> Tensor:
+    """exp(-(p - mean)^2 / (2 width^2)), p the moving average of a task's success rates.
 
-    Source: FG-ExPO (arXiv 2605.11403), Gaussian curriculum sampling.
+    Source: FG-ExPO (arXiv 2605.11403), eqs. 6 and 7, whose average has discount 0.9.
 
     >>> [round(x, 6) for x in gaussian(torch.tensor([0.0, 0.25, 0.5], dtype=torch.float64)).tolist()]
-    [0.043937, 0.457833, 1.0]
+    [0.360448, 0.774837, 1.0]
     """
-    return (-((rate - mean) ** 2) / (2 * width**2)).exp()
+    return (-((smoothed - mean) ** 2) / (2 * width**2)).exp()
 
 
 @part("drop_solved", stage="sampler")
@@ -95,29 +100,37 @@ def drop_solved(streak: Tensor, *, after: Annotated[int, Ge(1)] = 1) -> Tensor:
     return (streak < after).to(torch.float64)
 
 
+def _fractions(*, shares: tuple[float, ...], **_: float) -> str | None:
+    return None if all(0 < x < 1 for x in shares) else f"shares are between 0 and 1, not {list(shares)}"
+
+
 @part("keep_hardest", stage="sampler")
+@checked_by(_fractions)
 def keep_hardest(
     rate: Tensor,
     drawn: Tensor,
     *,
     share: Annotated[float, Interval(gt=0, lt=1)] = 0.5,
     phases: Annotated[int, Ge(1)] = 3,
+    shares: tuple[float, ...] = (),
 ) -> Tensor:
     """1 for the hardest: once all that are left were drawn j times, the share of them with the lowest rates is left.
 
     At most `phases` times, and never fewer than one task; of equal rates the earlier tasks stay. Rates are the newest,
     so a task that has become easy makes room for one that was left out. Source: DRIVE (arXiv 2511.06307), stage 2.
 
+    shares  the share of each phase, one after the other, instead of `share` and `phases`
+
     >>> p = torch.tensor([0.9, 0.2, 0.5, 0.0])
     >>> keep_hardest(p, torch.tensor([1, 1, 1, 0])).tolist(), keep_hardest(p, torch.tensor([1, 1, 1, 1])).tolist()
     ([1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 0.0, 1.0])
     """
     left = torch.arange(len(rate))
-    for phase in range(1, phases + 1):
+    for phase, kept in enumerate(shares or (share,) * phases, 1):
         if float(drawn[left].min()) < phase:
             break
         order = torch.argsort(rate[left], stable=True)
-        left = left[order[: max(1, math.ceil(share * len(left) - TIE))]]
+        left = left[order[: max(1, math.ceil(kept * len(left) - TIE))]]
     return torch.zeros(len(rate), dtype=torch.float64).index_fill_(0, left, 1.0)
 
 

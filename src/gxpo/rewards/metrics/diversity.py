@@ -12,7 +12,8 @@ from typing import Any
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.rewards.metrics.text import plain
 
-_SENTENCE = re.compile(r"[.!?\n]+")
+_SENTENCE = re.compile(r"[^.!?\n]+[.!?\n]?")
+_KINDS = {"?": "interrogative", "!": "exclamatory"}  # by what ends a sentence; any other is declarative
 _FUNCTION_WORDS = (
     "a an the and or but if of at by for with about to from in on is are was were be been it its this that these those "
     "as not no so than then he she they we you i his her their our your my me him them us do does did have has had can "
@@ -21,7 +22,17 @@ _FUNCTION_WORDS = (
 FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 # the sum of the weights divides: any positive numbers do
 SIGNALS: Mapping[str, float] = dict.fromkeys(
-    ("vocabulary", "entropy", "sentence_lengths", "openings", "bigrams", "trigrams", "yule", "content"), 1.0
+    (
+        "vocabulary",
+        "entropy",
+        "sentence_lengths",
+        "sentence_kinds",
+        "adjacent_sentences",
+        "yule",
+        "bigrams",
+        "function_words",
+    ),
+    1.0,
 )
 
 
@@ -39,32 +50,44 @@ def _distinct(items: Sequence[Any]) -> float:
     return len(set(items)) / len(items) if items else 0.0
 
 
-def _entropy(words: Sequence[str]) -> float:
-    n = len(words)
-    return -sum(c / n * math.log(c / n) for c in Counter(words).values()) / math.log(n) if n > 1 else 0.0
+def _entropy(items: Sequence[Any], kinds: int) -> float:
+    """Entropy of the empirical distribution over the log of the number of `kinds`; 0 where there is one or none."""
+    n = len(items)
+    return -sum(c / n * math.log(c / n) for c in Counter(items).values()) / math.log(kinds) if n and kinds > 1 else 0.0
 
 
-def _spread(lengths: Sequence[int]) -> float:
-    """Coefficient of variation v as v / (1 + v)."""
+def _variation(lengths: Sequence[int]) -> float:
+    """Coefficient of variation, 1 at most."""
     mean = sum(lengths) / len(lengths) if lengths else 0.0
-    v = math.sqrt(sum((x - mean) ** 2 for x in lengths) / len(lengths)) / mean if mean else 0.0
-    return v / (1 + v)
+    return min(1.0, math.sqrt(sum((x - mean) ** 2 for x in lengths) / len(lengths)) / mean) if mean else 0.0
+
+
+def _jaccard_distance(a: Sequence[str], b: Sequence[str]) -> float:
+    return 1 - len({*a} & {*b}) / len({*a} | {*b})
 
 
 def signals(text: str) -> dict[str, float]:
-    """The eight signals, 0 to 1: distinct words, their entropy / ln n, spread of sentence lengths, distinct sentence
-    openings, distinct bigrams and trigrams, 1 - K / 10,000, share of words that are not function words."""
+    """The eight signals, 0 to 1: distinct words; their entropy / ln of the distinct; coefficient of variation of the
+    sentences' lengths, at most 1; entropy of declarative, interrogative and exclamatory sentences / ln 3; Jaccard
+    distance of adjacent sentences' words, mean; 1 / (1 + K), K Yule's; distinct bigrams; entropy of the function words
+    / ln of how many there are.
+
+    Source: MultiRole-R1, arXiv 2507.20187v4, appendix F. Its kinds of sentences and its function words are not listed,
+    and its coefficient of variation has no upper bound.
+    """
     words = plain(text).split()
-    sentences = [said for x in _SENTENCE.split(text) if (said := plain(x).split())]
+    found = [(plain(x).split(), _KINDS.get(x[-1], "declarative")) for x in _SENTENCE.findall(text)]
+    sentences = [said for said, _ in found if said]
+    apart = [_jaccard_distance(a, b) for a, b in pairwise(sentences)]
     return {
         "vocabulary": _distinct(words),
-        "entropy": _entropy(words),
-        "sentence_lengths": _spread([len(s) for s in sentences]),
-        "openings": _distinct([s[0] for s in sentences]),
+        "entropy": _entropy(words, len(set(words))),
+        "sentence_lengths": _variation([len(s) for s in sentences]),
+        "sentence_kinds": _entropy([kind for said, kind in found if said], 3),
+        "adjacent_sentences": sum(apart) / len(apart) if apart else 0.0,
+        "yule": 1 / (1 + yule_k(words)) if words else 0.0,
         "bigrams": _distinct(list(pairwise(words))),
-        "trigrams": _distinct(list(zip(words, words[1:], words[2:], strict=False))),
-        "yule": 1 - yule_k(words) / 1e4 if words else 0.0,
-        "content": sum(w not in FUNCTION_WORDS for w in words) / len(words) if words else 0.0,
+        "function_words": _entropy([w for w in words if w in FUNCTION_WORDS], len(FUNCTION_WORDS)),
     }
 
 
