@@ -19,8 +19,8 @@ def cell(row: Any, name: str, default: Any = None) -> Any:
     >>> cell(row, "reward_model.ground_truth"), cell(row, "reward_model.all.1"), cell(row, "a.b"), cell(row, "a.c", 0)
     ('7', 'VII', 1, 0)
     """
-    found = _found(row, name.split("."))
-    return default if found is _NOTHING else found
+    value = _found(row, name.split("."))
+    return default if value is _NOTHING else value
 
 
 def has_cell(row: Any, name: str) -> bool:
@@ -43,7 +43,7 @@ def _found(value: Any, parts: list[str]) -> Any:
 
 
 def lacking(rows: Iterable[Mapping[str, Any]], name: str) -> str:
-    """What there is in the place of a name that no row has, for the end of a message: names that are close, or all."""
+    """The end of a message about a name that no row has: the names in its place that are close, or all."""
     rows = list(rows)
     parts = name.split(".")
     for n in range(len(parts) - 1, 0, -1):
@@ -56,8 +56,8 @@ def lacking(rows: Iterable[Mapping[str, Any]], name: str) -> str:
         if inner:
             kind = {str: "a text", list: "a list", tuple: "a list"}.get(type(inner[0]), type(inner[0]).__name__)
             return f"; {home!r} is {kind}, without names in it"
-    there = list(dict.fromkeys(str(key) for row in rows for key in row))
-    return did_you_mean(name, there) or f"; there is {_some(there)}"
+    top_keys = list(dict.fromkeys(str(key) for row in rows for key in row))
+    return did_you_mean(name, top_keys) or f"; there is {_some(top_keys)}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -91,14 +91,14 @@ def check_env(
     from gxpo import config
     from gxpo.explain.check_env import check
 
-    found = check(task, {k: s.value for k, s in config.parse_set(options or []).items()}, episodes=episodes)
+    report = check(task, {k: s.value for k, s in config.parse_set(options or []).items()}, episodes=episodes)
     if as_json:
-        say(json.dumps(asdict(found), indent=1))
+        say(json.dumps(asdict(report), indent=1))
     else:
-        for name, value in asdict(found).items():
+        for name, value in asdict(report).items():
             shown = "; ".join(map(str, value)) if isinstance(value, (tuple, list)) else value
             say(f"{name:<20} {shown if shown not in ('', None) else '-'}")
-    if strict and found.problems:
+    if strict and report.problems:
         raise typer.Exit(1)
 
 
@@ -131,10 +131,12 @@ def signal(
     except ValueError:
         raise ConfigError(f"--sizes {sizes!r}: give whole numbers with commas between, as in 4,8,16") from None
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    found = measure(model, task, names, numbers, tasks, config.parse_set(sets or []), lambda line: say(line, err=True))
-    best, told_apart = recommended(found)
+    measurements = measure(
+        model, task, names, numbers, tasks, config.parse_set(sets or []), lambda line: say(line, err=True)
+    )
+    best, told_apart = recommended(measurements)
     chosen = None if best is None else as_rows([best])[0]
     if as_json:
-        say(json.dumps({"rows": as_rows(found), "recommended": chosen, "advice": advice(chosen, told_apart)}))
+        say(json.dumps({"rows": as_rows(measurements), "recommended": chosen, "advice": advice(chosen, told_apart)}))
         return
-    show(as_rows(found), chosen, told_apart)
+    show(as_rows(measurements), chosen, told_apart)

@@ -350,8 +350,8 @@ def _refuse_key(key: str, keys: Keys, stated: Mapping[str, Stated], names: list[
 
     if key in ("method", "compat"):
         raise _at_origin(f"{key} is an argument of gxpo.method, not one of its keys", origin)
-    written = key.replace("scoring.weights.", "reward.")  # an entry of a mapping that is stated as a whole here
-    raise _at_origin(str(unknown_key(written, [*keys.valid, *SECTIONS, "advantage", *RUN_KEYS])), origin)
+    stated_key = key.replace("scoring.weights.", "reward.")  # an entry of a mapping that is stated as a whole here
+    raise _at_origin(str(unknown_key(stated_key, [*keys.valid, *SECTIONS, "advantage", *RUN_KEYS])), origin)
 
 
 def _at_origin(message: str, origin: str) -> ConfigError:

@@ -212,9 +212,9 @@ _ENTRIES = ("__call__", "loss", "level", "compute", "grow", "run", "weights", "b
 
 def users_code(part: Any) -> Any:
     """The code object of the user's function that a part is, applies or has as a method; None: it is gxpo's own."""
-    own = [getattr(part, name, None) for name in getattr(part, "functions", ())]
+    part_functions = [getattr(part, name, None) for name in getattr(part, "functions", ())]
     methods = [getattr(type(part), name, None) for name in _ENTRIES]
-    for function in (part, getattr(type(part), "function", None), *own, *methods):
+    for function in (part, getattr(type(part), "function", None), *part_functions, *methods):
         code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
         if code is not None and is_users(code.co_filename):
             return code

@@ -87,9 +87,11 @@ class Groups:
     def leave_one_out(self, x: Tensor) -> Tensor:
         """[n] leave-one-out mean of each member."""
         enters = self.enters
-        own = torch.where(enters, x, 0.0)
+        contribution = torch.where(enters, x, 0.0)
         others = self.give(self.count) - enters.to(torch.float64)
-        return torch.where(others > 0, (self.give(self.bounded(self.total(x))) - own) / others.clamp_min(1), 0.0)
+        return torch.where(
+            others > 0, (self.give(self.bounded(self.total(x))) - contribution) / others.clamp_min(1), 0.0
+        )
 
     def exponents(self, x: Tensor) -> Tensor:
         """[n] float64: powers of two by which each member's group is to be divided; 0 where it is in range."""
@@ -106,8 +108,8 @@ class Groups:
         by_value, rows = np.argsort(x.detach().numpy()), np.arange(len(x))
         keys = np.sort(self.into.numpy()[by_value] * len(x) + rows)  # plain sorts are many times as fast as stable ones
         sizes = self.count.long()
-        kept = torch.from_numpy(by_value[keys[: int(sizes.sum())] % len(x)]) if len(x) else torch.from_numpy(rows)
-        return x[kept], sizes.cumsum(0) - sizes, sizes, kept
+        order = torch.from_numpy(by_value[keys[: int(sizes.sum())] % len(x)]) if len(x) else torch.from_numpy(rows)
+        return x[order], sizes.cumsum(0) - sizes, sizes, order
 
     def quantile(self, x: Tensor, q: float, interpolation: str) -> Tensor:
         values, begins, sizes, _ = self.ordered(x)

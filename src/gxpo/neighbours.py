@@ -76,11 +76,11 @@ class _Import:
         if level or not self._is_beside(top) or self._is_elsewhere(top):
             return builtins.__import__(name, globals, locals, fromlist or (), level)
         package = _package(self.folder)
-        found = importlib.import_module(f"{package}.{name}")
-        for part in fromlist or () if hasattr(found, "__path__") else ():
-            if part != "*" and not hasattr(found, part):
+        module = importlib.import_module(f"{package}.{name}")
+        for part in fromlist or () if hasattr(module, "__path__") else ():
+            if part != "*" and not hasattr(module, part):
                 importlib.import_module(f"{package}.{name}.{part}")
-        return found if fromlist else sys.modules[f"{package}.{top}"]
+        return module if fromlist else sys.modules[f"{package}.{top}"]
 
     def _is_beside(self, top: str) -> bool:
         path = os.path.join(self.folder, top)
@@ -95,10 +95,10 @@ class _Import:
         else:
             spec = PathFinder.find_spec(top)
             places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
-        known = [os.path.abspath(place) for place in places if isinstance(place, str)]
-        if any(f"{os.sep}{name}{os.sep}" in place for place in known for name in _PACKAGES):
+        paths = [os.path.abspath(place) for place in places if isinstance(place, str)]
+        if any(f"{os.sep}{name}{os.sep}" in place for place in paths for name in _PACKAGES):
             return True
-        return loaded is not None and any(os.path.dirname(place) == self.folder for place in known)
+        return loaded is not None and any(os.path.dirname(place) == self.folder for place in paths)
 
 
 class _Loader(SourceFileLoader):

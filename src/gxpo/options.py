@@ -134,8 +134,8 @@ class Keys:
         """NAME of every stated `prefix.NAME`, in order; optional options of a part that is not stated make none, and
         neither does a method that has no such part."""
         words = len(prefix.split("."))
-        stated = [k for k, s in self.given.items() if k.startswith(f"{prefix}.") and not s.by_method]
-        below = {k: k.split(".")[words] for k in stated}
+        stated_keys = [k for k, s in self.given.items() if k.startswith(f"{prefix}.") and not s.by_method]
+        below = {k: k.split(".")[words] for k in stated_keys}
         return list(dict.fromkeys(n for k, n in below.items() if k == f"{prefix}.{n}" or not self.given[k].optional))
 
     def part(
@@ -239,14 +239,14 @@ class Keys:
 
     def silent_field(self, key: str, default: Any, hint: Any, rule: ranges.Rule | None) -> Any:
         """The default where a method is named that does not state the field, unless the field takes that text."""
-        stated = self.silent[key]
+        silent_value = self.silent[key]
         try:
-            value = self.checked(key, stated, hint, rule)
+            value = self.checked(key, silent_value, hint, rule)
         except ConfigError:
-            if not stated.by_method:
+            if not silent_value.by_method:
                 raise
             return default
-        self.resolved[key] = stated
+        self.resolved[key] = silent_value
         return value
 
     def checked(self, key: str, stated: Stated, hint: Any, rule: ranges.Rule | None, unbounded: bool = False) -> Any:

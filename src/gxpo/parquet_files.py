@@ -21,7 +21,7 @@ _SHORT = 32  # characters of texts that are not worth looking up
 
 
 def fault_of(metadata: Any, size: int) -> str | None:
-    """What is too much in the metadata of a file of `size` bytes, or None."""
+    """Describe what is too much in the metadata of a file of `size` bytes; None where nothing is."""
     if metadata.num_columns > MOST_COLUMNS:
         return f"has {metadata.num_columns:,} columns, and at most {MOST_COLUMNS:,} are read"
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
@@ -116,6 +116,6 @@ def _values(column: Any) -> tuple[list[Any], int]:
     if not hasattr(column, "indices"):
         return column.to_pylist(), column.nbytes
     indices = column.indices.to_pylist()
-    known = {i: column.dictionary[i].as_py() for i in set(indices) if i is not None}
-    out = [None if i is None else known[i] for i in indices]
+    value_by_index = {i: column.dictionary[i].as_py() for i in set(indices) if i is not None}
+    out = [None if i is None else value_by_index[i] for i in indices]
     return out, sum(len(v) for v in out if v is not None)

@@ -103,15 +103,15 @@ def _plain_png(data: bytes, height: int, width: int) -> Pixels | None:
     (size,) = struct.unpack(">I", data[33:37])
     if data[49 + size : 53 + size] != b"IEND":  # further chunks of pixels
         return None
-    wanted = height * (1 + 3 * width)
+    raw_size = height * (1 + 3 * width)
     inflate = zlib.decompressobj()
     try:
-        raw = inflate.decompress(data[41 : 41 + size], wanted + 1)
+        raw = inflate.decompress(data[41 : 41 + size], raw_size + 1)
     except zlib.error as error:
         raise PictureError(f"a PNG file that can't be inflated ({error})") from None
-    if len(raw) > wanted:
+    if len(raw) > raw_size:
         raise PictureError(f"a PNG file of {width} x {height} pixels that holds more than these")
-    if len(raw) < wanted:
+    if len(raw) < raw_size:
         raise PictureError(f"a PNG file that ends within its {width} x {height} pixels")
     lines = np.frombuffer(raw, np.uint8).reshape(height, 1 + 3 * width)
     return None if lines[:, 0].any() else lines[:, 1:].reshape(height, width, 3).copy()

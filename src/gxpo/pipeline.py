@@ -227,9 +227,9 @@ class Method:
             if self.kl_reward is not None:
                 sub = self.kl_reward.penalise(sub, held)
             with naming(f"credit {show(self.credit)}", self.credit):
-                found = compute(sub, held)
+                columns = compute(sub, held)
         out = {}
-        for name, x in found.items():
+        for name, x in columns.items():
             what = f"credit {show(self.credit)}" if name == "credit" else f"{name} of credit {show(self.credit)}"
             expect(x, (sub.n_entries,), what, self.credit, "path token (use forest.to_path)")
             if fault := _fault(name, x):
@@ -250,9 +250,9 @@ class Method:
         held = self._held(forest, signals)
         for name, part in self.weights.items():
             with torch.no_grad(), naming(f"weight {name!r}", part):
-                given = part(sub, credit, held, step)
-            given = expect(given, (sub.n_entries,), f"weight {name!r}", part, "path token (use forest.to_path)")
-            factor = given.detach().to(torch.float64)
+                output_P = part(sub, credit, held, step)
+            output_P = expect(output_P, (sub.n_entries,), f"weight {name!r}", part, "path token (use forest.to_path)")
+            factor = output_P.detach().to(torch.float64)
             if not bool((factor.isfinite() & (factor >= 0)).all()):
                 raise GxpoError(f"weight {name!r}{place_of(part)} gave values that are negative or not finite")
             weight = weight * factor
@@ -451,7 +451,7 @@ class Method:
 
 
 def _fault(name: str, x: Tensor) -> str:
-    """What can't be right about values of advantages or of one of their targets, in words; "" where nothing is."""
+    """Describe what can't be right about values of advantages or of one of their targets; "" where nothing is."""
     if x.numel() and all(math.isfinite(float(end)) for end in x.aminmax()):  # nan comes through
         return ""
     bad = ~x.isfinite() if name == "credit" else x.isinf()  # a target that is nan: none at that token

@@ -151,15 +151,15 @@ def from_file(source: Mapping[str, Any], kind: type, module: str) -> Any:
     sys.modules[module] = loaded
     exec(compile(source["code"], path, "exec"), vars(loaded))
     root = root_of(name)
-    found = getattr(loaded, root or name, None)
-    if found is None:
+    user_object = getattr(loaded, root or name, None)
+    if user_object is None:
         own = [n for n, x in vars(loaded).items() if _is(x, kind) and getattr(x, "__module__", None) == module]
         there = f"; it has {', '.join(own) or 'none'}"
         raise Unusable(f"{path} has no {word} {root or name!r}{hint(root or name, own) or there}")
-    found = found if root == name else evaluated(name, found)
-    if not _is(found, kind):
-        raise Unusable(f"{name!r} in {path} is a {type(found).__name__}, not a {word}")
-    return found
+    user_object = user_object if root == name else evaluated(name, user_object)
+    if not _is(user_object, kind):
+        raise Unusable(f"{name!r} in {path} is a {type(user_object).__name__}, not a {word}")
+    return user_object
 
 
 def check_defined(path: str) -> None:
@@ -204,9 +204,9 @@ def object_at(path: str, *, always: bool = False) -> Any:
     root = root_of(name) or name
     if not hasattr(module, root):
         raise Unusable(f"{where} has no {root!r}{hint(root, vars(module))}")
-    found = getattr(module, root)
+    root_object = getattr(module, root)
     try:
-        return found if root == name else evaluated(name, found)
+        return root_object if root == name else evaluated(name, root_object)
     except Exception as error:
         raise unusable(error, f"making {name}") from error
 

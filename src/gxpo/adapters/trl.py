@@ -106,8 +106,9 @@ class WithMethod(Base):
         composed = compose(method, overrides)
         refuse(composed, trl_asks.declared(composed))
         super().__init__(*args, **kwargs)
-        own = self.args.reward_weights or []
-        weights = [*own, *[1.0] * (len(self.reward_func_names) - len(own))]  # an environment's reward has none of these
+        reward_weights = self.args.reward_weights or []
+        # an environment's reward has none of these
+        weights = [*reward_weights, *[1.0] * (len(self.reward_func_names) - len(reward_weights))]
         rewards = list(zip(self.reward_func_names, weights, strict=True))
         composed = translated(self.args, method, overrides or {}, rewards)
         longest = self.max_completion_length
@@ -343,8 +344,10 @@ class WithMethod(Base):
 
     def _share(self, scored: Scored, live: Mapping[str, Tensor], places: Tensor, entries: Tensor) -> Tensor:
         """The objective with every other row's weight 0: those count only in its constants."""
-        here, policy = self._masked(scored, live, places, entries)
-        return self.gxpo_method.objective(here.forest, policy, here.credit, here.weight, here.signals, here.step)
+        micro_batch, policy = self._masked(scored, live, places, entries)
+        return self.gxpo_method.objective(
+            micro_batch.forest, policy, micro_batch.credit, micro_batch.weight, micro_batch.signals, micro_batch.step
+        )
 
     def _masked(
         self, scored: Scored, x: Mapping[str, Tensor], places: Tensor, entries: Tensor

@@ -40,8 +40,8 @@ def of_update(method: Method) -> dict[str, int] | None:
 
 def group_size(method: Method) -> int | None:
     """Size of a group that the method, or what is said beside it, states; None: any."""
-    stated = method.keys.get("rollout.group_size")
-    return None if stated is None or stated.origin == "default" else stated.value
+    size_setting = method.keys.get("rollout.group_size")
+    return None if size_setting is None or size_setting.origin == "default" else size_setting.value
 
 
 def of_settings(method: Method) -> list[str]:

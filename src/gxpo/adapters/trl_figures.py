@@ -35,13 +35,13 @@ class Figures:
         x = {name: summed(column) for name, column in self._outputs.items()}
         self._outputs = {}
         method, forest = self._method, scored.forest
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         if bool(method.active(forest, scored.credit, scored.weight, scored.signals).any()):
             read = scored.credit, scored.weight, scored.signals, scored.step
             with torch.no_grad():
-                found = method.evaluate(forest, scored.policy(x), *read).metrics
+                metrics = method.evaluate(forest, scored.policy(x), *read).metrics
         entropy = x["entropy"][forest.path_trainable]  # of a step that moves nothing, too, as TRL measures it
-        self._steps.append({**found, **({"entropy": float(entropy.mean())} if entropy.numel() else {})})
+        self._steps.append({**metrics, **({"entropy": float(entropy.mean())} if entropy.numel() else {})})
 
     def adjust(self, forest: Forest, step: int) -> dict[str, float]:
         """Move the method's coefficients by the means over the optimiser steps; gives what they now say."""

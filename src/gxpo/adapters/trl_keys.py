@@ -67,19 +67,19 @@ class SettingKeys:
         cls, args: Any, stated_names: set[str], composed: Method, rewards: Sequence[tuple[str, float]] | None = None
     ) -> SettingKeys:
         """All that the stated settings ask for."""
-        made = cls(args, stated_names, composed, rewards)
+        setting_keys = cls(args, stated_names, composed, rewards)
         for name, why in WITHOUT_KEY.items():
             if name in stated_names:
-                made.reasons.append(f"{name}={getattr(args, name)!r}: {why}; leave it out")
-        made._loss()
-        made._bounds()
+                setting_keys.reasons.append(f"{name}={getattr(args, name)!r}: {why}; leave it out")
+        setting_keys._loss()
+        setting_keys._bounds()
         for setting, key in NUMBERS.items():
             if setting in stated_names and (key in composed.keys or getattr(args, setting) != DEFAULTS[setting]):
-                made.keys[key] = (setting, getattr(args, setting))
-        made._credit()
-        made._entropy()
-        made._kl()
-        return made
+                setting_keys.keys[key] = (setting, getattr(args, setting))
+        setting_keys._credit()
+        setting_keys._entropy()
+        setting_keys._kl()
+        return setting_keys
 
     def _ask(self, setting: str, **keys: Any) -> None:
         self.keys.update({f"objective.{key}": (setting, value) for key, value in keys.items()})
@@ -93,11 +93,11 @@ class SettingKeys:
             if surrogate is not None and surrogate.origin != "default" and not _is_clip(surrogate.value):
                 self._ask("loss_type", surrogate="clip")
         elif loss in LOSSES:
-            own = compose(LOSSES[loss]).keys
-            wanted = {n: own[f"objective.{n}"].value for n in OF_A_LOSS if f"objective.{n}" in own}
+            loss_keys = compose(LOSSES[loss]).keys
+            loss_options = {n: loss_keys[f"objective.{n}"].value for n in OF_A_LOSS if f"objective.{n}" in loss_keys}
             if loss == "luspo":  # TRL takes its ratio at the level that is set
-                del wanted["ratio"]
-            self._ask("loss_type", **{n: value for n, value in wanted.items() if value is not None})
+                del loss_options["ratio"]
+            self._ask("loss_type", **{n: value for n, value in loss_options.items() if value is not None})
         elif loss:
             self.reasons.append(f"loss_type={loss!r} is not known here: leave it out and give a method")
         if (
@@ -147,11 +147,13 @@ class SettingKeys:
         """Each reward normalised in its group, then their weighted sum over the batch."""
         decoupled = compose("gdpo_multi").keys["credit"].value
         if show(self.composed.keys["credit"].value) != show(decoupled):
-            own = [k for k, v in self.composed.keys.items() if k.startswith("credit.") and not is_left_open(k, v)]
-            if own:  # of the advantage that it would replace
+            credit_keys = [
+                k for k, v in self.composed.keys.items() if k.startswith("credit.") and not is_left_open(k, v)
+            ]
+            if credit_keys:  # of the advantage that it would replace
                 self.reasons.append(
                     f"{setting}='normalize_then_sum' is credit={show(decoupled)} here, and {self.composed.name} has "
-                    f"{', '.join(f'{k}={show(self.composed.keys[k].value)}' for k in own)}: leave it out"
+                    f"{', '.join(f'{k}={show(self.composed.keys[k].value)}' for k in credit_keys)}: leave it out"
                 )
                 return
         weights = None if self.rewards is None else dict(self.rewards)
@@ -205,17 +207,17 @@ class SettingKeys:
 
 
 def is_left_open(key: str, stated: Stated) -> bool:
-    """Whether this value is a default: gxpo's, or a constant of TRL's that was not set."""
+    """Return True if the value is a default: gxpo's, or a constant of TRL's that was not set."""
     method, _, system = stated.origin.partition("@")
     return stated.origin == "default" or (system == "trl" and key in COMPAT["trl"].get(method, ()))
 
 
 def _is_clip(surrogate: Any) -> bool:
-    """Whether it is the clipped surrogate of GRPO, with or without a bound for negative advantages."""
+    """Return True if it is the clipped surrogate of GRPO, with or without a bound for negative advantages."""
     return show(surrogate) in ("clip", "dual_clip")
 
 
 def of_sequences(method: Method) -> bool:
-    """Whether the policy term's ratio is that of a whole sequence."""
+    """Return True if the policy term's ratio is that of a whole sequence."""
     term = method.terms.get("policy")
     return isinstance(term, PolicyGradient) and show(term.ratio) == "sequence"

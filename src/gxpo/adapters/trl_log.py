@@ -30,13 +30,13 @@ class LossLog:
 
     def advantages(self, scored: Scored) -> None:
         """Show a row's mean advantage under the method in TRL's table of completions."""
-        shown = self._trainer._logs["advantages"]
+        logged_advantages = self._trainer._logs["advantages"]
         forest, rows = scored.forest, scored.forest.n_trajectories
         total = torch.zeros(rows, dtype=torch.float64).index_add_(0, forest.path_trajectory, scored.credit)
         count = torch.bincount(forest.path_trajectory, minlength=rows).clamp_min(1)
-        for _ in range(min(rows, len(shown))):
-            shown.pop()
-        shown.extend((total / count).tolist())
+        for _ in range(min(rows, len(logged_advantages))):
+            logged_advantages.pop()
+        logged_advantages.extend((total / count).tolist())
 
     def figures(self, mode: str, scored: Scored, x: Mapping[str, Tensor]) -> None:
         """Figures of the terms on these rows; under TRL's own names those that TRL has too.
@@ -45,8 +45,8 @@ class LossLog:
         """
         logged, method = self._trainer._metrics[mode], self._trainer.gxpo_method
         policy = scored.policy(x)
-        found = method.evaluate(scored.forest, policy, scored.credit, scored.weight, scored.signals, scored.step)
-        for name, value in found.metrics.items():
+        evaluation = method.evaluate(scored.forest, policy, scored.credit, scored.weight, scored.signals, scored.step)
+        for name, value in evaluation.metrics.items():
             logged[f"gxpo/{name}"].append(value)
         for name, value in figures(method, scored, policy, self._gather).items():
             logged[name].append(value)
@@ -71,8 +71,8 @@ class LossLog:
         trainer = self._trainer
         parts = trainer.args.gradient_accumulation_steps if mode == "train" else 1
         factor = 1 if is_sum_of_shares(trainer.args, trainer.gxpo_method) else parts
-        own = torch.tensor([share * factor * trainer.accelerator.num_processes], dtype=torch.float64)
-        trainer._metrics[mode]["policy_loss"].append(float(self._gather(own).nanmean()))
+        local_share = torch.tensor([share * factor * trainer.accelerator.num_processes], dtype=torch.float64)
+        trainer._metrics[mode]["policy_loss"].append(float(self._gather(local_share).nanmean()))
 
     def coefficient(self) -> None:
         """Log the coefficient of the entropy bonus after an optimiser step, and have it where TRL has it."""
@@ -100,20 +100,20 @@ def figures(method: Method, scored: Scored, policy: PolicyTokens, gather: Gather
 
     scored, policy  of this process's rows
     """
-    found = {}
+    metrics = {}
     kl = method.terms.get("kl")
     if kl is not None and kl.now != 0:
         entries = scored.forest.path_trainable.nonzero().squeeze(1)
         value = kl.quantity(scored.forest, policy, entries).detach() if entries.numel() else policy.logprob[entries]
-        found["kl"] = _ratio(gather, value.double().sum(), entries.numel())
+        metrics["kl"] = _ratio(gather, value.double().sum(), entries.numel())
     term = method.terms["policy"]
     if isinstance(term, PolicyGradient) and show(term.surrogate) not in SOFT:
-        found |= _of_policy(term, scored, policy, gather)
-    return found
+        metrics |= _of_policy(term, scored, policy, gather)
+    return metrics
 
 
 def is_sum_of_shares(args: Any, method: Method) -> bool:
-    """Whether TRL divides a micro-batch's loss by the tokens of its whole optimiser step, so that the losses add up.
+    """Return True if TRL divides a micro-batch's loss by the tokens of the whole optimiser step: the losses add up.
 
     Elsewhere they are means over a micro-batch, and are averaged.
     """
@@ -140,8 +140,8 @@ class _Rows:
         """Mean over all tokens, or over the rows."""
         if self.is_by_row:
             return float(self.each(x).nan_to_num(0.0).mean())
-        own = x[self.forest.path_trainable].double()
-        return _ratio(self.gather, own.sum(), own.numel())
+        values_P = x[self.forest.path_trainable].double()
+        return _ratio(self.gather, values_P.sum(), values_P.numel())
 
 
 @torch.no_grad()
@@ -186,5 +186,5 @@ def _ratio(gather: Gather, total: Tensor, count: int) -> float:
 
 
 def _extreme(rows: Tensor, of: Callable[[Tensor], Tensor]) -> float:
-    known = rows[~rows.isnan()]
-    return float(of(known)) if known.numel() else float("nan")
+    valid_R = rows[~rows.isnan()]
+    return float(of(valid_R)) if valid_R.numel() else float("nan")

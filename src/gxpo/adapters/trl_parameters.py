@@ -68,16 +68,16 @@ def nothing_moves(model: Any, held_ids: Collection[int] | None) -> str:
 
     held_ids  identities of the optimiser's parameters; None: unknown
     """
-    named = dict(model.named_parameters())
-    trainable = {n for n, p in named.items() if p.requires_grad}
-    head = f"the optimiser moves 0 of the model's {len(named)} parameters: "
+    parameters = dict(model.named_parameters())
+    trainable = {n for n, p in parameters.items() if p.requires_grad}
+    head = f"the optimiser moves 0 of the model's {len(parameters)} parameters: "
     if not trainable:
         return f"{head}all have requires_grad=False; set it to True for those to be trained{_of_peft(model)}"
-    if held_ids is None or any(id(named[n]) in held_ids for n in trainable):
+    if held_ids is None or any(id(parameters[n]) in held_ids for n in trainable):
         return ""
     if not held_ids:
         return f"{head}all had requires_grad=False when it was made; set it to True before that{_of_peft(model)}"
-    if any(id(p) in held_ids for p in named.values()):
+    if any(id(p) in held_ids for p in parameters.values()):
         return f"{head}those that it holds have requires_grad=False; make it of the {len(trainable)} that have True"
     return f"{head}it holds those of another model; make it of the parameters of the model given to the trainer"
 
@@ -119,13 +119,16 @@ def frozen_in_adapter(model: Any, held_ids: Collection[int]) -> str:
         return ""
     active = getattr(model, "active_adapters", None) or getattr(model, "active_adapter", ())
     names = [active] if isinstance(active, str) else list(active)
-    own: Mapping[str, Any] = {
+    adapter_parameters: Mapping[str, Any] = {
         n: p for n, p in model.named_parameters() if any(f".{name}." in f".{n}." for name in names)
     }
-    still_names = [n for n, p in own.items() if not (p.requires_grad and id(p) in held_ids)]
+    still_names = [n for n, p in adapter_parameters.items() if not (p.requires_grad and id(p) in held_ids)]
     if not still_names:
         return ""
-    return f"{len(still_names)} of the {len(own)} parameters of the adapter do not move: {_some(still_names)}"
+    return (
+        f"{len(still_names)} of the {len(adapter_parameters)} parameters of the adapter do not move: "
+        f"{_some(still_names)}"
+    )
 
 
 def _some(names: Iterable[str]) -> str:

@@ -50,10 +50,10 @@ def translated(
     translations: dict[str, Any] = {}
     contradictions: dict[str, dict[str, Any]] = {}  # setting -> its keys that the method states otherwise
     for key, (setting, _) in asks.keys.items():
-        own, value = composed.keys.get(key), meant[key].value
-        if own is not None and _equal(own.value, value):
+        method_key, value = composed.keys.get(key), meant[key].value
+        if method_key is not None and _equal(method_key.value, value):
             continue
-        if not isinstance(spec, Method) and (own is None or is_left_open(key, own)):
+        if not isinstance(spec, Method) and (method_key is None or is_left_open(key, method_key)):
             translations[key] = values[key]
         else:
             contradictions.setdefault(setting, {})[key] = value
@@ -69,13 +69,13 @@ def _without_place(base: str, overrides: Mapping[str, Any], values: Mapping[str,
     by_setting: dict[str, dict[str, Stated]] = {}
     for key, value in values.items():
         by_setting.setdefault(value.origin.removeprefix("GRPOConfig."), {})[key] = value
-    found = []
+    reasons = []
     for setting, keys in by_setting.items():
         try:
             compose(base, {**overrides, **keys})
         except ConfigError as alone:
-            found.append(f"{setting}: {alone}; leave it out")
-    return "; ".join(found) or f"{', '.join(by_setting)}: {error}; leave it out"
+            reasons.append(f"{setting}: {alone}; leave it out")
+    return "; ".join(reasons) or f"{', '.join(by_setting)}: {error}; leave it out"
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -90,12 +90,14 @@ def _contradiction(setting: str, given: Any, keys: Mapping[str, Any], composed: 
     keys     what the setting is here
     advises  whether these keys as overrides make a method
     """
-    here = ", ".join(f"{key}={show(value)}" for key, value in keys.items())
-    own = {key: composed.keys.get(key) for key in keys}
-    there = ", ".join(f"no {key}" if x is None else f"{key}={show(x.value)}" for key, x in own.items())
+    keys_text = ", ".join(f"{key}={show(value)}" for key, value in keys.items())
+    method_keys = {key: composed.keys.get(key) for key in keys}
+    method_text = ", ".join(f"no {key}" if x is None else f"{key}={show(x.value)}" for key, x in method_keys.items())
     typed = {key: v if isinstance(v, (bool, int, float, dict, type(None))) else show(v) for key, v in keys.items()}
     instead = f", or say overrides={typed}" if advises else ""
-    return f"{setting}={given!r} is {here} here, and {composed.name} has {there}: leave {setting} out{instead}"
+    return (
+        f"{setting}={given!r} is {keys_text} here, and {composed.name} has {method_text}: leave {setting} out{instead}"
+    )
 
 
 def _composes(base: str, overrides: Mapping[str, Any]) -> bool:
@@ -111,65 +113,67 @@ def settings_against(args: Any, composed: Method, by_name: Sequence[tuple[str, f
 
     by_name  (name, weight) of each reward function, where the method reads rewards by name; else None
     """
-    found = _of_kl(args, composed) + _of_entropy(args, composed) + _of_sampler(args, composed)
+    problems = _of_kl(args, composed) + _of_entropy(args, composed) + _of_sampler(args, composed)
     if args.steps_per_generation % (every := args.gradient_accumulation_steps):
-        found.append(
+        problems.append(
             f"steps_per_generation={args.steps_per_generation}: an optimiser step must not reach over two "
             f"generation batches; make it a multiple of gradient_accumulation_steps={every}"
         )
     weights, own = dict(by_name or ()), composed.keys.get("credit.weights")
     if len(weights) < len(by_name or ()):
-        found.append("reward_funcs: two have the same name, and this method reads rewards by name; give each its own")
+        problems.append(
+            "reward_funcs: two have the same name, and this method reads rewards by name; give each its own"
+        )
     if any(w != 1.0 for w in weights.values()) and (own is None or own.value != weights):
-        found.append(
+        problems.append(
             f"reward_weights={list(weights.values())}: {show(composed.credit)} weighs rewards itself; say "
             f"overrides={{'credit.weights': {weights}}}"
         )
     for key, own in composed.run_keys.items():
         if own.origin.split("@")[0] not in {d.name for d in composed.definitions}:
-            found.append(
+            problems.append(
                 f"{key}={show(own.value)}: TRL's trainer decides it; {OF_TRL.get(key, 'set it in GRPOConfig')}"
             )
-    found += of_settings(composed)
+    problems += of_settings(composed)
     for name, n in (of_update(composed) or {}).items():
         has, unit = getattr(args, name), ""
         if name == "steps_per_generation":
             has, unit = has / every, " x gradient_accumulation_steps"
         if has != n:
-            found.append(
+            problems.append(
                 f"{name}={getattr(args, name)}: {composed.name} takes other optimiser steps; set it to {n}{unit}"
             )
     if (size := group_size(composed)) is not None and args.num_generations != size:
-        found.append(
+        problems.append(
             f"num_generations={args.num_generations}: {composed.name} has rollout.group_size={size}; set it to {size}"
         )
     if needs_length(composed) and args.max_steps <= 0:
-        found.append("max_steps: a coefficient follows the course of the run; set max_steps, or its total_steps")
-    return found
+        problems.append("max_steps: a coefficient follows the course of the run; set max_steps, or its total_steps")
+    return problems
 
 
 def _of_kl(args: Any, composed: Method) -> list[str]:
     """Settings of the reference policy."""
-    found = []
+    problems = []
     kl = composed.terms.get("kl") or composed.kl_reward
     coef = kl.coef if kl is not None else 0.0
     if "reference_logprob" in composed.needs and not args.beta:
-        found.append(f"beta=0: TRL loads a reference model only with a beta; set it to {coef or 'any value'}")
+        problems.append(f"beta=0: TRL loads a reference model only with a beta; set it to {coef or 'any value'}")
     moves = getattr(getattr(kl, "control", None), "from_zero", False) and not coef  # TRL's beta loads the reference
     if args.beta and kl is not None and args.beta != coef and not moves:
-        found.append(f"beta={args.beta}: objective.kl.coef is {coef}; give both the same value")
+        problems.append(f"beta={args.beta}: objective.kl.coef is {coef}; give both the same value")
     weighted = composed.keys.get("objective.kl.ratio_weighted")
     if weighted is not None and weighted.value and weighted.origin.startswith("GRPOConfig.") and of_sequences(composed):
-        found.append(
+        problems.append(
             "use_bias_correction_kl=True: TRL weighs the KL by the ratio of the sequence, gxpo by each token's; set it "
             "to False, or say overrides={'objective.kl.ratio_weighted': True} for each token's"
         )
-    return found
+    return problems
 
 
 def _of_entropy(args: Any, composed: Method) -> list[str]:
     """Settings of the entropy bonus that mean something else in TRL."""
-    found = []
+    problems = []
     bonus = composed.terms.get("entropy")
     if (
         getattr(args, "top_entropy_quantile", 1.0) != 1.0
@@ -177,31 +181,34 @@ def _of_entropy(args: Any, composed: Method) -> list[str]:
         and bonus is not None
         and bonus.ever
     ):
-        found.append(
+        problems.append(
             f"top_entropy_quantile={args.top_entropy_quantile} with an entropy bonus: TRL's bonus is of those tokens "
             "alone, gxpo's of all; leave one of them out"
         )
     steps = args.steps_per_generation // args.gradient_accumulation_steps * args.num_iterations
     if getattr(args, "use_adaptive_entropy", False) and steps > 1:
-        found.append(
+        problems.append(
             f"use_adaptive_entropy=True: TRL moves the coefficient with each optimiser step, gxpo with each generation "
             f"batch, which has {steps} here; set num_iterations=1 and steps_per_generation=gradient_accumulation_steps"
         )
-    return found
+    return problems
 
 
 def _of_sampler(args: Any, composed: Method) -> list[str]:
     """TRL's correction of vLLM's log-probs, where the method corrects them itself."""
     if not (getattr(args, "use_vllm", False) and getattr(args, "vllm_importance_sampling_correction", False)):
         return []
-    own = [f"weight.{name}" for name, part in composed.weights.items() if getattr(part, "corrects_mismatch", False)]
-    own += [
+    correction_keys = [
+        f"weight.{name}" for name, part in composed.weights.items() if getattr(part, "corrects_mismatch", False)
+    ]
+    correction_keys += [
         "objective" if name == "policy" else f"objective.{name}"
         for name, term in composed.terms.items()
         if getattr(term, "ratio_over", "") == "behaviour"
     ]
     return [
-        f"{key}: TRL's vllm_importance_sampling_correction does the same a second time; set it to False" for key in own
+        f"{key}: TRL's vllm_importance_sampling_correction does the same a second time; set it to False"
+        for key in correction_keys
     ]
 
 

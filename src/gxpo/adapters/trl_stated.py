@@ -21,11 +21,11 @@ def watch(config_class: Any) -> None:
         return
 
     def noting(cls: Any, *values: Any, **named: Any) -> Any:
-        made = object.__new__(cls)
+        config = object.__new__(cls)
         names = [f.name for f in dataclasses.fields(cls) if f.init]
         if values or named:  # a copy is made without arguments, and brings the note of the original
-            vars(made)[NOTE] = frozenset(chosen_names((*names[: len(values)], *named), names))
-        return made
+            vars(config)[NOTE] = frozenset(chosen_names((*names[: len(values)], *named), names))
+        return config
 
     config_class.__new__ = staticmethod(noting)
 

@@ -108,7 +108,7 @@ def actor_against(term: PolicyGradient, config: Any) -> list[str]:
     config  verl's ActorConfig
     """
     both = getattr(config, "clip_ratio", None)  # counts where the bound of a side is not set
-    found = []
+    problems = []
     for setting, (default, options) in BOUNDS.items():
         value, name = getattr(config, setting, None), setting
         if value is None and setting in ("clip_ratio_low", "clip_ratio_high"):
@@ -116,17 +116,18 @@ def actor_against(term: PolicyGradient, config: Any) -> list[str]:
         if value is None or math.isclose(value, default):
             continue
         option, taken = options.get(show(term.surrogate), ("", float))
-        own = _option(term.surrogate, option)
-        if own is None:
-            found.append(
+        method_value = _option(term.surrogate, option)
+        if method_value is None:
+            problems.append(
                 f"actor.{name}={value:g} is not read by objective.surrogate={show(term.surrogate)}; leave it out"
             )
-        elif not math.isclose(own, taken(value), abs_tol=1e-12):
-            found.append(
-                f"actor.{name}={value:g} is objective.{option}={taken(value):g} here, and the method has {own:g}: "
-                f"leave it out, or register the method with {{'objective.{option}': {taken(value):g}}}"
+        elif not math.isclose(method_value, taken(value), abs_tol=1e-12):
+            problems.append(
+                f"actor.{name}={value:g} is objective.{option}={taken(value):g} here, and the method has "
+                f"{method_value:g}: leave it out, or register the method with "
+                f"{{'objective.{option}': {taken(value):g}}}"
             )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(problems))
 
 
 def algorithm_against(composed: Method, config: Any) -> list[str]:

@@ -294,12 +294,12 @@ def _tags(chat: TemplateChat) -> Check:
 
 
 def tag_note(tokens: Tokens) -> str:
-    """What to know of special tokens that are tags for the policy to write; "" where there are none."""
-    found = tags_in(tokens.text_of(i) for i in sorted(tokens.content))
-    if not found:
+    """Note on special tokens that are tags for the policy to write; "" where there are none."""
+    tags = tags_in(tokens.text_of(i) for i in sorted(tokens.content))
+    if not tags:
         return ""
-    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+    more = f" and {len(tags) - 4} more" if len(tags) > 4 else ""
     return (
-        f"special tokens {', '.join(found[:4])}{more}: completions and replies keep them, programs that decode with "
+        f"special tokens {', '.join(tags[:4])}{more}: completions and replies keep them, programs that decode with "
         "skip_special_tokens=True do not; their names in prompts stay letters"
     )

@@ -176,13 +176,13 @@ def called(call: ToolCall, as_json: bool, content: str = "") -> Message:
     return {"role": "assistant", "content": content, "tool_calls": structured([call], as_json)}
 
 
-def _tool_facts(template: Template, tokens: Tokens, asked: str) -> dict[str, Any]:
+def _tool_facts(template: Template, tokens: Tokens, prompt_text: str) -> dict[str, Any]:
     """Format of tool calls: the first parser that reads back the template's own output; without one, the form of
     arguments that it writes."""
-    asked = tries(template, say("user", USER), tools=[TOOL]) or asked
+    prompt_text = tries(template, say("user", USER), tools=[TOOL]) or prompt_text
     texts = _written_calls(template)
     for as_json, text in texts.items():
-        written = text[shared_prefix(text, asked) :]
+        written = text[shared_prefix(text, prompt_text) :]
         for form in NATIVE:
             if _reads_back(form, written, tokens):
                 return {"form": form, "as_json": as_json, **_call_end(template, tokens, as_json)}
@@ -192,7 +192,7 @@ def _tool_facts(template: Template, tokens: Tokens, asked: str) -> dict[str, Any
 
 
 def _written_calls(template: Template) -> dict[bool, str]:
-    """Whether arguments are JSON text -> a conversation with a call, for the forms of arguments that it writes."""
+    """Conversations with a call, by True for arguments as JSON text, in the forms that the template writes."""
     user, texts = say("user", USER), {}
     for as_json in (False, True):
         text = tries(template, user, called(CALL, as_json), tools=[TOOL], answer=False)
@@ -202,7 +202,7 @@ def _written_calls(template: Template) -> dict[bool, str]:
 
 
 def _writes_answers(template: Template, as_json: bool) -> bool:
-    """Whether it takes the answer to a call of the history."""
+    """Return True if the template takes the answer to a call of the history."""
     answer = say("tool", RESULT, tool_call_id=CALL.id, name=CALL.name)
     return RESULT in (tries(template, say("user", USER), called(CALL, as_json), answer) or "")
 

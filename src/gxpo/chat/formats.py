@@ -130,12 +130,12 @@ def qwen_xml(text: str, types: Types) -> Parsed:
     """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>` (Qwen3-Coder, Qwen3.5)."""
 
     def inside(block: str) -> list[ToolCall]:
-        whole = block.strip()
-        match = FUNCTION.match(whole)
+        body = block.strip()
+        match = FUNCTION.match(body)
         if not match:
             return _bad("a call is <function=name>...</function>")
         name = match[1].strip()
-        pairs, between = _parameters(whole[match.end() :].removesuffix("</function>"))
+        pairs, between = _parameters(body[match.end() :].removesuffix("</function>"))
         if between.strip():
             return _bad("a parameter is <parameter=key>value</parameter>", name)
         kinds = types.get(name, {})
@@ -222,8 +222,8 @@ def mistral(text: str, types: Types) -> Parsed:
     else:
         calls = []
         for part in body.split("[TOOL_CALLS]"):
-            named = _named(part)
-            read = call_of({"name": named[0], "arguments": named[1]}) if named else None
+            call_fields = _named(part)
+            read = call_of({"name": call_fields[0], "arguments": call_fields[1]}) if call_fields else None
             calls += [read] if read else _bad("a call is a name, [ARGS] and a JSON object")
     good = all(c.error is None for c in calls)
     return Parsed(head.strip(), head.strip() if good else text, tuple(calls))

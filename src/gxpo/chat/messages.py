@@ -112,7 +112,7 @@ def _short(value: Any) -> str:
 
 # ---------------------------------------------------------------- calls of the history
 def has_calls(messages: Sequence[Message]) -> bool:
-    """Whether the history has tool calls or answers to them."""
+    """Return True if the history has tool calls or answers to them."""
     return any(m.get("tool_calls") or m.get("role") == "tool" for m in messages)
 
 
@@ -128,18 +128,18 @@ def pair_answers(messages: Sequence[Message], renumber: bool = False) -> list[Me
             calls = []
             waiting = []
             for call in message["tool_calls"]:
-                own = call.get("id") or f"hist{number:05d}"
-                names[own] = (f"hist{number:05d}" if renumber else own, call["function"]["name"])
-                calls.append({**call, "id": names[own][0]})
-                waiting.append(own)
+                call_id = call.get("id") or f"hist{number:05d}"
+                names[call_id] = (f"hist{number:05d}" if renumber else call_id, call["function"]["name"])
+                calls.append({**call, "id": names[call_id][0]})
+                waiting.append(call_id)
                 number += 1
             message = {**message, "tool_calls": calls}
         elif message.get("role") == "tool":
-            own = message.get("tool_call_id") or (waiting[0] if waiting else None)
-            if own in waiting:
-                waiting.remove(own)
-            if own in names:
-                message = {"name": names[own][1], **message, "tool_call_id": names[own][0]}
+            call_id = message.get("tool_call_id") or (waiting[0] if waiting else None)
+            if call_id in waiting:
+                waiting.remove(call_id)
+            if call_id in names:
+                message = {"name": names[call_id][1], **message, "tool_call_id": names[call_id][0]}
         out.append(message)
     return out
 

@@ -272,8 +272,8 @@ def raw_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     """Ids to the text that they are, all special tokens written out; steps that are no vocabulary id are left out."""
 
     def plain(ids: Sequence[int]) -> str:
-        kept = [t for t in ids if 0 <= t < media.FIRST]
-        return tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        vocabulary_ids = [t for t in ids if 0 <= t < media.FIRST]
+        return tokenizer.decode(vocabulary_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     return plain
 
@@ -317,8 +317,8 @@ class PlainConversation:
         self._calls: tuple[ToolCall, ...] = ()
         self._count = 0
         self._waits_for_action = True
-        shown = toolbox.with_instructions(messages, tools, True) if tools else messages
-        self.context: tuple[int, ...] = chat.tokens.bos + chat.tokens.encode(chat.tokens.typed(joined(shown)))
+        prompt_messages = toolbox.with_instructions(messages, tools, True) if tools else messages
+        self.context: tuple[int, ...] = chat.tokens.bos + chat.tokens.encode(chat.tokens.typed(joined(prompt_messages)))
 
     def copy(self) -> PlainConversation:
         """Independent copy of the conversation."""

@@ -170,7 +170,7 @@ def _of_rendered(prompts: Sequence[tuple[str, Markup | None]], chat: Any) -> lis
 
 
 def _is_known(turn: str, chat: RenderedChat | None) -> bool:
-    """Whether the marker that begins a turn is one of the chat's model: a token, or text of its template."""
+    """Return True if the marker that begins a turn is one of the chat's model: a token, or text of its template."""
     if chat is None:
         return True
     marker = turn[: re.search(r"[>\]]|$", turn).end()]  # type: ignore[union-attr]  # it finds at least the end

@@ -102,27 +102,28 @@ class TemplateConversation:
     def _opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[list[Message], str]:
         """The first messages as the template takes them, and its text of them."""
         chat = self.chat
-        shown = chat.tokens.typed(chat.opening_messages(messages, tools))
+        opening_messages = chat.tokens.typed(chat.opening_messages(messages, tools))
         try:
-            text = chat.template.render(shown, self._tools)
+            text = chat.template.render(opening_messages, self._tools)
         except ModelError:
-            if not any(m.get("tool_calls") for m in shown):
+            if not any(m.get("tool_calls") for m in opening_messages):
                 raise
-            renumbered = pair_answers(shown, renumber=True)  # some templates want ids of nine letters and digits
+            # some templates want ids of nine letters and digits
+            renumbered = pair_answers(opening_messages, renumber=True)
             text = tries(chat.template, *renumbered, tools=self._tools)
             if text is None:
                 raise
-            shown = renumbered
-        for call in (c for m in shown for c in m.get("tool_calls", ())):
+            opening_messages = renumbered
+        for call in (c for m in opening_messages for c in m.get("tool_calls", ())):
             if call["function"]["name"] not in text:
                 raise ModelError(
                     f"the chat template leaves out the call of {call['function']['name']!r} in the history: "
                     "chat.tools=tags writes calls as text"
                 )
-        return list(shown), text
+        return list(opening_messages), text
 
     def _prefill(self, text: str, prefill: str) -> str:
-        """What follows the template's text where the policy continues an assistant's message."""
+        """The continuation of the template's text where the policy continues an assistant's message."""
         return answer_opening(text, self.chat.tokens.typed(prefill), self.chat.facts.header) if prefill else ""
 
     def copy(self) -> TemplateConversation:
@@ -141,15 +142,15 @@ class TemplateConversation:
         text, stop = self.chat.tokens.split_stop(ids, self.chat.stop_ids)
         prefix = self._prefix
         opened = opened_by(self._text[: len(self._text) - len(prefix)])
-        whole = reading = self.chat.read(prefix + text, self._types, self._has_tools, opened)
+        whole_reading = reading = self.chat.read(prefix + text, self._types, self._has_tools, opened)
         if prefix:  # the reply is what was sampled; a thought that the prefix opens is open in it
             inside = split(prefix, opened).close
-            alone = self.chat.read(text, self._types, self._has_tools, inside)
-            reading = alone if len(alone.calls) == len(whole.calls) else whole
-        calls = tuple(self._numbered(c) for c in whole.calls)
-        self._actions.append(Action(ids, text, stop, whole, prefix))
+            sampled_reading = self.chat.read(text, self._types, self._has_tools, inside)
+            reading = sampled_reading if len(sampled_reading.calls) == len(whole_reading.calls) else whole_reading
+        calls = tuple(self._numbered(c) for c in whole_reading.calls)
+        self._actions.append(Action(ids, text, stop, whole_reading, prefix))
         self.context += ids
-        self._said = self._message(self._actions[-1], whole.kept, calls)
+        self._said = self._message(self._actions[-1], whole_reading.kept, calls)
         clean, plain = self.chat.tokens.without_special, self.chat.tokens.plain
         self.messages.append(plain(self._said))
         self._waits_for_action = False
@@ -180,9 +181,9 @@ class TemplateConversation:
         action = self._actions[-1]
         if self.chat.tools_format == "tags":  # calls by tags are text of the content
             return [self._message(action, action.reading.said, ())]
-        written: Message = {"role": "assistant", "content": action.whole}
+        raw_message: Message = {"role": "assistant", "content": action.whole}
         message = self._said
-        return [message] if message == written else [message, written]
+        return [message] if message == raw_message else [message, raw_message]
 
     def observe(self, messages: Sequence[Message]) -> ContextUpdate:
         """Append the template's text between the last action and the next one.

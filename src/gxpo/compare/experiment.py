@@ -171,16 +171,17 @@ def refuse_other(job: Job) -> None:
     made = job.path / JOB
     if not made.is_file():
         return
-    there, wanted = json.loads(made.read_text()), json.loads(json.dumps(job_keys(job.keys)))
-    if there.get("first_step") != wanted.get("first_step"):
+    recorded_keys, requested_keys = json.loads(made.read_text()), json.loads(json.dumps(job_keys(job.keys)))
+    if recorded_keys.get("first_step") != requested_keys.get("first_step"):
         raise ConfigError(
             f"{job.path} was made with tasks in another order, without the first tasks.per_step of them in its first "
             "epoch: give another --out"
         )
-    for key in sorted({*there, *wanted}):
-        if there.get(key) != wanted.get(key):
+    for key in sorted({*recorded_keys, *requested_keys}):
+        if recorded_keys.get(key) != requested_keys.get(key):
             raise ConfigError(
-                f"{job.path} was made with {key}={there.get(key)}, not {wanted.get(key)}: give another --out"
+                f"{job.path} was made with {key}={recorded_keys.get(key)}, not {requested_keys.get(key)}: "
+                "give another --out"
             )
 
 

@@ -142,7 +142,7 @@ def with_former(store: Mapping[tuple[str, int], dict[str, Any]]) -> dict[tuple[s
 
 
 def job_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """What job.json says of a run: its keys, and the order in which it draws a finite list of tasks."""
+    """The contents of a run's job.json: its keys, and the order in which it draws a finite list of tasks."""
     return {**keys, **_order(keys)}
 
 

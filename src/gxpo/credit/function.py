@@ -58,12 +58,12 @@ class Advantage(FunctionPart, CreditPart):
 
     @torch.no_grad()
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        found = Columns(forest, signals, self, self.options).call(self.function, self.axis)
+        advantages = Columns(forest, signals, self, self.options).call(self.function, self.axis)
         units = {"R": "trajectory", "S": "step of a trajectory", "P": "path token"}
         what = f"credit {show(type(self))}"
         at = self.gives or self.axis
-        found = expect(found, (forest._size(at),), what, self.function, units[at]).to(torch.float64)
-        return found if at == "P" else forest.to_path(found, at)
+        advantages = expect(advantages, (forest._size(at),), what, self.function, units[at]).to(torch.float64)
+        return advantages if at == "P" else forest.to_path(advantages, at)
 
 
 def advantage(function: Callable[..., Tensor], **options: Any) -> CreditPart:

@@ -389,8 +389,8 @@ class Facts:
 
 
 def _doubled(prompt: str) -> bool:
-    """Whether a turn opens inside a turn of the same role that has not been closed; where the outer markers were left
-    out with the special tokens, the role's name is what stands of them."""
+    """Return True if a turn opens inside a turn of the same role that has not been closed; where the outer markers
+    were left out with the special tokens, the role's name is what stands of them."""
     return bool(
         re.search(r"(<\|im_start\|>\w+\s*){2}", prompt)
         or re.search(r"(\[INST\]\s*){2}", prompt)

@@ -285,11 +285,11 @@ def token_texts(tokenizer: Any, vocabulary: int) -> list[set[str]]:
     if key not in cache:
         texts = []
         for token in range(vocabulary):
-            written = tokenizer.convert_ids_to_tokens(token) or ""
+            vocabulary_text = tokenizer.convert_ids_to_tokens(token) or ""
             for marker, blank in MARKERS.items():
-                written = written.replace(marker, blank)
+                vocabulary_text = vocabulary_text.replace(marker, blank)
             decoded = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-            texts.append({decoded, written})
+            texts.append({decoded, vocabulary_text})
         cache[key] = texts
     return cache[key]
 

@@ -24,10 +24,10 @@ def check(task: str, options: Mapping[str, Any] | None = None, *, episodes: int 
     options = dict(options or {})
     source = envs.source(task, {k: v for k, v in options.items() if k != "pool"})
     if source is None:
-        known = ", ".join((*envs.WORLDS, *envs.ADAPTERS))
-        raise TaskError(f"{task!r} is no environment; there are {known} and FILE.py:Class")
-    found = envs.check(source, seeds=range(episodes))
-    return replace(found, problems=(*found.problems, *instances(task, options)))
+        environment_names = ", ".join((*envs.WORLDS, *envs.ADAPTERS))
+        raise TaskError(f"{task!r} is no environment; there are {environment_names} and FILE.py:Class")
+    report = envs.check(source, seeds=range(episodes))
+    return replace(report, problems=(*report.problems, *instances(task, options)))
 
 
 def instances(task: str, options: Mapping[str, Any]) -> list[str]:

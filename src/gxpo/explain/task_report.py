@@ -150,7 +150,7 @@ def report(s: RunSettings, *, model: str | None = None, n: int = 512, scored: in
         ],
     }
     marked = prompt_warnings(tasks, reader.chat, s.chat.template)
-    said = [
+    warning_lines = [
         *_of_file(out),
         *marked,
         *_of_calls(tasks),
@@ -159,7 +159,7 @@ def report(s: RunSettings, *, model: str | None = None, n: int = 512, scored: in
         *_of_split(out, s),
         *_of_reward(out),
     ]
-    return out | {"warnings": said}
+    return out | {"warnings": warning_lines}
 
 
 # ---------------------------------------------------------------- reading
@@ -290,8 +290,10 @@ def _of_file(r: Mapping[str, Any]) -> list[str]:
 
 
 def _of_calls(tasks: Sequence[Task]) -> list[str]:
-    found = [(task.id, padded_arguments(_messages_of(task))) for task in tasks if not isinstance(task.prompt, str)]
-    padded = [(name, keys) for name, keys in found if keys]
+    padding_by_task = [
+        (task.id, padded_arguments(_messages_of(task))) for task in tasks if not isinstance(task.prompt, str)
+    ]
+    padded = [(name, keys) for name, keys in padding_by_task if keys]
     if not padded:
         return []
     names = ", ".join(sorted(padded[0][1]))

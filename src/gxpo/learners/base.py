@@ -42,13 +42,13 @@ class UpdatePart(Part):
 
 def steps_of(update: Any, groups: int) -> int:
     """`optimiser_steps` of an update; GxpoError where it gives no number of steps."""
-    found = update.optimiser_steps(groups)
-    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+    step_count = update.optimiser_steps(groups)
+    if isinstance(step_count, bool) or not isinstance(step_count, int) or step_count < 1:
         raise GxpoError(
-            f"update {show(update)}{place_of(update.optimiser_steps)} gave {found!r} optimiser steps for {groups} "
+            f"update {show(update)}{place_of(update.optimiser_steps)} gave {step_count!r} optimiser steps for {groups} "
             "groups; it has to give a whole number, 1 or more"
         )
-    return found
+    return step_count
 
 
 def deal(group: Tensor, minibatches: int) -> list[Tensor]:

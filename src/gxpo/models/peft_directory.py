@@ -58,10 +58,10 @@ def _in_hub_cache(name: str) -> Path | None:
     hub: Any = need("huggingface_hub", "train")
     errors: Any = need("huggingface_hub.errors", "train")
     try:
-        found = hub.try_to_load_from_cache(name, "config.json")
+        cached_path = hub.try_to_load_from_cache(name, "config.json")
     except errors.HFValidationError:
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(cached_path).parent if isinstance(cached_path, str) else None
 
 
 def _merge_first(path: Path, base: str) -> str:
@@ -73,14 +73,14 @@ def _merge_first(path: Path, base: str) -> str:
 
 
 def tokenizer_home(path: Path) -> Path:
-    """Where the tokenizer of a model's directory is: of an adapter without one, in its base."""
+    """The directory of a model's tokenizer: for an adapter without one, its base."""
     if not is_adapter(path) or any((path / file).is_file() for file in _TOKENIZER):
         return path
     return base_of(path)
 
 
 def config_home(path: Path) -> Path:
-    """Where the config of a model's directory is: of an adapter, in its base."""
+    """The directory of a model's config: for an adapter, its base."""
     return base_of(path) if is_adapter(path) else path
 
 
@@ -113,10 +113,10 @@ def _merge(path: Path, base: Path, place: Path, kind_of: Callable[[Any], Any]) -
             warnings.filterwarnings("ignore", module="peft")
             adapted = peft.PeftModel.from_pretrained(model, str(path), is_trainable=False)
         with safetensors.safe_open(str(path / WEIGHTS[0]), framework="pt") as file:
-            there = set(file.keys())
-        own = set(peft.get_peft_model_state_dict(adapted))
-        if there != own:
-            missing, surplus = sorted(own - there), sorted(there - own)
+            stored_names = set(file.keys())
+        adapter_names = set(peft.get_peft_model_state_dict(adapted))
+        if stored_names != adapter_names:
+            missing, surplus = sorted(adapter_names - stored_names), sorted(stored_names - adapter_names)
             raise ModelError(
                 f"{path}: the adapter does not fit its base {base}: "
                 + "; ".join(
@@ -130,10 +130,10 @@ def _merge(path: Path, base: Path, place: Path, kind_of: Callable[[Any], Any]) -
         adapted.merge_and_unload().save_pretrained(str(place))
         for home in (base, tokenizer_home(path)):  # the adapter's tokenizer over the base's
             for file in home.iterdir():
-                known = file.name.startswith(
+                is_tokenizer_file = file.name.startswith(
                     ("token", "vocab", "merges", "special_", "added_", "chat_", "preprocessor")
                 )
-                if file.is_file() and known:
+                if file.is_file() and is_tokenizer_file:
                     shutil.copyfile(file, place / file.name)
     except ModelError:
         raise

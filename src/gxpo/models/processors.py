@@ -124,19 +124,19 @@ class AutoPictures:
 
     def inputs(self, pictures: Sequence[Pixels]) -> Mapping[str, Tensor]:
         """What the processor gives for each picture, one after the other."""
-        found = [self._one(p) for p in pictures]
-        if other := sorted({name for each in found for name in each} - {*READ}):
+        picture_inputs = [self._one(p) for p in pictures]
+        if other := sorted({name for each in picture_inputs for name in each} - {*READ}):
             raise ModelError(
                 f"{type(self.processor).__name__} gives {other[0]}, which gxpo does not hand to a tower: it knows "
                 f"{', '.join(READ)}"
             )
-        shapes = {each["pixel_values"].shape[1:] for each in found}
+        shapes = {each["pixel_values"].shape[1:] for each in picture_inputs}
         if len(shapes) > 1:
             raise ModelError(
                 f"{type(self.processor).__name__} scales pictures to {len(shapes)} sizes, which can't go through the "
                 "tower together: set a fixed size in preprocessor_config.json"
             )
-        return {name: torch.cat([each[name] for each in found]) for name in found[0]}
+        return {name: torch.cat([each[name] for each in picture_inputs]) for name in picture_inputs[0]}
 
     def _one(self, pixels: Pixels) -> dict[str, Tensor]:
         try:

@@ -118,13 +118,13 @@ class PromptLengths:
                 return replace(task, prompt=prompt)
 
     def said(self, tasks: Sequence[Task], total: int) -> str:
-        """How many prompts are too long, which, and what would fit."""
-        named = ", ".join(f"{t.id!r} with {self.tokens(t.prompt)}" for t in tasks[:NAMED])
+        """Describe how many prompts are too long, which, and what would fit."""
+        examples = ", ".join(f"{t.id!r} with {self.tokens(t.prompt)}" for t in tasks[:NAMED])
         more = f" and {len(tasks) - NAMED} more" if len(tasks) > NAMED else ""
         has = "has" if len(tasks) == 1 else "have"
         return (
-            f"{len(tasks)} of {total} prompts {has} more than {self.most} tokens ({named}{more}), what the context of "
-            f"{self.limit} leaves beside sampling.max_new_tokens={self.answer}"
+            f"{len(tasks)} of {total} prompts {has} more than {self.most} tokens ({examples}{more}), what the context "
+            f"of {self.limit} leaves beside sampling.max_new_tokens={self.answer}"
         )
 
 
@@ -147,35 +147,35 @@ class FittingTasks:
 
     def draw(self, n: int, step: int) -> list[Task]:
         """`n` training tasks of a step whose prompts fit."""
-        asked, tasks = n, []
+        draw_size, tasks = n, []
         while True:
-            drawn = self._inner.draw(asked, step)
-            tasks = [found for t in drawn if (found := self._fitted(t)) is not None]
+            candidates = self._inner.draw(draw_size, step)
+            tasks = [found for t in candidates if (found := self._fitted(t)) is not None]
             if len(tasks) >= n:
                 return tasks[:n]
-            if asked >= TRIES * n:
+            if draw_size >= TRIES * n:
                 name = getattr(self._inner, "name", "tasks")
                 raise TaskError(
-                    f"task {name!r}: {asked - len(tasks)} of {asked} prompts of step {step} have more than "
+                    f"task {name!r}: {draw_size - len(tasks)} of {draw_size} prompts of step {step} have more than "
                     f"{self._lengths.most} tokens: make them shorter, or lower sampling.max_new_tokens"
                 )
-            asked = min(2 * asked, TRIES * n)
+            draw_size = min(2 * draw_size, TRIES * n)
 
     def held_out(self, n: int) -> list[Task]:
         """Up to `n` held-out tasks whose prompts fit."""
         return [found for t in self._inner.held_out(n) if (found := self._lengths.fitted(t)) is not None]
 
     def _fitted(self, task: Task) -> Task | None:
-        found = self._lengths.fitted(task)
-        if found is not task and not self._warned:
+        fitted_task = self._lengths.fitted(task)
+        if fitted_task is not task and not self._warned:
             self._warned = True
-            what = "left out" if found is None else "shortened from the left"
+            what = "left out" if fitted_task is None else "shortened from the left"
             warnings.warn(
                 f"task {task.id!r}: its prompt is too long and is {what} (tasks.too_long={self._lengths.too_long}), as "
                 "further ones are without a word",
                 stacklevel=4,
             )
-        return found
+        return fitted_task
 
 
 def _is_ids(prompt: Any) -> bool:
@@ -222,22 +222,22 @@ def fit(
     What a source makes anew at each step is looked at as it is drawn.
     """
     finite = hasattr(source, "keep_fitting")
-    own = list(listed_of(source)) if training else []
-    held = source.held_out(1 << 30 if finite else held_out)
-    long = [task for task in (*own, *held) if lengths.excess(task)]
+    training_tasks = list(listed_of(source)) if training else []
+    held_out_tasks = source.held_out(1 << 30 if finite else held_out)
+    long = [task for task in (*training_tasks, *held_out_tasks) if lengths.excess(task)]
     if not long:
         return (source if finite or not training else FittingTasks(source, lengths)), []
-    said = f"{name}: {lengths.said(long, len(own) + len(held))}"
+    summary = f"{name}: {lengths.said(long, len(training_tasks) + len(held_out_tasks))}"
     if lengths.too_long == "error":
         if refuses:
-            raise TaskError(f"{said}: {REMEDY}")
-        return source, [f"{said}; the run ends where one of them is drawn"]
+            raise TaskError(f"{summary}: {REMEDY}")
+        return source, [f"{summary}; the run ends where one of them is drawn"]
     what = "left out" if lengths.too_long == "drop" else "shortened from the left"
     if not finite:
-        return FittingTasks(source, lengths), [f"{said}: {what} (tasks.too_long={lengths.too_long})"]
+        return FittingTasks(source, lengths), [f"{summary}: {what} (tasks.too_long={lengths.too_long})"]
     changed = {id(task): lengths.fitted(task) for task in long}
     source.keep_fitting(lambda task: changed.get(id(task), task))
-    return source, [f"{said}: {what} (tasks.too_long={lengths.too_long})"]
+    return source, [f"{summary}: {what} (tasks.too_long={lengths.too_long})"]
 
 
 def of_name(s: RunSettings) -> PromptLengths | None:

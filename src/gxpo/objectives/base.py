@@ -90,10 +90,10 @@ def evaluate(
     """Value and metrics of a term; where it returns a scalar alone they come from its `metrics`, if it has any."""
     what = f"term {show(term)}"
     with naming(what, term):
-        found = term(forest, policy, credit, weight, signals, step)
-    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping):
-        return expect(found[0], (), what, term, ""), dict(found[1])
-    value: Tensor = expect(found, (), what, term, "")
+        output = term(forest, policy, credit, weight, signals, step)
+    if isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], Mapping):
+        return expect(output[0], (), what, term, ""), dict(output[1])
+    value: Tensor = expect(output, (), what, term, "")
     metrics = getattr(term, "metrics", None)
     with torch.no_grad():
         return value, {} if metrics is None else dict(metrics(forest, policy, credit, weight, signals))
@@ -325,8 +325,8 @@ class PolicyGradient(TermPart):
         log_ratio, owner, step = logprob - below[entries], trajectory[entries], forest.path_step[entries]
         what = f"ratio {show(self._level)}"
         with naming(what, self._level):
-            held = self._level.level(self.surrogate.before(log_ratio, given), owner, step)
-        expect(held, log_ratio.shape, what, self._level, "token that is trained")
+            log_level = self._level.level(self.surrogate.before(log_ratio, given), owner, step)
+        expect(log_level, log_ratio.shape, what, self._level, "token that is trained")
         entropy = None
         if "entropy" in self.surrogate.outputs:
             if policy.entropy is None:
@@ -336,8 +336,8 @@ class PolicyGradient(TermPart):
         if self.on_unknown_behaviour == "shaped":
             known = ~policy.behaviour_logprob[entries].isnan()
         above = standing(forest, credit)[entries].to(logprob) if self.surrogate.couples == "group" else None
-        ratio = ratio_of(held)
-        seen = Entries(logprob, below[entries], log_ratio, ratio, given, owner, step, entropy, held, above)
+        ratio = ratio_of(log_level)
+        seen = Entries(logprob, below[entries], log_ratio, ratio, given, owner, step, entropy, log_level, above)
         out = self.surrogate.left_out(seen)
         counted = trainable if out is None else trainable.index_fill(0, entries[out], False)
         shared = forest.path_token if self.dedup_shared_tokens else None

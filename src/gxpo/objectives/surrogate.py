@@ -125,12 +125,12 @@ class RatioFunction(FunctionPart, Ratio):
 
     @classmethod
     def facts(cls, function: Callable[..., Any]) -> dict[str, Any]:
-        known = ("log_ratio", "trajectory", "turn")
+        column_names = ("log_ratio", "trajectory", "turn")
         for name in signature(function).columns:
-            if name not in known:
+            if name not in column_names:
                 raise ConfigError(
                     f"objective.ratio={function.__name__}{place_of(function)} has a parameter {name!r}"
-                    f"{did_you_mean(name, known)}; a ratio reads {', '.join(known)}"
+                    f"{did_you_mean(name, column_names)}; a ratio reads {', '.join(column_names)}"
                 )
         return {}
 

@@ -80,13 +80,13 @@ def find_answers(completion: str) -> Found:
 
 def _outside(places: list[Place], others: list[Place]) -> list[Place]:
     """Those places that begin in none of the others; both are in order."""
-    kept, number = [], 0
+    outer_places, number = [], 0
     for place in places:
         while number < len(others) and others[number].end <= place.start:
             number += 1
         if number == len(others) or place.start < others[number].start:
-            kept.append(place)
-    return kept
+            outer_places.append(place)
+    return outer_places
 
 
 def _inside(text: str) -> str:

@@ -128,9 +128,9 @@ def from_file(text: str) -> Function:
     source = source_of(text)
     name = _word(source["name"])
     remote = {**source, "label": text, "is_scorer": False}
-    found = _declared(source["code"], source["name"])
-    if found is not None:
-        names, keywords, answered = found
+    declaration = _declared(source["code"], source["name"])
+    if declaration is not None:
+        names, keywords, answered = declaration
         if names[:3] == STEP:
             return grouped(load(text), text, name)
         if not takes_batch(names, text, keywords=keywords):
@@ -140,13 +140,16 @@ def from_file(text: str) -> Function:
     if source["folder"] not in sys.path:  # as in the worker: what lies beside the file can be imported
         sys.path.append(source["folder"])
     try:
-        made = object_at(f"{source['file']}:{source['name']}", always=True)
+        reward_object = object_at(f"{source['file']}:{source['name']}", always=True)
     except Unusable as error:
         raise ConfigError(f"reward {text}: {error}") from error
-    here = from_callable(made, text)
-    if here.grouped:
-        return dataclasses.replace(here, name=name if here.verdict and not is_rubric(made) else here.name)
-    return Function(name, text, remote, answered=here.answered)
+    local_function = from_callable(reward_object, text)
+    if local_function.grouped:
+        return dataclasses.replace(
+            local_function,
+            name=name if local_function.verdict and not is_rubric(reward_object) else local_function.name,
+        )
+    return Function(name, text, remote, answered=local_function.answered)
 
 
 def _word(expression: str) -> str:
@@ -164,7 +167,7 @@ def _binds(code: bytes, name: str) -> bool:
 
 
 def _declared(code: bytes, name: str) -> tuple[tuple[str, ...], bool, bool] | None:
-    """Of a plain function of a file: its parameters, whether it takes any others, whether it must be given an answer.
+    """Read a plain function's parameters in its file, whether it takes others, whether it must be given an answer.
     None of anything else: only the object tells."""
     try:
         body = ast.parse(code).body
@@ -174,23 +177,27 @@ def _declared(code: bytes, name: str) -> tuple[tuple[str, ...], bool, bool] | No
     if not isinstance(last, ast.FunctionDef) or last.decorator_list:
         return None
     positional = [a.arg for a in (*last.args.posonlyargs, *last.args.args)]
-    named = [a.arg for a in last.args.kwonlyargs]
+    keyword_names = [a.arg for a in last.args.kwonlyargs]
     optional = positional[len(positional) - len(last.args.defaults) :]
-    optional += [a for a, default in zip(named, last.args.kw_defaults, strict=True) if default is not None]
-    if not {*positional, *named} & {*ARGUMENTS, *BATCH}:
+    optional += [a for a, default in zip(keyword_names, last.args.kw_defaults, strict=True) if default is not None]
+    if not {*positional, *keyword_names} & {*ARGUMENTS, *BATCH}:
         return None
-    return (*positional, *named), last.args.kwarg is not None, "answer" in {*positional, *named} - set(optional)
+    return (
+        (*positional, *keyword_names),
+        last.args.kwarg is not None,
+        "answer" in {*positional, *keyword_names} - set(optional),
+    )
 
 
 def _bound(statement: ast.stmt) -> set[str]:
     """Names that a statement of a module binds, in its branches, too."""
-    found = {x.id for x in ast.walk(statement) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
-    found |= {a.asname or a.name.split(".")[0] for a in ast.walk(statement) if isinstance(a, ast.alias)}
+    bound_names = {x.id for x in ast.walk(statement) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
+    bound_names |= {a.asname or a.name.split(".")[0] for a in ast.walk(statement) if isinstance(a, ast.alias)}
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     return (
         {statement.name}
         if isinstance(statement, kinds)
-        else found | {x.name for x in ast.walk(statement) if isinstance(x, kinds)}
+        else bound_names | {x.name for x in ast.walk(statement) if isinstance(x, kinds)}
     )
 
 
@@ -251,7 +258,7 @@ def from_callable(function: Any, text: str = "") -> Function:
 
 
 def _of_factory(text: str, named: Sequence[str]) -> str:
-    """How to name what a function makes, where it may be a factory."""
+    """Advise how to name what a function makes, where it may be a factory."""
     if {*named} & {*ARGUMENTS, *BATCH}:
         return ""
     return f"; if it makes a reward, name the call, as {text or 'make'}({', '.join(f'{n}=...' for n in named)})"

@@ -76,13 +76,13 @@ class Comparison:
             function, loads = load(metric), source_of(metric, "", "my_metrics.py:similarity")
         elif isinstance(metric, str):
             function = metric_of(metric, f"{key}.metric")
-        own = {f.name for f in dataclasses.fields(cls)} - {"options", "loads"}
+        field_names = {f.name for f in dataclasses.fields(cls)} - {"options", "loads"}
         theirs = options_of(function)
-        for name in set(given) - own - set(theirs):
-            there = did_you_mean(name, [*own, *theirs]) or f"; {metric} has {', '.join(theirs) or 'no options'}"
+        for name in set(given) - field_names - set(theirs):
+            there = did_you_mean(name, [*field_names, *theirs]) or f"; {metric} has {', '.join(theirs) or 'no options'}"
             raise ConfigError(f"{key} has no {name!r}{there}")
         options = {name: value for name, value in given.items() if name in theirs}
-        made = {name: value for name, value in given.items() if name in own and name not in theirs}
+        made = {name: value for name, value in given.items() if name in field_names and name not in theirs}
         made |= {"metric": function, "loads": loads}
         if made.get("clip") is not None:
             made["clip"] = tuple(made["clip"])
@@ -121,7 +121,7 @@ class Comparison:
 
     @functools.cached_property
     def measure(self) -> Measure:
-        """What a worker computes, or this process."""
+        """The measure that a worker computes, or this process."""
         return Measure(self.loads if self.is_bounded and self.loads is not None else self.metric, self.pattern)
 
     def options_for(self, task: Task) -> dict[str, Any]:
@@ -184,8 +184,8 @@ class Compared:
             if key not in self._bounded:
                 measure = jobs[places[0]][0].measure
                 self._bounded[key] = Bounded(measure, self.name, rehearsal=("0", "0", {}), **self._limits)
-            found = self._bounded[key].run([jobs[place][1] for place in places])
-            for place, reply in zip(places, found, strict=True):
+            bounded_replies = self._bounded[key].run([jobs[place][1] for place in places])
+            for place, reply in zip(places, bounded_replies, strict=True):
                 replies[place] = reply
         return replies
 
@@ -245,18 +245,20 @@ class Match(Compared):
 
     def check_tasks(self, source: TaskSource) -> None:
         """ConfigError for a JSON Schema, of the configuration or of a task, that is none."""
-        found: list[tuple[str, Any]] = []
+        schemas: list[tuple[str, Any]] = []
         for kind, comparison in self.comparisons.items():
             schema = comparison.options.get("schema") if comparison.loads == "json_schema" else None
             if schema is None:
                 continue
             if not (isinstance(schema, str) and schema.startswith(NOTE)):
-                found.append(("scoring.options.match: schema", schema))
+                schemas.append(("scoring.options.match: schema", schema))
                 continue
-            asked = [task for task in tasks_of(source) if self.by is None or of_task(self.by, task) == kind]
-            found += [(f"task {task.id!r}: {schema}", x) for task in asked if (x := of_task(schema, task)) is not None]
-        if found:
-            check_schemas(found, self._limits)
+            kind_tasks = [task for task in tasks_of(source) if self.by is None or of_task(self.by, task) == kind]
+            schemas += [
+                (f"task {task.id!r}: {schema}", x) for task in kind_tasks if (x := of_task(schema, task)) is not None
+            ]
+        if schemas:
+            check_schemas(schemas, self._limits)
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
         jobs = []

@@ -54,36 +54,38 @@ def correct(completion: str, answer: Any) -> dict[str, float]:
         raise ValueError(f"the answer {str(answer)[:50]!r} can't be read: {error}") from None
     if answer is None or not gold:
         raise ValueError(f"the answer {answer!r} can't be read as mathematics")
-    found = find_answers(completion)
-    if found.answer is not None and right is not None and (number := numeral(found.answer)) is not None:
+    extraction = find_answers(completion)
+    if extraction.answer is not None and right is not None and (number := numeral(extraction.answer)) is not None:
         if number == right:
             return {"correct": 1.0}
         if abs(number - right) > APART * abs(right):
             return {"correct": 0.0}
     try:
-        given = _parsed(unseparated(found.rest)) if found.answer is None else _answer(plain(found.answer))
+        expressions = (
+            _parsed(unseparated(extraction.rest)) if extraction.answer is None else _answer(plain(extraction.answer))
+        )
     except TooLarge as error:
         raise OverLimit(f"an expression that is not worth parsing: {error}") from None
-    if any(one == other for one in gold for other in given):
+    if any(one == other for one in gold for other in expressions):
         return {"correct": 1.0}
     try:
-        for expression in (*gold, *given):
+        for expression in (*gold, *expressions):
             if not isinstance(expression, str):
                 evaluable(expression)
     except TooLarge as error:
         raise OverLimit(f"an expression that is not worth evaluating: {error}") from None
-    return {"correct": float(verify(gold, given, timeout_seconds=0, raise_on_error=True))}
+    return {"correct": float(verify(gold, expressions, timeout_seconds=0, raise_on_error=True))}
 
 
 def _answer(text: str) -> list[Any]:
     """Expressions of a final answer: read as mathematics, or as a sentence where it is none."""
     readings = [text, f"\\boxed{{{text}}}"] if any(mark in text for mark in MARKS) else [f"\\boxed{{{text}}}", text]
-    given: list[Any] = []
+    expressions: list[Any] = []
     for reading in readings:
-        given = _parsed(reading) or given
-        if any(not isinstance(expression, str) for expression in given):
+        expressions = _parsed(reading) or expressions
+        if any(not isinstance(expression, str) for expression in expressions):
             break
-    return given
+    return expressions
 
 
 def _parsed(text: str) -> list[Any]:

@@ -37,16 +37,16 @@ def numeral(text: str) -> Fraction | None:
         if text.startswith(begin) and text.endswith(end) and len(text) > len(begin) + len(end):
             text = text[len(begin) : -len(end)].strip()
     text = text.replace("\u2212", "-").removesuffix(".").strip()
-    found = NUMERAL.fullmatch(text)
-    if found is None or not (found["whole"] or found["part"] or found["alone"] or found["naked"]):
+    match = NUMERAL.fullmatch(text)
+    if match is None or not (match["whole"] or match["part"] or match["alone"] or match["naked"]):
         return None
-    digits = re.sub(r"\D", "", found["whole"] or "") if found["whole"] else ""
-    power = next((int(x) for x in found.group("e", "braced", "bare", "alone", "naked") if x is not None), 0)
+    digits = re.sub(r"\D", "", match["whole"] or "") if match["whole"] else ""
+    power = next((int(x) for x in match.group("e", "braced", "bare", "alone", "naked") if x is not None), 0)
     if abs(power) > LARGEST:
         return None
-    is_power = found["alone"] is not None or found["naked"] is not None
-    value = Fraction(1 if is_power else (digits or "0") + (found["part"] or "")) * Fraction(10) ** power
-    return -value if found["sign"] == "-" else value
+    is_power = match["alone"] is not None or match["naked"] is not None
+    value = Fraction(1 if is_power else (digits or "0") + (match["part"] or "")) * Fraction(10) ** power
+    return -value if match["sign"] == "-" else value
 
 
 def plain(text: str) -> str:
@@ -60,8 +60,8 @@ def plain(text: str) -> str:
         return unseparated(text)
     places = next(n for n in range(len(text) + LARGEST + 1) if 10**n % value.denominator == 0)
     digits = str(abs(value.numerator) * (10**places // value.denominator)).zfill(places + 1)
-    whole, part = (digits[:-places], f".{digits[-places:]}") if places else (digits, "")
-    return f"{'-' if value < 0 else ''}{whole}{part}"
+    integer, part = (digits[:-places], f".{digits[-places:]}") if places else (digits, "")
+    return f"{'-' if value < 0 else ''}{integer}{part}"
 
 
 def unseparated(text: str) -> str:

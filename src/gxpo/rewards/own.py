@@ -46,20 +46,20 @@ def apply(forest: Forest, shapes: Parts, steps: Parts, adds: Parts) -> Forest:
     columns = {name: forest.components[:, i] for i, name in enumerate(forest.component_names)}
     outcome = forest.outcome.to(torch.float64)
     for name, part in shapes.items():
-        found = _called(f"reward.shape.{name}", part, forest.replace(outcome=outcome))
-        found = _of_trajectories(f"reward.shape.{name}", part, found, forest)
-        outcome = columns[_new(column(name, part), forest)] = found
+        shaped_R = _called(f"reward.shape.{name}", part, forest.replace(outcome=outcome))
+        shaped_R = _of_trajectories(f"reward.shape.{name}", part, shaped_R, forest)
+        outcome = columns[_new(column(name, part), forest)] = shaped_R
     reward = forest.step_reward
     for name, part in steps.items():
-        found = _called(f"reward.step.{name}", part, forest.replace(outcome=outcome))
-        found = expect(found, reward.shape, f"reward.step.{name}", part, "step (nan for none)")
-        reward = _with_step_reward(reward, found)
+        added_S = _called(f"reward.step.{name}", part, forest.replace(outcome=outcome))
+        added_S = expect(added_S, reward.shape, f"reward.step.{name}", part, "step (nan for none)")
+        reward = _with_step_reward(reward, added_S)
     for slot, part in adds.items():
         what = f"reward.add.{slot}"
-        found = _called(what, part, forest)
-        for name, value in (found if isinstance(found, Mapping) else {slot: found}).items():
-            named = what if name == slot else f"{what}, value {name!r}"
-            columns[_new(name, forest)] = value = _of_trajectories(named, part, value, forest)
+        components = _called(what, part, forest)
+        for name, value in (components if isinstance(components, Mapping) else {slot: components}).items():
+            label = what if name == slot else f"{what}, value {name!r}"
+            columns[_new(name, forest)] = value = _of_trajectories(label, part, value, forest)
             outcome = outcome + value
     scored = forest.with_rewards(outcome, components=columns)
     return scored.replace(

@@ -124,8 +124,8 @@ class Context:
         reply = self.conversation.act(tokens)
         if not self.summarising:
             # an assistant's message that the action continues is part of the answer
-            seen = self.observation[:-1] if _begins_answer(self.observation) else self.observation
-            self.exchanges.append((seen, list(self.conversation.messages[before:])))
+            observation = self.observation[:-1] if _begins_answer(self.observation) else self.observation
+            self.exchanges.append((observation, list(self.conversation.messages[before:])))
         return reply
 
     def observe(self, observation: str | Sequence[Message]) -> ContextUpdate:
@@ -163,7 +163,7 @@ class Context:
 
 
 def _begins_answer(observation: Sequence[Message]) -> bool:
-    """Whether the observation ends with the beginning of the policy's own answer."""
+    """Return True if the observation ends with the beginning of the policy's own answer."""
     return bool(observation) and observation[-1]["role"] == "assistant"
 
 

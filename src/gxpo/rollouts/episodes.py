@@ -196,8 +196,8 @@ class Play:
             length = len(base.whole(fork.turn)) if fork.turn < turns else 0
             if not 0 <= fork.token <= length:
                 raise GxpoError(f"{subject} leaves turn {fork.turn} after {fork.token} tokens: its action has {length}")
-            own = None if fork.anew or base.asked is None else base.asked.sampling
-            limit = (own or self.session.sampling).max_new_tokens
+            sampling = None if fork.anew or base.asked is None else base.asked.sampling
+            limit = (sampling or self.session.sampling).max_new_tokens
             if fork.token >= limit:
                 raise GxpoError(f"{subject} after {fork.token} tokens has no room: an action has {limit} at most")
             if fork.name in names:
@@ -427,14 +427,14 @@ class Play:
         for e in reversed(self.episodes):
             if id(e) in with_bases and e.base is not None:
                 with_bases.add(id(e.base))
-        written = [e for e in self.episodes if id(e) in with_bases]
-        if len(ids := Counter(e.id for e in written)) < len(written):
+        episodes_with_bases = [e for e in self.episodes if id(e) in with_bases]
+        if len(ids := Counter(e.id for e in episodes_with_bases)) < len(episodes_with_bases):
             name = ids.most_common(1)[0][0]
             raise GxpoError(f"two attempts have the id {name!r}: give a fork's key another attempt or path")
-        forest = Forest.from_records([e.record(dataclasses.asdict(self._read(e))) for e in written])
-        if len(written) == len(chosen):
+        forest = Forest.from_records([e.record(dataclasses.asdict(self._read(e))) for e in episodes_with_bases])
+        if len(episodes_with_bases) == len(chosen):
             return forest
-        return forest.select([row for row, e in enumerate(written) if among is None or id(e) in among])
+        return forest.select([row for row, e in enumerate(episodes_with_bases) if among is None or id(e) in among])
 
     def _read(self, episode: Episode) -> Sampling:
         asked = episode.asked

@@ -157,7 +157,7 @@ def named_call(reply: Reply) -> tuple[str, str]:
 
 
 def _last_tagged(text: str) -> str:
-    """What stands in the element `<name>...</name>` that is closed last; the whole text without one."""
+    """The text in the element `<name>...</name>` that is closed last; the whole text without one."""
     opened: dict[str, int] = {}
     inside = text
     for tag in _TAG.finditer(text):

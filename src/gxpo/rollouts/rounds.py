@@ -101,27 +101,29 @@ class Rounds(RolloutPart):
         """All rounds of a step."""
         with self._play(session) as play:
             rounds: list[Round] = []
-            asked = self._attempts("first", play.draws(tasks), play)
-            while asked or not rounds:
-                rounds.append(Round(self._played(play.begin(asked), play), play))
-                asked = self._attempts("then", rounds, play)
+            requests = self._attempts("first", play.draws(tasks), play)
+            while requests or not rounds:
+                rounds.append(Round(self._played(play.begin(requests), play), play))
+                requests = self._attempts("then", rounds, play)
             return self.merge(rounds, play)
 
     def _attempts(self, name: str, *given: Any) -> Sequence[Attempts | Fork]:
-        """What one of the rollout's methods asks for; GxpoError where it gives anything else."""
+        """The requests of one of the rollout's methods; GxpoError where it gives anything else."""
         method = getattr(self, name)
-        found = method(*given)
+        requests = method(*given)
         wrong = (
-            [x for x in found if not isinstance(x, (Attempts, Fork))] if isinstance(found, (list, tuple)) else [found]
+            [x for x in requests if not isinstance(x, (Attempts, Fork))]
+            if isinstance(requests, (list, tuple))
+            else [requests]
         )
         if wrong:
             kind = "None" if wrong[0] is None else type(wrong[0]).__name__
-            where = f"{kind}" if wrong[0] is found else f"a {type(found).__name__} with {kind}"
+            where = f"{kind}" if wrong[0] is requests else f"a {type(requests).__name__} with {kind}"
             raise GxpoError(
                 f"rollout {show(self)}: {name}{place_of(method)} gave {where}; it has to give a list of "
                 "draw.attempts(n) and Fork(...), empty where there are none"
             )
-        return found
+        return requests
 
     def _play(self, session: Session) -> Play:
         return Play(session, restorable=self.forks)

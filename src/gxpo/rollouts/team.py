@@ -227,9 +227,9 @@ class TeamPlay(Play):
         self.session.release([name for attempt in attempts for name in attempt.names])
 
     def begin(self, asked: Iterable[Attempts | Fork]) -> list[Any]:
-        asked = list(asked)
-        own = [a for a in asked if isinstance(a, Attempts)]
-        if len(own) < len(asked):
+        requests = list(asked)
+        own = [a for a in requests if isinstance(a, Attempts)]
+        if len(own) < len(requests):
             raise GxpoError("attempts of a team can't be forked: begin others, draw.attempts(n, first=...)")
         begun: list[Any] = [TeamAttempt(self.cast, *each, self.session) for each in self._each(own)]
         self.episodes += begun

@@ -157,11 +157,11 @@ def _command(run: str) -> Agent:
         raise ConfigError("agents that are commands need Linux or macOS: on Windows use WSL, or a Python function")
 
     def play(task: Task, line: Line, playing: Playing) -> None:
-        given = json.dumps(as_json(task), default=str) + "\n"
+        task_line = json.dumps(as_json(task), default=str) + "\n"
         try:
             command = Command(words, environment(line), line.api_key)
             playing.on_stop(command.end)
-            code, output, complaint = command.run(given.encode())
+            code, output, complaint = command.run(task_line.encode())
         except NotStarted as error:
             playing.fail("raised", f"{words[0]} can't be started: {error}")
         except OSError as error:

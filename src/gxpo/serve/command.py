@@ -140,7 +140,7 @@ def _read_some(descriptor: int, tail: Tail) -> bool:
 
 
 def _write_some(descriptor: int, rest: memoryview) -> memoryview:
-    """What of `rest` is still to be written; nothing where nobody reads it."""
+    """Write the beginning of `rest` and return what is still to be written; nothing where nobody reads it."""
     try:
         return rest[os.write(descriptor, rest[:PIECE]) :]
     except BlockingIOError:

@@ -61,14 +61,14 @@ class Said:
 class Draft:
     """One prompt of a call in token ids, before it is settled which of the episode's calls goes on from an action.
 
-    said   the action that it goes on from, or branches off from; None: it begins anew
-    opening, ids, seen, conversation, marks  as of `Prompt`; no marks: `part` of a completion's prompts is continued
+    action  the recorded one that it goes on from, or branches off from; None: it begins anew
+    opening, ids, new_text, conversation, marks  as of `Prompt`; no marks: `part` of a completion's prompts is continued
     """
 
-    said: Said | None
+    action: Said | None
     opening: ContextUpdate
     ids: tuple[int, ...]
-    seen: str
+    new_text: str
     conversation: Conversation | None = None
     marks: tuple[bytes, ...] | None = None
     part: str | tuple[int, ...] = ""
@@ -78,11 +78,11 @@ class Draft:
 class Prompt:
     """One prompt of a call, as ids.
 
-    opening  what is new of them, or, rebuilt, all
-    after    the action that it goes on from; None: a new context
-    lane     the number of its context
-    seen     the new messages as text
-    marks    digests of the beginnings of its messages
+    opening   what is new of them, or, rebuilt, all
+    after     the action that it goes on from; None: a new context
+    lane      the number of its context
+    new_text  the new messages as text
+    marks     digests of the beginnings of its messages
     """
 
     asked: Asked
@@ -90,7 +90,7 @@ class Prompt:
     ids: tuple[int, ...]
     after: Said | None
     lane: int
-    seen: str
+    new_text: str
     conversation: Conversation | None = None
     text: str | None = None
     marks: tuple[bytes, ...] = ()
@@ -142,13 +142,13 @@ class History:
         it goes on from."""
         out = []
         for draft in self.drafts(asked) if drafts is None else drafts:
-            if self._origin(draft.marks, draft.part)[0] is not draft.said:
+            if self._origin(draft.marks, draft.part)[0] is not draft.action:
                 draft = self._draft(asked, draft.marks, draft.part)
-            said, lane = self._going_on(draft.said)
-            opening = draft.opening if said is not None else ContextUpdate(draft.ids, rebuilt=True)
+            action, lane = self._going_on(draft.action)
+            opening = draft.opening if action is not None else ContextUpdate(draft.ids, rebuilt=True)
             text = draft.part if draft.marks is None and isinstance(draft.part, str) else None
             marks = draft.marks or ()
-            out.append(Prompt(asked, opening, draft.ids, said, lane, draft.seen, draft.conversation, text, marks))
+            out.append(Prompt(asked, opening, draft.ids, action, lane, draft.new_text, draft.conversation, text, marks))
         return out
 
     def streams(self, prompt: Prompt, n: int) -> list[tuple[int, int]]:
@@ -167,8 +167,8 @@ class History:
         are known by then."""
         if marks is not None:
             for length in range(len(marks), 0, -1):
-                if said := _open_one(self._chats.get(marks[length - 1], ())):
-                    return said, length
+                if action := _open_one(self._chats.get(marks[length - 1], ())):
+                    return action, length
             return None, 0
         if isinstance(part, str):
             candidates = [(len(s.text), s) for s in self._texts if s.text is not None and part.startswith(s.text)]
@@ -178,11 +178,11 @@ class History:
         return _open_one([s for size, s in candidates if size == longest]), 0
 
     def _draft(self, asked: Asked, marks: tuple[bytes, ...] | None, part: str | tuple[int, ...]) -> Draft:
-        said, length = self._origin(marks, part)
+        action, length = self._origin(marks, part)
         try:
             if marks is not None:
-                return self._chat(asked, marks, said, length)
-            return self._continuation(part, said)
+                return self._chat(asked, marks, action, length)
+            return self._continuation(part, action)
         except Refused:
             raise
         except Exception as error:  # templates and tokenizers raise what they like, and one call is to blame
@@ -191,44 +191,44 @@ class History:
             )
             raise Refused(message, param="prompt" if marks is None else "messages") from error
 
-    def _chat(self, asked: Asked, marks: tuple[bytes, ...], said: Said | None, length: int) -> Draft:
+    def _chat(self, asked: Asked, marks: tuple[bytes, ...], action: Said | None, length: int) -> Draft:
         messages = asked.messages or ()
         new = messages[length:]
-        if said is not None:
-            assert said.conversation is not None
-            conversation = said.conversation.copy()
+        if action is not None:
+            assert action.conversation is not None
+            conversation = action.conversation.copy()
             opening = conversation.observe(shown(new, self.chat))
         else:
-            told = shown(messages, self.chat)
+            prompt_messages = shown(messages, self.chat)
             if self.system is not None and all(m["role"] != "system" for m in messages):
-                told = shown([{"role": "system", "content": self.system}, *messages], self.chat)
-            conversation, opening = self.chat.start(told, asked.tools), ContextUpdate((), rebuilt=True)
-        ids, seen = tuple(conversation.context), "\n".join(m["content"] for m in new)
+                prompt_messages = shown([{"role": "system", "content": self.system}, *messages], self.chat)
+            conversation, opening = self.chat.start(prompt_messages, asked.tools), ContextUpdate((), rebuilt=True)
+        ids, new_text = tuple(conversation.context), "\n".join(m["content"] for m in new)
         if opening.rebuilt:
             opening = ContextUpdate(ids, rebuilt=True)
-        return Draft(said, opening, ids, seen, conversation, marks=marks)
+        return Draft(action, opening, ids, new_text, conversation, marks=marks)
 
-    def _going_on(self, said: Said | None) -> tuple[Said | None, int]:
+    def _going_on(self, action: Said | None) -> tuple[Said | None, int]:
         """The action to go on from, unless another call has, and the number of the context."""
-        if said is None or said.continued:
+        if action is None or action.continued:
             self._lanes += 1
             return None, self._lanes - 1
-        said.continued = True
-        return said, said.thread.number
+        action.continued = True
+        return action, action.thread.number
 
-    def _continuation(self, part: str | tuple[int, ...], said: Said | None) -> Draft:
+    def _continuation(self, part: str | tuple[int, ...], action: Said | None) -> Draft:
         """The prompt of a completion: a text is taken as it stands, names of special tokens included."""
-        seen = ""
+        new_text = ""
         if isinstance(part, str):
-            seen = part[len((said and said.text) or "") :]
-            ids = self._encode_start(part) if said is None else said.ids + self._rest(said, seen)
+            new_text = part[len((action and action.text) or "") :]
+            ids = self._encode_start(part) if action is None else action.ids + self._rest(action, new_text)
         else:
-            self._check_ids(part if said is None else part[len(said.ids) :])
+            self._check_ids(part if action is None else part[len(action.ids) :])
             ids = part
         if not ids:
             raise Refused("the prompt is empty", param="prompt")
-        opening = ContextUpdate(ids if said is None else ids[len(said.ids) :], rebuilt=said is None)
-        return Draft(said, opening, ids, seen, part=part)
+        opening = ContextUpdate(ids if action is None else ids[len(action.ids) :], rebuilt=action is None)
+        return Draft(action, opening, ids, new_text, part=part)
 
     def _check_size(self, asked: Asked) -> None:
         """`Refused` for a call that is far too long for a context, before time is spent on its tokens."""
@@ -255,10 +255,10 @@ class History:
         if ids and max(ids) >= size:
             raise Refused(f"prompt has the token id {short_repr(max(ids))}; there are 0 to {size - 1}", param="prompt")
 
-    def _rest(self, said: Said, text: str) -> tuple[int, ...]:
+    def _rest(self, action: Said, text: str) -> tuple[int, ...]:
         """Ids of what a client put behind an action; what the action ended with already is not there twice."""
-        ids = self.tokens.encode_after(text.removeprefix(said.stop) if said.stop else text)
-        return ids[1:] if said.closed is not None and ids[:1] == (said.closed,) else ids
+        ids = self.tokens.encode_after(text.removeprefix(action.stop) if action.stop else text)
+        return ids[1:] if action.closed is not None and ids[:1] == (action.closed,) else ids
 
     # ------------------------------------------------------------ after sampling
     def take(self, prompt: Prompt, completions: Sequence[Completion], turns: Sequence[dict[str, Any]]) -> list[Choice]:
@@ -276,25 +276,25 @@ class History:
             self.threads.append(thread)
             opening = ContextUpdate(prompt.ids, rebuilt=True)
         turn["context" if opening.rebuilt else "observation"] = list(opening.ids)
-        turn["observation_text"] = prompt.seen
+        turn["observation_text"] = prompt.new_text
         turn["state"] = asked.state or f"{prompt.digest:014x}"
         thread.turns.append(turn)
         thread.times.append(self._clock)
         self._clock += 1
-        said = Said(thread, prompt.ids + tuple(completion.tokens))
-        text, said.closed = self.tokens.split_stop(completion.tokens, getattr(self.chat, "stop_ids", ()))
+        action = Said(thread, prompt.ids + tuple(completion.tokens))
+        text, action.closed = self.tokens.split_stop(completion.tokens, getattr(self.chat, "stop_ids", ()))
         text = self.tokens.without_special(text)
         if prompt.conversation is None:
             shown_text = until(text, asked.stop)
-            said.stop = next((s for s in asked.stop if text[len(shown_text) :].startswith(s)), "")
-            said.text = None if prompt.text is None else prompt.text + shown_text
-            self._texts.append(said)
+            action.stop = next((s for s in asked.stop if text[len(shown_text) :].startswith(s)), "")
+            action.text = None if prompt.text is None else prompt.text + shown_text
+            self._texts.append(action)
             return Choice(None, shown_text, completion, prompt)
-        said.conversation = prompt.conversation.copy()
-        reply = said.conversation.act(completion.tokens)
+        action.conversation = prompt.conversation.copy()
+        reply = action.conversation.act(completion.tokens)
         message = answer(reply, text, asked.stop, asked.parse)
         mark = beginnings([*(asked.messages or ()), message], asked.tools)[-1]
-        self._chats.setdefault(mark, []).append(said)
+        self._chats.setdefault(mark, []).append(action)
         return Choice(message, message["content"], completion, prompt)
 
     def _pay(self, asked: Asked) -> None:

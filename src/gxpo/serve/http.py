@@ -93,7 +93,7 @@ class Bodies:
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def read(self, http: Request, prepare: Callable[[bytearray], T]) -> T:
-        """What `prepare` makes of the body; a large one is not read to its end."""
+        """Return what `prepare` makes of the body; a large one is not read to its end."""
         from starlette.requests import ClientDisconnect
 
         body = bytearray()
@@ -134,14 +134,14 @@ def application(queue: CallQueue, decode: reply.Decode, bodies: Bodies, hosts: f
     async def complete(http: Request, *, chat: bool) -> Response:
         attempt = queue.attempt(_key(http))
         try:
-            asked, drafts = await bodies.read(http, lambda body: prepare_call(attempt.history, body, chat))
+            call_request, drafts = await bodies.read(http, lambda body: prepare_call(attempt.history, body, chat))
         except Refused as error:
             attempt.limit = attempt.limit or ("context" if error.code == TOO_LONG else None)
             raise
-        choices = await _answer(http, queue, queue.submit(attempt, asked, drafts))
-        if asked.stream:
-            return StreamingResponse(reply.events(asked, choices, decode), media_type="text/event-stream")
-        return JSONResponse(reply.body(asked, choices, decode))
+        choices = await _answer(http, queue, queue.submit(attempt, call_request, drafts))
+        if call_request.stream:
+            return StreamingResponse(reply.events(call_request, choices, decode), media_type="text/event-stream")
+        return JSONResponse(reply.body(call_request, choices, decode))
 
     async def chat(http: Request) -> Response:
         return await complete(http, chat=True)
@@ -197,8 +197,8 @@ def _key(http: Request) -> str | None:
 
 
 def prepare_call(history: History, body: bytearray, chat: bool) -> tuple[Asked, list[Draft]]:
-    asked = request.read(parse_body(body), chat=chat)
-    return asked, history.drafts(asked)
+    call_request = request.read(parse_body(body), chat=chat)
+    return call_request, history.drafts(call_request)
 
 
 def read_outcome(body: bytearray) -> Any:

@@ -35,10 +35,10 @@ def check_origin(headers: Sequence[tuple[bytes, bytes]], names: frozenset[str]) 
     hosts = _values(headers, b"host")
     match = HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
     if match is None or match[1] not in names:
-        named = short_repr(hosts[0]) if len(hosts) == 1 else "no host, or several"
+        host_text = short_repr(hosts[0]) if len(hosts) == 1 else "no host, or several"
         raise Refused(
-            f"the request names {named}, and the endpoint answers as {', '.join(sorted(names))} alone; allow another "
-            "name with rollout.allowed_hosts, or gxpo serve --allow-host",
+            f"the request names {host_text}, and the endpoint answers as {', '.join(sorted(names))} alone; allow "
+            "another name with rollout.allowed_hosts, or gxpo serve --allow-host",
             status=403,
             code="host_not_allowed",
         )

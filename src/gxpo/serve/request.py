@@ -307,7 +307,7 @@ def _stop(given: Any) -> tuple[str, ...]:
 
 
 def _metadata(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What of `metadata` is read here: a name, a state, a number."""
+    """The part of `metadata` that is read here: a name, a state, a number."""
     metadata = given.get("metadata", {})
     if not isinstance(metadata, Mapping):
         raise Refused("metadata is an object", param="metadata")

@@ -94,16 +94,18 @@ def computed(part: SignalPart, forest: Forest, signals: Signals, tools: SignalTo
     """The signals of a part, each on its axis; GxpoError that names a user's file where one can't be."""
     what = f"signal {', '.join(part.provides)}"
     with naming(what, part):
-        found = part.compute(forest, signals, tools)
-    if not isinstance(found, Mapping):
-        raise GxpoError(f"{what}{place_of(part)} gave {in_words(found)}; it has to give a mapping of names to tensors")
+        columns = part.compute(forest, signals, tools)
+    if not isinstance(columns, Mapping):
+        raise GxpoError(
+            f"{what}{place_of(part)} gave {in_words(columns)}; it has to give a mapping of names to tensors"
+        )
     if users_code(part) is not None:
-        for name, value in found.items():
+        for name, value in columns.items():
             axis = part.axes.get(name, "P")
             size = forest._size(axis)
             if not hasattr(value, "is_complex") or value.is_complex() or not value.dim() or len(value) != size:
                 expect(value, (size,), f"signal {name}", part, f"row of axis {axis}")
-    return found
+    return columns
 
 
 @dataclass(frozen=True)

@@ -85,5 +85,5 @@ class Dataset(ListedTasks):
 def _row(row: Mapping[str, Any], answer: str) -> dict[str, Any]:
     """A row whose task has the id of its place, and an answer without space around it."""
     out = {k: v for k, v in row.items() if k != "id"}
-    found = cell(out, answer)
-    return out | ({answer: found.strip()} if isinstance(found, str) and found.strip() else {})
+    answer_value = cell(out, answer)
+    return out | ({answer: answer_value.strip()} if isinstance(answer_value, str) and answer_value.strip() else {})

@@ -71,8 +71,8 @@ def _power(node: ast.expr) -> float:
         return max(_power(node.left), _power(node.right))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
         return _power(node.left) * _exponent(node.right)
-    named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS
-    if isinstance(node, ast.Call) and named and not node.keywords and 1 <= len(node.args) <= 2:
+    is_allowed_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS
+    if isinstance(node, ast.Call) and is_allowed_call and not node.keywords and 1 <= len(node.args) <= 2:
         return max(map(_power, node.args))
     raise ValueError(f"{type(node).__name__} is no arithmetic")
 

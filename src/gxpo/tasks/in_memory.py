@@ -52,7 +52,7 @@ def rows_in(given: Any, what: str) -> Iterable[Any]:
 
 
 def _is_frame(given: Any) -> bool:
-    """Whether it is a table of pandas."""
+    """Return True if it is a table of pandas."""
     return hasattr(given, "to_dict") and hasattr(given, "columns")
 
 

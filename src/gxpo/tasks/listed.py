@@ -89,10 +89,12 @@ class ListedTasks(Epochs):
         sides: list[list[Task]] = []
         for side, found in (("training", self._training), ("held-out", self._held_out)):
             changed = [[change(task) for task in together] for together in wordings(found)]
-            kept = [task for together in changed if None not in together for task in together if task is not None]
-            if not kept:
+            fitting_tasks = [
+                task for together in changed if None not in together for task in together if task is not None
+            ]
+            if not fitting_tasks:
                 raise TaskError(f"{self.name}: the prompts of all {len(found)} {side} tasks are too long")
-            sides.append(kept)
+            sides.append(fitting_tasks)
         self._training, self._held_out = sides
         self._sets = wordings(self._training)
 

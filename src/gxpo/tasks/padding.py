@@ -31,7 +31,7 @@ def row_trim(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
 
 
 def _trim_of(kind: Any) -> Trim | None:
-    """What takes the padding out of a value of this type of Arrow; None where there can be none."""
+    """Function that takes the padding out of a value of this type of Arrow; None where there can be none."""
     types: Any = need("pyarrow", "data").types
     if types.is_struct(kind):
         inner = {part.name: _trim_of(part.type) for part in kind}
@@ -87,8 +87,8 @@ class _Place:
         if not isinstance(value, Mapping):
             return value
         padded = all(present == self.objects for present, _ in self.keys.values())
-        kept = {k: v for k, v in value.items() if v is not None or not padded or not self.keys[k][1]}
-        return {k: self.below[k].trimmed(v) if k in self.below else v for k, v in kept.items()}
+        entries = {k: v for k, v in value.items() if v is not None or not padded or not self.keys[k][1]}
+        return {k: self.below[k].trimmed(v) if k in self.below else v for k, v in entries.items()}
 
 
 def without_even_padding(rows: Rows, columns: Sequence[str]) -> Rows:

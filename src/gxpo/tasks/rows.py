@@ -57,20 +57,20 @@ def tasks_of(rows: Iterable[Row | TaskError], columns: Columns, label: str, exam
     error. An answer or an id that is a number becomes text, and `info` keeps it as it was. Raises `TaskError` with the
     row and the field; nothing is half-loaded.
     """
-    given = [row if isinstance(row, TaskError) else with_prompt(row, columns) for row in rows]
+    rows_or_errors = [row if isinstance(row, TaskError) else with_prompt(row, columns) for row in rows]
     if columns.answer in (COLUMNS.answer, verl_rows.ANSWER):
-        given = verl_rows.with_answers(given, columns.answer, label)
-    listed = [row for row in given if not isinstance(row, TaskError)]
-    if not given:
+        rows_or_errors = verl_rows.with_answers(rows_or_errors, columns.answer, label)
+    listed = [row for row in rows_or_errors if not isinstance(row, TaskError)]
+    if not rows_or_errors:
         raise TaskError(f"{label}: no tasks in it{example}")
     if not listed:
-        raise at_fault(label, [row for row in given if isinstance(row, TaskError)], len(given))
+        raise at_fault(label, [row for row in rows_or_errors if isinstance(row, TaskError)], len(rows_or_errors))
     _check_columns(listed, columns, label)
     answered = any(cells.cell(row, columns.answer) is not None for _, _, row in listed)
     tasks: list[Task] = []
     faults: list[TaskError] = []
     place_of: dict[str, str] = {}
-    for one in given:
+    for one in rows_or_errors:
         if isinstance(one, TaskError):
             faults.append(one)
             continue
@@ -85,7 +85,7 @@ def tasks_of(rows: Iterable[Row | TaskError], columns: Columns, label: str, exam
         place_of[task.id] = where.rpartition(", ")[2]
         tasks.append(task)
     if faults:
-        raise at_fault(label, faults, len(given))
+        raise at_fault(label, faults, len(rows_or_errors))
     return tasks
 
 
@@ -182,14 +182,14 @@ def messages(given: list[Any], where: str) -> tuple[Message, ...]:
     if not given:
         raise TaskError(f"{where}: field 'prompt' holds no message")
     try:
-        found = normal_messages(given)
-        without_prefill(found)  # an answer that is begun must be one that can be continued
+        conversation = normal_messages(given)
+        without_prefill(conversation)  # an answer that is begun must be one that can be continued
     except ModelError as error:
         raise TaskError(f"{where}: field 'prompt' must hold messages with 'role' and 'content': {error}") from None
-    for i, message in enumerate(found):
+    for i, message in enumerate(conversation):
         if not isinstance(message["content"], str):
             raise TaskError(
                 f"{where}: field 'prompt': message {i}: rows of data hold texts: a prompt with a picture comes from a "
                 "task source in Python (docs/vision.md)"
             )
-    return tuple(found)
+    return tuple(conversation)

@@ -196,13 +196,13 @@ class SampledTasks:
 
     def _warn_of_few(self, left: int, n: int) -> None:
         """Say once that the tasks that are left are fewer than a step draws."""
-        whole = len(self.arms.names)
-        if self._warned or left >= min(n, whole) or not isinstance(self.arms, EachTask):
+        task_count = len(self.arms.names)
+        if self._warned or left >= min(n, task_count) or not isinstance(self.arms, EachTask):
             return
         self._warned = True
         warnings.warn(
-            f"tasks.sampler={type(self.sampler).__name__}: {left} of {whole} tasks are left, and a step draws {n}: "
-            "they come several times in a step (lower tasks.per_step, or set tasks.sampler.uniform above 0)",
+            f"tasks.sampler={type(self.sampler).__name__}: {left} of {task_count} tasks are left, and a step draws "
+            f"{n}: they come several times in a step (lower tasks.per_step, or set tasks.sampler.uniform above 0)",
             stacklevel=3,
         )
 

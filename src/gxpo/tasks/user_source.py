@@ -168,16 +168,16 @@ class OwnTasks:
     def _tasks(self, method: str, *arguments: int) -> list[Task]:
         label = f"task {self.name!r}: {method}"
         try:
-            given = getattr(self._inner, method)(*arguments)
-            if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+            raw_tasks = getattr(self._inner, method)(*arguments)
+            if isinstance(raw_tasks, (str, bytes, Mapping)) or not isinstance(raw_tasks, Iterable):
                 place = place_of(getattr(self._inner, method))
-                raise TaskError(f"{label}{place} gave {type(given).__name__}; it has to give a list of tasks")
-            given = list(given)
+                raise TaskError(f"{label}{place} gave {type(raw_tasks).__name__}; it has to give a list of tasks")
+            raw_tasks = list(raw_tasks)
         except GxpoError:
             raise
         except Exception as error:
             raise TaskError(f"{label}: {described(error)}") from error
-        return [self._task(x, f"{label}, item {i}") for i, x in enumerate(given)]
+        return [self._task(x, f"{label}, item {i}") for i, x in enumerate(raw_tasks)]
 
     def _task(self, given: Any, where: str) -> Task:
         if isinstance(given, Task):

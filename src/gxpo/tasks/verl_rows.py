@@ -24,18 +24,18 @@ def with_answers(rows: Sequence[Any], column: str, label: str) -> list[Any]:
     beside it becomes its error.
     """
     rows = [row if isinstance(row, TaskError) or not is_verl(row[2]) else _without_pictures(row) for row in rows]
-    own = [row for row in rows if not isinstance(row, TaskError)]
-    verl = [row for row in own if is_verl(row[2])]
-    if not verl or any(column in row[2] for row in own):
+    readable_rows = [row for row in rows if not isinstance(row, TaskError)]
+    verl = [row for row in readable_rows if is_verl(row[2])]
+    if not verl or any(column in row[2] for row in readable_rows):
         return rows
     answers: dict[str, Any] = {}
     for where, _, cells in verl:
-        found, why = answer_of(cells)
+        truth, why = answer_of(cells)
         if why:
             if column != ANSWER:
                 _warn(label, where.removeprefix(f"{label}, "), why)
             return rows
-        answers[where] = found
+        answers[where] = truth
     answered = [None if isinstance(row, TaskError) else answers.get(row[0]) for row in rows]
     return [
         row if answer is None else (*row[:2], {**row[2], column: answer})
@@ -82,16 +82,16 @@ def answer_of(cells: Mapping[str, Any]) -> tuple[str | int | float | None, str]:
 
 
 def _json(value: Any) -> Any:
-    """What a text of JSON holds, if that is a mapping or a list of texts; any other value as it is ("[0, 1]" is an
+    """Decode a text of JSON that holds a mapping or a list of texts; return any other value as it is ("[0, 1]" is an
     interval)."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:
-        found = json.loads(value)
+        content = json.loads(value)
     except (ValueError, RecursionError):
         return value
-    texts = isinstance(found, list) and found and all(isinstance(x, (str, Mapping)) for x in found)
-    return found if isinstance(found, Mapping) or texts else value
+    texts = isinstance(content, list) and content and all(isinstance(x, (str, Mapping)) for x in content)
+    return content if isinstance(content, Mapping) or texts else value
 
 
 def _without_pictures(row: Any) -> Any:

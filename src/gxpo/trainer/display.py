@@ -154,7 +154,7 @@ def html(latest: Latest) -> str:
     head = "".join(f"<th style='text-align:right'>{name}</th>" for name in names)
     body = "".join(f"<td style='text-align:right'>{cell}</td>" for cell in cells)
     texts = (f"step {run.step} of {steps}", latest.left, str(run.path))
-    said = " &middot; ".join(escape(escaped(x)) for x in texts if x)
+    caption = " &middot; ".join(escape(escaped(x)) for x in texts if x)
     bar = f"<progress max='1' value='{latest.share:.4f}' style='width:20em;vertical-align:middle'></progress>"
     table = f"<table><tr>{head}</tr><tr>{body}</tr></table>" if names else ""
-    return f"<div>{bar} {said}{table}</div>"
+    return f"<div>{bar} {caption}{table}</div>"

@@ -206,8 +206,8 @@ class Trainer(Stages):
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are taken, the budget is spent, the last phase is over, `trainer.stop_early` has seen
-        enough, or the sampler has no task left."""
+        """Return True if all steps are taken, the budget is spent, the last phase is over, `trainer.stop_early` has
+        seen enough, or the sampler has no task left."""
         ended = self.tracker is not None and self.tracker.last and self._phase_over
         ended = ended or (self.early is not None and self.early.over) or self.exhausted is not None
         return ended or self.step_number >= self.settings.trainer.steps or self.spent >= 1.0
@@ -280,10 +280,10 @@ class Trainer(Stages):
             path = self.out / "evaluations" / f"step-{step:06d}.json"
             path.parent.mkdir(exist_ok=True)
             checkpoint.write_atomic(path, json.dumps(found.verdicts))
-            shown = with_texts(found.shown, decoder(self.tokenizer, self.chat))
-            dump(shown, path.with_suffix(".jsonl"))
+            records = with_texts(found.shown, decoder(self.tokenizer, self.chat))
+            dump(records, path.with_suffix(".jsonl"))
             self.calls.evaluation({"step": step} | figures, self.run)
-            self._show(shown, step, "eval")
+            self._show(records, step, "eval")
         return figures
 
     # ------------------------------------------------------------ phases

@@ -216,13 +216,13 @@ class Session:
         """
         forest = self._scores.recalled(forest)
         new, judged = ~self._scores.is_met(forest), ~self._scores.is_judged(forest)
-        found = self._judged(forest, judged, texts)
-        if MISREAD in found.step_finish:
-            found = without_misread(found)
-        self._scores.note(forest, found, judged)
+        scored_forest = self._judged(forest, judged, texts)
+        if MISREAD in scored_forest.step_finish:
+            scored_forest = without_misread(scored_forest)
+        self._scores.note(forest, scored_forest, judged)
         if self._seen is not None and bool(new.any()):
-            self._seen(found.select(new))
-        return found
+            self._seen(scored_forest.select(new))
+        return scored_forest
 
     def recall(self, forest: Forest) -> Forest:
         """The forest of attempts as they were played, with the scores that some got before in this step."""

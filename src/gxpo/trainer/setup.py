@@ -215,12 +215,12 @@ def fitted(s: RunSettings, method: Method, source: Any, policy: Policy, *, refus
 
     refuses  whether one that is too long raises TaskError under tasks.too_long=error, or is only told
     """
-    known = [x for x in (policy.positions, getattr(policy.engine, "positions", None)) if x]
+    context_limits = [x for x in (policy.positions, getattr(policy.engine, "positions", None)) if x]
     samples = getattr(method.rollout, "samples_prompts", True)  # else the task's prompt is not what is sampled under
-    if min(known) >= 1 << 30 or not (samples or getattr(method.rollout, "evaluation", None) is None):
+    if min(context_limits) >= 1 << 30 or not (samples or getattr(method.rollout, "evaluation", None) is None):
         return source, []
     lengths = prompt_lengths.PromptLengths(
-        policy.chat, s.chat.system, min(known), s.sampling.max_new_tokens, s.tasks.too_long
+        policy.chat, s.chat.system, min(context_limits), s.sampling.max_new_tokens, s.tasks.too_long
     )
     return prompt_lengths.fit(source, lengths, s.eval.tasks, s.task, training=samples, refuses=refuses)
 

@@ -61,7 +61,7 @@ class StepScores:
         """
         if not self._met or bool(forest.scored.all()):
             return forest
-        found: dict[int, Score] = {}
+        score_by_row: dict[int, Score] = {}
         undecided: list[str] = []
         blank = (~forest.scored).nonzero().squeeze(1).tolist()
         rows = [r for r in blank if self._met.get(forest.id[r]) is not None and "failure" not in forest.info[r]]
@@ -71,7 +71,7 @@ class StepScores:
             if score is None or score.content != content or verdicts[r] != score.before:
                 continue
             if written or score.after != score.before:
-                found[r] = score
+                score_by_row[r] = score
             elif not math.isnan(score.outcome):
                 undecided.append(forest.id[r])
         if undecided:
@@ -80,9 +80,9 @@ class StepScores:
                 f"{undecided[0]!r}: they stay unscored; give back what session.score gave, or set info['failure']",
                 stacklevel=4,
             )
-        if not found:
+        if not score_by_row:
             return forest
-        places, scores = torch.tensor(list(found)), list(found.values())
+        places, scores = torch.tensor(list(score_by_row)), list(score_by_row.values())
         names = dict.fromkeys(name for score in scores for name in score.after.components)
         scored = forest.select(places).with_rewards(
             _column([score.outcome for score in scores]),
@@ -127,7 +127,7 @@ def _contents(forest: Forest, rows: Sequence[int]) -> list[int]:
 
 
 def _verdicts(forest: Forest) -> list[Verdict]:
-    """What is known of each trajectory beside its outcome."""
+    """The verdict on each trajectory: all that is known of it beside its outcome."""
     rows = zip(forest.success.tolist(), forest.components.tolist(), strict=True)
     return [
         Verdict(

@@ -52,7 +52,7 @@ class Messages:
 
 
 def _without_bars(text: str) -> str:
-    """What a line says after its last progress bar (`12%|...| 3/25 [...]`)."""
+    """The rest of a line after its last progress bar (`12%|...| 3/25 [...]`)."""
     bar = text.rfind("%|")
     end = _BAR_END.search(text, bar) if bar >= 0 else None
     return text if end is None else text[end.end() :]

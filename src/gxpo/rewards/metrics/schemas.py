@@ -55,11 +55,11 @@ def read(schema: Any) -> Any:
 def fits(schema: Mapping[str, Any]) -> Callable[[Any, Any], bool]:
     """A function of (value, schema of a property): the value fits. ConfigError for what is no schema; OverLimit where
     value or schema are nested deeper than can be followed."""
-    whole = _checked(json.dumps(schema))
+    validator = _checked(json.dumps(schema))
 
     def fits_part(value: Any, part: Any) -> bool:
         try:
-            return next(whole.descend(value, part), None) is None
+            return next(validator.descend(value, part), None) is None
         except RecursionError:
             raise OverLimit("a value or a schema that is nested too deeply") from None
 

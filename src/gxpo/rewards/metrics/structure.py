@@ -32,10 +32,10 @@ def unfenced(text: str) -> str:
     >>> unfenced("```json\\n[1]\\n``` "), unfenced("[1]")
     ('[1]', '[1]')
     """
-    whole = text.strip()
-    if not (len(whole) > 2 * len(FENCE) and whole.startswith(FENCE) and whole.endswith(FENCE)):
+    body = text.strip()
+    if not (len(body) > 2 * len(FENCE) and body.startswith(FENCE) and body.endswith(FENCE)):
         return text
-    inside = whole[len(FENCE) : -len(FENCE)]
+    inside = body[len(FENCE) : -len(FENCE)]
     opening = OPENING.match(inside)
     return text if opening is None else inside[opening.end() :].strip()
 
@@ -66,10 +66,10 @@ def _declared(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[tup
     if not isinstance(properties, Mapping) or not properties:
         return {path: schema} if path else {}
     required = schema.get("required")
-    asked = [key for key in required if key in properties] if isinstance(required, list) else []
-    asked = asked or list(properties)
+    keys = [key for key in required if key in properties] if isinstance(required, list) else []
+    keys = keys or list(properties)
     found = {}
-    for key in asked:
+    for key in keys:
         inner = properties[key] if isinstance(properties[key], Mapping) else {}
         found |= _declared(inner, (*path, key))
     return found
@@ -132,18 +132,18 @@ def json_schema(
     for name in weights:
         if name not in WEIGHTS:
             raise ConfigError(f"json_schema: weights has no {name!r}{did_you_mean(name, WEIGHTS)}")
-    said, schema = parsed(answer), read(schema)
+    document, schema = parsed(answer), read(schema)
     gold = json.loads(reference) if isinstance(reference, str) else reference
     values = leaves(gold) if isinstance(gold, Mapping) and gold else {}
-    asked = _declared(schema) if isinstance(schema, Mapping) else values
-    if not asked:
+    spec_by_path = _declared(schema) if isinstance(schema, Mapping) else values
+    if not spec_by_path:
         return math.nan
     fits_part = fits(schema) if isinstance(schema, Mapping) else None
-    found = {path: at(said, path) for path in asked}
+    found = {path: at(document, path) for path in spec_by_path}
     there = {path: x for path, x in found.items() if x is not ABSENT}
-    right = [fits_part(x, asked[p]) if fits_part else kind(x) == kind(values[p]) for p, x in there.items()]
-    shares = {"parse": 1.0, "keys": len(there) / len(asked), "types": sum(right) / len(asked)}
+    right = [fits_part(x, spec_by_path[p]) if fits_part else kind(x) == kind(values[p]) for p, x in there.items()]
+    shares = {"parse": 1.0, "keys": len(there) / len(spec_by_path), "types": sum(right) / len(spec_by_path)}
     if values:
-        shares["values"] = sum(same(at(said, path), x) for path, x in values.items()) / len(values)
+        shares["values"] = sum(same(at(document, path), x) for path, x in values.items()) / len(values)
     total = sum(weights.get(name, 0.0) for name in shares)
     return sum(weights.get(name, 0.0) * share for name, share in shares.items()) / total if total > 0 else math.nan

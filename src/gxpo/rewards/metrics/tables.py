@@ -35,10 +35,10 @@ class Node:
 
 def table_of(text: str) -> Node | None:
     """The first table of a text, HTML (`<table>`) or LaTeX (`tabular`); None without one."""
-    found = OPENED.search(text)
-    end = text.find(f"\\end{{{found[1]}}}", found.end()) if found else -1
-    if found and end >= 0:
-        return _latex(text[found.end() : end])
+    opening = OPENED.search(text)
+    end = text.find(f"\\end{{{opening[1]}}}", opening.end()) if opening else -1
+    if opening and end >= 0:
+        return _latex(text[opening.end() : end])
     reader = _Html()
     reader.feed(text)
     return reader.finish()
@@ -133,11 +133,11 @@ def _latex_cell(text: str) -> Node:
     """A cell, without the commands that say how far it spans: one of each, which may stand in the other."""
     spans = {"multicolumn": 1, "multirow": 1}
     for _ in spans:
-        found = SPAN.search(text)
-        if found is None:
+        span = SPAN.search(text)
+        if span is None:
             break
-        spans[found[1]] = _count(found[2])
-        text = text[: found.start()] + found[3] + text[found.end() :]
+        spans[span[1]] = _count(span[2])
+        text = text[: span.start()] + span[3] + text[span.end() :]
     return Node("td", " ".join(text.split()), spans["multicolumn"], spans["multirow"])
 
 

@@ -164,7 +164,7 @@ class Ledger:
 
     # ------------------------------------------------------------ after a checkpoint
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of the ledger, by which `go_back` sees that no line of it is lost."""
+        """The state of the ledger for a checkpoint, by which `go_back` sees that no line of it is lost."""
         if self._digest:
             earlier = [mark for mark in self._marks if mark != self._digest]
             self._marks = [*earlier[1 - MARKS :], self._digest]
@@ -265,8 +265,8 @@ def _read(path: Path) -> tuple[dict[int, Entry], set[str]]:
                 digests |= {*line["continues"]} if line["event"] == "rewrite" else set()
                 _apply(line, entries)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                shown = text[:60].decode("utf-8", "backslashreplace")
-                raise CheckpointError(f"{path}:{number}: not a line of a ledger: {shown!r}") from error
+                excerpt = text[:60].decode("utf-8", "backslashreplace")
+                raise CheckpointError(f"{path}:{number}: not a line of a ledger: {excerpt!r}") from error
             if digest is not None:
                 digests.add(digest)
     except BrokenChain as error:
