@@ -109,11 +109,11 @@ def loss(method):
     return made.loss(made.shaped(FOREST), gxpo.PolicyTokens(logprob, logprob.detach()))
 
 
-def module_of(method):
-    """The module of a user's file, of which the method has a part."""
+def module_of(path):
+    """The module of a user's file, of which a method has a part."""
     import sys
 
-    (module,) = {m for n, m in sys.modules.items() if n.startswith("gxpo_user_") and n.endswith(".my_parts")}
+    (module,) = {m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == str(path)}
     return module
 
 
@@ -123,7 +123,7 @@ def test_a_wrong_value_names_the_function_and_both_shapes(users):
         key, _, name = kind.partition("=")
         keys = {key: f"{users}:{name}"} if name != "group_weight" else {key: name, f"{key}.curve": f"{users}:curve"}
         method = gxpo.method("grpo", keys)
-        module = module_of(method)
+        module = module_of(users)
         decorated = function == "ratio"  # a function begins with its decorators
         line = CODE.count("\n", 0, CODE.index(f"def {function}(")) + 1 - decorated
         place = f"(my_parts.py line {line}, in {function}) gave "
@@ -144,7 +144,7 @@ def test_signals_of_a_wrong_shape(users):
     method = gxpo.method("grpo", {"signal.surprise": f"{users}:signal"})
     tools = types.SimpleNamespace(learner=None)
     for came, value in VALUES.items():
-        module_of(method).VALUE = value
+        module_of(users).VALUE = value
         message = (
             rf"signal surprise \(my_parts.py line \d+, in signal\) gave {re.escape(came)}; it has to give shape \(4,\)"
         )

@@ -101,7 +101,7 @@ def test_a_composition_imports_the_methods_it_names_alone(brought: dict[str, set
 def test_grpo_loads_no_part_that_it_does_not_have() -> None:
     """What takes time here is making dataclasses, so modules are counted: a tenth of a second beside torch."""
     loaded = {x for x in json.loads(run("import gxpo", "gxpo.method('grpo')", EVERY)) if x.startswith("gxpo.")}
-    assert len(loaded) <= 64, sorted(loaded)
+    assert len(loaded) <= 65, sorted(loaded)
     assert not loaded & {"gxpo.compat", "gxpo.settings", "gxpo.rewards.scoring", "gxpo.objectives.sequence_score"}
 
 

@@ -32,6 +32,7 @@ NAMES = {  # modules that are called otherwise than the distribution that brings
 }
 BROUGHT = {  # by what an extra states
     "train": {"huggingface_hub"},
+    "rewards": {"referencing", "jsonschema_specifications"},  # by jsonschema
     "trl": {"accelerate", "safetensors"},
 }
 

@@ -31,6 +31,9 @@ FORMER = {
     "srpo_routing@paper": {"credit.scale": "std"},
 }
 FORMER["grpo_vps@paper"] = FORMER["grpo_vps"]
+BOX = r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}|<answer>(.*?)</answer>|#\s*(-?\d+(?:[.,/]\d+)*)"  # braces two deep
+for name in ("copo", "copo@paper", "seed_grpo", "seed_grpo@paper"):
+    FORMER[name] = {"signal.answer_clusters.pattern": BOX}
 STAGES = ("weights", "terms", "rollout", "shapes", "step_rewards", "rewards", "signals", "update", "kl_reward")
 
 

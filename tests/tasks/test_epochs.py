@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.thorough import ALL
 
 import gxpo
 from gxpo import tasks, worlds
@@ -145,7 +146,9 @@ def before(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("keys", [{}, {"async.max_staleness": 1}], ids=["synchronous", "asynchronous"])
+@pytest.mark.parametrize(
+    "keys", [{}, pytest.param({"async.max_staleness": 1}, marks=ALL)], ids=["synchronous", "asynchronous"]
+)
 def test_a_run_of_the_former_order_resumes_in_it(tmp_path: Path, before: Any, keys: dict[str, Any]) -> None:
     """What steps of two drew of six tasks with seed 0 when steps counted from 0, written down from such a run."""
     former = [["t3", "t5"], ["t1", "t2"], ["t1", "t4"], ["t3", "t5"]]
@@ -156,6 +159,7 @@ def test_a_run_of_the_former_order_resumes_in_it(tmp_path: Path, before: Any, ke
     assert drawn(tmp_path / "cut") == former
 
 
+@ALL
 @pytest.mark.filterwarnings("ignore")
 def test_phases_of_a_former_run_keep_its_order(tmp_path: Path, before: Any) -> None:
     """The second phase has tasks of its own, of which steps 2 and 3 drew the third to the sixth of the first epoch."""

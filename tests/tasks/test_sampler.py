@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.rollouts.resumed import check_resumed, lines, parity
+from tests.thorough import ALL
 
 import gxpo
 from gxpo import tasks
@@ -261,7 +262,7 @@ def test_solved_tasks_go_one_by_one_until_none_is_left() -> None:
     assert "none of 2 levels is left" in str(level.exhausted)
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=ALL)])
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_ends_when_every_task_is_solved(tmp_path: Path, staleness: int) -> None:
     """Six tasks that any answer solves, four a step: all are seen after two steps, and the run ends there."""

@@ -3,12 +3,13 @@
 from types import SimpleNamespace
 
 import torch
+from gxpo.trainer.packed_completions import pack, unpack
 
 from gxpo.chat import PlainChat
 from gxpo.forest import Forest
 from gxpo.models import character_tokenizer
 from gxpo.protocols import Completion, Sampling, Task
-from gxpo.trainer.session import Session, _pack, _unpack
+from gxpo.trainer.session import Session
 
 
 class Lengths:
@@ -115,7 +116,7 @@ def test_completions_go_between_processes_with_their_payload():
 
     latent = np.array([[0.1, -2.5], [3.0, 1e-300]])
     sent = [[Completion([1, 2], [-0.1, -1 / 3], "stop", np.array([[1, -1], [2, 3]]), 4, extras={"latent": latent})]]
-    ((back,),) = _unpack(_pack(sent))
+    ((back,),) = unpack(pack(sent))
     assert back.tokens == [1, 2] and back.logprobs == [-0.1, -1 / 3] and back.policy_version == 4
     assert back.support.dtype == np.int64 and back.support.tolist() == [[1, -1], [2, 3]]
     assert back.extras["latent"].dtype == np.float64 and (back.extras["latent"] == latent).all()

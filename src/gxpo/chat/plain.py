@@ -311,7 +311,8 @@ class PlainConversation:
 
     def __init__(self, chat: PlainChat, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> None:
         self.chat = chat
-        messages = [media.with_marks(m) for m in normal_messages(messages)]
+        messages = normal_messages(messages)
+        messages = [m if isinstance(m["content"], str) else media.with_marks(m) for m in messages]
         self.messages, self._prefix = without_prefill(messages)  # the context ends in the assistant's text in any case
         self._has_tools = bool(tools)
         self._calls: tuple[ToolCall, ...] = ()

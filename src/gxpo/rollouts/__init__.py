@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 from gxpo import former
 from gxpo.rollouts.base import Rollout, Round
-from gxpo.rollouts.build import Attempts, Draw, Fork
+from gxpo.rollouts.build import Attempts, Draw
 from gxpo.rollouts.episodes import Play
+from gxpo.rollouts.fork import Fork
 from gxpo.rollouts.independent import Independent
 
 if TYPE_CHECKING:

@@ -38,8 +38,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gxpo.protocols import Session
-from gxpo.rollouts.build import Attempts, Count, Draw, Episode, Fork
+from gxpo.rollouts.build import Attempts, Count, Draw, Episode
 from gxpo.rollouts.episodes import Play
+from gxpo.rollouts.fork import Fork
 from gxpo.rollouts.graph import graph
 from gxpo.rollouts.rounds import Round, Rounds
 from gxpo.rollouts.team import Team, TeamPlay, TeamPolicies

@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Literal
 from gxpo.errors import ConfigError
 from gxpo.functions import Formula
 from gxpo.registry import part
-from gxpo.rollouts.build import Attempts, Count, Draw, Episode, Fork, Limit
+from gxpo.rollouts.build import Attempts, Count, Draw, Episode, Limit
 from gxpo.rollouts.episodes import Play
+from gxpo.rollouts.fork import Fork
 from gxpo.rollouts.grow import DROPPED, AttemptTree, Grow, Point
 
 

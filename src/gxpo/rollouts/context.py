@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gxpo import media
-from gxpo.chat.messages import normal_message
 from gxpo.errors import ModelError
 from gxpo.protocols import Chat, ContextUpdate, Conversation, EpisodeRules, Message
 
@@ -25,6 +24,8 @@ def messages_of(observation: str | Sequence[Message]) -> list[Message]:
     """An observation as messages: a text is the user's. Pictures are marks in texts (`gxpo.media.marked`)."""
     if isinstance(observation, str):
         return [{"role": "user", "content": observation}]
+    from gxpo.chat.messages import normal_message  # with the whole package of chats, which a method is made without
+
     return [m if isinstance(m.get("content"), str) else media.with_marks(normal_message(m)) for m in observation]
 
 

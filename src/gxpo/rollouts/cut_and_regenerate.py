@@ -14,9 +14,10 @@ from typing import Any, Literal
 from gxpo.forest import Forest
 from gxpo.protocols import Request, Session, StreamKey, Task
 from gxpo.registry import part
-from gxpo.rollouts.build import Count, Episode, Fork, Limit, RolloutPart, Text, action
+from gxpo.rollouts.build import Count, Episode, Limit, RolloutPart, Text, action
 from gxpo.rollouts.context import messages_of, opened, with_system
 from gxpo.rollouts.episodes import Play
+from gxpo.rollouts.fork import Fork
 from gxpo.rollouts.wording import Wording, check_template
 
 REFINER = "refiner"

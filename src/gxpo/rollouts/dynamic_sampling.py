@@ -15,8 +15,9 @@ from gxpo.errors import TaskError
 from gxpo.forest import Forest
 from gxpo.registry import part
 from gxpo.rollouts.base import Rollout, Round
-from gxpo.rollouts.build import Attempts, Fork
+from gxpo.rollouts.build import Attempts
 from gxpo.rollouts.episodes import Play
+from gxpo.rollouts.fork import Fork
 
 
 def mixed(success: Tensor, group: Tensor) -> Tensor:

@@ -36,13 +36,13 @@ from gxpo.rollouts.build import (
     Attempts,
     Draw,
     Episode,
-    Fork,
     Prompt,
     Snapshot,
     forest_of,
     name_draws,
 )
 from gxpo.rollouts.context import Context, messages_of, text_of
+from gxpo.rollouts.fork import Fork
 
 if TYPE_CHECKING:
     from gxpo.rollouts.build import Actor

@@ -10,8 +10,9 @@ from typing import NamedTuple
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.rollouts.base import Rollout, Round
-from gxpo.rollouts.build import Attempts, Draw, Episode, Fork, dotted
+from gxpo.rollouts.build import Attempts, Draw, Episode, dotted
 from gxpo.rollouts.episodes import Play
+from gxpo.rollouts.fork import Fork
 
 DROPPED = "dropped"  # end of an attempt that is given up
 

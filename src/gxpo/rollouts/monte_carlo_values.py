@@ -17,8 +17,9 @@ from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey, Task
 from gxpo.registry import part
 from gxpo.rollouts.base import Rollout, Round
-from gxpo.rollouts.build import Count, Episode, Fork, Limit, forest_of, sample_within
+from gxpo.rollouts.build import Count, Episode, Limit, forest_of, sample_within
 from gxpo.rollouts.episodes import Play
+from gxpo.rollouts.fork import Fork
 
 VALUE = "state_value"  # the extra that holds the values, [T] float64, nan unknown
 

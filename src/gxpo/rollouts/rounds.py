@@ -16,8 +16,9 @@ from gxpo.errors import GxpoError
 from gxpo.forest import Forest
 from gxpo.functions import place_of
 from gxpo.protocols import Session, Task
-from gxpo.rollouts.build import Attempts, Count, Draw, Episode, Fork, RolloutPart
+from gxpo.rollouts.build import Attempts, Count, Draw, Episode, RolloutPart
 from gxpo.rollouts.episodes import Play
+from gxpo.rollouts.fork import Fork
 
 
 @dataclass(eq=False)

@@ -15,8 +15,9 @@ from gxpo.forest import Forest
 from gxpo.protocols import Completion
 from gxpo.registry import part
 from gxpo.rollouts.base import Count, Rollout, Round
-from gxpo.rollouts.build import Attempts, Draw, Episode, Fork, Limit, Text, keyed
+from gxpo.rollouts.build import Attempts, Draw, Episode, Limit, Text, keyed
 from gxpo.rollouts.episodes import Play
+from gxpo.rollouts.fork import Fork
 from gxpo.rollouts.logged import files_of
 from gxpo.rollouts.reference import EXPERTS, reference_actions
 from gxpo.rollouts.replay import Json, Remembers, ReplayBuffer, plain

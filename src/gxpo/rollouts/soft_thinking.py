@@ -14,8 +14,9 @@ from gxpo.forest import Forest
 from gxpo.protocols import SoftSampling
 from gxpo.registry import part
 from gxpo.rollouts.base import Rollout, Round
-from gxpo.rollouts.build import Attempts, Count, Draw, Fork, Text
+from gxpo.rollouts.build import Attempts, Count, Draw, Text
 from gxpo.rollouts.episodes import Play
+from gxpo.rollouts.fork import Fork
 
 
 @part("soft_thinking", stage="rollout")

@@ -14,9 +14,10 @@ from gxpo.errors import ConfigError, GxpoError, did_you_mean
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, ContextUpdate, EpisodeRules, Request, Sampling, Session, StreamKey, Task
 from gxpo.registry import part
-from gxpo.rollouts.build import Attempts, Count, Fork, RolloutPart, action, dotted, record
+from gxpo.rollouts.build import Attempts, Count, RolloutPart, action, dotted, record
 from gxpo.rollouts.context import Context, marked
 from gxpo.rollouts.episodes import Play
+from gxpo.rollouts.fork import Fork
 from gxpo.rollouts.graph import SHARED, TASK, Graph, Role, Said, filled, graph
 
 

@@ -366,7 +366,7 @@ class Trainer(Stages):
         self._own()
         checkpoint.write_atomic(self.out / CONFIG, self.config_text)
         self.given.write(self.out)
-        self._save()
+        self._checkpoint(self._state())
         raise CheckpointError(
             f"{lost} was deleted or replaced while its run went on, with the metrics and rollouts so far: step "
             f"{self.step_number} is saved, go on with gxpo resume {self.out}"
@@ -380,7 +380,7 @@ class Trainer(Stages):
             self._check_place()
         if self.overlap is not None:
             self.overlap.drain()
-        saved = self._save() if self._saves else None
+        saved = self._checkpoint(self._state()) if self._saves else None
         self._saved = self.step_number
         if self.overlap is not None:
             self.overlap.ledger.tidy(min(checkpoint.steps(self.out)))
@@ -395,12 +395,9 @@ class Trainer(Stages):
         """Replace config.yaml of a resumed run; after a kill at any instant it still matches the newest checkpoint."""
         before, self.config_text = self.config_text, text
         if self._saves:
-            self._save(before)
+            self._checkpoint(self._state(before))
         if runtime.rank() == 0:
             checkpoint.write_atomic(self.out / CONFIG, text)
-
-    def _save(self, before: str | None = None) -> Path:
-        return self._checkpoint(self._state(before))
 
     def _state(self, before: str | None = None) -> dict[str, Any]:
         """What a checkpoint holds beside tensors."""
@@ -443,8 +440,7 @@ class Trainer(Stages):
         )
 
     def load(self, path: Path) -> dict[str, Any]:
-        """The parameters of a checkpoint, and what the method's parts and the task source remember; gives its state. Of
-        a checkpoint of another phase the parameters alone."""
+        """Load parameters, parts and task source from a checkpoint (of another phase parameters alone); its state."""
         if self.tracker is not None:
             state = checkpoint.state_of(path)
             self.keep_order(state)

@@ -6,11 +6,10 @@ import json
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,6 +46,7 @@ from gxpo.signals import Signals
 from gxpo.tasks.source import solution_of
 from gxpo.trainer.culprit import largest_slope
 from gxpo.trainer.misread import without_misread
+from gxpo.trainer.packed_completions import pack, unpack
 from gxpo.trainer.step_scores import StepScores, with_scores
 
 
@@ -174,7 +174,7 @@ class Session:
         if world == 1:
             out = mine
         else:
-            shares = [iter(_unpack(blob)) for blob in runtime.gather(_pack(mine))]
+            shares = [iter(unpack(blob)) for blob in runtime.gather(pack(mine))]
             out = [next(shares[p]) for p in place]
         self.budget.generated_tokens += sum(len(c.tokens) for group in out for c in group)
         self.budget.rollouts += sum(stream.turn == 0 for request in requests for stream in request.streams)
@@ -265,25 +265,6 @@ class Session:
             components={k: block[:, i] for i, k in enumerate(blob["names"])},
             success=torch.tensor(blob["success"], dtype=torch.float64),
         )
-
-
-def _pack(groups: list[list[Completion]]) -> bytes:
-    """Completions as JSON, floats exactly."""
-    return json.dumps([[asdict(c) for c in group] for group in groups], default=_listed).encode()
-
-
-def _listed(array: Any) -> dict[str, Any]:
-    array = np.asarray(array)
-    return {"dtype": str(array.dtype), "shape": array.shape, "values": array.reshape(-1).tolist()}
-
-
-def _unpack(blob: bytes) -> list[list[Completion]]:
-    def array(found: dict[str, Any]) -> Any:
-        if set(found) != {"dtype", "shape", "values"}:
-            return found
-        return np.asarray(found["values"], dtype=found["dtype"]).reshape(found["shape"])
-
-    return [[Completion(**row) for row in group] for group in json.loads(blob, object_hook=array)]
 
 
 # ---------------------------------------------------------------- optimiser steps of one method
