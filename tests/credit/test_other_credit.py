@@ -186,6 +186,13 @@ def test_untrainable_tokens_enter_no_statistic(grow: Grow) -> None:
     assert apart.tolist() == pytest.approx([-0.707107, 0.0, 0.707107, 0.0], abs=1e-6)
 
 
+def test_whitening_of_values_whose_squares_overflow():
+    """(x - mean) / std of [1e300, 0, 0, 0] with one degree of freedom: std = 1e300 / 2, so 1.5 and three times -0.5."""
+    every = torch.ones(4, dtype=torch.bool)
+    white = batch_whiten(torch.tensor([1e300, 0.0, 0.0, 0.0], dtype=torch.float64), every)
+    assert torch.allclose(white, torch.tensor([1.5, -0.5, -0.5, -0.5], dtype=torch.float64), rtol=1e-12)
+
+
 # ---------------------------------------------------------------- anchor states
 CARD = [
     ("a", 10.0, [1, 1], {"states": ["s0", "s1"], "step_rewards": [0.0, 10.0]}),

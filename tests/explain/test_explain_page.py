@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -295,3 +296,9 @@ def test_rollouts_whose_actions_are_empty_have_a_page(tmp_path: Path) -> None:
     path.write_text(path.read_text() + '{"a":' * 100_000 + "1" + "}" * 100_000 + "\n")
     code, _, err = command_line.run(["explain", path])
     assert code == 2 and "line 3 is not JSON" in err
+
+
+def test_a_pipe_in_the_place_of_a_file_is_an_error_and_nothing_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rollouts.jsonl")
+    with pytest.raises(GxpoError, match=r"rollouts\.jsonl: is a pipe, not a regular file"):
+        read(tmp_path / "rollouts.jsonl")

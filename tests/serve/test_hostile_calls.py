@@ -7,6 +7,8 @@ import json
 import socket
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import pytest
 from tests.serve.agent_session import CHAT, HTTP, TOKENIZER, ask, post, user
@@ -190,7 +192,15 @@ def test_what_is_too_large_is_refused_at_once():
         assert ask(url, "sk-1", [user("x")])["content"] == "x"
 
 
-def test_a_body_of_unknown_length_is_not_read_to_its_end():
+def test_a_client_that_sends_all_before_it_reads_is_told_why():
+    """urllib finds its connection reset, and no answer, where a server closes it in the middle of the body."""
+    with serving(lambda read, key: "x") as (url, _, _):
+        request = urllib.request.Request(f"{url}/chat/completions", b" " * 30_000_000, {"Authorization": "Bearer sk-1"})
+        with pytest.raises(urllib.error.HTTPError, match="413"):
+            urllib.request.urlopen(request, timeout=30)
+
+
+def test_a_body_of_unknown_length_is_refused():
     def endless():
         for _ in range(LARGEST // (1 << 20) + 4):
             yield b" " * (1 << 20)

@@ -30,7 +30,9 @@ def batch_whiten(
     """
     batch = torch.where(trainable, 0, -1)
     mean, spread = grouped.mean_and_std(value, batch, where, ddof=ddof)
-    return torch.where(spread > 0, (value.to(torch.float64) - mean) / (spread.square() + eps).sqrt(), 0.0)
+    scale = (spread.square() + eps).sqrt()
+    scale = torch.where(torch.isfinite(scale), scale, spread)  # eps is nothing beside a spread whose square overflows
+    return torch.where(spread > 0, (value.to(torch.float64) - mean) / scale, 0.0)
 
 
 @part("batch_whiten", stage="credit", gives="P", learns_from_equal_groups=lambda center, **_: center == "none")

@@ -23,6 +23,7 @@ from gxpo.forest import Forest
 from gxpo.media import FOLDER, PICTURES
 from gxpo.pipeline import Method
 from gxpo.record_format.schema import SCHEMA
+from gxpo.regular_files import check_regular
 from gxpo.usercode import NotRun, unexecuted
 
 STEP = re.compile(r"(\d{1,18})(?!.*\d)")
@@ -104,6 +105,7 @@ def _of_step(files: Sequence[Path], step: int | None, path: Path) -> Path:
 # ---------------------------------------------------------------- gxpo's records
 def _records(path: Path) -> list[dict[str, Any]] | None:
     """The records of a file, or None where its first line is not one of gxpo's."""
+    check_regular(path, RecordError)
     with path.open("rb") as file:
         if file.read(4) == b"PAR1":
             return None

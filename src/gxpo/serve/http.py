@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 LARGEST = 1 << 23  # bytes of a body
+DRAINED = 1 << 26  # bytes of a refused body that are read all the same
 LARGEST_TOGETHER = 1 << 28  # bytes of bodies that are being read or prepared
 LIGHT = 1 << 17  # bytes of a body that is prepared in no time, and waits for no heavier one
 THREADS = 2  # that prepare light calls, and as many heavy ones
@@ -93,21 +94,28 @@ class Bodies:
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def read(self, http: Request, prepare: Callable[[bytearray], T]) -> T:
-        """Return what `prepare` makes of the body; a large one is not read to its end."""
+        """Return what `prepare` makes of the body; of a large one only so much is taken that its client reads why."""
         from starlette.requests import ClientDisconnect
 
         body = bytearray()
+        size = 0
         try:
             announced = http.headers.get("content-length", "")
-            if announced.isdecimal() and int(announced[:20]) > LARGEST:
+            if announced.isdecimal() and int(announced[:20]) > DRAINED:
                 raise _too_large()
+            # what is too large is still taken and forgotten: a client that finds its connection closed never reads why
             async for piece in http.stream():
+                size += len(piece)
+                if size > DRAINED:
+                    break
+                if size > LARGEST:
+                    continue
                 body += piece
                 self._size += len(piece)
-                if len(body) > LARGEST:
-                    raise _too_large()
                 if self._size > LARGEST_TOGETHER:
                     raise Refused("too many large requests at once: try again in a second", status=503)
+            if size > LARGEST:
+                raise _too_large()
             pool = self._light if len(body) <= LIGHT else self._heavy
             return await asyncio.get_running_loop().run_in_executor(pool, prepare, body)
         except ClientDisconnect as error:
