@@ -177,3 +177,42 @@ def test_tree_grpo() -> None:
             expected += [among + standard(reward, inside, 1, alone=reward / (1 + 1e-6) if alone else 0.0)] * n
         found = gxpo.method("tree_grpo", settings).advantages(Forest.from_records(records))
         assert found.tolist() == pytest.approx(expected, abs=1e-12 if not alone else 1e-5)
+
+
+# Each answer's tokens, its parent, how many of the parent's tokens it keeps, and its reward. Two answers begin at the
+# prompt, and points after two tokens are in both trees; the last branches off twice removed.
+BRANCHES = [
+    ([1, 2, 3, 4, 5, 6], None, 0, 1.0),
+    ([1, 2, 7, 8, 9], 0, 2, 0.0),
+    ([1, 2, 3, 4, 10], 0, 4, 1.0),
+    ([11, 12, 13, 14], None, 0, 0.0),
+    ([11, 12, 15], 3, 2, 1.0),
+    ([1, 2, 7, 8, 16, 17], 1, 4, 0.0),
+]
+
+
+@pytest.mark.parametrize("keyed_by", ["position", "node"])
+def test_rose(keyed_by: str) -> None:
+    """ZiqiZhao1/ROSE-rl@2142dc7 verl/trainer/ppo/core_algos.py, `grpo_iterative_branching`: points of a prompt at equal
+    positions are one. By the node they are one where what was said before is equal."""
+    records, points = [], []
+    for i, (tokens, parent, kept, reward) in enumerate(BRANCHES):
+        record = {"schema": "gxpo.rollouts/1", "group": "p", "id": f"b{i}", "reward": reward}
+        begin = {"prompt": [2]} if parent is None else {"fork": {"of": f"b{parent}", "turn": 0, "token": kept}}
+        rest = tokens[kept:]
+        records.append(record | begin | {"turns": [{"action": rest, "logprob": [-1.0] * len(rest)}]})
+    for tokens, *_ in BRANCHES:  # where this answer or one that shares its beginning so far branches off
+        points.append({0} | {kept for other, _, kept, _ in BRANCHES if kept and other[:kept] == tokens[:kept]})
+    values: dict[object, list[float]] = {}
+    for (tokens, *_, reward), mine in zip(BRANCHES, points, strict=True):
+        for k in mine:
+            values.setdefault(k if keyed_by == "position" else tuple(tokens[:k]), []).append(reward)
+    expected = []
+    for (tokens, *_, reward), mine in zip(BRANCHES, points, strict=True):
+        for t in range(len(tokens)):
+            ends = [max(k for k in mine if k <= t), min((k for k in mine if k > t), default=None)]
+            at = [None if k is None else (k if keyed_by == "position" else tuple(tokens[:k])) for k in ends]
+            V = [reward if key is None else math.fsum(values[key]) / len(values[key]) for key in at]
+            expected.append(V[1] - V[0])
+    found = gxpo.method("rose", {"credit.keyed_by": keyed_by}).advantages(Forest.from_records(records))
+    assert found.tolist() == pytest.approx(expected, abs=1e-12)
