@@ -65,7 +65,9 @@ def by_state(value: dict[tuple[int, int], float]) -> dict[tuple[int, int], float
     out = {}
     for i, k in STEPS:
         here = WALKS[i][0], WALKS[i][2][k][0]
-        out[i, k] = standard(value[i, k], [value[j, m] for j, m in STEPS if (WALKS[j][0], WALKS[j][2][m][0]) == here], 1)
+        out[i, k] = standard(
+            value[i, k], [value[j, m] for j, m in STEPS if (WALKS[j][0], WALKS[j][2][m][0]) == here], 1
+        )
     return out
 
 
@@ -101,7 +103,7 @@ def test_gigpo_of_one_attempt() -> None:
 @pytest.mark.parametrize("history", [0, 1, 2])
 def test_hgpo(history: int) -> None:
     """zzj1111/alfworldauto@37aec78 recipe/hgpo/core_hgpo.py, without a level of whole attempts, which is its default:
-    levels of 1 to `history` + 1 equal states in a row, weights 2, 3, 4. Its 1e-6 beside the weights' sum is left out."""
+    levels of 1 to `history` + 1 equal states in a row, weights 2, 3, 4. Its 1e-6 beside their sum is left out."""
     value, expected = returns(0.95), {}
 
     def states(step: tuple[int, int], length: int) -> tuple[str, ...] | None:
