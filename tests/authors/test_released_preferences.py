@@ -84,6 +84,22 @@ def test_kto(against: str, shift: float) -> None:
     agree("kto", SINGLES, wanted, {"objective.unpaired_against": against, **weights}, shift)
 
 
+def test_kto_of_questions_with_several_answers() -> None:
+    """Its mean over answers, where ours is one over questions."""
+    questions = [[(1, 2), (0, 1), (0, 3)], [(1, 2)], [(0, 1), (0, 2)]]
+
+    def wanted(rows):
+        losses = []
+        for _, good, x, y in rows:
+            s = sum(x) - sum(y)
+            losses.append(1 - torch.sigmoid(0.1 * s if good else -0.1 * s))
+        return sum(losses) / len(losses)
+
+    answers = {"weight.answers": "group_weight", "weight.answers.statistic": "size"}
+    alike = {**answers, "weight.answers.curve": lambda x: x / x.to(F64).mean()}
+    agree("kto", questions, wanted, {"objective.unpaired_against": "zero", **alike})
+
+
 @pytest.mark.parametrize("weight", [0.1, 1.0])
 def test_orpo(weight: float) -> None:
     """xfactlab/orpo@0f0abfe src/orpo_trainer.py without the prompt's likelihood, a pair a batch. In a batch of several
