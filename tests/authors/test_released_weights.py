@@ -23,7 +23,7 @@ from gxpo.signals.valid_thinking import valid_thinking
 
 F64 = torch.float64
 GROUPS = {  # (reward, tokens) of each answer
-    "mixed": [(1.0, 3), (0.0, 2), (0.0, 1), (1.0, 4)],
+    "mixed": [(1.0, 3), (0.0, 2), (0.0, 1), (1.0, 5)],
     "right": [(1.0, 2), (1.0, 1), (1.0, 2), (1.0, 3)],
     "rare": [(0.0, 1), (1.0, 2), (0.0, 3), (0.0, 1)],
 }
@@ -31,7 +31,7 @@ ROWS = [(g, *row) for g, rows in GROUPS.items() for row in rows]
 N = [n for *_, n in ROWS]
 OLD = [-0.3 - ((7 * t) % 11) * 0.15 for t in range(sum(N))]
 GAP = [((5 * t) % 9 - 4) * 0.13 for t in range(sum(N))]  # policy less the one at the start of the step
-STALE = [((4 * t) % 13 - 3) * 0.25 for t in range(sum(N))]  # that one less the sampler
+STALE = [((4 * t + 2) % 13 - 3) * 0.25 for t in range(sum(N))]  # that one less the sampler
 
 
 def forest() -> Forest:
