@@ -14,6 +14,8 @@ import torch
 from tests.learners.test_slow_fast import FOREST, ONES
 from tests.rewards.test_majority import scored
 from tests.rollouts.flow_session import FlowSession, grown
+from tests.rollouts.replay_session import train
+from tests.rollouts.test_dead_groups import Heated
 from torch import Tensor
 
 import gxpo
@@ -86,6 +88,28 @@ def test_flow_grpo(scale: str) -> None:
 
     gap = [((7 * p) % 5 - 2) * 0.6e-4 for p in range(forest.n_entries)]  # within the clip and outside it
     agree(gxpo.method("flow_grpo", {"credit.scale": scale}), forest, gap, wanted)
+
+
+def test_flow_grpo_without_rows_of_equal_groups() -> None:
+    """The same script, 796-816: rows whose advantages are all 0 leave the batch before the mean over what is left."""
+    forest = grown(Denoise(4))
+    reward = torch.where(torch.tensor([g == forest.group[0] for g in forest.group]), 0.5, forest.outcome)
+    forest, trained = forest.replace(outcome=reward), steps_of(forest)
+    kept = [i for i, g in enumerate(forest.group) if g != forest.group[0]]
+    every = reward.tolist()
+
+    def wanted(rows):
+        each = []
+        for i in kept:
+            own = [x for x, g in zip(every, forest.group, strict=True) if g == forest.group[i]]
+            A = (every[i] - math.fsum(own) / len(own)) / (spread(every, 0) + 1e-4)
+            each += [clipped(A, rows[i][k], old) for k, _, old in trained[i]]
+        return sum(each) / len(each)
+
+    gap = [((7 * p) % 5 - 2) * 0.6e-4 for p in range(forest.n_entries)]
+    settings = {"weight.valid_share": "group_weight", "weight.valid_share.statistic": "credited"}
+    m = gxpo.method("flow_grpo", {**settings, "weight.valid_share.curve": "over_share"})
+    agree(m, forest, gap, wanted)
 
 
 def test_flow_grpos_step() -> None:
@@ -241,6 +265,63 @@ def test_repo(coef: float) -> None:
 
     gap = [((5 * p) % 7 - 3) * 0.11 for p in range(forest.n_entries)]
     agree(gxpo.method("repo_replay@paper"), forest, gap, wanted)
+
+
+def test_eframe() -> None:
+    """597358816/EFRame@173b698 verl/trainer/ray_trainer.py, 166-200 and 727-756: GRPO's advantages, above 0.05 of the
+    fresh rows and above 1 of the hotter ones, none above 0 of an answer that fills its room."""
+    rows = [("p", 1.0, 2), ("p", 0.0, 4), ("p", 0.0, 1), ("p", 0.0, 2), ("p", 1.0, 4)]
+    rows += [("q", 0.0, n) for n in (1, 2, 4, 2, 3)]
+    rows += [("h", r, n) for r, n in ((1.0, 2), (0.0, 1), (0.0, 4), (1.0, 4), (0.0, 2), (0.0, 3), (0.0, 1))]
+    rows += [("k", r, n) for r, n in ((1.0, 1), (1.0, 2), (1.0, 3), (0.0, 4), (0.0, 1), (0.0, 2))]
+    hot, room = {"h", "k"}, 4
+    forest = answers(
+        rows,
+        origin=["tempered" if g in hot else "policy" for g, *_ in rows],
+        truncated=[n == room for *_, n in rows],
+    )
+    expected = []
+    for g, r, n in rows:
+        own = [x for h, x, _ in rows if h == g]
+        A = z(r, own, 1, 1e-6) if len(set(own)) > 1 else 0.0
+        chosen = abs(A) > (1.0 if g in hot else 0.05) and not (n == room and A > 0)
+        expected += [A if chosen else 0.0] * n
+    m = gxpo.method("eframe")
+    credit = m.advantages(forest)
+    found = credit * m.token_weights(forest, credit)
+    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+    assert [sum(x != 0 for x in expected[a:b]) for a, b in ((0, 13), (13, 25), (25, 42), (42, 55))] == [9, 0, 2, 0]
+
+
+def test_arpo_gui() -> None:
+    """dvlab-research/ARPO@7489ae3 verl/trainer/ray_trainer.py, 722-760, and replay_buffer.py: where no attempt succeeds
+    a stored success of the task, of the newest eight, takes the place of one, before GRPO's advantage."""
+    visits = [
+        {"a": [0, 1, 0, 0], "b": [0, 0, 0, 0], "c": [1, 1, 1, 1]},
+        {"a": [0, 0, 0, 0], "b": [0, 0, 0, 0], "c": [0, 1, 1, 0]},
+        {"a": [0, 0, 0, 0], "b": [0, 1, 0, 1], "c": [0, 0, 1, 1]},
+        {"a": [1, 0, 1, 0], "b": [0, 0, 0, 0], "c": [0, 0, 0, 0]},
+    ]
+    m = gxpo.method("arpo_gui", {"rollout.group_size": 4})
+    stored: dict[str, list[str]] = {name: [] for name in "abc"}
+    replays = 0
+    for step, verdicts in enumerate(visits, 1):
+        session = Heated({(step, name): row for name, row in verdicts.items()}, step)
+        forest = train(m.rollout, list(verdicts), session)
+        credit = m.advantages(forest)
+        for name, row in verdicts.items():
+            mine = [r for r in range(forest.n_trajectories) if forest.group[r] == f"s{step}/{name}"]
+            dead = max(row) == 0 and bool(stored[name])
+            outcomes = sorted(map(float, [*row[1:], 1] if dead else row))
+            assert sorted(forest.outcome[mine].tolist()) == outcomes
+            taken = [forest.info[r]["sampled_as"] for r in mine if forest.origin[r] == "replay"]
+            assert len(taken) == dead and set(taken) <= set(stored[name])
+            mixed = len(set(outcomes)) > 1
+            wanted = [z(x, outcomes, 1, 1e-6) if mixed else 0.0 for x in outcomes]
+            assert sorted(float(credit[forest.path_of(r)[0]]) for r in mine) == pytest.approx(wanted, abs=1e-12)
+            stored[name] = [*stored[name], *(f"s{step}/{name}/{i}" for i, x in enumerate(row) if x)][-8:]
+            replays += dead
+    assert replays == 4
 
 
 class Parabola:
