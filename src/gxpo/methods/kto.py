@@ -9,8 +9,8 @@ which costs a forward pass and is a biased estimate of the KL; here that of the 
 `objective.unpaired_against: zero` leaves it out. lambda_D and lambda_U are `objective.success_weight` and
 `objective.failure_weight`; the paper asks for lambda_D n_D / (lambda_U n_U) from 1 to 4/3. Labels are verdicts of the
 step's own rollouts, or come with the data (rollout `logged`, columns `completion` and `label`). The code's mean is
-over answers, of which a question has one there; of questions with several each counts alike here, with
-`weight.NAME: group_weight` by `statistic: size` and a curve that divides by its mean each answer.
+over answers; here questions count alike, however many answers they have. `weight.NAME: group_weight` with `statistic:
+size` and a curve of yours that divides it by its mean counts answers alike.
 """
 
 from gxpo.definition import Definition
