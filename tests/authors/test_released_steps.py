@@ -346,7 +346,8 @@ def test_sfpo() -> None:
     steps, back to a share of their way, a slow one; plain steps for good once the newest entropy is a population std
     above the mean of its window."""
     entropies = [0.9, 0.8, 0.85, 0.7, 0.6, 0.62, 0.58, 0.9, 0.5, 0.4]
-    part = SlowFast(window=4)
+    part = gxpo.method("sfpo", {"update.window": 4}).update
+    assert isinstance(part, SlowFast)
     ours = theirs = [0.3, 0.4]
     past: list[float] = []
     stopped, plain = False, []
