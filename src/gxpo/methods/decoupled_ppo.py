@@ -6,7 +6,8 @@ Choices. The form is Hilton et al.'s (arXiv 2110.00641). The proximal policy is 
 as in AReaL, where it is recomputed before the update. Tokens of w > 5 are masked (AReaL's former default; there now an
 option, `rejection_sampling`; `weight.mismatch_mask.token_max`), not truncated, and stay in the denominators. With a
 truncation at 2 in place of the mask the same form is `tis`. Over the behaviour policy the ratio would hold w already:
-refused.
+refused. Over tokens it is GRPO's mean, each answer alike; AReaL's is the mean over all tokens (`objective.aggregate:
+token_mean`), masked ones counted.
 """
 
 from gxpo.definition import Definition

@@ -6,9 +6,11 @@ A       = clamp((r - mean_g) / (std + 1e-4), -5, 5), std of all rewards of the b
 L       = mean_i mean_k max(-A rho_k, -A clip(rho_k, 1 - 1e-4, 1 + 1e-4))
 
 Choices. The std is the batch's, the reference's default; `credit.scale: std` is its other setting. A group of equal
-rewards has 0 (so has the reference's). The last step is the ODE's (the reference draws it and does not train it). The
-noise level a is `sampling.temperature`, which the run gives. KL: the estimator k3 on logp, not the reference's
-closed form (mean difference squared over 2 std_k^2, without dt), whose coefficient 0.04 therefore means another thing.
+rewards has 0 and stays in the loss's mean; the reference leaves its rows out, but for some that fill the last batch
+(`weight.valid_share: group_weight` with `statistic: credited` and `curve: over_share` has their mean). The last step is
+the ODE's (the reference draws it and does not train it). The noise level a is `sampling.temperature`, which the run
+gives. KL: the estimator k3 on logp, not the reference's closed form (mean difference squared over 2 std_k^2, without
+dt), whose coefficient 0.04 therefore means another thing.
 """
 
 from gxpo.credit.segment_relative import segment_relative

@@ -5,11 +5,11 @@ A^S = (G_t - mean_s G) / (std_s G + eps)            over the steps of the group 
 A   = A^E + 1.0 A^S, the same for every token of the step; G_t the return with discount 0.95 (eq. 5)
 
 Choices. Both levels with std, ddof 1, eps 1e-6, as in the reference's ALFWorld scripts (its yaml default is the mean
-alone: `credit.scale: none`). The reference takes A^E over steps, so that long trajectories weigh more (`credit.unit:
-step`); the paper's eq. 3 is over trajectories, and so is this. States visited once, and groups of one, have 0 (the
-reference keeps a lone trajectory's raw score: `credit.singleton: raw`). States are equal where their ids are;
-`credit.add.state.state: observation` goes by texts, `credit.add.state.similar: 0.95` by their likeness,
-`credit.add.state.history` by the states before as well.
+alone: `credit.scale: none`). A^E is over trajectories, as in the paper's eq. 3 and in the authors' later repository,
+which is the one named; their first, verl-agent, takes it over steps, so that long trajectories weigh more
+(`credit.unit: step`). States visited once, and groups of one, have 0 (the reference keeps a lone trajectory's raw
+score: `credit.singleton: raw`). States are equal where their ids are; `credit.add.state.state: observation` goes by
+texts, `credit.add.state.similar: 0.95` by their likeness, `credit.add.state.history` by the states before as well.
 """
 
 from gxpo.credit import Relative

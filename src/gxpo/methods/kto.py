@@ -8,7 +8,9 @@ Choices. Authors' code, but for z0: there it is the mean log-ratio of answers un
 which costs a forward pass and is a biased estimate of the KL; here that of the step's own answers.
 `objective.unpaired_against: zero` leaves it out. lambda_D and lambda_U are `objective.success_weight` and
 `objective.failure_weight`; the paper asks for lambda_D n_D / (lambda_U n_U) from 1 to 4/3. Labels are verdicts of the
-step's own rollouts, or come with the data (rollout `logged`, columns `completion` and `label`).
+step's own rollouts, or come with the data (rollout `logged`, columns `completion` and `label`). The code's mean is
+over answers; here questions count alike, however many answers they have. `weight.NAME: group_weight` with `statistic:
+size` and a curve of yours that divides it by its mean counts answers alike.
 """
 
 from gxpo.definition import Definition

@@ -6,7 +6,8 @@ L = mean over groups of the mean over the group's pairs of l
 
 Choices. lambda is `objective.pair_weight` (the paper's main runs: 0.1). The likelihood is over the answer; the authors'
 code and TRL also take the prompt's tokens into it unless they are told not to. Pairs are made of the step's own
-rollouts by verdict, or come with the data (rollout `logged`).
+rollouts by verdict, or come with the data (rollout `logged`). In a batch of several pairs the code's likelihood term
+is the mean over the tokens of all its better answers; here each pair has its own.
 """
 
 from gxpo.definition import Definition

@@ -9,7 +9,8 @@ tokens and their embeddings e. Engines return the sampled token's log-prob alone
 branch is uncertain here, not known to be diverse. A token is branched at once; the code, which retires none, returns to
 the same point until a new answer has a larger value. V belongs to the point of the tree; the code pools points of a
 prompt at equal positions (`credit.keyed_by: position`). The length penalty is off, as in the script:
-`credit.length_power`. The script also drops groups of equal outcomes; here they are left in, at 0.
+`credit.length_power`. There an answer also has its parent's branch point where it left the parent before that point;
+here only points that it came through. The script also drops groups of equal outcomes; here they are left in, at 0.
 """
 
 from gxpo.credit.value_delta import ValueDelta

@@ -10,7 +10,7 @@ L       = mean_i mean_k max(-w_k A rho_k, -w_k A clip(rho_k, 1 - 1e-4, 1 + 1e-4)
 Choices. The code's constant 2.25 s_k is w_k for one schedule; here the mean is computed. A comment in it recommends
 std_k, without the step's length, in the place of s_k: not built. Groups are the branches of all seeds of a prompt, as
 in the code; `rollout.by_seed: true` compares those of one initial noise, as the paper's later versions do. std of the
-column (the authors' setting for it), not of the batch. KL as in `flow_grpo`.
+column (the authors' setting for it), not of the batch. KL, and rows without an advantage, as in `flow_grpo`.
 """
 
 from gxpo.credit.segment_relative import segment_relative

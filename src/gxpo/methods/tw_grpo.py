@@ -6,8 +6,9 @@ l_it = log-softmax of answer i at its t-th token, uniform past its end
 
 Choices. D as in the code: a sum over the vocabulary that is not weighted by probability, so no Kullback-Leibler
 divergence, and rare words dominate; w does not change the denominator. The code lets the gradient through w; here it
-is detached. The largest weight is 1.4, the trainer's default (its function's own is 1.5). Soft rewards for answer
-sets and question-answer inversion are rewards and data of multiple-choice video tasks: not built.
+is detached. It weighs a KL term, too, which its scripts do not use; here w is on the policy's term alone. The largest
+weight is 1.4, the trainer's default (its function's own is 1.5). Soft rewards for answer sets and question-answer
+inversion are rewards and data of multiple-choice video tasks: not built.
 """
 
 from gxpo.definition import Definition

@@ -1,0 +1,154 @@
+"""Credit by values of states: of turns, cuts, budgets, and continuations, as the authors' repositories compute it.
+
+Loops over answers and tokens, written from the files that each method's `code` names.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.credit.test_budget_relative import grown
+
+import gxpo
+from gxpo.credit.value_delta import VALUE
+from gxpo.forest import Forest
+from gxpo.segments.by_tokens import surprising
+
+F64 = torch.float64
+
+
+def episodes(rows: list[tuple[str, float, list[list[int]]]], rewards: list[list[float]] | None = None) -> Forest:
+    """(group, outcome, tokens of each turn), and what the turns themselves earned."""
+    records = []
+    for i, (group, outcome, turns) in enumerate(rows):
+        acts = [{"observation": [9], "action": act, "logprob": [-1.0] * len(act)} for act in turns]
+        for act, reward in zip(acts, rewards[i] if rewards else [], strict=False):
+            act["reward"] = reward
+        record = {"schema": "gxpo.rollouts/1", "group": group, "id": f"e{i}", "prompt": [1], "reward": outcome}
+        records.append(record | {"turns": acts, "success": outcome > 0.5})
+    return Forest.from_records(records)
+
+
+@pytest.mark.parametrize(("discount", "lam"), [(1.0, 1.0), (0.9, 0.7)])
+def test_steppo(discount: float, lam: float) -> None:
+    """AgentR1/StepPO@26107f1 arft/core_algos.py, `compute_gae_advantage_return`: a turn's value is the one before its
+    first token, its reward the sum of its tokens'; whitened over turns, and the return for all of its tokens."""
+    rows = [
+        ("a", 1.0, [[3, 4], [5], [6, 7, 8]]),
+        ("a", 0.0, [[3], [4, 5]]),
+        ("b", 1.0, [[3, 4, 5, 6]]),
+        ("b", 0.0, [[3], [4], [5], [6, 7]]),
+    ]
+    earned = [[0.1, 0.0, 1.2], [], [0.4], [0.0, 0.1, 0.0, -0.5]]  # without rewards of turns, the outcome at the end
+    n = sum(len(act) for *_, turns in rows for act in turns)
+    value = [math.cos(1.3 * t) for t in range(n)]
+    advantages, returns, lengths, at = [], [], [], 0
+    for (_, outcome, turns), paid in zip(rows, earned, strict=True):
+        V = []
+        for act in turns:
+            V.append(value[at])
+            at += len(act)
+        r = paid or [0.0] * (len(turns) - 1) + [outcome]
+        delta = [r[k] + discount * (V[k + 1] if k + 1 < len(V) else 0.0) - V[k] for k in range(len(V))]
+        for k in range(len(V)):
+            advantages.append(sum((discount * lam) ** (j - k) * delta[j] for j in range(k, len(V))))
+            returns.append(advantages[-1] + V[k])
+            lengths.append(len(turns[k]))
+    mean = math.fsum(advantages) / len(advantages)
+    std = math.sqrt(math.fsum((x - mean) ** 2 for x in advantages) / (len(advantages) - 1))
+    expected = [(x - mean) / (std + 1e-8) for x, length in zip(advantages, lengths, strict=True) for _ in range(length)]
+    m = gxpo.method("steppo", {"credit.discount": discount, "credit.lam": lam})
+    forest, signals = episodes(rows, earned), {"value": torch.tensor(value, dtype=F64)}
+    assert m.advantages(forest, signals).tolist() == pytest.approx(expected, abs=1e-12)
+    targets = m.credit.targets(forest, signals, 0)["value_target"].tolist()
+    assert targets == pytest.approx([x for x, k in zip(returns, lengths, strict=True) for _ in range(k)], abs=1e-12)
+
+
+def test_spo_segment() -> None:
+    """AIFrameResearch/SPO@b9fc6a2 math_episode_generator_with_mc_advantages.py, 347-477: a stretch ends before every
+    second token below 0.9 here, the first is without a value to begin from unless it is cut at its first token, and
+    tokens above 0.9 have nothing."""
+    rows = [  # probabilities, outcome, values of its cuts in order
+        ([0.5, 0.95, 0.3, 0.7, 0.99, 0.2, 0.85], 1.0, [0.2, 0.6, 0.9]),
+        ([0.97, 0.6, 0.92, 0.8, 0.4, 0.96], 0.0, [0.5, 0.3]),
+        ([0.95, 0.99], 1.0, []),
+        ([0.91, 0.99, 0.1], 0.0, [0.75]),
+    ]
+    expected, before, records = [], [], []
+    for i, (probability, outcome, values) in enumerate(rows):
+        unsure = [t for t, p in enumerate(probability) if p < 0.9][::2]
+        assert unsure == surprising([math.log(p) for p in probability], interval=2)
+        known = dict(zip(unsure, values, strict=True))
+        before += [known.get(t, math.nan) for t in range(len(probability))]
+        for t, p in enumerate(probability):
+            begin = max((c for c in unsure if c <= t), default=None)
+            end = min((c for c in unsure if c > t), default=None)
+            gain = (outcome if end is None else known[end]) - known[begin] if begin is not None else 0.0
+            expected.append(0.0 if p > 0.9 else gain)
+        turn = {"action": [5] * len(probability), "logprob": [math.log(p) for p in probability]}
+        record = {"schema": "gxpo.rollouts/1", "group": "g", "id": f"s{i}", "prompt": [1], "reward": outcome}
+        records.append(record | {"turns": [turn]})
+    forest = Forest.from_records(records)
+    values_T = torch.full((len(forest.token),), math.nan, dtype=F64)
+    values_T[forest.path_token] = torch.tensor(before, dtype=F64)
+    found = gxpo.method("spo_segment").advantages(forest.replace(extras={VALUE: values_T}))
+    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_anytime_brpo() -> None:
+    """sail-sg/AnytimeReasoner@7e3f5bb verl/verl/trainer/ppo/brpo.py, `compute_cot_advantage` and
+    `compute_summary_advantage`, three budgets with four answers each, three thinkings that go through all of them."""
+    scores = [
+        [[0, 1, 0, 0], [1, 1, 0, 1], [1, 0, 1, 1]],
+        [[0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 1, 0]],
+        [[1, 1, 1, 1], [1, 1, 1, 0], [0, 0, 1, 0]],
+    ]
+    S, P, own, answers = 3, 1 / 3, [], {}
+    mean = [[sum(cut) / 4 for cut in thinking] for thinking in scores]
+    rest = [[sum(P * x for x in row[s:]) for s in range(S)] for row in mean]
+    for i, row in enumerate(mean):
+        out = []
+        for s in range(S):
+            past = sum(2**j * row[j] for j in range(s)) / (2**s - 1) if s else 0.0
+            V1, V2 = past * P * (S - s), sum(other[s] for other in rest) / len(rest)
+            out.append(rest[i][s] - (s * V1 + (S - s) * V2) / S)
+        own.append(out)
+        answers |= {(i, s, a): x - row[s] for s in range(S) for a, x in enumerate(scores[i][s])}
+    forest = Forest.from_records(grown({i: dict(enumerate(cuts)) for i, cuts in enumerate(scores)}))
+    found = gxpo.method("anytime_brpo").advantages(forest)
+    for r, name in enumerate(forest.id):
+        i, s, a = (int(x) for x in name.split("/")[1].split("."))
+        expected = [own[i][k] for k in range(s + 1) for _ in range(2)] + [answers[i, s, a]]  # two tokens a budget
+        assert found[forest.path_of(r)].tolist() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("eta", [1.0, 0.25, 4.0])
+def test_refuel(eta: float) -> None:
+    """ZhaolinGao/REFUEL@8b3c67d setting_one/refuel.py, 408-419: squares of D - eta times the difference of rewards,
+    D of the turn in which two continuations part. Ours is a quarter of it, over eta^2."""
+    rows = [
+        ("a", 1.0, [[3], [4, 5], [6]]),
+        ("a", 0.2, [[3], [7]]),
+        ("b", 0.0, [[3, 4], [5]]),
+        ("b", 0.7, [[6], [7, 8, 9]]),
+    ]
+    parting = [1, 1, 0, 0]  # the turn, by row
+    forest = episodes(rows)
+    old = forest.path_behaviour_logprob.to(F64)
+    policy = (old + torch.tensor([((5 * p) % 7 - 3) * 0.2 for p in range(len(old))], dtype=F64)).requires_grad_()
+    m = gxpo.method("refuel", {"objective.beta": 1 / eta})
+    tokens = gxpo.PolicyTokens(policy, old, proximal_logprob=old)
+    loss = m.loss(forest, tokens, advantages=torch.zeros(len(old), dtype=F64)).value
+    scores, at = [], 0
+    theirs = policy.detach().clone().requires_grad_()
+    for (*_, turns), turn in zip(rows, parting, strict=True):
+        begin = at + sum(map(len, turns[:turn]))
+        scores.append(sum(theirs[p] - old[p] for p in range(begin, begin + len(turns[turn]))))
+        at += sum(map(len, turns))
+    squares = [(scores[i] - scores[i + 1] - eta * (rows[i][1] - rows[i + 1][1])) ** 2 for i in (0, 2)]
+    wanted = sum(squares) / len(squares) / 4 / eta**2
+    assert loss.item() == pytest.approx(wanted.item(), abs=1e-12)
+    ours, slope = torch.autograd.grad(loss, policy)[0].tolist(), torch.autograd.grad(wanted, theirs)[0].tolist()
+    assert ours == pytest.approx(slope, abs=1e-12) and sum(x != 0 for x in slope) == 6
