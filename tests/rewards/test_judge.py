@@ -181,6 +181,14 @@ def test_places_of_a_tournament_and_attempts_of_one_text():
     longest = Pairwise(function(longer), compare="single_elim")
     outcome, _ = judged(longest, {"g": ["a", "ccc", "bb", "ccc"], "h": ["x", "x", "x"]})
     assert outcome.tolist() == [0, 1, 0.5, 1, 0.5, 0.5, 0.5]  # of three contestants
+    each = {kind: Pairwise(function(longer), compare="round_robin", contestants=kind) for kind in ("attempts", "texts")}
+    group = {"g": ["bb", "bb", "a", "ccc", "ccc"]}
+    assert judged(each["attempts"], group)[0].tolist() == [0.5, 0.5, 0, 1, 1]  # ranks 2, 2, 4, 0, 0
+    assert judged(each["texts"], {"g": ["a", "bb", "ccc", "ccc", "dddd"]})[0].tolist() == pytest.approx(
+        [0, 1 / 3, 2 / 3, 2 / 3, 1]
+    )
+    with pytest.raises(ConfigError, match="contestants"):
+        Pairwise(function(longer), contestants="twins")
     seen = []
     counted = function(lambda q: seen.append(q) or longer(q))
     judged(Pairwise(counted, compare="swiss"), {"g": ["a", "bb", "ccc", "dddd"]})

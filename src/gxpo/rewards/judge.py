@@ -61,6 +61,7 @@ class JudgeOptions:
     high: float = 10.0
     compare: str = "all"
     pairs: str | None = None  # former name of `compare`
+    contestants: str = "texts"
     steps: str = r"\n+"
     cue: str = "\nThe answer is "
     until: str = ""
@@ -143,7 +144,7 @@ def _one(o: JudgeOptions, where: str) -> Any:
     one_of(f"scoring.options.{where}.mode", o.mode, MODES)
     judge = judge_of({f.name: getattr(o, f.name) for f in dataclasses.fields(o)}, where)
     if o.mode == "pairwise":
-        return Pairwise(judge, o.rubric, o.pairs or o.compare, o.workers)
+        return Pairwise(judge, o.rubric, o.pairs or o.compare, o.workers, o.contestants)
     if o.mode == "first_error":
         return FirstError(judge, o.steps, o.workers)
     if o.mode == "debate":

@@ -136,8 +136,10 @@ class Rubric(_Asking):
 class Pairwise(_Asking):
     """{"judge": [R]}: rewards of a tournament within each group (`tournament.rewards`).
 
-    compare  who meets whom (`tournament.KINDS`): "all" and "first" pay the share of matches won, a tie counting half,
-             the others the place, in which attempts of one text are one contestant: a knockout would part them
+    compare      who meets whom (`tournament.KINDS`): "all" and "first" pay the share of matches won, a tie counting
+                 half, the others the place
+    contestants  of places. "texts": attempts of one text are one contestant, which a knockout would part |
+                 "attempts": each is one
 
     Each match is asked in both orders, and each order counts half, so that a judge that prefers a place gives both 1/2.
     A match with an order that fails counts for neither; an attempt without a single known match is unscored, and
@@ -150,6 +152,7 @@ class Pairwise(_Asking):
     rubric: str = RUBRIC
     compare: str = "all"
     workers: int = 8
+    contestants: str = "texts"
     _failures: list[Failure] = field(default_factory=list, init=False, repr=False)
 
     name = "judge"
@@ -157,6 +160,7 @@ class Pairwise(_Asking):
 
     def __post_init__(self) -> None:
         one_of("judge: compare", self.compare, list(tournament.KINDS))
+        one_of("judge: contestants", self.contestants, ["texts", "attempts"])
 
     def question(self, first: str, second: str, task: Task) -> list[dict[str, str]]:
         """Prompt to the judge."""
@@ -164,9 +168,9 @@ class Pairwise(_Asking):
         return asked_to_choose(f"{self.rubric}\n\nWhich answer is better?", "answer", first, second, prompt)
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
-        places = self.compare not in ("all", "first")
+        merges = self.compare not in ("all", "first") and self.contestants == "texts"
         groups, twin = _groups(forest), list(range(len(texts)))  # row that stands for a row
-        if places:
+        if merges:
             groups = [(_distinct(rows, texts, twin), others) for rows, others in groups]
         met: dict[tuple[int, int], float | Failure] = {}  # of rows
         alone = self.compare in ("first", "anchor")
@@ -191,7 +195,7 @@ class Pairwise(_Asking):
                 value[r] = sum(shares) / len(shares) if shares else math.nan
         alike = {head for r, head in enumerate(twin) if head != r}
         for rows, _ in groups:
-            if places and len(rows) == 1 and rows[0] in alike:
+            if merges and len(rows) == 1 and rows[0] in alike:
                 value[rows[0]] = 0.5  # all attempts of the group are one text
         value = [value[head] for head in twin]
         for r in (r for r, x in enumerate(value) if math.isnan(x)):
