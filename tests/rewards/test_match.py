@@ -173,7 +173,11 @@ def test_the_product_of_progress_and_factors():
     one = {"speed": [0.5], "comfort": [0.7], "failed": [0.0]}
     assert shaped("factored", [0.8], one, factors=("speed",), fail="failed") == pytest.approx([0.4])
     assert shaped("factored", [0.8], one, factors=("speed", "comfort"), fail="failed") == pytest.approx([0.28])
-    assert shaped("factored", [0.8], one | {"failed": [1.0]}, factors=("speed",), fail="failed") == [0.0]
+    # an infraction at 20 % and one at 80 % of a route: half of each was paid before it; void; less 1 % of the route
+    hit = {"speed": [0.5, 0.5], "failed": [1.0, 1.0]}
+    for options, paid in (({}, [0.1, 0.4]), ({"kept": 0.0}, [0, 0]), ({"terminal": -0.01}, [0.09, 0.39])):
+        found = shaped("factored", [0.2, 0.8], hit, factors=("speed",), fail="failed", **options)
+        assert found == pytest.approx(paid), options
 
 
 def test_diversity_is_noise_in_a_group_that_is_all_right():
