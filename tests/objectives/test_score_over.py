@@ -132,3 +132,12 @@ def test_card_of_p3o():
     logprob = old + torch.tensor([1.3, 0.9], dtype=torch.float64).log()
     found = m.loss(forest, PolicyTokens(logprob, old, proximal_logprob=old), advantages=credit)
     assert float(found.value) == pytest.approx(-0.12 / 2)
+    # of two and three tokens: one term an answer, and each token has the gradient of its answer's ratio
+    forest = episodes([[3, 4]], [[5, 6, 7]], rewards=[1.0, 0.2])
+    old = torch.full((5,), -2.0, dtype=torch.float64)
+    moved = torch.tensor([1.0, 1.1, 0.5, 0.9, 2.0], dtype=torch.float64)  # answers' ratios 1.1 and .9
+    logprob = (old + moved.log()).requires_grad_()
+    found = m.loss(forest, PolicyTokens(logprob, old, proximal_logprob=old), advantages=m.advantages(forest))
+    assert found.value.item() == pytest.approx(-(0.4 * 1.1 - 0.4 * 0.9) / 2)
+    slope = torch.autograd.grad(found.value, logprob)[0].tolist()
+    assert slope == pytest.approx([-0.22] * 2 + [0.18] * 3)
