@@ -66,6 +66,18 @@ class _Asking:
     judge: Judge
     workers: int
     _failures: list[Failure]
+    only: str = "all"
+
+    @property
+    def reads_success(self) -> bool:
+        """True if it is given the verdicts: it asks about right attempts alone."""
+        return self.only == "correct"
+
+    def rows_asked(self, forest: Forest) -> list[int]:
+        """Attempts to ask about."""
+        if not self.reads_success:
+            return list(range(forest.n_trajectories))
+        return (forest.success >= 1).nonzero().flatten().tolist()
 
     def failures(self) -> list[Failure]:
         """Return and clear the failures since the last call, one per trajectory."""
@@ -96,6 +108,9 @@ def _understood(said: str | Failure, read: Callable[[str], float]) -> float | Fa
 class Rubric(_Asking):
     """{"judge": [R]}: (score - low) / (high - low) of a score from `low` to `high` by the judge, for each attempt.
 
+    only  "correct": about attempts that the verifier calls right; wrong ones are not judged and have 0, those without
+          a verdict are unscored
+
     An answer without a score, or with one out of range, leaves the attempt unscored ("nonsense" in the counts), and so
     does a judge that can't be asked.
     """
@@ -105,6 +120,7 @@ class Rubric(_Asking):
     low: float = 0.0
     high: float = 10.0
     workers: int = 8
+    only: str = "all"
     _failures: list[Failure] = field(default_factory=list, init=False, repr=False)
 
     name = "judge"
@@ -113,6 +129,7 @@ class Rubric(_Asking):
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise ConfigError(f"judge: low={self.low!r} must be below high={self.high!r}")
+        one_of("judge: only", self.only, ["all", "correct"])
 
     def question(self, text: str, task: Task) -> list[dict[str, str]]:
         """Prompt to the judge."""
@@ -125,11 +142,19 @@ class Rubric(_Asking):
         return [{"role": "user", "content": f"{instructions}\n\n{shown}"}]
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
-        questions = [self.question(text, task) for text, task in zip(texts, tasks, strict=True)]
+        rows = self.rows_asked(forest)
+        questions = [self.question(texts[r], tasks[r]) for r in rows]
         said = self._answers(questions, lambda answer: read_score(answer, self.low, self.high))
         self._failures += [x for x in said if isinstance(x, tuple)]
-        value = [math.nan if isinstance(x, tuple) else (x - self.low) / (self.high - self.low) for x in said]
+        value = unasked(forest) if self.reads_success else [math.nan] * len(texts)
+        for r, x in zip(rows, said, strict=True):
+            value[r] = math.nan if isinstance(x, tuple) else (x - self.low) / (self.high - self.low)
         return {"judge": torch.tensor(value, dtype=torch.float64)}
+
+
+def unasked(forest: Forest) -> list[float]:
+    """Value of attempts that are not judged: 0 of wrong ones, nan where there is no verdict."""
+    return torch.where(forest.success.isnan(), torch.nan, 0.0).tolist()
 
 
 @dataclass(eq=False)
