@@ -58,6 +58,13 @@ def test_card_of_sdpo():
     assert found == pytest.approx(0.653947, abs=6e-7)
 
 
+def test_rollouts_of_sdpo_fork_before_a_turn() -> None:
+    rollout = gxpo.method("sdpo_segment").rollout
+    assert (type(rollout).__name__, rollout.choose.__name__) == ("TurnBranches", "at_one_turn")
+    assert (rollout.group_size, rollout.initial) == (2, 1)
+    assert type(gxpo.method("sdpo_segment", {"rollout": "independent"}).rollout).__name__ == "Independent"
+
+
 @pytest.mark.parametrize(
     ("ratios", "rewards", "eta", "loss"),
     [
