@@ -63,6 +63,7 @@ class JudgeOptions:
     pairs: str | None = None  # former name of `compare`
     contestants: str = "texts"
     only: str = "all"
+    tie: float = 0.5
     steps: str = r"\n+"
     cue: str = "\nThe answer is "
     until: str = ""
@@ -151,7 +152,7 @@ def _one(o: JudgeOptions, where: str) -> Any:
     if o.mode == "first_error":
         return FirstError(judge, o.steps, o.workers, o.only)
     if o.mode == "debate":
-        return Debate(judge, o.rubric, o.workers)
+        return Debate(judge, o.rubric, o.workers, o.tie)
     if o.mode == "confidence":
         return Listener(judge, o.cue, o.until)
     return Rubric(judge, o.rubric, o.low, o.high, o.workers, o.only)

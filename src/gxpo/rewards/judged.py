@@ -283,8 +283,10 @@ def _distinct(rows: Sequence[int], texts: Sequence[str], twin: list[int]) -> lis
 
 @dataclass(eq=False)
 class Debate(_Asking):
-    """{"judge": [R]}: 1 where the judge prefers the first of an attempt's two cases, 0 where the second, 1/2 tied; each
-    pair of cases is asked in both orders, and each order counts half.
+    """{"judge": [R]}: 1 where the judge prefers the first of an attempt's two cases, 0 where the second; each pair of
+    cases is asked in both orders, and each order counts half.
+
+    tie  what a tie is worth: of both orders, or of two that contradict each other
 
     The cases are `info["cases"]` of a rollout, two texts: a team whose graph has `cases` gives them. An attempt without
     them, or with an order that fails, is unscored.
@@ -293,10 +295,15 @@ class Debate(_Asking):
     judge: Judge
     rubric: str = RUBRIC
     workers: int = 8
+    tie: float = 0.5
     _failures: list[Failure] = field(default_factory=list, init=False, repr=False)
 
     name = "judge"
     gives = ("judge",)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tie <= 1:
+            raise ConfigError(f"judge: tie={self.tie!r} is what a tie is worth, from 0 to 1")
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
         cases = [info.get("cases") for info in forest.info]
@@ -316,7 +323,8 @@ class Debate(_Asking):
         value = [math.nan] * len(texts)
         for r, there, back in zip(rows, said[::2], said[1::2], strict=True):
             if isinstance(there, float) and isinstance(back, float):
-                value[r] = (there + 1.0 - back) / 2
+                share = (there + 1.0 - back) / 2
+                value[r] = self.tie if share == 0.5 else share
             else:
                 self._failures += [x for x in (there, back) if isinstance(x, tuple)][:1]
         self._failures += [("nonsense", "an attempt has no cases")] * (len(texts) - len(rows))
