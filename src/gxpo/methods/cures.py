@@ -7,9 +7,9 @@ Choices. The temperature is open: 0.1 is the default of the code's `entropy_para
 all but uniform: rates .1, .5, .9 after 0, 3, 7 right answers have chances .3338, .3332, .3329. Attempts: its sigma for
 equal gradient norms (those of answers cost a backward pass each), rounded there one by one, here to the budget, and
 anew each step, not once. There p of the attempts is right / verdicts, so that all-wrong tasks have none; here it is the
-p above, and 0, 4 and 8 right of 8 have 7, 11 and 6 of 24 attempts (`rollout.prior`, `rollout.prior_mean`; default
-changed on 2026-11-28, before it their p was drawn to the mean of all tasks). Tasks of a step differ. Counts are never
-discounted (`discount: 1` in both places).
+p above, and 0, 4 and 8 right of 8 have 7, 11 and 6 of 24 attempts (`rollout.prior`; default changed on 2026-11-28,
+before it their p was drawn to the mean of all tasks). Tasks of a step differ. Counts are never discounted (`discount:
+1` in both places).
 """
 
 from gxpo.definition import Definition
@@ -33,8 +33,7 @@ cures = Definition(
         "rollout": AdaptiveGroupSize,
         "rollout.value": "mean_error",
         "rollout.discount": 1.0,
-        "rollout.prior": 2.0,
-        "rollout.prior_mean": 0.5,
+        "rollout.prior": "uniform",
     },
     paper_defaults={
         "rollout.group_size": 4,

@@ -14,7 +14,7 @@ counted it once a token, with the same gradient). Two other methods are called P
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives.ratio_trajectory import sequence_sum
+from gxpo.objectives.ratio_trajectory import sequence_product
 
 p3o = Definition(
     name="p3o",
@@ -27,9 +27,7 @@ p3o = Definition(
     evidence="paper",
     keys={
         "credit.scale": "none",
-        "objective.ratio": sequence_sum,
-        "objective.ratio_slope": "trajectory",
-        "objective.aggregate": "sequence_mean",
+        "objective.ratio": sequence_product,
         "rollout.group_size": 2,
     },
     cost="none beyond the base's",

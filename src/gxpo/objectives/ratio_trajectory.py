@@ -83,34 +83,41 @@ def filtered(
     return held.to(log_ratio) + (log_ratio - now)
 
 
+Bound = Annotated[float, Interval(gt=0, le=80)]
+
+
 @part("sequence_sum", stage="ratio", couples="trajectory")
-def sequence_sum(
-    log_ratio: Tensor,
-    trajectory: Tensor,
-    *,
-    log_ratio_max: Annotated[float, Interval(gt=0, le=80)] = 20.0,
-    ratio_slope: Literal["token", "trajectory"] = "token",
-) -> Tensor:
+def sequence_sum(log_ratio: Tensor, trajectory: Tensor, *, log_ratio_max: Bound = 20.0) -> Tensor:
     """Sequence importance ratio without length normalisation (TOPR, VESPO).
 
     log s_{i,t} = stop(sum over trajectory i of log rho) + log rho_t - stop(log rho_t).
 
     log_ratio_max  the sum is held in [-log_ratio_max, log_ratio_max], so that no ratio overflows; the gradient is not
-    ratio_slope    "token": as above, whose sum over a trajectory's tokens has the gradient of the product |
-                   "trajectory": each has it, so that their mean (`objective.aggregate: sequence_mean`) is the product,
-                   in value as in gradient
 
-    The value is pi(y) / mu(y). Not normalised by length: a long trajectory's ratio is soon far from 1, so it is for
-    surrogates that bound it. Source: TOPR, arXiv 2503.14286; VESPO, arXiv 2602.10693.
+    The value is pi(y) / mu(y), each token carries its own gradient, and the gradients of a trajectory's terms sum to
+    that of the product. Not normalised by length: a long trajectory's ratio is soon far from 1, so it is for surrogates
+    that bound it. Source: TOPR, arXiv 2503.14286; VESPO, arXiv 2602.10693.
     """
     held = log_ratio.detach()
+    return _sums(held, trajectory).clamp(-log_ratio_max, log_ratio_max).to(held)[trajectory] + (log_ratio - held)
+
+
+@part("sequence_product", stage="ratio", couples="trajectory")
+def sequence_product(log_ratio: Tensor, trajectory: Tensor, *, log_ratio_max: Bound = 20.0) -> Tensor:
+    """The same ratio, whose gradient each token carries in full: the mean over a trajectory's tokens
+    (`objective.aggregate: sequence_mean`) is its one term, in value as in gradient (P3O).
+
+    log s_{i,t} = sum over trajectory i of log rho, held as in `sequence_sum`.
+    """
+    total = _sums(log_ratio, trajectory)
+    held = total.detach()
+    return (held.clamp(-log_ratio_max, log_ratio_max) + (total - held)).to(log_ratio)[trajectory]
+
+
+def _sums(x: Tensor, trajectory: Tensor) -> Tensor:
+    """Sum of each trajectory's entries, float64."""
     n = int(trajectory.max()) + 1 if trajectory.numel() else 0
-    total = held.new_zeros(n, dtype=torch.float64).index_add_(0, trajectory, held.to(torch.float64))
-    value = total.clamp(-log_ratio_max, log_ratio_max).to(held)[trajectory]
-    if ratio_slope == "token":
-        return value + (log_ratio - held)
-    moving = log_ratio.new_zeros(n).index_add(0, trajectory, log_ratio)
-    return value + (moving - moving.detach())[trajectory]
+    return x.new_zeros(n, dtype=torch.float64).index_add(0, trajectory, x.to(torch.float64))
 
 
 __getattr__ = former.classes("objectives", "Prefix", "Filtered", "SequenceSum")
