@@ -436,6 +436,6 @@ def test_pta_grpo_pays_a_plan_by_the_softmax_of_its_executions_accuracy():
     m = gxpo.method("pta_grpo")
     found = [row[0] for row in by_row(forest, m.advantages(m.shaped(forest)))]
     assert found == pytest.approx(expected, abs=1e-4)
-    by_mean = gxpo.method("pta_grpo", {"reward.add.plan_success.temperature": 0.0})
+    by_mean = gxpo.method("pta_grpo", {"reward.add.plan_success.function": "plan_success"})
     paid = by_mean.shaped(forest).outcome[:3].tolist()
     assert paid == pytest.approx([1 + 0.5 / 3, 0.5 / 3, 0.5 / 3])

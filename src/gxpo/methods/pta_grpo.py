@@ -5,13 +5,13 @@ r_ij = r_out(i, j) + 0.5 r_plan(i);   A_ij = (r_ij - mean) / std over all 12 att
 execution
 
 Choices. From the paper (ICML 2026, eq. 2 to 4, 9, 10, appendices A.1 and A.10); there is no code. It does not state
-tau: 1 is ours (`reward.add.plan_success.temperature`; 0 takes the mean s itself). Left out: 0.2 for a response that
-follows the template, which is the task's (`reward`), and the term for length, alpha exp(-| |o| - T | / (T_max - T))
-with T the shortest right response, whose alpha it does not state. The first stage, which fine-tunes on plans
-distilled from a larger model, is a warm start and not built. The executions of a plan share its tokens, which are
-trained with the sum of their credits; there each pair is a response by itself, which is the same. On prompts a plan
-is the first stretch of the answer, unless the templates ask for it in words; in an environment it is the sub-goals
-that an executor acts under.
+tau: 1 is ours (`reward.add.plan_success.temperature`; `reward.add.plan_success.function: plan_success` pays the mean
+s itself). Left out: 0.2 for a response that follows the template, which is the task's (`reward`), and the term for
+length, alpha exp(-| |o| - T | / (T_max - T)) with T the shortest right response, whose alpha it does not state. The
+first stage, which fine-tunes on plans distilled from a larger model, is a warm start and not built. The executions of
+a plan share its tokens, which are trained with the sum of their credits; there each pair is a response by itself,
+which is the same. On prompts a plan is the first stretch of the answer, unless the templates ask for it in words; in
+an environment it is the sub-goals that an executor acts under.
 """
 
 from gxpo.definition import Definition
@@ -32,8 +32,7 @@ pta_grpo = Definition(
         "rollout.plans": 4,
         "rollout.executions": 3,
         "reward.add.plan_success": Shape,
-        "reward.add.plan_success.function": "plan_success",
-        "reward.add.plan_success.temperature": 1.0,
+        "reward.add.plan_success.function": "plan_softmax",
         "credit.ddof": 0,
     },
     cost="none beyond the base's attempts: a plan is sampled once for its executions",

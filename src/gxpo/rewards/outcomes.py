@@ -67,25 +67,38 @@ def noted(
     return outcome_weight * outcome.to(torch.float64) + torch.tensor(found, dtype=torch.float64)
 
 
-def plan_success(
-    success: Tensor, plan: Tensor, group: Tensor, *, weight: float = 0.5, temperature: Annotated[float, Ge(0)] = 0.0
-) -> Tensor:
+def plan_success(success: Tensor, plan: Tensor, *, weight: float = 0.5) -> Tensor:
     """`weight` times the mean verdict of the group's trajectories with one info["plan"] (`reward.add`).
 
-    plan         ids, -1 none. 0 for a trajectory without a plan, or whose plan's executions have no verdict; its own
-                 counts as any other
-    temperature  0: the mean itself; above 0: its softmax over the group's plans, exp(mean / temperature) over their sum
+    plan  ids, -1 none. 0 for a trajectory without a plan, or whose plan's executions have no verdict; its own counts as
+          any other
+
+    >>> plan_success(torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1]), weight=1.0).tolist()
+    [0.5, 0.5, 1.0, 1.0]
+    """
+    return weight * grouped.mean(success.nan_to_num(nan=0.0), plan, success.isfinite())
+
+
+def plan_softmax(
+    success: Tensor,
+    plan: Tensor,
+    group: Tensor,
+    *,
+    weight: float = 0.5,
+    temperature: Annotated[float, Gt(0)] = 1.0,
+) -> Tensor:
+    """`weight` times the softmax, over the group's plans, of their mean verdict / `temperature` (`reward.add`).
+
+    plan  as in `plan_success`; plans whose executions have no verdict are left out
 
     Source: PTA-GRPO, arXiv 2510.01833, equation 2 (weight 0.5, a temperature that it does not state).
 
     >>> verdicts, plans, one = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1]), torch.zeros(4).long()
-    >>> plan_success(verdicts, plans, one, weight=1.0).tolist()
-    [0.5, 0.5, 1.0, 1.0]
+    >>> plan_softmax(verdicts, plans, one, weight=1.0, temperature=0.5).round(decimals=4).tolist()
+    [0.2689, 0.2689, 0.7311, 0.7311]
     """
     known = success.isfinite()
     mean = grouped.mean(success.nan_to_num(nan=0.0), plan, known)
-    if temperature == 0:
-        return weight * mean
     of_plan = grouped.sum(known.to(mean), plan)
     told = (plan >= 0) & (of_plan > 0)
     raised = torch.where(told, (mean / temperature - grouped.max(mean / temperature, group, told)).exp(), 0.0)
