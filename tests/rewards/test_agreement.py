@@ -125,12 +125,7 @@ def test_plans_of_two_groups_with_one_number_are_two():
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, nan]), st.integers(-1, 3)), min_size=1, max_size=12))
 def test_a_loop_gives_the_same(rows):
-    verdicts, plans, one = (
-        torch.tensor([s for s, _ in rows]),
-        torch.tensor([p for _, p in rows]),
-        torch.zeros(len(rows)),
-    )
-    found = plan_success(verdicts, plans, one.long(), weight=1.0)
+    found = plan_success(torch.tensor([s for s, _ in rows]), torch.tensor([p for _, p in rows]), weight=1.0)
     for (_, plan), value in zip(rows, found.tolist(), strict=True):
         known = [s for s, p in rows if p == plan and not math.isnan(s)]
         if plan < 0 or not known:
