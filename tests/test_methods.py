@@ -300,7 +300,7 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
     "ssl_sweet_spot": {"reward.shape.tiered.component": "format"},
     "spectral_po": {"reward.shape.correct_prefix.component": "format"},
     "seed_grpo": {"weight.answer_entropy.alpha": 0.5},  # a cold model never says the same twice
-    **{name: {"sampling.max_new_tokens": 24} for name in ("himac", "pta_grpo", "luffy", "gcpo_gold", "tempsamp_r1")},
+    **{name: {"sampling.max_new_tokens": 24} for name in ("pta_grpo", "luffy", "gcpo_gold", "tempsamp_r1")},
     **{name: DOORS for name in ("thor", "hi_agent", "snapshot_rl")},
     "step_grpo_router": {"task": f"{Path(__file__).parent / 'rollouts' / 'expert_env.py'}:Asked"},
     "deepsearch": {"rollout.width": 2},  # of four ends that a cold model reaches one is right, and that one is kept
@@ -327,6 +327,15 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
         for name in ("otc", "hdpo", "sem", "tool_star", "mobile_r1")
     },
     "fapo": {"reward.add.flawed.component": "format"},
+    **{name: {"rollout.delimiter": ","} for name in ("tree_grpo", "tree_po", "tree_rl", "rose", "search_r2")},
+    "himac": {"sampling.max_new_tokens": 24, "rollout.delimiter": ","},
+    "vineppo": {"segment.text": ","},  # steps and cue of the built-in arithmetic
+    "vsrm": {
+        "segment": "delimiter",
+        "segment.text": ",",
+        "rollout.answer_cue": "#",
+        "rollout.answer_tokens": 0,
+    },
     "pav": {"segment.text": ",", "credit.add.value_difference.best_of": 1},  # the made-up rewards are no chances
     "e_grpo": {"reward.shape.entity_match.component": "format"},
     "step_grpo_r1vl": {f"reward.shape.{name}_reward.component": "format" for name in ("key_step", "order")},

@@ -35,6 +35,12 @@ BOX = r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}|<answer>(.*?)</answer>|#\s*(-?\d+(
 for name in ("copo", "copo@paper", "seed_grpo", "seed_grpo@paper"):
     FORMER[name] = {"signal.answer_clusters.pattern": BOX}
 STAGES = ("weights", "terms", "rollout", "shapes", "step_rewards", "rewards", "signals", "update", "kl_reward")
+TOYS = {  # steps of the built-in arithmetic, which end with a comma, were the default
+    **{n: {"rollout.delimiter": ","} for n in ("himac", "rose", "search_r2", "tree_grpo", "tree_po", "tree_rl")},
+    "pta_grpo": FORMER["pta_grpo"] | {"rollout.delimiter": ","},
+    "vsrm": {"rollout.answer_cue": "#", "rollout.answer_tokens": 0},
+}
+FORMER |= {name: {**TOYS[base], **FORMER.get(name, {})} for name in SAVED if (base := name.partition("@")[0]) in TOYS}
 
 
 def shown(parts):

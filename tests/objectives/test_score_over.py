@@ -58,6 +58,13 @@ def test_card_of_sdpo():
     assert found == pytest.approx(0.653947, abs=6e-7)
 
 
+def test_rollouts_of_sdpo_fork_before_a_turn() -> None:
+    rollout = gxpo.method("sdpo_segment").rollout
+    assert (type(rollout).__name__, rollout.choose.__name__) == ("TurnBranches", "at_one_turn")
+    assert (rollout.group_size, rollout.initial) == (2, 1)
+    assert type(gxpo.method("sdpo_segment", {"rollout": "independent"}).rollout).__name__ == "Independent"
+
+
 @pytest.mark.parametrize(
     ("ratios", "rewards", "eta", "loss"),
     [
@@ -84,6 +91,33 @@ def test_where_groups_part():
     assert factors(three, "suffix").tolist() == [0, 1, 1] * 3
 
 
+def test_equal_actions_at_a_declared_fork_say_nothing():
+    """Two that fork before a turn in which both act alike and then differently: D_1 = D_2, and (0 - 1)^2 / 4."""
+    begun = [{"observation": [2], "action": [3], "logprob": [-1.0]}]
+    record = {"schema": "gxpo.rollouts/1", "group": "g", "prompt": [1], "success": True}
+    turns = [[{"observation": [2], "action": [a], "logprob": [-1.0]} for a in own] for own in ([4, 5], [4, 6])]
+    shared = [
+        record | {"id": "a", "turns": begun + turns[0], "reward": 1.0},
+        record | {"id": "b", "turns": turns[1], "reward": 0.0, "fork": {"of": "a", "turn": 0}},
+    ]
+    forest = Forest.from_records(shared)
+    assert factors(forest, "parting").tolist() == [0, 1, 0, 0, 1, 0]
+    assert graded("refuel", forest, [7.0, 0.4, 3.0, 7.0, 0.4, -2.0]) == pytest.approx(0.25)
+    # no action is shared at the prompt, nor where trajectories are written out: rollouts note their tree and what is
+    # their own of it; without that, turns are compared by their tokens
+    whole = {"a": begun + turns[0], "b": begun + turns[1]}
+    tree = {"tree": 0, "path": [], "calls": 3}
+    for infos, at in (
+        ((tree, {"tree": 1, "path": [], "calls": 3}), 0),
+        ((tree, {"tree": 0, "path": [0], "calls": 2}), 1),
+        ((tree, {"tree": 0, "path": [0], "calls": 1}), 2),
+        (({}, {}), 2),
+    ):
+        rows = [record | {"id": i, "turns": whole[i], "info": info} for i, info in zip("ab", infos, strict=True)]
+        found = factors(Forest.from_records(rows), "parting").tolist()
+        assert found == [float(t == at) for t in range(3)] * 2, infos
+
+
 def test_tokens_that_a_score_is_not_over_are_not_read():
     forest = episodes([[3], [4], [5]], [[3], [6]])
     term = gxpo.method("refuel").terms["policy"]
@@ -105,3 +139,12 @@ def test_card_of_p3o():
     logprob = old + torch.tensor([1.3, 0.9], dtype=torch.float64).log()
     found = m.loss(forest, PolicyTokens(logprob, old, proximal_logprob=old), advantages=credit)
     assert float(found.value) == pytest.approx(-0.12 / 2)
+    # of two and three tokens: one term an answer, and each token has the gradient of its answer's ratio
+    forest = episodes([[3, 4]], [[5, 6, 7]], rewards=[1.0, 0.2])
+    old = torch.full((5,), -2.0, dtype=torch.float64)
+    moved = torch.tensor([1.0, 1.1, 0.5, 0.9, 2.0], dtype=torch.float64)  # answers' ratios 1.1 and .9
+    logprob = (old + moved.log()).requires_grad_()
+    found = m.loss(forest, PolicyTokens(logprob, old, proximal_logprob=old), advantages=m.advantages(forest))
+    assert found.value.item() == pytest.approx(-(0.4 * 1.1 - 0.4 * 0.9) / 2)
+    slope = torch.autograd.grad(found.value, logprob)[0].tolist()
+    assert slope == pytest.approx([-0.22] * 2 + [0.18] * 3)

@@ -25,6 +25,21 @@ def test_events_are_the_first_words_of_lines():
     assert events("a->b;c->d", r"(\w)->") == ["a", "c"]
 
 
+def test_the_thought_alone_is_mined(monkeypatch):
+    monkeypatch.setattr(conformance, "_pm4py", lambda: (None, None))
+    monkeypatch.setattr(conformance, "conformance", lambda a, b: float(len(a)))
+    told = [Task("t", "", None, {"events": ["add"]})] * 2
+    both = ["<think>add\ncarry</think>\n<answer>4</answer>", "so\nadd\ncarry"]
+    assert Conformance()(FOREST, both, told)["conformance"].tolist() == [2, 3]
+    assert Conformance(thought="")(FOREST, both, told)["conformance"].tolist() == [3, 3]
+    assert Conformance()(FOREST, ["no\n<think>a</think>b</think>", "a\nb</think>c"], told)["conformance"].tolist() == [
+        1,
+        2,
+    ]
+    with pytest.raises(ConfigError, match="thought 'x' has no group for the part"):
+        Conformance(thought="x")
+
+
 def test_it_says_how_to_install_pm4py(monkeypatch):
     monkeypatch.setitem(sys.modules, "pm4py", None)
     with pytest.raises(MissingExtra, match=r"pip install 'gxpo\[process\]'"):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.raw_server import answering, http, said
 from tests.rewards.scored_tasks import Source
 
-from gxpo.errors import ConfigError
+from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.judges import meter
 from gxpo.models.cache import cache_directory
@@ -112,6 +112,32 @@ def test_a_text_that_is_judged_can_not_end_itself(text):
     assert Rubric(None).question(text, task) == Rubric(None).question(text, task) != Rubric(None).question("7", task)
 
 
+@pytest.mark.filterwarnings("ignore:reward .* can't be sent")
+def test_a_judge_of_right_attempts_is_asked_about_no_other():
+    """FAPO's judge: 5 right ones of 16 have 5 questions; wrong ones have 0, those without a verdict nothing."""
+    right = [True, False, None, True] + [False] * 9 + [True] * 3
+    seen = []
+    judge = Rubric(function(lambda q: seen.append(q) or "1"), "Is there a flaw?", 0, 1, only="correct")
+
+    def scorer(text, task):
+        if right[int(text)] is None:
+            raise RuntimeError("no verdict")
+        return {"correct": float(right[int(text)])}
+
+    groups = {"g": [str(i) for i in range(16)]}
+    with RewardSet.make({"correct": 1.0, judge: 0.0}, source=Source(scorer, trusted=True)) as rewards:
+        forest = rewards.score(*grown(groups))
+    assert len(seen) == 5
+    column = forest.components[:, forest.component_names.index("judge")]
+    assert column.tolist()[:2] == [1, 0] and column[2].isnan() and column[3] == 1 and column.nansum() == 5
+    other = {(lambda completion: {"length": 1.0}): 1.0, judge: 0.0}
+    source = Source(None, trusted=True)
+    with RewardSet.make(other, source=source) as rewards, pytest.raises(GxpoError, match="no reward gives a verdict"):
+        rewards.score(*grown(groups))
+    with pytest.raises(ConfigError, match="only"):
+        Rubric(None, only="right")
+
+
 # ---------------------------------------------------------------- pairwise
 def longer(question):
     a, b = pair_in(question)
@@ -181,6 +207,14 @@ def test_places_of_a_tournament_and_attempts_of_one_text():
     longest = Pairwise(function(longer), compare="single_elim")
     outcome, _ = judged(longest, {"g": ["a", "ccc", "bb", "ccc"], "h": ["x", "x", "x"]})
     assert outcome.tolist() == [0, 1, 0.5, 1, 0.5, 0.5, 0.5]  # of three contestants
+    each = {kind: Pairwise(function(longer), compare="round_robin", contestants=kind) for kind in ("attempts", "texts")}
+    group = {"g": ["bb", "bb", "a", "ccc", "ccc"]}
+    assert judged(each["attempts"], group)[0].tolist() == [0.5, 0.5, 0, 1, 1]  # ranks 2, 2, 4, 0, 0
+    assert judged(each["texts"], {"g": ["a", "bb", "ccc", "ccc", "dddd"]})[0].tolist() == pytest.approx(
+        [0, 1 / 3, 2 / 3, 2 / 3, 1]
+    )
+    with pytest.raises(ConfigError, match="contestants"):
+        Pairwise(function(longer), contestants="twins")
     seen = []
     counted = function(lambda q: seen.append(q) or longer(q))
     judged(Pairwise(counted, compare="swiss"), {"g": ["a", "bb", "ccc", "dddd"]})

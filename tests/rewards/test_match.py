@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from tests.rewards.scored_tasks import Source
@@ -9,6 +11,7 @@ from tests.rewards.test_majority import column, grown
 
 import gxpo
 from gxpo.errors import ConfigError
+from gxpo.methods import METHODS
 from gxpo.protocols import Task
 from gxpo.rewards import RewardSet
 
@@ -173,7 +176,11 @@ def test_the_product_of_progress_and_factors():
     one = {"speed": [0.5], "comfort": [0.7], "failed": [0.0]}
     assert shaped("factored", [0.8], one, factors=("speed",), fail="failed") == pytest.approx([0.4])
     assert shaped("factored", [0.8], one, factors=("speed", "comfort"), fail="failed") == pytest.approx([0.28])
-    assert shaped("factored", [0.8], one | {"failed": [1.0]}, factors=("speed",), fail="failed") == [0.0]
+    # an infraction at 20 % and one at 80 % of a route: half of each was paid before it; void; less 1 % of the route
+    hit = {"speed": [0.5, 0.5], "failed": [1.0, 1.0]}
+    for options, paid in (({}, [0.1, 0.4]), ({"kept": 0.0}, [0, 0]), ({"terminal": -0.01}, [0.09, 0.39])):
+        found = shaped("factored", [0.2, 0.8], hit, factors=("speed",), fail="failed", **options)
+        assert found == pytest.approx(paid), options
 
 
 def test_diversity_is_noise_in_a_group_that_is_all_right():
@@ -186,3 +193,22 @@ def test_diversity_is_noise_in_a_group_that_is_all_right():
     assert shaped("added_component", [0.9] * 3, diversity, [1.0] * 3, groups="mixed", **options) == [0.9] * 3
     mixed = shaped("added_component", [0.9, 0.9, 0.0], diversity, [1.0, 1.0, 0.0], groups="mixed", **options)
     assert mixed == pytest.approx([0.94, 0.96, 0.05])
+
+
+def test_videochat_r1_reads_intervals_options_and_form_as_its_code():
+    keys = METHODS["videochat_r1"].keys
+    said = {
+        "interval": (["from 6 to 2", "2 to 6", "5 to 9"], [4, 8], [0.0, 1 / 3, 3 / 5]),
+        "choice": (["B. a red ball", "The best answer is (B)", "A", "b"], "B", [1.0, 1.0, 0.0, 0.0]),
+        "number": (["4", "5"], "4", [1.0, 0.0]),
+    }
+    groups = {kind: [f"<answer>{x}</answer>" for x in texts] for kind, (texts, _, _) in said.items()}
+    tasks = {kind: (reference, {"kind": kind}) for kind, (_, reference, _) in said.items()}
+    forest, _ = scored(groups, tasks, keys["scoring.options"])
+    assert forest.outcome.tolist() == pytest.approx([x for _, _, paid in said.values() for x in paid])
+    pattern = keys["reward.add.form.pattern"]
+    forms = {
+        "<think>a</think> <answer>b</answer>\n": True, "<think></think><answer></answer>": True,
+        "<answer>b</answer>": False, "x <think>a</think><answer>b</answer>": False,
+    }  # fmt: skip
+    assert {text: bool(re.search(pattern, text, re.DOTALL)) for text in forms} == forms

@@ -7,6 +7,7 @@ from tests.rewards.scored_tasks import Source
 from tests.rewards.test_judge import answer_in, function, grown
 
 from gxpo.errors import ConfigError
+from gxpo.methods import METHODS
 from gxpo.rewards import RewardSet
 from gxpo.rewards.combine import agreement, beats, combination
 from gxpo.rewards.judge import judged
@@ -139,5 +140,9 @@ def test_a_debate_is_asked_in_both_orders():
     found = debate(forest, texts, tasks)["judge"].tolist()
     assert found[:2] == [1.0, 0.0] and math.isnan(found[2])
     assert [kind for kind, _ in debate.failures()] == ["nonsense"]
+    for options, paid in (({}, 0.5), ({"tie": 0.0}, 0.0)):  # whoever is shown first
+        tied = judged({"by": function(lambda q: "A"), "mode": "debate", **options})
+        assert tied(forest, texts, tasks)["judge"].tolist()[:2] == [paid] * 2
+    assert METHODS["debate_reward"].keys["scoring.options"]["judge"]["tie"] == 0.0
     with pytest.raises(ConfigError, match="have none"):
         debate(*grown({"g": ["x"]}))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.rollouts.replay_session import UNSCORED, StepSession, right_first, tasks, train
 from tests.rollouts.resumed import check_resumed
 
+import gxpo
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.rollouts.adaptive_group_size import AdaptiveGroupSize, allot, knapsack
 from gxpo.rollouts.group_values import failures, mean_error, mean_error_by_variance, mixed, mixed_gain
@@ -86,6 +87,16 @@ def test_errors_of_means_are_least_in_proportion_to_the_std() -> None:
     assert allot([0.5, 0.25], 28, value=mean_error) == [15, 13]
     assert allot([0.5, 0.25], 28, value=mean_error_by_variance) == [16, 12]
     assert allot([0.0, 0.5, 1.0], 12, value=mean_error) == [2, 8, 2]
+
+
+def test_cures_allots_by_the_rates_that_it_states() -> None:
+    """0, 4 and 8 right of 8: (1 + right) / 10 = .1, .5, .9, stds .3, .5, .3, of 24 attempts 6.55, 10.91 and 6.55."""
+    part = gxpo.method("cures").rollout
+    part.memory.add({"none": [0.0] * 8, "half": [1.0] * 4 + [0.0] * 4, "all": [1.0] * 8})
+    assert part.predict(["none", "half", "all", "new"]) == pytest.approx([0.1, 0.5, 0.9, 0.5])
+    session = StepSession(right_first(1), step=1)
+    sizes = Counter(part.grow(tasks("none", "half", "all"), session).group)
+    assert sizes == {"s1/none": 7, "s1/half": 11, "s1/all": 6}
 
 
 @settings(max_examples=40, deadline=None)

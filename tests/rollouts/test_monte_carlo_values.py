@@ -25,6 +25,7 @@ from gxpo.envs import EnvPool, source
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.learners.torch import TorchLearner
+from gxpo.methods import METHODS
 from gxpo.models import character_tokenizer
 from gxpo.parts import CREDITS
 from gxpo.protocols import Completion, EpisodeRules, Request, Sampling, StreamKey, Task
@@ -366,6 +367,17 @@ def test_methods_ask_for_what_they_read(name: str) -> None:
     m = gxpo.method(name)
     assert isinstance(m.rollout, MonteCarloValues) and m.segmenter is not None
     assert {"state_values", "segments"} <= set(m.requires) and "state_values" in m.rollout.provides
+
+
+def test_steps_are_by_default_those_of_texts() -> None:
+    """Lines, or VSRM's words; the comma and "#" of the built-in arithmetic are for whoever trains on it."""
+    parts = [gxpo.method(name).rollout for name in ("tree_grpo", "himac", "search_r2")]
+    assert [part.delimiter for part in parts] == ["\n"] * 3
+    assert [gxpo.method(name).segmenter.text for name in ("vineppo", "pav")] == ["\n"] * 2
+    vsrm = gxpo.method("vsrm")
+    assert (vsrm.segmenter.first, vsrm.segmenter.apart) == (1000, 400)
+    assert (vsrm.rollout.answer_cue, vsrm.rollout.answer_tokens, vsrm.rollout.samples) == ("</think>", 768, 5)
+    assert [name for name, d in METHODS.items() if any(value in (",", "#") for value in d.keys.values())] == []
 
 
 def test_the_tree_of_spo_is_a_composition() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from gxpo.protocols import EpisodeRules, PolicyTokens, Sampling
 from gxpo.rollouts import Independent
 from gxpo.rollouts.plan_episodes import filled
 from gxpo.rollouts.plan_execute import PlanExecute, Planned
+
+PlanExecute = partial(PlanExecute, delimiter=",")  # which ends the steps here
 
 MACRO, MICRO = 1, 2
 FULL, WINDOW = EpisodeRules(20), EpisodeRules(20, "window", 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,6 +19,8 @@ from gxpo.objectives import PolicyGradient
 from gxpo.protocols import PolicyTokens, Sampling, Task
 from gxpo.rollouts import Independent
 from gxpo.rollouts.plan_execute import PlanExecute
+
+PlanExecute = partial(PlanExecute, delimiter=",")  # which ends the steps here
 
 A, B = Task("a", "a?"), Task("b", "bb")
 MACRO, MICRO = 3, 4  # steps

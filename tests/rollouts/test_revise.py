@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from gxpo.learners.torch import TorchLearner
 from gxpo.protocols import Sampling, StreamKey
 from gxpo.rollouts.cut_and_regenerate import CutAndRegenerate, flawed_step, least_probable, step_begins
 from gxpo.rollouts.independent import Independent
+
+CutAndRegenerate = partial(CutAndRegenerate, delimiter=",")  # which ends the steps here
 
 ASK = "{prompt}<{steps}>"
 
@@ -132,9 +135,9 @@ def test_credit_is_shared_by_actor_and_refiner() -> None:
         return policy("good,bad", "ok" if stream.attempt else "no")(context, stream)
 
     session = GrowingSession(say, judge)
-    forest = gxpo.method("search_r2", {"rollout.group_size": 2, "rollout.template": ASK}).rollout.grow(
-        tasks("a"), session
-    )
+    forest = gxpo.method(
+        "search_r2", {"rollout.group_size": 2, "rollout.template": ASK, "rollout.delimiter": ","}
+    ).rollout.grow(tasks("a"), session)
     advantage = gxpo.method("search_r2").advantages(forest)
     for r, sign in ((0, -1), (1, 1)):  # verdicts 0, 1: mean 1/2, std (ddof 1) sqrt(1/2)
         entries = forest.path_of(r)

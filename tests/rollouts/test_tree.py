@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from gxpo.parts import CREDITS
 from gxpo.protocols import EpisodeRules, Sampling, StreamKey, Task
 from gxpo.rollouts import Independent
 from gxpo.rollouts.tree import Tree, step_ends
+
+Tree = partial(Tree, delimiter=",")  # which ends the steps here
 
 NodeValue = CREDITS["node_value"]
 

@@ -155,6 +155,7 @@ def test_videochat_r1_pays_every_kind_of_answer_by_its_own_metric(tmp_path, monk
         return [task.answer, f"[{x},{y},{right + 8},{low}]", f"[{x},{y}]", "red"][key.attempt]
 
     keys = {"tasks.options": options, "tasks.per_step": 6, "scoring.options.match.pattern": None}
+    keys |= {"scoring.weights": {"match": 1.0, "format": 1.0, "correct": 0.0}, "reward.add.form.coef": 0.0}
     run = two_steps("videochat_r1", "shapes", say, tmp_path / "run", monkeypatch, **keys)
     for name, task in pool.items():
         found = [r["reward"] for r in rows_of(run, name)]

@@ -65,7 +65,7 @@ WORLDS: Mapping[str, World] = {
 
 ON_EPISODES: Mapping[str, Mapping[str, Any]] = {  # by default these cut answers to prompts
     **{name: {"rollout.at": "turn"} for name in ("vineppo", "pav", "spo_segment")},
-    "vsrm": {"rollout.at": "turn", "rollout.answer_cue": ""},
+    "vsrm": {"rollout.at": "turn", "rollout.answer_cue": "", "rollout.answer_tokens": 0},
     **{name: {"rollout.where": "step"} for name in ("rose", "tree_rl")},
     **{name: {"learner.lora_rank": 4} for name in ("aapo", "pvpo")},
 }

@@ -2,11 +2,14 @@ r"""CurES: tasks drawn by a softmax of the std of their verdicts, and attempts i
 
 P(q) ~ exp(sqrt(p_q (1 - p_q)) / 0.1),  p_q = (1 + right) / (2 + verdicts);   n_q ~ sqrt(p_q (1 - p_q)), 2 <= n_q
 
-Choices. The temperature is open: 0.1 is the code's `entropy_param`, which it never reads. Its sampler divides by 100
-(right answers + 1) instead, so that what it draws is all but uniform: rates .1, .5, .9 after 0, 3, 7 right answers have
-chances .3338, .3332, .3329. Attempts: its sigma for equal gradient norms (those of answers cost a backward pass each),
-rounded there one by one, here to the budget, and anew each step, not once. All-wrong tasks have sigma 0 and no attempt
-there, at least 2 here. Tasks of a step differ. Counts are never discounted (`discount: 1` in both places).
+Choices. The temperature is open: 0.1 is the default of the code's `entropy_param`, 1.0 what its scripts pass
+(`cures@paper`), and it is never read. Its sampler divides by 100 (right answers + 1) instead, so that what it draws is
+all but uniform: rates .1, .5, .9 after 0, 3, 7 right answers have chances .3338, .3332, .3329. Attempts: its sigma for
+equal gradient norms (those of answers cost a backward pass each), rounded there one by one, here to the budget, and
+anew each step, not once. There p of the attempts is right / verdicts, so that all-wrong tasks have none; here it is the
+p above, and 0, 4 and 8 right of 8 have 7, 11 and 6 of 24 attempts (`rollout.prior`; default changed on 2026-11-28,
+before it their p was drawn to the mean of all tasks). Tasks of a step differ. Counts are never discounted (`discount:
+1` in both places).
 """
 
 from gxpo.definition import Definition
@@ -22,7 +25,7 @@ cures = Definition(
     year=2025,
     evidence="reference-code",
     code="ZexuSun/CurES@0d65c47addf1fa76fb852f80312c30deb6440cc6 epic/epic_sampler.py "
-    "epic/stage_0_init_difficulty_sample_size.py",
+    "epic/stage_0_init_difficulty_sample_size.py epic/run_loop.sh",
     keys={
         "tasks.sampler": std,
         "tasks.sampler.temperature": 0.1,
@@ -30,7 +33,14 @@ cures = Definition(
         "rollout": AdaptiveGroupSize,
         "rollout.value": "mean_error",
         "rollout.discount": 1.0,
+        "rollout.prior": "uniform",
     },
-    paper_defaults={"rollout.group_size": 4, "tasks.per_step": 1024, "optim.lr": 1e-6, "objective.kl.coef": 1e-3},
+    paper_defaults={
+        "rollout.group_size": 4,
+        "tasks.per_step": 1024,
+        "tasks.sampler.temperature": 1.0,
+        "optim.lr": 1e-6,
+        "objective.kl.coef": 1e-3,
+    },
     cost="none in samples; a few numbers a task in the checkpoint; only where tasks repeat",
 )

@@ -3,10 +3,11 @@ r"""DMPO (multi-turn): DPO of whole episodes with a discount of turns that takes
 phi(t, T) = gamma^t (1 - gamma^(T - t)) / (1 - gamma^T),   t = 0 .. T - 1,   gamma 0.7
 s_i = sum over turns of phi(t, T_i) sum of (log policy - log reference);   l = -log sigmoid(beta (s_better - s_worse))
 
-Choices. beta 0.1. The authors' code leaves the first turn of the conversation at 1, which the formula gives too; its
-token-wise variant counts from a wrong index. Pairs are episodes of one task by verdict, or come with the data (rollout
-`logged`: answers of several messages). Distribution matching for diffusion language models, also DMPO, is another
-method.
+Choices. beta 0.1. The authors' code leaves the first turn of a conversation at 1 and counts from the second one, whose
+t is 0, so that of T turns T - 1 are discounted (in its data the first one only agrees to the task); here t is 0 in the
+first. Its token-wise variant counts from a wrong index. Pairs are episodes of one task by verdict, or come with the
+data (rollout `logged`: answers of several messages). Distribution matching for diffusion language models, also DMPO, is
+another method.
 """
 
 from gxpo.definition import Definition

@@ -6,8 +6,9 @@ n = 5 at T = 1; all wrong: 20 at T = 1.2 in their place, A = GRPO's among them. 
 Choices. The code recomputes log-probs of the hot rows at T = 1, so that their ratio of 1 hides who sampled them; here
 they are read, trained and replayed at 1.2. Its test for "all wrong", score < 0.01, a format reward switches off; here
 verdicts decide. It repeats the first hard prompts until their number is a multiple of 32, and fixes the upper clip at
-0.2 whatever is configured: not here. It trains in whole batches of kept rows; here a row left out keeps its place in
-the denominator. Replay there is an update of its own, of up to two batches; here its rows join the step's, two for each
+0.2 whatever is configured: not here. It gathers kept rows until they fill a batch, of two at most, and trains on whole
+ones; here a row left out keeps its place in the denominator. Replay there is an update of its own, of the newest two
+batches of stored rows, or of whole batches drawn while there are fewer; here its rows join the step's, two for each
 fresh one at most. No dual clip (code: 3). KL 0.01 is `eframe@paper`'s. Kept advantages do not add up to 0.
 """
 

@@ -5,9 +5,11 @@ r_i = |cluster of answer i| / G where low <= H <= high, 0 in other groups;   A a
 H is the entropy of the group's answers over ln G. The mean reward is the sum of squared shares: what is minimised is
 the collision entropy of the answers.
 Choices. Clusters by the task's verifier, the first answer seen represents its cluster, as in the code; an attempt
-without an answer earns 0 (verl code: 1 / G). low .1, high .9 are ours: the paper keeps prompts of middling entropy, the
-released scripts have a threshold on the largest share commented out. Confidently wrong answers are learnt: watch
-`reward_vote_accuracy` and `eval_accuracy` beside `reward_agreement`.
+without an answer earns 0 (verl code: 1 / G). low .1, high .9 are ours: the paper keeps prompts of middling entropy. Of
+the released code the TRL part pays where H is below its maximum, so unless all answers differ, and the verl part has a
+threshold on the largest share commented out (`scoring.options.majority_vote.gate`). The verl scripts minimise GSPO's
+loss, clipped at 3e-4 and 4e-4, the TRL recipes GRPO's without a KL, as here. Confidently wrong answers are learnt:
+watch `reward_vote_accuracy` and `eval_accuracy` beside `reward_agreement`.
 """
 
 from gxpo.definition import Definition
@@ -26,5 +28,5 @@ empo = Definition(
     },
     paper_defaults={"rollout.group_size": 16, "optim.lr": 5e-7},
     code="QingyangZhang/EMPO@582a07982348dc54b3ad7aa985e81a1becd06b29 "
-    "verl-empo/verl/utils/reward_score/empo/compute_metrics.py",
+    "verl-empo/verl/utils/reward_score/empo/compute_metrics.py trl/src/open_r1/rewards.py",
 )

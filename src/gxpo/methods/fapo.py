@@ -4,10 +4,14 @@ r = 1 right, -1 wrong, and right but flawed 1 - lambda = 0
 
 Early, where most are wrong, the flawed answer is above the group's mean and is learned; later it is below.
 
-Choices. As the code: lambda 1, wrong answers are not judged. "flaw" is a component of weight 0, 1 where a judge finds
-an error (`scoring.weights: {correct: 1, flaw: 0}` and a reward of that name); the paper trains a generative reward
-model for it. Where the judge gives nothing, the code takes the answer for sound; here it is unscored. `until` switches
-the penalty off in groups of more right answers than that share, and is not the paper's. Filter on the shaped reward.
+Choices. As the code: lambda 1. "flaw" is a component of weight 0, 1 where a judge finds an error (`scoring.weights:
+{correct: 1, flaw: 0}` and a reward of that name); the paper trains a generative reward model for it. A reward of yours
+is asked about every attempt, wrong and held-out ones too, which the code's judge is not; gxpo's judge leaves wrong ones
+out with `scoring.options.judge.only: correct` (and `reward.add.flawed.component: judge`, with a rubric that scores a
+flaw as 1, `low: 0` and `high: 1`). Where the judge gives nothing, the code takes the answer for sound; here it is
+unscored. The token mean and clip of its scripts are `fapo@paper`; their overlong penalty, whose lengths are the run's,
+is `reward.add.overlong`, and no part of it. `until` switches the penalty off in groups of more right answers than
+that share, and is not the paper's. Filter on the shaped reward.
 """
 
 from gxpo.definition import Definition
@@ -30,7 +34,14 @@ fapo = Definition(
         "reward.add.flawed.coef": -1.0,
         "reward.add.flawed.only": "correct",
     },
-    paper_defaults={"objective.clip_high": 0.28, "tasks.per_step": 512},
-    cost="a judgement of every right answer",
-    code="verl-project/verl-recipe@48ea0a797fa29867ea0ad92aff7d284eec7d4be3 fapo/reward_fn_reasoning.py",
+    paper_defaults={
+        "objective.clip_high": 0.28,
+        "objective.aggregate": "token_mean",
+        "tasks.per_step": 512,
+        "rollout.group_size": 8,
+        "optim.lr": 1e-6,
+    },
+    cost="a judgement of every right answer, of every attempt where a reward of yours judges",
+    code="verl-project/verl-recipe@48ea0a797fa29867ea0ad92aff7d284eec7d4be3 fapo/reward_fn_reasoning.py "
+    "fapo/run_fapo_7b.sh",
 )

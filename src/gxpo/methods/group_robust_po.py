@@ -7,7 +7,8 @@ Choices. The authors call it GRPO; no kin of group-relative policy optimization.
 `population` of the data says (`objective.population: info.KEY`), never the group of rollouts. Weights move before they
 are applied, as in the code, once a step (there in each micro-batch and on each rank by itself); l_k is a mean, where
 the code's default divides the sum by the population's size in the data. `objective.form: ipo` is GR-IPO. A population
-that a step lacks loses weight.
+that a step lacks loses weight, as there. The code knows all of the data's populations and weighs them from the first
+step on; here one is known from its first pairs on, and begins with the mean weight of those before it.
 """
 
 from gxpo.definition import Definition

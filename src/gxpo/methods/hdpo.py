@@ -6,7 +6,8 @@ others, and where a single one is right)
 Choices. As the code: any right attempt qualifies, also one without calls (a docstring asks for a call); eps 1e-6. Other
 components of the reward have weight 1, each normalised by itself; the code weighs answer .9 and format .1 in one. The
 code adds two clipped losses, the second as a mean over qualifying attempts, which weighs their economy more where few
-qualify; here the two advantages are added in one loss. Needs a world whose turns note calls: toolqa, zoom.
+qualify; here the two advantages are added in one loss. The metric `reward_mean` is of outcomes, in which 1 / (T + 1)
+has weight 1: its 0.15 is the advantage's (`credit.weights`). Needs a world whose turns note calls: toolqa, zoom.
 """
 
 from gxpo.credit.decoupled import decoupled

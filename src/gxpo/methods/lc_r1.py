@@ -8,6 +8,7 @@ of format and accuracy is the verdict here. The code cuts what follows the state
 the rest, under log-probs computed anew; here nothing is cut: what was sampled is trained. Its extractor is a trained
 model; here the first place where the answer stands as a word (`signal.valid_thinking.extract`: a function of yours).
 Without </think> in an attempt the second term is 0 (`segment.patterns`, `signal.valid_thinking.close`: another end).
+Its script leaves TRL's token mean and KL of 0.04 as they are: `lc_r1@paper`.
 """
 
 from gxpo.credit.bonus import Bonus
@@ -40,6 +41,13 @@ lc_r1 = Definition(
         "reward.add.length.scale": "longest",
         "reward.add.length.of": "all",
     },
-    paper_defaults={"rollout.group_size": 6, "optim.lr": 3e-6, "optim.max_grad_norm": 0.1},
-    code="zxiangx/LC-R1@f7333a92b7776a1a4889dd75a11455f23e70b06b trl/trainer/grpo_trainer.py scripts/train.py",
+    paper_defaults={
+        "rollout.group_size": 6,
+        "objective.aggregate": "token_mean",
+        "objective.kl.coef": 0.04,
+        "optim.lr": 3e-6,
+        "optim.max_grad_norm": 0.1,
+    },
+    code="zxiangx/LC-R1@f7333a92b7776a1a4889dd75a11455f23e70b06b trl/trainer/grpo_trainer.py scripts/train.py "
+    "trl/trainer/grpo_config.py",
 )

@@ -4,10 +4,10 @@ p_i = exp(mean_t log policy);   odds_i = p_i / (1 - p_i);   l = -mean_t log poli
 ratio),   lambda 0.1
 L = mean over groups of the mean over the group's pairs of l
 
-Choices. lambda is `objective.pair_weight` (the paper's main runs: 0.1). The likelihood is over the answer; the authors'
-code and TRL also take the prompt's tokens into it unless they are told not to. Pairs are made of the step's own
-rollouts by verdict, or come with the data (rollout `logged`). In a batch of several pairs the code's likelihood term
-is the mean over the tokens of all its better answers; here each pair has its own.
+Choices. lambda is `objective.pair_weight` (the paper's main runs: 0.1; the code's default: 1). The likelihood is a mean
+over an answer's tokens, and then over pairs; in the authors' code and TRL it is one mean over all tokens of the better
+texts of a batch, the prompt's among them (the code's option --disable_prompt_loss leaves these out). Pairs are made of
+the step's own rollouts by verdict, or come with the data (rollout `logged`).
 """
 
 from gxpo.definition import Definition

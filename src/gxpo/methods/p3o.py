@@ -9,11 +9,12 @@ averaged, half of that sum. Version 2 clips the joint ratio of the two, by a sur
 is not built. What a prompt adds to all rewards cancels. For pairs this is GRPO without the standard deviation and
 with the ratio of the sequence, so groups of more than two work alike. The reward less beta log(policy / reference) is
 `objective.kl.place: reward`. A circulated form of the gradient has the product of the two probabilities in place of
-their ratio; its expectation is 0. Two other methods are called P3O.
+their ratio; its expectation is 0. The loss is one term an answer (changed on 2026-11-28: before, the figure `loss`
+counted it once a token, with the same gradient). Two other methods are called P3O.
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives.ratio_trajectory import sequence_sum
+from gxpo.objectives.ratio_trajectory import sequence_product
 
 p3o = Definition(
     name="p3o",
@@ -26,9 +27,7 @@ p3o = Definition(
     evidence="paper",
     keys={
         "credit.scale": "none",
-        "objective.ratio": sequence_sum,
-        "objective.aggregate": "sequence_sum",
-        "objective.horizon": 1.0,
+        "objective.ratio": sequence_product,
         "rollout.group_size": 2,
     },
     cost="none beyond the base's",

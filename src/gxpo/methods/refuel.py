@@ -4,10 +4,11 @@ a turn h is drawn, an episode leaves another before it, both go on to the end;  
 log old;   L = mean ((D_1 - D_2) / eta - (R_1 - R_2))^2 / 4,   eta 1
 
 Choices. 1 / eta is `objective.beta`; the code has (D_1 - D_2 - eta (R_1 - R_2))^2, eta^2 times as much, the 4 apart. h
-is uniform over the turns that an episode may have, and the prompt where it ended before. The authors make all rollouts
-of a round before they train; here each step has its own. On a task of one turn this is REBEL; without forks (`rollout:
-independent`) it regresses the first turn in which the episodes differ. A KL penalty in the returns is
-`objective.kl.place: reward` in methods that read advantages, not here.
+is uniform over the turns that an episode may have, and the prompt where it ended before. Two equal actions in turn h
+have D_1 = D_2, whatever comes later, as in the code (changed on 2026-11-28: before, a later turn was taken). The
+authors make all rollouts of a round before they train; here each step has its own. On a task of one turn this is REBEL;
+without forks (`rollout: independent`) it regresses the first turn in which the episodes differ. A KL penalty in the
+returns is `objective.kl.place: reward` in methods that read advantages, not here.
 """
 
 from gxpo.definition import Definition

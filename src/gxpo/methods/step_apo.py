@@ -5,12 +5,13 @@ l = -log sigmoid(beta (s_better - s_worse) - (V_better - V_worse)),   V_better >
 L = mean over the states of the mean over their pairs of l
 
 Choices. The loss is the authors' code's, where V is a value in [-1, 1] that a search over plans of 200 iterations has
-found for a step. Here a step's value is its score (`rollout.score`: the world's reward for the step, or
-FILE.py:NAME); `rollout: search` with `rollout.trains: siblings` and `rollout.values: mean` takes V from a search, and
-`rollout: logged` reads groups of siblings with their values as rewards. Every two steps of different value are a pair;
-theirs are those of values above and below 0 (`objective.pairs: verdict`, `objective.success_at: 1e-9`), for the final
-solutions the best and the worst alone, at .3 of their values. Contrastive preference learning, also CPL, is
-`cpl_contrastive`.
+found for a step. Here a step's value is its score (`rollout.score`: the world's reward for the step, or FILE.py:NAME);
+`rollout: search` with `rollout.trains: siblings` and `rollout.values: mean` takes V from a search, and `rollout:
+logged` reads groups of siblings with their values as rewards. Every two steps of different value are a pair; theirs are
+those of values above and below 0 (`objective.pairs: verdict`, `objective.success_at: 1e-9`), for the final solutions
+the best and the worst alone, at .3 of their values. Where all steps of a state have one value there is no pair, and
+nothing to learn: after ten such steps of a run a warning says so, and the score is to be looked at. Contrastive
+preference learning, also CPL, is `cpl_contrastive`.
 """
 
 from gxpo.definition import Definition

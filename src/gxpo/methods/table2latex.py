@@ -4,7 +4,9 @@ r = [TEDS-structure >= .9]: trees of rows and cells, spans but not texts;   A as
 
 Choices. The second reward of the paper, that the rendered picture is alike, is left out: its released "CW-SSIM" gives a
 blank page against text .76, above its gate of .6 (see the errata). `structure_only: false` compares the texts instead.
-The code's gate is > .9. Its conversion knows more LaTeX than ours (colours, dashed rules). Stand-in: no pictures.
+The code's gate is > .9. Rows are as wide as the widest, as in the code and in LaTeX, so that a short row is a padded
+one, and one cell too many is one in every row (changed on 2026-11-28: before, rows had the cells that were written).
+Its conversion knows more LaTeX than ours (colours, dashed rules). Stand-in: no pictures.
 """
 
 from gxpo.definition import Definition
@@ -24,5 +26,5 @@ table2latex = Definition(
             "match": {"metric": "teds", "pattern": None, "structure_only": True, "gate": 0.9, "pay": "pass"}
         },
     },
-    code="newLLing/Table2LaTeX-RL@6c699a4627154980952069fd19801713a3fd82f0 examples/train/grpo/plugin/plugin.py",
+    code="newLLing/Table2LaTeX-RL@cff3258f389054f20cf5b8a871c96c1cc7c43bbb examples/train/grpo/plugin/plugin.py",
 )

@@ -5,7 +5,7 @@ the leaf's whole path, inherited ones included, so a token that m leaves share i
 M = 2 trees, each a chain and then N = 2 branches at points drawn uniformly among the prompt and the ends of steps.
 
 Choices. A tree of one leaf adds 0 (the reference adds its raw reward). A step is a turn, as in the paper, where the
-task has an environment; the answer to a prompt has stretches up to a delimiter instead. A branch's environment is
+task has an environment; the answer to a prompt has lines instead (`rollout.delimiter`). A branch's environment is
 restored, or its actions are replayed. `rollout.token_budget` and `rollout.call_budget` bound a prompt's tokens and
 calls; the paper compares at equal budgets, its code has no such bound. The paper's KL coefficient is 0.001:
 `tree_grpo@paper`.

@@ -4,10 +4,11 @@ V(s) = mean outcome of 9 continuations from s;  A_t = r_t + V(s_{t+1}) - V(s_t) 
 r_t = 0 before the last step, whose V(s_{t+1}) is 0 and whose r_t the outcome;  PPO's clip, a mean over tokens.
 The advantages of an attempt add up to its outcome less V(prompt).
 
-Choices. A step ends with a comma, as in the built-in arithmetic (`segment.text: "\n"` for models that write a step a
-line). V(prompt) is estimated once a group, not once an attempt. The authors' code whitens advantages over the tokens of
-the batch, which their formula does not: `credit.whiten: token`. In environments a step is a turn: `rollout.at: turn`.
-Their temperature, 0.6 at top_p 0.9, and learning rate are under `vineppo@paper`, without the KL.
+Choices. A step is a line (`segment.text`; default changed on 2026-11-28: before, a comma ended a step, as in the
+built-in arithmetic). The code also splits the long sentences of a line. V(prompt) is estimated once a group, not once
+an attempt. The authors' code whitens advantages over the tokens of the batch, which their formula does not:
+`credit.whiten: token`. In environments a step is a turn: `rollout.at: turn`. Their temperature, 0.6 at top_p 0.9, and
+learning rate are under `vineppo@paper`, without the KL.
 """
 
 from gxpo.credit.value_delta import ValueDelta
@@ -29,7 +30,7 @@ vineppo = Definition(
         "credit": ValueDelta,
         "rollout": MonteCarloValues,
         "segment": Delimiter,
-        "segment.text": ",",
+        "segment.text": "\n",
         "objective.aggregate": "token_mean",
     },
     paper_defaults={"sampling.temperature": 0.6, "sampling.top_p": 0.9, "optim.lr": 1e-6},

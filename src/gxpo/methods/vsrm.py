@@ -7,16 +7,16 @@ A_t = whitened over tokens (outcome + r_j + r_{j+1} + ... from token t's step on
 Choices. REINFORCE++ of the paper's two (the other is PPO with a critic). All tokens of step j have r_j; the code writes
 it on the first one, so that the others of the step do not have it and all steps before do. The last acc is of the whole
 chain, where the attempt ended it by itself; of one that did not, the code measures the first 7 characters, and here its
-last step has no reward. The code's outcome of -9.5 or -10 for answers of the wrong form is left to the task. Steps and
-cue are those of the built-in arithmetic (a comma; "#" opens the result). For models that think: `segment: pattern` with
-`segment.first: 1000` and `segment.apart: 400` characters (its default expression is such words: wait, but, however...),
-`rollout.answer_cue: "</think>"`, `rollout.answer_tokens: 768`.
+last step has no reward. The code's outcome of -9.5 or -10 for answers of the wrong form is left to the task. Steps
+begin at words like wait, but, however..., after 1000 characters and 400 apart, and answers are asked for by "</think>",
+of 768 tokens, as in the code (default changed on 2026-11-28: before, the comma and "#" of the built-in arithmetic, for
+which `segment: delimiter`, `segment.text: ","`, `rollout.answer_cue: "#"` and `rollout.answer_tokens: 0` are right).
 """
 
 from gxpo.credit.value_trend import value_trend
 from gxpo.definition import Definition
 from gxpo.rollouts.monte_carlo_values import MonteCarloValues
-from gxpo.segments import Delimiter
+from gxpo.segments import Pattern
 
 vsrm = Definition(
     name="vsrm",
@@ -32,9 +32,11 @@ vsrm = Definition(
         "rollout": MonteCarloValues,
         "rollout.samples": 5,
         "rollout.prompt": False,
-        "rollout.answer_cue": "#",
-        "segment": Delimiter,
-        "segment.text": ",",
+        "rollout.answer_cue": "</think>",
+        "rollout.answer_tokens": 768,
+        "segment": Pattern,
+        "segment.first": 1000,
+        "segment.apart": 400,
     },
     paper_defaults={"sampling.temperature": 0.6, "sampling.top_p": 0.95, "optim.lr": 1e-6},
     cost="5 short answers after every step of every attempt, generated and discarded",

@@ -83,10 +83,11 @@ def filtered(
     return held.to(log_ratio) + (log_ratio - now)
 
 
+Bound = Annotated[float, Interval(gt=0, le=80)]
+
+
 @part("sequence_sum", stage="ratio", couples="trajectory")
-def sequence_sum(
-    log_ratio: Tensor, trajectory: Tensor, *, log_ratio_max: Annotated[float, Interval(gt=0, le=80)] = 20.0
-) -> Tensor:
+def sequence_sum(log_ratio: Tensor, trajectory: Tensor, *, log_ratio_max: Bound = 20.0) -> Tensor:
     """Sequence importance ratio without length normalisation (TOPR, VESPO).
 
     log s_{i,t} = stop(sum over trajectory i of log rho) + log rho_t - stop(log rho_t).
@@ -98,9 +99,25 @@ def sequence_sum(
     that bound it. Source: TOPR, arXiv 2503.14286; VESPO, arXiv 2602.10693.
     """
     held = log_ratio.detach()
+    return _sums(held, trajectory).clamp(-log_ratio_max, log_ratio_max).to(held)[trajectory] + (log_ratio - held)
+
+
+@part("sequence_product", stage="ratio", couples="trajectory")
+def sequence_product(log_ratio: Tensor, trajectory: Tensor, *, log_ratio_max: Bound = 20.0) -> Tensor:
+    """The same ratio, whose gradient each token carries in full: the mean over a trajectory's tokens
+    (`objective.aggregate: sequence_mean`) is its one term, in value as in gradient (P3O).
+
+    log s_{i,t} = sum over trajectory i of log rho, held as in `sequence_sum`.
+    """
+    total = _sums(log_ratio, trajectory)
+    held = total.detach()
+    return (held.clamp(-log_ratio_max, log_ratio_max) + (total - held)).to(log_ratio)[trajectory]
+
+
+def _sums(x: Tensor, trajectory: Tensor) -> Tensor:
+    """Sum of each trajectory's entries, float64."""
     n = int(trajectory.max()) + 1 if trajectory.numel() else 0
-    total = held.new_zeros(n, dtype=torch.float64).index_add_(0, trajectory, held.to(torch.float64))
-    return total.clamp(-log_ratio_max, log_ratio_max).to(held)[trajectory] + (log_ratio - held)
+    return x.new_zeros(n, dtype=torch.float64).index_add(0, trajectory, x.to(torch.float64))
 
 
 __getattr__ = former.classes("objectives", "Prefix", "Filtered", "SequenceSum")

@@ -1,13 +1,14 @@
 """Which turns a trajectory's score is over (DMPO, SDPO, REFUEL): factors of its turns, by name.
 
-A group *parts* in the first turn in which its members act differently. What comes before is the same for all, and
-cancels in a difference of sums, not in one of means.
+A group *parts* in the turn before which its members fork, where forks are declared, and also where both then act alike;
+else in the first turn in which they act differently. What comes before is the same for all, and cancels in a difference
+of sums, not in one of means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,7 +69,8 @@ def factors(forest: Forest, over: Over, gamma: float = 1.0) -> Tensor | None:
 
 def turns_of(forest: Forest) -> Turns:
     """Every turn's place in its trajectory and its group. A group whose members begin alike parts, where one of them
-    ends there, in that one's last turn; a group of one parts in turn 0."""
+    ends there, in that one's last turn; a group of one parts in turn 0. Forks are declared in a group of which two
+    share an action, and in one whose rollouts note the `tree` that they grew in (`gxpo.rollouts.grow.written`)."""
     owner = forest.step_trajectory
     count = torch.bincount(owner, minlength=forest.n_trajectories)
     place = torch.arange(forest.n_steps) - (count.cumsum(0) - count)[owner]
@@ -76,12 +78,16 @@ def turns_of(forest: Forest) -> Turns:
     for r, g in enumerate(forest.ids("group", axis="R").tolist()):
         if count[r]:
             members.setdefault(g, []).append(r)
-    done = _actions(forest)
+    done, nodes = _actions(forest), _nodes(forest)
     parted, rest = torch.zeros_like(count), count.clone()
     for rows in members.values():
         least = min(len(done[r]) for r in rows)
-        apart = (t for t in range(least - 1) if any(done[r][t] != done[rows[0]][t] for r in rows))
+        shared = len({nodes[r][0] for r in rows}) < len(rows)
+        acts = nodes if shared else done
+        apart = (t for t in range(least - 1) if any(acts[r][t] != acts[rows[0]][t] for r in rows))
         at = next(apart, least - 1) if len(rows) > 1 else 0
+        if not shared and all("tree" in forest.info[r] for r in rows):
+            at = min(at, _first_fork([forest.info[r] for r in rows], [len(done[r]) for r in rows]))
         parted[rows], rest[rows] = at, least - at
     return Turns(place, count[owner], parted[owner], rest[owner])
 
@@ -95,3 +101,18 @@ def _actions(forest: Forest) -> list[list[list[int]]]:
     for action, owner in zip(actions, forest.step_trajectory.tolist(), strict=True):
         done[owner].append(action)
     return done
+
+
+def _nodes(forest: Forest) -> list[list[int]]:
+    """Node of every action of a trajectory, turn by turn; trajectories share those before a declared fork."""
+    nodes: list[list[int]] = [[] for _ in range(forest.n_trajectories)]
+    for node, owner in zip(forest.step_action.tolist(), forest.step_trajectory.tolist(), strict=True):
+        nodes[owner].append(node)
+    return nodes
+
+
+def _first_fork(infos: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> int:
+    """Turn in which the first of some attempts of a tree leaves another, 0 where two begin at the prompt; `counts`: of
+    their turns, of which `calls` were generated for each alone."""
+    forks = [n - info.get("calls", n) for info, n in zip(infos, counts, strict=True) if info.get("path")]
+    return min(forks) if len(forks) >= len(infos) - 1 and forks else 0

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gxpo.protocols import Task
 
 EVENT = r"(?m)^[^\w\n]*(?:[Ss]tep \d+\W+)?(\w+)"
+THOUGHT = r"(?s)\A(?=.*?</think>)(?:(?:(?!</think>).)*?<think>)?(.*?)</think>"
 
 
 def events(text: str, pattern: str = EVENT) -> list[str]:
@@ -29,6 +30,17 @@ def events(text: str, pattern: str = EVENT) -> list[str]:
     ['define', 'solve', 'check']
     """
     return [str(found[1]).lower() for found in re.finditer(pattern, text) if found[1]]
+
+
+def thought(text: str, pattern: str = THOUGHT) -> str:
+    """First group of the pattern's first match, by default what precedes the first `</think>` and follows a `<think>`;
+    the whole text without one.
+
+    >>> thought("<think>add</think> 4"), thought("add</think> 4"), thought("add")
+    ('add', 'add', 'add')
+    """
+    found = re.search(pattern, text)
+    return text if found is None else str(found[1] or "")
 
 
 def conformance(attempt: Sequence[str], reference: Sequence[str]) -> float:
@@ -73,14 +85,17 @@ class Conformance:
     """Conformance reward: {"conformance": `conformance` of the attempt's `events` with the reference's}.
 
     The reference is the task's `info["events"]`, or the events of its `info["solution"]`; GxpoError where no task of
-    the step has either. Equal pairs are computed once; what pm4py can't compute costs
-    the attempts of that pair their score. What pm4py can't compute is unscored, and costs that attempt.
+    the step has either. Equal pairs are computed once; what pm4py can't compute costs the attempts of that pair their
+    score.
 
     pattern  regular expression of an event, its first group the activity (default: the first word of each line, behind
              "Step 1:" and the like)
+    thought  regular expression whose first group is the part of an attempt that is read, the whole where it does not
+             match (default: up to the first `</think>`); "": always the whole
     """
 
     pattern: str = EVENT
+    thought: str = THOUGHT
     known: dict[tuple[tuple[str, ...], tuple[str, ...]], float | Failure] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -90,12 +105,13 @@ class Conformance:
     gives = ("conformance",)
 
     def __post_init__(self) -> None:
-        try:
-            groups = re.compile(self.pattern).groups
-        except re.error as error:
-            raise ConfigError(f"conformance: pattern {self.pattern!r} is no regular expression: {error}") from None
-        if not groups:
-            raise ConfigError(f"conformance: pattern {self.pattern!r} has no group for the activity")
+        for name, pattern, group in (("pattern", self.pattern, "activity"), ("thought", self.thought, "part")):
+            try:
+                groups = re.compile(pattern).groups
+            except re.error as error:
+                raise ConfigError(f"conformance: {name} {pattern!r} is no regular expression: {error}") from None
+            if (pattern and not groups) or not self.pattern:
+                raise ConfigError(f"conformance: {name} {pattern!r} has no group for the {group}")
         _pm4py()
 
     def failures(self) -> list[Failure]:
@@ -109,7 +125,8 @@ class Conformance:
             raise GxpoError(
                 "reward conformance: no task has `events` or a `solution` in its info: give the reference's"
             )
-        pairs = [(tuple(events(x, self.pattern)), tuple(t)) for x, t in zip(texts, told, strict=True)]
+        read = [thought(x, self.thought) if self.thought else x for x in texts]
+        pairs = [(tuple(events(x, self.pattern)), tuple(t)) for x, t in zip(read, told, strict=True)]
         distinct = dict.fromkeys(pairs)
         self.known = {pair: self.known[pair] if pair in self.known else _computed(*pair) for pair in distinct}
         found = [self.known[pair] for pair in pairs]

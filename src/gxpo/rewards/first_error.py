@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gxpo.errors import one_of
 from gxpo.forest import Forest
 from gxpo.judges import Judge
 from gxpo.rewards.group_level import Failure
-from gxpo.rewards.judged import _Asking, prompt_of
+from gxpo.rewards.judged import _Asking, prompt_of, unasked
 from gxpo.verdicts import care, ending, fenced, marker, number, numbered
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ class FirstError(_Asking):
     """{"correct_prefix": [R]}: the share of an answer's steps before the first that a judge finds wrong; 1 without one.
 
     steps   a regular expression for what separates steps; empty ones do not count
+    only    "correct": about attempts that the verifier calls right; wrong ones are not judged and have share 0, those
+            without a verdict are unscored
 
     The judge is shown the task, its answer where it has one, and the numbered steps. An answer of the judge's without a
     number, or with one that is no step, leaves the attempt without a share ("nonsense" in the counts). An attempt
@@ -35,10 +38,14 @@ class FirstError(_Asking):
     judge: Judge
     steps: str = r"\n+"
     workers: int = 8
+    only: str = "all"
     _failures: list[Failure] = field(default_factory=list, init=False, repr=False)
 
     name = "judge"
     gives = ("correct_prefix",)
+
+    def __post_init__(self) -> None:
+        one_of("judge: only", self.only, ["all", "correct"])
 
     def steps_of(self, text: str) -> list[str]:
         """Steps of an answer, as numbered for the judge."""
@@ -59,8 +66,8 @@ class FirstError(_Asking):
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
         steps = [self.steps_of(text) for text in texts]
-        asked = [r for r, own in enumerate(steps) if own]
-        value = [0.0] * len(texts)
+        asked = [r for r in self.rows_asked(forest) if steps[r]]
+        value = unasked(forest) if self.reads_success else [0.0] * len(texts)
         for n in sorted({len(steps[r]) for r in asked}):
             rows = [r for r in asked if len(steps[r]) == n]
             said = self._answers([self.question(steps[r], tasks[r]) for r in rows], _share_of(n))

@@ -61,6 +61,9 @@ class JudgeOptions:
     high: float = 10.0
     compare: str = "all"
     pairs: str | None = None  # former name of `compare`
+    contestants: str = "texts"
+    only: str = "all"
+    tie: float = 0.5
     steps: str = r"\n+"
     cue: str = "\nThe answer is "
     until: str = ""
@@ -141,16 +144,18 @@ def judge_of(options: Mapping[str, Any], where: str) -> Judge:
 def _one(o: JudgeOptions, where: str) -> Any:
     """Reward of a single judge."""
     one_of(f"scoring.options.{where}.mode", o.mode, MODES)
+    if o.only != "all" and o.mode not in ("rubric", "first_error"):
+        raise ConfigError(f"scoring.options.{where}.only={o.only} is of the modes rubric and first_error, not {o.mode}")
     judge = judge_of({f.name: getattr(o, f.name) for f in dataclasses.fields(o)}, where)
     if o.mode == "pairwise":
-        return Pairwise(judge, o.rubric, o.pairs or o.compare, o.workers)
+        return Pairwise(judge, o.rubric, o.pairs or o.compare, o.workers, o.contestants)
     if o.mode == "first_error":
-        return FirstError(judge, o.steps, o.workers)
+        return FirstError(judge, o.steps, o.workers, o.only)
     if o.mode == "debate":
-        return Debate(judge, o.rubric, o.workers)
+        return Debate(judge, o.rubric, o.workers, o.tie)
     if o.mode == "confidence":
         return Listener(judge, o.cue, o.until)
-    return Rubric(judge, o.rubric, o.low, o.high, o.workers)
+    return Rubric(judge, o.rubric, o.low, o.high, o.workers, o.only)
 
 
 def _evolving(o: JudgeOptions) -> EvolvingRubric:

@@ -66,6 +66,18 @@ class _Asking:
     judge: Judge
     workers: int
     _failures: list[Failure]
+    only: str = "all"
+
+    @property
+    def reads_success(self) -> bool:
+        """True if it is given the verdicts: it asks about right attempts alone."""
+        return self.only == "correct"
+
+    def rows_asked(self, forest: Forest) -> list[int]:
+        """Attempts to ask about."""
+        if not self.reads_success:
+            return list(range(forest.n_trajectories))
+        return (forest.success >= 1).nonzero().flatten().tolist()
 
     def failures(self) -> list[Failure]:
         """Return and clear the failures since the last call, one per trajectory."""
@@ -96,6 +108,9 @@ def _understood(said: str | Failure, read: Callable[[str], float]) -> float | Fa
 class Rubric(_Asking):
     """{"judge": [R]}: (score - low) / (high - low) of a score from `low` to `high` by the judge, for each attempt.
 
+    only  "correct": about attempts that the verifier calls right; wrong ones are not judged and have 0, those without
+          a verdict are unscored
+
     An answer without a score, or with one out of range, leaves the attempt unscored ("nonsense" in the counts), and so
     does a judge that can't be asked.
     """
@@ -105,6 +120,7 @@ class Rubric(_Asking):
     low: float = 0.0
     high: float = 10.0
     workers: int = 8
+    only: str = "all"
     _failures: list[Failure] = field(default_factory=list, init=False, repr=False)
 
     name = "judge"
@@ -113,6 +129,7 @@ class Rubric(_Asking):
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise ConfigError(f"judge: low={self.low!r} must be below high={self.high!r}")
+        one_of("judge: only", self.only, ["all", "correct"])
 
     def question(self, text: str, task: Task) -> list[dict[str, str]]:
         """Prompt to the judge."""
@@ -125,19 +142,29 @@ class Rubric(_Asking):
         return [{"role": "user", "content": f"{instructions}\n\n{shown}"}]
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
-        questions = [self.question(text, task) for text, task in zip(texts, tasks, strict=True)]
+        rows = self.rows_asked(forest)
+        questions = [self.question(texts[r], tasks[r]) for r in rows]
         said = self._answers(questions, lambda answer: read_score(answer, self.low, self.high))
         self._failures += [x for x in said if isinstance(x, tuple)]
-        value = [math.nan if isinstance(x, tuple) else (x - self.low) / (self.high - self.low) for x in said]
+        value = unasked(forest) if self.reads_success else [math.nan] * len(texts)
+        for r, x in zip(rows, said, strict=True):
+            value[r] = math.nan if isinstance(x, tuple) else (x - self.low) / (self.high - self.low)
         return {"judge": torch.tensor(value, dtype=torch.float64)}
+
+
+def unasked(forest: Forest) -> list[float]:
+    """Value of attempts that are not judged: 0 of wrong ones, nan where there is no verdict."""
+    return torch.where(forest.success.isnan(), torch.nan, 0.0).tolist()
 
 
 @dataclass(eq=False)
 class Pairwise(_Asking):
     """{"judge": [R]}: rewards of a tournament within each group (`tournament.rewards`).
 
-    compare  who meets whom (`tournament.KINDS`): "all" and "first" pay the share of matches won, a tie counting half,
-             the others the place, in which attempts of one text are one contestant: a knockout would part them
+    compare      who meets whom (`tournament.KINDS`): "all" and "first" pay the share of matches won, a tie counting
+                 half, the others the place
+    contestants  of places. "texts": attempts of one text are one contestant, which a knockout would part |
+                 "attempts": each is one
 
     Each match is asked in both orders, and each order counts half, so that a judge that prefers a place gives both 1/2.
     A match with an order that fails counts for neither; an attempt without a single known match is unscored, and
@@ -150,6 +177,7 @@ class Pairwise(_Asking):
     rubric: str = RUBRIC
     compare: str = "all"
     workers: int = 8
+    contestants: str = "texts"
     _failures: list[Failure] = field(default_factory=list, init=False, repr=False)
 
     name = "judge"
@@ -157,6 +185,7 @@ class Pairwise(_Asking):
 
     def __post_init__(self) -> None:
         one_of("judge: compare", self.compare, list(tournament.KINDS))
+        one_of("judge: contestants", self.contestants, ["texts", "attempts"])
 
     def question(self, first: str, second: str, task: Task) -> list[dict[str, str]]:
         """Prompt to the judge."""
@@ -164,9 +193,9 @@ class Pairwise(_Asking):
         return asked_to_choose(f"{self.rubric}\n\nWhich answer is better?", "answer", first, second, prompt)
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
-        places = self.compare not in ("all", "first")
+        merges = self.compare not in ("all", "first") and self.contestants == "texts"
         groups, twin = _groups(forest), list(range(len(texts)))  # row that stands for a row
-        if places:
+        if merges:
             groups = [(_distinct(rows, texts, twin), others) for rows, others in groups]
         met: dict[tuple[int, int], float | Failure] = {}  # of rows
         alone = self.compare in ("first", "anchor")
@@ -191,7 +220,7 @@ class Pairwise(_Asking):
                 value[r] = sum(shares) / len(shares) if shares else math.nan
         alike = {head for r, head in enumerate(twin) if head != r}
         for rows, _ in groups:
-            if places and len(rows) == 1 and rows[0] in alike:
+            if merges and len(rows) == 1 and rows[0] in alike:
                 value[rows[0]] = 0.5  # all attempts of the group are one text
         value = [value[head] for head in twin]
         for r in (r for r, x in enumerate(value) if math.isnan(x)):
@@ -254,8 +283,10 @@ def _distinct(rows: Sequence[int], texts: Sequence[str], twin: list[int]) -> lis
 
 @dataclass(eq=False)
 class Debate(_Asking):
-    """{"judge": [R]}: 1 where the judge prefers the first of an attempt's two cases, 0 where the second, 1/2 tied; each
-    pair of cases is asked in both orders, and each order counts half.
+    """{"judge": [R]}: 1 where the judge prefers the first of an attempt's two cases, 0 where the second; each pair of
+    cases is asked in both orders, and each order counts half.
+
+    tie  what a tie is worth: of both orders, or of two that contradict each other
 
     The cases are `info["cases"]` of a rollout, two texts: a team whose graph has `cases` gives them. An attempt without
     them, or with an order that fails, is unscored.
@@ -264,10 +295,15 @@ class Debate(_Asking):
     judge: Judge
     rubric: str = RUBRIC
     workers: int = 8
+    tie: float = 0.5
     _failures: list[Failure] = field(default_factory=list, init=False, repr=False)
 
     name = "judge"
     gives = ("judge",)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tie <= 1:
+            raise ConfigError(f"judge: tie={self.tie!r} is what a tie is worth, from 0 to 1")
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
         cases = [info.get("cases") for info in forest.info]
@@ -287,7 +323,8 @@ class Debate(_Asking):
         value = [math.nan] * len(texts)
         for r, there, back in zip(rows, said[::2], said[1::2], strict=True):
             if isinstance(there, float) and isinstance(back, float):
-                value[r] = (there + 1.0 - back) / 2
+                share = (there + 1.0 - back) / 2
+                value[r] = self.tie if share == 0.5 else share
             else:
                 self._failures += [x for x in (there, back) if isinstance(x, tuple)][:1]
         self._failures += [("nonsense", "an attempt has no cases")] * (len(texts) - len(rows))

@@ -135,18 +135,31 @@ def added_component(
     return outcome + added
 
 
-def factored(outcome: Tensor, read: Read, *, factors: tuple[str, ...] = ("comfort",), fail: str = "") -> Tensor:
-    """outcome * product of the factors; 0 where the component `fail` is 1 or more.
+def factored(
+    outcome: Tensor,
+    read: Read,
+    *,
+    factors: tuple[str, ...] = ("comfort",),
+    fail: str = "",
+    kept: Annotated[float, Interval(ge=0, le=1)] = 1.0,
+    terminal: float = 0.0,
+) -> Tensor:
+    """outcome * product of the factors; kept times as much, plus terminal, where the component `fail` is 1 or more.
 
-    factors  components of reward weight 0, each from 0 to 1: soft penalties that scale progress and never add to it
-    fail     component of an infraction that voids everything; "": none
+    factors   components of reward weight 0, each from 0 to 1: soft penalties that scale progress and never add to it
+    fail      component of an infraction that ends the attempt; "": none
+    kept      share of what was earned before an infraction that it leaves: 1 all of it, 0 voids it
+    terminal  reward of the infraction itself
 
     A component that is unknown leaves the outcome unknown. Source: CaRL (arXiv 2504.17838) and its code, where the
-    product is of a step's progress, and an infraction also ends the episode.
+    product is of a step's progress, and an infraction ends the episode after what was paid.
 
     >>> share = {"speed": torch.tensor([0.5, 0.5]), "hit": torch.tensor([0.0, 1.0])}
-    >>> factored(torch.tensor([0.75, 0.75]), lambda name: share[name], factors=("speed",), fail="hit").tolist()
-    [0.375, 0.0]
+    >>> kinds = {"factors": ("speed",), "fail": "hit"}
+    >>> factored(torch.tensor([0.75, 0.25]), lambda name: share[name], **kinds).tolist()
+    [0.375, 0.125]
+    >>> factored(torch.tensor([0.75, 0.25]), lambda name: share[name], **kinds, kept=0.0, terminal=-0.5).tolist()
+    [0.375, -0.5]
     """
     value = outcome.to(torch.float64)
     for name in factors:
@@ -154,7 +167,7 @@ def factored(outcome: Tensor, read: Read, *, factors: tuple[str, ...] = ("comfor
     if not fail:
         return value
     failed = read(fail)
-    return torch.where(failed.isnan(), failed, torch.where(failed >= 1, 0.0, value))
+    return torch.where(failed.isnan(), failed, torch.where(failed >= 1, kept * value + terminal, value))
 
 
 def process_bonus(outcome: Tensor, read: Read, *, component: str = "process") -> Tensor:

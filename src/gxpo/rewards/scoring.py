@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from gxpo.errors import ConfigError, did_you_mean
+from gxpo.errors import ConfigError, GxpoError, did_you_mean
 from gxpo.forest import Forest
 from gxpo.protocols import Task, TaskSource
 from gxpo.rewards import functions, group_level
@@ -198,10 +198,11 @@ class RewardSet:
         left_out: dict[str, Tensor] = {}  # [R] where a reward that may leave rollouts out has done so
         weights = {name: self._named.get(name, 0.0) for name in columns}
         replies = self._run(forest, texts, tasks, self._single)
-        for reward in self._rewards:
+        for reward in sorted(self._rewards, key=_reads_success):
             function = reward.function
             grouped = function.grouped
-            found = self._rate(reward, forest, texts, tasks) if grouped else self._rows(reward, replies[reward], tasks)
+            seen = self._with_verdicts(forest, columns, function.label) if _reads_success(reward) else forest
+            found = self._rate(reward, seen, texts, tasks) if grouped else self._rows(reward, replies[reward], tasks)
             for name, column in found.items():
                 if name not in columns:
                     columns[name] = column
@@ -398,6 +399,17 @@ class RewardSet:
         self.messages.setdefault(status, f"reward {function.label}: {value} (task {task.id})")
         return [0.0 if status == LIMIT else math.nan] * len(names)
 
+    def _with_verdicts(self, forest: Forest, columns: Mapping[str, Tensor], label: str) -> Forest:
+        """The forest with the verdicts of what has been computed, for a reward that reads `success`."""
+        known = forest.success.isfinite()
+        if "correct" not in columns and forest.n_trajectories and not bool(known.any()):
+            raise GxpoError(
+                f"reward {label} asks about right attempts alone, and no reward gives a verdict: add one, as "
+                f"scoring.weights {{math: 1, {label}: 0}}"
+            )
+        success = self._success({name: x for name, x in columns.items() if name == "correct"}, forest.n_trajectories)
+        return forest.replace(success=torch.where(known, forest.success, success))
+
     def _success(self, columns: Mapping[str, Tensor], n: int) -> Tensor:
         verdict = columns.get("correct")
         if verdict is None and len(self._rewards) == 1:
@@ -443,6 +455,11 @@ class RewardSet:
             f"reward: {name!r} has a weight, but no reward computes it{did_you_mean(name, there) or '.'} "
             f"There are {', '.join(there)} and functions of files, as my_rewards.py:exact"
         )
+
+
+def _reads_success(reward: Entry) -> bool:
+    """True if a reward is given the verdicts of the others, so that it runs after them."""
+    return reward.function.grouped and bool(getattr(reward.function.call, "reads_success", False))
 
 
 def _weighted(

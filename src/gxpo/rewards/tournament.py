@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
 from itertools import combinations
 
 Match = tuple[int, int]
 Round = Mapping[Match, float]
+Key = tuple[Fraction | float, ...]  # of an attempt's place, compared exactly: equal results are equal keys
 
 
 def pairings(compare: str, n: int, rounds: Sequence[Round]) -> list[Match]:
@@ -34,23 +36,25 @@ def pairings(compare: str, n: int, rounds: Sequence[Round]) -> list[Match]:
 def rewards(compare: str, n: int, rounds: Sequence[Round]) -> list[float]:
     """Reward of each attempt, [n] in [0, 1]; nan for one without a known match.
 
-    "all" and "first": the mean share of its matches, of the first what it has against all others. Of the others
-    1 - rank / (n - 1), ranks from 0, equal places sharing the mean of their ranks. Places: by mean share
-    ("round_robin", "anchor"); by the share of matches won, then by the opponents' ("swiss"); by the round of the last
-    defeat, then by mean share ("single_elim", "double_elim"), where one that goes out by a tie with an equal shares
-    its place: where all matches are ties, all have 1/2.
+    "all" and "first": the mean share of its matches, of the first what it has against all others. The others pay the
+    place. By the share of matches won ("round_robin") or the mean share ("anchor"): 1 - rank / largest rank, a rank
+    being the number of better attempts. By the share of matches won, then by the opponents' ("swiss"); by the round of
+    the last defeat, then by mean share ("single_elim", "double_elim"), where one that goes out by a tie with an equal
+    shares its place: 1 - rank / (n - 1), equal places sharing the mean of their ranks. Where all are equal, all have
+    1/2.
 
     >>> rewards("round_robin", 3, [{(0, 1): 1.0, (0, 2): 1.0, (1, 2): 0.5}])
-    [1.0, 0.25, 0.25]
+    [1.0, 0.0, 0.0]
     """
     shares = _shares(n, rounds)
-    known = [i for i in range(n) if shares[i]]
     if compare in ("all", "first"):
-        return [sum(s) / len(s) if s else math.nan for s in shares]
-    keys = KINDS[compare][1](n, rounds)
+        return [float(sum(s) / len(s)) if s else math.nan for s in shares]
+    known = [i for i in range(n) if shares[i]]
+    _, keys_of, payments = KINDS[compare]
+    keys = keys_of(n, rounds)
     out = [math.nan] * n
-    for i, rank in zip(known, mid_ranks([keys[i] for i in known]), strict=True):
-        out[i] = 1.0 - rank / (len(known) - 1) if len(known) > 1 else 0.5
+    for i, paid in zip(known, payments([keys[i] for i in known]), strict=True):
+        out[i] = paid
     return out
 
 
@@ -67,7 +71,24 @@ def matches(compare: str, n: int) -> int:
     return most[compare]
 
 
-def mid_ranks(keys: Sequence[tuple[float, ...]]) -> list[float]:
+def paid_by_mid_rank(keys: Sequence[Key]) -> list[float]:
+    """1 - rank / (n - 1), equal keys sharing the mean of their ranks; 1/2 for a single one."""
+    last = len(keys) - 1
+    return [1.0 - rank / last if last else 0.5 for rank in mid_ranks(keys)]
+
+
+def paid_by_least_rank(keys: Sequence[Key]) -> list[float]:
+    """1 - rank / largest rank, equal keys sharing the least of their ranks; 1/2 where all are equal.
+
+    >>> paid_by_least_rank([(3,), (1,), (3,), (2,)])
+    [1.0, 0.0, 1.0, 0.33333333333333337]
+    """
+    ranks = [sum(k > key for k in keys) for key in keys]
+    last = max(ranks, default=0)
+    return [1.0 - rank / last if last else 0.5 for rank in ranks]
+
+
+def mid_ranks(keys: Sequence[Key]) -> list[float]:
     """Rank of each key from 0, the largest first; equal keys share the mean of their ranks.
 
     >>> mid_ranks([(3.0,), (1.0,), (3.0,), (2.0,)])
@@ -88,19 +109,24 @@ def bracket(n: int) -> list[int | None]:
     return [seed if seed < n else None for seed in order]
 
 
-def _shares(n: int, rounds: Iterable[Round]) -> list[list[float]]:
+def _shares(n: int, rounds: Iterable[Round]) -> list[list[Fraction]]:
     """Known shares of each attempt, in order."""
-    found: list[list[float]] = [[] for _ in range(n)]
+    found: list[list[Fraction]] = [[] for _ in range(n)]
     for results in rounds:
         for (i, j), share in results.items():
             if not math.isnan(share):
-                found[i].append(share)
-                found[j].append(1.0 - share)
+                found[i].append(Fraction(share))
+                found[j].append(1 - Fraction(share))
     return found
 
 
-def _means(n: int, rounds: Iterable[Round]) -> list[float]:
-    return [sum(s) / len(s) if s else 0.5 for s in _shares(n, rounds)]
+def _means(n: int, rounds: Iterable[Round]) -> list[Fraction]:
+    return [_mean(s) for s in _shares(n, rounds)]
+
+
+def _mean(shares: Sequence[Fraction]) -> Fraction:
+    """Exact mean, 1/2 of none: sums of thirds in another order have other last digits as floats."""
+    return sum(shares, Fraction(0)) / len(shares) if shares else Fraction(1, 2)
 
 
 def _each(n: int, rounds: Sequence[Round]) -> list[Match]:
@@ -111,8 +137,12 @@ def _against_first(n: int, rounds: Sequence[Round]) -> list[Match]:
     return [] if rounds else [(i, 0) for i in range(1, n)]
 
 
-def _by_mean(n: int, rounds: Sequence[Round]) -> list[tuple[float, ...]]:
+def _by_mean(n: int, rounds: Sequence[Round]) -> list[Key]:
     return [(m,) for m in _means(n, rounds)]
+
+
+def _by_wins(n: int, rounds: Sequence[Round]) -> list[Key]:
+    return [(w,) for w in _rates(n, rounds)]
 
 
 # ---------------------------------------------------------------- knockout
@@ -130,8 +160,7 @@ class _Knockout:
         self.rounds.append(results)
         means, left = _means(self.n, self.rounds), dict(lives)
         for (i, j), share in results.items():
-            lead = 0.0 if math.isnan(share) else share - 0.5
-            lead = lead or round(means[i] - means[j], 9)
+            lead = (0.0 if math.isnan(share) else share - 0.5) or means[i] - means[j]
             loser, winner = (i, j) if lead < 0 else (j, i)
             left[loser] -= 1
             if not left[loser]:
@@ -140,9 +169,9 @@ class _Knockout:
                 self.equals += [(loser, winner)] if lead == 0 else []
         return left
 
-    def keys(self) -> list[tuple[float, ...]]:
+    def keys(self) -> list[Key]:
         means = _means(self.n, self.rounds)
-        keys = [(float(self.out.get(i, math.inf)), round(means[i], 9)) for i in range(self.n)]
+        keys: list[Key] = [(float(self.out.get(i, math.inf)), means[i]) for i in range(self.n)]
         for loser, winner in reversed(self.equals):
             keys[loser] = keys[winner]
         return keys
@@ -188,15 +217,15 @@ def _swiss_rounds(n: int) -> int:
     return min(math.ceil(math.log2(n)), n - 1)
 
 
-def _rates(n: int, rounds: Sequence[Round]) -> list[float]:
+def _rates(n: int, rounds: Sequence[Round]) -> list[Fraction]:
     """Share of its matches that each attempt has won, a tie or an unknown match counting half; a bye is no match."""
-    scores: list[list[float]] = [[] for _ in range(n)]
+    scores: list[list[Fraction]] = [[] for _ in range(n)]
     for results in rounds:
         for (i, j), share in results.items():
-            won = 0.5 if math.isnan(share) or share == 0.5 else float(share > 0.5)
+            won = Fraction(1, 2) if math.isnan(share) or share == 0.5 else Fraction(share > 0.5)
             scores[i].append(won)
-            scores[j].append(1.0 - won)
-    return [round(sum(s) / len(s), 9) if s else 0.5 for s in scores]
+            scores[j].append(1 - won)
+    return [_mean(s) for s in scores]
 
 
 def _swiss(n: int, rounds: Sequence[Round]) -> list[Match]:
@@ -217,21 +246,32 @@ def _swiss(n: int, rounds: Sequence[Round]) -> list[Match]:
     return out
 
 
-def _by_rate(n: int, rounds: Sequence[Round]) -> list[tuple[float, ...]]:
-    rates, keys = _rates(n, rounds), []
-    for i in range(n):
-        against = [rates[sum(match) - i] for results in rounds for match in results if i in match]
-        keys.append((rates[i], round(sum(against) / len(against), 9) if against else 0.5))
-    return keys
+def _by_rate(n: int, rounds: Sequence[Round]) -> list[Key]:
+    """Share of matches won, and the mean of its opponents', each once."""
+    rates = _rates(n, rounds)
+    opponents = [{sum(match) - i for results in rounds for match in results if i in match} for i in range(n)]
+    return [(rates[i], _mean([rates[k] for k in opponents[i]])) for i in range(n)]
 
 
-Kind = tuple[Callable[[int, Sequence[Round]], list[Match]], Callable[[int, Sequence[Round]], list[tuple[float, ...]]]]
+Kind = tuple[
+    Callable[[int, Sequence[Round]], list[Match]],  # the matches of the next round
+    Callable[[int, Sequence[Round]], list[Key]],  # the places
+    Callable[[Sequence[Key]], list[float]],  # what the places are paid
+]
 KINDS: dict[str, Kind] = {
-    "all": (_each, _by_mean),
-    "first": (_against_first, _by_mean),
-    "round_robin": (_each, _by_mean),
-    "anchor": (_against_first, _by_mean),
-    "single_elim": (lambda n, rounds: _single(n, rounds)[1], lambda n, rounds: _single(n, rounds)[0].keys()),
-    "double_elim": (lambda n, rounds: _double(n, rounds)[1], lambda n, rounds: _double(n, rounds)[0].keys()),
-    "swiss": (_swiss, _by_rate),
+    "all": (_each, _by_mean, paid_by_mid_rank),
+    "first": (_against_first, _by_mean, paid_by_mid_rank),
+    "round_robin": (_each, _by_wins, paid_by_least_rank),
+    "anchor": (_against_first, _by_mean, paid_by_least_rank),
+    "single_elim": (
+        lambda n, rounds: _single(n, rounds)[1],
+        lambda n, rounds: _single(n, rounds)[0].keys(),
+        paid_by_mid_rank,
+    ),
+    "double_elim": (
+        lambda n, rounds: _double(n, rounds)[1],
+        lambda n, rounds: _double(n, rounds)[0].keys(),
+        paid_by_mid_rank,
+    ),
+    "swiss": (_swiss, _by_rate, paid_by_mid_rank),
 }

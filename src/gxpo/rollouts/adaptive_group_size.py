@@ -106,7 +106,8 @@ class AdaptiveGroupSize(Rollout):
                  "fallback": greedy among tasks of rates between 0 and 1, and what they do not need to those of rate 0:
                  see `gxpo.rollouts.budget_with_fallback`
     discount     what earlier verdicts of a task count for at each further visit, since the policy has moved
-    prior        how many verdicts the mean rate of all tasks (one half at first) is worth in a task's prediction
+    prior        how many verdicts the mean rate of all tasks (one half at first) is worth in a task's prediction;
+                 "uniform": the prediction is the mean of Beta(1 + right, 1 + wrong), two verdicts of rate one half
     window       None, or the prediction is the mean of the newest so many verdicts of the task, of all of its newest
                  visit where that had more; without `discount` and `prior`
     enough       of a `window`: a task with fewer verdicts has `group_size` attempts; solver "fallback" alone
@@ -121,7 +122,7 @@ class AdaptiveGroupSize(Rollout):
     value: Any = "failures"
     solver: Literal["greedy", "knapsack", "fallback"] = "greedy"
     discount: Annotated[float, Interval(ge=0, le=1)] = 0.8
-    prior: Annotated[float, Gt(0)] = 1.0
+    prior: Annotated[float, Gt(0)] | Literal["uniform"] = 1.0
     team: str = ""
     window: Annotated[int, Ge(1)] | None = None
     enough: Annotated[int, Ge(1)] = 8
@@ -145,6 +146,8 @@ class AdaptiveGroupSize(Rollout):
         if self.window is not None:
             few = [self.memory.count(task) < min(self.enough, self.window) for task in tasks]
             return [math.nan if x else p for x, p in zip(few, self.memory.predict(tasks), strict=True)]
+        if isinstance(self.prior, str):
+            return self.memory.predict(tasks, 2.0, mean=0.5)
         return self.memory.predict(tasks, self.prior, unseen=0.5)
 
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:

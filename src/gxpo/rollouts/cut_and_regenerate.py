@@ -120,7 +120,7 @@ class CutAndRegenerate(RolloutPart):
     group_size: Count = 8
     revisions: Limit = 1
     where: Literal["refiner", "uniform", "low_probability"] = "refiner"
-    delimiter: Text = ","
+    delimiter: Text = "\n"
     template: str = QUESTION
     refiner_tokens: Count = 8
 

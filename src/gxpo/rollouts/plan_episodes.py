@@ -120,7 +120,7 @@ class Planning(RolloutPart):
     """How plans are asked for, read and told: see `PlanExecute`. Empty prompts: the observation, and `TOLD`."""
 
     plan_tokens: Limit = 8
-    delimiter: Text = ","
+    delimiter: Text = "\n"
     plan_prompt: str = ""
     execute_prompt: str = ""
     done: Text = "<sub_done>"

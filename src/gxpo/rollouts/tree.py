@@ -75,7 +75,7 @@ class Tree(Grow):
     expansions: Count = 2
     branches: Count = 1
     where: Literal["step", "surprisal"] = "step"
-    delimiter: Text = ","
+    delimiter: Text = "\n"
     explore: Annotated[float, Interval(ge=0, le=1)] = 0.0
     keep: Limit = 0
     token_budget: Limit = 0

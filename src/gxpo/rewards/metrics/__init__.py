@@ -19,6 +19,7 @@ Metric = Callable[..., float]
 
 METRICS: Mapping[str, tuple[str, str]] = {  # name -> module of this package, and what has to be installed for it
     "exact": ("text", ""),
+    "choice": ("text", ""),
     "f1": ("text", ""),
     "wer": ("text", ""),
     "cer": ("text", ""),

@@ -21,8 +21,10 @@ def _ordered(x: float, y: float) -> tuple[float, float]:
     return min(x, y), max(x, y)
 
 
-def interval_iou(answer: str, reference: Any) -> float:
+def interval_iou(answer: str, reference: Any, *, ordered: bool = False) -> float:
     """Intersection over union of two intervals, each two numbers (begin and end, in any order); nan without one.
+
+    ordered  an answer that ends before it begins is 0
 
     >>> interval_iou("from 2 to 6", [4, 8]), interval_iou("0-1", "5-6")
     (0.3333333333333333, 0.0)
@@ -30,6 +32,8 @@ def interval_iou(answer: str, reference: Any) -> float:
     a, b = numbers_of(answer, (2,), "an interval"), numbers_in(reference)
     if len(b) != 2:
         return math.nan
+    if ordered and a[0] > a[1]:
+        return 0.0
     left, right = _ordered(*a), _ordered(*b)
     common = _overlap(left, right)
     union = left[1] - left[0] + right[1] - right[0] - common

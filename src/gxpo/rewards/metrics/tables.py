@@ -95,12 +95,38 @@ def _count(said: str | None) -> int:
 
 def _latex(inner: str) -> Node | None:
     """The tree of what stands in a tabular; its first group is the columns' specification, and that of tabularx the
-    second, which no cell shows."""
+    second, which no cell shows. As LaTeX sets them, rows with fewer cells than the widest end in empty ones, and the
+    place below a cell of several rows is none of its own."""
     body = re.sub(r"(?<!\\)%.*", "", inner)
     body = RULES.sub("", re.sub(r"\\\\\s*\[[^\[\]\\]*\]", r"\\\\", _specified(body).replace(r"\tabularnewline", r"\\")))
     rows = [row for row in re.split(r"\\\\", body) if row.strip()]
-    table = Node("table", children=[Node("tr", children=_latex_cells(row)) for row in rows])
-    return table if rows else None
+    return Node("table", children=_laid_out([_latex_cells(row) for row in rows])) if rows else None
+
+
+def _laid_out(rows: Sequence[Sequence[Node]]) -> list[Node]:
+    """Rows of a grid as wide as the widest row: an empty cell that stands below one of several rows is left out, one
+    with a text there goes to the next free place, and places that no cell takes have empty ones."""
+    width = max(sum(cell.columns for cell in row) for row in rows)
+    taken: list[int] = [0] * width  # rows that a cell above still takes, by column
+    out = []
+    for cells in rows:
+        column, free, row = 0, [n == 0 for n in taken], Node("tr")
+        taken = [max(0, n - 1) for n in taken]
+        for cell in cells:
+            if not cell.text and column < width and not free[column]:
+                column += cell.columns
+                continue
+            while column < width and not free[column]:
+                column += 1
+            if column >= width:
+                break
+            row.children.append(cell)
+            for k in range(column, min(width, column + cell.columns)):
+                free[k], taken[k] = False, cell.rows - 1
+            column += cell.columns
+        row.children += [Node("td") for empty in free[column:] if empty]
+        out.append(row)
+    return out
 
 
 def _specified(body: str) -> str:

@@ -41,6 +41,29 @@ def exact(answer: str, reference: Any, *, normalize: bool = True) -> float:
     return float(words[0] == words[1]) if any(words) else exact(answer, reference, normalize=False)
 
 
+_OPTION = re.compile(r"\(?([A-G])\)?\.?(?:[.:)]\s*\S.*)?", re.DOTALL)
+_PREFIXES = re.compile(
+    r"The (?:best|correct) (?:answer|option) is|The answer is|The answer|Best answer:|Best option:", re.IGNORECASE
+)
+
+
+def choice(answer: str, reference: Any) -> float:
+    """1 where an answer begins with the option that the reference is, a letter from A to G or "B. its text"; where the
+    reference is no such option, `exact`.
+
+    The option of an answer is the first capital from A to G in it, without words like "The best answer is"; more than
+    ten words without one have none. Source: the code of VideoChat-R1 (arXiv 2504.06958).
+
+    >>> choice("B. a red ball", "B"), choice("The best answer is (C)", "B"), choice("Red.", "red")
+    (1.0, 0.0, 1.0)
+    """
+    option = _OPTION.fullmatch(str(reference).strip()) if reference is not None else None
+    if option is None:
+        return exact(answer, reference)
+    said = re.search(r"[A-G]", _PREFIXES.sub("", answer))
+    return float(said is not None and said[0] == option[1])
+
+
 def f1(answer: str, reference: Any) -> float:
     """F1 of the words that both have, each as often as both have it: 2 PR / (P + R); nan without a reference.
 
