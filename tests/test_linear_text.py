@@ -106,6 +106,7 @@ ARGUMENTS = {  # of functions that take more than a text
     "gxpo.rewards.key_steps.in_order": (["Step", "answer"],),
     "gxpo.rewards.matched_calls.word_f1": ("x",),
     "gxpo.rewards.metrics.measure.answer_in": (ANSWER,),
+    "gxpo.rewards.metrics.text.choice": ("B",),
     "gxpo.rewards.metrics.text.exact": ("x",),
     "gxpo.rewards.metrics.text.f1": ("x",),
     "gxpo.rewards.metrics.text.wer": ("x y z" * 20,),

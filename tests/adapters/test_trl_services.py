@@ -42,7 +42,7 @@ def test_a_step_is_that_of_gxpos_own_trainer(name, micro):
     scored = made._scored["train"]
     assert (scored.credit - batch.credit).abs().max() < 1e-9
     assert (scored.weight - batch.weight).abs().max() < 1e-9
-    assert loss == pytest.approx(float(batch.loss(learner.outputs(batch.forest, **reads))), abs=1e-6)
+    assert loss == pytest.approx(float(batch.loss(learner.outputs(batch.forest, **reads))), rel=1e-6, abs=1e-6)
     assert slope.norm() > 1e-7 and (gradient - slope).norm() < 1e-6 * slope.norm()
 
 

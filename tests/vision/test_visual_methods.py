@@ -104,10 +104,9 @@ def test_vas_draws_pictures_of_a_pool_by_the_variance_of_their_verdicts(task, tm
     keys = {"tasks.options": {"pool": 4}, "tasks.per_step": 4}
     run = two_steps("vas", task, say, tmp_path / "run", monkeypatch, **keys)
     assert moved(run) and {r["task"] for r in run.samples} == set(pool) and run.metrics[-1]["tasks_coverage"] == 1.0
-    # rates (1 + right) / (2 + verdicts), the first visit's four verdicts discounted by .8: right 3.6 of 7.2 and 7.2 of
-    # 7.2: .5 and 8.2 / 9.2; p (1 - p) = .25 and .096881; P(first) = 1/8 + 1/2 .25 / (.25 + 3 .096881)
+    # of the newest visit: p = 1/2 and 1, p (1 - p) = 1/4 and 0, stretched 1 and 0: P(first) = 1/2 1/4 + 1/2 1
     chances = dict(zip(run.trainer.source.arms.names, run.trainer.source.chances().tolist(), strict=True))
-    assert chances[first] == pytest.approx(0.125 + 0.125 / 0.540643, abs=1e-5)
+    assert chances[first] == pytest.approx(0.625, abs=1e-9)
 
 
 def test_mobile_r1_pays_single_actions_and_then_episodes(tmp_path, monkeypatch):

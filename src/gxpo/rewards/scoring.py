@@ -8,7 +8,6 @@ import pickle
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -20,6 +19,7 @@ from gxpo.forest import Forest
 from gxpo.protocols import Task, TaskSource
 from gxpo.rewards import functions, group_level
 from gxpo.rewards.batch import AsyncEach, Batch, DecodeRaw, raw_texts, tokens_of
+from gxpo.rewards.entry import Entry, check_answers
 from gxpo.rewards.functions import Function
 from gxpo.rewards.pool import Workers
 from gxpo.rewards.spec import BUILT_IN, GROUP_LEVEL, Spec, entries, example_of, own_functions, reward_of
@@ -28,30 +28,6 @@ from gxpo.usercode import one_line
 
 FAILURES = ("raised", "timeout", "died", "nonsense")  # unscored
 LIMIT = "limit"  # scored as wrong
-
-
-@dataclass(eq=False)
-class Entry:
-    """A reward of a set.
-
-    weight  of components that have none by their own names
-    own     it is the task source's: it gives way where another computes a component of the same name
-    names   of its components, None as long as they are unknown
-    asks    parameters that it is called with; None: as a task's scorer is
-    remote  its number among the functions of the workers; None: it runs in process
-    failed  the last call of a group-level one gave nothing
-    """
-
-    function: Function
-    weight: float = 0.0
-    own: bool = False
-    names: tuple[str, ...] | None = None
-    asks: tuple[str, ...] | None = None
-    remote: int | None = None
-    failed: bool = False
-
-    def __post_init__(self) -> None:
-        self.names, self.asks = self.function.gives, self.function.asks
 
 
 class RewardSet:
@@ -479,26 +455,6 @@ def _weighted(
             outcome += weights[name] * column.masked_fill(absent, 0.0)
             silent &= absent
     return outcome.masked_fill(silent, math.nan) if left_out else outcome
-
-
-def check_answers(rewards: Iterable[Entry], source: TaskSource, *, given: bool) -> None:
-    """Refuse rewards that compare with an answer where tasks have none. `given`: somebody chose them."""
-    rewards = list(rewards)
-    comparing = [r for r in rewards if r.function.answered]
-    if not comparing or any(r.function.label_free for r in rewards):
-        return
-    if (task := getattr(source, "unanswered", None)) is None:
-        return
-    for reward in comparing:
-        who = f"reward {reward.function.label}" if given else f"no reward was given, and {reward.function.label}"
-        way = (
-            "choose options of the world under which it says one"
-            if hasattr(source, "answers")
-            else "add a column 'answer' (tasks.options.answer names another)"
-        )
-        raise ConfigError(
-            f"{who} compares with an answer, and task {task.id!r} has none: {way}, or give a reward that does without"
-        )
 
 
 def _arguments(
