@@ -3,12 +3,12 @@
 from types import SimpleNamespace
 
 import torch
-from gxpo.trainer.packed_completions import pack, unpack
 
 from gxpo.chat import PlainChat
 from gxpo.forest import Forest
 from gxpo.models import character_tokenizer
 from gxpo.protocols import Completion, Sampling, Task
+from gxpo.trainer.packed_completions import pack, unpack
 from gxpo.trainer.session import Session
 
 
