@@ -87,7 +87,7 @@ def pooled_turns(
     centred = grouped.normalize(plain, pooled, known, scale="none")
     if scale == "std":
         std = grouped.std(plain, pooled, known, ddof)
-        scale = (std.square() + floor**2).sqrt()
-        spread = torch.where(torch.isfinite(scale), scale, std) + eps  # a square that overflows
+        root = (std.square() + floor**2).sqrt()
+        spread = torch.where(torch.isfinite(root), root, std) + eps  # a square that overflows
         centred = torch.where(std > 0, centred / spread, 0.0)
     return linear_recursion(torch.where(reward.isfinite(), centred, 0.0), discount, following)
