@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NoReturn
 
 ROUNDS = 100  # looks for new processes; each stops what it finds, so only a fork bomb that outruns them needs many
@@ -58,10 +58,15 @@ def runs(pid: int) -> bool:
 
 
 def end_descendants(root: int) -> None:
-    """Kill all descendants of `root`; all of them are stopped first, so that they start no others in the meantime."""
+    """Kill all descendants of `root`."""
+    _end_all(lambda: descendants(root))
+
+
+def _end_all(find: Callable[[], Iterable[int]]) -> None:
+    """Kill the processes that `find` gives; all are stopped first, so that they start no others in the meantime."""
     stopped: set[int] = set()
     for _ in range(ROUNDS):
-        new = set(descendants(root)) - stopped
+        new = set(find()) - stopped
         if not new:
             break
         for pid in new:
@@ -85,16 +90,7 @@ def end_group(root: int) -> None:
 
 def end_carriers(text: str) -> None:
     """Kill the processes that began with `text` in their environment, or in that of who started them (Linux)."""
-    stopped: set[int] = set()
-    for _ in range(ROUNDS):
-        new = set(_carriers(text.encode())) - stopped
-        if not new:
-            break
-        for pid in new:
-            _signal(pid, signal.SIGSTOP)
-        stopped |= new
-    for pid in stopped:
-        _signal(pid, signal.SIGKILL)
+    _end_all(lambda: _carriers(text.encode()))
 
 
 def _carriers(text: bytes) -> Iterator[int]:

@@ -67,7 +67,7 @@ def foreign(base, path):
                   "data:application/json,{}"]  # fmt: skip
     for reference in references:
         yield {"properties": {"a": {"$ref": reference}}}
-        yield {"$id": f"{base}/root/", "properties": {"a": {"$ref": reference}}}
+        yield {"$id": f"{base}/whole/", "properties": {"a": {"$ref": reference}}}
         yield {"properties": {"a": {"$dynamicRef": reference}}}
         yield {"$schema": DRAFTS["2019-09"], "properties": {"a": {"$recursiveRef": reference}}}
     for draft in DRAFTS.values():
