@@ -28,7 +28,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 IMPORTED = (
-    "pytest", "gxpo.cli", "gxpo.methods", "gxpo.parts", "gxpo.trainer.train", "gxpo.trainer.loop",
+    "pytest", "gxpo.cli", "gxpo.methods", "gxpo.registry", "gxpo.trainer.train", "gxpo.trainer.loop",
     "gxpo.learners.torch",
     "gxpo.learners.sharded", "gxpo.models.tiny", "torch.distributed.fsdp", "transformers.models.llama.modeling_llama",
     "transformers.models.auto.modeling_auto", "transformers.modeling_utils", "transformers.loss.loss_utils",

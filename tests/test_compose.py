@@ -8,7 +8,7 @@ import torch
 from tests.battery import ON_BATTERY, battery, made_up, policy_of
 
 import gxpo
-from gxpo import parts
+from gxpo import registry
 from gxpo.credit import CreditPart, advantage
 from gxpo.credit.sets import pass_at_k
 from gxpo.definition import Stated, show
@@ -16,7 +16,7 @@ from gxpo.errors import ConfigError, GxpoError, MethodConflict, MissingSignal
 from gxpo.forest import Forest
 from gxpo.methods import METHODS
 from gxpo.objectives.penalty import Penalty
-from gxpo.parts import RATIOS
+from gxpo.registry import RATIOS
 
 
 def forest(rewards=(1.0, 0.0, None, 1.0, 0.0), **fields):
@@ -112,19 +112,6 @@ def test_levels_of_a_sum_belong_to_the_credit_they_are_stated_with():
     assert [p.value for p in gxpo.method("gigpo+oprl").credit.parts] == ["outcome", "return", "process_reward"]
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ({"credit": "anchor_state", "credit.step_weight": 0.5, "credit.scale": "none"}, "gigpo"),
-        ({"credit.step_weight": 0.5, "credit.scale": "none"}, "gigpo"),
-    ],
-)
-def test_former_options_of_a_method_hold(old, new):
-    keys = {"credit.add.state.weight": 0.5, "credit.scale": "none"}
-    with pytest.warns(FutureWarning, match="credit.add.state.weight"):
-        assert gxpo.method(new, old).credit == gxpo.method(new, keys).credit
-
-
 def test_a_stage_key_as_in_a_method_brings_its_parameters():
     made = gxpo.method("gigpo", {"credit": "reinforce_pp_baseline"})
     assert made.credit.center == "mean" and show(made.credit) == "batch_whiten"
@@ -138,7 +125,7 @@ def test_a_single_key_as_in_a_method():
             {"objective.clip_high": "dapo", "objective.clip_low": "gspo", "objective.aggregate": "sequence_mean"},
         )
         .terms["policy"]
-        .gate.clip_high
+        .surrogate.clip_high
         == 0.28
     )
 
@@ -208,7 +195,7 @@ def test_a_part_by_its_name_and_by_that_of_earlier_versions(name):
 
 
 def test_every_part_that_has_a_name_can_be_made():
-    tables = [x for x in vars(parts).values() if isinstance(x, parts.Table)]
+    tables = [x for x in vars(registry).values() if isinstance(x, registry.Table)]
     assert len(tables) == 12
     for table in tables:
         for name, kind in table.items():

@@ -3,14 +3,13 @@
 import dataclasses
 import json
 import math
-import re
 import warnings
 from typing import Literal, get_args, get_origin
 
 import pytest
 
 import gxpo
-from gxpo import config, parts
+from gxpo import config, registry
 from gxpo.definition import STAGES, Stated, show, stage_of
 from gxpo.errors import ConfigError
 from gxpo.settings import FIELDS, RUN_KEYS
@@ -293,7 +292,7 @@ def test_no_key_is_a_section_of_settings_and_a_part():
 
 def test_no_option_of_a_part_has_the_name_of_a_section_below_its_key():
     below = {"credit": {"add"}, "objective": {"add", "kl", "entropy", "gate", "ratio", "context"}}
-    for _, slot, table in parts.PLACES:
+    for _, slot, table in registry.PLACES:
         for name, kind in table.items():
             options = {f.name for f in dataclasses.fields(kind)} - (
                 {"gate", "ratio"} if name in TERMS_OF_A_GATE else set()
@@ -316,35 +315,15 @@ def test_nested_keys_that_can_t_be(given, said):
         config.resolve({k: Stated(v, "argument") for k, v in given.items()})
 
 
-@pytest.mark.parametrize(
-    ("text", "sets", "new"),
-    [
-        ("update: {lr: 0.5, epochs: 2}\n", [], {"optim.lr": 0.5, "update.epochs": 2}),
-        ("update.warmup_steps: 3\n", ["update.schedule=cosine"], {"optim.warmup_steps": 3, "optim.schedule": "cosine"}),
-        ("reward: {correct: 1, add: {overlong: overlong}}\n", [], {"scoring.weights": {"correct": 1}}),
-        ("reward: {correct: 1}\n", ["reward.my.py:f=0.5"], {"scoring.weights": {"correct": 1, "my.py:f": 0.5}}),
-        ("reward: null\nupdate: epochs\n", ["reward={format: 1}"], {"scoring.weights": {"format": 1}, "reward": None}),
-    ],
-)
-def test_former_keys_of_settings(tmp_path, text, sets, new):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        resolved = config.load(write(tmp_path, text), sets)
-    said = [str(w.message) for w in caught]
-    assert all(re.match(r"reward[^ ]* is now scoring\.", line) for line in said)  # update.lr is accepted for good
-    assert {k: resolved.keys[k].value for k in new} == new
-    assert all("\n" not in line for line in said)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert config.load(write(tmp_path, resolved.to_yaml())).settings == resolved.settings
-
-
-def test_former_keys_in_python_and_in_a_method():
+def test_two_words_for_one_setting():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert gxpo.method("grpo", {"update.lr": 0.5}).run_keys["optim.lr"].value == 0.5
         assert config.load(None, ["update.lr=0.5"]).settings.update.lr == 0.5
-    with pytest.warns(FutureWarning, match="objective.gate is now objective.surrogate"):
+        assert gxpo.method("grpo", {"advantage.scale": "none"}).keys["credit.scale"].value == "none"
+    with pytest.raises(ConfigError, match=r"credit\.scale is set twice: std and none"):
+        gxpo.method("grpo", {"credit.scale": "std", "advantage.scale": "none"})
+    with pytest.raises(ConfigError, match=r"unknown key 'objective\.gate'"):
         gxpo.method("grpo", {"objective.gate": "unclipped"})
 
 

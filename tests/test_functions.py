@@ -90,15 +90,6 @@ def test_a_saved_configuration_names_functions_as_they_were_stated():
     assert Shape("signed") == Shape("signed", {"right": 1.0})
 
 
-def test_former_weights_and_shapes_are_what_their_methods_have():
-    with pytest.warns(FutureWarning):
-        old = gxpo.method("grpo", {"weight.novelty": "novelty", "weight.novelty.cap": 0.4, "reward.shape.x": "tiered"})
-    new = gxpo.method("xrpo", {"weight.novelty.bound": 0.4})
-    assert old.weights["novelty"] == new.weights["novelty"] and old.shapes["x"] == Shape("tiered")
-    with pytest.warns(FutureWarning):
-        assert gxpo.method("xrpo", {"weight.novelty.cap": 0.4}).weights == new.weights
-
-
 def test_the_page_of_columns_has_every_name_and_no_other():
     page = (Path(__file__).parents[1] / "docs" / "columns.md").read_text()
     tables = {title: text for title, _, text in (part.partition("\n") for part in page.split("\n## ")[1:])}

@@ -12,7 +12,7 @@ import pytest
 OPTIONAL = ("transformers", "tokenizers", "safetensors", "peft", "math_verify", "reasoning_gym", "datasets",
             "huggingface_hub", "scipy", "matplotlib", "tensorboard", "gymnasium", "bm25s",
             "pettingzoo", "gguf", "httpx2")  # fmt: skip
-CORE = ("gxpo", "gxpo.forest", "gxpo.levels", "gxpo.records", "gxpo.credit", "gxpo.weighting", "gxpo.objectives",
+CORE = ("gxpo", "gxpo.forest", "gxpo.grouped", "gxpo.records", "gxpo.credit", "gxpo.weighting", "gxpo.objectives",
         "gxpo.methods", "gxpo.compose", "gxpo.config", "gxpo.adapters.trl",
         "gxpo.adapters.verl", "gxpo.conformance")  # fmt: skip
 
@@ -155,8 +155,8 @@ def test_every_module_can_be_imported_on_windows_and_processes_say_what_they_nee
 
 
 def test_a_table_of_parts_is_empty_handed_until_it_is_read() -> None:
-    loaded = json.loads(run("import gxpo.parts", "from gxpo.parts import CREDITS, REWARDS", EVERY))
-    assert "gxpo.parts" in loaded and not {"torch", "gxpo.credit", "gxpo.rewards"} & set(loaded)
+    loaded = json.loads(run("import gxpo.registry", "from gxpo.registry import CREDITS, REWARDS", EVERY))
+    assert "gxpo.registry" in loaded and not {"torch", "gxpo.credit", "gxpo.rewards"} & set(loaded)
 
 
 def test_help_loads_no_torch() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gxpo import grouped, levels
+from gxpo import grouped
 
 VALUES = st.one_of(
     st.sampled_from([0.0, 1.0, 0.1, 0.3, 0.7, 1 / 3, -2.5]),
@@ -50,21 +50,21 @@ def spread(values: list[float], ddof: int) -> float:
 def test_reductions_equal_plain_python(rows: list[tuple[float, int, bool]]) -> None:
     x, ids, where = columns(rows)
     expected: dict[Callable[..., Tensor], Callable[[list[float]], float]] = {
-        levels.sum: math.fsum,
-        levels.mean: statistics.fmean,
-        levels.min: np.min,
-        levels.max: np.max,
-        levels.median: statistics.median,
-        lambda *a: levels.median(*a, lower=True): statistics.median_low,
-        levels.std: lambda v: spread(v, 1),
-        lambda *a: levels.std(*a, ddof=0): lambda v: spread(v, 0),
-        lambda x, i, w: levels.count(i, w): len,
-        lambda x, i, w: levels.quantile(x, i, 0.3, w): lambda v: float(np.quantile(v, 0.3)),
-        lambda x, i, w: levels.quantile(x, i, 0.8, w, "higher"): lambda v: float(np.quantile(v, 0.8, method="higher")),
-        lambda x, i, w: levels.quantile(x, i, 0.8, w, "nearest"): lambda v: float(
+        grouped.sum: math.fsum,
+        grouped.mean: statistics.fmean,
+        grouped.min: np.min,
+        grouped.max: np.max,
+        grouped.median: statistics.median,
+        lambda *a: grouped.median(*a, lower=True): statistics.median_low,
+        grouped.std: lambda v: spread(v, 1),
+        lambda *a: grouped.std(*a, ddof=0): lambda v: spread(v, 0),
+        lambda x, i, w: grouped.count(i, w): len,
+        lambda x, i, w: grouped.quantile(x, i, 0.3, w): lambda v: float(np.quantile(v, 0.3)),
+        lambda x, i, w: grouped.quantile(x, i, 0.8, w, "higher"): lambda v: float(np.quantile(v, 0.8, method="higher")),
+        lambda x, i, w: grouped.quantile(x, i, 0.8, w, "nearest"): lambda v: float(
             np.quantile(v, 0.8, method="nearest")
         ),
-        lambda x, i, w: levels.quantile(x, i, 0.8, w, "lower"): lambda v: float(np.quantile(v, 0.8, method="lower")),
+        lambda x, i, w: grouped.quantile(x, i, 0.8, w, "lower"): lambda v: float(np.quantile(v, 0.8, method="lower")),
     }
     for reduce, statistic in expected.items():
         assert reduce(x, ids, where).tolist() == pytest.approx(by_group(rows, statistic), abs=1e-9)
@@ -85,11 +85,11 @@ def test_rank_softmax_and_leave_one_out_equal_loops(rows: list[tuple[float, int,
         others = [v for j, (v, g, e) in enumerate(rows) if g == group >= 0 and e and j != i]
         others_mean.append(statistics.fmean(others) if others else 0.0)
         equal.append(len(set(peers)) <= 1)
-    assert levels.rank(x, ids, where).tolist() == pytest.approx(average)
-    assert levels.rank(x, ids, where, ties="min").tolist() == pytest.approx(lowest)
-    assert levels.softmax(x, ids, where, temperature=2.0).tolist() == pytest.approx(soft, abs=1e-12)
-    assert levels.leave_one_out(x, ids, where).tolist() == pytest.approx(others_mean, abs=1e-9)
-    assert levels.degenerate(x, ids, where).tolist() == equal
+    assert grouped.rank(x, ids, where).tolist() == pytest.approx(average)
+    assert grouped.rank(x, ids, where, ties="min").tolist() == pytest.approx(lowest)
+    assert grouped.softmax(x, ids, where, temperature=2.0).tolist() == pytest.approx(soft, abs=1e-12)
+    assert grouped.leave_one_out(x, ids, where).tolist() == pytest.approx(others_mean, abs=1e-9)
+    assert grouped.degenerate(x, ids, where).tolist() == equal
 
 
 def inverted_cdf(values: list[float], q: float) -> float:
@@ -100,7 +100,7 @@ def inverted_cdf(values: list[float], q: float) -> float:
 @settings(max_examples=60, deadline=None)
 @given(COLUMNS, st.sampled_from([0.1, 0.25, 0.4, 0.5, 0.6, 0.7, 1.0]))
 def test_the_inverted_distribution_function(rows: list[tuple[float, int, bool]], q: float) -> None:
-    found = levels.quantile(*columns(rows)[:2], q, columns(rows)[2], "inverted_cdf")
+    found = grouped.quantile(*columns(rows)[:2], q, columns(rows)[2], "inverted_cdf")
     assert found.tolist() == pytest.approx(by_group(rows, lambda v: inverted_cdf(v, q)))
 
 
@@ -108,13 +108,13 @@ def test_a_share_that_comes_out_whole_takes_no_member_more() -> None:
     # 0.1 * 30 and 0.7 * 10 are above 3 and 7 or just at them, by rounding
     for q, n, place in ((0.1, 30, 2), (0.7, 10, 6), (0.4, 5, 1), (0.6, 5, 2), (1.0, 7, 6), (0.01, 4, 0)):
         x = torch.arange(n, dtype=torch.float64)
-        assert levels.quantile(x, torch.zeros(n).long(), q, interpolation="inverted_cdf")[0] == place
+        assert grouped.quantile(x, torch.zeros(n).long(), q, interpolation="inverted_cdf")[0] == place
 
 
 def normalized(
     rows: list[tuple[float, int, bool]], center: str, scale: str, ddof: int, eps: float, q: float, shift: float
 ) -> list[float]:
-    """`levels.normalize`, a member at a time, with the rules of its docstring in words."""
+    """`grouped.normalize`, a member at a time, with the rules of its docstring in words."""
 
     def middle(i: int) -> float:
         _, group, enters = rows[i]
@@ -158,8 +158,8 @@ def normalized(
 @settings(max_examples=400, deadline=None)
 @given(
     COLUMNS,
-    st.sampled_from(levels.CENTERS),
-    st.sampled_from(levels.SCALES),
+    st.sampled_from(grouped.CENTERS),
+    st.sampled_from(grouped.SCALES),
     st.sampled_from([0, 1]),
     st.sampled_from([1e-6, 1e-4]),
     st.sampled_from([0.25, 0.4, 0.5, 0.75]),
@@ -171,7 +171,7 @@ def test_normalize_equals_a_member_at_a_time(
     if scale == "mean":
         rows = [(abs(v), g, e) for v, g, e in rows]
     x, ids, where = columns(rows)
-    found = levels.normalize(x, ids, where, center=center, scale=scale, ddof=ddof, eps=eps, q=q, shift=shift).tolist()
+    found = grouped.normalize(x, ids, where, center=center, scale=scale, ddof=ddof, eps=eps, q=q, shift=shift).tolist()
     # a median of 0 leaves eps to divide by, and rounding of the mean with it
     close = 1e-6 if scale == "median_absolute" else 1e-9
     assert found == pytest.approx(normalized(rows, center, scale, ddof, eps, q, shift), rel=close, abs=close)
@@ -180,21 +180,21 @@ def test_normalize_equals_a_member_at_a_time(
 def test_the_spread_of_the_others_is_exact_without_the_one_that_lies_far_out() -> None:
     # T8: of seven 0.35 and a 0 the others of the 0 are equal; one-pass squares leave 1e-9, and -0.35 over that is -2154
     x, one = torch.tensor([0.35] * 7 + [0.0]), torch.zeros(8, dtype=torch.int64)
-    found = levels.normalize(x, one, center="leave_one_out", scale="leave_one_out_std")
+    found = grouped.normalize(x, one, center="leave_one_out", scale="leave_one_out_std")
     assert float(found[7]) == pytest.approx(-0.35, abs=1e-7)
     # and where the others differ by 1e-6 that is their spread, beside a member at 1e3
     far = torch.tensor([1e3, 0.0, 1e-6, 2e-6], dtype=torch.float64)
-    found = levels.normalize(far, one[:4], center="none", scale="leave_one_out_std", eps=0.0)
+    found = grouped.normalize(far, one[:4], center="none", scale="leave_one_out_std", eps=0.0)
     assert float(found[0]) == pytest.approx(1e9, rel=1e-9)  # std of 0, 1e-6, 2e-6 is 1e-6
 
 
 def test_no_scale_by_a_mean_that_is_not_above_zero() -> None:
     x, one = torch.tensor([-1.0, -1.0, 1.0]), torch.zeros(3, dtype=torch.int64)
-    assert levels.normalize(x, one, scale="mean").tolist() == [0.0, 0.0, 0.0]
-    assert levels.normalize(x[1:], one[1:], scale="mean").tolist() == [0.0, 0.0]
+    assert grouped.normalize(x, one, scale="mean").tolist() == [0.0, 0.0, 0.0]
+    assert grouped.normalize(x[1:], one[1:], scale="mean").tolist() == [0.0, 0.0]
     # one that is not compared is still measured by a group of equals
     where = torch.tensor([True, True, False])
-    found = levels.normalize(torch.tensor([1.0, 1.0, 0.0]), one, where, scale="mean", eps=0.0)
+    found = grouped.normalize(torch.tensor([1.0, 1.0, 0.0]), one, where, scale="mean", eps=0.0)
     assert found.tolist() == [0.0, 0.0, -1.0]
 
 
@@ -205,7 +205,13 @@ def test_order_of_members_does_not_matter(rows: list[tuple[float, int, bool]], r
     random.shuffle(order)
     x, ids, where = columns(rows)
     shuffled = [c[order] for c in (x, ids, where)]
-    reductions: list[Callable[..., Tensor]] = [levels.mean, levels.std, levels.median, levels.rank, levels.normalize]
+    reductions: list[Callable[..., Tensor]] = [
+        grouped.mean,
+        grouped.std,
+        grouped.median,
+        grouped.rank,
+        grouped.normalize,
+    ]
     for reduce in reductions:
         assert reduce(*shuffled).tolist() == pytest.approx(reduce(x, ids, where)[order].tolist(), abs=1e-12)
 
@@ -215,10 +221,10 @@ def test_order_of_members_does_not_matter(rows: list[tuple[float, int, bool]], r
 def test_members_that_do_not_enter_move_no_statistic(rows: list[tuple[float, int, bool]], other: float) -> None:
     x, ids, where = columns(rows)
     changed = torch.where(where, x, torch.tensor(other, dtype=torch.float64))
-    for reduce in (levels.mean, levels.std, levels.min, levels.max, levels.median, levels.rank, levels.softmax):
+    for reduce in (grouped.mean, grouped.std, grouped.min, grouped.max, grouped.median, grouped.rank, grouped.softmax):
         assert torch.equal(reduce(changed, ids, where), reduce(x, ids, where))
     entered = where & (ids >= 0)
-    assert torch.equal(levels.normalize(changed, ids, where)[entered], levels.normalize(x, ids, where)[entered])
+    assert torch.equal(grouped.normalize(changed, ids, where)[entered], grouped.normalize(x, ids, where)[entered])
 
 
 @settings(max_examples=40, deadline=None)
@@ -231,7 +237,7 @@ def test_weighted_mean_equals_numpy(rows: list[tuple[float, int, bool]], weights
         total = sum(w for _, w in chosen)
         average = np.average([v for v, _ in chosen], weights=[w for _, w in chosen]) if total > 1e-9 else None
         expected.append(average)
-    found = levels.mean(x, ids, where, weight=torch.tensor(weights[: len(rows)], dtype=torch.float64)).tolist()
+    found = grouped.mean(x, ids, where, weight=torch.tensor(weights[: len(rows)], dtype=torch.float64)).tolist()
     for a, b in zip(found, expected, strict=True):
         assert b is None or a == pytest.approx(b, abs=1e-9)
 
@@ -242,60 +248,60 @@ def test_equal_members_have_no_spread_whatever_their_number(value: float, dtype:
     # T1: the float32 mean of eight 0.7 is off by 6e-8, and 6e-8 / 1e-9 is an advantage of 60
     for size in (2, 3, 5, 7, 8, 11, 16, 31, 64):
         x, ids = torch.full((size,), value, dtype=dtype), torch.zeros(size, dtype=torch.int64)
-        assert levels.degenerate(x, ids).all()
-        assert (levels.std(x, ids) == 0).all()
+        assert grouped.degenerate(x, ids).all()
+        assert (grouped.std(x, ids) == 0).all()
         for center in ("mean", "leave_one_out", "median"):
             for scale in ("std", "none"):
-                assert (levels.normalize(x, ids, center=center, scale=scale, eps=1e-9) == 0).all()
+                assert (grouped.normalize(x, ids, center=center, scale=scale, eps=1e-9) == 0).all()
 
 
 def test_values_equal_up_to_rounding_are_equal() -> None:
     # three ways of writing 0.3 in float64
     x = torch.tensor([0.1 + 0.2, 0.3, 0.6 / 2], dtype=torch.float64)
-    assert (levels.normalize(x, torch.zeros(3, dtype=torch.int64), eps=1e-12) == 0).all()
-    assert not levels.degenerate(torch.tensor([1.0, 1.0 + 1e-11], dtype=torch.float64), torch.zeros(2).long()).any()
+    assert (grouped.normalize(x, torch.zeros(3, dtype=torch.int64), eps=1e-12) == 0).all()
+    assert not grouped.degenerate(torch.tensor([1.0, 1.0 + 1e-11], dtype=torch.float64), torch.zeros(2).long()).any()
 
 
 def test_values_that_differ_by_rounding_are_settled_and_share_a_rank() -> None:
     x = torch.tensor([0.1 + 0.2, 0.5, 0.3, 0.6 / 2, 0.30000001, 0.1 + 0.2], dtype=torch.float64)
     ids, where = torch.tensor([0, 0, 0, 0, 1, 0]), torch.tensor([True] * 5 + [False])
     assert x[0] != x[2]
-    assert levels.settled(x, ids, where).tolist() == [0.3, 0.5, 0.3, 0.3, 0.30000001, 0.1 + 0.2]
-    assert levels.rank(x, ids, where).tolist() == [1.0, 3.0, 1.0, 1.0, 0.0, 0.0]
+    assert grouped.settled(x, ids, where).tolist() == [0.3, 0.5, 0.3, 0.3, 0.30000001, 0.1 + 0.2]
+    assert grouped.rank(x, ids, where).tolist() == [1.0, 3.0, 1.0, 1.0, 0.0, 0.0]
     near = torch.tensor([-1e-7, 2e-7, 1e-3], dtype=torch.float64)
-    assert levels.settled(near, ids[:3], absolute=1e-5).tolist() == [-1e-7, -1e-7, 1e-3]
-    assert levels.settled(near, ids[:3]).tolist() == near.tolist()
+    assert grouped.settled(near, ids[:3], absolute=1e-5).tolist() == [-1e-7, -1e-7, 1e-3]
+    assert grouped.settled(near, ids[:3]).tolist() == near.tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_sum_reaches_its_bound_but_for_rounding(dtype: torch.dtype) -> None:
     parts = torch.tensor([0.7, 0.2, 0.1], dtype=dtype)
     total = torch.stack([parts[0] + parts[1] + parts[2], parts[2], parts[0] * torch.nan, parts[0] / 0.7 * 0.9999])
-    assert levels.reaches(total, 1.0).tolist() == [True, False, False, False]
-    assert levels.reaches(-total[:2], -0.1).tolist() == [False, True]
+    assert grouped.reaches(total, 1.0).tolist() == [True, False, False, False]
+    assert grouped.reaches(-total[:2], -0.1).tolist() == [False, True]
 
 
 def test_variance_is_taken_in_two_passes() -> None:
     # T8: E[x^2] - E[x]^2 of seven 0.35 and a 0 is negative for the leave-one-out std; and 1e8 swallows a spread of 1
     x = torch.tensor([0.35] * 7 + [0.0])
-    found = levels.normalize(x, torch.zeros(8, dtype=torch.int64))
+    found = grouped.normalize(x, torch.zeros(8, dtype=torch.int64))
     assert found.abs().max() <= 7 / math.sqrt(8)
     far = torch.tensor([1e8, 1e8 + 1, 1e8 + 2], dtype=torch.float64)
-    assert levels.std(far, torch.zeros(3, dtype=torch.int64)).tolist() == pytest.approx([1.0] * 3, abs=1e-9)
+    assert grouped.std(far, torch.zeros(3, dtype=torch.int64)).tolist() == pytest.approx([1.0] * 3, abs=1e-9)
 
 
 def test_softmax_is_float64_inside_and_does_not_overflow() -> None:
     ids = torch.zeros(2, dtype=torch.int64)
     half = torch.tensor([1.0, 2.0], dtype=torch.float16)
-    assert levels.softmax(half, ids, temperature=0.3)[1] == pytest.approx(1 / (1 + math.exp(-1 / 0.3)), abs=1e-12)
-    assert levels.softmax(torch.tensor([-900.0, 900.0]), ids).tolist() == [0.0, 1.0]
+    assert grouped.softmax(half, ids, temperature=0.3)[1] == pytest.approx(1 / (1 + math.exp(-1 / 0.3)), abs=1e-12)
+    assert grouped.softmax(torch.tensor([-900.0, 900.0]), ids).tolist() == [0.0, 1.0]
 
 
 def test_empty_columns_and_columns_in_no_group() -> None:
     empty, none = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
     outside = torch.full((3,), -1)
-    for reduce in (levels.sum, levels.mean, levels.std, levels.min, levels.max, levels.median, levels.rank,
-                   levels.softmax, levels.leave_one_out, levels.normalize):  # fmt: skip
+    for reduce in (grouped.sum, grouped.mean, grouped.std, grouped.min, grouped.max, grouped.median, grouped.rank,
+                   grouped.softmax, grouped.leave_one_out, grouped.normalize):  # fmt: skip
         assert reduce(empty, none).shape == (0,)
         assert reduce(torch.ones(3), outside).tolist() == [0.0] * 3
         assert reduce(torch.ones(3), outside).dtype == torch.float64
@@ -305,21 +311,21 @@ def test_without_a_spread_eps_is_not_divided_by() -> None:
     # T7: a remainder row divided by eps is 1e6 times its reward
     one = torch.zeros(1, dtype=torch.int64)
     for center in ("none", "mean", "leave_one_out", "median"):
-        assert levels.normalize(torch.ones(1), one, center=center, ddof=0).tolist() == [0.0]
-    assert levels.normalize(torch.ones(1), one, center="none", scale="none").tolist() == [1.0]
+        assert grouped.normalize(torch.ones(1), one, center=center, ddof=0).tolist() == [0.0]
+    assert grouped.normalize(torch.ones(1), one, center="none", scale="none").tolist() == [1.0]
 
 
 def test_shapes_and_words_are_checked() -> None:
     x, ids = torch.ones(3), torch.zeros(3, dtype=torch.int64)
     with pytest.raises(ValueError, match="one column each"):
-        levels.mean(x, ids[:2])
+        grouped.mean(x, ids[:2])
     with pytest.raises(ValueError, match="where must be bool"):
-        levels.mean(x, ids, torch.ones(3))
+        grouped.mean(x, ids, torch.ones(3))
     for call in (
-        lambda: levels.normalize(x, ids, center="mode"),
-        lambda: levels.normalize(x, ids, scale="mad"),
-        lambda: levels.rank(x, ids, ties="max"),
-        lambda: levels.quantile(x, ids, 0.5, interpolation="midway"),
+        lambda: grouped.normalize(x, ids, center="mode"),
+        lambda: grouped.normalize(x, ids, scale="mad"),
+        lambda: grouped.rank(x, ids, ties="max"),
+        lambda: grouped.quantile(x, ids, 0.5, interpolation="midway"),
     ):
         with pytest.raises(ValueError, match="is"):
             call()
@@ -329,7 +335,7 @@ def test_shapes_and_words_are_checked() -> None:
 @given(COLUMNS, st.sampled_from([0, 1]))
 def test_mean_and_std_are_the_mean_and_the_std(rows: list[tuple[float, int, bool]], ddof: int) -> None:
     x, ids, where = columns(rows)
-    middle, spread_of = levels.mean_and_std(x, ids, where, ddof)
+    middle, spread_of = grouped.mean_and_std(x, ids, where, ddof)
     assert middle.tolist() == pytest.approx(by_group(rows, statistics.fmean), abs=1e-9)
     assert spread_of.tolist() == pytest.approx(by_group(rows, lambda v: spread(v, ddof)), abs=1e-9)
 
@@ -340,9 +346,9 @@ def test_members_of_no_group_and_groups_that_are_not_there_change_no_bit(rows: l
     """Left out of the columns, or in them without a group, and with gaps in the ids: the same bits."""
     x, ids, where = columns(rows)
     inside = ids >= 0
-    reductions: list[Callable[..., Tensor]] = [levels.sum, levels.mean, levels.std, levels.min, levels.max,
-                                               levels.median, levels.rank, levels.softmax, levels.leave_one_out,
-                                               levels.normalize]  # fmt: skip
+    reductions: list[Callable[..., Tensor]] = [grouped.sum, grouped.mean, grouped.std, grouped.min, grouped.max,
+                                               grouped.median, grouped.rank, grouped.softmax, grouped.leave_one_out,
+                                               grouped.normalize]  # fmt: skip
     for reduce in reductions:
         found = reduce(x, ids, where)
         assert torch.equal(found[inside], reduce(x[inside], ids[inside], where[inside]))
@@ -351,7 +357,7 @@ def test_members_of_no_group_and_groups_that_are_not_there_change_no_bit(rows: l
 
 
 @pytest.mark.parametrize(
-    "reduce", [levels.sum, levels.mean, levels.std, levels.softmax, levels.leave_one_out, levels.normalize]
+    "reduce", [grouped.sum, grouped.mean, grouped.std, grouped.softmax, grouped.leave_one_out, grouped.normalize]
 )
 def test_gradients_reach_the_members_that_enter_and_no_others(reduce: Callable[..., Tensor]) -> None:
     ids = torch.tensor([0, 1, 0, -1, 0, 1, 0, 1])

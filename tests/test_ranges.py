@@ -12,7 +12,7 @@ import pytest
 from annotated_types import Ge, Gt, Interval, Le, Lt, MaxLen, MinLen, MultipleOf
 
 import gxpo
-from gxpo import parts, ranges
+from gxpo import ranges, registry
 from gxpo.errors import ConfigError
 
 
@@ -105,12 +105,12 @@ def test_a_check_of_ones_own_runs_after_the_ranges():
 
 
 def test_keys_of_parts():
-    assert [ranges.key_of(k) for k in (parts.CREDITS["relative"], parts.UPDATES["epochs"], Every)] == [
+    assert [ranges.key_of(k) for k in (registry.CREDITS["relative"], registry.UPDATES["epochs"], Every)] == [
         "credit", "update", "every"]  # fmt: skip
-    assert ranges.key_of(next(iter(parts.WEIGHTS.values()))) == f"weight.{next(iter(parts.WEIGHTS))}"
+    assert ranges.key_of(next(iter(registry.WEIGHTS.values()))) == f"weight.{next(iter(registry.WEIGHTS))}"
 
 
-TABLES = {k: v for k, v in vars(parts).items() if isinstance(v, parts.Table)}
+TABLES = {k: v for k, v in vars(registry).items() if isinstance(v, registry.Table)}
 PARTS = [pytest.param(kind, id=f"{table.lower()}-{name}") for table, t in TABLES.items() for name, kind in t.items()]
 
 

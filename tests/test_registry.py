@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from gxpo import parts, registry
+from gxpo import registry
 from gxpo.credit.base import CreditPart
 from gxpo.definition import show
 from gxpo.registry import Table, part
@@ -74,7 +74,3 @@ def test_names_and_stages_that_can_t_be(name, stage):
 def test_nothing_abstract_can_be_named():
     with pytest.raises(TypeError, match="CreditPart is no dataclass that can be made"):
         part("mean", stage="credit")(CreditPart)
-
-
-def test_the_former_module_has_the_same_tables():
-    assert all(getattr(parts, name) is getattr(registry, name) for name in dir(parts) if name.isupper())

@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gxpo import callbacks, config, credit, errors, grouped, levels, objectives, records, weighting
+    from gxpo import callbacks, config, credit, errors, grouped, objectives, records, weighting
     from gxpo.compose import method
     from gxpo.forest import Forest
     from gxpo.pipeline import Method
@@ -38,7 +38,7 @@ _HOMES = {
     "train": "gxpo.trainer.train",
     "__version__": "gxpo.version",
 }
-_MODULES = ("callbacks", "config", "credit", "errors", "grouped", "levels", "objectives", "records", "weighting")
+_MODULES = ("callbacks", "config", "credit", "errors", "grouped", "objectives", "records", "weighting")
 
 __all__ = [
     "Forest",
@@ -53,7 +53,6 @@ __all__ = [
     "credit",
     "errors",
     "grouped",
-    "levels",
     "method",
     "objectives",
     "records",

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import operator
 import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from gxpo import former
+from gxpo import registry
 from gxpo.definition import Definition, Stated, check_allowed, check_refusals, is_section, merge, show, unknown_key
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.imports import collections_paused
-from gxpo.options import PROTOCOL, SECTIONS, Keys, Unexecuted, dotted, resolve_part
+from gxpo.learning import learns_from_equal_groups
+from gxpo.options import SECTIONS, Keys, Unexecuted, canonical, canonical_keys, dotted, resolve_part
 from gxpo.pipeline import Method
 from gxpo.signals import BUILT_IN
 
@@ -49,7 +48,7 @@ def method(spec: str | Method, overrides: Mapping[str, Any] | None = None, *, co
     with collections_paused():  # parts are imported as they are named
         definitions = [_defined(word.strip(), compat) for word in spec.split("+")]
         given = dotted(overrides or {})
-        stated = former.renewed(given, [definition for _, definition, _ in definitions])
+        stated = canonical_keys(given)
         made = _build(spec, definitions, merge(definitions, stated, METHODS))
         object.__setattr__(made, "asked", (given, compat))
         return made
@@ -77,13 +76,12 @@ def _defined(word: str, compat: str | None) -> tuple[str, Definition, Mapping[st
         for name in (system, compat):
             if name in systems:
                 label, own = word, {**definition.keys, **systems[name]}
-    return label, definition, former.renewed_keys(own, label)
+    return label, definition, {canonical(key): value for key, value in own.items()}
 
 
 def _build(
     name: str, definitions: list[tuple[str, Definition, Mapping[str, Any]]], stated: dict[str, Stated]
 ) -> Method:
-    from gxpo import registry
     from gxpo.credit.relative import Relative
     from gxpo.learners.base import Epochs
     from gxpo.rollouts.independent import Independent
@@ -136,7 +134,7 @@ def _build(
     )
     _check_provided(made)
     _check_credit_is_read(made)
-    if getattr(rollout, "drops_equal_groups", False) and former.learns_from_equal_groups(total):
+    if getattr(rollout, "drops_equal_groups", False) and learns_from_equal_groups(total):
         raise ConfigError(
             f"{name}: credit {show(total)} learns from groups of equal rewards, which rollout "
             f"{show(rollout)} drops: set rollout=independent"
@@ -156,36 +154,12 @@ def _run_keys(keys: Keys) -> dict[str, Stated]:
 
 def _credit(keys: Keys, default: Any) -> Any:
     """The advantage estimator, and those that are added to it."""
-    from gxpo import registry
 
     total = keys.part("credit", keys.take("credit", default), registry.CREDITS, what="credit")
     for extra in keys.names("credit.add"):
         slot = f"credit.add.{extra}"
         total = total + keys.part(slot, keys.take(slot, extra), registry.CREDITS, what="credit", main="credit")
     return total
-
-
-def part_of(folder: str, value: Any, options: Mapping[str, Any]) -> Any:
-    """The part of a stage's folder that `value` names, made with options as under the part's keys; several where a
-    former part is a composition now: their sum, or their product."""
-    from gxpo import registry
-
-    name = show(value) if not isinstance(value, former.FormerPart) else value.name
-    slot, table = registry.place_of(folder, name if (old := former.table(folder).get(name)) is None else show(old.now))
-    slot = slot.replace("NAME", name)
-    prefix = "objective" if slot in ("objective.surrogate", "objective.ratio") else slot
-    stated = {slot: Stated(value, name), **{f"{prefix}.{k}": Stated(v, name) for k, v in options.items()}}
-    keys = Keys(former.renewed(stated))
-    if folder == "credit":
-        made = _credit(keys, None)
-    elif folder == "weighting":
-        made = functools.reduce(operator.mul, _named(keys, "weight", table, "weight").values())
-    else:
-        what = next((kind for kind in PROTOCOL if kind in slot.split(".")), "part")
-        made = keys.part(slot, keys.take(slot, None), table, prefix, what)
-    if left := keys.leftover():
-        raise unknown_key(left[0], keys.valid)
-    return made
 
 
 def _named(keys: Keys, stage: str, table: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -258,7 +232,7 @@ def _check_credit_is_read(made: Method) -> None:
 
 def _policy_term(keys: Keys) -> Any:
     """The term in the policy gradient's place: `objective`, its fields under `objective.FIELD`."""
-    from gxpo import objectives, registry
+    from gxpo import objectives
     from gxpo.objectives.surrogate import Token
 
     kind = resolve_part(
@@ -278,7 +252,7 @@ def _policy_term(keys: Keys) -> Any:
 
 def _objective(keys: Keys) -> tuple[dict[str, Any], Any]:
     """The policy term, KL and entropy, and the terms that are added."""
-    from gxpo import objectives, registry
+    from gxpo import objectives
     from gxpo.objectives.kl_reward import KLReward
 
     policy = _policy_term(keys)
@@ -332,11 +306,11 @@ def _is_empty_section(stated: Stated, key: str) -> bool:
 
 def _refuse_key(key: str, keys: Keys, stated: Mapping[str, Stated], names: list[str]) -> None:
     origin, stage = stated[key].origin, _stage(key, keys.resolved)
-    if stated[key].by_method and former.folder_of(key) is not None:
+    if stated[key].by_method and registry.folder_of(key) is not None:
         from gxpo.methods import METHODS
 
         other = METHODS[stated[key].value]
-        hint = did_you_mean(key, [k for k in (*keys.given, *other.keys) if k != key and former.folder_of(k)])
+        hint = did_you_mean(key, [k for k in (*keys.given, *other.keys) if k != key and registry.folder_of(k)])
         searched = list(dict.fromkeys([*names, other.name]))
         has = f"neither {' nor '.join(searched)} has" if searched[1:] else f"{other.name} does not have"
         raise _at_origin(f"{key}={other.name}: {has} this key{hint}", origin)

@@ -18,11 +18,11 @@ from typing import Any
 from pydantic import ValidationError
 from ruamel.yaml.error import YAMLError
 
-from gxpo import former, yamltext
+from gxpo import yamltext
 from gxpo.compose import method
 from gxpo.definition import JOINED, Stated, check_allowed, finite, is_section, joined, show, stage_of
 from gxpo.errors import ConfigError, did_you_mean
-from gxpo.options import SECTIONS, dotted, is_mapping, leaves
+from gxpo.options import SECTIONS, canonical, dotted, is_mapping, leaves
 from gxpo.phases import RULES, Phase, expand, may_change
 from gxpo.pipeline import Method
 from gxpo.rollouts.logged import OF_PHASES
@@ -170,7 +170,7 @@ def read(path: str | Path) -> dict[str, Stated]:
         raise ConfigError(f"{path}: a configuration is a mapping of keys to values")
     out: dict[str, Stated] = {}
     for key, stated in leaves("", document, str(path), str(path)):
-        name, stated = former.renewed_setting(key, stated)
+        name = canonical(key)
         if _is_stated(name, out):
             raise ConfigError(f"{stated.origin}: {name} is set twice")
         _state(name, Stated(yamltext.plain(stated.value, f"{stated.origin}: {name}"), stated.origin), out)
@@ -193,7 +193,7 @@ def parse_set(items: Sequence[str]) -> dict[str, Stated]:
         except YAMLError:
             value = text
         for leaf, stated in leaves(key, yamltext.plain(value, f"--set {key}"), "--set"):
-            name, stated = former.renewed_setting(leaf, stated)
+            name = canonical(leaf)
             out.pop(name, None)  # in the order of the last statements: see `over`
             out[name] = stated
     return out
@@ -275,7 +275,7 @@ def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> R
     """Resolve the settings and method of a run. `composed`: a method built in Python, instead of the key `method`;
     keys of the method go over those that it was composed with."""
     given = dotted({k: replace(s, value=yamltext.plain(s.value, f"{_at(s)}{k}")) for k, s in given.items()})
-    given = over({}, dict(former.renewed_setting(k, s) for k, s in given.items()))
+    given = over({}, {canonical(k): s for k, s in given.items()})
     below = _below_phases(given, composed)
     stated = given.get("phases", below.pop("phases", None))
     if stated is None or not stated.value:

@@ -54,7 +54,6 @@ class Definition:
     authors: str = ""
     alias_of: str | None = None
     code: str = ""
-    renamed: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)  # former key -> new: see `gxpo.former`
     doc: str | None = None
 
     def __post_init__(self) -> None:

@@ -187,6 +187,11 @@ class Signals(Mapping[str, Any]):
         return Signals(out, self.axes)
 
 
+def learns_from_equal_groups(part: Any) -> bool:
+    """True of a part that may have non-zero advantages, or a gradient, in groups of equal outcomes."""
+    return bool(getattr(part, "learns_from_equal_groups", False))
+
+
 class Credit(Protocol):
     """An advantage estimator: [P] float64, detached. Adds with `+`."""
 

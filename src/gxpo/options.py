@@ -9,12 +9,37 @@ from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from gxpo import former, functions, ranges, registry
-from gxpo.definition import Stated, finite, is_section, kind_of, show, stage_of
+from gxpo import functions, ranges, registry
+from gxpo.definition import Stated, finite, is_section, kind_of, same, show, stage_of
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.functions import Formula
 from gxpo.schedule import Schedule, Scheduled, is_schedule, read
 from gxpo.usercode import NotRun, Unusable, object_at
+
+_SYNONYMS = {  # words for the same settings
+    "advantage": "credit",
+    **{
+        f"update.{name}": f"optim.{name}"
+        for name in ("lr", "betas", "weight_decay", "max_grad_norm", "schedule", "warmup_steps")
+    },
+}
+
+
+def canonical(key: str) -> str:
+    """The key that a stated key is a synonym of: "credit.scale" for "advantage.scale"; every other as it is."""
+    head, dot, rest = key.partition(".")
+    return f"credit{dot}{rest}" if head == "advantage" else _SYNONYMS.get(key, key)
+
+
+def canonical_keys(stated: Mapping[str, Stated]) -> dict[str, Stated]:
+    """The stated keys, synonyms under the keys that they stand for. ConfigError where two of one key differ."""
+    out: dict[str, Stated] = {}
+    for key, entry in stated.items():
+        name = canonical(key)
+        if name in out and not same(out[name].value, entry.value):
+            raise ConfigError(f"{name} is set twice: {show(out[name].value)} and {show(entry.value)}")
+        out[name] = entry
+    return out
 
 
 def dotted(given: Mapping[str, Any]) -> dict[str, Stated]:
@@ -45,15 +70,9 @@ def leaves(key: str, value: Any, origin: str, source: str | None = None) -> Iter
         yield key, Stated(value, origin)
         return
     lines = getattr(getattr(value, "lc", None), "data", None) or {}
-    others = [k for k in value if k not in ("part", "add", "shape", "step")] if key == "reward" else []
-    rewards = {k: value[k] for k in others if not isinstance(value[k], (str, Mapping))}
-    if rewards:  # the weights of rewards, by their former key
-        yield key, Stated(rewards, origin)
     for name, inner in value.items():
-        if name in rewards:
-            continue
         at = f"{source}:{lines[name][0] + 1}" if source and name in lines else origin
-        part = name == "part" and (key == "reward" or former.folder_of(key) is not None)
+        part = name == "part" and (key == "reward" or registry.folder_of(key) is not None)
         yield from leaves(key if part else f"{key}.{name}" if key else str(name), inner, at, source)
 
 

@@ -372,8 +372,7 @@ class Method:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, part in self._remembering().items():
-            former = name.replace(".surrogate", ".gate")  # in checkpoints of the release before
-            part.load_state_dict(state[name if name in state else former])
+            part.load_state_dict(state[name])
 
     def tensors(self) -> dict[str, Tensor]:
         """What the signal parts own, by "signal/NAME/..."."""

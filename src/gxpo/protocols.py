@@ -215,9 +215,6 @@ class ContextUpdate:
     rebuilt: bool = False
 
 
-Opening = ContextUpdate  # the former name
-
-
 class Conversation(Protocol):
     """Context of one trajectory, token-in token-out: the policy's own tokens are never tokenised again."""
 

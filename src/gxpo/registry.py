@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache, cached_property
 from typing import Any, TypeVar
 
-from gxpo import former
 from gxpo.definition import kind_of
 from gxpo.functions import FunctionPart, function_part
 
@@ -116,8 +115,6 @@ class Table(Mapping[str, Any]):
         return found
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._found and name in former.table(folder := self._folder.removeprefix("gxpo.")):
-            return former.FormerPart(folder, name, name)
         return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -159,3 +156,32 @@ PLACES = (  # folder, slot and table of each kind of part
 def place_of(folder: str, name: str) -> tuple[str, Table]:
     """The slot, and the table, of a folder's part."""
     return next((slot, table) for home, slot, table in PLACES if home == folder and name in table)
+
+
+_FOLDERS = {  # slot -> folder of its parts; a slot that takes any number of parts by name ends in a dot
+    "credit": "credit",
+    "credit.add.": "credit",
+    "weight.": "weighting",
+    "rollout": "rollouts",
+    "segment": "segments",
+    "tasks.sampler": "tasks",
+    "reward.shape.": "rewards",
+    "reward.step.": "rewards",
+    "reward.add.": "rewards",
+    "signal.": "signals",
+    "update": "learners",
+    "objective": "objectives",
+    "objective.surrogate": "objectives",
+    "objective.ratio": "objectives",
+    "objective.add.": "objectives",
+}
+
+
+def folder_of(key: str) -> str | None:
+    """The folder of the parts that a key may name; None where the key takes no part."""
+    if key in _FOLDERS:
+        return _FOLDERS[key]
+    if key.endswith(".control"):
+        return "objectives"
+    head, _, name = key.rpartition(".")
+    return _FOLDERS.get(f"{head}.") if name else None

@@ -20,7 +20,7 @@ from gxpo.adapters.trl_settings import translated
 from gxpo.definition import show
 from gxpo.errors import CheckpointError, ConfigError, MissingExtra
 from gxpo.methods import METHODS
-from gxpo.parts import RATIOS
+from gxpo.registry import RATIOS
 
 INSTALLED = importlib.util.find_spec("trl") is not None
 PROMPTS = [[3, 4], [5], [6, 7, 8], [9, 2]]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gxpo
-from gxpo import parts
+from gxpo import registry
 from gxpo.bench import credit
 from gxpo.bench.forests import GROUP, STATES, TURNS, WRITTEN, made_up, tiled
 from gxpo.errors import GxpoError
@@ -57,8 +57,8 @@ def test_every_part_has_a_row_of_every_size(monkeypatch: pytest.MonkeyPatch) -> 
     threads, said = torch.get_num_threads(), []
     rows = credit.rows(2, True, said.append)
     assert torch.get_num_threads() == threads
-    assert [row["name"] for row in rows] == [f"{name}/{size}" for name in parts.CREDITS for size in ("1e2", "1e3")]
-    assert sorted(line.split()[1].rstrip(":") for line in said) == sorted(parts.CREDITS)
+    assert [row["name"] for row in rows] == [f"{name}/{size}" for name in registry.CREDITS for size in ("1e2", "1e3")]
+    assert sorted(line.split()[1].rstrip(":") for line in said) == sorted(registry.CREDITS)
     for small, large in zip(rows[::2], rows[1::2], strict=True):
         assert (small["turns"], large["turns"]) == (100, 1000)
         for row in (small, large):
@@ -71,7 +71,7 @@ def test_every_part_has_a_row_of_every_size(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_ratio_is_of_the_time_per_turn() -> None:
     """100 turns in 1 s and 1000 in 20 s: the larger has half the speed; 1000 in 5 s: twice."""
-    group = parts.CREDITS["group_relative"]()
+    group = registry.CREDITS["group_relative"]()
     works = [credit.Work.of(group, made_up(n)) for n in (100, 1000)]
     assert credit._ratio(works, [1.0, 20.0], 0.5, 1) == pytest.approx(0.5)
     assert credit._ratio(works, [1.0, 5.0], 0.5, 1) == pytest.approx(2.0)
@@ -81,10 +81,10 @@ def test_the_ratio_is_of_the_time_per_turn() -> None:
 def test_a_part_is_measured_on_what_it_reads() -> None:
     """Each signal is on its axis, and the advantages are those of the part composed into a method."""
     forest = made_up(100)
-    work = credit.Work.of(parts.CREDITS["group_relative"](), forest)
+    work = credit.Work.of(registry.CREDITS["group_relative"](), forest)
     assert torch.equal(work.method.advantages(forest, work.signals), gxpo.method("grpo").advantages(forest))
     for name, rows in (("gae", forest.n_entries), ("step_reward", forest.n_steps), ("against_baseline", GROUP)):
-        part = parts.CREDITS[name]()
+        part = registry.CREDITS[name]()
         found = credit.signals_for(part, forest)
         assert [len(found[signal]) for signal in part.needs] == [rows]
         advantages = credit.Work.of(part, forest).method.advantages(forest, found)

@@ -1,14 +1,11 @@
 """Callbacks by what a configuration calls them."""
 
-import warnings
-
 import pytest
 from tests.callbacks.parity import REWARD, SMALL
 
 import gxpo
-from gxpo import config, usercode
+from gxpo import usercode
 from gxpo.callbacks import make, named
-from gxpo.definition import Stated
 from gxpo.errors import ConfigError
 
 MINE = """
@@ -69,15 +66,6 @@ def test_a_file_is_not_run_where_a_run_is_only_shown(tmp_path):
         named.check([f"{path}:Mine"])
         with pytest.raises(ConfigError, match="has no 'Yours'"):
             named.check([f"{path}:Yours"])
-
-
-def test_the_former_switch_is_an_entry_of_the_list():
-    with pytest.warns(FutureWarning, match=r"trainer.tensorboard=true is now trainer.callbacks=\[tensorboard\]"):
-        found = config.resolve({"trainer.tensorboard": Stated(True, "test")})
-    assert found.settings.trainer.callbacks == ["tensorboard"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert config.resolve({"trainer.tensorboard": Stated(False, "test")}).settings.trainer.callbacks == []
 
 
 def test_a_missing_package_names_the_extra(monkeypatch):

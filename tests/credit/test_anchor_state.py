@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.credit.compositions import anchor_state_credit
 from tests.credit.walks import walks_of, wandering, z
 
-from gxpo.credit import AnchorState, GroupRelative
+from gxpo.credit import GroupRelative
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 
@@ -22,38 +23,38 @@ CARD = [
 def test_the_card_over_steps(grow):
     """Over five rows the mean is 4, the std 5.477226; over two trajectories 5 and 7.071068."""
     forest = grow(CARD)
-    plain = AnchorState(scale="none", step_weight=0.0, unit="step")
+    plain = anchor_state_credit(scale="none", step_weight=0.0, unit="step")
     assert plain(forest, {}, 0).tolist() == pytest.approx([6, 6, -4, -4, -4])
-    scaled = AnchorState(step_weight=0.0, unit="step")(forest, {}, 0)
+    scaled = anchor_state_credit(step_weight=0.0, unit="step")(forest, {}, 0)
     assert scaled.tolist() == pytest.approx([1.095445] * 2 + [-0.730297] * 3, abs=1e-6)
 
 
 def test_a_lone_trajectory_and_a_state_met_once(grow):
     alone = [("b", 10.0, [1, 1], {"states": ["s0", "s1"], "step_rewards": [0.0, 10.0]})]
     forest = grow(alone)
-    assert AnchorState()(forest, {}, 0).tolist() == [0.0, 0.0]
-    assert AnchorState(scale="none", single="raw")(forest, {}, 0).tolist() == [10.0, 10.0]
-    assert AnchorState(single="raw")(forest, {}, 0).tolist() == pytest.approx([10 / (1 + 1e-6)] * 2)
+    assert anchor_state_credit()(forest, {}, 0).tolist() == [0.0, 0.0]
+    assert anchor_state_credit(scale="none", single="raw")(forest, {}, 0).tolist() == [10.0, 10.0]
+    assert anchor_state_credit(single="raw")(forest, {}, 0).tolist() == pytest.approx([10 / (1 + 1e-6)] * 2)
     # over steps a lone trajectory of two turns is no group of one: its equal rows have 0
-    assert AnchorState(single="raw", unit="step")(forest, {}, 0).tolist() == [0.0, 0.0]
-    assert AnchorState(scale="none", single_state="raw")(forest, {}, 0).tolist() == [9.5, 10.0]
+    assert anchor_state_credit(single="raw", unit="step")(forest, {}, 0).tolist() == [0.0, 0.0]
+    assert anchor_state_credit(scale="none", single_state="raw")(forest, {}, 0).tolist() == [9.5, 10.0]
     # of the card, s1 and s2 are met once: returns 10 and 0 beside A^E of 5 and -5
-    both = AnchorState(scale="none", single_state="raw")(grow(CARD), {}, 0)
+    both = anchor_state_credit(scale="none", single_state="raw")(grow(CARD), {}, 0)
     assert both.tolist() == pytest.approx([11.333333, 15, -8.166667, -8.166667, -5], abs=1e-6)
 
 
 def test_a_history_splits_states(grow):
     """The second s0 of the second trajectory came from s0: alone in its group. The first ones began: R 9.5 and 0."""
-    steps = AnchorState(scale="none", history=1)(grow(CARD), {}, 0) - AnchorState(scale="none", step_weight=0.0)(
-        grow(CARD), {}, 0
-    )
+    steps = anchor_state_credit(scale="none", history=1)(grow(CARD), {}, 0) - anchor_state_credit(
+        scale="none", step_weight=0.0
+    )(grow(CARD), {}, 0)
     assert steps.tolist() == pytest.approx([4.75, 0, -4.75, 0, 0])
 
 
 @given(SEEDS, st.integers(0, 3), st.booleans(), st.booleans())
 def test_it_agrees_with_a_loop(seed, history, scaled, raw):
     forest = wandering(seed)
-    part = AnchorState(
+    part = anchor_state_credit(
         scale="std" if scaled else "none",
         history=history,
         unit="step",
@@ -94,8 +95,8 @@ def test_it_agrees_with_a_loop(seed, history, scaled, raw):
 @given(SEEDS)
 def test_defaults_are_what_they_were(seed):
     forest = wandering(seed)
-    named = AnchorState(unit="trajectory", single="zero", single_state="zero", step_weight=1.0, discount=0.95)
-    assert torch.equal(AnchorState()(forest, {}, 0), named(forest, {}, 0))
+    named = anchor_state_credit(unit="trajectory", single="zero", single_state="zero", step_weight=1.0, discount=0.95)
+    assert torch.equal(anchor_state_credit()(forest, {}, 0), named(forest, {}, 0))
 
 
 @given(SEEDS)
@@ -103,7 +104,7 @@ def test_over_steps_without_states_it_is_group_relative_over_steps(seed):
     forest = wandering(seed)
     for single in ("zero", "raw"):
         expected = GroupRelative(unit="step", singleton=single)(forest, {}, 0)
-        assert torch.equal(AnchorState(step_weight=0.0, unit="step", single=single)(forest, {}, 0), expected)
+        assert torch.equal(anchor_state_credit(step_weight=0.0, unit="step", single=single)(forest, {}, 0), expected)
 
 
 @pytest.mark.parametrize(
@@ -120,9 +121,9 @@ def test_over_steps_without_states_it_is_group_relative_over_steps(seed):
 )
 def test_refusals(given, said):
     with pytest.raises(ConfigError, match=f"^{said}$"):
-        AnchorState(**given)
+        anchor_state_credit(**given)
 
 
 def test_an_empty_forest():
     empty = Forest.from_records([])
-    assert AnchorState(history=2)(empty, {}, 0).tolist() == []
+    assert anchor_state_credit(history=2)(empty, {}, 0).tolist() == []

@@ -82,15 +82,3 @@ def test_options_of_values_by_name():
         Relative("penalised_outcome", options={"votes": "union"})
     part = StateRelative("graph_return", discount=0.2)  # an option that is a field of the part is that field
     assert part.discount == 0.2 and part.options == {"form": "distance", "worth": 10.0}
-
-
-def test_former_parts_are_settings_of_relative():
-    for old, new in (
-        ({"credit": "penalised_steps", "credit.penalty": 0.5}, {"credit.penalty": 0.5}),
-        ({"credit": "penalised_steps", "credit.ddof": 1}, {"credit.ddof": 1}),
-    ):
-        with pytest.warns(FutureWarning, match=r"credit=penalised_steps is now credit=relative, credit\.value=penal"):
-            assert gxpo.method("capo_genprm", old).credit == gxpo.method("capo_genprm", new).credit
-    with pytest.warns(FutureWarning, match=r"credit\.add\.graph=graph_return is now credit\.add\.graph=state_relative"):
-        found = gxpo.method("graph_gpo", {"credit.add.graph": "graph_return", "credit.add.graph.worth": 2.0})
-    assert found.credit == gxpo.method("graph_gpo", {"credit.add.graph.worth": 2.0}).credit

@@ -15,7 +15,7 @@ from gxpo.credit import GroupRelative
 from gxpo.credit.fork_relative import Forks, fork_relative, forks_of, step_value
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.parts import CREDITS
+from gxpo.registry import CREDITS
 
 ForkRelative = CREDITS["fork_relative"]
 

@@ -10,10 +10,10 @@ import torch
 from annotated_types import Gt
 
 import gxpo
-from gxpo import credit, registry
+from gxpo import registry
 from gxpo.credit import advantage, group_relative
 from gxpo.credit.pairwise import pairwise_auc
-from gxpo.credit.success_rate import mixed_scale, negative_groups
+from gxpo.credit.success_rate import negative_groups
 from gxpo.definition import show
 from gxpo.errors import ConfigError, MissingSignal
 from gxpo.functions import checked_by
@@ -113,10 +113,3 @@ def test_options_are_checked_together():
     assert gxpo.method("grpo", {"credit": between}).advantages(forest())[0] == 1
     with pytest.raises(ConfigError, match=r"low 2\.0 is not below high 1\.0"):
         gxpo.method("grpo", {"credit": between, "credit.low": 2.0})
-
-
-def test_a_former_class_resolves():
-    with pytest.warns(FutureWarning, match="credit=MixedScale is now credit=mixed_scale"):
-        assert credit.MixedScale(eps=0.1) == advantage(mixed_scale, eps=0.1)
-    with pytest.warns(FutureWarning):
-        assert gxpo.method("grpo", {"credit": credit.MixedScale}).credit == advantage(mixed_scale)

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.baselines import length_weighted, prior_weight, pseudo_rollouts, shares, shrinkage_baseline
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.bonus import bounded, mean_of_lowest
@@ -28,7 +28,7 @@ from gxpo.credit.turn_relative import turn_relative
 from gxpo.credit.value_delta import value_delta
 from gxpo.credit.value_trend import trend, trend_return
 from gxpo.errors import ConfigError
-from gxpo.parts import CREDITS
+from gxpo.registry import CREDITS
 
 X = torch.tensor([1.0, 0.1, 0.7, 0.3, 0.45, 0.2, 0.9])
 Y = torch.tensor([0.6, 0.35, 0.2, 0.8, 0.1, 0.55, 0.15])
@@ -214,7 +214,7 @@ PARTS = [
     ("bonus", {"value": "gap", "low": -0.3, "high": 0.05}, "R",
      lambda f, s: (f.outcome - s["baseline"]).clamp(-0.3, 0.05)),
     ("bonus", {"value": "confidence_gap", "factor": 0.7, "share": 0.5}, "R",
-     lambda f, s: torch.where(levels.max(CORRECT, group_of(f), f.compared) > 0,
+     lambda f, s: torch.where(grouped.max(CORRECT, group_of(f), f.compared) > 0,
                               0.7 * (s["prompt_confidence"] - LOGPROB.exp()), 0.0)),
     ("consistency_blended", {"steepness": 2.0, "middle": 0.6, "unit": "nats", "ddof": 0, "eps": 0.5}, "R", consistent),
     ("difficulty_weighted", {**SET, **CURVE}, "R", 

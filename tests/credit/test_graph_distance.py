@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.credit.compositions import graph_distance_credit, graph_return_credit
 from tests.credit.walks import walks_of, wandering, z
 
 import gxpo
-from gxpo.credit import GraphDistance, GraphReturn, GroupRelative, StateRelative
+from gxpo.credit import GroupRelative, StateRelative
 from gxpo.credit.graph_distance import graph_distance
 from gxpo.credit.state_keys import Moves
 from gxpo.credit.values import graph_return
@@ -26,14 +27,14 @@ CARD = [
 
 def test_the_card(grow):
     """d: success 0, s1 1, s0 2, s2 and s2b 3. s0 -> s1 is worth 10 * .1, s0 -> s2 10 * .001."""
-    worth, _ = GraphReturn().values(grow(CARD), {})
+    worth, _ = graph_return_credit().values(grow(CARD), {})
     assert worth.tolist() == pytest.approx([1.0, 10.0, 0.01, 0.01])
-    worth, _ = GraphReturn(form="progress").values(grow(CARD), {})
+    worth, _ = graph_return_credit(form="progress").values(grow(CARD), {})
     assert worth.tolist() == pytest.approx([10, 10, 0.1, 1.0])
-    found = GraphDistance(scale="none")(grow(CARD), {}, 0)
+    found = graph_distance_credit(scale="none")(grow(CARD), {}, 0)
     assert found.tolist() == pytest.approx([0.5 + 0.495, 0.5, -0.5 - 0.495, -0.5])
     unknown = [(g, r, n, f | {"final_state": None}) for g, r, n, f in CARD]  # as far as what leads nowhere
-    assert torch.equal(GraphDistance(scale="none")(grow(unknown), {}, 0), found)
+    assert torch.equal(graph_distance_credit(scale="none")(grow(unknown), {}, 0), found)
 
 
 def test_a_failed_trajectory_takes_the_others_way(grow):
@@ -43,20 +44,20 @@ def test_a_failed_trajectory_takes_the_others_way(grow):
         ("a", 0.0, [1, 1], {"states": ["s", "t"], "success": False, "final_state": "u"}),
         ("a", 0.0, [1], {"states": ["s"], "success": False, "final_state": "u"}),
     ]
-    worth, _ = GraphReturn().values(grow(rows), {})
+    worth, _ = graph_return_credit().values(grow(rows), {})
     assert worth.tolist() == pytest.approx([1.0, 10.0, 1.0, 0.01, 0.01])
 
 
 def test_where_nobody_succeeds_it_is_grpo(grow):
     rows = [(g, r, n, f | {"success": False}) for g, r, n, f in CARD]
     forest = grow(rows)
-    assert GraphReturn().values(forest, {})[0].tolist() == pytest.approx([1.0] * 4)  # d = 1 everywhere
-    assert torch.equal(GraphDistance()(forest, {}, 0), GroupRelative()(forest, {}, 0))
+    assert graph_return_credit().values(forest, {})[0].tolist() == pytest.approx([1.0] * 4)  # d = 1 everywhere
+    assert torch.equal(graph_distance_credit()(forest, {}, 0), GroupRelative()(forest, {}, 0))
 
 
 def test_without_a_verdict_an_outcome_above_0_is_a_success(grow):
     rows = [(g, r, n, f | {"success": None}) for g, r, n, f in CARD]
-    assert torch.equal(GraphDistance()(grow(rows), {}, 0), GraphDistance()(grow(CARD), {}, 0))
+    assert torch.equal(graph_distance_credit()(grow(rows), {}, 0), graph_distance_credit()(grow(CARD), {}, 0))
 
 
 def dijkstra(edges: list[tuple[int, int]], goals: list[int], n: int) -> list[float]:
@@ -115,7 +116,7 @@ def loop(forest, form: str) -> list[float]:
 @given(SEEDS, st.sampled_from(["distance", "progress"]))
 def test_it_agrees_with_a_loop(seed, form):
     forest = wandering(seed)
-    part = GraphDistance(form=form, scale="none", step_weight=2.0)
+    part = graph_distance_credit(form=form, scale="none", step_weight=2.0)
     expected = loop(forest, form)
     own = part.parts[1]
     (worth, _), state = own.values(forest, {}), own.states(forest)
@@ -141,20 +142,22 @@ def test_it_agrees_with_a_loop(seed, form):
 @given(SEEDS)
 def test_order_does_not_matter(seed):
     forest = wandering(seed)
-    credit = GraphDistance()(forest, {}, 0)
+    credit = graph_distance_credit()(forest, {}, 0)
     order = torch.randperm(forest.n_trajectories, generator=torch.Generator().manual_seed(seed))
-    assert torch.allclose(GraphDistance()(forest.select(order), {}, 0), credit[forest.entries_of(order)], atol=1e-9)
+    assert torch.allclose(
+        graph_distance_credit()(forest.select(order), {}, 0), credit[forest.entries_of(order)], atol=1e-9
+    )
 
 
 def test_groups_have_graphs_of_their_own(grow):
     other = [("b", 0.0, [1], {"states": ["s0"], "success": False, "final_state": "s1"})]
-    worth, _ = GraphReturn().values(grow(CARD + other), {})
+    worth, _ = graph_return_credit().values(grow(CARD + other), {})
     assert worth.tolist() == pytest.approx([1.0, 10.0, 0.01, 0.01, 1.0])
 
 
 def test_a_trajectory_that_is_not_compared_adds_no_edge(grow):
     short = [("a", 1.0, [1], {"states": ["s0"], "success": True, "compared": False})]
-    worth, _ = GraphReturn().values(grow(CARD + short), {})
+    worth, _ = graph_return_credit().values(grow(CARD + short), {})
     assert worth.tolist() == pytest.approx([1.0, 10.0, 0.01, 0.01, 10.0])  # s0 stays two steps away
     moves, group = Moves(*torch.tensor([[0, 0], [1, 1], [1, -1]])), torch.zeros(2, dtype=torch.int64)
     found = graph_return(moves, group, torch.ones(2, dtype=torch.bool))
@@ -163,8 +166,8 @@ def test_a_trajectory_that_is_not_compared_adds_no_edge(grow):
 
 def test_the_method_and_its_settings():
     m = gxpo.method("graph_gpo", {"credit.unit": "step", "credit.single": "raw"})
-    assert m.credit == GroupRelative(unit="step", singleton="raw") + GraphReturn() and m.requires == ("states",)
-    assert GraphReturn() != StateRelative() and GraphReturn().options["worth"] == 10.0
+    assert m.credit == GroupRelative(unit="step", singleton="raw") + graph_return_credit() and m.requires == ("states",)
+    assert graph_return_credit() != StateRelative() and graph_return_credit().options["worth"] == 10.0
     for wrong in ({"form": "path"}, {"discount": 1.0}, {"discount": 0.0}, {"worth": 0.0}, {"center": "middle"}):
         with pytest.raises(ConfigError, match=f"credit.{next(iter(wrong))} is"):
-            GraphReturn(**wrong)
+            graph_return_credit(**wrong)

@@ -12,7 +12,7 @@ import gxpo
 from gxpo.credit.gae import gae
 from gxpo.credit.graph_values import graph_advantage, graph_values
 from gxpo.errors import ConfigError
-from gxpo.parts import CREDITS
+from gxpo.registry import CREDITS
 
 GraphValues = CREDITS["graph_values"]
 

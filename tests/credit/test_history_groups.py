@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.credit.compositions import anchor_state_credit
 from tests.credit.walks import walks_of, wandering, z
 
 import gxpo
-from gxpo.credit import AnchorState
 from gxpo.credit.history_groups import history_groups
 from gxpo.errors import ConfigError
-from gxpo.parts import CREDITS
+from gxpo.registry import CREDITS
 
 HistoryGroups = CREDITS["history_groups"]
 
@@ -84,8 +84,8 @@ def test_it_agrees_with_a_loop(seed, history, alpha, offset, leaves_out, scaled)
 @given(SEEDS, st.booleans())
 def test_without_history_it_is_gigpos_step_level(seed, scaled):
     forest, scale = wandering(seed), "std" if scaled else "none"
-    both = AnchorState(scale=scale, ddof=0)(forest, {}, 0)
-    step = both - AnchorState(scale=scale, ddof=0, step_weight=0.0)(forest, {}, 0)
+    both = anchor_state_credit(scale=scale, ddof=0)(forest, {}, 0)
+    step = both - anchor_state_credit(scale=scale, ddof=0, step_weight=0.0)(forest, {}, 0)
     found = HistoryGroups(history=0, scale=scale)(forest, {}, 0)
     assert torch.allclose(found, step, rtol=0, atol=1e-9)
 

@@ -14,7 +14,7 @@ from tests import strategies
 from gxpo.credit.node_value import node_value, visits_of
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.parts import CREDITS
+from gxpo.registry import CREDITS
 
 NodeValue = CREDITS["node_value"]
 

@@ -11,16 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.credit.compositions import anchor_state_credit
 
-from gxpo.credit import (
-    AnchorState,
-    CreditSum,
-    GroupRelative,
-    advantage,
-    batch_whiten,
-    group_relative,
-    length_weighted,
-)
+from gxpo.credit import CreditSum, GroupRelative, advantage, batch_whiten, group_relative, length_weighted
 from gxpo.credit.batch_whiten import batch_relative
 from gxpo.credit.gae import Gae
 from gxpo.credit.risk_bundle import RiskBundle
@@ -203,14 +196,14 @@ CARD = [
 def test_gigpo_card(grow: Grow) -> None:
     forest = grow(CARD)
     assert forest.returns(0.95).tolist() == pytest.approx([9.5, 10, 0, 0, 0])
-    joint = AnchorState(scale="none")(forest, {}, 0)
+    joint = anchor_state_credit(scale="none")(forest, {}, 0)
     assert joint.tolist() == pytest.approx([11.333333, 5, -8.166667, -8.166667, -5], abs=1e-6)
-    steps = joint - AnchorState(scale="none", step_weight=0.0)(forest, {}, 0)
+    steps = joint - anchor_state_credit(scale="none", step_weight=0.0)(forest, {}, 0)
     assert steps.tolist() == pytest.approx([6.333333, 0, -3.166667, -3.166667, 0], abs=1e-6)
-    scaled = AnchorState()(forest, {}, 0) - AnchorState(step_weight=0.0)(forest, {}, 0)
+    scaled = anchor_state_credit()(forest, {}, 0) - anchor_state_credit(step_weight=0.0)(forest, {}, 0)
     assert scaled.tolist() == pytest.approx([1.154700, 0, -0.577350, -0.577350, 0], abs=1e-6)
     # the episode level over two trajectories: 5 / std(10, 0) = 5 / 7.071068
-    whole = AnchorState()(forest, {}, 0)
+    whole = anchor_state_credit()(forest, {}, 0)
     expected = [0.707107 + 1.154700, 0.707107, -0.707107 - 0.577350, -0.707107 - 0.577350, -0.707107]
     assert whole.tolist() == pytest.approx(expected, abs=2e-6)
 
@@ -265,54 +258,54 @@ MULTITURN = st.lists(
 def test_gigpo_equals_dictionaries(grow: Grow, rows: list, weight: float, scaled: bool) -> None:
     plain = [(g, r, [s for s, _ in steps], [p for _, p in steps], c) for g, r, steps, c in rows]
     forest = grow([(g, r, [1] * len(s), {"states": s, "step_rewards": p, "compared": c}) for g, r, s, p, c in plain])
-    part = AnchorState(step_weight=weight, scale="std" if scaled else "none")
+    part = anchor_state_credit(step_weight=weight, scale="std" if scaled else "none")
     assert part(forest, {}, 0).tolist() == pytest.approx(gigpo_by_hand(plain, 0.95, weight, scaled), abs=1e-8)
 
 
 def test_gigpo_without_step_weight_or_repeated_states_is_grpo(grow: Grow) -> None:
     forest = grow(CARD)
     grpo = GroupRelative()(forest, {}, 0)
-    assert torch.equal(AnchorState(step_weight=0.0)(forest, {}, 0), grpo)
+    assert torch.equal(anchor_state_credit(step_weight=0.0)(forest, {}, 0), grpo)
     apart = grow([(g, r, n, f | {"states": [f"{i}{k}" for k in range(len(n))]}) for i, (g, r, n, f) in enumerate(CARD)])
-    assert torch.equal(AnchorState()(apart, {}, 0), grpo)
+    assert torch.equal(anchor_state_credit()(apart, {}, 0), grpo)
     unknown = grow([(g, r, n, f | {"states": [None] * len(n)}) for g, r, n, f in CARD])
-    assert torch.equal(AnchorState()(unknown, {}, 0), grpo)
+    assert torch.equal(anchor_state_credit()(unknown, {}, 0), grpo)
 
 
 def test_equal_states_of_two_groups_do_not_meet(grow: Grow) -> None:
     # T13: bucketed by state alone, the second task's returns would move the first one's
     other = [("b", 50.0, [1, 1], {"states": ["s0", "s2"], "step_rewards": [25.0, 25.0]})]
     alone, both = grow(CARD), grow(CARD + other)
-    assert torch.equal(AnchorState()(both, {}, 0)[:5], AnchorState()(alone, {}, 0))
-    assert not AnchorState()(both, {}, 0)[5:].any()  # T14: a group of one has no raw score
+    assert torch.equal(anchor_state_credit()(both, {}, 0)[:5], anchor_state_credit()(alone, {}, 0))
+    assert not anchor_state_credit()(both, {}, 0)[5:].any()  # T14: a group of one has no raw score
 
 
 def test_steps_of_a_state_sum_to_zero_and_action_length_does_not_matter(grow: Grow) -> None:
     # T12: a turn of nine tokens is one step
     long = [(g, r, [9, *n[1:]], f) for g, r, n, f in CARD]
-    short, stretched = AnchorState()(grow(CARD), {}, 0), grow(long)
-    assert torch.equal(AnchorState()(stretched, {}, 0), short[stretched.path_step])
-    steps = short - AnchorState(step_weight=0.0)(grow(CARD), {}, 0)
+    short, stretched = anchor_state_credit()(grow(CARD), {}, 0), grow(long)
+    assert torch.equal(anchor_state_credit()(stretched, {}, 0), short[stretched.path_step])
+    steps = short - anchor_state_credit(step_weight=0.0)(grow(CARD), {}, 0)
     assert float(steps[[0, 2, 3]].sum()) == pytest.approx(0, abs=1e-12)
 
 
 def test_of_two_successes_the_shorter_way_from_a_state_is_better(grow: Grow) -> None:
     ways = [("a", 1.0, [1], {"states": ["s"]}), ("a", 1.0, [1, 1], {"states": ["s", "t"]})]
-    found = AnchorState(scale="none")(grow(ways), {}, 0)
+    found = anchor_state_credit(scale="none")(grow(ways), {}, 0)
     assert found.tolist() == pytest.approx([(1 - 0.95) / 2, -(1 - 0.95) / 2, 0])
 
 
 def test_a_trajectory_that_is_not_compared_enters_no_anchor(grow: Grow) -> None:
     extra = [("a", 7.0, [1], {"states": ["s0"], "step_rewards": [7.0], "compared": False})]
-    found = AnchorState(scale="none")(grow(CARD + extra), {}, 0)
-    assert torch.equal(found[:5], AnchorState(scale="none")(grow(CARD), {}, 0))
+    found = anchor_state_credit(scale="none")(grow(CARD + extra), {}, 0)
+    assert torch.equal(found[:5], anchor_state_credit(scale="none")(grow(CARD), {}, 0))
     assert float(found[5]) == pytest.approx((7 - 5) + (7 - 9.5 / 3))
 
 
 # ---------------------------------------------------------------- common to all
 ALL = [GroupRelative(), GroupRelative(scale="none"), GroupRelative(center="none", scale="none"),
        advantage(length_weighted), advantage(batch_relative), advantage(batch_relative, center="mean"),
-       AnchorState(), AnchorState(center="none", scale="none")]  # fmt: skip
+       anchor_state_credit(), anchor_state_credit(center="none", scale="none")]  # fmt: skip
 
 
 @pytest.mark.parametrize("part", ALL, ids=str)
@@ -339,7 +332,7 @@ def test_credits_add_and_scale(grow: Grow) -> None:
     expected = 3 * a(forest, {}, 0) + 0.5 * b(forest, {}, 0)
     assert both(forest, {}, 0).tolist() == pytest.approx(expected.tolist())
     assert both.learns_from_equal_groups and not (a + a).learns_from_equal_groups
-    assert (a + AnchorState()).requires == ("states",)
+    assert (a + anchor_state_credit()).requires == ("states",)
     assert torch.equal((3 * (a + b))(forest, {}, 0), 3 * (a + b)(forest, {}, 0))
 
 
@@ -362,7 +355,7 @@ def test_a_wrong_word_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match=r"credit\.center is 'median'"):
         advantage(batch_relative, center="median")  # type: ignore[arg-type]  # the point of the test
     with pytest.raises(ConfigError, match=r"credit\.center is 'middle'"):
-        AnchorState(center="middle")  # type: ignore[arg-type]  # the point of the test
+        anchor_state_credit(center="middle")  # type: ignore[arg-type]  # the point of the test
 
 
 def test_the_functions_doctests_hold() -> None:

@@ -19,7 +19,7 @@ from gxpo.credit.pooled_turns import pooled_turns
 from gxpo.credit.recursion import next_in
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.parts import CREDITS
+from gxpo.registry import CREDITS
 
 PooledTurns = CREDITS["pooled_turns"]
 

@@ -15,7 +15,7 @@ from tests import strategies
 from gxpo.credit.search_value import against_ends, search_value
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.parts import CREDITS
+from gxpo.registry import CREDITS
 from gxpo.reshape import pieces_of
 
 SearchValue = CREDITS["search_value"]

@@ -12,7 +12,7 @@ from gxpo.credit import GroupRelative, group_relative
 from gxpo.credit.segment_relative import segment_relative
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.parts import CREDITS
+from gxpo.registry import CREDITS
 from gxpo.rollouts.denoise import Denoise, DenoiseTree
 
 SegmentRelative = CREDITS["segment_relative"]

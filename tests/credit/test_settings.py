@@ -9,7 +9,7 @@ import pytest
 
 from gxpo.errors import ConfigError
 from gxpo.options import hints_of
-from gxpo.parts import CREDITS
+from gxpo.registry import CREDITS
 
 CENTERS = ("mean", "leave_one_out", "median", "none")
 ALL_CENTERS = ("mean", "leave_one_out", "median", "lower_median", "quantile", "none")

@@ -13,7 +13,7 @@ from gxpo.credit import GroupRelative
 from gxpo.credit.shared_edges import shared_edges
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.parts import CREDITS
+from gxpo.registry import CREDITS
 
 SharedEdges = CREDITS["shared_edges"]
 

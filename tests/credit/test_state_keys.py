@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.credit.compositions import anchor_state_credit
 from tests.credit.walks import walks_of, wandering
 
-from gxpo.credit import AnchorState, GroupRelative, StateRelative
+from gxpo.credit import GroupRelative, StateRelative
 from gxpo.credit.recursion import next_in
 from gxpo.credit.state_keys import action_ids, alike, combined, history_ids, sequence_ids, state_ids
 from gxpo.errors import ConfigError, GxpoError
@@ -153,8 +154,8 @@ def test_like_states_are_one_within_a_group(told_by):
     ids = state_ids(forest, told_by, 0.91).tolist()[:5]
     assert ids[0] == ids[2] and len(set(ids)) == 4
     assert len(set(state_ids(forest, told_by, 0.92).tolist()[:5])) == 5
-    part = AnchorState(scale="none", state=told_by, similar=0.85)
-    apart = AnchorState(scale="none", state=told_by)
+    part = anchor_state_credit(scale="none", state=told_by, similar=0.85)
+    apart = anchor_state_credit(scale="none", state=told_by)
     # returns .95 and 0 in what is now one state: +-.475 beside the episode's +-.5
     assert part(forest, {}, 0).tolist() == pytest.approx([0.975, 0.5, -0.975, -0.5, 0.0])
     assert apart(forest, {}, 0).tolist() == pytest.approx([0.5, 0.5, -0.5, -0.5, 0.0])
@@ -164,7 +165,7 @@ def test_like_states_are_one_within_a_group(told_by):
 def test_who_leads_depends_neither_on_the_order_nor_on_who_is_not_compared():
     """abfe would lead alone, be like abce, and take it from abcd; it leads last, since nobody compared met it."""
     rows = [("a", 1.0, ["abce"], True), ("a", 0.0, ["abcd"], True), ("a", 0.0, ["abfe"], False)]
-    part = AnchorState(scale="none", step_weight=1.0, similar=0.75)
+    part = anchor_state_credit(scale="none", step_weight=1.0, similar=0.75)
     alone = part(seen(rows[:2]), {}, 0)
     for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
         found = part(seen([rows[i] for i in order]), {}, 0)
@@ -181,23 +182,23 @@ def test_the_order_of_trajectories_does_not_matter(seed):
     ]
     forest = seen(rows)
     order = torch.randperm(6, generator=torch.Generator().manual_seed(seed))
-    for part in (AnchorState(similar=0.8), AnchorState(state="observation", similar=0.7, history=1)):
+    for part in (anchor_state_credit(similar=0.8), anchor_state_credit(state="observation", similar=0.7, history=1)):
         credit = part(forest, {}, 0)
         assert torch.allclose(part(forest.select(order), {}, 0), credit[forest.entries_of(order)], atol=1e-12)
 
 
 def test_equal_texts_are_states_where_there_are_no_ids(grow):
     forest = seen([(g, r, ["same"], c) for g, r, _, c in ROOMS]).replace(step_state=torch.full((3,), -1))
-    assert torch.equal(AnchorState()(forest, {}, 0), GroupRelative()(forest, {}, 0))
-    assert AnchorState(state="observation", scale="none")(forest, {}, 0).tolist() == [1.0, -1.0, 0.0]
+    assert torch.equal(anchor_state_credit()(forest, {}, 0), GroupRelative()(forest, {}, 0))
+    assert anchor_state_credit(state="observation", scale="none")(forest, {}, 0).tolist() == [1.0, -1.0, 0.0]
 
 
 def test_refusals(grow):
     with pytest.raises(GxpoError, match="needs the observations' texts, and there is none: use state=id"):
-        AnchorState(state="observation")(grow([("a", 1.0, [1])]), {}, 0)
+        anchor_state_credit(state="observation")(grow([("a", 1.0, [1])]), {}, 0)
     said = r"^credit\.add\.state\.state is 'text' \(anchor_state\); it is one of id, observation$"
     with pytest.raises(ConfigError, match=said):
-        AnchorState(state="text")  # type: ignore[arg-type]
+        anchor_state_credit(state="text")  # type: ignore[arg-type]
     for wrong in (0.0, 1.01):
         with pytest.raises(ConfigError, match=f"credit.add.state.similar is {wrong}"):
-            AnchorState(similar=wrong)
+            anchor_state_credit(similar=wrong)

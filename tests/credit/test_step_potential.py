@@ -18,7 +18,7 @@ import gxpo
 from gxpo.credit.step_potential import saturation, shaping, step_potential
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.parts import CREDITS
+from gxpo.registry import CREDITS
 
 StepPotential = CREDITS["step_potential"]
 

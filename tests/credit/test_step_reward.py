@@ -10,9 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.credit.compositions import step_reward_credit
 
 import gxpo
-from gxpo.credit import GroupRelative, StepReward
+from gxpo.credit import GroupRelative
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 
@@ -26,7 +27,7 @@ def test_worked_group(grow: Grow) -> None:
     A^S: mean .025, deviations [.025, 0, -.025], variance (2 * .000625) / 2 = .025^2: [1, 0, -1]."""
     forest = grow([("g", 1.0, [1, 1]), ("g", 0.0, [1])])
     reward = torch.tensor([0.05, 0.025, 0.0], dtype=F64)
-    found = StepReward(step_weight=2.0, eps=0.0)(forest, {"process_reward": reward}, 0)
+    found = step_reward_credit(step_weight=2.0, eps=0.0)(forest, {"process_reward": reward}, 0)
     e = 0.5 / math.sqrt(0.5)
     assert found.tolist() == pytest.approx([e + 2, e, -e - 2], abs=1e-9)
 
@@ -62,7 +63,7 @@ def test_equals_a_loop(grow: Grow, rows, weight) -> None:
         for x in steps:
             wanted += [episode + weight * standardised(x, turns, c)] * 2
     reward = torch.tensor([x for row in rows for x in row[2]], dtype=F64)
-    found = StepReward(step_weight=weight)(forest, {"process_reward": reward}, 0)
+    found = step_reward_credit(step_weight=weight)(forest, {"process_reward": reward}, 0)
     assert found.tolist() == pytest.approx(wanted, abs=1e-9)
 
 
@@ -70,20 +71,20 @@ def test_equals_a_loop(grow: Grow, rows, weight) -> None:
 @given(rows=ROWS, same=st.sampled_from([0.0, 0.1, -3.0]))
 def test_a_reward_model_that_still_is_the_policy_gives_the_outcome_alone(grow: Grow, rows, same) -> None:
     forest = grow([(g, r, [1] * len(steps), {"compared": c}) for g, r, steps, c in rows])
-    found = StepReward()(forest, {"process_reward": torch.full((forest.n_steps,), same, dtype=F64)}, 0)
+    found = step_reward_credit()(forest, {"process_reward": torch.full((forest.n_steps,), same, dtype=F64)}, 0)
     assert torch.equal(found, GroupRelative()(forest, {}, 0))
 
 
 def test_steps_of_equal_outcomes_are_told_apart_and_that_is_declared(grow: Grow) -> None:
     """Rewards .3 and .1 of two turns: mean .2, std sqrt(.02): +-.707107. A filter of equal groups would drop them."""
     forest = grow([("g", 1.0, [1, 1])])
-    found = StepReward(eps=0.0)(forest, {"process_reward": torch.tensor([0.3, 0.1], dtype=F64)}, 0)
+    found = step_reward_credit(eps=0.0)(forest, {"process_reward": torch.tensor([0.3, 0.1], dtype=F64)}, 0)
     assert found.tolist() == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)])
-    assert StepReward().learns_from_equal_groups
+    assert step_reward_credit().learns_from_equal_groups
     with pytest.raises(ConfigError, match="rollout=independent"):
         gxpo.method("oprl+dapo")
 
 
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"credit\.scale is 'var'"):
-        StepReward(scale="var")  # type: ignore[arg-type]
+        step_reward_credit(scale="var")  # type: ignore[arg-type]

@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.credit.compositions import penalised_steps_credit, token_normalised_credit
 from tests.strategies import forests
 
 import gxpo
-from gxpo.credit import GroupRelative, PenalisedSteps, Relative, TokenNormalised
+from gxpo.credit import GroupRelative, Relative
 from gxpo.credit.values import penalised_outcome
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
@@ -71,8 +72,8 @@ def test_both_equal_loops(forest: Forest, scores: list[float]) -> None:
     forest = forest.select(forest.scored)
     r, t = forest.path_trajectory.tolist(), forest.path_trainable.tolist()
     score = [scores[(3 * s + 1) % len(scores)] for s in forest.path_step.tolist()]
-    z = TokenNormalised(weight=0.5)(forest, {"segment_score": column(*score)}, 0).tolist()
-    penalised = PenalisedSteps(vote="majority")(forest, {"segment_score": column(*score)}, 0).tolist()
+    z = token_normalised_credit(weight=0.5)(forest, {"segment_score": column(*score)}, 0).tolist()
+    penalised = penalised_steps_credit(vote="majority")(forest, {"segment_score": column(*score)}, 0).tolist()
     outcome, compared = forest.outcome.tolist(), forest.compared.tolist()
     paid = [2 * outcome[r[p]] - (score[p] < 0.5) for p in range(len(r))]
     for p in range(len(r)):
@@ -107,20 +108,22 @@ def test_capo_without_penalty_is_grpo_weighted_by_length(grow: Grow) -> None:
     forest = grow([("g", 1.0, [3]), ("g", 0.0, [1])])
     score = {"segment_score": column(0, 0, 1, 0)}
     for reward in (1.0, 2.0):
-        found = PenalisedSteps(reward=reward, penalty=0.0, eps=0.0)(forest, score, 0)
+        found = penalised_steps_credit(reward=reward, penalty=0.0, eps=0.0)(forest, score, 0)
         assert found.tolist() == pytest.approx([0.25 / math.sqrt(0.1875)] * 3 + [-0.75 / math.sqrt(0.1875)])
 
 
 def test_equal_outcomes_and_lone_attempts_learn_from_the_steps_alone(grow: Grow) -> None:
     forest = grow([("g", 1.0, [1, 1])])
-    assert PenalisedSteps(eps=0.0)(forest, {"segment_score": column(1, 0)}, 0).tolist() == pytest.approx([1.0, -1.0])
-    assert PenalisedSteps()(forest, {"segment_score": column(1, 1)}, 0).tolist() == [0.0, 0.0]
-    assert TokenNormalised()(forest, {"segment_score": column(0.5, 0.5)}, 0).tolist() == [0.0, 0.0]
-    assert PenalisedSteps().learns_from_equal_groups and TokenNormalised().learns_from_equal_groups
+    assert penalised_steps_credit(eps=0.0)(forest, {"segment_score": column(1, 0)}, 0).tolist() == pytest.approx(
+        [1.0, -1.0]
+    )
+    assert penalised_steps_credit()(forest, {"segment_score": column(1, 1)}, 0).tolist() == [0.0, 0.0]
+    assert token_normalised_credit()(forest, {"segment_score": column(0.5, 0.5)}, 0).tolist() == [0.0, 0.0]
+    assert penalised_steps_credit().learns_from_equal_groups and token_normalised_credit().learns_from_equal_groups
 
 
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="falls below a wrong one"):
-        PenalisedSteps(reward=1.0, penalty=2.0)
+        penalised_steps_credit(reward=1.0, penalty=2.0)
     with pytest.raises(ConfigError, match=r"credit\.vote"):
-        PenalisedSteps(vote="most")  # type: ignore[arg-type]
+        penalised_steps_credit(vote="most")  # type: ignore[arg-type]

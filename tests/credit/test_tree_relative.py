@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import strategies
+from tests.credit.compositions import tree_relative_credit
 
-from gxpo.credit import GroupRelative, Relative, TreeRelative
+from gxpo.credit import GroupRelative, Relative
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.objectives import PolicyGradient
@@ -58,7 +59,7 @@ def test_the_card(grow):
     # z over the prompt of [1, 0, 1, 1]: mean 3/4, std 1/2: 0.25 / 0.500001 = 0.499999, -0.75 / 0.500001 = -1.499997
     # z within the first tree [1, 0]: mean 1/2, std 0.7071068: 0.5 / 0.7071078 = 0.7071058; the second is equal: 0
     forest = grow([("g", r, [1], {"info": {"tree": t}}) for r, t in ((1.0, 0), (0.0, 0), (1.0, 1), (1.0, 1))])
-    both = TreeRelative()(forest, {}, 0)
+    both = tree_relative_credit()(forest, {}, 0)
     assert both.tolist() == pytest.approx([1.2071048, -2.2071028, 0.499999, 0.499999], abs=1e-6)
     within = Relative(among=("info.tree",))(forest, {}, 0)
     assert within.tolist() == pytest.approx([0.7071058, -0.7071058, 0, 0], abs=1e-6) and within[2] == 0
@@ -67,7 +68,7 @@ def test_the_card(grow):
 @given(st.integers(0, 10**6), st.sampled_from(["both", "tree"]))
 def test_it_agrees_with_a_loop(seed, compare):
     forest = planted(seed)
-    credit = TreeRelative(compare=compare)(forest, {}, 0)
+    credit = tree_relative_credit(compare=compare)(forest, {}, 0)
     expected = loop(forest, compare)
     assert credit.tolist() == pytest.approx([expected[r] for r in forest.path_trajectory.tolist()], abs=1e-9)
 
@@ -77,19 +78,21 @@ def test_trees_of_one_give_grpo_and_one_tree_gives_twice_grpo(seed):
     forest = strategies.random_forest(seed, groups=2, rollouts=5, unscored=False)
     grpo = GroupRelative()(forest, {}, 0)
     alone = forest.replace(info=[{"tree": r} for r in range(forest.n_trajectories)])
-    assert torch.equal(TreeRelative()(alone, {}, 0), grpo)
+    assert torch.equal(tree_relative_credit()(alone, {}, 0), grpo)
     together = forest.replace(info=[{"tree": "t"}] * forest.n_trajectories)
-    assert torch.allclose(TreeRelative()(together, {}, 0), 2 * grpo, rtol=0, atol=1e-12)
-    assert torch.equal(TreeRelative(compare="tree")(together, {}, 0), grpo)
+    assert torch.allclose(tree_relative_credit()(together, {}, 0), 2 * grpo, rtol=0, atol=1e-12)
+    assert torch.equal(tree_relative_credit(compare="tree")(together, {}, 0), grpo)
 
 
 @given(st.integers(0, 10**6), st.floats(-5, 5))
 def test_order_and_a_shift_of_the_outcome_do_not_matter(seed, shift):
     forest = planted(seed)
-    credit = TreeRelative()(forest, {}, 0)
+    credit = tree_relative_credit()(forest, {}, 0)
     order = torch.randperm(forest.n_trajectories, generator=torch.Generator().manual_seed(seed))
-    assert torch.allclose(TreeRelative()(forest.select(order), {}, 0), credit[forest.entries_of(order)], atol=1e-12)
-    moved = TreeRelative()(forest.replace(outcome=forest.outcome + shift), {}, 0)
+    assert torch.allclose(
+        tree_relative_credit()(forest.select(order), {}, 0), credit[forest.entries_of(order)], atol=1e-12
+    )
+    moved = tree_relative_credit()(forest.replace(outcome=forest.outcome + shift), {}, 0)
     assert torch.allclose(moved, credit, atol=1e-4)
 
 
@@ -109,7 +112,7 @@ def test_a_shared_token_is_trained_with_the_credit_of_each_of_its_leaves():
         }
         for name, reward, action, where, number in rows
     )
-    credit = TreeRelative()(forest, {}, 0)
+    credit = tree_relative_credit()(forest, {}, 0)
     stored = torch.full((forest.n_tokens,), -1.0, dtype=torch.float64, requires_grad=True)
     x = stored[forest.path_token]
     weight = torch.ones(forest.n_entries, dtype=torch.float64)
@@ -126,10 +129,10 @@ def test_a_shared_token_is_trained_with_the_credit_of_each_of_its_leaves():
 def test_refusals():
     forest = Forest.from_completions([[1]], [[[2], [3]]], [0.0, 1.0])
     with pytest.raises(GxpoError, match=r"info\.tree, which no trajectory has.*rollout=tree"):
-        TreeRelative()(forest, {}, 0)
+        tree_relative_credit()(forest, {}, 0)
     with pytest.raises(ConfigError, match=r"^credit\.weight=nested"):  # z within the tree of z over the prompt
-        TreeRelative(compare="nested")
-    assert TreeRelative().requires == ("forks",)
+        tree_relative_credit(compare="nested")
+    assert tree_relative_credit().requires == ("forks",)
 
 
 def test_a_step_may_have_one_tree():
@@ -137,7 +140,7 @@ def test_a_step_may_have_one_tree():
     info = {"info": {"tree": 0}}
     record = {"schema": "gxpo.rollouts/1", "group": "g", "turns": [{"action": [3]}], **info}
     forest = Forest.from_records([{**record, "id": str(r), "reward": r} for r in (1.0, 0.0)])
-    assert TreeRelative(ddof=0, eps=0.5)(forest, {}, 0).tolist() == [1.0, -1.0]
+    assert tree_relative_credit(ddof=0, eps=0.5)(forest, {}, 0).tolist() == [1.0, -1.0]
     said = r"^credit\.among is info\.tree, which no trajectory has: use rollout=tree$"
     with pytest.raises(GxpoError, match=said):
-        TreeRelative()(Forest.from_records([{**record, "id": "x", "reward": 1.0, "info": {}}]), {}, 0)
+        tree_relative_credit()(Forest.from_records([{**record, "id": "x", "reward": 1.0, "info": {}}]), {}, 0)

@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.credit.compositions import turn_position_credit
 from tests.strategies import forests
 
 import gxpo
-from gxpo.credit import GroupRelative, TurnPosition
+from gxpo.credit import GroupRelative
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 
@@ -64,7 +65,7 @@ def z(x: float, members: list[float], eps: float) -> float:
 def test_equals_a_loop(forest: Forest, over: str, last: bool, discount: float) -> None:
     """Random forests with forks, unscored and uncompared members, missing step rewards."""
     forest = forest.select(forest.scored)
-    part = TurnPosition(over=over, discount=discount, last=last, whole_weight=0.7, turn_weight=0.4)  # type: ignore[arg-type]
+    part = turn_position_credit(over=over, discount=discount, last=last, whole_weight=0.7, turn_weight=0.4)  # type: ignore[arg-type]
     found = part(forest, {}, 0)
     n = forest.n_trajectories
     rewards: list[list[float]] = []
@@ -112,7 +113,7 @@ def test_a_turn_that_is_some_last_one_is_in_no_statistic_of_its_number(grow: Gro
     rows = [("g", 1.0, [1, 1], {"step_rewards": [t, None]}) for t in (0.2, 0.2, 0.7)]
     forest = grow([*rows, ("g", 1.0, [1], {"step_rewards": [100.0]})])
     found = by_turn(
-        forest, TurnPosition(over="outcome", discount=0.0, last=False, turn_weight=1.0, eps=0.0)(forest, {}, 0)
+        forest, turn_position_credit(over="outcome", discount=0.0, last=False, turn_weight=1.0, eps=0.0)(forest, {}, 0)
     )
     mean, spread = 1.1 / 3, statistics.stdev([0.2, 0.2, 0.7])
     assert found == pytest.approx([(0.2 - mean) / spread, 0, (0.2 - mean) / spread, 0, (0.7 - mean) / spread, 0, 0])
@@ -121,7 +122,7 @@ def test_a_turn_that_is_some_last_one_is_in_no_statistic_of_its_number(grow: Gro
 def test_turns_of_a_number_sum_to_zero(grow: Grow) -> None:
     place = torch.tensor([0, 1, 0, 1, 0])
     rows = [("g", 0.0, [1] * len(x), {"step_rewards": x}) for x in ([0.3, 1.0], [0.9, -2.0], [0.1])]
-    found = TurnPosition(over="outcome", discount=0.0, turn_weight=1.0)(grow(rows), {}, 0)
+    found = turn_position_credit(over="outcome", discount=0.0, turn_weight=1.0)(grow(rows), {}, 0)
     assert float(found[place == 0].sum()) == pytest.approx(0.0, abs=1e-12)
     assert float(found[place == 1].sum()) == pytest.approx(0.0, abs=1e-12)
 
@@ -133,12 +134,12 @@ def test_a_turn_that_nobody_else_reaches_is_paid_for_being_there(grow: Grow) -> 
     it with."""
     forest = grow([("g", 1.0, [1] * len(x), {"step_rewards": x}) for x in ([0.5, 0.5], [0.5, 0.5, 0.2])])
     settings = {"over": "outcome", "discount": 0.0}
-    ours = TurnPosition(**settings)(forest, {}, 0)
-    theirs = TurnPosition(single="raw", **settings)(forest, {}, 0)
+    ours = turn_position_credit(**settings)(forest, {}, 0)
+    theirs = turn_position_credit(single="raw", **settings)(forest, {}, 0)
     assert ours.tolist() == [0.0] * 5 and theirs.tolist() == pytest.approx([0, 0, 0, 0, 0.1], abs=1e-6)
 
 
 def test_bad_settings_are_refused() -> None:
     for wrong, message in (({"discount": 1.5}, r"add\.turn\.discount"), ({"single": "one"}, "single")):
         with pytest.raises(ConfigError, match=rf"credit\.{message}"):
-            TurnPosition(**wrong)  # type: ignore[arg-type]
+            turn_position_credit(**wrong)  # type: ignore[arg-type]

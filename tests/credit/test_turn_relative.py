@@ -13,7 +13,7 @@ import gxpo
 from gxpo.credit import GroupRelative
 from gxpo.credit.turn_relative import turn_relative
 from gxpo.errors import ConfigError
-from gxpo.parts import CREDITS
+from gxpo.registry import CREDITS
 
 TurnRelative = CREDITS["turn_relative"]
 

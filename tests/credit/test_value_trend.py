@@ -14,7 +14,7 @@ from tests.credit.test_value_delta import chains
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.value_trend import trend, trend_return
 from gxpo.errors import ConfigError, GxpoError
-from gxpo.parts import CREDITS
+from gxpo.registry import CREDITS
 
 ValueTrend = CREDITS["value_trend"]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -182,11 +180,3 @@ def test_settings_of_the_pool() -> None:
     for workers, timeout in ((-1, 5.0), (1, 0.0), (True, 5.0)):
         with pytest.raises(ConfigError, match="workers must be 0 or more and timeout above 0"):
             EnvPool(counter, workers=workers, timeout=timeout)
-
-
-@pytest.mark.parametrize("name", ["frozenlake", "sokoban", "keydoor", "shop", "toolqa", "baseline"])
-def test_former_modules_of_worlds_resolve_with_a_warning(name):
-    sys.modules.pop(f"gxpo.envs.{name}", None)
-    with pytest.warns(FutureWarning, match=f"gxpo.envs.{name} is now gxpo_worlds.{name}"):
-        found = importlib.import_module(f"gxpo.envs.{name}")
-    assert found is importlib.import_module(f"gxpo_worlds.{name}")

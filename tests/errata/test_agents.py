@@ -11,13 +11,14 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from tests.credit.compositions import anchor_state_credit, graph_distance_credit
 
-from gxpo.credit import AnchorState, CreditPart, GraphDistance, group_relative
+from gxpo.credit import CreditPart, group_relative
 from gxpo.credit.gae import gae
 from gxpo.credit.history_groups import history_groups
 from gxpo.credit.state_keys import alike
 from gxpo.forest import Forest
-from gxpo.parts import CREDITS
+from gxpo.registry import CREDITS
 
 HistoryGroups = CREDITS["history_groups"]
 NodeValue = CREDITS["node_value"]
@@ -53,19 +54,21 @@ CARD = [("a", ("s0", "s1"), (0.0, 10.0)), ("a", ("s0", "s0", "s2"), (0.0, 0.0, 0
 # ---------------------------------------------------------------- groups of states
 def test_an_episode_baseline_over_steps() -> None:
     """GiGPO's eq. 3 is over trajectories: 10 and 0, mean 5. verl-agent's is over rows: 10 10 0 0 0, mean 4."""
-    assert credit(AnchorState(scale="none", step_weight=0.0), CARD) == pytest.approx([5, 5, -5, -5, -5])
-    assert credit(AnchorState(scale="none", step_weight=0.0, unit="step"), CARD) == pytest.approx([6, 6, -4, -4, -4])
+    assert credit(anchor_state_credit(scale="none", step_weight=0.0), CARD) == pytest.approx([5, 5, -5, -5, -5])
+    assert credit(anchor_state_credit(scale="none", step_weight=0.0, unit="step"), CARD) == pytest.approx(
+        [6, 6, -4, -4, -4]
+    )
 
 
 def test_one_method_in_three_libraries() -> None:
     """The same two trajectories at each system's defaults (ROLL's with its mean_std)."""
-    verl_agent = AnchorState(scale="none", unit="step", single="raw")
+    verl_agent = anchor_state_credit(scale="none", unit="step", single="raw")
     assert credit(verl_agent, CARD) == pytest.approx([12.333333, 6, -7.166667, -7.166667, -4], abs=1e-6)
-    trinity = AnchorState(scale="none", discount=1.0, single="raw")
+    trinity = anchor_state_credit(scale="none", discount=1.0, single="raw")
     assert credit(trinity, CARD) == pytest.approx([11.666667, 5, -8.333333, -8.333333, -5], abs=1e-6)
-    roll = credit(AnchorState(unit="step"), CARD)
+    roll = credit(anchor_state_credit(unit="step"), CARD)
     assert roll == pytest.approx([2.250145, 1.095445, -1.307647, -1.307647, -0.730297], abs=2e-6)
-    paper = credit(AnchorState(), CARD)
+    paper = credit(anchor_state_credit(), CARD)
     assert paper == pytest.approx([1.861807, 0.707107, -1.284457, -1.284457, -0.707107], abs=2e-6)
 
 
@@ -75,13 +78,13 @@ def test_one_state_of_two_tasks() -> None:
     returns = [1.0, 0.0]
     pooled = [r - sum(returns) / 2 for r in returns]
     assert pooled == [0.5, -0.5]
-    assert credit(AnchorState(scale="none"), rows) == [0.0, 0.0]
+    assert credit(anchor_state_credit(scale="none"), rows) == [0.0, 0.0]
 
 
 def test_a_state_met_once_is_paid_its_return() -> None:
     """RAGEN's port takes the mean of a lone step to be 0: s1 is given 10 more, for being alone."""
-    plain = credit(AnchorState(scale="none"), CARD)
-    raw = credit(AnchorState(scale="none", single_state="raw"), CARD)
+    plain = credit(anchor_state_credit(scale="none"), CARD)
+    raw = credit(anchor_state_credit(scale="none", single_state="raw"), CARD)
     assert [r - p for r, p in zip(raw, plain, strict=True)] == pytest.approx([0, 10, 0, 0, 0])
 
 
@@ -150,7 +153,7 @@ def test_a_zero_that_is_left_out() -> None:
 def test_two_deviations_of_one_lineage() -> None:
     """GiGPO divides by the sample's deviation, HGPO by the population's: of 1 and 0, .7071 and .5."""
     rows = [("a", ("s",), (1.0,)), ("a", ("s",), (0.0,))]
-    step = AnchorState()(episodes(rows), {}, 0) - AnchorState(step_weight=0.0)(episodes(rows), {}, 0)
+    step = anchor_state_credit()(episodes(rows), {}, 0) - anchor_state_credit(step_weight=0.0)(episodes(rows), {}, 0)
     assert step.tolist() == pytest.approx([0.707106, -0.707106], abs=1e-6)
     assert credit(HistoryGroups(history=0), rows) == pytest.approx([0.999998, -0.999998], abs=1e-6)
 
@@ -158,13 +161,13 @@ def test_two_deviations_of_one_lineage() -> None:
 def test_a_distance_that_counts_the_step_itself() -> None:
     """GraphGPO's paper has .1^(d + 1), its recipe .1^d: a tenth, which only scaling takes out."""
     rows = [("a", ("s", "t"), (0.0, 1.0)), ("a", ("s", "u"), (0.0, 0.0))]
-    recipe = GraphDistance(scale="none")(episodes(rows), {}, 0)
-    paper = GraphDistance(scale="none", worth=1.0)(episodes(rows), {}, 0)
-    base = AnchorState(scale="none", step_weight=0.0)(episodes(rows), {}, 0)
+    recipe = graph_distance_credit(scale="none")(episodes(rows), {}, 0)
+    paper = graph_distance_credit(scale="none", worth=1.0)(episodes(rows), {}, 0)
+    base = anchor_state_credit(scale="none", step_weight=0.0)(episodes(rows), {}, 0)
     assert (recipe - base).tolist() == pytest.approx([0.495, 0, -0.495, 0])
     assert (paper - base).tolist() == pytest.approx([0.0495, 0, -0.0495, 0])
-    scaled = GraphDistance(worth=1.0)(episodes(rows), {}, 0)
-    assert scaled.tolist() == pytest.approx(GraphDistance()(episodes(rows), {}, 0).tolist(), abs=2e-5)
+    scaled = graph_distance_credit(worth=1.0)(episodes(rows), {}, 0)
+    assert scaled.tolist() == pytest.approx(graph_distance_credit()(episodes(rows), {}, 0).tolist(), abs=2e-5)
 
 
 # ---------------------------------------------------------------- turns

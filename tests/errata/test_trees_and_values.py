@@ -25,7 +25,7 @@ from gxpo.credit.search_value import search_value
 from gxpo.credit.value_delta import VALUE, ValueDelta
 from gxpo.credit.value_trend import trend_return
 from gxpo.forest import Forest
-from gxpo.parts import CREDITS
+from gxpo.registry import CREDITS
 from gxpo.rewards.agreement import cosine
 from gxpo.rollouts.branching import surprise
 from gxpo.rollouts.regenerate import first_failing

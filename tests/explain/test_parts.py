@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import gxpo
-from gxpo import parts
+from gxpo import registry
 from gxpo.cli import app
 from gxpo.definition import show
 from gxpo.errors import ConfigError
@@ -23,14 +23,14 @@ def run(*words):
 
 def test_every_part_of_every_table_is_listed_once():
     listed = [(row["slot"], row["name"]) for row in entries()]
-    assert sorted(listed) == sorted((slot, name) for _, slot, table in parts.PLACES for name in table)
+    assert sorted(listed) == sorted((slot, name) for _, slot, table in registry.PLACES for name in table)
     text = run().output
     assert f"{len(listed)} parts" in text and all(f"\n  {name} " in text for _, name in listed)
     assert all(row["summary"] and "\n" not in row["summary"] for row in entries())
 
 
 def test_options_are_the_fields_with_their_defaults():
-    kinds = {(slot, name): kind for _, slot, table in parts.PLACES for name, kind in table.items()}
+    kinds = {(slot, name): kind for _, slot, table in registry.PLACES for name, kind in table.items()}
     for row in entries():
         fields = [f for f in dataclasses.fields(kinds[row["slot"], row["name"]]) if f.init and f.name[0] != "_"]
         assert [o["name"] for o in row["options"]] == [f.name for f in fields]
@@ -97,7 +97,7 @@ def test_a_stage_goes_by_every_name_that_the_pages_write():
     }  # fmt: skip
     for stage, expected in slots.items():
         assert {row["slot"] for row in json.loads(show_parts(None, stage, as_json=True))} == expected, stage
-    assert set(parts.STAGES) <= set(slots)
+    assert set(registry.STAGES) <= set(slots)
 
 
 def test_stages():

@@ -92,5 +92,3 @@ def test_minibatches_are_of_one_kind() -> None:
     infos = Epochs(2, 2, first="replay").run(forest, ones, ones, Recorder())
     assert calls == [[5, 6, 7], [8, 9], [0, 1, 2], [3, 4]] * 2 and len(infos) == 8
     assert Epochs(2, 2, first="replay").optimiser_steps(4) == 8
-    with pytest.warns(FutureWarning, match="update=replayed_first is now update=epochs, update.first=replay"):
-        assert gxpo.method("grpo", {"update": "replayed_first"}).update == Epochs(first="replay")

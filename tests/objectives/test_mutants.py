@@ -24,8 +24,8 @@ from gxpo.objectives.sequence_losses import GroupVariance, group_variance
 from gxpo.objectives.sequence_score import SequenceTerm
 from gxpo.objectives.surrogate import Entries, LogClip
 from gxpo.objectives.value import ValueRegression
-from gxpo.parts import RATIOS, SURROGATES, TERMS
 from gxpo.protocols import PolicyTokens
+from gxpo.registry import RATIOS, SURROGATES, TERMS
 
 AGGREGATES = ("token_mean", "sequence_mean", "sequence_sum")
 

@@ -28,8 +28,8 @@ from gxpo.objectives.ratio_trajectory import prefix_ratio
 from gxpo.objectives.surrogate_clips import FutureDrift, covariance, draw, entropy_score, future_drift, relative_entropy
 from gxpo.objectives.surrogate_penalties import RatioVariance
 from gxpo.objectives.surrogate_weights import gamma_shaped
-from gxpo.parts import RATIOS, SURROGATES
 from gxpo.protocols import PolicyTokens
+from gxpo.registry import RATIOS, SURROGATES
 
 LOG2 = math.log(2.0)
 

@@ -25,7 +25,7 @@ from gxpo.objectives import Entries
 from gxpo.objectives.base import coefficients
 from gxpo.objectives.control import AdaptiveKl, ByAccuracy, DualBudget, EntropyTarget
 from gxpo.objectives.kl_reward import KLReward
-from gxpo.parts import RATIOS, SURROGATES, TERMS
+from gxpo.registry import RATIOS, SURROGATES, TERMS
 
 
 def test_edges_are_allowed_and_mean_what_they_say():

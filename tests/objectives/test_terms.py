@@ -84,17 +84,3 @@ def test_what_a_method_reads_is_typed() -> None:
     assert [o.kind for o in gxpo.method("bupo").outputs] == ["logprob", "logprob"]
     assert gxpo.method("bupo").outputs[1].at == "0.15"
     assert gxpo.method("hiper").value_heads == ("value@high", "value@low", "value@switch")
-
-
-def test_the_surrogates_key_before_still_names_it() -> None:
-    with pytest.warns(FutureWarning, match=r"^objective\.gate is now objective\.surrogate$"):
-        m = gxpo.method("grpo", {"objective.gate": "sigmoid", "objective.tau_positive": 2.0})
-    assert m.terms["policy"].gate is m.terms["policy"].surrogate
-    assert m.keys["objective.surrogate"].value == "sigmoid" and m.terms["policy"].surrogate.tau_positive == 2.0
-
-
-def test_a_checkpoint_of_the_release_before_holds_the_surrogates_memory_under_its_former_name() -> None:
-    state = {"objective.policy.gate": {"penalty": 0.25}}
-    m = gxpo.method("r2vpo")
-    m.load_state_dict(state)
-    assert m.state_dict() == {"objective.policy.surrogate": {"penalty": 0.25}}

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.rollouts import again_parts
 from tests.rollouts.growing_session import GrowingSession, tasks
 
 import gxpo
-from gxpo import rollouts
 from gxpo.errors import ConfigError
 from gxpo.rollouts.again import Again
 
@@ -23,18 +21,6 @@ FORMER = (
     ("RetryUntilSolved", "staged", {}),
     ("OversampleForVote", "vote", {}),
 )
-
-
-@pytest.mark.parametrize(("kind", "name", "options"), FORMER)
-def test_former_names_have_their_options_and_defaults(kind: str, name: str, options: dict[str, Any]) -> None:
-    keys = {"rollout": name, "rollout.group_size": 4, **{f"rollout.{k}": v for k, v in options.items()}}
-    with pytest.warns(FutureWarning, match=f"rollout={name} is now rollout=again"):
-        made = gxpo.method("grpo", keys).rollout
-    expected = getattr(again_parts, kind)(4, **options)
-    assert made == expected
-    if name not in ("staged", "vote"):
-        with pytest.warns(FutureWarning):
-            assert getattr(rollouts, kind)(group_size=4, **options) == expected
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,18 @@ from collections import Counter
 
 import pytest
 import torch
+from tests.credit.compositions import tree_relative_credit
 from tests.learners.llamas import clean_llama
 from tests.rollouts.branching_session import kinds, pool, replay, session, tasks_of
 from tests.thorough import some
 
 from gxpo import worlds
-from gxpo.credit import TreeRelative
 from gxpo.errors import ConfigError
 from gxpo.forest import ACTION, Forest
 from gxpo.learners.torch import TorchLearner
 from gxpo.models import tiny_model
-from gxpo.parts import CREDITS
 from gxpo.protocols import EpisodeRules, Reply
+from gxpo.registry import CREDITS
 from gxpo.rollouts import Independent
 from gxpo.rollouts.branching import TurnBranches, branch_probability, surprise
 from gxpo.rollouts.tree import Tree
@@ -284,7 +284,7 @@ def test_packed_equals_flattened_in_loss_and_gradient(steps, which):
     s = session(model, steps)
     forest = s.score(PARTS[which].grow(tasks_of(s), s))
     forest = forest.with_rewards(forest.outcome + torch.arange(forest.n_trajectories) % 3)
-    credit = ForkRelative(first_steps=True)(forest, {}, 0) + TreeRelative()(forest, {}, 0)
+    credit = ForkRelative(first_steps=True)(forest, {}, 0) + tree_relative_credit()(forest, {}, 0)
     assert float(credit.abs().max()) > 0.1
     rows = forest.path_trajectory
 

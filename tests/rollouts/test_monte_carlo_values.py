@@ -27,8 +27,8 @@ from gxpo.forest import Forest
 from gxpo.learners.torch import TorchLearner
 from gxpo.methods import METHODS
 from gxpo.models import character_tokenizer
-from gxpo.parts import CREDITS
 from gxpo.protocols import Completion, EpisodeRules, Request, Sampling, StreamKey, Task
+from gxpo.registry import CREDITS
 from gxpo.rewards import RewardSet
 from gxpo.rollouts import Independent
 from gxpo.rollouts.monte_carlo_values import MonteCarloValues

@@ -25,8 +25,8 @@ from gxpo.envs import EnvPool, source
 from gxpo.errors import ConfigError
 from gxpo.forest import ACTION, Forest
 from gxpo.learners.torch import TorchLearner
-from gxpo.parts import CREDITS
 from gxpo.protocols import Completion, EpisodeRules, Request, Sampling, StreamKey, Task
+from gxpo.registry import CREDITS
 from gxpo.rollouts.graph import Graph, Role
 from gxpo.rollouts.search import Search
 from gxpo.rollouts.search_nodes import Grower, Node, SearchTree, backed_up, depth_weight, uct

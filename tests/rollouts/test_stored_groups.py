@@ -166,13 +166,6 @@ def test_read_back_it_goes_on_and_parts_share_no_memory(make: Any) -> None:
         other.load_state_dict({"stored": []})
 
 
-def test_former_names_are_settings_of_it() -> None:
-    for name, part in (("last_step_again", LastStepAgain()), ("replay_by_advantage", ReplayByAdvantage(fill=0.5))):
-        with pytest.warns(FutureWarning, match="is now rollout=group_replay"):
-            keys = {"rollout": name, **({"rollout.fill": 0.5} if part.choice == "advantage" else {})}
-            assert gxpo.method("grpo", keys).rollout == part
-
-
 @pytest.mark.parametrize("wrong", [{"group_size": 1}, {"max_groups": -1}, {"fill": 0.0}, {"fill": float("inf")}])
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"rollout.{next(iter(wrong))}"):

@@ -9,17 +9,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.credit.compositions import tree_relative_credit
 from tests.learners.llamas import clean_llama
 from tests.rollouts.branching_session import kinds, pool, replay, session, steps_of, tasks_of
 from tests.rollouts.tree_session import COMMA, END, EngineSession, TreeSession, logprobs_of, tokens_of
 
-from gxpo.credit import TreeRelative
 from gxpo.errors import ConfigError
 from gxpo.forest import ACTION, Forest
 from gxpo.learners.torch import TorchLearner
 from gxpo.models import tiny_model
-from gxpo.parts import CREDITS
 from gxpo.protocols import EpisodeRules, Sampling, StreamKey, Task
+from gxpo.registry import CREDITS
 from gxpo.rollouts import Independent
 from gxpo.rollouts.tree import Tree, step_ends
 
@@ -258,7 +258,7 @@ def test_packed_equals_flattened_in_loss_and_gradient(model, where):
     packed = TorchLearner(model, lr=0.0)
     x = packed.outputs(forest)["logprob"]
     assert torch.allclose(x, forest.path_behaviour_logprob, rtol=0, atol=1e-9)
-    credit = TreeRelative()(forest, {}, 0) + NodeValue()(forest, {}, 0)
+    credit = tree_relative_credit()(forest, {}, 0) + NodeValue()(forest, {}, 0)
     assert float(credit.abs().max()) > 0.1
     rows = forest.path_trajectory
 

@@ -170,11 +170,3 @@ def test_a_method_names_its_segmenter():
     m = gxpo.method("grpo", {"segment": "surprising", "segment.interval": 3})
     assert m.segmenter == segments.Surprising(threshold=0.9, interval=3)
     assert gxpo.method("grpo").segmenter is None
-
-
-def test_the_former_name_of_entropy_segments():
-    with pytest.warns(FutureWarning, match="segment=uncertain is now segment=entropy_segments"):
-        m = gxpo.method("grpo", {"segment": "uncertain", "segment.segments": 3})
-    assert m.segmenter == segments.EntropySegments(segments=3)
-    with pytest.warns(FutureWarning, match="entropy_segments"):
-        assert segments.Uncertain(segments=4, quantile=0.68) == segments.EntropySegments(segments=4, quantile=0.68)

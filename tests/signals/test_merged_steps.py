@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import strategies
+from tests.credit.compositions import piece_reward_credit, step_reward_credit
 from tests.credit.test_search_value import tree
 
-from gxpo.credit import PieceReward, StepReward
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.reshape import pieces_of
@@ -104,7 +104,7 @@ def test_it_learns_which_steps_end_well():
     assert figures["steps_used"] == 1.0 and figures["steps_error"] < 0.6 * figures["steps_spread"]
     late = reward[4::6]
     assert bool((late[forest.success >= 1].min() > late[forest.success < 1].max()).item())
-    credit = PieceReward()(forest, {"piece_reward": reward}, 0)
+    credit = piece_reward_credit()(forest, {"piece_reward": reward}, 0)
     assert credit.shape == (forest.n_entries,)
 
 
@@ -157,11 +157,11 @@ def test_the_credit_by_hand():
     # outcomes 1, 0, 0: A^E = [1.154699, -.577350, -.577350]; rewards of pieces 1 2 | 1 0 | 1 1: mean 1, std .632456 (6)
     forest = by_hand()
     reward = torch.tensor([1.0, 9, 2, 1, 9, 0, 1, 1], dtype=F64)  # what is not first in its piece is not read
-    credit = PieceReward()(forest, {"piece_reward": reward}, 0)
+    credit = piece_reward_credit()(forest, {"piece_reward": reward}, 0)
     high, low, one = 1.154699, -0.577350, 1.581136
     expected = [high, high, high + one, low, low, low - one, low, low]
     assert credit.tolist() == pytest.approx(expected, abs=1e-5)
-    none = PieceReward(step_weight=0.0)(forest, {"piece_reward": reward}, 0)
+    none = piece_reward_credit(step_weight=0.0)(forest, {"piece_reward": reward}, 0)
     assert none.tolist() == pytest.approx([high] * 3 + [low] * 5, abs=1e-5)
 
 
@@ -174,5 +174,5 @@ def test_of_turns_it_is_the_credit_of_steps(seed):
     if not bool(has.all()):
         return  # a turn without tokens is a step, and no piece
     reward = noise(forest.n_steps, seed=seed)
-    found = PieceReward()(forest, {"piece_reward": forest.to_path(reward, "S")}, 0)
-    assert torch.allclose(found, StepReward()(forest, {"process_reward": reward}, 0), atol=1e-9)
+    found = piece_reward_credit()(forest, {"piece_reward": forest.to_path(reward, "S")}, 0)
+    assert torch.allclose(found, step_reward_credit()(forest, {"process_reward": reward}, 0), atol=1e-9)

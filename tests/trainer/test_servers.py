@@ -111,8 +111,8 @@ def test_groups_that_are_sampled_ahead_are_of_the_version_that_they_say(tiny, tm
 def test_settings_of_servers(tmp_path):
     with pytest.raises(ConfigError, match=r"weights=.*is no folder"), served() as (url, _):
         train(tmp_path, [url], shared=tmp_path / "none")
-    with pytest.warns(FutureWarning, match=r"sampling.server is now sampling.servers"), pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="sampling"):
         gxpo.train(
             "tiny:cold", "arithmetic", "grpo", 1, REWARD, out=tmp_path / "x",
-            set={"sampling.server": "http://127.0.0.1:9/v1", "sampling.engine": "torch"},
+            set={"sampling.servers": "http://127.0.0.1:9/v1", "sampling.engine": "torch"},
         )  # fmt: skip

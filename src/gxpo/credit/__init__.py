@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from gxpo import former
 from gxpo.credit.base import CreditPart, CreditSum
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.relative import Relative, Statistic, group_relative
+from gxpo.imports import lazy_names
 
 if TYPE_CHECKING:
     from gxpo.credit.baselines import length_weighted, pseudo_rollouts
@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from gxpo.credit.success_rate import mixed_scale
 
 GroupRelative = Relative
-__getattr__ = former.classes(
-    "credit",
-    *("BatchWhiten", "LengthWeighted", "MixedScale", "PseudoRollouts"),
+__getattr__ = lazy_names(
+    __name__,
     advantage="function",
     StateRelative="state_relative",
     length_weighted="baselines",

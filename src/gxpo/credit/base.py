@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gxpo.definition import show
 from gxpo.errors import ConfigError
-from gxpo.former import learns_from_equal_groups
+from gxpo.learning import learns_from_equal_groups
 from gxpo.ranges import Part
 
 if TYPE_CHECKING:

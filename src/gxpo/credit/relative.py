@@ -14,7 +14,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from gxpo import former, grouped
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.columns import Columns, needed
 from gxpo.credit.recursion import next_in
@@ -49,7 +49,6 @@ def group_relative(
     quantile: float = 0.4,
     shift: float = 0.0,
     singleton: str = "zero",
-    single: str | None = None,
 ) -> Tensor:
     """Group-relative advantage: A = (outcome - center - shift) / (scale + eps).
 
@@ -64,7 +63,6 @@ def group_relative(
     shift     added to the center; below 0, more is reinforced than is held back
     singleton what a compared trajectory without another is given: "zero", or its outcome "raw" (over 1 + eps, where
               something scales)
-    single    former name of `singleton`
 
     Returns [R] float64. Exactly 0 where there is nothing to compare: a group of one, of equal outcomes (max - min at
     most 1e-12 of the largest, in float64), or without compared members; but a group of equal outcomes is given -shift
@@ -89,8 +87,6 @@ def group_relative(
     >>> group_relative(torch.tensor([1.0, 0, 0, 0]), torch.zeros(4, dtype=torch.int64), scale="none").tolist()
     [0.75, -0.25, -0.25, -0.25]
     """
-    if single is not None:
-        singleton = former.keyword("group_relative", "single", single, "singleton")
     own = "none" if scale == "batch_std" else scale
     advantage = grouped.normalize(
         outcome, group, where, center=center, scale=own, ddof=ddof, eps=eps, q=quantile, shift=shift

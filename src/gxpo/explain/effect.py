@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo import former
 from gxpo.errors import GxpoError
 from gxpo.forest import Forest
+from gxpo.learning import learns_from_equal_groups
 from gxpo.pipeline import Method
 from gxpo.protocols import PolicyTokens
 from gxpo.signals import Signals
@@ -128,7 +128,7 @@ def on_equal(made: Method) -> str:
     and other scores are tried, since a reward of the method's own may tell their members apart.
     """
     told = [*made.terms.values(), *([made.credit] if made.reads_credit else [])]
-    if any(map(former.learns_from_equal_groups, told)):
+    if any(map(learns_from_equal_groups, told)):
         return "signal"
     if obstacle(made):
         return "zero"

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from gxpo import former, ranges
+from gxpo import ranges
 from gxpo.compose import method
 from gxpo.definition import Definition, show, stage_of
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.methods import METHODS
-from gxpo.registry import PLACES, STAGES
+from gxpo.registry import PLACES, STAGES, folder_of
 
 _WORDS = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "null"}
 
@@ -70,10 +70,6 @@ def show_parts(name: str | None, stage: str | None, *, as_json: bool) -> str:
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    for folder in dict.fromkeys(folder for folder, _, _ in PLACES):
-        if (old := former.table(folder).get(name)) is not None and old.now is not None:
-            now = ", ".join([show(old.now), *(f"{k}={show(v)}" for k, v in old.options.items())])
-            return f"{name} is a former name; it is now {now}"
     published = f"; {name} is a method: gxpo methods {name}" if name in METHODS else ""
     return f"no part {name!r}{did_you_mean(name, known)}{published} (`gxpo parts` lists them)"
 
@@ -96,7 +92,7 @@ def _parts_of(definition: Definition) -> list[type]:
     tables = {slot: table for _, slot, table in PLACES}
     out = []
     for key, value in {**definition.paper_defaults, **definition.keys}.items():
-        if isinstance(value, str) and former.folder_of(key) is not None:
+        if isinstance(value, str) and folder_of(key) is not None:
             head = "credit" if key.startswith("credit.add.") else key.rpartition(".")[0]
             value = tables.get(key, tables.get(f"{head}.NAME", tables.get(head, {}))).get(value)
         if isinstance(value, type) or dataclasses.is_dataclass(value):

@@ -48,9 +48,5 @@ alphamath = Definition(
         "objective.surrogate": log_likelihood,
         "objective.add.value": ValueRegression,
     },
-    renamed={
-        "credit.add.tree_progress.progress": "credit.add.tree_progress.factor",
-        "credit.add.tree_progress.at": "credit.add.tree_progress.target",
-    },
     cost="a sampling call for every piece of the search; a value head",
 )

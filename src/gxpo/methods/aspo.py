@@ -31,5 +31,4 @@ aspo = Definition(
         "signal.first_match": first_match,
     },
     paper_defaults={"rollout.group_size": 8, "tasks.per_step": 96},
-    renamed={"weight.early_use.delta": "weight.early_use.strength"},
 )

@@ -26,11 +26,6 @@ gigpo = Definition(
     formula="A = (R - mean_g) / std_g + w (G_t - mean_state) / std_state, w = 1, discount 0.95",
     evidence="reference-code",
     keys={"credit": Relative, "credit.add.state": StateRelative},
-    renamed={
-        "credit.step_weight": "credit.add.state.weight",
-        "credit.single_state": "credit.add.state.singleton",
-        **{f"credit.{name}": f"credit.add.state.{name}" for name in ("discount", "history", "state", "similar")},
-    },
     paper_defaults={"objective.kl.coef": 0.01, "rollout.group_size": 8, "optim.lr": 1e-6},
     code="langfengQ/DrMAS@3b556f2c0373fe23d6b637cbd3673c076713aebe gigpo/core_gigpo.py",
 )

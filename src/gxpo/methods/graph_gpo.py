@@ -31,14 +31,6 @@ graph_gpo = Definition(
         "credit.add.graph.value": "graph_return",
         "credit.add.graph.discount": 0.1,
     },
-    renamed={
-        "credit.step_weight": "credit.add.graph.weight",
-        "credit.single_state": "credit.add.graph.singleton",
-        **{
-            f"credit.{name}": f"credit.add.graph.{name}"
-            for name in ("discount", "history", "state", "similar", "form", "worth")
-        },
-    },
     code="zzj1111/alfworldauto@37aec781da7f377874516e22d7f32c1932215eb4 recipe/GraphGPO/core_graph.py "
     "recipe/GraphGPO/graphgpo_ray_trainer.py",
 )

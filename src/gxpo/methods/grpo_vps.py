@@ -38,9 +38,6 @@ grpo_vps = Definition(
         "signal.answer_belief.at": "segment",
         "signal.answer_belief.reduce": "joint",
     },
-    renamed={
-        "credit.add.progress.alpha": "credit.add.progress.factor",
-    },
     paper_defaults={"rollout.group_size": 8, "optim.lr": 1e-6},
     cost="a forward pass for entropies, one over the rollouts and, after every segment, over cue and answer",
 )

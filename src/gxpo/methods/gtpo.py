@@ -39,11 +39,6 @@ gtpo = Definition(
         "weight.entropy_ceiling.high": 0.7,
         "objective.surrogate": log_likelihood,
     },
-    renamed={
-        "weight.conflict": "weight.shared_affix_mask",
-        "credit.add.entropy_cost.coef": "credit.add.entropy_cost.factor",
-        "weight.entropy_ceiling.most": "weight.entropy_ceiling.high",
-    },
     cost="a forward pass for entropies before the update",
     code="winstonsmith1897/GTPO@5d33811e8ea1cf76c665db65b247cef9d1e436dd gtpo/gtpo_training.py",
 )

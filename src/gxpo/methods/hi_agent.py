@@ -26,5 +26,4 @@ hi_agent = Definition(
     evidence="reconstruction",
     keys={"rollout": SubgoalSteps, "reward.shape.noted": Shape, "reward.shape.noted.function": "noted"},
     cost="two short samples for each of G sub-goals and one for each of N actions; needs an expert",
-    renamed={"reward.shape.noted.outcome": "reward.shape.noted.outcome_weight"},
 )

@@ -36,6 +36,5 @@ hrm = Definition(
         "credit.add.process.unit": "segment",
         "signal.merged_steps": MergedSteps,
     },
-    renamed={"credit.step_weight": "credit.add.process.weight"},
     cost="a forward pass for hidden states; a closed-form regression; the buffer in the checkpoint",
 )

@@ -40,9 +40,5 @@ masprm = Definition(
         "rollout.greedy": True,
         "objective.add.value": ValueRegression,
     },
-    renamed={
-        "credit.progress": "credit.factor",
-        "credit.at": "credit.target",
-    },
     cost="4 candidates for every call that the search goes on from; a value head",
 )

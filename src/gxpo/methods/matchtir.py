@@ -37,12 +37,6 @@ matchtir = Definition(
         "credit.add.turn.weight": 0.5,
         "reward.step.matched_calls": MatchedCalls,
     },
-    renamed={
-        "credit.whole_weight": "credit.weight",
-        "credit.turn_weight": "credit.add.turn.weight",
-        "credit.discount": "credit.add.turn.discount",
-        "credit.singleton": ("credit.singleton", "credit.add.turn.singleton"),
-    },
     paper_defaults={
         "objective.kl.coef": 0.001,
         "objective.entropy.coef": 0.001,

@@ -36,12 +36,6 @@ mt_grpo = Definition(
         "credit.add.turn.discount": 0.0,
         "reward.step.tool_result": ToolResult,
     },
-    renamed={
-        "credit.whole_weight": "credit.weight",
-        "credit.turn_weight": "credit.add.turn.weight",
-        "credit.discount": "credit.add.turn.discount",
-        "credit.singleton": ("credit.singleton", "credit.add.turn.singleton"),
-    },
     paper_defaults={
         "rollout.group_size": 21,
         "optim.lr": 1e-6,

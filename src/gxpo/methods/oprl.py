@@ -41,7 +41,6 @@ oprl = Definition(
         "signal.implicit_reward.score": "mean",
         "signal.implicit_reward.alike": "pair",
     },
-    renamed={"credit.step_weight": "credit.add.process.weight"},
     paper_defaults={
         "credit.center": "leave_one_out",
         "credit.scale": "none",

@@ -29,8 +29,5 @@ progrpo = Definition(
         "credit.add.confidence_gap.factor": 0.3,
         "signal.prompt_confidence": prompt_confidence,
     },
-    renamed={
-        "credit.add.confidence_gap.alpha": "credit.add.confidence_gap.factor",
-    },
     cost="a forward pass over the distinct prompts",
 )

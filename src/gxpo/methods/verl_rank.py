@@ -31,10 +31,6 @@ verl_rank = Definition(
         "credit.add.bonus.kappa": 2.0,
         "signal.effective_rank": effective_rank,
     },
-    renamed={
-        "credit.kappa": "credit.add.bonus.kappa",
-        "credit.at": "credit.add.bonus.at",
-    },
     cost="a forward pass for hidden states; a symmetric eigenvalue problem for every 40 tokens of an answer",
     code="hf618/VERL@3de68f16e447647d3f80d11fdbe5816137b515aa verl/trainer/reward_manager_versions.py "
     "verl/trainer/ppo/ray_trainer.py verl/trainer/metrics_utils.py train.sh",

@@ -28,5 +28,4 @@ xrpo = Definition(
         "weight.novelty.bound": 0.5,
     },
     cost="a forward pass over the rollouts before the update",
-    renamed={"weight.novelty.cap": "weight.novelty.bound"},
 )

@@ -1,6 +1,5 @@
 """Policy losses: importance ratio, surrogate (PPO clip and others), aggregation, KL, entropy."""
 
-from gxpo import former
 from gxpo.objectives.base import PolicyGradient, TermPart, TermSum, coefficients, evaluate
 from gxpo.objectives.entropy import Entropy
 from gxpo.objectives.kl import KL, kl_estimate, penalised_outcome
@@ -9,7 +8,6 @@ from gxpo.objectives.surrogate import (
     Clip,
     DualClip,
     Entries,
-    Gate,
     LogClip,
     Ratio,
     Surrogate,
@@ -27,7 +25,6 @@ __all__ = [
     "DualClip",
     "Entries",
     "Entropy",
-    "Gate",
     "KLReward",
     "LogClip",
     "PolicyGradient",
@@ -46,5 +43,3 @@ __all__ = [
     "unclipped",
     "weighted_loss",
 ]
-
-__getattr__ = former.classes("objectives", "Truncate")

@@ -279,11 +279,6 @@ class PolicyGradient(TermPart):
         return max(self._level.couples, self.surrogate.beside or self.surrogate.couples, key=COUPLES.index)
 
     @property
-    def gate(self) -> Surrogate:
-        """Former name of `surrogate`."""
-        return self.surrogate
-
-    @property
     def _level(self) -> Ratio:
         assert isinstance(self.ratio, Ratio)
         return self.ratio

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Interval
 
-from gxpo import former
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.functions import FunctionPart, checked_by, signature
 from gxpo.ranges import Part
@@ -329,6 +328,3 @@ class DualBudget(_Walk):
             self._move(self.rate * (figures["kl"] - self.budget))
             return {"kl_over_budget": figures["kl"] - self.budget}
         return {}
-
-
-__getattr__ = former.classes("objectives", "Schedule", "TwoPhaseDecay", "Annealed")

@@ -8,7 +8,6 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from gxpo import former
 from gxpo.functions import checked_by
 from gxpo.objectives.prefix import before, kalman, minimum, places, recursion
 from gxpo.objectives.surrogate import Positive, Width
@@ -118,6 +117,3 @@ def _sums(x: Tensor, trajectory: Tensor) -> Tensor:
     """Sum of each trajectory's entries, float64."""
     n = int(trajectory.max()) + 1 if trajectory.numel() else 0
     return x.new_zeros(n, dtype=torch.float64).index_add(0, trajectory, x.to(torch.float64))
-
-
-__getattr__ = former.classes("objectives", "Prefix", "Filtered", "SequenceSum")

@@ -17,7 +17,6 @@ import torch
 from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
-from gxpo import former
 from gxpo.errors import ConfigError, GxpoError, did_you_mean
 from gxpo.functions import UNBOUNDED, FunctionPart, checked_by, expect, place_of, signature
 from gxpo.ranges import Part
@@ -265,9 +264,6 @@ class Surrogate(Part):
         return {}
 
 
-Gate = Surrogate  # former name
-
-
 class SurrogateFunction(FunctionPart, Surrogate):
     """A surrogate that is one pure function: `Entries` -> loss [n], or (loss, clipped tokens [n] bool).
 
@@ -442,6 +438,3 @@ def log_likelihood(x: Entries) -> Tensor:
     Source: Williams (1992); GPG, arXiv 2504.02546.
     """
     return -x.credit * x.logprob
-
-
-__getattr__ = former.classes("objectives", "Sequence", "Turn", "Unclipped", "Truncate", "LogLikelihood")

@@ -10,7 +10,7 @@ import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
-from gxpo import former, grouped
+from gxpo import grouped
 from gxpo.functions import UNBOUNDED, checked_by
 from gxpo.objectives.prefix import places, recursion
 from gxpo.objectives.sequence_score import per_trajectory
@@ -417,9 +417,3 @@ def fiber_gate(
     residual = held(own) + torch.where(likelier, held(down), -held(up))
     out = (up > budget_up) | (down > budget_down) | (own.abs() > residual_clip)
     return -x.credit * (base + residual).exp(), out & (x.credit != 0)
-
-
-__getattr__ = former.classes(
-    "objectives",
-    *("ElasticClip", "EntropyAdaptiveClip", "CovarianceClip", "PreservingClip", "HybridClip", "NestedClip"),
-)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo import former, grouped
+from gxpo import grouped
 from gxpo.errors import CheckpointError
 from gxpo.objectives.surrogate import Entries, Positive, Share, Surrogate, Width
 from gxpo.objectives.surrogate_clips import covariance, quota
@@ -178,6 +178,3 @@ def covariance_penalty(x: Entries, *, covariance_share: Share = 2e-4, drift_coef
     held[order[: quota(covariance_share, len(order))]] = True
     loss = -x.credit * x.ratio + torch.where(held, drift_coef * x.log_ratio.abs(), 0.0)
     return loss, held & (x.log_ratio != 0)
-
-
-__getattr__ = former.classes("objectives", "Sigmoid", "Drift", "QuadraticPenalty", "RatioTarget", "CovariancePenalty")

@@ -8,7 +8,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gxpo import former
 from gxpo.functions import checked_by
 from gxpo.objectives.surrogate import Entries, Positive, Width, weighted_loss
 from gxpo.registry import part
@@ -138,6 +137,3 @@ def ratio_mask(
         passes = passes | torch.where(up, x.ratio <= 1 - ring_low, x.ratio >= 1 + ring_high)
     own = x.ratio.clamp_max(ratio_max) if importance == "ratio" else torch.ones_like(x.ratio)
     return weighted_loss(x, torch.where(passes, own, torch.zeros_like(own)))
-
-
-__getattr__ = former.classes("objectives", "Tapered", "Gamma", "DivergenceMask", "RatioMask")

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from gxpo import former
+from gxpo.imports import lazy_names
 
 if TYPE_CHECKING:
     from gxpo.rewards.base import RewardPart
@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Overlong", "RewardPart", "RewardSet", "Shape"]
 
-__getattr__ = former.classes("rewards", Overlong="overlong", RewardPart="base", RewardSet="scoring", Shape="shape")
+__getattr__ = lazy_names(__name__, Overlong="overlong", RewardPart="base", RewardSet="scoring", Shape="shape")

@@ -60,7 +60,6 @@ class JudgeOptions:
     low: float = 0.0
     high: float = 10.0
     compare: str = "all"
-    pairs: str | None = None  # former name of `compare`
     contestants: str = "texts"
     only: str = "all"
     tie: float = 0.5
@@ -148,7 +147,7 @@ def _one(o: JudgeOptions, where: str) -> Any:
         raise ConfigError(f"scoring.options.{where}.only={o.only} is of the modes rubric and first_error, not {o.mode}")
     judge = judge_of({f.name: getattr(o, f.name) for f in dataclasses.fields(o)}, where)
     if o.mode == "pairwise":
-        return Pairwise(judge, o.rubric, o.pairs or o.compare, o.workers, o.contestants)
+        return Pairwise(judge, o.rubric, o.compare, o.workers, o.contestants)
     if o.mode == "first_error":
         return FirstError(judge, o.steps, o.workers, o.only)
     if o.mode == "debate":

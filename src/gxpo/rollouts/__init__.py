@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from gxpo import former
+from gxpo.imports import lazy_names
 from gxpo.rollouts.base import Rollout, Round
 from gxpo.rollouts.build import Attempts, Draw
 from gxpo.rollouts.episodes import Play
@@ -14,4 +14,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempts", "Draw", "DynamicSampling", "Fork", "Independent", "Play", "Rollout", "Round"]
 
-__getattr__ = former.classes("rollouts", DynamicSampling="dynamic_sampling")
+__getattr__ = lazy_names(__name__, DynamicSampling="dynamic_sampling")

@@ -1,6 +1,5 @@
 """Segmenters: cut actions into segments for segment-level advantages."""
 
-from gxpo import former
 from gxpo.definition import kind_of
 from gxpo.segments.base import LABEL, Action, Segmenter, SegmentTools
 from gxpo.segments.by_text import Delimiter, Pattern, Spans
@@ -24,5 +23,3 @@ __all__ = [
     "equal_shares",
     "surprising",
 ]
-
-__getattr__ = former.classes("segments")

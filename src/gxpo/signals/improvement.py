@@ -11,7 +11,7 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from gxpo.levels import DEGENERATE
+from gxpo.grouped import DEGENERATE
 from gxpo.registry import part
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from gxpo.grouped import begins_of
-from gxpo.levels import DEGENERATE
+from gxpo.grouped import DEGENERATE, begins_of
 from gxpo.registry import part
 from gxpo.signals.base import SignalTools
 from gxpo.signals.ridge_probe import Buffered

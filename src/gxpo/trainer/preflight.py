@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gxpo import former, worlds
+from gxpo import worlds
 from gxpo.callbacks.named import check as check_callbacks
 from gxpo.chat.rendered import RENDERED, prompt_warnings
 from gxpo.config import Resolved
@@ -22,6 +22,7 @@ from gxpo.definition import show
 from gxpo.errors import ConfigError, GxpoError, ModelError
 from gxpo.forest import Forest
 from gxpo.learners.block_mask import NO_FLEX_BACKWARD
+from gxpo.learning import learns_from_equal_groups
 from gxpo.models import flow, prompt_lengths
 from gxpo.models.load import check_name
 from gxpo.pipeline import Method
@@ -166,7 +167,7 @@ def learns_from_one(method: Method) -> bool:
     can't tell, because a part reads more than outcomes or is not gxpo's own."""
     told = [*method.terms.values(), *getattr(method.credit, "parts", [method.credit])]
     own = all(type(part).__module__.startswith("gxpo.") for part in told)
-    if not own or not method.reads_credit or any(map(former.learns_from_equal_groups, told)):
+    if not own or not method.reads_credit or any(map(learns_from_equal_groups, told)):
         return True
     if method.kl_reward is not None or any(getattr(method.credit, name, ()) for name in ("needs", "requires")):
         return True

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo import former, grouped
+from gxpo import grouped
 from gxpo.chat.plain import decoder
 from gxpo.config import Resolved
 from gxpo.definition import show
@@ -20,6 +20,7 @@ from gxpo.engines.vllm import VllmEngine
 from gxpo.forest import Forest
 from gxpo.functions import naming
 from gxpo.judges import meter
+from gxpo.learning import learns_from_equal_groups
 from gxpo.pipeline import Method, zero_signal_groups
 from gxpo.protocols import Budget, Sampling, StepInfo
 from gxpo.rollouts.logged import LOGGED
@@ -481,7 +482,7 @@ class Tally:
                 f"no turn of {steps} has anything that segment.patterns look for, so what the method does with it is "
                 "left out: ask for that form of replies in the prompt or chat.system, or change the patterns"
             )
-        if any(map(former.learns_from_equal_groups, method.terms.values())):
+        if any(map(learns_from_equal_groups, method.terms.values())):
             return None
         if self.groups and self.zero_signal > self.groups - 0.5:
             return (

@@ -1,5 +1,0 @@
-"""Moved to `gxpo_worlds.toolqa`; this name resolves for one release."""
-
-from gxpo.envs.moved import moved
-
-moved(__name__)

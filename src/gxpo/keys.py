@@ -1,3 +1,0 @@
-"""Former name of `gxpo.definition`."""
-
-from gxpo.definition import *  # noqa: F403

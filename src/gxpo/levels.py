@@ -1,3 +1,0 @@
-"""Former name of `gxpo.grouped`."""
-
-from gxpo.grouped import *  # noqa: F403

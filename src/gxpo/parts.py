@@ -1,3 +1,0 @@
-"""Former name of `gxpo.registry`."""
-
-from gxpo.registry import *  # noqa: F403
