@@ -5,24 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import gxpo
+from gxpo.compose import _credit
 from gxpo.credit.relative import Relative
 from gxpo.credit.state_relative import StateRelative
+from gxpo.definition import Stated
+from gxpo.options import Keys
 
 OF_STATE = ("discount", "history", "state", "similar")  # options of the second summand alone
 
 
-def composition(keys: Mapping[str, Any], options: Mapping[str, str | tuple[str, ...]]) -> Callable[..., Any]:
+Words = Mapping[str, Mapping[Any, Any]]
+
+
+def composition(
+    keys: Mapping[str, Any], options: Mapping[str, str | tuple[str, ...]], words: Words | None = None
+) -> Callable[..., Any]:
     """A function that composes `keys`, with further options under the keys that `options` gives them, or under
-    `credit`."""
+    `credit`; `words`: option -> what its values are called there."""
 
     def compose(**given: Any) -> Any:
         stated = dict(keys)
         for name, value in given.items():
+            value = (words or {}).get(name, {}).get(value, value)
             homes = options.get(name, name)
             for home in (homes,) if isinstance(homes, str) else homes:
                 stated[home if home.startswith("credit.") else f"credit.{home}"] = value
-        return gxpo.method("grpo", stated).credit
+        consumed = Keys({key: Stated(value, "test") for key, value in stated.items()})
+        credit = _credit(consumed, None)
+        assert not consumed.leftover(), consumed.leftover()
+        return credit
 
     return compose
 
@@ -74,9 +85,12 @@ turn_position_credit = composition(
         "last": "credit.add.turn.value",
         "single": ("singleton", "credit.add.turn.singleton"),
     },
+    {"over": {"rewards": "turn_rewards"}, "last": {True: "return", False: "return_before_last"}},
 )
 tree_relative_credit = composition(
-    {"credit": Relative, "credit.add.tree": Relative, "credit.add.tree.among": ("info.tree",)}, {"compare": "weight"}
+    {"credit": Relative, "credit.add.tree": Relative, "credit.add.tree.among": ("info.tree",)},
+    {"compare": "weight"},
+    {"compare": {"both": 1.0, "tree": 0.0}},
 )
 step_reward_credit = composition(
     {

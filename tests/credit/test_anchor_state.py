@@ -112,11 +112,11 @@ def test_over_steps_without_states_it_is_group_relative_over_steps(seed):
     [
         (
             {"unit": "turn"},
-            r"credit\.unit is 'turn' \(anchor_state\); it is one of own, trajectory, step, .*",
+            r"credit\.unit is 'turn' \(test\); it is one of own, trajectory, step, .*",
         ),
-        ({"single": "one"}, r"credit\.singleton is 'one' \(anchor_state\); it is one of zero, raw"),
-        ({"single_state": "one"}, r"credit\.add\.state\.singleton is 'one' \(anchor_state\); it is one of zero, raw"),
-        ({"history": -1}, r"credit\.add\.state\.history is -1 \(anchor_state\); it is 0 or more"),
+        ({"single": "one"}, r"credit\.singleton is 'one' \(test\); it is one of zero, raw"),
+        ({"single_state": "one"}, r"credit\.add\.state\.singleton is 'one' \(test\); it is one of zero, raw"),
+        ({"history": -1}, r"credit\.add\.state\.history is -1 \(test\); it is 0 or more"),
     ],
 )
 def test_refusals(given, said):

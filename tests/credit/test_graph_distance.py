@@ -165,7 +165,7 @@ def test_a_trajectory_that_is_not_compared_adds_no_edge(grow):
 
 
 def test_the_method_and_its_settings():
-    m = gxpo.method("graph_gpo", {"credit.unit": "step", "credit.single": "raw"})
+    m = gxpo.method("graph_gpo", {"credit.unit": "step", "credit.singleton": "raw"})
     assert m.credit == GroupRelative(unit="step", singleton="raw") + graph_return_credit() and m.requires == ("states",)
     assert graph_return_credit() != StateRelative() and graph_return_credit().options["worth"] == 10.0
     for wrong in ({"form": "path"}, {"discount": 1.0}, {"discount": 0.0}, {"worth": 0.0}, {"center": "middle"}):

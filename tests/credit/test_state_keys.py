@@ -196,7 +196,7 @@ def test_equal_texts_are_states_where_there_are_no_ids(grow):
 def test_refusals(grow):
     with pytest.raises(GxpoError, match="needs the observations' texts, and there is none: use state=id"):
         anchor_state_credit(state="observation")(grow([("a", 1.0, [1])]), {}, 0)
-    said = r"^credit\.add\.state\.state is 'text' \(anchor_state\); it is one of id, observation$"
+    said = r"^credit\.add\.state\.state is 'text' \(test\); it is one of id, observation$"
     with pytest.raises(ConfigError, match=said):
         anchor_state_credit(state="text")  # type: ignore[arg-type]
     for wrong in (0.0, 1.01):

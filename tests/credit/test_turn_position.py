@@ -35,7 +35,7 @@ def test_matchtir_card(grow: Grow) -> None:
     forest = grow(rows)
     found = gxpo.method("matchtir").advantages(forest)
     assert by_turn(forest, found) == pytest.approx([0.707106, 0.707106, 0.353553, -0.707106, -0.707106], abs=1e-6)
-    raw = gxpo.method("matchtir", {"credit.single": "raw"}).advantages(forest)
+    raw = gxpo.method("matchtir", {"credit.singleton": "raw", "credit.add.turn.singleton": "raw"}).advantages(forest)
     assert by_turn(forest, raw) == pytest.approx([0.707106, 0.707106, 0.853553, -0.707106, -0.707106], abs=1e-6)
 
 
@@ -96,7 +96,7 @@ def test_mt_grpo_without_turn_rewards_or_turns_is_grpo(grow: Grow) -> None:
     assert torch.equal(gxpo.method("mt_grpo").advantages(forest), plain(forest, {}, 0))
     one = grow([(g, r, n, {"step_rewards": [float(k)] * len(n)}) for k, (g, r, n) in enumerate([rows[1], rows[1]])])
     assert torch.equal(gxpo.method("mt_grpo").advantages(one), plain(one, {}, 0))
-    weighed = gxpo.method("mt_grpo", {"credit.turn_weight": 0.0})
+    weighed = gxpo.method("mt_grpo", {"credit.add.turn.weight": 0.0})
     paid = grow([(g, r, n, {"step_rewards": [float(k)] * len(n)}) for k, (g, r, n) in enumerate(rows)])
     assert torch.equal(weighed.advantages(paid), plain(paid, {}, 0))
 
