@@ -21,12 +21,13 @@ from tests.rewards.scored_tasks import Source
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.judges import meter
+from gxpo.local_judge import LocalJudge
 from gxpo.models.cache import cache_directory
 from gxpo.models.load import load
 from gxpo.models.tokenizer import character_tokenizer
 from gxpo.protocols import Task
 from gxpo.rewards import RewardSet
-from gxpo.rewards.judge import FunctionJudge, JudgeFailure, LocalJudge, Server
+from gxpo.rewards.judge import FunctionJudge, JudgeFailure, Server
 from gxpo.rewards.judged import Pairwise, Rubric
 
 ASKED = [{"role": "user", "content": "How good?"}]

@@ -7,7 +7,7 @@ import torch
 from tests.rewards.scored_tasks import Source
 from tests.rewards.test_judge import grown
 
-from gxpo.judges import LocalJudge
+from gxpo.local_judge import LocalJudge
 from gxpo.models.load import load
 from gxpo.protocols import Task
 from gxpo.rewards import RewardSet

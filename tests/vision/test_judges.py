@@ -16,7 +16,8 @@ from tests.vision.families import IMAGE, MODELS, MORE, own_logits, own_logprobs,
 from gxpo import media
 from gxpo.decoder.vision import vision_of
 from gxpo.errors import ConfigError
-from gxpo.judges import JudgeFailure, LocalJudge
+from gxpo.judges import JudgeFailure
+from gxpo.local_judge import LocalJudge
 from gxpo.models import load
 from gxpo.models.tokenizer import character_tokenizer
 from gxpo.protocols import Task

@@ -11,6 +11,7 @@ from gxpo.adapters.external_model import ExternalModel
 from gxpo.adapters.trl_pictures import PicturedBatch, shows
 from gxpo.adapters.trl_rollouts import task_name
 from gxpo.chat.plain import Tokens
+from gxpo.decoder.vision import picture_grid_of
 from gxpo.errors import ConfigError, TaskError, need
 from gxpo.forest import Forest
 from gxpo.protocols import Task
@@ -108,4 +109,5 @@ class TrainerServices:
         learner: Any = (self._shown or self.learner) if "model" in self.borrowed else None
         pad, seed = self._trainer._tokenizer.pad_token_id, self._trainer.args.seed
         lent: dict[str, Any] = {"encode": encode, "answers": answers, "asked": self._asked}
+        lent["picture_grid"] = picture_grid_of(getattr(learner, "model", None))
         return SignalTools(learner, self.decode, pad, step, seed, **lent)

@@ -239,6 +239,12 @@ def triples_of(model: Any) -> Vision | None:
     return vision if vision is not None and vision.triples else None
 
 
+def picture_grid_of(model: Any) -> Callable[[str], tuple[int, int]] | None:
+    """Rows and columns of the features that a model makes of a picture, by its reference; None: it reads texts alone."""
+    vision = vision_of(model)
+    return None if vision is None else lambda ref: tuple(vision.grid(ref)[1:])  # type: ignore[return-value]
+
+
 def vision_of(model: Any) -> Vision | None:
     """What a model, or one wrapped by peft, sees with; None: it reads texts alone."""
     embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None

@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from gxpo.errors import ConfigError, one_of
-from gxpo.judges import SEES, Failure, FunctionJudge, Judge, JudgeFailure, LocalJudge, Messages, Server, ask_all
+from gxpo.judges import SEES, Failure, FunctionJudge, Judge, JudgeFailure, Messages, Server, ask_all
+from gxpo.local_judge import LocalJudge
 from gxpo.rewards import group_level
 from gxpo.rewards.combine import combination
 from gxpo.rewards.first_error import FirstError

@@ -27,7 +27,7 @@ class Listener:
     """{"judge": [R]}: probability that the listener gives to the right answer after the task, the attempt's text and
     `cue`; among the task's `info["choices"]` (texts), where it has some.
 
-    listener  a checkpoint (`gxpo.judges.LocalJudge`): a server or a function gives no log-probs of a given text
+    listener  a checkpoint (`gxpo.local_judge.LocalJudge`): a server or a function gives no log-probs of a given text
     until     a regular expression: what stands from its last match on is not shown, so that the listener does not copy
               the answer. "": all is shown
 

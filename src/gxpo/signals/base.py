@@ -34,6 +34,8 @@ class SignalTools:
     asked     token ids of a task, by its id, asked in other words: {prompt} of the template is its text, of a chat the
               user's last message, what else is named stands in its places; None where nothing can be added to it
     external  a frozen learner: the model of that name of the section `teacher`, lent in `bind`
+    picture_grid  rows and columns of the features that the policy makes of a picture, by its reference; None where it
+              reads texts alone
     """
 
     learner: Learner
@@ -45,6 +47,7 @@ class SignalTools:
     answers: Callable[[Forest], Sequence[str | None]] = _not_lent
     asked: Callable[[str, str, Mapping[str, str]], Sequence[int] | None] = _not_lent
     external: Callable[[str], Any] = _not_lent
+    picture_grid: Callable[[str], tuple[int, int]] | None = None
 
 
 class SignalPart(Part, ABC):

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gxpo import media
 from gxpo.columns import sum_before
-from gxpo.decoder.vision import vision_of
 from gxpo.errors import GxpoError
 from gxpo.forest import ACTION
 from gxpo.learning import Output
@@ -165,14 +164,13 @@ class MaskedObservation(SignalPart):
         if self.hide == "tokens" or not pictures:
             hidden = hidden_tokens(forest, self.share, tools.seed, tools.step)
             return without(forest, hidden, self.fill, tools.blank_id, tools.seed, tools.step)
-        vision = vision_of(getattr(tools.learner, "model", None))
 
         def mask(ref: str) -> str:
             pixels = media.PICTURES.pixels(ref)
             side = float(self.patch or PATCH)
             cell = side, side
-            if not self.patch and vision is not None:
-                _, down, across = vision.grid(ref)
+            if not self.patch and tools.picture_grid is not None:
+                down, across = tools.picture_grid(ref)
                 cell = pixels.shape[0] / down, pixels.shape[1] / across
             how = (self.share, self.patch_fill, tools.seed, tools.step, media.key_of(ref))
             return media.PICTURES.put(masked_picture(pixels, cell, *how))

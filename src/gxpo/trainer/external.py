@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gxpo.errors import ConfigError, ModelError, did_you_mean, one_of
-from gxpo.judges import SEES, FunctionJudge, Judge, LocalJudge, Messages, Server
+from gxpo.judges import SEES, FunctionJudge, Judge, Messages, Server
 from gxpo.learners.torch import TorchLearner
+from gxpo.local_judge import LocalJudge
 from gxpo.models import load
 from gxpo.models.load import check_name
 from gxpo.pipeline import Method

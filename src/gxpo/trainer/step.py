@@ -14,6 +14,7 @@ from torch import Tensor
 from gxpo import grouped
 from gxpo.chat.plain import decoder
 from gxpo.config import Resolved
+from gxpo.decoder.vision import picture_grid_of
 from gxpo.definition import show
 from gxpo.engines.openai import OpenAIEngine
 from gxpo.engines.vllm import VllmEngine
@@ -199,9 +200,9 @@ class Stages(Resources):
 
     def tools(self, step: int, session: Session | None = None) -> SignalTools:
         """What signal parts may use; texts and answers come with the session of a step."""
-        lent: dict[str, Any] = {}
+        lent: dict[str, Any] = {"picture_grid": picture_grid_of(getattr(self.learner, "model", None))}
         if session is not None:
-            lent = {"encode": session.tokenize, "answers": session.answers, "asked": session.asked}
+            lent |= {"encode": session.tokenize, "answers": session.answers, "asked": session.asked}
         pad, seed = self.tokenizer.pad_token_id, self.settings.seed
         return SignalTools(self.learner, decoder(self.tokenizer, self.chat), pad, step, seed, **lent)
 
