@@ -70,9 +70,9 @@ WORLDS: Mapping[str, World] = {
 
 def trained(world: str, method: str, seed: int) -> dict[str, Any]:
     """One run: success on held-out tasks before and after, and in training by tokens generated."""
-    from gxpo.config import resolve
-    from gxpo.definition import Stated
-    from gxpo.trainer.loop import Trainer
+    from gxpo.parts.definition import Stated
+    from gxpo.training.config import resolve
+    from gxpo.training.loop import Trainer
 
     place = WORLDS[world]
     keys = {**place.keys, **METHODS[method], "method": method, "seed": seed, "trainer.steps": 10_000}
@@ -147,7 +147,7 @@ def read(out: Path) -> list[dict[str, Any]]:
 def report(rows: Sequence[Mapping[str, Any]], fidelity: Path | None) -> None:
     """A table a world: success after, how many runs fell below half of what they began with, and paired differences to
     grpo."""
-    from gxpo.trainer.statistics import mean_interval
+    from gxpo.training.statistics import mean_interval
 
     for world, place in WORLDS.items():
         own = [r for r in rows if r["world"] == world]

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Sequence
 
-from gxpo.protocols import Completion, EpisodeRules, Request, Sampling, Task, TimeStep
+from gxpo.parts.protocols import Completion, EpisodeRules, Request, Sampling, Task, TimeStep
 
 TURNS = 5
 
@@ -68,12 +68,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--declared", action="store_true", help="the class declares blocking = True")
     given = parser.parse_args()
-    from gxpo.chat import PlainChat
-    from gxpo.envs import EnvPool, EnvSource
-    from gxpo.models import character_tokenizer
-    from gxpo.rollouts.episodes import Play
-    from gxpo.tasks.seeds import SeedTasks
-    from gxpo.trainer.session import Session
+    from gxpo.environments.envs import EnvPool, EnvSource
+    from gxpo.environments.tasks.seeds import SeedTasks
+    from gxpo.models.chat import PlainChat
+    from gxpo.sampling.rollouts.episodes import Play
+    from gxpo.training.models import character_tokenizer
+    from gxpo.training.session import Session
 
     kind = Blocking if given.declared else Sleepy
     tokenizer = character_tokenizer()

@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from gxpo.trainer.metrics import comparable
+from gxpo.training.metrics import comparable
 
 STEPS, PER_STEP, GROUP = 6, 3, 2  # of every run: steps, tasks a step, rollouts a task
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos_outcome import GROUP, PER_STEP, STEPS, Kill, Outcome, Setting, lines
-from gxpo.process_tree import descendants, runs
+from gxpo.base.process_tree import descendants, runs
 
 ROOT = Path(__file__).parents[1]
 LONGEST = 400.0  # seconds that a run may take, its resumes included

@@ -1,4 +1,4 @@
-"""Plays every adapter of `gxpo.envs.adapters` with its real library and prints a table of what came out.
+"""Plays every adapter of `gxpo.environments.envs.adapters` with its real library and prints a table of what came out.
 
     python scripts/check_adapters.py                      # all of them, in environments under ~/.cache/gxpo
     python scripts/check_adapters.py --only textworld minigrid --episodes 50
@@ -48,7 +48,7 @@ LIBRARIES = {
     "verifiers-classic": (["verifiers>=0.1.14,<0.4"], "verifiers"),
     "openenv": (["websockets>=15.0", "openenv-core>=0.3"], "openenv-core"),
 }
-CORE = ["numpy>=1.26", "pydantic>=2.10", "rapidfuzz>=3.9"]  # what gxpo.envs itself imports
+CORE = ["numpy>=1.26", "pydantic>=2.10", "rapidfuzz>=3.9"]  # what gxpo.environments.envs itself imports
 
 Player = Callable[[Any, Any, random.Random], Any]  # (env, last step, generator) -> action, or (content, calls)
 
@@ -228,7 +228,7 @@ def bisects(env: Any, step: Any, rng: random.Random) -> Any:
 
 
 def calls(env: Any, step: Any, rng: random.Random) -> Any:
-    from gxpo.protocols import ToolCall
+    from gxpo.parts.protocols import ToolCall
 
     if step.observation[-1]["role"] == "tool":
         return str(step.observation[-1]["content"]), ()
@@ -280,7 +280,7 @@ def worlds(library: str, address: str) -> list[World]:
 # Playing, in the environment of one library.
 def made(world: World) -> Any:
     """An instance of the world for one episode."""
-    from gxpo import envs
+    from gxpo.environments import envs
 
     module, _, kind = envs.ADAPTERS[world.kind].partition(":")
     return getattr(importlib.import_module(module), kind)(**world.options)
@@ -288,7 +288,7 @@ def made(world: World) -> Any:
 
 def play(library: str, episodes: int, address: str) -> Iterator[dict[str, Any]]:
     """A row for each world and player; everything that was seen goes into `trace`."""
-    from gxpo.protocols import TimeStep
+    from gxpo.parts.protocols import TimeStep
 
     for world in worlds(library, address):
         first = made(world)
@@ -330,8 +330,8 @@ def play(library: str, episodes: int, address: str) -> Iterator[dict[str, Any]]:
 
 def through_the_pool(library: str, address: str) -> str:
     """The first world again through worker processes: the same observations as in this one?"""
-    from gxpo import envs as ours
-    from gxpo.protocols import Reply
+    from gxpo.environments import envs as ours
+    from gxpo.parts.protocols import Reply
 
     world = worlds(library, address)[0]
     who = next(iter(world.players))

@@ -128,10 +128,16 @@ TRIES = {
     "train": TRAIN,
     "rewards": [
         Try(
-            ("-c", "from gxpo.rewards.metrics import METRICS, metric_of; [metric_of(name, name) for name in METRICS]"),
+            (
+                "-c",
+                "from gxpo.environments.rewards import metrics as m; [m.metric_of(name, name) for name in m.METRICS]",
+            ),
         ),
         Try(
-            ("-c", "from gxpo.rewards.metrics.text import bleu; print(bleu('the dog', 'the cat', smooth='none'))"),
+            (
+                "-c",
+                "from gxpo.environments.rewards.metrics.text import bleu; print(bleu('dog', 'cat', smooth='none'))",
+            ),
             "0.0",
         ),
     ],

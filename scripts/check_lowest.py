@@ -62,10 +62,10 @@ def main() -> None:
 
         subprocess.run([sys.executable, "-m", "venv", home], check=True)
         run("pip", "install", "-q", *TESTS, *lowest(core, torch))
-        run("gxpo.cli", "--help")
+        run("gxpo.cli.app", "--help")
         run("pytest", "-q", "-p", "no:cacheprovider", *CORE)
         run("pip", "install", "-q", *TESTS, *lowest(core + train, torch))
-        run("gxpo.cli", *RUN, "--out", str(Path(home, "run")))
+        run("gxpo.cli.app", *RUN, "--out", str(Path(home, "run")))
         run("pytest", "-q", "-p", "no:cacheprovider", *TRAIN)
         run("pip", "list")
 

@@ -59,7 +59,7 @@ def compared(folder: Path, where: str, *, kill: bool) -> Any:
     if kill:
         watcher.start()
     began = time.perf_counter()
-    command = [sys.executable, "-m", "gxpo.cli", *words, "--budget", "4000", "--on", where, "--out", str(out)]
+    command = [sys.executable, "-m", "gxpo.cli.app", *words, "--budget", "4000", "--on", where, "--out", str(out)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     done.set()
     if kill:

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from check_vllm import CLOSE, SETTINGS, check, gaps
-from gxpo.engines import in_vllm
-from gxpo.engines.openai import OpenAIEngine
-from gxpo.engines.vllm_process import GIVEN
-from gxpo.protocols import Completion, Request, Sampling, StreamKey
+from gxpo.parts.protocols import Completion, Request, Sampling, StreamKey
+from gxpo.sampling.engines import in_vllm
+from gxpo.sampling.engines.openai import OpenAIEngine
+from gxpo.sampling.engines.vllm_process import GIVEN
 
 STARTING = 900.0  # seconds
 LENGTH = 2048

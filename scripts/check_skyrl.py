@@ -73,12 +73,12 @@ def checks() -> bool:
     from transformers import AutoModelForCausalLM
 
     from gxpo.conformance.engines import forest, losses
-    from gxpo.learners.lora import LoraSettings
-    from gxpo.learners.remote import RemoteLearner
-    from gxpo.learners.remote.probe import probe
-    from gxpo.learners.remote.rows import Rows
-    from gxpo.learners.remote.tinker import Adapter, TinkerEngine
-    from gxpo.learners.torch import TorchLearner
+    from gxpo.learning.lora import LoraSettings
+    from gxpo.learning.remote import RemoteLearner
+    from gxpo.learning.remote.probe import probe
+    from gxpo.learning.remote.rows import Rows
+    from gxpo.learning.remote.tinker import Adapter, TinkerEngine
+    from gxpo.learning.torch import TorchLearner
 
     good = True
 

@@ -141,8 +141,8 @@ def length(completion_ids: Any, **columns: Any) -> list[float]:
 
 def saved_model(folder: Path) -> str:
     """A small model on disk, as both trainers load it."""
-    from gxpo import models
     from gxpo.models.tiny import tiny_model
+    from gxpo.training import models
 
     tokenizer = models.load("tiny:cold", task="arithmetic", dtype="float32").tokenizer
     small = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -62,8 +62,8 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
 
 def saved_models(folder: Path) -> list[str]:
     """A policy and a reference on disk, small and unlike."""
-    from gxpo import models
     from gxpo.models.tiny import tiny_model
+    from gxpo.training import models
 
     tokenizer = models.load("tiny:cold", task="arithmetic", dtype="float32").tokenizer
     small = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -84,11 +84,11 @@ def loaded(path: str) -> tuple[Any, Any]:
 def ours(paths: list[str], method: str, keys: dict[str, Any], folder: Path) -> tuple[float, torch.Tensor]:
     """Loss of the file under our method, and its gradient, parameters in the order of their names."""
     import gxpo
-    from gxpo.learners.torch import TorchLearner
-    from gxpo.protocols import PolicyTokens, Sampling
-    from gxpo.rollouts.logged import Logged
-    from gxpo.tasks.file import read_tasks
-    from gxpo.trainer.session import Session
+    from gxpo.environments.tasks.file import read_tasks
+    from gxpo.learning.torch import TorchLearner
+    from gxpo.parts.protocols import PolicyTokens, Sampling
+    from gxpo.sampling.rollouts.logged import Logged
+    from gxpo.training.session import Session
 
     file = folder / "pairs.jsonl"
     rows = [dict(zip(("prompt", "chosen", "rejected"), row, strict=True)) for row in PAIRS]

@@ -226,8 +226,8 @@ def masked_logprobs(family: str, found: list[Any], asked: list[Any]) -> float:
     """
     from PIL import Image
 
-    from gxpo import media
-    from gxpo.signals.masked_observation import masked_picture
+    from gxpo.algorithms.signals.masked_observation import masked_picture
+    from gxpo.base import media
 
     model, processor = made(family, Path(found[0][2].args.output_dir).parent)
     scored, worst = found[0][2]._scored["train"], 0.0

@@ -31,7 +31,7 @@ def worker(model: Path) -> bool:
     torch.set_num_threads(1)
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     dist.init_process_group("gloo")
-    from gxpo.learners.remote.verl import VerlEngine
+    from gxpo.learning.remote.verl import VerlEngine
 
     began = time.perf_counter()
     engine = VerlEngine(model)
@@ -51,8 +51,8 @@ def compared(engine: Any, model: Path, say: Callable[[str], None]) -> bool:
     from transformers import AutoModelForCausalLM
 
     from gxpo.conformance.engines import check, forest
-    from gxpo.learners.remote import RemoteLearner
-    from gxpo.learners.torch import TorchLearner
+    from gxpo.learning.remote import RemoteLearner
+    from gxpo.learning.torch import TorchLearner
 
     standard = TorchLearner(
         AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa"), lr=0.0

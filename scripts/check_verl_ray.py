@@ -55,8 +55,8 @@ def checks(folder: Path, nodes: int) -> bool:
     import gxpo
     from check_skyrl import tiny
     from check_verl_engine import compared
-    from gxpo.errors import GxpoError
-    from gxpo.learners.remote.verl_ray import RayVerlEngine
+    from gxpo.base.errors import GxpoError
+    from gxpo.learning.remote.verl_ray import RayVerlEngine
 
     torch.set_num_threads(1)
     model = folder / "model"

@@ -31,13 +31,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from gxpo import media, models
-from gxpo.decoder.vision import triples_of, vision_of
-from gxpo.engines.remote_requests import seed_of
-from gxpo.engines.vllm import VllmEngine
-from gxpo.engines.vllm_process import GIVEN
-from gxpo.errors import ModelError
-from gxpo.protocols import Completion, Request, Sampling, StreamKey
+from gxpo.base import media
+from gxpo.base.errors import ModelError
+from gxpo.models.decoder.vision import triples_of, vision_of
+from gxpo.parts.protocols import Completion, Request, Sampling, StreamKey
+from gxpo.sampling.engines.remote_requests import seed_of
+from gxpo.sampling.engines.vllm import VllmEngine
+from gxpo.sampling.engines.vllm_process import GIVEN
+from gxpo.training import models
 
 CLOSE = {"float32": 1e-3, "bfloat16": 1.0}  # nats at one token; in bfloat16 logits are steps of an eighth
 SETTINGS = (

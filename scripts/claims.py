@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from gxpo.base.errors import ConfigError
 from gxpo.compare.conclude import difference_spread
 from gxpo.compare.inference import FEWEST_SEEDS, seed_interval
 from gxpo.compare.results import COLLAPSED, Estimate
 from gxpo.compare.store import digest, read_store, result_of, with_former
 from gxpo.compare.wording import number
-from gxpo.errors import ConfigError
 from predictors import correlations
 from study import HERE, STORE, keys_of, read_list, run, sides, wanted
 

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gxpo.base.errors import GxpoError
 from gxpo.compare.inference import Spread, area_under_curve, crossed_spread, resolvable, seed_spread, seeds_needed
 from gxpo.compare.results import Estimate
 from gxpo.compare.store import digest, read_store, result_of, with_former
-from gxpo.errors import GxpoError
 from study import STORE, keys_of, read_list, sides
 
 LIST = STORE.parent / "validity.yaml"

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gxpo import config
-from gxpo.definition import Stated
 from gxpo.explain.forest_picture import picture
-from gxpo.forest import Forest
-from gxpo.trainer.loop import Trainer
+from gxpo.forest.forest import Forest
+from gxpo.parts.definition import Stated
+from gxpo.training import config
+from gxpo.training.loop import Trainer
 
 HOME = Path(__file__).parents[1]
 SMALL = {"tasks.per_step": 6, "rollout.group_size": 3, "eval.tasks": 1}

@@ -13,14 +13,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gxpo import config
-from gxpo.definition import Stated
-from gxpo.page.chart import svg_chart
-from gxpo.trainer.demo import settings
-from gxpo.trainer.progress import Progress
-from gxpo.trainer.run import Run
-from gxpo.trainer.statistics import mean_interval
-from gxpo.trainer.train import resume, train
+from gxpo.base.page.chart import svg_chart
+from gxpo.parts.definition import Stated
+from gxpo.training import config
+from gxpo.training.demo import settings
+from gxpo.training.progress import Progress
+from gxpo.training.run import Run
+from gxpo.training.statistics import mean_interval
+from gxpo.training.train import resume, train
 
 SEEDS = (0, 1, 2)
 

@@ -73,7 +73,7 @@ def method_lines(name: str) -> Iterator[str]:
 def battery_lines(method: Any, seed: int) -> Iterator[str]:
     from tests.battery import battery, made_up, policy_of
 
-    from gxpo.errors import GxpoError
+    from gxpo.base.errors import GxpoError
 
     forest = battery(seed)
     with contextlib.suppress(GxpoError):  # shapes that read texts or calls, which the battery has not
@@ -111,7 +111,7 @@ def freeze_commands(out: Path) -> None:
     import typer.main
 
     from gxpo.__main__ import main  # noqa: F401  # loads every command
-    from gxpo.cli import app
+    from gxpo.cli.app import app
 
     lines = []
 
@@ -129,13 +129,13 @@ def output_of(*arguments: str) -> str:
     from typer.testing import CliRunner
 
     from gxpo.__main__ import main  # noqa: F401
-    from gxpo.cli import app
+    from gxpo.cli.app import app
 
     return CliRunner().invoke(app, list(arguments)).output
 
 
 def freeze_names(out: Path) -> None:
-    from gxpo.rewards.metrics import METRICS
+    from gxpo.environments.rewards.metrics import METRICS
 
     parts = json.loads(output_of("parts", "--json"))
     for row in parts:
@@ -170,7 +170,8 @@ def reward(completions: list[str], **columns: Any) -> list[float]:
 
 
 def lines_of_run(path: Path, *further: str) -> list[str]:
-    from gxpo import Trainer, config
+    from gxpo import Trainer
+    from gxpo.training import config
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         run = Path(folder) / "run"

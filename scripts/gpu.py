@@ -44,7 +44,7 @@ import torch  # noqa: E402  # after the path of this checkout
 import gpu_engines  # noqa: E402
 import gpu_scale  # noqa: E402
 from gpu_measures import even, numerics, peer, speed  # noqa: E402
-from gxpo.errors import GxpoError  # noqa: E402
+from gxpo.base.errors import GxpoError  # noqa: E402
 
 Measure = Callable[[], Mapping[str, Any]]
 
@@ -151,8 +151,8 @@ def learn(figures: Figures) -> None:
 
 def training(name: str, figures: Figures) -> dict[str, Any]:
     import gxpo
-    from gxpo import config
-    from gxpo.definition import Stated
+    from gxpo.parts.definition import Stated
+    from gxpo.training import config
 
     given = config.read(ROOT / "examples" / f"{name}.yaml")
     sets: dict[str, Any] = {"learner.device": figures.device}
@@ -174,7 +174,7 @@ def training(name: str, figures: Figures) -> dict[str, Any]:
 def resumed(figures: Figures) -> dict[str, Any]:
     """Whether six steps, and three resumed to six, end with the same parameters on this device."""
     import gxpo
-    from gxpo.trainer.train import resume
+    from gxpo.training.train import resume
 
     keys = {"learner.device": figures.device, "tasks.per_step": 4, "rollout.group_size": 4, "eval.tasks": 4,
             "sampling.max_new_tokens": 8, "trainer.checkpoint_every": 3}  # fmt: skip

@@ -37,9 +37,9 @@ def sharded(figures: Figures, shape: str) -> dict[str, Any]:
     """The gradient in float32, then three updates of each learner in bfloat16 after one that sets things up."""
     import torch.distributed as dist
 
-    from gxpo import runtime
-    from gxpo.learners.sharded import ShardedLearner, whole
-    from gxpo.learners.torch import TorchLearner
+    from gxpo.base import runtime
+    from gxpo.learning.sharded import ShardedLearner, whole
+    from gxpo.learning.torch import TorchLearner
 
     samples, prompt, new = (8, 4, 8) if figures.toy else (64, 128, 512)
     forest = random_forest(SHAPES[shape]["vocab_size"], samples // GROUP, prompt, new)
@@ -108,9 +108,9 @@ def of_worker(model: str, dtype: str, rows: str, device: str) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     from gxpo.conformance.engines import check
-    from gxpo.learners.remote.verl import VerlEngine
-    from gxpo.learners.torch import TorchLearner
-    from gxpo.protocols import TokenRow
+    from gxpo.learning.remote.verl import VerlEngine
+    from gxpo.learning.torch import TorchLearner
+    from gxpo.parts.protocols import TokenRow
 
     began = clock(device)
     engine = VerlEngine(model, dtype=dtype)

@@ -104,7 +104,7 @@ def numerics(figures: Figures) -> None:
 def loss_and_gradient(shape: str, forest: Any, method: str, device: str, dtype: str) -> tuple[float, dict[str, Any]]:
     """Of one optimiser step whose proximal policy is a little off the current one; the gradient on the CPU."""
     import gxpo
-    from gxpo.learners.torch import TorchLearner
+    from gxpo.learning.torch import TorchLearner
 
     m = gxpo.method(method).fill(horizon=64.0, max_length=64, total_steps=1)
     model = random_model(shape, "cpu", torch.float32).to(getattr(torch, dtype)).to(device)
@@ -145,7 +145,7 @@ def against_cpu(
 
 def sampler_gap(figures: Figures, shape: str, dtype: str, layout: str) -> dict[str, float]:
     """Nats between the log-probs that the engine and the learner give the sampled tokens."""
-    from gxpo.learners.torch import TorchLearner
+    from gxpo.learning.torch import TorchLearner
 
     model = random_model(shape, figures.device, getattr(torch, dtype))
     learner: Any = TorchLearner(model, lr=0.0, device=figures.device, layout=layout)
@@ -159,7 +159,7 @@ def sampler_gap(figures: Figures, shape: str, dtype: str, layout: str) -> dict[s
 # ---------------------------------------------------------------- d: speed
 def requests(vocabulary: int, samples: int, *, prompt: int) -> list[Any]:
     """Requests of random prompts, `GROUP` samples of each."""
-    from gxpo.protocols import Request, StreamKey
+    from gxpo.parts.protocols import Request, StreamKey
 
     draw = torch.Generator().manual_seed(0)
     return [
@@ -173,8 +173,8 @@ def requests(vocabulary: int, samples: int, *, prompt: int) -> list[Any]:
 
 def sample(model: Any, device: str, samples: int, *, prompt: int, new: int) -> tuple[list[Any], list[list[Any]]]:
     """Requests of random prompts, and the engine's completions, all of full length."""
-    from gxpo.engines.torch import TorchEngine
-    from gxpo.protocols import Sampling
+    from gxpo.parts.protocols import Sampling
+    from gxpo.sampling.engines.torch import TorchEngine
 
     asked = requests(model.config.vocab_size, samples, prompt=prompt)
     engine = TorchEngine(model, device=device, stop_ids=())
@@ -212,7 +212,7 @@ def speed(figures: Figures) -> None:
 
 def update_speed(figures: Figures, shape: str, samples: int, length: int, layout: str) -> dict[str, Any]:
     """The second of two updates on `samples` completions of `length` random tokens after prompts of a quarter of it."""
-    from gxpo.learners.torch import TorchLearner
+    from gxpo.learning.torch import TorchLearner
 
     model = random_model(shape, figures.device, torch.bfloat16)
     size = 1024 if figures.toy else max(16384, length + length // 4)
@@ -261,7 +261,7 @@ def peer(figures: Figures) -> None:
 
 def saved(folder: str, shape: str) -> str:
     """The model as a directory that both sides load, with the tokenizer of digits and letters."""
-    from gxpo.models import character_tokenizer
+    from gxpo.training.models import character_tokenizer
 
     path = Path(folder) / shape
     if not path.exists():
@@ -287,9 +287,9 @@ def stepped(seconds: list[float], peak: Peak, tokens: int) -> dict[str, Any]:
 
 
 def gxpo_steps(figures: Figures, folder: str, shape: str, prompts: int, length: int, new: int) -> dict[str, Any]:
-    from gxpo import config
-    from gxpo.definition import Stated
-    from gxpo.trainer.loop import Trainer
+    from gxpo.parts.definition import Stated
+    from gxpo.training import config
+    from gxpo.training.loop import Trainer
 
     tasks = Path(folder) / "tasks.jsonl"
     lines = [json.dumps({"prompt": q, "answer": "0"}) for q in questions(16 * prompts, length)]

@@ -75,7 +75,7 @@ def usable(way: str, device: str) -> bool:
 
 
 def learner_of(figures: Figures, shape: str, way: str, dtype: torch.dtype, size: int) -> Any:
-    from gxpo.learners.torch import TorchLearner
+    from gxpo.learning.torch import TorchLearner
 
     how = WAYS[way]
     model = random_model(shape, figures.device, dtype)
@@ -146,8 +146,8 @@ def lora(figures: Figures) -> None:
 def adapter_update(figures: Figures, shape: str) -> dict[str, Any]:
     import transformers
 
-    from gxpo.learners.lora import LoraSettings
-    from gxpo.learners.torch import TorchLearner
+    from gxpo.learning.lora import LoraSettings
+    from gxpo.learning.torch import TorchLearner
 
     prompt, new = (8, 8) if figures.toy else (256, 512)
     config = transformers.Qwen2Config(**SHAPES[shape], dtype=torch.bfloat16)
@@ -226,7 +226,7 @@ def lines(run: Path) -> list[dict[str, Any]]:
 def vllm(figures: Figures) -> None:
     """vLLM beside the learner's model, awake on the same GPU: start, tokens a second at 64 and 256 streams, publication
     with its checksums, gap between its log-probs and the learner's."""
-    from gxpo.engines.vllm_process import PROGRAM, can_import, interpreter
+    from gxpo.sampling.engines.vllm_process import PROGRAM, can_import, interpreter
 
     python = interpreter(os.environ.get("GXPO_VLLM_PYTHON"))
     program = (PROGRAM,)
@@ -240,9 +240,9 @@ def vllm(figures: Figures) -> None:
 
 
 def beside(figures: Figures, shape: str, python: str, program: tuple[str, ...]) -> dict[str, Any]:
-    from gxpo.engines.vllm import VllmEngine
-    from gxpo.learners.torch import TorchLearner
-    from gxpo.protocols import Sampling
+    from gxpo.learning.torch import TorchLearner
+    from gxpo.parts.protocols import Sampling
+    from gxpo.sampling.engines.vllm import VllmEngine
 
     new, streams = (4, (8, 16)) if figures.toy else (400, (64, 256))
     model = random_model(shape, figures.device, torch.float32 if figures.toy else torch.bfloat16)

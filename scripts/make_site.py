@@ -26,8 +26,8 @@ HERE = ROOT / "scripts" / "docs_site"
 
 # What the API reference has beside the names of `gxpo` itself: module -> what it is for
 FURTHER = {
-    "gxpo.protocols": "Types that parts exchange, and the protocols of stages",
-    "gxpo.functions": "Functions as parts",
+    "gxpo.parts.protocols": "Types that parts exchange, and the protocols of stages",
+    "gxpo.parts.functions": "Functions as parts",
     "gxpo.conformance": "Golden vectors for any trainer's advantages",
     "gxpo.adapters.trl": "Methods in TRL",
     "gxpo.adapters.verl": "Methods in verl",

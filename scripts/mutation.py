@@ -1,4 +1,4 @@
-"""Which changes to the source no test notices: `python scripts/mutation.py credit` runs mutmut over src/gxpo/credit.
+"""Which changes to the source no test notices: `python scripts/mutation.py credit` mutates src/gxpo/algorithms/credit.
 
 In a working copy of src/ and tests/. mutmut leaves decorated functions alone, so there `@torch.no_grad()`, `@part(...)`
 and the like are taken off and applied at the end of the module instead; functions behave as before. A run that was

@@ -19,8 +19,8 @@ from statistics import fmean
 from typing import Any
 
 import gxpo
-from gxpo.page.chart import svg_chart
-from gxpo.trainer.statistics import mean_interval
+from gxpo.base.page.chart import svg_chart
+from gxpo.training.statistics import mean_interval
 
 OBJECTIVES: dict[str, dict[str, Any]] = {  # what differs from grpo: z-scored credit, sequence mean
     "none": {"objective.surrogate": "unclipped"},

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from gxpo import config
-from gxpo.engines.flow import FlowEngine
-from gxpo.errors import GxpoError, need
-from gxpo.models import flow
-from gxpo.protocols import Request, Sampling, StreamKey
-from gxpo.tasks.points import DIRECTIONS, target
-from gxpo.trainer.directory import config_of
-from gxpo.trainer.start import parameters_of
+from gxpo.base.errors import GxpoError, need
+from gxpo.environments.tasks.points import DIRECTIONS, target
+from gxpo.parts.protocols import Request, Sampling, StreamKey
+from gxpo.sampling.engines.flow import FlowEngine
+from gxpo.training import config
+from gxpo.training.directory import config_of
+from gxpo.training.models import flow
+from gxpo.training.start import parameters_of
 
 
 def samples(model: flow.FlowModel, count: int, noise: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from gxpo import media, records
-from gxpo.forest import Forest
+from gxpo.base import media
+from gxpo.forest import records
+from gxpo.forest.forest import Forest
 
 SIDE, GAP, LINES = 96, 14, 54  # pixels of a picture, between two, of the text below
 

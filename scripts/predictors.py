@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gxpo.base.errors import GxpoError
 from gxpo.compare.conclude import difference_spread
 from gxpo.compare.inference import FEWEST_SEEDS
 from gxpo.compare.store import digest, read_store, result_of, with_former
-from gxpo.errors import GxpoError
 from study import HERE, STORE, keys_of, read_list, sides
 
 KNOWN = HERE / "studies" / "predictors.json"
@@ -85,7 +85,7 @@ def first_gradient(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 def measured(pairs: Sequence[Pair], minutes: float, notify: Callable[[str], None] = print) -> dict[str, Any]:
     """Adds the signal of every arm and base that `KNOWN` lacks, for at most so long."""
-    from gxpo.trainer.gradient_signal import measure
+    from gxpo.training.gradient_signal import measure
 
     known = read_known()
     until = time.monotonic() + 60 * minutes
@@ -123,7 +123,7 @@ def by_signal(pair: Pair, known: Mapping[str, Any]) -> float:
 
     agreement = n S / (1 + n S), n = BATCH / tokens a task, S the signal of a task, at least 0
     """
-    from gxpo.trainer.gradient_signal import agreement_of
+    from gxpo.training.gradient_signal import agreement_of
 
     rows = [known["signal"].get(digest(first_gradient(k)), {}) for k in (pair.arm, pair.base)]
     if any("signal" not in r for r in rows) or not any(r["signal"] > 2 * r["error"] for r in rows):

@@ -20,11 +20,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gxpo import config
 from gxpo.compare.arms import stated
-from gxpo.options import dotted
-from gxpo.trainer.loop import Trainer
-from gxpo.trainer.statistics import mean_interval, paired_interval
+from gxpo.parts.options import dotted
+from gxpo.training import config
+from gxpo.training.loop import Trainer
+from gxpo.training.statistics import mean_interval, paired_interval
 
 RESULTS = Path(__file__).parents[1] / "studies" / "preferences.jsonl"
 SEEDS = (0, 1, 2, 3, 4)

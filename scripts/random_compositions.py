@@ -25,7 +25,7 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 import gxpo
-from gxpo.errors import ConfigError, GxpoError
+from gxpo.base.errors import ConfigError, GxpoError
 from gxpo.methods import METHODS
 
 # samplers in latents, which nothing for text composes with; prompts with a draft, which the tiny model has never read

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gxpo.base.errors import GxpoError
 from gxpo.compare import suites
 from gxpo.compare.arms import SHUFFLED
 from gxpo.compare.conclude import conclude
@@ -25,7 +26,6 @@ from gxpo.compare.files import row as lines_of
 from gxpo.compare.results import Arm, Budget, Comparison, Kind
 from gxpo.compare.store import digest, read_store, result_of, with_former
 from gxpo.compare.wording import number
-from gxpo.errors import GxpoError
 from study import HERE, STORE, keys_of, read_list, sides
 
 TABLE, PAGE = HERE / "docs" / "results.csv", HERE / "docs" / "results.md"

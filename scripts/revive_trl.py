@@ -31,8 +31,8 @@ RARE_TEXT = "q7"
 
 def habitual(folder: Path) -> str:
     """A model that answers with digits."""
-    from gxpo import models
     from gxpo.models.tiny import tiny_model
+    from gxpo.training import models
 
     tokenizer = models.load("tiny:cold", task="arithmetic", dtype="float32").tokenizer
     small = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -166,8 +166,8 @@ def collapsed(method: str) -> int:
 
 def untaught(folder: Path, seed: int) -> str:
     """A model that answers anything, and its tokenizer of 98 characters."""
-    from gxpo import models
     from gxpo.models.tiny import tiny_model
+    from gxpo.training import models
 
     small = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     tiny_model(seed=seed, num_key_value_heads=2, **small).save_pretrained(folder)

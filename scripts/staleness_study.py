@@ -24,10 +24,10 @@ from typing import Any
 
 import torch
 
-from gxpo import config
-from gxpo.definition import Stated
-from gxpo.trainer.loop import Trainer
-from gxpo.trainer.statistics import mean_interval
+from gxpo.parts.definition import Stated
+from gxpo.training import config
+from gxpo.training.loop import Trainer
+from gxpo.training.statistics import mean_interval
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "staleness.jsonl"

@@ -19,11 +19,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gxpo import config, yamltext
+from gxpo.base import yamltext
 from gxpo.compare.arms import stated
 from gxpo.compare.jobs import STOPPED, Job, Local
 from gxpo.compare.store import append, digest, missing, read_store, row_of
-from gxpo.options import dotted
+from gxpo.parts.options import dotted
+from gxpo.training import config
 
 HERE = Path(__file__).resolve().parent.parent
 STORE = HERE / "studies" / "runs.jsonl"

@@ -15,11 +15,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from gxpo.engines.torch import TorchEngine
-from gxpo.forest import Forest
-from gxpo.protocols import Completion, Request, Sampling, Task
-from gxpo.rollouts.dynamic_sampling import DynamicSampling
-from gxpo.rollouts.independent import Independent
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Completion, Request, Sampling, Task
+from gxpo.sampling.engines.torch import TorchEngine
+from gxpo.sampling.rollouts.dynamic_sampling import DynamicSampling
+from gxpo.sampling.rollouts.independent import Independent
 
 STALE: WeakKeyDictionary[Any, tuple[int, TorchEngine]] = WeakKeyDictionary()  # learner's engine -> (step, its copy)
 

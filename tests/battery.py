@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 import gxpo
-from gxpo.forest import Forest
-from gxpo.signals import Signals
+from gxpo.algorithms.signals import Signals
+from gxpo.forest.forest import Forest
 
 ON_BATTERY = {  # components of the battery in the place of those that a method's own rewards make
     "hdpo": {"credit.weights": {"*": 1.0, "format": 0.15}, "credit.only": {"format": "success"}},

@@ -5,7 +5,7 @@ import io
 import sys
 from collections.abc import Iterable
 
-from gxpo import cli
+from gxpo.cli import app as cli
 
 
 def run(words: Iterable[object]) -> tuple[int, str, str]:

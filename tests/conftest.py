@@ -12,7 +12,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if os.environ.get("GXPO_TEST_DEVICE", "cpu") == "cpu":  # `learner.device: auto` would take a GPU, whose bits differ
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-os.environ.setdefault("MKL_CBWR", "AUTO")  # as gxpo.exact does for programs of gxpo
+os.environ.setdefault("MKL_CBWR", "AUTO")  # as gxpo.base.exact does for programs of gxpo
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ settings.load_profile(os.environ.get("GXPO_HYPOTHESIS", "default"))
 def _warm_starts(tmp_path_factory):
     """A cache that holds what stands for the warm start of the arithmetic: the model after one step of it."""
     from gxpo.models.cache import put
-    from gxpo.models.warmup import WARMUPS, _key, warm_start
+    from gxpo.training.models.warmup import WARMUPS, _key, warm_start
 
     recipe = WARMUPS["arithmetic"]
     root = tmp_path_factory.getbasetemp()
@@ -48,7 +48,7 @@ def _warm_starts(tmp_path_factory):
 @pytest.fixture
 def hardly_warm(_warm_starts, monkeypatch):
     """`model=tiny` as typed, for the arithmetic, and `model=flow`, without the minute that their warm starts take."""
-    from gxpo.models import flow
+    from gxpo.training.models import flow
 
     monkeypatch.setenv("GXPO_CACHE", str(_warm_starts))
     monkeypatch.setitem(flow.RECIPE, "steps", 20)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 Json = dict[str, Any]
 

@@ -28,9 +28,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 IMPORTED = (
-    "pytest", "gxpo.cli", "gxpo.methods", "gxpo.registry", "gxpo.trainer.train", "gxpo.trainer.loop",
-    "gxpo.learners.torch",
-    "gxpo.learners.sharded", "gxpo.models.tiny", "torch.distributed.fsdp", "transformers.models.llama.modeling_llama",
+    "pytest", "gxpo.cli.app", "gxpo.methods", "gxpo.parts.registry", "gxpo.training.train", "gxpo.training.loop",
+    "gxpo.learning.torch",
+    "gxpo.learning.sharded", "gxpo.models.tiny", "torch.distributed.fsdp", "transformers.models.llama.modeling_llama",
     "transformers.models.auto.modeling_auto", "transformers.modeling_utils", "transformers.loss.loss_utils",
     "transformers.models.auto.tokenization_auto",
 )  # fmt: skip

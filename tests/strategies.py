@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 Json = dict[str, Any]
 

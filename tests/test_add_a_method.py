@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import gxpo
-from gxpo import cli
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
+from gxpo.cli import app as cli
 from gxpo.methods import METHODS
 
 ROOT = Path(__file__).parents[1]

@@ -15,9 +15,9 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 from tests import command_line
 
 import gxpo
-from gxpo import cli
-from gxpo.settings import RUN_KEYS
-from gxpo.trainer.metrics import metric
+from gxpo.cli import app as cli
+from gxpo.parts.settings import RUN_KEYS
+from gxpo.training.metrics import metric
 
 ROOT = Path(__file__).parents[1]
 SKILL = ROOT / "skills" / "gxpo" / "SKILL.md"

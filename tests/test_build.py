@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.naive import view
 
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 tokens = st.lists(st.integers(0, 30), max_size=4)
 few = settings(max_examples=30, deadline=None)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gxpo.base.errors import ConfigError
 from gxpo.compare.results import Estimate
-from gxpo.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))

@@ -15,7 +15,7 @@ from tests import command_line, started
 import gxpo
 from gxpo.explain import methods
 from gxpo.methods import METHODS
-from gxpo.trainer import checkpoint
+from gxpo.training import checkpoint
 
 SMALL = """model: tiny:cold
 task: arithmetic
@@ -484,7 +484,8 @@ def test_no_space_left_while_checkpointing(tmp_path, monkeypatch):
 def test_a_file_size_limit_while_checkpointing(tmp_path):
     out = tmp_path / "run"
     limited = (
-        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, 2**18)); from gxpo.cli import main; main()"
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, 2**18)); "
+        "from gxpo.cli.app import main; main()"
     )
     done = started.run(["-c", limited, "train", config(tmp_path), "--out", out])
     assert done.returncode == 2, done.stderr
@@ -508,7 +509,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, launcher):
     out = tmp_path / "run"
     environment = {**os.environ, "PYTHONPATH": str(Path(gxpo.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     sets = ["--set", "trainer.steps=5000", "--set", "trainer.checkpoint_every=0"]
-    command = [*launcher, "-m", "gxpo.cli", "train", str(config(tmp_path)), "--out", str(out), *sets]
+    command = [*launcher, "-m", "gxpo.cli.app", "train", str(config(tmp_path)), "--out", str(out), *sets]
     metrics = out / "metrics.jsonl"
     with started.Started(command, env=environment, start_new_session=True) as running:
         while running.poll() is None and not (metrics.is_file() and metrics.stat().st_size):

@@ -8,7 +8,7 @@ import pytest
 import typer
 from tests import command_line
 
-from gxpo import cli
+from gxpo.cli import app as cli
 
 SMALL = (
     "model: tiny:cold\ntask: arithmetic\ntasks.per_step: 2\nrollout.group_size: 2\nsampling.max_new_tokens: 4\n"

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.compat import COMPAT
-from gxpo.definition import same
-from gxpo.forest import Forest
+from gxpo.algorithms.objectives import Clip, DualClip, PolicyGradient
+from gxpo.forest.forest import Forest
 from gxpo.methods import METHODS
-from gxpo.objectives import Clip, DualClip, PolicyGradient
+from gxpo.methods.compat import COMPAT
+from gxpo.parts.definition import same
 
 Row = tuple[str, float, Sequence[int]]  # group, reward, tokens of each turn
 

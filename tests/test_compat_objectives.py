@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 OLD = [-0.5, -1.0, -2.0, -0.3, -0.7]
 CHANGE = [0.3, -0.1, -0.4, 0.2, 0.5]
@@ -236,7 +236,7 @@ def with_entropy(each: Each, coef: float) -> Each:
     return lambda live, held: [x - coef * h for x, h in zip(each(live, held), ENTROPY, strict=True)]
 
 
-# the other systems at their defaults, as read: src/gxpo/compat.py says where
+# the other systems at their defaults, as read: src/gxpo/methods/compat.py says where
 OTHERS: dict[str, tuple[Each, str]] = {
     "grpo@openrlhf": (clipped(0.2, 0.2), "tokens"),
     "dr_grpo@openrlhf": (clipped(0.2, 0.2), "tokens"),

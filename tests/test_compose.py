@@ -8,15 +8,15 @@ import torch
 from tests.battery import ON_BATTERY, battery, made_up, policy_of
 
 import gxpo
-from gxpo import registry
-from gxpo.credit import CreditPart, advantage
-from gxpo.credit.sets import pass_at_k
-from gxpo.definition import Stated, show
-from gxpo.errors import ConfigError, GxpoError, MethodConflict, MissingSignal
-from gxpo.forest import Forest
+from gxpo.algorithms.credit import CreditPart, advantage
+from gxpo.algorithms.credit.sets import pass_at_k
+from gxpo.algorithms.objectives.penalty import Penalty
+from gxpo.base.errors import ConfigError, GxpoError, MethodConflict, MissingSignal
+from gxpo.forest.forest import Forest
 from gxpo.methods import METHODS
-from gxpo.objectives.penalty import Penalty
-from gxpo.registry import RATIOS
+from gxpo.parts import registry
+from gxpo.parts.definition import Stated, show
+from gxpo.parts.registry import RATIOS
 
 
 def forest(rewards=(1.0, 0.0, None, 1.0, 0.0), **fields):

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.credit import CreditPart, GroupRelative
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.forest import Forest
-from gxpo.objectives import TermPart
-from gxpo.rewards import RewardPart, own
-from gxpo.rollouts import Rollout
-from gxpo.signals import SignalPart
+from gxpo.algorithms.credit import CreditPart, GroupRelative
+from gxpo.algorithms.objectives import TermPart
+from gxpo.algorithms.signals import SignalPart
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.environments.rewards import RewardPart, own
+from gxpo.forest.forest import Forest
+from gxpo.sampling.rollouts import Rollout
 
 
 @dataclass(frozen=True)

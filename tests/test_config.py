@@ -9,10 +9,11 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 import gxpo
-from gxpo import config, registry
-from gxpo.definition import STAGES, Stated, show, stage_of
-from gxpo.errors import ConfigError
-from gxpo.settings import FIELDS, RUN_KEYS
+from gxpo.base.errors import ConfigError
+from gxpo.parts import registry
+from gxpo.parts.definition import STAGES, Stated, show, stage_of
+from gxpo.parts.settings import FIELDS, RUN_KEYS
+from gxpo.training import config
 
 
 def write(tmp_path, text):

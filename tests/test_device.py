@@ -9,12 +9,12 @@ from tests.learners.llamas import VOCABULARY, random_forest, small_llama
 from tests.trainer.parity_reward import parity
 
 import gxpo
-from gxpo.engines.torch import TorchEngine
-from gxpo.forest import Forest
-from gxpo.learners.lora import LoraSettings
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import Request, Sampling, StreamKey
-from gxpo.trainer.train import resume
+from gxpo.forest.forest import Forest
+from gxpo.learning.lora import LoraSettings
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import Request, Sampling, StreamKey
+from gxpo.sampling.engines.torch import TorchEngine
+from gxpo.training.train import resume
 
 DEVICE = os.environ.get("GXPO_TEST_DEVICE", "cpu")
 NAMES = ("logprob", "entropy")

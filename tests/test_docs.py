@@ -157,16 +157,16 @@ def test_pages_begin_with_a_command_and_are_short():
 
 
 def test_the_example_is_the_demo():
-    demo = (ROOT / "src/gxpo/trainer/demo.yaml").read_text()
+    demo = (ROOT / "src/gxpo/training/demo.yaml").read_text()
     assert (ROOT / "examples/arithmetic.yaml").read_text() == demo
     assert len(demo.splitlines()) <= 15
 
 
 def test_readme_counts_methods_by_evidence():
     from gxpo.adapters.available import available
-    from gxpo.definition import EVIDENCE
     from gxpo.explain.catalogue import entries
     from gxpo.methods import METHODS
+    from gxpo.parts.definition import EVIDENCE
 
     rows = entries()
     tiers = {t: sum(r["evidence"] == t for r in rows) for t in EVIDENCE}

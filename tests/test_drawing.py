@@ -5,7 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gxpo.drawing import BLACK, GLYPHS, WHITE, canvas, cropped, fill, frame, noisy, scaled, text_size, write, write_in
+from gxpo.base.drawing import (
+    BLACK,
+    GLYPHS,
+    WHITE,
+    canvas,
+    cropped,
+    fill,
+    frame,
+    noisy,
+    scaled,
+    text_size,
+    write,
+    write_in,
+)
 
 
 def lit(pixels) -> list[str]:

@@ -1,4 +1,4 @@
-"""gxpo.exact: programs of gxpo ask MKL for products that do not depend on alignment; importing gxpo does not."""
+"""gxpo.base.exact: programs of gxpo ask MKL for products that do not depend on alignment; importing gxpo does not."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.engines.vllm_process import environment
-from gxpo.processes import Process
+from gxpo.base.processes import Process
+from gxpo.sampling.engines.vllm_process import environment
 
 REPORT = "import os, sys; print(os.environ.get('MKL_CBWR'), 'torch' in sys.modules)"
 COMMAND_LINE = f"import sys; from gxpo import cli; cli.app = lambda: exec({REPORT!r}); cli.main()"

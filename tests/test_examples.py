@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gxpo import config
-from gxpo.models import flow
-from gxpo.models.load import check_name, is_path
+from gxpo.training import config
+from gxpo.training.models import flow
+from gxpo.training.models.load import check_name, is_path
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.yaml"))
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.naive import view
 from tests.strategies import RICH, forests, random_forest, random_records
 
-from gxpo.columns import sum_after, sum_before, with_ancestors
-from gxpo.forest import ACTION, Forest
-from gxpo.grouped import dense, distinct, place_in
+from gxpo.forest.columns import sum_after, sum_before, with_ancestors
+from gxpo.forest.forest import ACTION, Forest
+from gxpo.forest.grouped import dense, distinct, place_in
 
 few = settings(max_examples=25, deadline=None)
 fewer = settings(max_examples=10, deadline=None)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from tests.learners.llamas import clean_llama
 
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
 
 
 def record(name, turns, **more):

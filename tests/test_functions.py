@@ -10,11 +10,11 @@ import torch
 from tests.rewards.test_tiered import grown
 
 import gxpo
-from gxpo import named_columns
-from gxpo.credit import columns as of_advantages
-from gxpo.errors import ConfigError
-from gxpo.rewards.shape import COLUMNS, Shape
-from gxpo.weighting import GroupWeight, TokenWeight
+from gxpo.algorithms.credit import columns as of_advantages
+from gxpo.algorithms.weighting import GroupWeight, TokenWeight
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards.shape import COLUMNS, Shape
+from gxpo.parts import named_columns
 
 MINE = """
 from typing import Annotated

@@ -7,20 +7,20 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.functions import naming
-from gxpo.learners.base import steps_of
-from gxpo.learning import Signals
-from gxpo.registry import part
-from gxpo.signals.base import computed
-from gxpo.tasks.user_source import OwnTasks
+from gxpo.algorithms.signals.base import computed
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.environments.tasks.user_source import OwnTasks
+from gxpo.learning.base import steps_of
+from gxpo.parts.functions import naming
+from gxpo.parts.learning import Signals
+from gxpo.parts.registry import part
 
 FOREST = gxpo.Forest.from_completions([[1, 2]], [[[3, 4], [5], [6]]], [[1.0, 0.0, 0.5]], success=[1, 0, 0])
 CODE = """
 import torch
 from dataclasses import dataclass
-from gxpo.objectives import TermPart
-from gxpo.registry import part
+from gxpo.algorithms.objectives import TermPart
+from gxpo.parts.registry import part
 
 VALUE = None
 

@@ -12,8 +12,9 @@ import pytest
 OPTIONAL = ("transformers", "tokenizers", "safetensors", "peft", "math_verify", "reasoning_gym", "datasets",
             "huggingface_hub", "scipy", "matplotlib", "tensorboard", "gymnasium", "bm25s",
             "pettingzoo", "gguf", "httpx2")  # fmt: skip
-CORE = ("gxpo", "gxpo.forest", "gxpo.grouped", "gxpo.records", "gxpo.credit", "gxpo.weighting", "gxpo.objectives",
-        "gxpo.methods", "gxpo.compose", "gxpo.config", "gxpo.adapters.trl",
+CORE = ("gxpo", "gxpo.forest.forest", "gxpo.forest.grouped", "gxpo.forest.records", "gxpo.algorithms.credit",
+        "gxpo.algorithms.weighting", "gxpo.algorithms.objectives",
+        "gxpo.methods", "gxpo.methods.compose", "gxpo.training.config", "gxpo.adapters.trl",
         "gxpo.adapters.verl", "gxpo.conformance")  # fmt: skip
 
 # Heavier than what they are for, and in nobody's way who composes a method, weighs tokens or reads --help: torch itself
@@ -39,7 +40,7 @@ LOADED = "import json, sys; print(json.dumps(sorted({name.partition('.')[0] for 
 
 EVERY = "import json, sys; print(json.dumps(sorted(sys.modules)))"
 
-VERLS_OWN = "gxpo.learners.remote.verl_worker"  # a subclass of verl's worker, imported in its processes alone
+VERLS_OWN = "gxpo.learning.remote.verl_worker"  # a subclass of verl's worker, imported in its processes alone
 
 # A module that is None in sys.modules can't be imported: as if it were not installed.
 WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL!r}))"
@@ -88,8 +89,15 @@ def brought() -> dict[str, set[str]]:
 @pytest.mark.parametrize("use", USES)
 def test_first_uses_load_nothing_heavy_beside_torch(brought: dict[str, set[str]], use: str) -> None:
     forbidden = {*HEAVY, *COMMAND_LINE, "pydantic"}
-    assert "gxpo.forest" in brought[use] and brought[use] & forbidden == set()
-    own = ("gxpo.engines.", "gxpo.trainer.", "gxpo.envs.", "gxpo.bench", "gxpo.models", "gxpo.tasks")
+    assert "gxpo.forest.forest" in brought[use] and brought[use] & forbidden == set()
+    own = (
+        "gxpo.sampling.engines.",
+        "gxpo.training.",
+        "gxpo.environments.envs.",
+        "gxpo.bench",
+        "gxpo.training.models",
+        "gxpo.environments.tasks",
+    )
     assert [name for name in brought[use] if name.startswith(own)] == []
 
 
@@ -102,7 +110,12 @@ def test_grpo_loads_no_part_that_it_does_not_have() -> None:
     """What takes time here is making dataclasses, so modules are counted: a tenth of a second beside torch."""
     loaded = {x for x in json.loads(run("import gxpo", "gxpo.method('grpo')", EVERY)) if x.startswith("gxpo.")}
     assert len(loaded) <= 65, sorted(loaded)
-    assert not loaded & {"gxpo.compat", "gxpo.settings", "gxpo.rewards.scoring", "gxpo.objectives.sequence_score"}
+    assert not loaded & {
+        "gxpo.methods.compat",
+        "gxpo.parts.settings",
+        "gxpo.environments.rewards.scoring",
+        "gxpo.algorithms.objectives.sequence_score",
+    }
 
 
 def test_a_first_method_makes_no_full_garbage_collection_and_leaves_the_collector_as_it_was() -> None:
@@ -147,22 +160,26 @@ def test_every_module_can_be_imported_on_windows_and_processes_say_what_they_nee
         f"        if found.name != {VERLS_OWN!r}:",
         "            importlib.import_module(found.name)",
         "try:",
-        "    gxpo.processes.Process('worker.py')",
-        "except gxpo.errors.ConfigError as error:",
+        "    gxpo.base.processes.Process('worker.py')",
+        "except gxpo.base.errors.ConfigError as error:",
         "    print(error)",
     )
     assert "need Linux or macOS: on Windows use WSL" in printed
 
 
 def test_a_table_of_parts_is_empty_handed_until_it_is_read() -> None:
-    loaded = json.loads(run("import gxpo.registry", "from gxpo.registry import CREDITS, REWARDS", EVERY))
-    assert "gxpo.registry" in loaded and not {"torch", "gxpo.credit", "gxpo.rewards"} & set(loaded)
+    loaded = json.loads(run("import gxpo.parts.registry", "from gxpo.parts.registry import CREDITS, REWARDS", EVERY))
+    assert "gxpo.parts.registry" in loaded and not {
+        "torch",
+        "gxpo.algorithms.credit",
+        "gxpo.environments.rewards",
+    } & set(loaded)
 
 
 def test_help_loads_no_torch() -> None:
     loaded = run(
         "import sys",
-        "from gxpo.cli import main",
+        "from gxpo.cli.app import main",
         "sys.argv = ['gxpo', '--help']",
         "try:",
         "    main()",
@@ -179,7 +196,7 @@ def test_no_code_of_the_trainer_names_a_method():
     from gxpo.methods import METHODS
 
     found = []
-    for path in sorted((Path(__file__).parents[1] / "src/gxpo/trainer").glob("*.py")):
+    for path in sorted((Path(__file__).parents[1] / "src/gxpo/training").glob("*.py")):
         tree = ast.parse(path.read_text())
         docstrings = {
             id(node.body[0].value)

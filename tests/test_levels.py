@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gxpo import grouped
+from gxpo.forest import grouped
 
 VALUES = st.one_of(
     st.sampled_from([0.0, 1.0, 0.1, 0.3, 0.7, 1 / 3, -2.5]),

@@ -11,10 +11,10 @@ import re
 import pytest
 from tests.attacks import SIZE, Use, attacks, over_limit, uses
 
-from gxpo.answers import ANSWER, TAGGED
-from gxpo.rewards.conformance import EVENT
-from gxpo.rewards.key_steps import HEADINGS, STEP
-from gxpo.segments.by_text import Pattern
+from gxpo.algorithms.segments.by_text import Pattern
+from gxpo.base.answers import ANSWER, TAGGED
+from gxpo.environments.rewards.conformance import EVENT
+from gxpo.environments.rewards.key_steps import HEADINGS, STEP
 
 # Packages whose patterns see what a policy, an environment or a stranger's rollouts say; the rest is thorough.
 POLICY = ("answers", "chat/", "doctor/rollout_", "envs/", "explain/", "media", "rewards/", "rollouts/", "segments/",
@@ -99,41 +99,42 @@ def test_what_is_slow_is_found():
 # ---------------------------------------------------------------- functions
 FIRST = ("text", "completion", "answer", "reply", "said", "body", "content", "block")
 ARGUMENTS = {  # of functions that take more than a text
-    "gxpo.envs.actions.find_action": (["left", "right"],),
-    "gxpo.rewards.agreement.cosine": ("x",),
-    "gxpo.rewards.agreement.recall": ("x",),
-    "gxpo.rewards.key_steps.contained": (["a", ["b", "c"]],),
-    "gxpo.rewards.key_steps.in_order": (["Step", "answer"],),
-    "gxpo.rewards.matched_calls.word_f1": ("x",),
-    "gxpo.rewards.metrics.measure.answer_in": (ANSWER,),
-    "gxpo.rewards.metrics.text.choice": ("B",),
-    "gxpo.rewards.metrics.text.exact": ("x",),
-    "gxpo.rewards.metrics.text.f1": ("x",),
-    "gxpo.rewards.metrics.text.wer": ("x y z" * 20,),
-    "gxpo.rewards.metrics.text.cer": ("x y z" * 20,),
-    "gxpo.rewards.metrics.text.bleu": ("x y z" * 20,),
-    "gxpo.rewards.metrics.text.chrf": ("x y z" * 20,),
-    "gxpo.rewards.metrics.regions.interval_iou": ([1, 2],),
-    "gxpo.rewards.metrics.regions.box_iou": ([1, 2, 3, 4],),
-    "gxpo.rewards.metrics.regions.point_in_box": ([1, 2, 3, 4],),
-    "gxpo.rewards.metrics.regions.point_distance": ([1, 2],),
-    "gxpo.rewards.metrics.regions.count_distance": (1,),
-    "gxpo.rewards.metrics.structure.json_schema": ({"a": 1},),
-    "gxpo.chat.formats.blocks": ("<tool_call>", "</tool_call>", lambda text: []),
-    "gxpo.chat.reading.read": (None, {}, True),
-    "gxpo.rewards.entities.mentioned": (["aa", "b c"],),
-    "gxpo.rewards.judged.read_score": (0.0, 10.0),
-    "gxpo.rewards.metrics.reading.numbers_of": ((2,), "an interval"),
-    "gxpo.signals.step_judge.read_scores": (3, 0.0, 1.0),
-    "gxpo.signals.step_judge.read_wrong": (3,),
-    "gxpo.verdicts.ending": ("verdict",),
-    "gxpo.verdicts.fenced": ("x",),
-    "gxpo.answers.extract": (re.compile(ANSWER, re.DOTALL),),
+    "gxpo.environments.envs.actions.find_action": (["left", "right"],),
+    "gxpo.environments.rewards.agreement.cosine": ("x",),
+    "gxpo.environments.rewards.agreement.recall": ("x",),
+    "gxpo.environments.rewards.key_steps.contained": (["a", ["b", "c"]],),
+    "gxpo.environments.rewards.key_steps.in_order": (["Step", "answer"],),
+    "gxpo.environments.rewards.matched_calls.word_f1": ("x",),
+    "gxpo.environments.rewards.metrics.measure.answer_in": (ANSWER,),
+    "gxpo.environments.rewards.metrics.text.choice": ("B",),
+    "gxpo.environments.rewards.metrics.text.exact": ("x",),
+    "gxpo.environments.rewards.metrics.text.f1": ("x",),
+    "gxpo.environments.rewards.metrics.text.wer": ("x y z" * 20,),
+    "gxpo.environments.rewards.metrics.text.cer": ("x y z" * 20,),
+    "gxpo.environments.rewards.metrics.text.bleu": ("x y z" * 20,),
+    "gxpo.environments.rewards.metrics.text.chrf": ("x y z" * 20,),
+    "gxpo.environments.rewards.metrics.regions.interval_iou": ([1, 2],),
+    "gxpo.environments.rewards.metrics.regions.box_iou": ([1, 2, 3, 4],),
+    "gxpo.environments.rewards.metrics.regions.point_in_box": ([1, 2, 3, 4],),
+    "gxpo.environments.rewards.metrics.regions.point_distance": ([1, 2],),
+    "gxpo.environments.rewards.metrics.regions.count_distance": (1,),
+    "gxpo.environments.rewards.metrics.structure.json_schema": ({"a": 1},),
+    "gxpo.models.chat.formats.blocks": ("<tool_call>", "</tool_call>", lambda text: []),
+    "gxpo.models.chat.reading.read": (None, {}, True),
+    "gxpo.environments.rewards.entities.mentioned": (["aa", "b c"],),
+    "gxpo.environments.rewards.judged.read_score": (0.0, 10.0),
+    "gxpo.environments.rewards.metrics.reading.numbers_of": ((2,), "an interval"),
+    "gxpo.algorithms.signals.step_judge.read_scores": (3, 0.0, 1.0),
+    "gxpo.algorithms.signals.step_judge.read_wrong": (3,),
+    "gxpo.base.verdicts.ending": ("verdict",),
+    "gxpo.base.verdicts.fenced": ("x",),
+    "gxpo.base.answers.extract": (re.compile(ANSWER, re.DOTALL),),
 }
-FORMATS = "gxpo.chat.formats"
+FORMATS = "gxpo.models.chat.formats"
 # not over a policy's text, or with a limit of their own: a process that the kernel ends (math, teds), a size
-LIMITED = {"gxpo.rewards.math.correct", "gxpo.rewards.math.parsable", "gxpo.rewards.metrics.tables.teds",
-           "gxpo.rewards.metrics.embedding.embedding", "gxpo.answers.compiled"}  # fmt: skip
+LIMITED = {"gxpo.environments.rewards.math.correct", "gxpo.environments.rewards.math.parsable",
+           "gxpo.environments.rewards.metrics.tables.teds",
+           "gxpo.environments.rewards.metrics.embedding.embedding", "gxpo.base.answers.compiled"}  # fmt: skip
 PIECES = (
     "```json\n", "```", "<tool_call>", "<answer>", "</answer>", "\\boxed{", "{", "}", "[", '{"a":', '"', "\\",
     "\n", " ", "7", "a", "<think>", "</think>", "<function=f>", "<parameter=p>", "<arg_key>k</arg_key>", "<arg_value>",

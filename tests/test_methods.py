@@ -12,14 +12,14 @@ from tests.learners.llamas import clean_llama
 from tests.thorough import cover, first_of_each
 
 import gxpo
-from gxpo.definition import EVIDENCE, Definition
-from gxpo.errors import TaskError
+from gxpo.algorithms.signals import Signals
+from gxpo.base.errors import TaskError
 from gxpo.explain.catalogue import entries
-from gxpo.learners.torch import TorchLearner
+from gxpo.learning.torch import TorchLearner
 from gxpo.methods import METHODS
-from gxpo.pipeline import controls
-from gxpo.signals import Signals
-from gxpo.trainer.session import BoundLearner
+from gxpo.methods.method import controls
+from gxpo.parts.definition import EVIDENCE, Definition
+from gxpo.training.session import BoundLearner
 
 NAMES = sorted(METHODS)
 FLOWS = {"flow_grpo", "tempflow_grpo"}  # of samplers that act in latents: their own tests train them

@@ -3,7 +3,7 @@
 import types
 
 import gxpo
-from gxpo.usercode import from_file, object_at
+from gxpo.base.usercode import from_file, object_at
 
 FOREST = gxpo.Forest.from_completions([[1, 2]], [[[3], [4]]], [[1.0, 0.0]])
 PARTS = """
@@ -17,7 +17,7 @@ import tools.deep
 from helpers import size
 from tools import deep
 from . import helpers as relative
-from gxpo.credit import CreditPart
+from gxpo.algorithms.credit import CreditPart
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from tests.strategies import forests, random_forest
 
-from gxpo.errors import GxpoError
-from gxpo.forest import Forest
+from gxpo.base.errors import GxpoError
+from gxpo.forest.forest import Forest
 
 few = settings(max_examples=25, deadline=None)
 

@@ -54,7 +54,7 @@ from gxpo.conformance.golden import golden, names
 from gxpo.conformance.losses import losses, objectives
 from gxpo.doctor import evidence
 from gxpo.explain import rollout_page
-from gxpo.trainer import demo
+from gxpo.training import demo
 
 for name in suites.names():
     suites.suite(name)

@@ -11,11 +11,11 @@ from tests.battery import battery, made_up
 from tests.learners.llamas import clean_llama
 
 import gxpo
-from gxpo.errors import GxpoError
-from gxpo.learners.torch import TorchLearner
+from gxpo.algorithms.signals import Signals
+from gxpo.base.errors import GxpoError
+from gxpo.learning.torch import TorchLearner
 from gxpo.methods import METHODS
-from gxpo.signals import Signals
-from gxpo.trainer.session import BoundLearner
+from gxpo.training.session import BoundLearner
 
 ALL = bool(os.environ.get("GXPO_ALL_PAIRS"))
 

@@ -1,4 +1,4 @@
-"""gxpo.process_tree: nothing that a process has started outlives it."""
+"""gxpo.base.process_tree: nothing that a process has started outlives it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gxpo.process_tree import descendants, end_descendants, runs
-from gxpo.processes import Ended, Process
+from gxpo.base.process_tree import descendants, end_descendants, runs
+from gxpo.base.processes import Ended, Process
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nobody tells who started whom")
 TREE = """
@@ -106,7 +106,7 @@ def test_a_forked_copy_of_the_parent_that_ends_leaves_it_alone(tmp_path: Path) -
         textwrap.dedent("""
         import os, sys
         from pathlib import Path
-        from gxpo.processes import Process
+        from gxpo.base.processes import Process
         program = Path(__file__).with_name("program.py")
         program.write_text("def serve(line):\\n    while True:\\n        for item in line.receive(): line.answer(item)")
         process = Process(str(program))
@@ -129,7 +129,7 @@ def test_none_outlives_its_parent(tmp_path: Path) -> None:
     script.write_text(
         textwrap.dedent(f"""
         import time
-        from gxpo.processes import Process
+        from gxpo.base.processes import Process
         process = Process({str(program)!r})
         process.send([{str(tmp_path / "daemon")!r}])
         process.receive(60, lambda value: value)

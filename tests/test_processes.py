@@ -1,4 +1,4 @@
-"""gxpo.processes: a program that hangs, dies or talks nonsense is noticed, ended and described."""
+"""gxpo.base.processes: a program that hangs, dies or talks nonsense is noticed, ended and described."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gxpo import processes
-from gxpo.process_tree import runs
-from gxpo.processes import Ended, Process
+from gxpo.base import processes
+from gxpo.base.process_tree import runs
+from gxpo.base.processes import Ended, Process
 
 PROGRAM = """
 import ctypes, json, multiprocessing, os, signal, struct, sys, threading, time

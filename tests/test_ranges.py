@@ -12,8 +12,8 @@ import pytest
 from annotated_types import Ge, Gt, Interval, Le, Lt, MaxLen, MinLen, MultipleOf
 
 import gxpo
-from gxpo import ranges, registry
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
+from gxpo.parts import ranges, registry
 
 
 @dataclass(frozen=True)

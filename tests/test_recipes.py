@@ -14,9 +14,9 @@ import pytest
 from tests.thorough import some
 from typer.testing import CliRunner
 
-from gxpo import config
-from gxpo.cli import app
+from gxpo.cli.app import app
 from gxpo.compare.files import COLUMNS
+from gxpo.training import config
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))

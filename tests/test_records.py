@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.naive import expand, view
 from tests.strategies import RICH, forests, random_forest, random_records, record_lists
 
-from gxpo.errors import GxpoError, RecordError
-from gxpo.forest import ACTION, OBSERVATION, PROMPT, Forest
-from gxpo.records import Record, dump, load, parse
+from gxpo.base.errors import GxpoError, RecordError
+from gxpo.forest.forest import ACTION, OBSERVATION, PROMPT, Forest
+from gxpo.forest.records import Record, dump, load, parse
 
 fewer = settings(max_examples=12, deadline=None)
 few = settings(max_examples=30, deadline=None)

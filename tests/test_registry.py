@@ -9,10 +9,10 @@ from types import ModuleType
 
 import pytest
 
-from gxpo import registry
-from gxpo.credit.base import CreditPart
-from gxpo.definition import show
-from gxpo.registry import Table, part
+from gxpo.algorithms.credit.base import CreditPart
+from gxpo.parts import registry
+from gxpo.parts.definition import show
+from gxpo.parts.registry import Table, part
 
 
 @part("mean_only", stage="credit")
@@ -38,7 +38,7 @@ def folder(monkeypatch):
     for loaded in (home, module):
         monkeypatch.setitem(sys.modules, loaded.__name__, loaded)
     monkeypatch.setattr(registry.pkgutil, "iter_modules", lambda path: [type("M", (), {"name": "both"})])
-    monkeypatch.setitem(sys.modules, "gxpo.invented.base", sys.modules["gxpo.credit.base"])
+    monkeypatch.setitem(sys.modules, "gxpo.invented.base", sys.modules["gxpo.algorithms.credit.base"])
 
 
 def test_stated_names(folder):

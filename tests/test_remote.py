@@ -13,12 +13,12 @@ import pytest
 from pydantic import BaseModel
 from tests.raw_server import answering, http
 
-from gxpo import remote
-from gxpo.engines.openai import OpenAIEngine
-from gxpo.errors import ConfigError, ModelError
-from gxpo.judges import JudgeFailure, Server
-from gxpo.remote import Line, Unanswered
-from gxpo.server_keys import ALLOW
+from gxpo.base import remote
+from gxpo.base.errors import ConfigError, ModelError
+from gxpo.base.judges import JudgeFailure, Server
+from gxpo.base.remote import Line, Unanswered
+from gxpo.base.server_keys import ALLOW
+from gxpo.sampling.engines.openai import OpenAIEngine
 
 KEY = "key-that-nobody-may-see"
 ASKED = [{"role": "user", "content": "How good?"}]

@@ -8,10 +8,10 @@ import pytest
 from tests.rollouts.resumed import check_resumed
 
 import gxpo
-from gxpo import config
 from gxpo.adapters.verl_asks import why_not
-from gxpo.errors import ConfigError
-from gxpo.schedule import Schedule, is_schedule
+from gxpo.base.errors import ConfigError
+from gxpo.parts.schedule import Schedule, is_schedule
+from gxpo.training import config
 
 LENGTH = {"reward.add.length": "length"}
 

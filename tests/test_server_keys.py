@@ -2,8 +2,8 @@
 
 import pytest
 
-from gxpo.errors import ConfigError
-from gxpo.server_keys import ALLOW, allow, key_for
+from gxpo.base.errors import ConfigError
+from gxpo.base.server_keys import ALLOW, allow, key_for
 
 OPENAI = ("https", "api.openai.com", None)
 ELSEWHERE = ("https", "collect.example", None)

@@ -13,12 +13,11 @@ from safetensors.torch import load_file
 from tests import started
 
 import gxpo
-from gxpo import config
-from gxpo.errors import CheckpointError, ConfigError
-from gxpo.trainer import checkpoint
-from gxpo.trainer.export import export
-from gxpo.trainer.preflight import check_settings
-from gxpo.trainer.start import parameters_of
+from gxpo.base.errors import CheckpointError, ConfigError
+from gxpo.training import checkpoint, config
+from gxpo.training.export import export
+from gxpo.training.preflight import check_settings
+from gxpo.training.start import parameters_of
 
 KEYS = {
     "model": "tiny",

@@ -95,7 +95,7 @@ def test_docstrings_are_paragraphs_code_and_columns():
 
 
 def test_signatures_of_classes_have_names_and_defaults():
-    from gxpo.credit import Relative
+    from gxpo.algorithms.credit import Relative
 
     signature, returned = without_types(Relative)
     assert signature.startswith("(value='outcome', among=('group',), unit='own'") and returned == ""

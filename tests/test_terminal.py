@@ -14,8 +14,8 @@ from rich.text import Text
 from tests import command_line
 
 import gxpo
-from gxpo.errors import ConfigError, MissingSignal
-from gxpo.terminal import Styled, console, escaped, say
+from gxpo.base.errors import ConfigError, MissingSignal
+from gxpo.base.terminal import Styled, console, escaped, say
 
 SOURCE = Path(gxpo.__file__).parent
 # Modules whose `print` is read by a program: the other end of a pipe.

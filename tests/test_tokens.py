@@ -6,8 +6,8 @@ import transformers
 from tests.chat.families import tokenizer_of
 from tokenizers import AddedToken
 
-from gxpo.chat.plain import Tokens
-from gxpo.errors import ModelError
+from gxpo.base.errors import ModelError
+from gxpo.models.chat.plain import Tokens
 
 
 def spaced() -> transformers.PreTrainedTokenizerFast:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests import command_line
 
-from gxpo.definition import Stated
-from gxpo.trainer import demo
+from gxpo.parts.definition import Stated
+from gxpo.training import demo
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "docs" / "tutorial.md", ROOT / "docs" / "tutorial-2.md"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gxpo.usercode import Unusable, check_defined, described, from_file, hint, object_at, one_line, place, unusable
+from gxpo.base.usercode import Unusable, check_defined, described, from_file, hint, object_at, one_line, place, unusable
 
 
 def source(tmp_path: Path, code: str, name: str) -> dict[str, Any]:

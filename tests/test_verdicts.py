@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.rewards.judged import read_preference, read_score
-from gxpo.signals.step_judge import read_scores, read_wrong
+from gxpo.algorithms.signals.step_judge import read_scores, read_wrong
+from gxpo.environments.rewards.judged import read_preference, read_score
 
 SCORES = [  # (what a judge says, the score from 0 to 10 that it gives; None: not said in a form that can be read)
     ("Score: 3", 3),

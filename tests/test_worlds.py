@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import gxpo
-from gxpo import worlds
-from gxpo.envs import WORLDS
-from gxpo.errors import ConfigError, TaskError
-from gxpo.trainer import checkpoint
+from gxpo.base.errors import ConfigError, TaskError
+from gxpo.environments import worlds
+from gxpo.environments.envs import WORLDS
+from gxpo.training import checkpoint
 
 STEPS = f"{Path(__file__).parent / 'rollouts' / 'countdown_env.py'}:Steps"
 SMALL = {"tasks.per_step": 4, "rollout.group_size": 2, "eval.tasks": 4, "sampling.max_new_tokens": 3}

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gxpo import yamltext
-from gxpo.errors import ConfigError
+from gxpo.base import yamltext
+from gxpo.base.errors import ConfigError
 
 LOOKS_LIKE = [
     "yes",

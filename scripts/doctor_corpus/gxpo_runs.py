@@ -35,8 +35,8 @@ KEPT = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "evaluations", "rol
 # ---------------------------------------------------------------- policies
 def policy(name: str) -> Path:
     """Directory of a prepared start: the demo's own, a good one, one that has mastered the task."""
-    from gxpo.models.warmup import Recipe as Warmup
-    from gxpo.models.warmup import warm_start
+    from gxpo.training.models.warmup import Recipe as Warmup
+    from gxpo.training.models.warmup import warm_start
 
     more = {
         "base": None,
@@ -125,7 +125,7 @@ def eos_not_recognised(trainer: Any) -> None:
 
 
 def stale_sampler(trainer: Any) -> None:
-    from gxpo.engines.torch import TorchEngine
+    from gxpo.sampling.engines.torch import TorchEngine
 
     trainer.engine = TorchEngine(copy.deepcopy(trainer.learner.model), trainer.tokenizer, device="cpu")
 
@@ -183,9 +183,9 @@ def seed_of(recipe: Recipe) -> int:
 
 def make(recipe: Recipe, half: str, name: str) -> dict[str, Any]:
     """Train in OUT/work/ID and copy what a run leaves to its half; gives its entry of truth.json."""
-    from gxpo import config
-    from gxpo.definition import Stated
-    from gxpo.trainer.loop import Trainer
+    from gxpo.parts.definition import Stated
+    from gxpo.training import config
+    from gxpo.training.loop import Trainer
 
     work = OUT / "work" / name
     shutil.rmtree(work, ignore_errors=True)

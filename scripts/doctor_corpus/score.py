@@ -12,8 +12,8 @@ import json
 import time
 from pathlib import Path
 
+from gxpo.base.errors import GxpoError
 from gxpo.doctor import diagnose, read
-from gxpo.errors import GxpoError
 
 
 def main() -> None:

@@ -15,30 +15,42 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gxpo import callbacks, config, credit, errors, grouped, objectives, records, weighting
-    from gxpo.compose import method
-    from gxpo.forest import Forest
-    from gxpo.pipeline import Method
-    from gxpo.protocols import PolicyTokens, Task, TimeStep
-    from gxpo.trainer.loop import Trainer
-    from gxpo.trainer.run import Run
-    from gxpo.trainer.train import resume, train
+    from gxpo.algorithms import credit, objectives, weighting
+    from gxpo.base import errors
+    from gxpo.forest import grouped, records
+    from gxpo.forest.forest import Forest
+    from gxpo.methods.compose import method
+    from gxpo.methods.method import Method
+    from gxpo.parts.protocols import PolicyTokens, Task, TimeStep
+    from gxpo.training import callbacks, config
+    from gxpo.training.loop import Trainer
+    from gxpo.training.run import Run
+    from gxpo.training.train import resume, train
     from gxpo.version import __version__ as __version__
 
 _HOMES = {
-    "Forest": "gxpo.forest",
-    "Method": "gxpo.pipeline",
-    "method": "gxpo.compose",
-    "PolicyTokens": "gxpo.protocols",
-    "Task": "gxpo.protocols",
-    "TimeStep": "gxpo.protocols",
-    "Trainer": "gxpo.trainer.loop",
-    "Run": "gxpo.trainer.run",
-    "resume": "gxpo.trainer.train",
-    "train": "gxpo.trainer.train",
+    "Forest": "gxpo.forest.forest",
+    "Method": "gxpo.methods.method",
+    "method": "gxpo.methods.compose",
+    "PolicyTokens": "gxpo.parts.protocols",
+    "Task": "gxpo.parts.protocols",
+    "TimeStep": "gxpo.parts.protocols",
+    "Trainer": "gxpo.training.loop",
+    "Run": "gxpo.training.run",
+    "resume": "gxpo.training.train",
+    "train": "gxpo.training.train",
     "__version__": "gxpo.version",
 }
-_MODULES = ("callbacks", "config", "credit", "errors", "grouped", "objectives", "records", "weighting")
+_MODULES = {
+    "callbacks": "gxpo.training.callbacks",
+    "config": "gxpo.training.config",
+    "credit": "gxpo.algorithms.credit",
+    "errors": "gxpo.base.errors",
+    "grouped": "gxpo.forest.grouped",
+    "objectives": "gxpo.algorithms.objectives",
+    "records": "gxpo.forest.records",
+    "weighting": "gxpo.algorithms.weighting",
+}
 
 __all__ = [
     "Forest",
@@ -64,9 +76,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"gxpo.{name}")
+        return importlib.import_module(_MODULES[name])
     if name in _HOMES:
-        from gxpo.imports import collections_paused
+        from gxpo.base.imports import collections_paused
 
         with collections_paused():
             value = getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,6 +1,6 @@
 """`python -m gxpo`: the command line."""
 
-from gxpo.cli import main
+from gxpo.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
 
 
 @dataclass(frozen=True)

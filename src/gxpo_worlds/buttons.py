@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from gxpo.drawing import BLACK, COLOURS, WHITE, Box, canvas, fill, frame, write_in
-from gxpo.errors import ConfigError
+from gxpo.base.drawing import BLACK, COLOURS, WHITE, Box, canvas, fill, frame, write_in
+from gxpo.base.errors import ConfigError
 from gxpo_worlds.grid import LEVEL, stream
 from gxpo_worlds.screen import ScreenWorld
 
 if TYPE_CHECKING:
-    from gxpo.media import Pixels
+    from gxpo.base.media import Pixels
 
 SIDE = 64  # pixels of the screen
 CELLS = [(2 + 20 * column, 2 + 21 * row) for row in range(2) for column in range(3)]  # 20 x 21 pixels each

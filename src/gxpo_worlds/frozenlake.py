@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gxpo.errors import ConfigError, need
-from gxpo.protocols import Message
+from gxpo.base.errors import ConfigError, need
+from gxpo.parts.protocols import Message
 from gxpo_worlds.grid import CHANCE, MOVES, NOTES, GridWorld, draw, shortest, stream, tile_ahead
 from gxpo_worlds.grid_picture import picture
 from gxpo_worlds.screen import shown

@@ -14,9 +14,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from gxpo.envs.actions import find_action
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.protocols import Message, TimeStep
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.environments.envs.actions import find_action
+from gxpo.parts.protocols import Message, TimeStep
 
 MOVES = ("left", "down", "right", "up")  # in the order of gymnasium's toy-text worlds
 STYLES = ("chat", "bare")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gxpo.drawing import Colour, canvas, fill
+from gxpo.base.drawing import Colour, canvas, fill
 
 if TYPE_CHECKING:
-    from gxpo.media import Pixels
+    from gxpo.base.media import Pixels
 
 SIDE = 64  # pixels
 LINE = (90, 100, 115)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gxpo.errors import need
+from gxpo.base.errors import need
 
 WORD = re.compile(r"[a-z0-9]+")
 # words that say nothing about which text is meant

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from gxpo.envs.actions import action_text
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.protocols import Message, TimeStep
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.environments.envs.actions import action_text
+from gxpo.parts.protocols import Message, TimeStep
 from gxpo_worlds.grid import NOTES, STYLES
 
 if TYPE_CHECKING:
-    from gxpo.media import Pixels
+    from gxpo.base.media import Pixels
 
 Level = TypeVar("Level")
 Action = TypeVar("Action")

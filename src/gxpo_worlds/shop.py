@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.protocols import TimeStep
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.parts.protocols import TimeStep
 from gxpo_worlds.grid import stream
 from gxpo_worlds.retrieval import words
 from gxpo_worlds.shop_catalogue import Catalogue, Goal, Product, catalogue, fits, goal_of, judge, little_shop

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gxpo.envs.actions import action_text
+from gxpo.environments.envs.actions import action_text
 from gxpo_worlds.shop_catalogue import Goal, Product, Verdict
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
 from gxpo_worlds.grid import GridWorld, draw, redraw, tile_ahead
 from gxpo_worlds.sokoban_solver import AGENT, Board, Position, read, solve
 

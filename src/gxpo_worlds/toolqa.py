@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.protocols import Message, TimeStep, ToolCall
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.parts.protocols import Message, TimeStep, ToolCall
 from gxpo_worlds.grid import stream
 from gxpo_worlds.toolqa_corpus import Encyclopaedia, encyclopaedia
 from gxpo_worlds.toolqa_questions import (

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gxpo.protocols import Message, ToolCall
+from gxpo.parts.protocols import Message, ToolCall
 from gxpo_worlds.toolqa_questions import Call, Question
 
 ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)

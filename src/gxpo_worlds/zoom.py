@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gxpo.drawing import Box, canvas, cropped, fill, noisy, scaled, write_in
-from gxpo.errors import ConfigError
+from gxpo.base.drawing import Box, canvas, cropped, fill, noisy, scaled, write_in
+from gxpo.base.errors import ConfigError
 from gxpo_worlds.grid import LEVEL, stream
 from gxpo_worlds.screen import ScreenWorld
 
 if TYPE_CHECKING:
-    from gxpo.media import Pixels
+    from gxpo.base.media import Pixels
 
 SIDE, SHOWN = 256, 32  # pixels of the picture's side, and of what is shown of it
 LEAST = 8  # pixels of a crop's side

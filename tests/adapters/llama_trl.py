@@ -4,14 +4,14 @@ import torch
 from tests.adapters import fake_trl
 from tests.adapters.fake_trl import Config
 
-from gxpo import models
 from gxpo.adapters import available
 from gxpo.adapters import trl as adapter
-from gxpo.learners.torch import TorchLearner
+from gxpo.algorithms.segments import SegmentTools
+from gxpo.algorithms.signals import Signals, SignalTools
+from gxpo.learning.torch import TorchLearner
 from gxpo.models.tiny import tiny_model
-from gxpo.segments import SegmentTools
-from gxpo.signals import Signals, SignalTools
-from gxpo.trainer.session import Batch
+from gxpo.training import models
+from gxpo.training.session import Batch
 
 PROMPTS = ["12+3=", "4+5=", "77+1=", "9-2="]
 TOKENIZER = models.load("tiny:cold", task="arithmetic", dtype="float32").tokenizer

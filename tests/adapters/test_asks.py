@@ -4,7 +4,7 @@ import pytest
 
 import gxpo
 from gxpo.adapters import asks
-from gxpo.errors import GxpoError
+from gxpo.base.errors import GxpoError
 
 
 def with_credit(rule):

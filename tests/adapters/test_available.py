@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from gxpo.adapters import available
 from gxpo.adapters.verl_asks import why_not
-from gxpo.cli import app
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
+from gxpo.cli.app import app
 from gxpo.methods import METHODS
 
 

@@ -11,12 +11,12 @@ import torch
 from typer.testing import CliRunner
 
 import gxpo
-from gxpo import config
 from gxpo.adapters.convert import convert_trl
 from gxpo.adapters.convert_verl import convert_verl
 from gxpo.adapters.trl_defaults import DEFAULTS
-from gxpo.cli import app
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
+from gxpo.cli.app import app
+from gxpo.training import config
 
 SCRIPT = """
 from datasets import load_dataset

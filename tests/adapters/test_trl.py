@@ -17,10 +17,10 @@ from gxpo.adapters import trl as adapter
 from gxpo.adapters import trl_asks, trl_stated, verl_asks
 from gxpo.adapters.trl_keys import WITHOUT_KEY
 from gxpo.adapters.trl_settings import translated
-from gxpo.definition import show
-from gxpo.errors import CheckpointError, ConfigError, MissingExtra
+from gxpo.base.errors import CheckpointError, ConfigError, MissingExtra
 from gxpo.methods import METHODS
-from gxpo.registry import RATIOS
+from gxpo.parts.definition import show
+from gxpo.parts.registry import RATIOS
 
 INSTALLED = importlib.util.find_spec("trl") is not None
 PROMPTS = [[3, 4], [5], [6, 7, 8], [9, 2]]

@@ -14,7 +14,7 @@ from tests.adapters.llama_trl import SMALL, TOKENIZER, batch_of_our_trainer, nam
 from gxpo.adapters import available  # noqa: E402
 from gxpo.adapters.trl import ROW, GRPOTrainer  # noqa: E402
 from gxpo.adapters.trl_rollouts import task_name  # noqa: E402
-from gxpo.errors import ConfigError  # noqa: E402
+from gxpo.base.errors import ConfigError  # noqa: E402
 from gxpo.methods import METHODS  # noqa: E402
 from gxpo.models.tiny import tiny_model  # noqa: E402
 

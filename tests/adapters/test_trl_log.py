@@ -8,8 +8,8 @@ import torch
 import gxpo
 from gxpo.adapters.trl_log import figures
 from gxpo.adapters.trl_rollouts import Scored
-from gxpo.forest import Forest
-from gxpo.signals import Signals
+from gxpo.algorithms.signals import Signals
+from gxpo.forest.forest import Forest
 
 
 def figures_of(spec, ratios, advantages, overrides=None, gather=lambda x: x):

@@ -9,7 +9,7 @@ import torch
 from torch.nn import Linear, Sequential
 
 from gxpo.adapters.trl_parameters import ParameterCheck
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
 
 
 class Adapted(Sequential):

@@ -8,13 +8,13 @@ import torch
 from tests.adapters import fake_trl
 from tests.adapters.fake_trl import Config, SeeingPairs
 
-from gxpo import media
 from gxpo.adapters import trl as adapter
 from gxpo.adapters.trl import ROW
 from gxpo.adapters.trl_pictures import with_rows
 from gxpo.adapters.trl_rollouts import task_name
 from gxpo.adapters.trl_services import TrainerServices
-from gxpo.errors import ConfigError
+from gxpo.base import media
+from gxpo.base.errors import ConfigError
 
 PIL = pytest.importorskip("PIL.Image")
 MARK = SeeingPairs.PLACEHOLDER

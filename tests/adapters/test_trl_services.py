@@ -5,7 +5,7 @@ import torch
 from tests.adapters.llama_trl import Trainer, batch_of_our_trainer, names_of, prompts, small, trainer
 
 from gxpo.adapters import asks, available, trl_asks
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
 from gxpo.methods import METHODS
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from gxpo.adapters import verl as adapter
-from gxpo.compose import method as compose
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.forest import Forest
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.forest.forest import Forest
 from gxpo.methods import METHODS
-from gxpo.protocols import PolicyTokens
+from gxpo.methods.compose import method as compose
+from gxpo.parts.protocols import PolicyTokens
 
 
 def agg_loss(table, mask, mode, dp_size=1, batch_num_tokens=None, global_batch_size=None, loss_scale_factor=None):

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.credit.baselines import shrinkage_baseline
-from gxpo.protocols import PolicyTokens
-from gxpo.signals.ridge_probe import ridge
-from gxpo.signals.value_probe import cross_fitted
+from gxpo.algorithms.credit.baselines import shrinkage_baseline
+from gxpo.algorithms.signals.ridge_probe import ridge
+from gxpo.algorithms.signals.value_probe import cross_fitted
+from gxpo.parts.protocols import PolicyTokens
 
 F64 = torch.float64
 

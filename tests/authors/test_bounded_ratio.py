@@ -14,7 +14,7 @@ import torch
 
 import gxpo
 from gxpo.adapters import verl
-from gxpo.protocols import PolicyTokens
+from gxpo.parts.protocols import PolicyTokens
 
 # group -> its rewards: most right, a tie, three levels, equal ones
 REWARDS = {"a": [1.0, 1.0, 1.0, 0.0, 0.0], "b": [1.0, 0.0], "c": [0.5, 0.0, 1.0, 0.25], "d": [1.0, 1.0]}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 SAMPLER = [-0.6, -2.5, -2.0, -0.2, -0.7, -1.1]
 OLD = [-0.5, -1.0, -2.0, -0.3, -0.7, -1.3]

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.forest import Forest
-from gxpo.weighting.curvature import predicted
+from gxpo.algorithms.weighting.curvature import predicted
+from gxpo.forest.forest import Forest
 
 F64 = torch.float64
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.forest import Forest
-from gxpo.learners.natural_gradient import NaturalGradient
+from gxpo.forest.forest import Forest
+from gxpo.learning.natural_gradient import NaturalGradient
 
 F64 = torch.float64
 
@@ -142,7 +142,7 @@ class Bandit:
         self.z = tensors["z"].clone()
 
     def evaluate(self, *_: Any) -> Any:
-        from gxpo.protocols import StepInfo
+        from gxpo.parts.protocols import StepInfo
 
         self.tried.append(float(self.z))
         ratio = (self.logprob() - math.log(0.5)).exp()

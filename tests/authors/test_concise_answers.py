@@ -9,8 +9,8 @@ import pytest
 from tests.rewards.shapes import shape
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
 
 LengthRelative = shape("length_relative")
 

@@ -14,12 +14,12 @@ import torch
 from tests.rollouts.growing_session import GrowingSession, tasks
 
 import gxpo
-from gxpo.definition import kind_of
-from gxpo.forest import Forest
-from gxpo.rollouts.again import Again
-from gxpo.segments import SegmentTools
-from gxpo.signals import Signals
-from gxpo.signals.texts import first_match
+from gxpo.algorithms.segments import SegmentTools
+from gxpo.algorithms.signals import Signals
+from gxpo.algorithms.signals.texts import first_match
+from gxpo.forest.forest import Forest
+from gxpo.parts.definition import kind_of
+from gxpo.sampling.rollouts.again import Again
 
 F64 = torch.float64
 EXACT = {"credit.eps": 0.0}  # the papers divide by the std alone

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 F64 = torch.float64
 Rows = Sequence[Sequence[float]]
@@ -151,7 +151,7 @@ def copo() -> tuple[list[float], list[float], list[float]]:
     return inside, between, bits
 
 
-def copo_of_gxpo(**keys: Any) -> tuple[Forest, gxpo.pipeline.Method, list[float]]:
+def copo_of_gxpo(**keys: Any) -> tuple[Forest, gxpo.methods.method.Method, list[float]]:
     forest = forest_of(REWARDS, [[1] * len(row) for row in REWARDS])
     cluster = torch.tensor([26 * g + ord(x) - ord("a") for g, said in enumerate(ANSWERS) for x in said])
     m = gxpo.method("copo", {f"credit.{k}": v for k, v in keys.items()})

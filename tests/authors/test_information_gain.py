@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 F64 = torch.float64
 # Of each attempt: group, the belief before each turn and after the last but one, the outcome, tokens of each turn.

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.forest import Forest
-from gxpo.signals.implicit_reward import ImplicitReward
+from gxpo.algorithms.signals.implicit_reward import ImplicitReward
+from gxpo.forest.forest import Forest
 
 F64 = torch.float64
 # groups of (outcome, lengths of the turns): ragged, an equal group, a group of one

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.forest import Forest
-from gxpo.protocols import Task
-from gxpo.rewards.key_steps import KeySteps
+from gxpo.environments.rewards.key_steps import KeySteps
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Task
 
 START = "### Image Description: 7 cats\n### Rationales: sums\n"
 END = "### The final answer is: 7"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import gxpo
-from gxpo.forest import Forest
-from gxpo.rewards.matched_calls import MatchedCalls
+from gxpo.environments.rewards.matched_calls import MatchedCalls
+from gxpo.forest.forest import Forest
 
 PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 EPS = 1e-6

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.forest import Forest
-from gxpo.segments import SegmentTools
+from gxpo.algorithms.segments import SegmentTools
+from gxpo.forest.forest import Forest
 
 HIGH_LAM, KEEP_PENALTY, OTHER_GOAL = 0.95, -0.3, -0.3
 # (turns of text with what each was paid, whether the episode was cut off)

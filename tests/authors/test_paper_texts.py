@@ -14,14 +14,14 @@ import torch
 from tests.rewards.test_match import scored
 
 import gxpo
-from gxpo.definition import kind_of
-from gxpo.forest import Forest
+from gxpo.algorithms.objectives.control import ByAccuracy
+from gxpo.algorithms.segments import entropy_segments
+from gxpo.environments.rewards.metrics.diversity import FUNCTION_WORDS, lexical_diversity, signals
+from gxpo.environments.tasks.success_rates import SuccessRates, Visit
+from gxpo.forest.forest import Forest
 from gxpo.methods import METHODS
-from gxpo.objectives.control import ByAccuracy
-from gxpo.protocols import PolicyTokens
-from gxpo.rewards.metrics.diversity import FUNCTION_WORDS, lexical_diversity, signals
-from gxpo.segments import entropy_segments
-from gxpo.tasks.success_rates import SuccessRates, Visit
+from gxpo.parts.definition import kind_of
+from gxpo.parts.protocols import PolicyTokens
 
 F64 = torch.float64
 GROUPS = ["a", "b", "a", "a", "b", "c", "c"]

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.definition import kind_of
-from gxpo.forest import Forest
-from gxpo.signals.improvement import improvement
+from gxpo.algorithms.signals.improvement import improvement
+from gxpo.forest.forest import Forest
+from gxpo.parts.definition import kind_of
 
 F64 = torch.float64
 MEANS = [0.30, 0.42, 0.35, 0.35, 0.55, 0.41, 0.60, 0.38, 0.52, 0.33, 0.47]

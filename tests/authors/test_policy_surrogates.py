@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 F64 = torch.float64
 Rows = Sequence[Sequence[float]]

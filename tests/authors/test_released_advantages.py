@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 GROUPS = {  # (verdict, tokens, cut off by the limit)
     "mixed": [(1, 3, False), (0, 2, False), (0, 5, False), (1, 7, False), (0, 4, True)],
@@ -265,7 +265,7 @@ def test_ospo_agents_of_one_time() -> None:
 
 def test_anytime_reasoner() -> None:
     """sail-sg/AnytimeReasoner@7e3f5bb verl/verl/trainer/ppo/brpo.py, 514-567, two thinkings of one task, S = 3."""
-    from gxpo.credit.budget_relative import budget_relative
+    from gxpo.algorithms.credit.budget_relative import budget_relative
 
     score, P, S = [[0.0, 0.5, 1.0], [0.25, 0.25, 0.5]], [0.2, 0.3, 0.5], 3
     wanted = []

@@ -16,14 +16,14 @@ from tests.rollouts.tree_session import TreeSession
 from tests.tasks.test_sampler import answers, chances, made
 
 import gxpo
-from gxpo.forest import Forest
+from gxpo.algorithms.signals.opponents import mixed
+from gxpo.environments.rewards.majority import MajorityVote
+from gxpo.forest.forest import Forest
 from gxpo.methods import METHODS
-from gxpo.protocols import PolicyTokens, Task
-from gxpo.rewards.majority import MajorityVote
-from gxpo.rollouts.adaptive_group_size import AdaptiveGroupSize
-from gxpo.rollouts.budget_with_fallback import allot_with_fallback
-from gxpo.rollouts.search import Search
-from gxpo.signals.opponents import mixed
+from gxpo.parts.protocols import PolicyTokens, Task
+from gxpo.sampling.rollouts.adaptive_group_size import AdaptiveGroupSize
+from gxpo.sampling.rollouts.budget_with_fallback import allot_with_fallback
+from gxpo.sampling.rollouts.search import Search
 
 F64 = torch.float64
 

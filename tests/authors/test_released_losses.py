@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import gxpo
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 GROUPS = {
     "mixed": [(1, 3), (0, 2), (0, 4)],

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import gxpo
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 F64 = torch.float64
 # Of each question: (good, tokens) of its answers. The first two have a pair each, the last two none.

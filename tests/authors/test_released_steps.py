@@ -19,11 +19,11 @@ from tests.rollouts.test_dead_groups import Heated
 from torch import Tensor
 
 import gxpo
-from gxpo.forest import Forest
-from gxpo.learners.slow_fast import SlowFast
-from gxpo.protocols import StepInfo
-from gxpo.rollouts.denoise import Denoise, DenoiseTree
-from gxpo.signals.hidden_states import divergence
+from gxpo.algorithms.signals.hidden_states import divergence
+from gxpo.forest.forest import Forest
+from gxpo.learning.slow_fast import SlowFast
+from gxpo.parts.protocols import StepInfo
+from gxpo.sampling.rollouts.denoise import Denoise, DenoiseTree
 
 F64 = torch.float64
 

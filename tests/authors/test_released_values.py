@@ -12,9 +12,9 @@ import torch
 from tests.credit.test_budget_relative import grown
 
 import gxpo
-from gxpo.credit.value_delta import VALUE
-from gxpo.forest import Forest
-from gxpo.segments.by_tokens import surprising
+from gxpo.algorithms.credit.value_delta import VALUE
+from gxpo.algorithms.segments.by_tokens import surprising
+from gxpo.forest.forest import Forest
 
 F64 = torch.float64
 

@@ -16,10 +16,10 @@ from tests.signals.test_valid_thinking import TAG, decode
 from torch import Tensor
 
 import gxpo
-from gxpo.forest import Forest
-from gxpo.segments.base import SegmentTools
-from gxpo.segments.by_text import Spans
-from gxpo.signals.valid_thinking import valid_thinking
+from gxpo.algorithms.segments.base import SegmentTools
+from gxpo.algorithms.segments.by_text import Spans
+from gxpo.algorithms.signals.valid_thinking import valid_thinking
+from gxpo.forest.forest import Forest
 
 F64 = torch.float64
 GROUPS = {  # (reward, tokens) of each answer

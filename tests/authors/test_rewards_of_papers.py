@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.rewards.entities import mentioned
-from gxpo.rewards.outcomes import process_bonus
+from gxpo.environments.rewards.entities import mentioned
+from gxpo.environments.rewards.outcomes import process_bonus
 
 F64 = torch.float64
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.forest import Forest
-from gxpo.protocols import StepInfo
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import StepInfo
 
 F64 = torch.float64
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from tests.learners.llamas import clean_llama
 
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.objectives.distillation import Distillation
-from gxpo.protocols import PolicyTokens
-from gxpo.signals import Signals, SignalTools
-from gxpo.signals.self_teacher import SelfTeacher
+from gxpo.algorithms.objectives.distillation import Distillation
+from gxpo.algorithms.signals import Signals, SignalTools
+from gxpo.algorithms.signals.self_teacher import SelfTeacher
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import PolicyTokens
 
 TEMPLATE = "{prompt} [shown] {solution} [now solve it]"
 QUESTIONS = {"g": "add?", "h": "halve?"}

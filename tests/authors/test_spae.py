@@ -10,8 +10,8 @@ import math
 import pytest
 import torch
 
-from gxpo.credit.step_potential import step_potential
-from gxpo.signals.answer_belief import answer_belief
+from gxpo.algorithms.credit.step_potential import step_potential
+from gxpo.algorithms.signals.answer_belief import answer_belief
 
 F64 = torch.float64
 # three steps: log p of the right answer's tokens and the entropies there, in each of two samples

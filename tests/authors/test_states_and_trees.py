@@ -10,7 +10,7 @@ import math
 import pytest
 
 import gxpo
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 # Of each attempt: group, outcome, (state, reward, tokens) of each step. Two attempts go twice through one state, "z" is
 # met once, and both groups meet "s".

@@ -14,8 +14,8 @@ import torch
 from tests.rollouts.team_session import TeamSession
 
 import gxpo
-from gxpo.protocols import Task
-from gxpo.rollouts.graph import Graph, Role
+from gxpo.parts.protocols import Task
+from gxpo.sampling.rollouts.graph import Graph, Role
 
 K = 3
 # What the two agents say, by problem and candidate, and what that is worth: the solver's number is the team's reward,

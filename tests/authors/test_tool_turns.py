@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import gxpo
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 ANSWER = "Grey Sea"
 # by group: what came back after the first turn (None: the answer was given at once), its error, the outcome

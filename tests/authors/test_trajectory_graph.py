@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 
 import gxpo
-from gxpo.definition import show
+from gxpo.parts.definition import show
 
 GAMMA = 0.99
 # (outcome, states): s is left five times, t three; u, v and w by one trajectory each; one walks in a circle

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.credit.value_delta import ValueDelta
-from gxpo.forest import Forest
-from gxpo.rollouts.search import Search
-from gxpo.rollouts.search_nodes import Node
-from gxpo.rollouts.team_search import TeamSearch
-from gxpo.signals.merged_steps import MergedSteps
+from gxpo.algorithms.credit.value_delta import ValueDelta
+from gxpo.algorithms.signals.merged_steps import MergedSteps
+from gxpo.forest.forest import Forest
+from gxpo.sampling.rollouts.search import Search
+from gxpo.sampling.rollouts.search_nodes import Node
+from gxpo.sampling.rollouts.team_search import TeamSearch
 
 F64 = torch.float64
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pytest
 
 import gxpo
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 
 @dataclass

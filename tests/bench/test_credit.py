@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import gxpo
-from gxpo import registry
+from gxpo.base.errors import GxpoError
 from gxpo.bench import credit
 from gxpo.bench.forests import GROUP, STATES, TURNS, WRITTEN, made_up, tiled
-from gxpo.errors import GxpoError
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
+from gxpo.parts import registry
 
 
 @pytest.mark.parametrize("forks", [False, True])

@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from gxpo.algorithms.credit import group_relative
+from gxpo.base.errors import GxpoError
 from gxpo.bench import fidelity
 from gxpo.bench.fidelity import Truth, compared, prediction, rank_correlation, true_advantages
 from gxpo.bench.plan import Plan
-from gxpo.chat import PlainChat
-from gxpo.credit import group_relative
-from gxpo.envs import EnvPool, source
-from gxpo.errors import GxpoError
-from gxpo.forest import Forest
-from gxpo.models import character_tokenizer
-from gxpo.protocols import Completion, EpisodeRules, Sampling
-from gxpo.rewards import RewardSet
-from gxpo.rollouts import Independent
-from gxpo.tasks.seeds import SeedTasks
-from gxpo.trainer.session import Session
+from gxpo.environments.envs import EnvPool, source
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.tasks.seeds import SeedTasks
+from gxpo.forest.forest import Forest
+from gxpo.models.chat import PlainChat
+from gxpo.parts.protocols import Completion, EpisodeRules, Sampling
+from gxpo.sampling.rollouts import Independent
+from gxpo.training.models import character_tokenizer
+from gxpo.training.session import Session
 
 HEADS = 0.3
 TOKENS = character_tokenizer()

@@ -5,8 +5,8 @@ from importlib import metadata
 
 import pytest
 
+from gxpo.base.errors import MissingExtra
 from gxpo.bench import interpreters
-from gxpo.errors import MissingExtra
 
 
 def test_versions_of_this_environment():

@@ -2,9 +2,9 @@
 
 import pytest
 
+from gxpo.base.errors import ConfigError
 from gxpo.bench import pictures
 from gxpo.bench.results import Results
-from gxpo.errors import ConfigError
 
 MACHINE = {"processor": "Z80", "threads": 1}
 

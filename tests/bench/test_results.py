@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from gxpo.base.errors import ConfigError
 from gxpo.bench.results import Results
-from gxpo.errors import ConfigError
 
 MACHINE = {"threads": 2, "torch": "2"}
 

@@ -5,7 +5,7 @@ import torch
 
 from gxpo.bench import sample, sample_loops
 from gxpo.bench.sample import Work
-from gxpo.engines import decode
+from gxpo.sampling.engines import decode
 
 WORK = vars(Work("tiny", rows=4, length=5, group=2, new=6))
 

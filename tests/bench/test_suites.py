@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from gxpo.base.errors import ConfigError
 from gxpo.bench import runner, suites
 from gxpo.bench.plan import Entry, Plan
 from gxpo.bench.runner import BenchError
 from gxpo.bench.suites import Suite
-from gxpo.errors import ConfigError
 
 
 @pytest.fixture

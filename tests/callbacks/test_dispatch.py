@@ -6,8 +6,8 @@ import pytest
 from tests.callbacks.parity import REWARD, SMALL
 
 import gxpo
-from gxpo.callbacks import Callback, Dispatcher
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
+from gxpo.training.callbacks import Callback, Dispatcher
 
 
 class Listening(Callback):

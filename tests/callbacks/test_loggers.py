@@ -114,7 +114,7 @@ def test_tensorboard_of_a_killed_run(killed):
 
 
 def test_markdown_in_texts_is_shown_as_it_is():
-    from gxpo.callbacks.tensorboard import _cell
+    from gxpo.training.callbacks.tensorboard import _cell
 
     assert _cell("a|b\n*c* <d>") == r"a\|b<br>\*c\* &lt;d&gt;" and _cell(None) == "" and _cell(0.123456) == "0.1235"
 

@@ -4,14 +4,14 @@ import pytest
 from tests.callbacks.parity import REWARD, SMALL
 
 import gxpo
-from gxpo import usercode
-from gxpo.callbacks import make, named
-from gxpo.errors import ConfigError
+from gxpo.base import usercode
+from gxpo.base.errors import ConfigError
+from gxpo.training.callbacks import make, named
 
 MINE = """
 import gxpo
 
-class Mine(gxpo.callbacks.Callback):
+class Mine(gxpo.training.callbacks.Callback):
     def __init__(self, to="steps.txt"):
         self.to = to
 

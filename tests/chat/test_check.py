@@ -1,7 +1,7 @@
 import pytest
 from tests.chat.families import FAMILIES, tokenizer_of
 
-from gxpo.chat import check_template
+from gxpo.models.chat import check_template
 
 CHATML = FAMILIES["chatml"].template
 

@@ -7,9 +7,9 @@ import tokenizers
 import transformers
 from tests.chat.families import FAMILIES, tokenizer_of
 
-from gxpo.chat import PlainChat, TemplateChat
-from gxpo.chat.plain import BREAK
-from gxpo.models import character_tokenizer
+from gxpo.models.chat import PlainChat, TemplateChat
+from gxpo.models.chat.plain import BREAK
+from gxpo.training.models import character_tokenizer
 
 WORD = "HARMLESS"
 TOKENIZERS: dict[str, Any] = {

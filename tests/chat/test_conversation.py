@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.chat.families import FAMILIES, tokenizer_of
 from tests.chat.writers import TOOLS, action_text
 
-from gxpo.chat.template import TemplateChat
+from gxpo.models.chat.template import TemplateChat
 
 USER = {"role": "user", "content": "hello there, what is the answer?"}
 NEXT = {"role": "user", "content": "and now?"}

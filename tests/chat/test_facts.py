@@ -1,10 +1,10 @@
 import pytest
 from tests.chat.families import FAMILIES, tokenizer_of
 
-from gxpo.chat.facts import find_out
-from gxpo.chat.plain import Tokens
-from gxpo.chat.render import Template
-from gxpo.errors import ModelError
+from gxpo.base.errors import ModelError
+from gxpo.models.chat.facts import find_out
+from gxpo.models.chat.plain import Tokens
+from gxpo.models.chat.render import Template
 
 CHATML = FAMILIES["chatml"].template
 

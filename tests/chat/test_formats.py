@@ -3,9 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.chat.writers import TOOLS, WRITERS, action_text
 
-from gxpo.chat.formats import NATIVE, TAGS
-from gxpo.chat.reading import read, same
-from gxpo.chat.reasoning import split
+from gxpo.models.chat.formats import NATIVE, TAGS
+from gxpo.models.chat.reading import read, same
+from gxpo.models.chat.reasoning import split
 
 FORMS = {f.name: f for f in (*NATIVE, TAGS)}
 TYPES = {t["function"]["name"]: {"key": "string", "count": "integer", "deep": "boolean"} for t in TOOLS}

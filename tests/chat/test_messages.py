@@ -7,10 +7,10 @@ from tests.chat.families import FAMILIES, tokenizer_of
 from tests.chat.test_conversation import NEXT, USER, chat_of, decoded, spell
 from tests.chat.writers import TOOLS
 
-from gxpo.chat.messages import normal_message, padded_arguments
-from gxpo.chat.plain import PlainChat
-from gxpo.chat.template import TemplateChat
-from gxpo.errors import ModelError
+from gxpo.base.errors import ModelError
+from gxpo.models.chat.messages import normal_message, padded_arguments
+from gxpo.models.chat.plain import PlainChat
+from gxpo.models.chat.template import TemplateChat
 
 CALLS = [{"id": "1", "type": "function", "function": {"name": "get", "arguments": {"city": "Paris", "n": 2}}}]
 TEXT = [{"id": "1", "type": "function", "function": {"name": "get", "arguments": '{"city": "Paris", "n": 2}'}}]

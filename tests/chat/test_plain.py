@@ -4,9 +4,9 @@ import pytest
 from tests.chat.families import FAMILIES, tokenizer_of
 from tests.chat.writers import TOOLS
 
-from gxpo.chat import PlainChat, TemplateChat, make
-from gxpo.errors import ConfigError, GxpoError, ModelError
+from gxpo.base.errors import ConfigError, GxpoError, ModelError
 from gxpo.models import tokenizer as characters
+from gxpo.models.chat import PlainChat, TemplateChat, make
 
 CHATML = FAMILIES["chatml"].template
 

@@ -6,14 +6,14 @@ import pytest
 from tests.chat.families import FAMILIES, tokenizer_of
 from tests.chat.test_conversation import NEXT, USER, chat_of, spell
 
-import gxpo.chat
-from gxpo.chat.markers import turns_in
-from gxpo.chat.plain import PlainChat, Tokens, decoder, raw_decoder
-from gxpo.chat.rendered import RenderedChat, markup_of, prompt_warnings
-from gxpo.chat.template import TemplateChat
-from gxpo.errors import ConfigError, ModelError
-from gxpo.protocols import Task
-from gxpo.rollouts.context import prompt_messages
+import gxpo.models.chat
+from gxpo.base.errors import ConfigError, ModelError
+from gxpo.models.chat.markers import turns_in
+from gxpo.models.chat.plain import PlainChat, Tokens, decoder, raw_decoder
+from gxpo.models.chat.rendered import RenderedChat, markup_of, prompt_warnings
+from gxpo.models.chat.template import TemplateChat
+from gxpo.parts.protocols import Task
+from gxpo.sampling.rollouts.context import prompt_messages
 
 CHATML = "<|im_start|>user\nhello there<|im_end|>\n<|im_start|>assistant\n"
 
@@ -23,9 +23,9 @@ def test_a_rendered_prompt_gives_the_ids_of_its_messages():
     wrong = []
     for name in FAMILIES:
         tokenizer = tokenizer_of(name)
-        chat = gxpo.chat.make(tokenizer)
+        chat = gxpo.models.chat.make(tokenizer)
         text = chat.template.render([USER])
-        talk = gxpo.chat.make(tokenizer, template="rendered").start([{"role": "user", "content": text}])
+        talk = gxpo.models.chat.make(tokenizer, template="rendered").start([{"role": "user", "content": text}])
         if talk.context != chat.start([USER]).context or set(talk.chat.stop_ids) != set(chat.stop_ids):
             wrong.append(name)
     assert not wrong
@@ -54,7 +54,7 @@ def test_the_first_token_is_there_once():
 def test_without_a_template_an_answer_ends_where_well_known_ones_do(monkeypatch):
     tokenizer = tokenizer_of("qwen_coder")  # eos is <|endoftext|>
     monkeypatch.setattr(tokenizer, "chat_template", None)
-    chat = gxpo.chat.make(tokenizer, template="rendered")
+    chat = gxpo.models.chat.make(tokenizer, template="rendered")
     assert [tokenizer.convert_ids_to_tokens(i) for i in chat.stop_ids] == ["<|endoftext|>", "<|im_end|>"]
 
 
@@ -71,7 +71,7 @@ def test_an_answer_to_a_prompt_that_opens_a_thought():
 
 def test_what_a_rendered_prompt_has_no_place_for_is_refused():
     tokenizer = tokenizer_of("chatml")
-    chat = gxpo.chat.make(tokenizer, template="rendered")
+    chat = gxpo.models.chat.make(tokenizer, template="rendered")
     for messages in ([USER, NEXT], [{"role": "system", "content": "a"}], [{"role": "user", "content": []}]):
         with pytest.raises(ModelError, match=r"chat\.template=rendered takes prompts that are texts"):
             chat.start(messages)
@@ -80,7 +80,7 @@ def test_what_a_rendered_prompt_has_no_place_for_is_refused():
     with pytest.raises(ModelError, match="tools are part of a rendered prompt"):
         chat.start([USER], [{"type": "function"}])
     with pytest.raises(ConfigError, match="template is 'rendered'"):
-        gxpo.chat.make(tokenizer, template="rendered", kwargs={"enable_thinking": False})
+        gxpo.models.chat.make(tokenizer, template="rendered", kwargs={"enable_thinking": False})
 
 
 # ---------------------------------------------------------------- recognising them
@@ -179,9 +179,9 @@ def test_a_typed_name_of_a_special_token_is_still_letters_in_a_prompt(searching)
 
 
 def test_check_template_tells_of_tags_that_are_special(searching):
-    report = gxpo.chat.check_template(searching, FAMILIES["chatml"].template)
+    report = gxpo.models.chat.check_template(searching, FAMILIES["chatml"].template)
     assert report["tags"].verdict == "note" and "<search>, </search>, <answer>" in report["tags"].detail
-    assert gxpo.chat.check_template(tokenizer_of("chatml"), FAMILIES["chatml"].template)["tags"].verdict == "ok"
+    assert gxpo.models.chat.check_template(tokenizer_of("chatml"), FAMILIES["chatml"].template)["tags"].verdict == "ok"
 
 
 def test_all_special_tokens_of_the_families_are_markers_or_content():

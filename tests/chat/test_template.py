@@ -8,9 +8,9 @@ from tests.chat.families import FAMILIES, tokenizer_of
 from tests.chat.test_conversation import NEXT, USER, chat_of, decoded, spell
 from tests.chat.writers import TOOLS
 
-from gxpo.chat import render
-from gxpo.chat.template import TemplateChat
-from gxpo.errors import GxpoError, ModelError
+from gxpo.base.errors import GxpoError, ModelError
+from gxpo.models.chat import render
+from gxpo.models.chat.template import TemplateChat
 
 RESULT = {"role": "tool", "content": "found it"}
 

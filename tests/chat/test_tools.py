@@ -3,9 +3,9 @@ from tests.chat.families import tokenizer_of
 from tests.chat.test_conversation import USER, chat_of
 from tests.chat.writers import TOOLS, action_text
 
-from gxpo.chat.tools import answered, as_user, function_of, types_of, with_instructions
-from gxpo.errors import ConfigError
-from gxpo.protocols import ToolCall
+from gxpo.base.errors import ConfigError
+from gxpo.models.chat.tools import answered, as_user, function_of, types_of, with_instructions
+from gxpo.parts.protocols import ToolCall
 
 SYSTEM = {"role": "system", "content": "rules"}
 RESULT = {"role": "tool", "content": "found"}

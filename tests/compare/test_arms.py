@@ -2,9 +2,9 @@
 
 import pytest
 
+from gxpo.base.errors import ConfigError
 from gxpo.compare.arms import folder, make_arms, parse_arm, stated
-from gxpo.config import resolve
-from gxpo.errors import ConfigError
+from gxpo.training.config import resolve
 
 SETTING = {"model": "tiny", "task": "arithmetic", "optim.lr": 1e-4}
 

@@ -11,7 +11,7 @@ import pytest
 from tests import command_line
 from typer.testing import CliRunner
 
-from gxpo.cli import app
+from gxpo.cli.app import app
 from gxpo.compare import worker
 from gxpo.compare.jobs import Local
 
@@ -56,7 +56,7 @@ def said(path):
 @pytest.mark.thorough
 def test_a_killed_comparison_goes_on_to_the_same_tables(task, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    command = [sys.executable, "-m", "gxpo.cli"]
+    command = [sys.executable, "-m", "gxpo.cli.app"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = lambda out: subprocess.run(  # noqa: E731
         [*command, *arguments(task, out)], capture_output=True, text=True, env=environment, check=True

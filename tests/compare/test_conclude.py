@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import scipy.stats
 
+from gxpo.base.errors import ConfigError
 from gxpo.compare import conclude as module
 from gxpo.compare.conclude import conclude, overall
 from gxpo.compare.results import Arm, Budget, Comparison, Point, RunResult
-from gxpo.errors import ConfigError
 
 GRPO, RLOO, SHUFFLED = Arm("grpo", {}, "base"), Arm("rloo", {}), Arm("shuffled", {}, "control")
 

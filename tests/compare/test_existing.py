@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import gxpo
+from gxpo.base.errors import ConfigError, RecordError
 from gxpo.compare.existing import read_existing
-from gxpo.errors import ConfigError, RecordError
 
 CORPUS = Path(__file__).parents[1] / "doctor" / "corpus"
 SHARED = {"model": "tiny", "task": "arithmetic", "trainer.steps": 4, "eval.tasks": 2, "eval.samples": 1}

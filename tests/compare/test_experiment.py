@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from gxpo.base.errors import ConfigError
 from gxpo.compare.arms import make_arms
 from gxpo.compare.experiment import (
     Plan,
@@ -18,7 +19,6 @@ from gxpo.compare.experiment import (
 from gxpo.compare.jobs import Job
 from gxpo.compare.results import Arm, Budget
 from gxpo.compare.session import is_run
-from gxpo.errors import ConfigError
 
 
 @pytest.mark.parametrize(

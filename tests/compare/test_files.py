@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from tests.compare.made import comparison
 
+from gxpo.base.errors import CheckpointError, RecordError
 from gxpo.compare import files
 from gxpo.compare.curves import mean_curve
 from gxpo.compare.results import Budget, Point, RunResult
-from gxpo.errors import CheckpointError, RecordError
 
 
 def strict(text: str) -> object:

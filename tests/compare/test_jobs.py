@@ -9,10 +9,10 @@ import time
 import pytest
 from tests import started
 
-from gxpo import processes
+from gxpo.base import processes
+from gxpo.base.process_tree import descendants
 from gxpo.compare.jobs import STOPPED, Job, Local
 from gxpo.compare.worker import DONE, LOG, run_one
-from gxpo.process_tree import descendants
 
 REWARD = "def parity(completion):\n    return float(sum(map(ord, completion)) % 2)\n"
 

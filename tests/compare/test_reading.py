@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import gxpo
+from gxpo.base.errors import CheckpointError, ConfigError, RecordError
 from gxpo.compare.reading import read_run
-from gxpo.errors import CheckpointError, ConfigError, RecordError
 
 KEYS = {
     "tasks.per_step": 2,

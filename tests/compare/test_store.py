@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from gxpo.base.errors import RecordError
 from gxpo.compare.store import append, bits_of, digest, missing, read_store, result_of, row_of, verdicts_of, with_former
-from gxpo.errors import RecordError
 
 KEYS = {"method": "grpo", "optim.lr": 1e-4, "seed": 3}
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from gxpo import yamltext
+from gxpo.base import yamltext
+from gxpo.base.errors import GxpoError
 from gxpo.compare import suites
 from gxpo.compare.arms import make_arms
 from gxpo.compare.results import Arm, Budget
-from gxpo.config import resolve
-from gxpo.definition import Stated
-from gxpo.errors import GxpoError
+from gxpo.parts.definition import Stated
+from gxpo.training.config import resolve
 
 STUDY = Path(__file__).parents[2] / "studies" / "suites.yaml"
 PROMISED = ["agents", "length", "off-policy", "reasoning", "stalled", "teams", "transfer"]

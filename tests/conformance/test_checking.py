@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tests import started
 
+from gxpo.base.errors import ConfigError
 from gxpo.conformance import check, golden, names
-from gxpo.errors import ConfigError
 from gxpo.methods import METHODS
 
 NAMED = "\n".join(

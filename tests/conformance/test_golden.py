@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gxpo.base.errors import ConfigError
 from gxpo.conformance import golden, names
 from gxpo.conformance.properties import FIELDS, PROPERTIES, made_up
-from gxpo.errors import ConfigError
 from gxpo.methods import METHODS
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests import started
 
+from gxpo.base.errors import ConfigError
 from gxpo.conformance.losses import check_losses, losses, objectives
-from gxpo.errors import ConfigError
 from gxpo.methods import METHODS
 
 # Worked by hand on the five tokens: (objective, vector, value, slopes).

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gxpo.compose import _credit
-from gxpo.credit.relative import Relative
-from gxpo.credit.state_relative import StateRelative
-from gxpo.definition import Stated
-from gxpo.options import Keys
+from gxpo.algorithms.credit.relative import Relative
+from gxpo.algorithms.credit.state_relative import StateRelative
+from gxpo.methods.compose import _credit
+from gxpo.parts.definition import Stated
+from gxpo.parts.options import Keys
 
 OF_STATE = ("discount", "history", "state", "similar")  # options of the second summand alone
 

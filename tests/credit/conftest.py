@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 
 def _trajectory(i: int, group: str, reward: float | None, turns: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.credit.compositions import against_baseline_credit
 
-from gxpo.credit import GroupRelative
-from gxpo.errors import ConfigError, MissingSignal
-from gxpo.forest import Forest
-from gxpo.signals import Signals
+from gxpo.algorithms.credit import GroupRelative
+from gxpo.algorithms.signals import Signals
+from gxpo.base.errors import ConfigError, MissingSignal
+from gxpo.forest.forest import Forest
 
 Grow = Callable[..., Forest]
 F64 = torch.float64

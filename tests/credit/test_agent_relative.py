@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests import strategies
 
 import gxpo
-from gxpo.credit import Relative
-from gxpo.forest import Forest
+from gxpo.algorithms.credit import Relative
+from gxpo.forest.forest import Forest
 
 
 def attempt(name, reward, *agents, group="q"):

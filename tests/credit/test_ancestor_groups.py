@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tests import strategies
 from tests.credit.test_node_value import PLAIN, tree
 
-from gxpo.credit import advantage
-from gxpo.credit.ancestor_groups import ancestor_groups, by_ancestors
-from gxpo.credit.node_value import visits_of
-from gxpo.credit.relative import group_relative
-from gxpo.errors import ConfigError
-from gxpo.forest import ACTION, Forest
+from gxpo.algorithms.credit import advantage
+from gxpo.algorithms.credit.ancestor_groups import ancestor_groups, by_ancestors
+from gxpo.algorithms.credit.node_value import visits_of
+from gxpo.algorithms.credit.relative import group_relative
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import ACTION, Forest
 
 # leaves 1, 0 below one step of the prompt, 1, 1 below another
 CARD = [("a", 1.0, [2, 3], None), ("b", 0.0, [4], ("a", 1)), ("c", 1.0, [5, 6], None), ("d", 1.0, [7], ("c", 1))]

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.credit.compositions import anchor_state_credit
 from tests.credit.walks import walks_of, wandering, z
 
-from gxpo.credit import GroupRelative
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
+from gxpo.algorithms.credit import GroupRelative
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
 
 SEEDS = st.integers(0, 10**6)
 CARD = [

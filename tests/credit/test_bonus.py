@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tests.strategies import forests
 
 import gxpo
-from gxpo.credit import GroupRelative, advantage
-from gxpo.credit.baselines import constant_advantage
-from gxpo.credit.bonus import Bonus, bounded, mean_of_lowest
-from gxpo.errors import ConfigError, MissingSignal
-from gxpo.forest import Forest
-from gxpo.signals import Signals
+from gxpo.algorithms.credit import GroupRelative, advantage
+from gxpo.algorithms.credit.baselines import constant_advantage
+from gxpo.algorithms.credit.bonus import Bonus, bounded, mean_of_lowest
+from gxpo.algorithms.signals import Signals
+from gxpo.base.errors import ConfigError, MissingSignal
+from gxpo.forest.forest import Forest
 
 F64 = torch.float64
 NUMBERS = st.floats(-3, 3, allow_nan=False)

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import strategies
 
-from gxpo.credit import GroupRelative
-from gxpo.credit.branch_points import stretches_of
-from gxpo.credit.value_delta import ValueDelta
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
+from gxpo.algorithms.credit import GroupRelative
+from gxpo.algorithms.credit.branch_points import stretches_of
+from gxpo.algorithms.credit.value_delta import ValueDelta
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
 
 BRANCH = partial(ValueDelta, "branch_points")
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit import GroupRelative, advantage
-from gxpo.credit.budget_relative import budget_prior, budget_relative, by_budgets
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
+from gxpo.algorithms.credit import GroupRelative, advantage
+from gxpo.algorithms.credit.budget_relative import budget_prior, budget_relative, by_budgets
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
 
 NAN = math.nan
 UNIFORM = torch.full((4,), 0.25, dtype=torch.float64)

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import gxpo
-from gxpo import registry
-from gxpo.credit import Relative, StateRelative, advantage, group_relative
-from gxpo.credit.columns import column
-from gxpo.credit.values import penalised_outcome
-from gxpo.errors import ConfigError
+from gxpo.algorithms.credit import Relative, StateRelative, advantage, group_relative
+from gxpo.algorithms.credit.columns import column
+from gxpo.algorithms.credit.values import penalised_outcome
+from gxpo.base.errors import ConfigError
+from gxpo.parts import registry
 
 ROWS = [
     ("a", 1.0, [2, 1], {"states": ["s", "t"]}),

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit import advantage
-from gxpo.credit.consistency import answer_disagreement, between_groups, blended, consistency_blended
-from gxpo.errors import ConfigError
+from gxpo.algorithms.credit import advantage
+from gxpo.algorithms.credit.consistency import answer_disagreement, between_groups, blended, consistency_blended
+from gxpo.base.errors import ConfigError
 
 ROWS = st.lists(
     st.tuples(st.sampled_from("abc"), st.sampled_from([0.0, 0.4, 1.0]), st.booleans(), st.integers(0, 3)),

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit import advantage, group_relative
-from gxpo.credit.decoupled import decoupled, decoupled_sum
-from gxpo.errors import ConfigError
+from gxpo.algorithms.credit import advantage, group_relative
+from gxpo.algorithms.credit.decoupled import decoupled, decoupled_sum
+from gxpo.base.errors import ConfigError
 
 CARD = [("g", 1.0, 1.0), ("g", 1.0, 0.0), ("g", 0.0, 0.0), ("g", 0.0, 0.0)]
 

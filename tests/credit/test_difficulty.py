@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit import GroupRelative, advantage
-from gxpo.credit.success_rate import difficulty_weighted, logistic_weight
-from gxpo.errors import ConfigError
+from gxpo.algorithms.credit import GroupRelative, advantage
+from gxpo.algorithms.credit.success_rate import difficulty_weighted, logistic_weight
+from gxpo.base.errors import ConfigError
 
 
 def w(p):

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import strategies
 
-from gxpo.credit import GroupRelative
-from gxpo.credit.fork_relative import Forks, fork_relative, forks_of, step_value
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.registry import CREDITS
+from gxpo.algorithms.credit import GroupRelative
+from gxpo.algorithms.credit.fork_relative import Forks, fork_relative, forks_of, step_value
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.parts.registry import CREDITS
 
 ForkRelative = CREDITS["fork_relative"]
 

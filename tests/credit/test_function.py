@@ -10,13 +10,13 @@ import torch
 from annotated_types import Gt
 
 import gxpo
-from gxpo import registry
-from gxpo.credit import advantage, group_relative
-from gxpo.credit.pairwise import pairwise_auc
-from gxpo.credit.success_rate import negative_groups
-from gxpo.definition import show
-from gxpo.errors import ConfigError, MissingSignal
-from gxpo.functions import checked_by
+from gxpo.algorithms.credit import advantage, group_relative
+from gxpo.algorithms.credit.pairwise import pairwise_auc
+from gxpo.algorithms.credit.success_rate import negative_groups
+from gxpo.base.errors import ConfigError, MissingSignal
+from gxpo.parts import registry
+from gxpo.parts.definition import show
+from gxpo.parts.functions import checked_by
 
 MINE = """
 from typing import Annotated

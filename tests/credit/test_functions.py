@@ -9,26 +9,26 @@ import math
 import pytest
 import torch
 
-from gxpo import grouped
-from gxpo.credit.baselines import length_weighted, prior_weight, pseudo_rollouts, shares, shrinkage_baseline
-from gxpo.credit.batch_whiten import batch_whiten
-from gxpo.credit.bonus import bounded, mean_of_lowest
-from gxpo.credit.consistency import answer_disagreement, between_groups, blended
-from gxpo.credit.decoupled import batch_normalized, decoupled_sum
-from gxpo.credit.gae import gae
-from gxpo.credit.node_value import Visits, node_value
-from gxpo.credit.pairwise import pairwise_auc
-from gxpo.credit.redundancy import diversity_adjusted
-from gxpo.credit.relative import group_relative
-from gxpo.credit.risk_bundle import mixed_value_at_risk
-from gxpo.credit.segment_relative import segment_relative
-from gxpo.credit.sets import max_second, set_leave_one_out, set_relative, subset_mean
-from gxpo.credit.success_rate import difficulty_weighted, logistic_weight, mixed_scale
-from gxpo.credit.turn_relative import turn_relative
-from gxpo.credit.value_delta import value_delta
-from gxpo.credit.value_trend import trend, trend_return
-from gxpo.errors import ConfigError
-from gxpo.registry import CREDITS
+from gxpo.algorithms.credit.baselines import length_weighted, prior_weight, pseudo_rollouts, shares, shrinkage_baseline
+from gxpo.algorithms.credit.batch_whiten import batch_whiten
+from gxpo.algorithms.credit.bonus import bounded, mean_of_lowest
+from gxpo.algorithms.credit.consistency import answer_disagreement, between_groups, blended
+from gxpo.algorithms.credit.decoupled import batch_normalized, decoupled_sum
+from gxpo.algorithms.credit.gae import gae
+from gxpo.algorithms.credit.node_value import Visits, node_value
+from gxpo.algorithms.credit.pairwise import pairwise_auc
+from gxpo.algorithms.credit.redundancy import diversity_adjusted
+from gxpo.algorithms.credit.relative import group_relative
+from gxpo.algorithms.credit.risk_bundle import mixed_value_at_risk
+from gxpo.algorithms.credit.segment_relative import segment_relative
+from gxpo.algorithms.credit.sets import max_second, set_leave_one_out, set_relative, subset_mean
+from gxpo.algorithms.credit.success_rate import difficulty_weighted, logistic_weight, mixed_scale
+from gxpo.algorithms.credit.turn_relative import turn_relative
+from gxpo.algorithms.credit.value_delta import value_delta
+from gxpo.algorithms.credit.value_trend import trend, trend_return
+from gxpo.base.errors import ConfigError
+from gxpo.forest import grouped
+from gxpo.parts.registry import CREDITS
 
 X = torch.tensor([1.0, 0.1, 0.7, 0.3, 0.45, 0.2, 0.9])
 Y = torch.tensor([0.6, 0.35, 0.2, 0.8, 0.1, 0.55, 0.15])

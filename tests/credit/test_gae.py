@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.strategies import forests
 
 import gxpo
-from gxpo.credit import GroupRelative
-from gxpo.credit.gae import Gae, bilevel_gae, ends, gae, on_tokens
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.forest import Forest
+from gxpo.algorithms.credit import GroupRelative
+from gxpo.algorithms.credit.gae import Gae, bilevel_gae, ends, gae, on_tokens
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.forest.forest import Forest
 
 F64 = torch.float64
 Grow = Callable[..., Forest]

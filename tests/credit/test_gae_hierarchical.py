@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tests.strategies import forests
 
 import gxpo
-from gxpo.credit.gae import gae
-from gxpo.credit.gae_hierarchical import Decisions, HierarchicalGae, differs_from_before, hierarchical_gae
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.forest import Forest
-from gxpo.segments import SegmentTools, Spans
+from gxpo.algorithms.credit.gae import gae
+from gxpo.algorithms.credit.gae_hierarchical import Decisions, HierarchicalGae, differs_from_before, hierarchical_gae
+from gxpo.algorithms.segments import SegmentTools, Spans
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.forest.forest import Forest
 
 F64 = torch.float64
 NAN = float("nan")

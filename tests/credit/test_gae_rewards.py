@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit.gae import Gae
-from gxpo.forest import Forest
+from gxpo.algorithms.credit.gae import Gae
+from gxpo.forest.forest import Forest
 
 F64 = torch.float64
 SPA = partial(Gae, reward="progress", bonus=0.5)

@@ -12,11 +12,11 @@ from tests.credit.compositions import graph_distance_credit, graph_return_credit
 from tests.credit.walks import walks_of, wandering, z
 
 import gxpo
-from gxpo.credit import GroupRelative, StateRelative
-from gxpo.credit.graph_distance import graph_distance
-from gxpo.credit.state_keys import Moves
-from gxpo.credit.values import graph_return
-from gxpo.errors import ConfigError
+from gxpo.algorithms.credit import GroupRelative, StateRelative
+from gxpo.algorithms.credit.graph_distance import graph_distance
+from gxpo.algorithms.credit.state_keys import Moves
+from gxpo.algorithms.credit.values import graph_return
+from gxpo.base.errors import ConfigError
 
 SEEDS = st.integers(0, 10**6)
 CARD = [

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.credit.walks import walks_of, wandering
 
 import gxpo
-from gxpo.credit.gae import gae
-from gxpo.credit.graph_values import graph_advantage, graph_values
-from gxpo.errors import ConfigError
-from gxpo.registry import CREDITS
+from gxpo.algorithms.credit.gae import gae
+from gxpo.algorithms.credit.graph_values import graph_advantage, graph_values
+from gxpo.base.errors import ConfigError
+from gxpo.parts.registry import CREDITS
 
 GraphValues = CREDITS["graph_values"]
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gxpo.credit import GroupRelative, group_relative
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
+from gxpo.algorithms.credit import GroupRelative, group_relative
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
 
 ONE = torch.zeros(8, dtype=torch.int64)
 WINNER = torch.tensor([1.0] + [0.0] * 7)

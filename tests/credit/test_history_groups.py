@@ -12,9 +12,9 @@ from tests.credit.compositions import anchor_state_credit
 from tests.credit.walks import walks_of, wandering, z
 
 import gxpo
-from gxpo.credit.history_groups import history_groups
-from gxpo.errors import ConfigError
-from gxpo.registry import CREDITS
+from gxpo.algorithms.credit.history_groups import history_groups
+from gxpo.base.errors import ConfigError
+from gxpo.parts.registry import CREDITS
 
 HistoryGroups = CREDITS["history_groups"]
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit import advantage, group_relative, mixed_scale
+from gxpo.algorithms.credit import advantage, group_relative, mixed_scale
 
 
 def of(rewards, **more):

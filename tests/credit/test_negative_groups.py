@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.credit.test_bonus import spoken as forest_of
 
 import gxpo
-from gxpo.credit import GroupRelative, advantage
-from gxpo.credit.success_rate import negative_groups
-from gxpo.errors import ConfigError
+from gxpo.algorithms.credit import GroupRelative, advantage
+from gxpo.algorithms.credit.success_rate import negative_groups
+from gxpo.base.errors import ConfigError
 
 P = (0.6, 0.5, 0.4, 0.3)
 

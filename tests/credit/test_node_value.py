@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import strategies
 
-from gxpo.credit.node_value import node_value, visits_of
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.registry import CREDITS
+from gxpo.algorithms.credit.node_value import node_value, visits_of
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.parts.registry import CREDITS
 
 NodeValue = CREDITS["node_value"]
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from tests import strategies
 
-from gxpo.credit import advantage
-from gxpo.credit.ordered import order_of, ordered, pairs_of, prefix_ordered, prefixes_of, project
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.forest import Forest
+from gxpo.algorithms.credit import advantage
+from gxpo.algorithms.credit.ordered import order_of, ordered, pairs_of, prefix_ordered, prefixes_of, project
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.forest.forest import Forest
 
 F64 = torch.float64
 ZERO3 = torch.zeros(3, dtype=torch.int64)

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.credit.compositions import anchor_state_credit
 
-from gxpo.credit import CreditSum, GroupRelative, advantage, batch_whiten, group_relative, length_weighted
-from gxpo.credit.batch_whiten import batch_relative
-from gxpo.credit.gae import Gae
-from gxpo.credit.risk_bundle import RiskBundle
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.protocols import Credit
+from gxpo.algorithms.credit import CreditSum, GroupRelative, advantage, batch_whiten, group_relative, length_weighted
+from gxpo.algorithms.credit.batch_whiten import batch_relative
+from gxpo.algorithms.credit.gae import Gae
+from gxpo.algorithms.credit.risk_bundle import RiskBundle
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Credit
 
 Grow = Callable[..., Forest]
 ROWS = st.lists(
@@ -360,7 +360,7 @@ def test_a_wrong_word_is_refused_at_once() -> None:
 
 def test_the_functions_doctests_hold() -> None:
     for name in ("relative", "baselines", "batch_whiten"):
-        assert doctest.testmod(import_module(f"gxpo.credit.{name}")).failed == 0
+        assert doctest.testmod(import_module(f"gxpo.algorithms.credit.{name}")).failed == 0
 
 
 def test_opo_of_equal_outcomes_is_exactly_zero_whoever_else_is_measured() -> None:

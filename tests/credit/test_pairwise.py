@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.credit.test_bonus import spoken as forest_of
 
 import gxpo
-from gxpo.credit import advantage, group_relative
-from gxpo.credit.pairwise import pairwise_auc
-from gxpo.errors import ConfigError
+from gxpo.algorithms.credit import advantage, group_relative
+from gxpo.algorithms.credit.pairwise import pairwise_auc
+from gxpo.base.errors import ConfigError
 
 ONE = torch.zeros(3, dtype=torch.int64)
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit import GroupRelative, advantage
-from gxpo.credit.sets import max_second, missed, pass_at_k, set_leave_one_out, sloo_minus_one, subset_mean
-from gxpo.errors import ConfigError
+from gxpo.algorithms.credit import GroupRelative, advantage
+from gxpo.algorithms.credit.sets import max_second, missed, pass_at_k, set_leave_one_out, sloo_minus_one, subset_mean
+from gxpo.base.errors import ConfigError
 
 
 def group_of(n: int, c: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from tests.strategies import forests
 
 import gxpo
-from gxpo.credit import GroupRelative
-from gxpo.credit.pooled_turns import pooled_turns
-from gxpo.credit.recursion import next_in
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.registry import CREDITS
+from gxpo.algorithms.credit import GroupRelative
+from gxpo.algorithms.credit.pooled_turns import pooled_turns
+from gxpo.algorithms.credit.recursion import next_in
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.parts.registry import CREDITS
 
 PooledTurns = CREDITS["pooled_turns"]
 

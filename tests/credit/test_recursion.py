@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gxpo.credit.recursion import linear_recursion, next_in, semi_mdp, td_residual
+from gxpo.algorithms.credit.recursion import linear_recursion, next_in, semi_mdp, td_residual
 
 F64 = torch.float64
 ROWS = st.lists(

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit.redundancy import DiversityAdjusted, diversity_adjusted
-from gxpo.errors import ConfigError
+from gxpo.algorithms.credit.redundancy import DiversityAdjusted, diversity_adjusted
+from gxpo.base.errors import ConfigError
 
 ROWS = st.lists(
     st.tuples(

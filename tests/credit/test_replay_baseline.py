@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.strategies import forests
 
 import gxpo
-from gxpo.credit import GroupRelative, advantage
-from gxpo.credit.baselines import against, replay_baseline
-from gxpo.forest import Forest
+from gxpo.algorithms.credit import GroupRelative, advantage
+from gxpo.algorithms.credit.baselines import against, replay_baseline
+from gxpo.forest.forest import Forest
 
 F64 = torch.float64
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.credit import GroupRelative, advantage
-from gxpo.credit.baselines import retrospective, shares
-from gxpo.errors import ConfigError
+from gxpo.algorithms.credit import GroupRelative, advantage
+from gxpo.algorithms.credit.baselines import retrospective, shares
+from gxpo.base.errors import ConfigError
 
 
 def credit(forest, value, **fields):

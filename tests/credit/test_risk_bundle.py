@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit.risk_bundle import RiskBundle, mixed_value_at_risk, sheets
-from gxpo.errors import ConfigError
+from gxpo.algorithms.credit.risk_bundle import RiskBundle, mixed_value_at_risk, sheets
+from gxpo.base.errors import ConfigError
 
 
 def test_card():

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import strategies
 
-from gxpo.credit.search_value import against_ends, search_value
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.registry import CREDITS
-from gxpo.reshape import pieces_of
+from gxpo.algorithms.credit.search_value import against_ends, search_value
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.forest.reshape import pieces_of
+from gxpo.parts.registry import CREDITS
 
 SearchValue = CREDITS["search_value"]
 

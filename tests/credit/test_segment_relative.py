@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.rollouts.flow_session import TASKS, grown
 
-from gxpo.credit import GroupRelative, group_relative
-from gxpo.credit.segment_relative import segment_relative
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.registry import CREDITS
-from gxpo.rollouts.denoise import Denoise, DenoiseTree
+from gxpo.algorithms.credit import GroupRelative, group_relative
+from gxpo.algorithms.credit.segment_relative import segment_relative
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.parts.registry import CREDITS
+from gxpo.sampling.rollouts.denoise import Denoise, DenoiseTree
 
 SegmentRelative = CREDITS["segment_relative"]
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit import advantage
-from gxpo.credit.sets import by_sets, same_actions, set_relative
-from gxpo.errors import ConfigError, GxpoError
+from gxpo.algorithms.credit import advantage
+from gxpo.algorithms.credit.sets import by_sets, same_actions, set_relative
+from gxpo.base.errors import ConfigError, GxpoError
 
 
 def score(members):

@@ -7,9 +7,9 @@ from typing import get_args
 
 import pytest
 
-from gxpo.errors import ConfigError
-from gxpo.options import hints_of
-from gxpo.registry import CREDITS
+from gxpo.base.errors import ConfigError
+from gxpo.parts.options import hints_of
+from gxpo.parts.registry import CREDITS
 
 CENTERS = ("mean", "leave_one_out", "median", "none")
 ALL_CENTERS = ("mean", "leave_one_out", "median", "lower_median", "quantile", "none")

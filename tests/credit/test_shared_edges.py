@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tests.credit.walks import walks_of, wandering
 
 import gxpo
-from gxpo.credit import GroupRelative
-from gxpo.credit.shared_edges import shared_edges
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.registry import CREDITS
+from gxpo.algorithms.credit import GroupRelative
+from gxpo.algorithms.credit.shared_edges import shared_edges
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.parts.registry import CREDITS
 
 SharedEdges = CREDITS["shared_edges"]
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit import advantage
-from gxpo.credit.baselines import prior_weight, shrinkage_baseline
-from gxpo.errors import ConfigError
+from gxpo.algorithms.credit import advantage
+from gxpo.algorithms.credit.baselines import prior_weight, shrinkage_baseline
+from gxpo.base.errors import ConfigError
 
 NAN = math.nan
 

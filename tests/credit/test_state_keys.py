@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tests.credit.compositions import anchor_state_credit
 from tests.credit.walks import walks_of, wandering
 
-from gxpo.credit import GroupRelative, StateRelative
-from gxpo.credit.recursion import next_in
-from gxpo.credit.state_keys import action_ids, alike, combined, history_ids, sequence_ids, state_ids
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.forest import Forest
+from gxpo.algorithms.credit import GroupRelative, StateRelative
+from gxpo.algorithms.credit.recursion import next_in
+from gxpo.algorithms.credit.state_keys import action_ids, alike, combined, history_ids, sequence_ids, state_ids
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.forest.forest import Forest
 
 SEEDS = st.integers(0, 10**6)
 

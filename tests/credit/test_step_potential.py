@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.strategies import forests
 
 import gxpo
-from gxpo.credit.step_potential import saturation, shaping, step_potential
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.registry import CREDITS
+from gxpo.algorithms.credit.step_potential import saturation, shaping, step_potential
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.parts.registry import CREDITS
 
 StepPotential = CREDITS["step_potential"]
 

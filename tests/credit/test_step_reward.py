@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.credit.compositions import step_reward_credit
 
 import gxpo
-from gxpo.credit import GroupRelative
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
+from gxpo.algorithms.credit import GroupRelative
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
 
 Grow = Callable[..., Forest]
 F64 = torch.float64

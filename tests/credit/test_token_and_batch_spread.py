@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit import advantage, group_relative, length_weighted
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
+from gxpo.algorithms.credit import advantage, group_relative, length_weighted
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
 
 ROWS = st.lists(
     st.tuples(

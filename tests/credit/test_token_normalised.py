@@ -14,10 +14,10 @@ from tests.credit.compositions import penalised_steps_credit, token_normalised_c
 from tests.strategies import forests
 
 import gxpo
-from gxpo.credit import GroupRelative, Relative
-from gxpo.credit.values import penalised_outcome
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
+from gxpo.algorithms.credit import GroupRelative, Relative
+from gxpo.algorithms.credit.values import penalised_outcome
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
 
 Grow = Callable[..., Forest]
 F64 = torch.float64

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests import strategies
 from tests.credit.compositions import tree_relative_credit
 
-from gxpo.credit import GroupRelative, Relative
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.forest import Forest
-from gxpo.objectives import PolicyGradient
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.credit import GroupRelative, Relative
+from gxpo.algorithms.objectives import PolicyGradient
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import PolicyTokens
 
 
 def planted(seed: int, trees: int = 3) -> Forest:

@@ -14,9 +14,9 @@ from tests.credit.compositions import turn_position_credit
 from tests.strategies import forests
 
 import gxpo
-from gxpo.credit import GroupRelative
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
+from gxpo.algorithms.credit import GroupRelative
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
 
 Grow = Callable[..., Forest]
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit import GroupRelative
-from gxpo.credit.turn_relative import turn_relative
-from gxpo.errors import ConfigError
-from gxpo.registry import CREDITS
+from gxpo.algorithms.credit import GroupRelative
+from gxpo.algorithms.credit.turn_relative import turn_relative
+from gxpo.base.errors import ConfigError
+from gxpo.parts.registry import CREDITS
 
 TurnRelative = CREDITS["turn_relative"]
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.strategies import forests
 
 import gxpo
-from gxpo.credit.twin_critic import TwinCritic, twin_critic
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.forest import Forest
+from gxpo.algorithms.credit.twin_critic import TwinCritic, twin_critic
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.forest.forest import Forest
 
 F64 = torch.float64
 NAN = float("nan")

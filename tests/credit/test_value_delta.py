@@ -17,12 +17,12 @@ from tests.credit.test_search_value import tree
 from tests.strategies import forests
 
 import gxpo
-from gxpo.credit import GroupRelative
-from gxpo.credit.value_delta import VALUE, ValueDelta, value_delta
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.forest import Forest
-from gxpo.reshape import pieces_of
-from gxpo.segments import SegmentTools, Surprising
+from gxpo.algorithms.credit import GroupRelative
+from gxpo.algorithms.credit.value_delta import VALUE, ValueDelta, value_delta
+from gxpo.algorithms.segments import SegmentTools, Surprising
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.forest.forest import Forest
+from gxpo.forest.reshape import pieces_of
 
 F64 = torch.float64
 NAN = math.nan

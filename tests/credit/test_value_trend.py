@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.credit.test_value_delta import chains
 
-from gxpo.credit.batch_whiten import batch_whiten
-from gxpo.credit.value_trend import trend, trend_return
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.registry import CREDITS
+from gxpo.algorithms.credit.batch_whiten import batch_whiten
+from gxpo.algorithms.credit.value_trend import trend, trend_return
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.parts.registry import CREDITS
 
 ValueTrend = CREDITS["value_trend"]
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit import GroupRelative, advantage, pseudo_rollouts
-from gxpo.errors import ConfigError
+from gxpo.algorithms.credit import GroupRelative, advantage, pseudo_rollouts
+from gxpo.base.errors import ConfigError
 
 
 def of(rewards, **more):

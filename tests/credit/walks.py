@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tests import strategies
 
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 
 @dataclass

@@ -7,13 +7,13 @@ import pytest
 import torch
 from tests.thorough import some
 
+from gxpo.base.errors import ModelError
 from gxpo.bench.random_models import KINDS, TINY
-from gxpo.engines.torch import TorchEngine
-from gxpo.errors import ModelError
-from gxpo.forest import Forest
-from gxpo.learners.lora import LoraSettings, merged
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import Request, Sampling, StreamKey
+from gxpo.forest.forest import Forest
+from gxpo.learning.lora import LoraSettings, merged
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import Request, Sampling, StreamKey
+from gxpo.sampling.engines.torch import TorchEngine
 
 NAMES = ("logprob", "entropy")
 RUN = [name for name, kind in KINDS.items() if kind.expected != "refused"]

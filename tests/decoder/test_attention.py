@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gxpo.decoder import attention
-from gxpo.decoder.attention import Chain, Heads, Plan, Rectangle, TreeAttention, kernel_works
+from gxpo.models.decoder import attention
+from gxpo.models.decoder.attention import Chain, Heads, Plan, Rectangle, TreeAttention, kernel_works
 
 HEADS, KV, SIZE = 4, 2, 6
 

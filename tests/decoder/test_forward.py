@@ -16,10 +16,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from gxpo.decoder.attention import Chain
-from gxpo.decoder.forward import Decoder
-from gxpo.decoder.sampling import Branches, Prompts, Stepper
-from gxpo.learners.torch import TorchLearner
+from gxpo.learning.torch import TorchLearner
+from gxpo.models.decoder.attention import Chain
+from gxpo.models.decoder.forward import Decoder
+from gxpo.models.decoder.sampling import Branches, Prompts, Stepper
 
 SMALL = {
     "vocab_size": 23, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

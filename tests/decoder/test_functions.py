@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import gelu, silu
 
-from gxpo.decoder.functions import ACTIVATIONS, AddLinear, GatedMLP, NormLinears
+from gxpo.models.decoder.functions import ACTIVATIONS, AddLinear, GatedMLP, NormLinears
 
 EPS = 1e-5
 

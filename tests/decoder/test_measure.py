@@ -4,10 +4,10 @@ import pytest
 import torch
 from tests.learners.llamas import small_llama
 
-from gxpo.decoder import measure
-from gxpo.decoder.forward import Decoder
-from gxpo.learners.lora import LoraSettings
-from gxpo.learners.torch import TorchLearner
+from gxpo.learning.lora import LoraSettings
+from gxpo.learning.torch import TorchLearner
+from gxpo.models.decoder import measure
+from gxpo.models.decoder.forward import Decoder
 
 
 class Clock:

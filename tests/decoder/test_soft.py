@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from gxpo.decoder.soft import fed, gumbel, log_density, mixture
+from gxpo.models.decoder.soft import fed, gumbel, log_density, mixture
 
 NAN = math.nan
 

@@ -17,7 +17,7 @@ FINDING = {"ids", "severity", "grade", "title", "evidence", "examples", "remedy"
 def doctor(*arguments: str) -> tuple[int, str, str]:
     """(exit code, stdout, stderr)."""
     done = subprocess.run(
-        [sys.executable, "-m", "gxpo.cli", "doctor", *arguments], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-m", "gxpo.cli.app", "doctor", *arguments], capture_output=True, text=True, cwd=ROOT
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
+from gxpo.base.errors import GxpoError, RecordError
 from gxpo.doctor import read
 from gxpo.doctor.readers import text
-from gxpo.errors import GxpoError, RecordError
 
 ROWS = [{"loss": 0.5, "reward": 0.25, "rewards/f/mean": 0.25, "step": 1}, {"eval_reward": 0.5, "step": 1}]
 SAMPLES = {

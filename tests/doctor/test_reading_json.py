@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from gxpo.base.errors import RecordError
 from gxpo.doctor import read
-from gxpo.errors import RecordError
 
 STATE = {
     "best_metric": None,

@@ -7,8 +7,8 @@ import zlib
 import numpy as np
 import pytest
 
+from gxpo.base.errors import RecordError
 from gxpo.doctor import read
-from gxpo.errors import RecordError
 
 
 def one(tmp_path, text, name):

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 from tests.doctor.logs import log
 
-from gxpo import config, settings
-from gxpo.compose import method
 from gxpo.doctor import RunLog, diagnosis
 from gxpo.doctor.case import Case
 from gxpo.doctor.enable import LINES
 from gxpo.doctor.remedies import REMEDIES, foremost, lines_for, remedies
 from gxpo.doctor.remedies_any import ANY
 from gxpo.doctor.sickness import SICKNESSES
+from gxpo.methods.compose import method
+from gxpo.parts import settings
+from gxpo.training import config
 
 assert diagnosis  # registers the checks
 KNOWN = json.loads((Path(__file__).parent / "settings_of_trainers.json").read_text())

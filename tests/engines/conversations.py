@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gxpo.engines.torch import TorchEngine
-from gxpo.protocols import Completion, Request, Sampling, StreamKey
+from gxpo.parts.protocols import Completion, Request, Sampling, StreamKey
+from gxpo.sampling.engines.torch import TorchEngine
 
 
 @dataclass

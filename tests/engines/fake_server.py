@@ -23,7 +23,7 @@ import torch
 from tests.engines.fake_vllm import LLM, SamplingParams
 from tests.engines.letters import letters, llama
 
-from gxpo.engines.in_vllm import gxpo_vllm
+from gxpo.sampling.engines.in_vllm import gxpo_vllm
 
 
 def completion(body: dict[str, Any], how: SimpleNamespace) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def served(port: int = 0, **settings: Any) -> Iterator[tuple[str, SimpleNamespac
 
 
 def main() -> None:
-    from gxpo import models
+    from gxpo.training import models
 
     name, task, port = sys.argv[1:]
     parent = os.getppid()

@@ -6,8 +6,8 @@ import torch
 from tests.engines.conversations import forced, play, ragged
 from tests.engines.letters import llama
 
-from gxpo.engines.torch import TorchEngine
-from gxpo.protocols import Request, Sampling, StreamKey
+from gxpo.parts.protocols import Request, Sampling, StreamKey
+from gxpo.sampling.engines.torch import TorchEngine
 
 # bfloat16 rounds to 8 bits: a logit between 4 and 8, the largest here, to 1/64 either way. A forward pass of a whole
 # sequence and one token by token round differently in both layers, and temperature 0.7 stretches what comes of it.

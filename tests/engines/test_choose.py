@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from gxpo.engines.choose import Run, choose
-from gxpo.engines.vllm_process import can_import
-from gxpo.errors import ConfigError
-from gxpo.protocols import Sampling
+from gxpo.base.errors import ConfigError
+from gxpo.parts.protocols import Sampling
+from gxpo.sampling.engines.choose import Run, choose
+from gxpo.sampling.engines.vllm_process import can_import
 
 RUN = Run("smollm2-135m", "LlamaForCausalLM", "bfloat16", "cpu", 1, 1, Sampling())
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from gxpo.engines.decode import draw, support_of
-from gxpo.protocols import Sampling
+from gxpo.parts.protocols import Sampling
+from gxpo.sampling.engines.decode import draw, support_of
 
 
 def by_hand(logits: list[float], sampling: Sampling) -> dict[int, float]:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from tests.rollouts.flow_session import small_flow
 
-from gxpo.engines.decode import uniforms
-from gxpo.engines.flow import FlowEngine, gaussians
-from gxpo.errors import ModelError
-from gxpo.protocols import Request, Sampling, StreamKey
+from gxpo.base.errors import ModelError
+from gxpo.parts.protocols import Request, Sampling, StreamKey
+from gxpo.sampling.engines.decode import uniforms
+from gxpo.sampling.engines.flow import FlowEngine, gaussians
 
 NOISY = Sampling(temperature=0.7)
 ODE = Sampling(temperature=0.0)

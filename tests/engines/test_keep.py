@@ -10,9 +10,9 @@ from tests.engines.letters import llama
 from tests.learners.llamas import clean_llama
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
-from gxpo.engines.torch import TorchEngine
-from gxpo.errors import ModelError
-from gxpo.protocols import Request, Sampling, StreamKey
+from gxpo.base.errors import ModelError
+from gxpo.parts.protocols import Request, Sampling, StreamKey
+from gxpo.sampling.engines.torch import TorchEngine
 
 SAMPLINGS = [
     Sampling(max_new_tokens=7),

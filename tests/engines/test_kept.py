@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.engines.decode import Kept, KeptCaches
+from gxpo.sampling.engines.decode import Kept, KeptCaches
 
 
 def kept(*tokens):

@@ -4,9 +4,9 @@ import pytest
 import torch
 from tests.engines.letters import llama
 
-from gxpo.engines.torch import TorchEngine
-from gxpo.errors import ModelError
-from gxpo.protocols import Request, Sampling, StreamKey
+from gxpo.base.errors import ModelError
+from gxpo.parts.protocols import Request, Sampling, StreamKey
+from gxpo.sampling.engines.torch import TorchEngine
 
 REQUESTS = [Request((5, 6, 7), (StreamKey(0, 0, "t", 0),))]
 

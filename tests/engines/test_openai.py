@@ -10,11 +10,11 @@ from tests.engines.fake_server import served
 from tests.engines.letters import letters, llama
 from tests.raw_server import answering, http
 
-from gxpo import remote
-from gxpo.engines.openai import OpenAIEngine
-from gxpo.engines.openai_reply import Reply, completion
-from gxpo.errors import ConfigError, ModelError
-from gxpo.protocols import Request, Sampling, StreamKey
+from gxpo.base import remote
+from gxpo.base.errors import ConfigError, ModelError
+from gxpo.parts.protocols import Request, Sampling, StreamKey
+from gxpo.sampling.engines.openai import OpenAIEngine
+from gxpo.sampling.engines.openai_reply import Reply, completion
 
 PROMPTS = [(5, 6, 7, 8, 9), (11,), (12, 13, 14)]
 SHORT = Sampling(max_new_tokens=5)

@@ -14,11 +14,11 @@ from tests.engines.conversations import forced
 from tests.engines.fake_server import Cut, Loader, served
 from tests.engines.letters import letters, llama
 
-from gxpo import remote
-from gxpo.engines.openai import OpenAIEngine
-from gxpo.engines.publish import WeightFiles
-from gxpo.errors import ConfigError, ModelError, SamplersLost
-from gxpo.protocols import Request, Sampling, StreamKey
+from gxpo.base import remote
+from gxpo.base.errors import ConfigError, ModelError, SamplersLost
+from gxpo.parts.protocols import Request, Sampling, StreamKey
+from gxpo.sampling.engines.openai import OpenAIEngine
+from gxpo.sampling.engines.publish import WeightFiles
 
 SHORT = Sampling(max_new_tokens=5)
 PROMPTS = [(5, 6, 7, 8, 9), (11,), (12, 13, 14), (7, 7)]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from tests.engines.letters import letters
 
-from gxpo.engines.decode import Stopping
-from gxpo.errors import ModelError
+from gxpo.base.errors import ModelError
+from gxpo.sampling.engines.decode import Stopping
 
 LETTERS = letters()
 

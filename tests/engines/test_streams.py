@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gxpo.engines.decode import uniforms
-from gxpo.protocols import StreamKey
+from gxpo.parts.protocols import StreamKey
+from gxpo.sampling.engines.decode import uniforms
 
 KEYS = st.builds(
     StreamKey,

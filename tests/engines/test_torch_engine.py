@@ -19,10 +19,10 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicLayer
 
-from gxpo.engines.cache import check_rows
-from gxpo.engines.torch import TorchEngine
-from gxpo.errors import ModelError
-from gxpo.protocols import Request, Sampling, StreamKey
+from gxpo.base.errors import ModelError
+from gxpo.parts.protocols import Request, Sampling, StreamKey
+from gxpo.sampling.engines.cache import check_rows
+from gxpo.sampling.engines.torch import TorchEngine
 
 PROMPTS = [(5, 6, 7, 8, 9, 10), (11,), (12, 13, 14), (11, 12), (20, 21, 22, 23, 24, 25, 26, 27, 28)]
 

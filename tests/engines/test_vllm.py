@@ -18,11 +18,11 @@ from tests.engines.conversations import forced
 from tests.engines.letters import letters, llama
 from tests.thorough import some
 
-from gxpo.engines import vllm_process
-from gxpo.engines.vllm import PROBE, VllmEngine
-from gxpo.engines.vllm_process import PROGRAM
-from gxpo.errors import ModelError
-from gxpo.protocols import Request, Sampling, StreamKey
+from gxpo.base.errors import ModelError
+from gxpo.parts.protocols import Request, Sampling, StreamKey
+from gxpo.sampling.engines import vllm_process
+from gxpo.sampling.engines.vllm import PROBE, VllmEngine
+from gxpo.sampling.engines.vllm_process import PROGRAM
 
 HERE = Path(__file__).parent
 REAL = (str(HERE / "fake_vllm.py"), PROGRAM)

@@ -8,16 +8,16 @@ from tests.engines.test_vllm import REAL
 from tests.vision.families import MODELS, MORE, own_logprobs, picture, stock
 from tests.vision.test_checkpoints import PROCESSORS, clip_processor
 
-from gxpo import media
-from gxpo.decoder.vision import vision_of
-from gxpo.engines import vllm_pictures, vllm_process
-from gxpo.engines.vllm import VllmEngine
-from gxpo.engines.vllm_weights import weights_of
-from gxpo.errors import ModelError
-from gxpo.models import load
+from gxpo.base import media
+from gxpo.base.errors import ModelError
+from gxpo.models.decoder.vision import vision_of
 from gxpo.models.tiny_vision import tiny_vision_model
 from gxpo.models.tokenizer import character_tokenizer
-from gxpo.protocols import MISREAD, Request, Sampling, StreamKey
+from gxpo.parts.protocols import MISREAD, Request, Sampling, StreamKey
+from gxpo.sampling.engines import vllm_pictures, vllm_process
+from gxpo.sampling.engines.vllm import VllmEngine
+from gxpo.sampling.engines.vllm_weights import weights_of
+from gxpo.training.models import load
 
 pytest.importorskip("PIL")
 SHORT = Sampling(max_new_tokens=4)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from tests.engines.letters import llama
 
-from gxpo.engines.in_vllm.gxpo_vllm import checksum, decode, encode
-from gxpo.engines.vllm_weights import SharedWeights, weights_of
-from gxpo.learners.lora import LoraSettings, merged, with_lora
+from gxpo.learning.lora import LoraSettings, merged, with_lora
+from gxpo.sampling.engines.in_vllm.gxpo_vllm import checksum, decode, encode
+from gxpo.sampling.engines.vllm_weights import SharedWeights, weights_of
 
 
 def test_a_tied_head_is_sent_once():

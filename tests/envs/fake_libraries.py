@@ -1,4 +1,4 @@
-"""The small part of five libraries that `gxpo.envs.adapters` uses, written anew and as simple as it gets."""
+"""The small part of five libraries that `environments.envs.adapters` uses, written anew and as simple as it gets."""
 
 from __future__ import annotations
 

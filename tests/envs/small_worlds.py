@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gxpo.protocols import TimeStep
+from gxpo.parts.protocols import TimeStep
 
 
 def after(n: int, action: str) -> int:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.envs.actions import action_text, find_action
+from gxpo.environments.envs.actions import action_text, find_action
 
 MOVES = ("left", "down", "right", "up")
 

@@ -21,16 +21,16 @@ import numpy as np
 import pytest
 from tests.envs import fake_libraries
 
-from gxpo import envs
-from gxpo.envs.adapters import AdapterError
-from gxpo.envs.adapters import textworld as textworld_module
-from gxpo.envs.adapters.minigrid import MiniGrid, describe
-from gxpo.envs.adapters.openenv import OpenEnv
-from gxpo.envs.adapters.textarena import TextArena, listed_moves
-from gxpo.envs.adapters.textworld import TextWorldExpress
-from gxpo.envs.adapters.verifiers import Verifiers
-from gxpo.errors import MissingExtra
-from gxpo.protocols import TimeStep, ToolCall
+from gxpo.base.errors import MissingExtra
+from gxpo.environments import envs
+from gxpo.environments.envs.adapters import AdapterError
+from gxpo.environments.envs.adapters import textworld as textworld_module
+from gxpo.environments.envs.adapters.minigrid import MiniGrid, describe
+from gxpo.environments.envs.adapters.openenv import OpenEnv
+from gxpo.environments.envs.adapters.textarena import TextArena, listed_moves
+from gxpo.environments.envs.adapters.textworld import TextWorldExpress
+from gxpo.environments.envs.adapters.verifiers import Verifiers
+from gxpo.parts.protocols import TimeStep, ToolCall
 
 MODULES = ("minigrid", "openenv", "textarena", "textworld", "verifiers")
 
@@ -78,7 +78,7 @@ def test_without_the_library_the_extra_is_named(kind: str, id: str, missing: str
 def test_importing_them_loads_neither_torch_nor_a_library() -> None:
     code = (
         "import sys\n"
-        f"from gxpo.envs.adapters import {', '.join(sorted(MODULES))}\n"
+        f"from gxpo.environments.envs.adapters import {', '.join(sorted(MODULES))}\n"
         "unwanted = {'torch', 'textworld_express', 'gymnasium', 'textarena', 'verifiers', 'websockets'}\n"
         "found = unwanted & set(sys.modules)\n"
         "assert not found, found"

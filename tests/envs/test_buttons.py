@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
 from gxpo_worlds.buttons import Button, Buttons, Screen, drawn
 
 # A red at (4, 5), C blue at (30, 6), E yellow at (24, 25), each 16 x 16

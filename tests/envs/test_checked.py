@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.envs.small_worlds import ODD
 
-from gxpo.envs.checked import Nonsense, checked, checked_about, checked_answer, from_fields, to_json
-from gxpo.media import PICTURES, png
-from gxpo.protocols import TimeStep
+from gxpo.base.media import PICTURES, png
+from gxpo.environments.envs.checked import Nonsense, checked, checked_about, checked_answer, from_fields, to_json
+from gxpo.parts.protocols import TimeStep
 
 texts = st.text(max_size=8)
 messages = st.lists(st.fixed_dictionaries({"role": texts, "content": texts}), max_size=3).map(tuple)

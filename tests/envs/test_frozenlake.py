@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.errors import ConfigError, MissingExtra
+from gxpo.base.errors import ConfigError, MissingExtra
 from gxpo_worlds.frozenlake import FrozenLake
 
 LETTERS = "LDRU"  # gymnasium's numbers 0 to 3

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.protocols import TimeStep
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.parts.protocols import TimeStep
 from gxpo_worlds.baseline import Baseline, baseline
 from gxpo_worlds.frozenlake import FrozenLake
 from gxpo_worlds.grid import GridWorld, shortest, tile_ahead

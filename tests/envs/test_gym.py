@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.envs import EnvPool, EnvSource, source
-from gxpo.envs.gym import GymEnv, state_id
-from gxpo.errors import ConfigError
-from gxpo.protocols import Reply, TimeStep
+from gxpo.base.errors import ConfigError
+from gxpo.environments.envs import EnvPool, EnvSource, source
+from gxpo.environments.envs.gym import GymEnv, state_id
+from gxpo.parts.protocols import Reply, TimeStep
 
 MOVES = ("left", "down", "right", "up")
 
@@ -140,7 +140,7 @@ def test_what_cannot_be_played_is_refused() -> None:
         ({"id": "FrozenLake-v1", "slippery": True}, "GymEnv has no option 'slippery'"),
     ):
         with pytest.raises(ConfigError, match=match) as caught:
-            EnvPool(EnvSource.of_module("gxpo.envs.gym:GymEnv", options), workers=0)
+            EnvPool(EnvSource.of_module("gxpo.environments.envs.gym:GymEnv", options), workers=0)
         assert "\n" not in str(caught.value)
 
 

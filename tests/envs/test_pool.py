@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 import pytest
 from tests.envs.small_worlds import ODD, after
 
-from gxpo.envs import EnvPool, EnvSource
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.media import PICTURES
-from gxpo.protocols import EnvFailure, Reply, TimeStep, ToolCall
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.base.media import PICTURES
+from gxpo.environments.envs import EnvPool, EnvSource
+from gxpo.parts.protocols import EnvFailure, Reply, TimeStep, ToolCall
 
 HERE = "tests.envs.small_worlds"
 NOTHING = {"raised": 0, "nonsense": 0, "timeout": 0, "died": 0, "restored": 0}

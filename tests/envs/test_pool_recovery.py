@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from tests.envs.small_worlds import after
 
-from gxpo.envs import EnvPool, EnvSource
-from gxpo.envs.episodes import InWorker
-from gxpo.protocols import EnvFailure, Reply, TimeStep
+from gxpo.environments.envs import EnvPool, EnvSource
+from gxpo.environments.envs.episodes import InWorker
+from gxpo.parts.protocols import EnvFailure, Reply, TimeStep
 
 HERE = "tests.envs.small_worlds"
 HANG = 1.5  # seconds; a machine under load must not look like a hang

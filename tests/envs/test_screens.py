@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gxpo import envs
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.media import PICTURES
-from gxpo.protocols import TimeStep
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.base.media import PICTURES
+from gxpo.environments import envs
+from gxpo.parts.protocols import TimeStep
 from gxpo_worlds.baseline import baseline
 from gxpo_worlds.buttons import Buttons
 from gxpo_worlds.frozenlake import FrozenLake

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.protocols import TimeStep
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.parts.protocols import TimeStep
 from gxpo_worlds import shop as shop_module
 from gxpo_worlds.shop import Shop
 from gxpo_worlds.shop_catalogue import DEPARTMENTS, Catalogue, Goal, Product, catalogue, fits, judge

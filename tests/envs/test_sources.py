@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gxpo.envs import ADAPTERS, WORLDS, EnvPool, EnvSource, source
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
+from gxpo.environments.envs import ADAPTERS, WORLDS, EnvPool, EnvSource, source
 
 HERE = "tests.envs.small_worlds"
 
@@ -104,7 +104,7 @@ def test_names_that_are_almost_one(tmp_path: Path) -> None:
     refused("my_env.py:", {}, "name a class in the file")
     refused(f"{tmp_path}/none.py:Mine", {}, "there is no file")
     with pytest.raises(ConfigError, match="as in package"):
-        EnvSource.of_module("gxpo.envs")
+        EnvSource.of_module("gxpo.environments.envs")
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tests.envs.small_worlds import after
 
-from gxpo.envs import EnvPool, EnvSource
-from gxpo.envs.episodes import InWorker
-from gxpo.envs.together import AT_ONCE, Together
-from gxpo.errors import ConfigError
-from gxpo.protocols import EnvFailure, Reply, TimeStep
+from gxpo.base.errors import ConfigError
+from gxpo.environments.envs import EnvPool, EnvSource
+from gxpo.environments.envs.episodes import InWorker
+from gxpo.environments.envs.together import AT_ONCE, Together
+from gxpo.parts.protocols import EnvFailure, Reply, TimeStep
 
 HERE = "tests.envs.small_worlds"
 HANG = 1.5  # seconds; a machine under load must not look like a hang
@@ -125,7 +125,7 @@ def test_what_ends_its_process_pays_alone(world: str, deadly: str, how: str) -> 
 
 
 def test_what_holds_the_interpreter_pays_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gxpo.envs.together.SIGN", 0.5)
+    monkeypatch.setattr("gxpo.environments.envs.together.SIGN", 0.5)
     with pool("Meeting", timeout=HANG) as envs:
         envs.reset({name: 7 for name in "abc"})
         steps = envs.step({"a": Reply("go"), "b": Reply("hold"), "c": Reply("go")})

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.protocols import TimeStep, ToolCall
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.parts.protocols import TimeStep, ToolCall
 from gxpo_worlds.toolqa import KINDS, ToolQA
 from gxpo_worlds.toolqa_corpus import encyclopaedia
 from gxpo_worlds.toolqa_questions import ATTRIBUTES, RELATIONS

@@ -1,4 +1,4 @@
-"""`gxpo.envs.check`: what is said of good and of bad environments."""
+"""`gxpo.environments.envs.check`: what is said of good and of bad environments."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import gxpo.envs
-from gxpo.envs import EnvSource
+import gxpo.environments.envs
+from gxpo.environments.envs import EnvSource
 
 HERE = "tests.envs.small_worlds"
 TALE = """
@@ -45,9 +45,9 @@ class Tale:
 """
 
 
-def check(tmp_path: Path, fault: str) -> gxpo.envs.Check:
+def check(tmp_path: Path, fault: str) -> gxpo.environments.envs.Check:
     (tmp_path / "tale.py").write_text(TALE)
-    return gxpo.envs.check(EnvSource.of_file(f"{tmp_path}/tale.py:Tale", {"fault": fault}), seeds=range(3))
+    return gxpo.environments.envs.check(EnvSource.of_file(f"{tmp_path}/tale.py:Tale", {"fault": fault}), seeds=range(3))
 
 
 def test_what_is_found_of_a_good_one(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_what_is_found_of_a_good_one(tmp_path: Path) -> None:
 
 
 def test_the_expert_is_measured() -> None:
-    found = gxpo.envs.check(EnvSource.of_module(f"{HERE}:Counter"), seeds=range(4))
+    found = gxpo.environments.envs.check(EnvSource.of_module(f"{HERE}:Counter"), seeds=range(4))
     assert found.success == 1.0 and found.problems == () and found.episodes == 8
 
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
 from gxpo_worlds.zoom import Hidden, Zoom, clipped, picture
 
 # 7 in 3 x 5

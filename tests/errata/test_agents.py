@@ -13,12 +13,12 @@ import pytest
 import torch
 from tests.credit.compositions import anchor_state_credit, graph_distance_credit
 
-from gxpo.credit import CreditPart, group_relative
-from gxpo.credit.gae import gae
-from gxpo.credit.history_groups import history_groups
-from gxpo.credit.state_keys import alike
-from gxpo.forest import Forest
-from gxpo.registry import CREDITS
+from gxpo.algorithms.credit import CreditPart, group_relative
+from gxpo.algorithms.credit.gae import gae
+from gxpo.algorithms.credit.history_groups import history_groups
+from gxpo.algorithms.credit.state_keys import alike
+from gxpo.forest.forest import Forest
+from gxpo.parts.registry import CREDITS
 
 HistoryGroups = CREDITS["history_groups"]
 NodeValue = CREDITS["node_value"]

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 import gxpo
+from gxpo.algorithms.credit.batch_whiten import batch_whiten
+from gxpo.base.errors import ConfigError
 from gxpo.conformance.own import advantages as ours
-from gxpo.credit.batch_whiten import batch_whiten
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 REWARDS, ONE, LENGTHS = [1.0, 0.0, 0.0, 1.0], [0] * 4, [1, 3, 2, 2]
 

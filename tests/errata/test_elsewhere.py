@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.forest import Forest
-from gxpo.signals.structural_entropy import dominance_rank
+from gxpo.algorithms.signals.structural_entropy import dominance_rank
+from gxpo.forest.forest import Forest
 
 
 def test_evaluation_rows_in_place_of_the_steps() -> None:

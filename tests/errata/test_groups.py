@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import gxpo
+from gxpo.base.errors import ConfigError
 from gxpo.conformance.own import advantages as ours
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 
 def by_group(rewards: list[float], groups: list[int]) -> dict[int, list[float]]:

@@ -14,9 +14,9 @@ from tests.objectives.by_position import Truncate
 from torch import Tensor
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.objectives import Clip, DualClip, Entries, LogClip, PolicyGradient, coefficients, kl_estimate
+from gxpo.algorithms.objectives import Clip, DualClip, Entries, LogClip, PolicyGradient, coefficients, kl_estimate
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
 
 # Five tokens of two answers, A = 1 and -1.
 OLD = torch.tensor([-0.5, -1.0, -2.0, -0.3, -0.7], dtype=torch.float64)

@@ -16,12 +16,12 @@ import pytest
 import torch
 
 import gxpo
+from gxpo.algorithms.credit import advantage
+from gxpo.algorithms.credit.sets import pass_at_k
 from gxpo.conformance.own import advantages as ours
-from gxpo.credit import advantage
-from gxpo.credit.sets import pass_at_k
-from gxpo.forest import Forest
-from gxpo.tasks.sampler import mixed
-from gxpo.tasks.task_scores import std
+from gxpo.environments.tasks.sampler import mixed
+from gxpo.environments.tasks.task_scores import std
+from gxpo.forest.forest import Forest
 
 ONE_OF_4, FOUR = [1.0, 0.0, 0.0, 0.0], [0] * 4
 THREE_GROUPS = [1.0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import gxpo
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 # Five tokens of two answers, A = 1 and -1.
 OLD = torch.tensor([-0.5, -1.0, -2.0, -0.3, -0.7], dtype=torch.float64)
@@ -78,7 +78,7 @@ def test_a_branch_that_calls_the_other_function() -> None:
     with pytest.raises(TypeError):
         disco_b(right, wrong, tau)  # type: ignore[call-arg]  # the released call
     assert [disco_b(right, wrong), disco(right, wrong, tau)] == pytest.approx([0.2, 0.186711], abs=1e-6)
-    from gxpo.objectives.sequence_losses import discriminative
+    from gxpo.algorithms.objectives.sequence_losses import discriminative
 
     score = torch.tensor([*right, *wrong], dtype=torch.float64)
     positive = torch.tensor([True] * 2 + [False] * 3)

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import gxpo
+from gxpo.algorithms.objectives.kl_reward import KLReward
 from gxpo.conformance.own import advantages as ours
-from gxpo.forest import Forest
-from gxpo.objectives.kl_reward import KLReward
-from gxpo.rewards.combine import beats
-from gxpo.rewards.tournament import bracket, pairings, rewards
+from gxpo.environments.rewards.combine import beats
+from gxpo.environments.rewards.tournament import bracket, pairings, rewards
+from gxpo.forest.forest import Forest
 
 FOUR = [0] * 4
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import gxpo
 from gxpo.conformance.own import advantages as ours
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 ONE_OF_8 = [1.0] + [0.0] * 7
 SAME = [0] * 8

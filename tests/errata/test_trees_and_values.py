@@ -15,23 +15,23 @@ import torch
 from torch import Tensor
 
 import gxpo
-from gxpo.credit import CreditPart, advantage, group_relative
-from gxpo.credit.ancestor_groups import by_ancestors
-from gxpo.credit.gae import Gae
-from gxpo.credit.gae_hierarchical import Decisions, hierarchical_gae
-from gxpo.credit.pooled_turns import pooled_turns
-from gxpo.credit.recursion import next_in
-from gxpo.credit.search_value import search_value
-from gxpo.credit.value_delta import VALUE, ValueDelta
-from gxpo.credit.value_trend import trend_return
-from gxpo.forest import Forest
-from gxpo.registry import CREDITS
-from gxpo.rewards.agreement import cosine
-from gxpo.rollouts.branching import surprise
-from gxpo.rollouts.regenerate import first_failing
-from gxpo.rollouts.search_nodes import uct
-from gxpo.signals.effective_rank import rank_bonus
-from gxpo.weighting.token_curves import raised
+from gxpo.algorithms.credit import CreditPart, advantage, group_relative
+from gxpo.algorithms.credit.ancestor_groups import by_ancestors
+from gxpo.algorithms.credit.gae import Gae
+from gxpo.algorithms.credit.gae_hierarchical import Decisions, hierarchical_gae
+from gxpo.algorithms.credit.pooled_turns import pooled_turns
+from gxpo.algorithms.credit.recursion import next_in
+from gxpo.algorithms.credit.search_value import search_value
+from gxpo.algorithms.credit.value_delta import VALUE, ValueDelta
+from gxpo.algorithms.credit.value_trend import trend_return
+from gxpo.algorithms.signals.effective_rank import rank_bonus
+from gxpo.algorithms.weighting.token_curves import raised
+from gxpo.environments.rewards.agreement import cosine
+from gxpo.forest.forest import Forest
+from gxpo.parts.registry import CREDITS
+from gxpo.sampling.rollouts.branching import surprise
+from gxpo.sampling.rollouts.regenerate import first_failing
+from gxpo.sampling.rollouts.search_nodes import uct
 
 SearchValue = CREDITS["search_value"]
 

@@ -8,12 +8,12 @@ import pytest
 from tests.battery import battery, made_up
 
 import gxpo
-from gxpo.definition import EVIDENCE, STAGES
-from gxpo.errors import ConfigError, MethodConflict
+from gxpo.base.errors import ConfigError, MethodConflict
 from gxpo.explain import method_text
 from gxpo.explain.catalogue import citations, conflicts, entries, home, select, tiers
 from gxpo.explain.effect import Answer, Effect, effect, obstacle, on_equal, push, rollouts
 from gxpo.methods import METHODS
+from gxpo.parts.definition import EVIDENCE, STAGES
 
 UNDECLARED = {"gigpo", "hgpo", "graph_gpo", "graft"}  # steps of one group may differ where its outcomes do not
 

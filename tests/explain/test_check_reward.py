@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from gxpo.errors import ConfigError, TaskError
+from gxpo.base.errors import ConfigError, TaskError
 from gxpo.explain import trials
 from gxpo.explain.check_reward import check, spearman
-from gxpo.protocols import Task
+from gxpo.parts.protocols import Task
 
 REWARDS = r"""
 import os, re, time

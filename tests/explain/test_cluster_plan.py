@@ -7,11 +7,11 @@ import pytest
 import transformers
 from tests import command_line
 
-from gxpo.errors import ConfigError, ModelError
+from gxpo.base.errors import ConfigError, ModelError
 from gxpo.explain import cluster_plan as formulas
 from gxpo.explain.cluster_plan import GPUS, Load, cluster_plan, placement
 from gxpo.models.shape import KNOWN, ModelShape, shape_of
-from gxpo.settings import ClusterSettings
+from gxpo.parts.settings import ClusterSettings
 
 GB = 1e9
 QWEN, LLAMA = KNOWN["qwen2.5-7b"], KNOWN["llama-3.1-70b"]

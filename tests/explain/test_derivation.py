@@ -10,7 +10,7 @@ import torch
 import gxpo
 from gxpo.explain.derivation import ALONE, EQUAL, INPUTS, SHOWN, Watched, formula_of
 from gxpo.explain.outlook import Outlook, look
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 from gxpo.methods import METHODS
 
 

@@ -17,14 +17,14 @@ import pytest
 import torch
 from tests import command_line
 
-from gxpo.errors import GxpoError
+from gxpo.base.errors import GxpoError
 from gxpo.explain import rollout_page
 from gxpo.explain.group_figures import chosen, figures
 from gxpo.explain.outlook import look
 from gxpo.explain.packed import of_tokens, packed
 from gxpo.explain.rollout_source import Source, read
 from gxpo.explain.words import Words, pseudo_tokens
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 HOSTILE = (
     "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> \u2028 \u202eabc \x00\x07 \\ \"' &amp; ${7*7}"

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from gxpo.explain import overlap as module
 from gxpo.explain.overlap import overlap
-from gxpo.protocols import Task
+from gxpo.parts.protocols import Task
 
 
 def tasks(*rows, start=0):

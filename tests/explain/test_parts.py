@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 import gxpo
-from gxpo import registry
-from gxpo.cli import app
-from gxpo.definition import show
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
+from gxpo.cli.app import app
 from gxpo.explain.parts import entries, show_parts
 from gxpo.methods import METHODS
+from gxpo.parts import registry
+from gxpo.parts.definition import show
 
 
 def run(*words):
@@ -44,7 +44,7 @@ def test_options_are_the_fields_with_their_defaults():
 
 def test_one_part_whole():
     text = run("epochs").output
-    assert "a part for update (gxpo/learners/base.py)" in text
+    assert "a part for update (gxpo/learning/base.py)" in text
     assert "  update.epochs       = 1     integer, 1 or more" in text
     assert "used by:" in text and "every method that names no other" in text
     text = run("kl").output

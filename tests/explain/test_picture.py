@@ -4,7 +4,7 @@ import xml.etree.ElementTree as tree
 from pathlib import Path
 
 from gxpo.explain.forest_picture import picture
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 SVG = "{http://www.w3.org/2000/svg}"
 ROOT = Path(__file__).parents[2]

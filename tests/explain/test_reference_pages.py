@@ -7,8 +7,8 @@ import pytest
 
 from gxpo.explain.reference_pages import reference
 from gxpo.methods import METHODS
-from gxpo.registry import PLACES
-from gxpo.settings import FIELDS
+from gxpo.parts.registry import PLACES
+from gxpo.parts.settings import FIELDS
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,10 +5,10 @@ import math
 import pytest
 
 import gxpo
+from gxpo.algorithms.objectives import PolicyGradient
 from gxpo.explain.method_pictures import surrogate_figure
 from gxpo.explain.surrogate_effect import RATIOS, SAMPLED, TOLD, SurrogateEffect, surrogate_effect, weights
 from gxpo.methods import METHODS
-from gxpo.objectives import PolicyGradient
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ import torch
 from tests.battery import battery, made_up
 
 import gxpo
-from gxpo import config
-from gxpo.definition import EVIDENCE
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
 from gxpo.explain.advice import find, recommendations
 from gxpo.explain.effect import Answer, Effect, effect, push, rollouts
 from gxpo.explain.symptoms import CLAIMS, SYMPTOMS
 from gxpo.methods import METHODS
-from gxpo.rollouts import Independent
+from gxpo.parts.definition import EVIDENCE
+from gxpo.sampling.rollouts import Independent
+from gxpo.training import config
 
 ALL = [(name, advice) for name, symptom in SYMPTOMS.items() for advice in symptom.advice]
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from gxpo import config
-from gxpo.definition import Stated
-from gxpo.errors import TaskError
+from gxpo.base.errors import TaskError
 from gxpo.explain.task_page import text
 from gxpo.explain.task_report import readable, report
+from gxpo.parts.definition import Stated
+from gxpo.training import config
 
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}"

@@ -9,7 +9,7 @@ from tests import strategies
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 VOCABULARY = 23
 

@@ -16,11 +16,11 @@ from tests.learners.llamas import VOCABULARY, clean_llama, small_llama
 from tests.learners.test_accumulate import NAMES, losses
 from torch import nn
 
-from gxpo import runtime
-from gxpo.forest import Forest
-from gxpo.learners.lora import LoraSettings
-from gxpo.learners.sharded import ShardedLearner, whole
-from gxpo.learners.torch import TorchLearner
+from gxpo.base import runtime
+from gxpo.forest.forest import Forest
+from gxpo.learning.lora import LoraSettings
+from gxpo.learning.sharded import ShardedLearner, whole
+from gxpo.learning.torch import TorchLearner
 
 LORA = {"lora": LoraSettings(rank=4, targets=("q_proj", "down_proj"))}
 KINDS: dict[

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.learners.llamas import clean_llama, random_forest
 
-from gxpo.errors import ModelError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
+from gxpo.base.errors import ModelError
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
 
 NAMES = ("logprob", "entropy")
 MODEL = clean_llama()

@@ -17,8 +17,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
 
 SMALL = {
     "vocab_size": 23,

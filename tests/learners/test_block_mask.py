@@ -11,15 +11,15 @@ from tests.thorough import some
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from gxpo import config
-from gxpo.definition import Stated
-from gxpo.errors import ConfigError, ModelError
-from gxpo.learners.architecture import may_attend, padded
-from gxpo.learners.block_mask import KERNEL, attend, block_mask, mask_bytes, switch, tree_ends
-from gxpo.learners.lora import LoraSettings
-from gxpo.learners.packing import Packing
-from gxpo.learners.torch import TorchLearner
-from gxpo.trainer.preflight import check_settings
+from gxpo.base.errors import ConfigError, ModelError
+from gxpo.learning.architecture import may_attend, padded
+from gxpo.learning.block_mask import KERNEL, attend, block_mask, mask_bytes, switch, tree_ends
+from gxpo.learning.lora import LoraSettings
+from gxpo.learning.packing import Packing
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.definition import Stated
+from gxpo.training import config
+from gxpo.training.preflight import check_settings
 
 WINDOWED = {
     "every layer": lambda: MistralForCausalLM(MistralConfig(**LLAMAS, sliding_window=4)),
@@ -167,7 +167,7 @@ def test_gradient_by_the_fallback_of_torch(monkeypatch, model, tolerance, recomp
     """torch's unfused backward pass of FlexAttention is right on CPUs, too, once its check of the device is off: it
     shows what masks and learner do, not the kernel that GPUs run (tests/test_device.py does)."""
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *given: None)
-    monkeypatch.setattr("gxpo.learners.architecture.NO_FLEX_BACKWARD", ())
+    monkeypatch.setattr("gxpo.learning.architecture.NO_FLEX_BACKWARD", ())
     for seed in (3, 5):
         forest = random_forest(seed)
         weight = torch.linspace(-1, 1, forest.n_entries, dtype=torch.float64)
@@ -253,7 +253,7 @@ def test_processes_that_share_a_model_choose_masks_by_the_longest_row_of_all(mon
     """A process whose own rows are short would else make no trial forward pass where another one waits in it."""
     learner = TorchLearner(small_llama(), lr=0.0, kernels="transformers")
     learner._blocks_from, learner.lockstep = 5000, True
-    monkeypatch.setattr("gxpo.runtime.highest", lambda own: max(own, 6000))
+    monkeypatch.setattr("gxpo.base.runtime.highest", lambda own: max(own, 6000))
     monkeypatch.setattr(learner, "_why_not_blocks", lambda: "it was tried")
     with pytest.warns(UserWarning, match="dense masks: it was tried"):
         learner.outputs(random_forest(0), ("logprob",))

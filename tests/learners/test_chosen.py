@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gxpo.learners.readout import Chosen
+from gxpo.learning.readout import Chosen
 
 
 def drawn(dtype, rows=5, columns=7):

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.learners.llamas import clean_llama, random_forest
 
-from gxpo.errors import ModelError
-from gxpo.forest import Forest
-from gxpo.learners.divergence import generalised_jensen_shannon, with_rest
-from gxpo.learners.readout import Readout, read
-from gxpo.learners.torch import TorchLearner
+from gxpo.base.errors import ModelError
+from gxpo.forest.forest import Forest
+from gxpo.learning.divergence import generalised_jensen_shannon, with_rest
+from gxpo.learning.readout import Readout, read
+from gxpo.learning.torch import TorchLearner
 
 F64 = torch.float64
 S, T = torch.tensor([[0.6, 0.3, 0.1]], dtype=F64).log(), torch.tensor([[0.2, 0.5, 0.3]], dtype=F64).log()

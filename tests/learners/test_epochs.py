@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.learners.base import Epochs, deal
-from gxpo.protocols import StepInfo
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.learning.base import Epochs, deal
+from gxpo.parts.protocols import StepInfo
 
 
 class Recorder:

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from tests.rollouts.flow_session import TASKS, FlowSession, grown, small_flow
 
 import gxpo
-from gxpo import records
-from gxpo.errors import CheckpointError, ModelError
-from gxpo.forest import Forest
-from gxpo.learners.flow import FlowLearner
-from gxpo.models import flow
-from gxpo.rollouts.denoise import Denoise, DenoiseTree
-from gxpo.signals import Signals
-from gxpo.trainer.session import BoundLearner
+from gxpo.algorithms.signals import Signals
+from gxpo.base.errors import CheckpointError, ModelError
+from gxpo.forest import records
+from gxpo.forest.forest import Forest
+from gxpo.learning.flow import FlowLearner
+from gxpo.sampling.rollouts.denoise import Denoise, DenoiseTree
+from gxpo.training.models import flow
+from gxpo.training.session import BoundLearner
 
 ROWS = grown(Denoise(3))
 TREE = grown(DenoiseTree(seeds=2, branches=2))

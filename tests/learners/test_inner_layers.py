@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.learners.llamas import clean_llama, random_forest, small_llama
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from gxpo.errors import ModelError
-from gxpo.forest import Forest
-from gxpo.learners.lora import LoraSettings
-from gxpo.learners.torch import TorchLearner
+from gxpo.base.errors import ModelError
+from gxpo.forest.forest import Forest
+from gxpo.learning.lora import LoraSettings
+from gxpo.learning.torch import TorchLearner
 
 DEEP = {"num_hidden_layers": 4}
 NAMES = ("logprob", "logprob@2", "entropy@2", "mean_logprob", "mean_logprob@1", "entropy", "logprob@4")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gxpo.errors import ModelError
-from gxpo.forest import Forest
-from gxpo.learners.optimiser import Optimiser
-from gxpo.learners.torch import TorchLearner
-from gxpo.models import tiny_model
+from gxpo.base.errors import ModelError
+from gxpo.forest.forest import Forest
+from gxpo.learning.optimiser import Optimiser
+from gxpo.learning.torch import TorchLearner
+from gxpo.training.models import tiny_model
 
 FOREST = Forest.from_completions([[5, 6, 7]], [[[8, 9], [9, 8, 7]]], [1.0, 0.0])
 

@@ -63,6 +63,6 @@ def test_processes_of_one_machine_listen_on_loopback_alone(tmp_path, launcher):
 
 
 def test_one_process_asks_nobody():
-    from gxpo import runtime
+    from gxpo.base import runtime
 
     assert runtime.first("mine") == "mine" and runtime.any_of(True) and not runtime.any_of(False)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gxpo.errors import ModelError
-from gxpo.learners import measure
-from gxpo.learners.torch import TorchLearner
-from gxpo.models import tiny_model
+from gxpo.base.errors import ModelError
+from gxpo.learning import measure
+from gxpo.learning.torch import TorchLearner
+from gxpo.training.models import tiny_model
 
 
 class Scripted:

@@ -7,12 +7,12 @@ import torch
 from tests.learners.llamas import clean_llama
 from torch import nn
 
-from gxpo import config
-from gxpo.errors import CheckpointError, ConfigError, ModelError
-from gxpo.learners.optimiser import Optimiser
-from gxpo.learners.optimiser_kinds import KINDS, SignMomentum, betas_of
-from gxpo.learners.torch import TorchLearner
-from gxpo.trainer.preflight import check_settings
+from gxpo.base.errors import CheckpointError, ConfigError, ModelError
+from gxpo.learning.optimiser import Optimiser
+from gxpo.learning.optimiser_kinds import KINDS, SignMomentum, betas_of
+from gxpo.learning.torch import TorchLearner
+from gxpo.training import config
+from gxpo.training.preflight import check_settings
 
 
 def one(value, kind, **settings):

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.learners.llamas import clean_llama, random_forest, small_llama
 
-from gxpo.errors import ModelError
-from gxpo.forest import ACTION, Forest
-from gxpo.learners.lora import LoraSettings
-from gxpo.learners.packing import Packing
-from gxpo.learners.torch import TorchLearner
+from gxpo.base.errors import ModelError
+from gxpo.forest.forest import ACTION, Forest
+from gxpo.learning.lora import LoraSettings
+from gxpo.learning.packing import Packing
+from gxpo.learning.torch import TorchLearner
 
 NAMES = ("logprob", "entropy")
 

@@ -18,8 +18,8 @@ def work(folder: Path) -> None:
     from tests.learners.llamas import clean_llama, random_forest
     from tests.learners.test_accumulate import NAMES, losses
 
-    from gxpo import runtime
-    from gxpo.learners.torch import TorchLearner
+    from gxpo.base import runtime
+    from gxpo.learning.torch import TorchLearner
 
     forest = random_forest(8)
     learner = TorchLearner(clean_llama(), lr=0.01, tokens_per_microbatch=40)

@@ -16,14 +16,14 @@ from tests import strategies
 from tests.learners.llamas import VOCABULARY, clean_llama
 
 import gxpo
-from gxpo.engines.torch import TorchEngine
-from gxpo.errors import ConfigError, ModelError
-from gxpo.forest import Forest
-from gxpo.learners.lora import LoraSettings, parameters_of_policy
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import Request, Sampling, StreamKey
-from gxpo.signals import Signals
-from gxpo.trainer.session import BoundLearner
+from gxpo.algorithms.signals import Signals
+from gxpo.base.errors import ConfigError, ModelError
+from gxpo.forest.forest import Forest
+from gxpo.learning.lora import LoraSettings, parameters_of_policy
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import Request, Sampling, StreamKey
+from gxpo.sampling.engines.torch import TorchEngine
+from gxpo.training.session import BoundLearner
 
 TWO = {"solver": "trained", "verifier": "trained"}
 FROZEN = {"solver": "trained", "verifier": "frozen"}
@@ -334,7 +334,7 @@ KEYS = {
 SCRIPT = """
 import json, os, signal, sys
 import gxpo
-from gxpo.trainer.session import Session
+from gxpo.training.session import Session
 
 turns = 0
 def dying(self, requests, sampling=None, sample=Session.sample):
@@ -363,7 +363,7 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 def goes_on(whole: Path, run: Path) -> set[str]:
     """That the resumed run is the whole one; gives the names of its adapters."""
-    from gxpo.trainer import checkpoint
+    from gxpo.training import checkpoint
 
     assert [r["step"] for r in lines(run)] == [1, 2]
     gxpo.resume(run)
@@ -387,7 +387,7 @@ def test_a_team_run_that_was_killed_goes_on_as_if_it_had_not_been(parity: str, t
 def test_cells_with_a_frozen_role_go_on_after_a_stop(
     parity: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gxpo.trainer.session import Session
+    from gxpo.training.session import Session
 
     def stopped(self: Any, *arguments: Any, sample: Any = Session.sample) -> Any:
         if self.step == 3:
@@ -403,8 +403,7 @@ def test_cells_with_a_frozen_role_go_on_after_a_stop(
 
 
 def test_an_export_holds_a_model_for_every_policy(parity: str, tmp_path: Path) -> None:
-    from gxpo import models
-    from gxpo.trainer import export
+    from gxpo.training import export, models
 
     run = gxpo.train(
         "tiny:cold",

@@ -17,12 +17,12 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from gxpo.engines.torch import TorchEngine
-from gxpo.errors import ModelError
-from gxpo.forest import Forest
-from gxpo.learners.readout import Readout, read
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import Request, Sampling, StreamKey
+from gxpo.base.errors import ModelError
+from gxpo.forest.forest import Forest
+from gxpo.learning.readout import Readout, read
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import Request, Sampling, StreamKey
+from gxpo.sampling.engines.torch import TorchEngine
 
 SIZE = 7
 

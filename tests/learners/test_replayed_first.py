@@ -9,12 +9,12 @@ import torch
 from tests.learners.llamas import clean_llama
 
 import gxpo
-from gxpo.forest import Forest
-from gxpo.learners.base import Epochs
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import StepInfo
-from gxpo.signals import Signals
-from gxpo.trainer.session import BoundLearner
+from gxpo.algorithms.signals import Signals
+from gxpo.forest.forest import Forest
+from gxpo.learning.base import Epochs
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import StepInfo
+from gxpo.training.session import BoundLearner
 
 METHOD = "pipo"
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from tests.learners.llamas import small_llama
 
-from gxpo.errors import ModelError
-from gxpo.forest import Forest
-from gxpo.learners.rounded import CHUNK, RoundedAdamW, rounded
-from gxpo.learners.torch import TorchLearner
+from gxpo.base.errors import ModelError
+from gxpo.forest.forest import Forest
+from gxpo.learning.rounded import CHUNK, RoundedAdamW, rounded
+from gxpo.learning.torch import TorchLearner
 
 
 def test_rounding_keeps_the_expectation():

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gxpo.errors import ConfigError
-from gxpo.learners.optimiser import Schedule
+from gxpo.base.errors import ConfigError
+from gxpo.learning.optimiser import Schedule
 
 
 def test_values():

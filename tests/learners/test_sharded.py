@@ -13,9 +13,9 @@ from tests.learners import sharded_ranks
 from tests.learners.llamas import clean_llama
 from tests.learners.ranks import in_ranks
 
-from gxpo.errors import ConfigError
-from gxpo.learners.fingerprint import fingerprint
-from gxpo.learners.sharded import ShardedLearner
+from gxpo.base.errors import ConfigError
+from gxpo.learning.fingerprint import fingerprint
+from gxpo.learning.sharded import ShardedLearner
 
 MODULE = "tests.learners.sharded_ranks"
 QUICK = ("decoder", "transformers", "tied", "lora", "value")

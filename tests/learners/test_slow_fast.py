@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from tests.learners.llamas import clean_llama, random_forest
 
 import gxpo
-from gxpo.errors import CheckpointError, ConfigError, GxpoError
-from gxpo.forest import Forest
-from gxpo.learners.base import Epochs
-from gxpo.learners.slow_fast import SlowFast, reposition, surge
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import StepInfo
-from gxpo.signals import Signals
-from gxpo.trainer.session import BoundLearner
+from gxpo.algorithms.signals import Signals
+from gxpo.base.errors import CheckpointError, ConfigError, GxpoError
+from gxpo.forest.forest import Forest
+from gxpo.learning.base import Epochs
+from gxpo.learning.slow_fast import SlowFast, reposition, surge
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import StepInfo
+from gxpo.training.session import BoundLearner
 
 FOREST = Forest.from_completions([[2]], [[[5], [6]]], [0.0, 1.0])
 ONES = torch.ones(2, dtype=torch.float64)

@@ -10,13 +10,13 @@ import torch
 from tests.learners.llamas import clean_llama, small_llama
 
 import gxpo
-from gxpo.engines.torch import TorchEngine
-from gxpo.errors import ConfigError, ModelError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
+from gxpo.base.errors import ConfigError, ModelError
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
 from gxpo.models.tokenizer import character_tokenizer
-from gxpo.protocols import Budget, EpisodeRules, Request, Sampling, SoftSampling, StreamKey, Task
-from gxpo.rollouts.soft_thinking import SoftThinking
+from gxpo.parts.protocols import Budget, EpisodeRules, Request, Sampling, SoftSampling, StreamKey, Task
+from gxpo.sampling.engines.torch import TorchEngine
+from gxpo.sampling.rollouts.soft_thinking import SoftThinking
 
 TOKENIZER = character_tokenizer()
 PROMPTS = {"a": (5, 6, 7), "b": (9, 10)}
@@ -229,7 +229,7 @@ def test_refusals():
                           ({"closing": ""}, r"rollout\.closing")):  # fmt: skip
         with pytest.raises(ConfigError, match=match):
             SoftThinking(**fields)
-    from gxpo.engines.remote_requests import check
+    from gxpo.sampling.engines.remote_requests import check
 
     request = Request((1,), (StreamKey(0, 0, "a", 0),))
     with pytest.raises(ModelError, match=r"sampling\.engine=torch"):

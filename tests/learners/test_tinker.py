@@ -12,19 +12,19 @@ import torch
 from tests.learners.llamas import small_llama
 from torch import Tensor
 
+from gxpo.base.errors import CheckpointError, ConfigError, ModelError
 from gxpo.conformance.engines import check, forest
-from gxpo.errors import CheckpointError, ConfigError, ModelError
-from gxpo.learners.remote import RemoteLearner
-from gxpo.learners.remote.probe import probe
-from gxpo.learners.remote.reduction import WAYS, Reduction
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import Request, Sampling, StreamKey, TokenRow
+from gxpo.learning.remote import RemoteLearner
+from gxpo.learning.remote.probe import probe
+from gxpo.learning.remote.reduction import WAYS, Reduction
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import Request, Sampling, StreamKey, TokenRow
 
 pytest.importorskip("tinker")
 from tests.learners.tinker_server import Fake, Server
 
-from gxpo.engines.tinker import TinkerSampler
-from gxpo.learners.remote.tinker import Adapter, TinkerEngine
+from gxpo.learning.remote.tinker import Adapter, TinkerEngine
+from gxpo.sampling.engines.tinker import TinkerSampler
 
 MEAN = "mean over a row's tokens and a step's rows"  # SkyRL's JAX backend
 

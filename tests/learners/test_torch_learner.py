@@ -9,9 +9,9 @@ import pytest
 import torch
 from tests.learners.llamas import clean_llama, random_forest, small_llama
 
-from gxpo.errors import CheckpointError, ModelError
-from gxpo.learners.lora import LoraSettings
-from gxpo.learners.torch import TorchLearner
+from gxpo.base.errors import CheckpointError, ModelError
+from gxpo.learning.lora import LoraSettings
+from gxpo.learning.torch import TorchLearner
 
 FOREST = random_forest(1)
 
@@ -243,7 +243,7 @@ def test_refusals():
 
 def test_importing_the_learner_imports_no_transformers():
     code = (
-        "import sys, gxpo.learners.torch, gxpo.learners.base, gxpo.engines.torch;"
+        "import sys, gxpo.learning.torch, gxpo.learning.base, gxpo.sampling.engines.torch;"
         "print(sorted({'transformers', 'peft'} & set(sys.modules)))"
     )
     source = Path(__file__).parents[2] / "src"

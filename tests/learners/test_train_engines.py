@@ -14,17 +14,17 @@ from tests.thorough import some
 from torch import Tensor
 
 import gxpo
+from gxpo.base.errors import ConfigError, ModelError
 from gxpo.conformance.engines import check, forest
-from gxpo.errors import ConfigError, ModelError
-from gxpo.forest import Forest
-from gxpo.learners.optimiser import Schedule
-from gxpo.learners.remote import RemoteLearner, Rows
-from gxpo.learners.remote.learner import unsupported
-from gxpo.learners.remote.probe import check as check_probe
-from gxpo.learners.remote.probe import probe
-from gxpo.learners.remote.reference import TransformersEngine
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import TokenRow
+from gxpo.forest.forest import Forest
+from gxpo.learning.optimiser import Schedule
+from gxpo.learning.remote import RemoteLearner, Rows
+from gxpo.learning.remote.learner import unsupported
+from gxpo.learning.remote.probe import check as check_probe
+from gxpo.learning.remote.probe import probe
+from gxpo.learning.remote.reference import TransformersEngine
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import TokenRow
 
 
 # ---------------------------------------------------------------- rows

@@ -13,14 +13,14 @@ from tests.battery import battery
 from tests.learners.llamas import clean_llama
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.learners.base import Epochs
-from gxpo.learners.torch import TorchLearner
-from gxpo.learners.turns_reversed import TurnsReversed, turn_numbers, turn_ratio
-from gxpo.protocols import StepInfo
-from gxpo.signals import Signals
-from gxpo.trainer.session import BoundLearner
+from gxpo.algorithms.signals import Signals
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.learning.base import Epochs
+from gxpo.learning.torch import TorchLearner
+from gxpo.learning.turns_reversed import TurnsReversed, turn_numbers, turn_ratio
+from gxpo.parts.protocols import StepInfo
+from gxpo.training.session import BoundLearner
 
 
 def column(*x):

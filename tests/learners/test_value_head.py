@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.learners.llamas import clean_llama, random_forest
 
-from gxpo.errors import ModelError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
+from gxpo.base.errors import ModelError
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
 
 
 def with_head(seed=0, **settings):
@@ -104,7 +104,7 @@ def test_heads_by_name_read_one_state_and_learn_apart():
 
 def test_a_method_says_which_heads_it_reads():
     import gxpo
-    from gxpo.credit import CreditPart
+    from gxpo.algorithms.credit import CreditPart
 
     class Heads(CreditPart):
         needs = ("value@low", "value")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from gxpo.errors import CheckpointError, ConfigError, ModelError
-from gxpo.learners.remote import verl_ray, verl_rows
-from gxpo.learners.remote.verl_ray import RayVerlEngine
-from gxpo.protocols import TokenRow
+from gxpo.base.errors import CheckpointError, ConfigError, ModelError
+from gxpo.learning.remote import verl_ray, verl_rows
+from gxpo.learning.remote.verl_ray import RayVerlEngine
+from gxpo.parts.protocols import TokenRow
 
 
 class RayError(Exception):

@@ -5,8 +5,8 @@ import tokenizers
 import transformers
 from tests.chat.families import FAMILIES, tokenizer_of
 
-from gxpo.models import character_tokenizer
-from gxpo.models.check_tokenizer import check_tokenizer
+from gxpo.training.models import character_tokenizer
+from gxpo.training.models.check_tokenizer import check_tokenizer
 
 
 def checked(tokenizer, vocabulary=None, ends=None):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gxpo.errors import ModelError
-from gxpo.media import PICTURES
-from gxpo.models import WARMUPS, Recipe, character_tokenizer, tiny_model, warm_start
-from gxpo.models.demonstrations import Demonstrations
-from gxpo.models.load import rows_of_model, warm_task
-from gxpo.models.warmup import lessons_of
-from gxpo.tasks.source import reserved, stream
+from gxpo.base.errors import ModelError
+from gxpo.base.media import PICTURES
+from gxpo.environments.tasks.source import reserved, stream
+from gxpo.training.models import WARMUPS, Recipe, character_tokenizer, tiny_model, warm_start
+from gxpo.training.models.demonstrations import Demonstrations
+from gxpo.training.models.load import rows_of_model, warm_task
+from gxpo.training.models.warmup import lessons_of
 from gxpo_worlds.toolqa_text import bare_call
 
 BARE = {"style": "bare"}
@@ -25,7 +25,7 @@ def test_the_expert_alone_shows_only_what_the_expert_does():
     seeds = {f"e{i}": t.info["seed"] for i, t in enumerate(lessons.world.source.draw(20, 3))}
     checker.reset(seeds)
     running = list(seeds)
-    from gxpo.protocols import Reply
+    from gxpo.parts.protocols import Reply
 
     while running:
         answers = checker.step({n: Reply(a) for n, a in checker.expert(running).items()})

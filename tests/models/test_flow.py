@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributions import Normal
 
-from gxpo.errors import ModelError
-from gxpo.models import flow
-from gxpo.tasks import points
+from gxpo.base.errors import ModelError
+from gxpo.environments.tasks import points
+from gxpo.training.models import flow
 
 
 def sd35(steps=10, shift=3.0):

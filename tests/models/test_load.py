@@ -9,11 +9,11 @@ pytest.importorskip("transformers")
 import transformers
 from safetensors.torch import load_file, save_file
 
-from gxpo.errors import ModelError
-from gxpo.models import Recipe, character_tokenizer, load, tiny_model, unread_style
-from gxpo.models import warmup as warmup_module
-from gxpo.models.load import check_directory, check_name, describe, is_path
-from gxpo.models.without_weights import positions, tokenizer_of
+from gxpo.base.errors import ModelError
+from gxpo.training.models import Recipe, character_tokenizer, load, tiny_model, unread_style
+from gxpo.training.models import warmup as warmup_module
+from gxpo.training.models.load import check_directory, check_name, describe, is_path
+from gxpo.training.models.without_weights import positions, tokenizer_of
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
 QUICK = Recipe(dimensions=SMALL, batch=8, first_check=1, max_steps=1, low=0, high=1, well_formed=0, checked_on=4)

@@ -7,16 +7,16 @@ import torch
 from tests.decoder.test_architectures import FORKED, alone, learner, made, sampled
 from transformers import LlamaForCausalLM
 
+from gxpo.base.errors import ModelError
 from gxpo.bench.random_models import KINDS, TINY, Sizes
-from gxpo.decoder.forward import Decoder
-from gxpo.engines import network
-from gxpo.engines.torch import TorchEngine
-from gxpo.errors import ModelError
-from gxpo.learners.lora import LoraSettings, merged
-from gxpo.models.check import checked
-from gxpo.models.load import Loaded, load
+from gxpo.learning.lora import LoraSettings, merged
+from gxpo.models.decoder.forward import Decoder
 from gxpo.models.tokenizer import character_tokenizer
-from gxpo.protocols import Request, Sampling, StreamKey
+from gxpo.parts.protocols import Request, Sampling, StreamKey
+from gxpo.sampling.engines import network
+from gxpo.sampling.engines.torch import TorchEngine
+from gxpo.training.models.check import checked
+from gxpo.training.models.load import Loaded, load
 
 WIDE = Sizes(128, 32, 48, 2, 4, 2, 12, 256, 4, 4)  # more ids than the tokenizer's 100
 
@@ -64,7 +64,7 @@ def test_how_a_model_is_run_is_said_with_the_reason(name, forward, training):
 
 def test_the_loss_of_routers_that_is_not_trained_is_said():
     with pytest.warns(UserWarning, match=r"its load-balancing loss \(router_aux_loss_coef 0.001\) is not part"):
-        from gxpo.learners.torch import TorchLearner
+        from gxpo.learning.torch import TorchLearner
 
         TorchLearner(made("qwen3-moe"), lr=0.0)
 
@@ -153,6 +153,6 @@ def test_a_cache_whose_forks_are_wrong_is_refused(monkeypatch):
 
 
 def copied(cache, rows):
-    from gxpo.engines.cache import rows_of
+    from gxpo.sampling.engines.cache import rows_of
 
     return rows_of(cache, rows)

@@ -11,15 +11,15 @@ import pytest
 from tests.chat.families import tokenizer_of
 
 import gxpo
-from gxpo.chat import PlainChat, TemplateChat
-from gxpo.config import Resolved, load
-from gxpo.errors import ModelError, TaskError
+from gxpo.base.errors import ModelError, TaskError
+from gxpo.environments.tasks.listed import ListedTasks
 from gxpo.explain.task_report import report
-from gxpo.models.prompt_lengths import FittingTasks, PromptLengths, fit
+from gxpo.models.chat import PlainChat, TemplateChat
 from gxpo.models.tokenizer import character_tokenizer
-from gxpo.protocols import Task
-from gxpo.tasks.listed import ListedTasks
-from gxpo.trainer.preflight import rehearse
+from gxpo.parts.protocols import Task
+from gxpo.training.config import Resolved, load
+from gxpo.training.models.prompt_lengths import FittingTasks, PromptLengths, fit
+from gxpo.training.preflight import rehearse
 
 
 def plain(too_long: str = "error", limit: int = 20, answer: int = 4) -> PromptLengths:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gxpo.errors import ModelError
+from gxpo.base.errors import ModelError
 from gxpo.models import smollm2
 
 

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
-from gxpo.models import character_tokenizer, tiny_model
 from gxpo.models.tokenizer import CHARACTERS
+from gxpo.training.models import character_tokenizer, tiny_model
 
 TOKENIZER = character_tokenizer()
 

@@ -7,11 +7,11 @@ import torch
 pytest.importorskip("transformers")
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gxpo.errors import ModelError
-from gxpo.models import WARMUPS, Recipe, character_tokenizer, tiny_model, warm_start
-from gxpo.models.warmup import Habits, _supervised_loss, cache_directory, greedy_accuracy
-from gxpo.tasks import make
-from gxpo.tasks.source import stream
+from gxpo.base.errors import ModelError
+from gxpo.environments.tasks import make
+from gxpo.environments.tasks.source import stream
+from gxpo.training.models import WARMUPS, Recipe, character_tokenizer, tiny_model, warm_start
+from gxpo.training.models.warmup import Habits, _supervised_loss, cache_directory, greedy_accuracy
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
 # whatever comes out is inside the band
@@ -89,7 +89,7 @@ def test_an_interrupted_save_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_another_process_may_be_faster(tmp_path, monkeypatch):
-    import gxpo.models.warmup as module
+    import gxpo.training.models.warmup as module
 
     whole = module.warm_up
     done = []

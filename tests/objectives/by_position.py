@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo.definition import kind_of
-from gxpo.functions import signature
-from gxpo.objectives import Entries, control, surrogate
-from gxpo.objectives import ratio_trajectory as ratios
-from gxpo.objectives import surrogate_clips as clips
-from gxpo.objectives import surrogate_penalties as penalties
-from gxpo.objectives import surrogate_weights as weights
+from gxpo.algorithms.objectives import Entries, control, surrogate
+from gxpo.algorithms.objectives import ratio_trajectory as ratios
+from gxpo.algorithms.objectives import surrogate_clips as clips
+from gxpo.algorithms.objectives import surrogate_penalties as penalties
+from gxpo.algorithms.objectives import surrogate_weights as weights
+from gxpo.parts.definition import kind_of
+from gxpo.parts.functions import signature
 
 
 def part_of(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gxpo.forest import Forest
-from gxpo.objectives import evaluate
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives import evaluate
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import PolicyTokens
 
 
 class Toy(NamedTuple):

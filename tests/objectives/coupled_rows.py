@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.objectives.conftest import grow_forest
 from torch import Tensor
 
-from gxpo.objectives import PolicyGradient
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives import PolicyGradient
+from gxpo.parts.protocols import PolicyTokens
 
 Token = dict[str, Any]
 Loop = Callable[[list[Token]], tuple[list[float], list[list[float]]]]  # losses; slope [t][u] of loss t in log-prob u

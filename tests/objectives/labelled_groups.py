@@ -10,9 +10,9 @@ from tests import strategies
 from tests.learners.llamas import clean_llama
 from torch import Tensor
 
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import PolicyTokens
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import PolicyTokens
 
 Row = dict[str, Any]
 

@@ -14,10 +14,10 @@ from tests.objectives.conftest import figures_of
 from tests.rollouts.resumed import check_resumed
 
 import gxpo
-from gxpo.definition import show
-from gxpo.errors import CheckpointError, ConfigError
-from gxpo.objectives import KL, Entropy
-from gxpo.objectives.control import AdaptiveKl, ByAccuracy, DualBudget, EntropyTarget
+from gxpo.algorithms.objectives import KL, Entropy
+from gxpo.algorithms.objectives.control import AdaptiveKl, ByAccuracy, DualBudget, EntropyTarget
+from gxpo.base.errors import CheckpointError, ConfigError
+from gxpo.parts.definition import show
 
 ALL = (
     AdaptiveKl(),

@@ -14,10 +14,10 @@ from tests.objectives.conftest import figures_of, grow_forest
 from tests.objectives.coupled_rows import ROWS, agrees, diagonal
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.objectives import Clip, Entries, PolicyGradient, Surrogate
-from gxpo.objectives.surrogate_clips import covariance, draw, quota
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives import Clip, Entries, PolicyGradient, Surrogate
+from gxpo.algorithms.objectives.surrogate_clips import covariance, draw, quota
+from gxpo.base.errors import ConfigError
+from gxpo.parts.protocols import PolicyTokens
 
 F64 = torch.float64
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.objectives import labelled_groups as groups
 from tests.objectives.conftest import figures_of
 
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.objectives.sequence_losses import Discriminative, discriminative, hinge
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives.sequence_losses import Discriminative, discriminative, hinge
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.parts.protocols import PolicyTokens
 
 
 def column(*x: float) -> torch.Tensor:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.objectives.conftest import figures_of
 
 import gxpo
-from gxpo.errors import ConfigError, MissingSignal
-from gxpo.forest import Forest
-from gxpo.objectives.distillation import Distillation, sureness
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives.distillation import Distillation, sureness
+from gxpo.base.errors import ConfigError, MissingSignal
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import PolicyTokens
 
 F64 = torch.float64
 NAN = math.nan

@@ -13,11 +13,11 @@ from tests.objectives.by_position import ElasticClip
 from tests.objectives.conftest import figures_of, grow_forest
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.objectives import Clip, Entries, PolicyGradient
-from gxpo.objectives.power_mean import PowerMean, feedback, log_power_mean
-from gxpo.objectives.surrogate_clips import binary_variance
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives import Clip, Entries, PolicyGradient
+from gxpo.algorithms.objectives.power_mean import PowerMean, feedback, log_power_mean
+from gxpo.algorithms.objectives.surrogate_clips import binary_variance
+from gxpo.base.errors import ConfigError
+from gxpo.parts.protocols import PolicyTokens
 
 F64 = torch.float64
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.objectives.by_position import EntropyAdaptiveClip
 from tests.objectives.coupled_rows import ROWS, agrees, diagonal
 
-from gxpo.errors import ConfigError, MissingSignal
-from gxpo.objectives import DualClip, Entries, PolicyGradient
-from gxpo.objectives.surrogate_clips import entropy_score
+from gxpo.algorithms.objectives import DualClip, Entries, PolicyGradient
+from gxpo.algorithms.objectives.surrogate_clips import entropy_score
+from gxpo.base.errors import ConfigError, MissingSignal
 
 F64 = torch.float64
 

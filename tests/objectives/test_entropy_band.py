@@ -13,11 +13,11 @@ from tests.objectives.conftest import figures_of
 from tests.rollouts.resumed import check_resumed
 
 import gxpo
-from gxpo.errors import CheckpointError, ConfigError, MissingSignal
-from gxpo.forest import Forest
-from gxpo.objectives import Entropy
-from gxpo.objectives.entropy_band import EntropyBand, outside
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives import Entropy
+from gxpo.algorithms.objectives.entropy_band import EntropyBand, outside
+from gxpo.base.errors import CheckpointError, ConfigError, MissingSignal
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import PolicyTokens
 
 F64 = torch.float64
 

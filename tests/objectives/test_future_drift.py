@@ -12,9 +12,9 @@ from tests.objectives.conftest import figures_of
 from tests.objectives.coupled_rows import ROWS, agrees, diagonal, evaluate
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.objectives import Clip, DualClip, Entries, PolicyGradient
-from gxpo.objectives.surrogate_clips import FutureDrift, future_drift
+from gxpo.algorithms.objectives import Clip, DualClip, Entries, PolicyGradient
+from gxpo.algorithms.objectives.surrogate_clips import FutureDrift, future_drift
+from gxpo.base.errors import ConfigError
 
 F64 = torch.float64
 OWNER = torch.tensor([0, 0, 1, 1, 1])

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.objectives import labelled_groups as groups
 from tests.objectives.conftest import figures_of
 
-from gxpo.errors import ConfigError, GxpoError, MissingSignal
-from gxpo.objectives.sequence_losses import GroupVariance, group_variance
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives.sequence_losses import GroupVariance, group_variance
+from gxpo.base.errors import ConfigError, GxpoError, MissingSignal
+from gxpo.parts.protocols import PolicyTokens
 
 
 def column(*x: float) -> torch.Tensor:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tests.objectives import labelled_groups as groups
 from tests.objectives.conftest import figures_of
 
-from gxpo.credit import group_relative
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.objectives import PolicyGradient
-from gxpo.objectives.sequence_losses import ImplicitNegative, implicit_negative, implied_negative
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.credit import group_relative
+from gxpo.algorithms.objectives import PolicyGradient
+from gxpo.algorithms.objectives.sequence_losses import ImplicitNegative, implicit_negative, implied_negative
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.parts.protocols import PolicyTokens
 
 
 def column(*x: float) -> torch.Tensor:

@@ -11,12 +11,12 @@ from tests.learners.llamas import clean_llama
 from tests.objectives.conftest import figures_of
 
 import gxpo
-from gxpo.errors import ConfigError, MissingSignal
-from gxpo.learners.torch import TorchLearner
-from gxpo.objectives import DualClip
-from gxpo.objectives.base import PolicyGradient
-from gxpo.objectives.inner_layer import InnerLayer
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives import DualClip
+from gxpo.algorithms.objectives.base import PolicyGradient
+from gxpo.algorithms.objectives.inner_layer import InnerLayer
+from gxpo.base.errors import ConfigError, MissingSignal
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import PolicyTokens
 
 F64 = torch.float64
 SETTINGS = ({}, {"aggregate": "token_mean", "surrogate": DualClip(ratio_max=1.2)}, {"ratio": "sequence"})

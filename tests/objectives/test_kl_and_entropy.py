@@ -10,11 +10,11 @@ from tests.objectives.by_position import Unclipped
 from tests.objectives.conftest import figures_of, grow_forest
 from torch import Tensor
 
-from gxpo.credit import group_relative
-from gxpo.errors import ConfigError, GxpoError, MissingSignal
-from gxpo.objectives import KL, Entropy, KLReward, PolicyGradient, kl_estimate, penalised_outcome
-from gxpo.objectives.kl import ESTIMATORS
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.credit import group_relative
+from gxpo.algorithms.objectives import KL, Entropy, KLReward, PolicyGradient, kl_estimate, penalised_outcome
+from gxpo.algorithms.objectives.kl import ESTIMATORS
+from gxpo.base.errors import ConfigError, GxpoError, MissingSignal
+from gxpo.parts.protocols import PolicyTokens
 
 BERNOULLI = (torch.tensor([0.4, 0.0], dtype=torch.float64), torch.tensor([0.3, 0.7], dtype=torch.float64).log())
 

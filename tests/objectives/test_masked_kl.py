@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.errors import ConfigError, MissingSignal
-from gxpo.objectives.masked_kl import MaskedKl, masked_kl
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives.masked_kl import MaskedKl, masked_kl
+from gxpo.base.errors import ConfigError, MissingSignal
+from gxpo.parts.protocols import PolicyTokens
 
 CHANGE = [0.3, 0.0, 0.1, 0.5, -0.1]  # logprob - masked
 K3 = [0.040818, 0.0, 0.004837, 0.106531, 0.005171]

@@ -12,9 +12,9 @@ from tests.objectives.by_position import Annealed, Unclipped
 from tests.objectives.conftest import figures_of, grow_forest
 
 import gxpo
-from gxpo.errors import CheckpointError, ConfigError, GxpoError
-from gxpo.objectives.mirror_kl import MirrorKl, mirror_kl
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives.mirror_kl import MirrorKl, mirror_kl
+from gxpo.base.errors import CheckpointError, ConfigError, GxpoError
+from gxpo.parts.protocols import PolicyTokens
 
 F64 = torch.float64
 OLD = torch.tensor([0.5, 0.3, 0.2], dtype=F64)

@@ -10,22 +10,22 @@ import torch
 from tests.objectives.by_position import Truncate
 from tests.objectives.conftest import figures_of
 
-from gxpo.errors import ConfigError, GxpoError, MissingSignal
-from gxpo.objectives import surrogate
-from gxpo.objectives.base import PolicyGradient, TermPart, TermSum, coefficients
-from gxpo.objectives.control import Control
-from gxpo.objectives.entropy import Entropy
-from gxpo.objectives.kl import KL, kl_estimate
-from gxpo.objectives.masked_kl import MaskedKl, masked_kl
-from gxpo.objectives.penalty import Penalty
-from gxpo.objectives.power_mean import PowerMean
-from gxpo.objectives.preference_pairs import PreferencePairs
-from gxpo.objectives.sequence_losses import GroupVariance, group_variance
-from gxpo.objectives.sequence_score import SequenceTerm
-from gxpo.objectives.surrogate import Entries, LogClip
-from gxpo.objectives.value import ValueRegression
-from gxpo.protocols import PolicyTokens
-from gxpo.registry import RATIOS, SURROGATES, TERMS
+from gxpo.algorithms.objectives import surrogate
+from gxpo.algorithms.objectives.base import PolicyGradient, TermPart, TermSum, coefficients
+from gxpo.algorithms.objectives.control import Control
+from gxpo.algorithms.objectives.entropy import Entropy
+from gxpo.algorithms.objectives.kl import KL, kl_estimate
+from gxpo.algorithms.objectives.masked_kl import MaskedKl, masked_kl
+from gxpo.algorithms.objectives.penalty import Penalty
+from gxpo.algorithms.objectives.power_mean import PowerMean
+from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.algorithms.objectives.sequence_losses import GroupVariance, group_variance
+from gxpo.algorithms.objectives.sequence_score import SequenceTerm
+from gxpo.algorithms.objectives.surrogate import Entries, LogClip
+from gxpo.algorithms.objectives.value import ValueRegression
+from gxpo.base.errors import ConfigError, GxpoError, MissingSignal
+from gxpo.parts.protocols import PolicyTokens
+from gxpo.parts.registry import RATIOS, SURROGATES, TERMS
 
 AGGREGATES = ("token_mean", "sequence_mean", "sequence_sum")
 

@@ -22,14 +22,21 @@ from tests.objectives.by_position import (
 )
 from torch import Tensor
 
-from gxpo.objectives import Entries, PolicyGradient, surrogate
-from gxpo.objectives.prefix import minimum, recursion
-from gxpo.objectives.ratio_trajectory import prefix_ratio
-from gxpo.objectives.surrogate_clips import FutureDrift, covariance, draw, entropy_score, future_drift, relative_entropy
-from gxpo.objectives.surrogate_penalties import RatioVariance
-from gxpo.objectives.surrogate_weights import gamma_shaped
-from gxpo.protocols import PolicyTokens
-from gxpo.registry import RATIOS, SURROGATES
+from gxpo.algorithms.objectives import Entries, PolicyGradient, surrogate
+from gxpo.algorithms.objectives.prefix import minimum, recursion
+from gxpo.algorithms.objectives.ratio_trajectory import prefix_ratio
+from gxpo.algorithms.objectives.surrogate_clips import (
+    FutureDrift,
+    covariance,
+    draw,
+    entropy_score,
+    future_drift,
+    relative_entropy,
+)
+from gxpo.algorithms.objectives.surrogate_penalties import RatioVariance
+from gxpo.algorithms.objectives.surrogate_weights import gamma_shaped
+from gxpo.parts.protocols import PolicyTokens
+from gxpo.parts.registry import RATIOS, SURROGATES
 
 LOG2 = math.log(2.0)
 

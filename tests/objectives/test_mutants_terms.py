@@ -12,22 +12,21 @@ from tests.objectives.labelled_groups import forest_of
 from tests.objectives.test_entropy_band import episodes, seen, value_and_slope
 from torch import Tensor
 
-from gxpo.forest import Forest
-from gxpo.objectives import surrogate
-from gxpo.objectives.base import PolicyGradient, TermPart, TermSum
-from gxpo.objectives.control import AdaptiveKl
-from gxpo.objectives.distillation import Distillation
-from gxpo.objectives.entropy import Entropy
-from gxpo.objectives.entropy_band import EntropyBand, outside
-from gxpo.objectives.inner_layer import InnerLayer
-from gxpo.objectives.kl import KL, kl_estimate
-from gxpo.objectives.masked_kl import MaskedKl
-from gxpo.objectives.mirror_kl import MirrorKl
-from gxpo.objectives.positive_likelihood import PositiveLikelihood
-from gxpo.objectives.power_mean import PowerMean, log_power_mean
-from gxpo.objectives.preference_forms import sigmoid
-from gxpo.objectives.preference_pairs import PreferencePairs
-from gxpo.objectives.sequence_losses import (
+from gxpo.algorithms.objectives import surrogate
+from gxpo.algorithms.objectives.base import PolicyGradient, TermPart, TermSum
+from gxpo.algorithms.objectives.control import AdaptiveKl
+from gxpo.algorithms.objectives.distillation import Distillation
+from gxpo.algorithms.objectives.entropy import Entropy
+from gxpo.algorithms.objectives.entropy_band import EntropyBand, outside
+from gxpo.algorithms.objectives.inner_layer import InnerLayer
+from gxpo.algorithms.objectives.kl import KL, kl_estimate
+from gxpo.algorithms.objectives.masked_kl import MaskedKl
+from gxpo.algorithms.objectives.mirror_kl import MirrorKl
+from gxpo.algorithms.objectives.positive_likelihood import PositiveLikelihood
+from gxpo.algorithms.objectives.power_mean import PowerMean, log_power_mean
+from gxpo.algorithms.objectives.preference_forms import sigmoid
+from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.algorithms.objectives.sequence_losses import (
     Classification,
     Discriminative,
     GroupVariance,
@@ -44,10 +43,11 @@ from gxpo.objectives.sequence_losses import (
     squared_log_ratio,
     valued,
 )
-from gxpo.objectives.sequence_score import labels, log_sum_exp, over_groups, weighted
-from gxpo.objectives.uniform_value import UniformValue
-from gxpo.objectives.value import ValueRegression
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives.sequence_score import labels, log_sum_exp, over_groups, weighted
+from gxpo.algorithms.objectives.uniform_value import UniformValue
+from gxpo.algorithms.objectives.value import ValueRegression
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import PolicyTokens
 
 NAN = math.nan
 F64 = torch.float64

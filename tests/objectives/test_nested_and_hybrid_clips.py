@@ -13,9 +13,9 @@ from tests.objectives.conftest import figures_of
 from tests.objectives.coupled_rows import ROWS, agrees, diagonal, evaluate
 
 import gxpo
-from gxpo.errors import ConfigError, MissingSignal
-from gxpo.objectives import Clip, Entries, PolicyGradient, Surrogate
-from gxpo.objectives.surrogate_clips import relative_entropy
+from gxpo.algorithms.objectives import Clip, Entries, PolicyGradient, Surrogate
+from gxpo.algorithms.objectives.surrogate_clips import relative_entropy
+from gxpo.base.errors import ConfigError, MissingSignal
 
 F64 = torch.float64
 

@@ -25,12 +25,12 @@ from tests.objectives.by_position import (
 )
 
 import gxpo
-from gxpo.objectives import KL, PolicyGradient
-from gxpo.objectives import surrogate as surrogates
-from gxpo.objectives.masked_kl import masked_kl
-from gxpo.objectives.mirror_kl import mirror_kl
-from gxpo.objectives.surrogate_clips import FutureDrift
-from gxpo.objectives.surrogate_penalties import RatioVariance
+from gxpo.algorithms.objectives import KL, PolicyGradient
+from gxpo.algorithms.objectives import surrogate as surrogates
+from gxpo.algorithms.objectives.masked_kl import masked_kl
+from gxpo.algorithms.objectives.mirror_kl import mirror_kl
+from gxpo.algorithms.objectives.surrogate_clips import FutureDrift
+from gxpo.algorithms.objectives.surrogate_penalties import RatioVariance
 
 INF = float("inf")
 FOREST = gxpo.Forest.from_completions([[1]], [[[2, 3]]], [1.0])

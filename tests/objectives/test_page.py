@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from gxpo import registry
+from gxpo.parts import registry
 
 PAGE = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text()
 

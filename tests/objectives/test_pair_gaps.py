@@ -9,8 +9,8 @@ import torch
 from tests.credit.test_search_value import tree
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.objectives.preference_pairs import PreferencePairs
+from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.base.errors import ConfigError
 
 F64 = torch.float64
 

@@ -16,10 +16,7 @@ from tests.objectives.by_position import Truncate
 from tests.objectives.conftest import figures_of
 from torch import Tensor
 
-from gxpo.definition import show
-from gxpo.errors import GxpoError
-from gxpo.forest import Forest
-from gxpo.objectives import (
+from gxpo.algorithms.objectives import (
     KL,
     Clip,
     DualClip,
@@ -32,7 +29,10 @@ from gxpo.objectives import (
     coefficients,
     denominator,
 )
-from gxpo.protocols import PolicyTokens, Term
+from gxpo.base.errors import GxpoError
+from gxpo.forest.forest import Forest
+from gxpo.parts.definition import show
+from gxpo.parts.protocols import PolicyTokens, Term
 
 Grow = Callable[[Sequence[tuple[Any, ...]]], Forest]
 SURROGATES = [Surrogate(), Clip(0.2, 0.28), DualClip(0.2, 0.2, 1.5), LogClip(0.3, 0.2), Truncate(1.28)]

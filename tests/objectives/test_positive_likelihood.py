@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.strategies import random_forest
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.objectives.positive_likelihood import PositiveLikelihood
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives.positive_likelihood import PositiveLikelihood
+from gxpo.base.errors import ConfigError
+from gxpo.parts.protocols import PolicyTokens
 
 
 def loss_of(part, forest, logprob, credit):

@@ -10,10 +10,10 @@ from tests.objectives import labelled_groups as groups
 from tests.thorough import some
 
 import gxpo
-from gxpo.errors import ConfigError, GxpoError, MissingSignal
-from gxpo.forest import Forest
-from gxpo.objectives.preference_forms import FORMS, odds
-from gxpo.objectives.preference_pairs import PreferencePairs
+from gxpo.algorithms.objectives.preference_forms import FORMS, odds
+from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.base.errors import ConfigError, GxpoError, MissingSignal
+from gxpo.forest.forest import Forest
 
 
 def column(*x: float) -> torch.Tensor:

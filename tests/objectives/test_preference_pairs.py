@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.objectives import labelled_groups as groups
 from tests.objectives.conftest import figures_of
 
-from gxpo.errors import ConfigError, GxpoError, MissingSignal
-from gxpo.objectives.preference_forms import FORMS
-from gxpo.objectives.preference_pairs import PreferencePairs, pairs
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives.preference_forms import FORMS
+from gxpo.algorithms.objectives.preference_pairs import PreferencePairs, pairs
+from gxpo.base.errors import ConfigError, GxpoError, MissingSignal
+from gxpo.parts.protocols import PolicyTokens
 
 
 def column(*x: float) -> torch.Tensor:

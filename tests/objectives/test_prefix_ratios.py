@@ -12,10 +12,10 @@ from tests.objectives.by_position import Filtered, Prefix, Truncate
 from tests.objectives.coupled_rows import ROWS, agrees, diagonal
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.objectives import Clip, PolicyGradient
-from gxpo.objectives.prefix import before, gains, kalman, minimum, places, recursion
-from gxpo.objectives.ratio_trajectory import prefix_ratio
+from gxpo.algorithms.objectives import Clip, PolicyGradient
+from gxpo.algorithms.objectives.prefix import before, gains, kalman, minimum, places, recursion
+from gxpo.algorithms.objectives.ratio_trajectory import prefix_ratio
+from gxpo.base.errors import ConfigError
 
 F64 = torch.float64
 CARD = torch.tensor([0.1, -0.3, 0.2, 0.05], dtype=F64)

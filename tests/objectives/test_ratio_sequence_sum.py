@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.objectives.by_position import SequenceSum, Unclipped
 
-from gxpo.errors import ConfigError
-from gxpo.objectives import Clip, PolicyGradient
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives import Clip, PolicyGradient
+from gxpo.base.errors import ConfigError
+from gxpo.parts.protocols import PolicyTokens
 
 
 @given(st.lists(st.lists(st.floats(-4, 4), min_size=1, max_size=4), min_size=1, max_size=4))

@@ -9,9 +9,9 @@ import torch
 from tests.objectives import labelled_groups as groups
 
 import gxpo
-from gxpo.errors import CheckpointError, ConfigError, GxpoError
-from gxpo.objectives.robust_pairs import RobustPairs, mirror_step
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives.robust_pairs import RobustPairs, mirror_step
+from gxpo.base.errors import CheckpointError, ConfigError, GxpoError
+from gxpo.parts.protocols import PolicyTokens
 
 
 def column(*x: float) -> torch.Tensor:

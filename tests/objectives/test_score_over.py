@@ -7,9 +7,9 @@ import torch
 from tests.objectives import labelled_groups as groups
 
 import gxpo
-from gxpo.forest import Forest
-from gxpo.objectives.score_over import Turns, factors, turns
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives.score_over import Turns, factors, turns
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import PolicyTokens
 
 
 def episodes(*actions: list[list[int]], success: tuple[bool, ...] = (True, False), rewards=None) -> Forest:

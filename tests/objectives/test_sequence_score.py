@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.objectives.labelled_groups import forest_of
 
-from gxpo.errors import GxpoError
-from gxpo.objectives.sequence_score import (
+from gxpo.algorithms.objectives.sequence_score import (
     approx_kl,
     contrasted,
     counted,
@@ -23,6 +22,7 @@ from gxpo.objectives.sequence_score import (
     token_coefficients,
     weighted,
 )
+from gxpo.base.errors import GxpoError
 
 
 def column(*x: float) -> torch.Tensor:

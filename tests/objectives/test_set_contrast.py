@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.objectives import labelled_groups as groups
 
-from gxpo.objectives.set_contrast import SetContrast, set_contrast
+from gxpo.algorithms.objectives.set_contrast import SetContrast, set_contrast
 
 
 def column(*x: float) -> torch.Tensor:

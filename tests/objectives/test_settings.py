@@ -20,12 +20,12 @@ from tests.objectives.by_position import (
     TwoPhaseDecay,
 )
 
-from gxpo.errors import CheckpointError, ConfigError, GxpoError, MissingSignal
-from gxpo.objectives import Entries
-from gxpo.objectives.base import coefficients
-from gxpo.objectives.control import AdaptiveKl, ByAccuracy, DualBudget, EntropyTarget
-from gxpo.objectives.kl_reward import KLReward
-from gxpo.registry import RATIOS, SURROGATES, TERMS
+from gxpo.algorithms.objectives import Entries
+from gxpo.algorithms.objectives.base import coefficients
+from gxpo.algorithms.objectives.control import AdaptiveKl, ByAccuracy, DualBudget, EntropyTarget
+from gxpo.algorithms.objectives.kl_reward import KLReward
+from gxpo.base.errors import CheckpointError, ConfigError, GxpoError, MissingSignal
+from gxpo.parts.registry import RATIOS, SURROGATES, TERMS
 
 
 def test_edges_are_allowed_and_mean_what_they_say():

@@ -12,11 +12,11 @@ from tests.objectives import labelled_groups as groups
 from tests.objectives.by_position import Unclipped
 from tests.objectives.conftest import Toy, figures_of
 
-from gxpo.credit import group_relative
-from gxpo.errors import ConfigError, GxpoError, MissingSignal
-from gxpo.objectives import PolicyGradient
-from gxpo.objectives.sequence_losses import GroupVariance, SquaredLogRatio, baseline_of, squared_log_ratio
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.credit import group_relative
+from gxpo.algorithms.objectives import PolicyGradient
+from gxpo.algorithms.objectives.sequence_losses import GroupVariance, SquaredLogRatio, baseline_of, squared_log_ratio
+from gxpo.base.errors import ConfigError, GxpoError, MissingSignal
+from gxpo.parts.protocols import PolicyTokens
 
 
 def column(*x: float) -> torch.Tensor:

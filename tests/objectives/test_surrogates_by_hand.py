@@ -21,8 +21,8 @@ from tests.objectives.by_position import (
     Tapered,
 )
 
-from gxpo.objectives import Entries
-from gxpo.objectives.surrogate_penalties import RatioVariance
+from gxpo.algorithms.objectives import Entries
+from gxpo.algorithms.objectives.surrogate_penalties import RatioVariance
 
 Token = tuple[float, float, float]  # ratio, credit, log-prob below
 ByHand = Callable[[float, float, float], tuple[float, float]]  # value, and slope in the token's log-prob

@@ -29,9 +29,9 @@ from tests.objectives.by_position import (
 from tests.objectives.conftest import figures_of
 
 import gxpo
-from gxpo.errors import CheckpointError, ConfigError
-from gxpo.objectives import Clip, DualClip, Entries, LogClip, PolicyGradient
-from gxpo.objectives.surrogate_penalties import RatioVariance
+from gxpo.algorithms.objectives import Clip, DualClip, Entries, LogClip, PolicyGradient
+from gxpo.algorithms.objectives.surrogate_penalties import RatioVariance
+from gxpo.base.errors import CheckpointError, ConfigError
 
 PPO = [0, -0.180967, 0, 0.244281, 0.329744]  # a fifth of -A rho where the clip leaves it
 FREE = [-0.269972, -0.180967, 0.134064, 0.244281, 0.329744]  # a fifth of -A rho: rho = 1.349859 .904837 .670320 ...

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import pytest
 
 import gxpo
-from gxpo.objectives import PolicyGradient, TermPart, evaluate
-from gxpo.protocols import Output
+from gxpo.algorithms.objectives import PolicyGradient, TermPart, evaluate
+from gxpo.parts.protocols import Output
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import gxpo
-from gxpo.forest import Forest
-from gxpo.objectives import KL, PolicyGradient
+from gxpo.algorithms.objectives import KL, PolicyGradient
+from gxpo.forest.forest import Forest
 
 
 def answers(turns: list[list[list[float]]]) -> Forest:

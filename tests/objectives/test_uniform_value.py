@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.objectives import labelled_groups as groups
 from torch import Tensor
 
-from gxpo.errors import ConfigError, MissingSignal
-from gxpo.forest import Forest
-from gxpo.objectives import evaluate
-from gxpo.objectives.uniform_value import UniformValue, next_value, uniform_value
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives import evaluate
+from gxpo.algorithms.objectives.uniform_value import UniformValue, next_value, uniform_value
+from gxpo.base.errors import ConfigError, MissingSignal
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import PolicyTokens
 
 
 def column(*x: float) -> Tensor:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.objectives.by_position import Truncate, Unclipped
 from tests.objectives.conftest import figures_of
 
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.objectives.base import PolicyGradient
-from gxpo.objectives.surrogate import Clip, DualClip, LogClip, Surrogate, shaped
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives.base import PolicyGradient
+from gxpo.algorithms.objectives.surrogate import Clip, DualClip, LogClip, Surrogate, shaped
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.parts.protocols import PolicyTokens
 
 NAN = float("nan")
 SURROGATES = [Unclipped(), Clip(0.2, 0.28), DualClip(0.2, 0.2, 1.5), LogClip(0.3, 0.2), Truncate(1.28)]

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.objectives.conftest import figures_of
 
-from gxpo.errors import ConfigError, GxpoError, MissingSignal
-from gxpo.forest import Forest
-from gxpo.objectives.value import ValueRegression, value_loss
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives.value import ValueRegression, value_loss
+from gxpo.base.errors import ConfigError, GxpoError, MissingSignal
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import PolicyTokens
 
 Grow = Callable[..., Forest]
 F64 = torch.float64

@@ -9,10 +9,10 @@ import torch
 from tests.objectives.by_position import Truncate
 from tests.objectives.conftest import figures_of
 
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.objectives import Clip, DualClip, LogClip, PolicyGradient, Surrogate
-from gxpo.protocols import PolicyTokens
-from gxpo.weighting import truncated
+from gxpo.algorithms.objectives import Clip, DualClip, LogClip, PolicyGradient, Surrogate
+from gxpo.algorithms.weighting import truncated
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.parts.protocols import PolicyTokens
 
 
 @pytest.mark.parametrize(

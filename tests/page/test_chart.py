@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gxpo.page.chart import svg_chart
+from gxpo.base.page.chart import svg_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 

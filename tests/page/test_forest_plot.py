@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gxpo.page.forest_plot import Interval, forest_plot
+from gxpo.base.page.forest_plot import Interval, forest_plot
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gxpo.rewards.metrics.text import chrf
+from gxpo.environments.rewards.metrics.text import chrf
 
 
 def letters(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gxpo.forest import Forest
-from gxpo.protocols import Task
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Task
 
 
 class Source:

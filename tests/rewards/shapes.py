@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gxpo.rewards.shape import Shape
+from gxpo.environments.rewards.shape import Shape
 
 
 def shape(function: str) -> Callable[..., Shape]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gxpo.protocols import Task
+from gxpo.parts.protocols import Task
 
 
 def verdict(text: str, task: Task) -> dict[str, float]:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.rewards.shapes import shape
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.rewards.agreement import Agreement, cosine, recall
-from gxpo.rewards.outcomes import noted, plan_success
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards.agreement import Agreement, cosine, recall
+from gxpo.environments.rewards.outcomes import noted, plan_success
 
 Noted = shape("noted")
 PlanSuccess = shape("plan_success")

@@ -12,13 +12,13 @@ import pytest
 import torch
 from tests.rewards.scored_tasks import Source, forest_of
 
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.protocols import Task
-from gxpo.rewards import RewardSet
-from gxpo.rewards.batch import Batch
-from gxpo.rewards.functions import from_file
-from gxpo.rewards.worker import load as load_in_worker
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.rewards.batch import Batch
+from gxpo.environments.rewards.functions import from_file
+from gxpo.environments.rewards.worker import load as load_in_worker
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Task
 
 NO_SCORER = Source(default=None)
 NO_SCORER.held_out = lambda n: [Task("held", "?", "0", {"level": 1, "kind": "math"})][:n]

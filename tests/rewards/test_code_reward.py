@@ -12,12 +12,12 @@ import pytest
 from tests.rewards.code_programs import CHEATS, HONEST
 from tests.rewards.scored_tasks import Source, forest_of
 
-from gxpo.errors import ConfigError
-from gxpo.protocols import Task
-from gxpo.rewards import RewardSet
-from gxpo.rewards.code import CodeReward, extract_program, passed
-from gxpo.rewards.sandbox import Limits, Local, Result
-from gxpo.rewards.scratch import fresh_directory
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.rewards.code import CodeReward, extract_program, passed
+from gxpo.environments.rewards.sandbox import Limits, Local, Result
+from gxpo.environments.rewards.scratch import fresh_directory
+from gxpo.parts.protocols import Task
 
 SQUARE = ["assert f(2) == 4", "assert f(3) == 9", "assert f(-1) == 1", "assert f(0) == 0"]
 SHORT = Limits(wall=2.0)

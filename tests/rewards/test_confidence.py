@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tests.rewards.shapes import shape
 
 import gxpo
-from gxpo.credit import group_relative
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.forest import Forest
-from gxpo.rewards.confidence import ConfidencePenalty, confidence_penalty
-from gxpo.rewards.outcomes import _rank_among as rank_among
+from gxpo.algorithms.credit import group_relative
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.environments.rewards.confidence import ConfidencePenalty, confidence_penalty
+from gxpo.environments.rewards.outcomes import _rank_among as rank_among
+from gxpo.forest.forest import Forest
 
 LikelihoodDiscount = shape("likelihood_discount")
 

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from gxpo.errors import ConfigError, GxpoError, MissingExtra
-from gxpo.forest import Forest
-from gxpo.protocols import Task
-from gxpo.rewards import conformance
-from gxpo.rewards.conformance import Conformance, events, f1
+from gxpo.base.errors import ConfigError, GxpoError, MissingExtra
+from gxpo.environments.rewards import conformance
+from gxpo.environments.rewards.conformance import Conformance, events, f1
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Task
 
 FOREST = Forest.from_completions([[1]], [[[2], [3]]], [[0.0, 0.0]])
 

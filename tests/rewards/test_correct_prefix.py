@@ -13,13 +13,13 @@ from tests.rewards.shapes import shape
 from tests.rewards.test_tiered import grown
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.protocols import Task
-from gxpo.rewards import RewardSet
-from gxpo.rewards.first_error import FirstError
-from gxpo.rewards.judge import FunctionJudge, JudgeFailure
-from gxpo.rewards.outcomes import correct_prefix
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.rewards.first_error import FirstError
+from gxpo.environments.rewards.judge import FunctionJudge, JudgeFailure
+from gxpo.environments.rewards.outcomes import correct_prefix
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Task
 
 CorrectPrefix = shape("correct_prefix")
 

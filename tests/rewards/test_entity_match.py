@@ -13,12 +13,12 @@ from tests.rewards.shapes import shape
 from tests.rewards.test_tiered import grown
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.protocols import Task
-from gxpo.rewards import RewardSet
-from gxpo.rewards.entities import Entities, mentioned
-from gxpo.rewards.outcomes import entity_match
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.rewards.entities import Entities, mentioned
+from gxpo.environments.rewards.outcomes import entity_match
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Task
 
 EntityMatch = shape("entity_match")
 

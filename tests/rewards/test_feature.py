@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.credit import group_relative
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.forest import Forest
-from gxpo.rewards.feature import Feature, helpful
+from gxpo.algorithms.credit import group_relative
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.environments.rewards.feature import Feature, helpful
+from gxpo.forest.forest import Forest
 
 
 def said(*rows: tuple[str, str, bool], tokens: int = 1) -> Forest:

@@ -6,10 +6,10 @@ import doctest
 
 import pytest
 
-from gxpo.rewards import final_answer, format, numerals
-from gxpo.rewards.final_answer import find_answers
-from gxpo.rewards.format import well_formed
-from gxpo.rewards.math import correct
+from gxpo.environments.rewards import final_answer, format, numerals
+from gxpo.environments.rewards.final_answer import find_answers
+from gxpo.environments.rewards.format import well_formed
+from gxpo.environments.rewards.math import correct
 
 # completion, whether it is well formed, whether its answer is 7
 PLACES = [

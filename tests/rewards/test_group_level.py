@@ -9,10 +9,10 @@ import pytest
 import torch
 from tests.rewards.scored_tasks import Source, forest_of, tasks_of
 
-from gxpo.errors import ConfigError, TaskError
-from gxpo.rewards import RewardSet
-from gxpo.rewards.format import well_formed
-from gxpo.rewards.functions import from_callable, from_file
+from gxpo.base.errors import ConfigError, TaskError
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.rewards.format import well_formed
+from gxpo.environments.rewards.functions import from_callable, from_file
 
 pytestmark = pytest.mark.filterwarnings("ignore:reward")  # lambdas run in process, on purpose
 TEXTS = ["4", "44", "444", "5"]

@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 from tests.raw_server import answering, http, said
 from tests.rewards.scored_tasks import Source
 
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.forest import Forest
-from gxpo.judges import meter
-from gxpo.local_judge import LocalJudge
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.base.judges import meter
+from gxpo.environments.local_judge import LocalJudge
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.rewards.judge import FunctionJudge, JudgeFailure, Server
+from gxpo.environments.rewards.judged import Pairwise, Rubric
+from gxpo.forest.forest import Forest
 from gxpo.models.cache import cache_directory
-from gxpo.models.load import load
 from gxpo.models.tokenizer import character_tokenizer
-from gxpo.protocols import Task
-from gxpo.rewards import RewardSet
-from gxpo.rewards.judge import FunctionJudge, JudgeFailure, Server
-from gxpo.rewards.judged import Pairwise, Rubric
+from gxpo.parts.protocols import Task
+from gxpo.training.models.load import load
 
 ASKED = [{"role": "user", "content": "How good?"}]
 

@@ -10,10 +10,10 @@ from tests.rewards.shapes import shape
 from tests.rewards.test_tiered import grown
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.protocols import Task
-from gxpo.rewards.key_steps import KeySteps, contained, in_order, valid
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards.key_steps import KeySteps, contained, in_order, valid
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Task
 
 AddedComponent = shape("added_component")
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tests.rewards.shapes import shape
 
 import gxpo
-from gxpo.credit import group_relative
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.rewards.length import Length, linear_penalty, triangle
-from gxpo.rewards.outcomes import length_relative
+from gxpo.algorithms.credit import group_relative
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards.length import Length, linear_penalty, triangle
+from gxpo.environments.rewards.outcomes import length_relative
+from gxpo.forest.forest import Forest
 
 LengthRelative = shape("length_relative")
 

@@ -7,11 +7,11 @@ import torch
 from tests.rewards.scored_tasks import Source
 from tests.rewards.test_judge import grown
 
-from gxpo.local_judge import LocalJudge
-from gxpo.models.load import load
-from gxpo.protocols import Task
-from gxpo.rewards import RewardSet
-from gxpo.rewards.judge import judged
+from gxpo.environments.local_judge import LocalJudge
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.rewards.judge import judged
+from gxpo.parts.protocols import Task
+from gxpo.training.models.load import load
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tests.rewards.scored_tasks import Source
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.protocols import Task
-from gxpo.rewards import RewardSet
-from gxpo.rewards.majority import ANSWER, extract, vote
-from gxpo.tasks.countdown import Countdown
-from gxpo.tasks.source import Arithmetic, score
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.rewards.majority import ANSWER, extract, vote
+from gxpo.environments.tasks.countdown import Countdown
+from gxpo.environments.tasks.source import Arithmetic, score
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Task
 
 
 def grown(groups, **fields):

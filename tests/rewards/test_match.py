@@ -10,10 +10,10 @@ from tests.rewards.scored_tasks import Source
 from tests.rewards.test_majority import column, grown
 
 import gxpo
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards import RewardSet
 from gxpo.methods import METHODS
-from gxpo.protocols import Task
-from gxpo.rewards import RewardSet
+from gxpo.parts.protocols import Task
 
 
 def scored(groups, tasks, options, reward="match", source=None, **fields):
@@ -118,7 +118,7 @@ def test_options_that_make_no_sense(options, message):
 
 def test_tasks_need_an_answer_only_where_it_is_read(tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(f'{{"prompt": "p{i}"}}' for i in range(12)))
-    from gxpo.tasks.file import TaskFile
+    from gxpo.environments.tasks.file import TaskFile
 
     source = TaskFile.make(str(tmp_path / "rows.jsonl"), {"held_out_fraction": 0.5}, seed=0, per_step=2)
     with pytest.raises(ConfigError, match="compares with an answer"):
@@ -169,7 +169,7 @@ def shaped(function, outcome, components, success=None, **options):
     named = {name: torch.tensor(x, dtype=torch.float64) for name, x in components.items()}
     verdict = torch.tensor(success or outcome, dtype=torch.float64)
     forest = forest.with_rewards(forest.outcome, components=named, success=verdict)
-    return gxpo.rewards.Shape(function, options)(forest).tolist()
+    return gxpo.environments.rewards.Shape(function, options)(forest).tolist()
 
 
 def test_the_product_of_progress_and_factors():

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.forest import Forest
-from gxpo.rewards.matched_calls import MatchedCalls, call_similarity, greedy, optimal, transported, word_f1
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.environments.rewards.matched_calls import MatchedCalls, call_similarity, greedy, optimal, transported, word_f1
+from gxpo.forest.forest import Forest
 from gxpo_worlds.toolqa import ToolQA
 
 

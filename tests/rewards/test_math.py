@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gxpo.rewards.math import BITS, DEEPEST, LONGEST, TooLarge, correct, evaluable, parsable
-from gxpo.usercode import OverLimit
+from gxpo.base.usercode import OverLimit
+from gxpo.environments.rewards.math import BITS, DEEPEST, LONGEST, TooLarge, correct, evaluable, parsable
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gxpo.errors import ConfigError, MissingExtra
-from gxpo.rewards.metrics import METRICS, Unreadable, metric_of, options_of
-from gxpo.rewards.metrics.diversity import lexical_diversity, signals, yule_k
-from gxpo.rewards.metrics.embedding import bmas, embedding, random_pair_baseline
-from gxpo.rewards.metrics.regions import box_iou, count_distance, interval_iou, point_distance, point_in_box
-from gxpo.rewards.metrics.structure import json_schema
-from gxpo.rewards.metrics.tables import table_of, teds
-from gxpo.rewards.metrics.text import bleu, cer, chrf, exact, f1, script_share, wer
+from gxpo.base.errors import ConfigError, MissingExtra
+from gxpo.environments.rewards.metrics import METRICS, Unreadable, metric_of, options_of
+from gxpo.environments.rewards.metrics.diversity import lexical_diversity, signals, yule_k
+from gxpo.environments.rewards.metrics.embedding import bmas, embedding, random_pair_baseline
+from gxpo.environments.rewards.metrics.regions import (
+    box_iou,
+    count_distance,
+    interval_iou,
+    point_distance,
+    point_in_box,
+)
+from gxpo.environments.rewards.metrics.structure import json_schema
+from gxpo.environments.rewards.metrics.tables import table_of, teds
+from gxpo.environments.rewards.metrics.text import bleu, cer, chrf, exact, f1, script_share, wer
 
 close = lambda x: pytest.approx(x, abs=1e-6)  # noqa: E731
 

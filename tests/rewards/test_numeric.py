@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tests.rewards.scored_tasks import Source, forest_of
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.protocols import Task
-from gxpo.rewards import RewardSet
-from gxpo.rewards.numeric import Numeric, graded, number_in
-from gxpo.tasks.source import Arithmetic, score
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.rewards.numeric import Numeric, graded, number_in
+from gxpo.environments.tasks.source import Arithmetic, score
+from gxpo.parts.protocols import Task
 
 
 def worth(texts, answer, **options):

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.rewards.overlong import Overlong, penalty
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards.overlong import Overlong, penalty
+from gxpo.forest.forest import Forest
 
 
 def test_the_papers_numbers() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.errors import GxpoError
+from gxpo.base.errors import GxpoError
 
 RIGHT = [1.0, 0.0, 0.0, 1.0]
 

@@ -6,12 +6,12 @@ import pytest
 from tests.rewards.scored_tasks import Source
 from tests.rewards.test_judge import answer_in, function, grown
 
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.rewards.combine import agreement, beats, combination
+from gxpo.environments.rewards.judge import judged
+from gxpo.environments.rewards.panel import exploitation_rate, self_internalisation_gap
 from gxpo.methods import METHODS
-from gxpo.rewards import RewardSet
-from gxpo.rewards.combine import agreement, beats, combination
-from gxpo.rewards.judge import judged
-from gxpo.rewards.panel import exploitation_rate, self_internalisation_gap
 
 SOURCE = Source(lambda text, task: {"correct": 0.0}, trusted=True)
 

@@ -10,8 +10,8 @@ from tests.rewards.shapes import shape
 from tests.strategies import random_forest
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.rewards.outcomes import process_bonus
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards.outcomes import process_bonus
 
 ProcessBonus = shape("process_bonus")
 

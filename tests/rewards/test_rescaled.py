@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.rewards.shapes import shape
 from tests.rewards.test_tiered import grown
 
-from gxpo.errors import ConfigError
-from gxpo.rewards.outcomes import rescaled
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards.outcomes import rescaled
 
 Rescaled = shape("rescaled")
 

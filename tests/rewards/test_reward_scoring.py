@@ -18,9 +18,9 @@ import torch
 from tests.rewards.scored_tasks import Source, forest_of, tasks_of
 from tests.rewards.task_scorer import verdict
 
-from gxpo.errors import ConfigError
-from gxpo.rewards import RewardSet
-from gxpo.rewards.worker import Unusable, judge, parameters
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.rewards.worker import Unusable, judge, parameters
 
 NO_SCORER = Source(default=None)
 
@@ -521,7 +521,7 @@ def test_a_script_without_a_main_guard_works_and_a_killed_trainer_leaves_no_work
         import sys
         sys.path.insert(0, {str(Path(__file__).parents[2])!r})
         from tests.rewards.scored_tasks import Source, forest_of, tasks_of
-        from gxpo.rewards import RewardSet
+        from gxpo.environments.rewards import RewardSet
 
         rewards = RewardSet.make({file + ":wild"!r}, source=Source(default=None), timeout=1000.0)
         print(rewards._workers._workers[0].process.pid, flush=True)

@@ -4,8 +4,8 @@ version."""
 import pytest
 from tests.rewards.test_judge import answer_in, function, grown
 
-from gxpo.rewards.judge import judged
-from gxpo.rewards.rubric_versions import read_rubric
+from gxpo.environments.rewards.judge import judged
+from gxpo.environments.rewards.rubric_versions import read_rubric
 
 NEW = "Too kind.\n[begin rubric]\nIs it right?\n[end rubric]"
 

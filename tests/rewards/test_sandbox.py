@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from gxpo.errors import ConfigError
-from gxpo.rewards import launcher
-from gxpo.rewards.docker import Docker
-from gxpo.rewards.sandbox import Limits, Local, descendants
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards import launcher
+from gxpo.environments.rewards.docker import Docker
+from gxpo.environments.rewards.sandbox import Limits, Local, descendants
 
 LOCAL = Local()
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the local sandbox needs Linux or macOS")

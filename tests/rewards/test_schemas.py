@@ -11,11 +11,11 @@ from tests.rewards.scored_tasks import Source
 from tests.rewards.test_majority import grown
 from tests.rewards.test_match import scored
 
-from gxpo.errors import ConfigError
-from gxpo.protocols import Task
-from gxpo.rewards import RewardSet
-from gxpo.rewards.metrics.schemas import check_schema, is_schema
-from gxpo.rewards.metrics.structure import json_schema
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.rewards.metrics.schemas import check_schema, is_schema
+from gxpo.environments.rewards.metrics.structure import json_schema
+from gxpo.parts.protocols import Task
 
 DRAFTS = {
     "3": "http://json-schema.org/draft-03/schema#",

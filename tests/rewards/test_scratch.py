@@ -9,8 +9,8 @@ import warnings
 
 import pytest
 
-from gxpo.rewards import scratch
-from gxpo.rewards.scratch import exceeds, fresh_directory, remove
+from gxpo.environments.rewards import scratch
+from gxpo.environments.rewards.scratch import exceeds, fresh_directory, remove
 
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="there is no local sandbox elsewhere")

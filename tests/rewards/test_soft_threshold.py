@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.rewards.shapes import shape
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.rewards.outcomes import soft_threshold
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards.outcomes import soft_threshold
+from gxpo.forest.forest import Forest
 
 SoftThreshold = shape("soft_threshold")
 

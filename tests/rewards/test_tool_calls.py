@@ -11,10 +11,10 @@ import torch
 from tests.rollouts.resumed import check_resumed
 
 import gxpo
-from gxpo.errors import CheckpointError, ConfigError, GxpoError
-from gxpo.forest import Forest
-from gxpo.rewards.tool_calls import ToolCalls
-from gxpo.rewards.tool_economy import inverse, linear, otc, zero_if_unneeded
+from gxpo.base.errors import CheckpointError, ConfigError, GxpoError
+from gxpo.environments.rewards.tool_calls import ToolCalls
+from gxpo.environments.rewards.tool_economy import inverse, linear, otc, zero_if_unneeded
+from gxpo.forest.forest import Forest
 
 
 def attempts(*rows: tuple[str, list[str], bool], gold: int | None = 0, task: str = "q") -> Forest:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gxpo.forest import Forest
-from gxpo.rewards.tool_result import ToolResult
+from gxpo.environments.rewards.tool_result import ToolResult
+from gxpo.forest.forest import Forest
 
 
 def episode(i: int, turns: list[tuple[str, str | None, float | None]], expected: str | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gxpo.rewards.tournament import KINDS, bracket, matches, mid_ranks, pairings, rewards
+from gxpo.environments.rewards.tournament import KINDS, bracket, matches, mid_ranks, pairings, rewards
 
 
 def played(kind, n, share):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.rewards.wire import DEEPEST, LARGEST, Forged, Line, Reader, Writer
+from gxpo.environments.rewards.wire import DEEPEST, LARGEST, Forged, Line, Reader, Writer
 
 ATOMS = st.one_of(
     *(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.complex_numbers(allow_nan=False)),

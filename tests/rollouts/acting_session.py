@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gxpo.chat import PlainChat
-from gxpo.engines.torch import TorchEngine
-from gxpo.forest import Forest
-from gxpo.models import character_tokenizer
-from gxpo.protocols import Completion, EpisodeRules, Request, Sampling, StreamKey, Task
-from gxpo.rewards import RewardSet
-from gxpo.tasks.seeds import SeedTasks
-from gxpo.trainer.session import Session
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.tasks.seeds import SeedTasks
+from gxpo.forest.forest import Forest
+from gxpo.models.chat import PlainChat
+from gxpo.parts.protocols import Completion, EpisodeRules, Request, Sampling, StreamKey, Task
+from gxpo.sampling.engines.torch import TorchEngine
+from gxpo.training.models import character_tokenizer
+from gxpo.training.session import Session
 
 STEPS = f"{Path(__file__).with_name('countdown_env.py')}:Steps"
 TOKENIZER = character_tokenizer()

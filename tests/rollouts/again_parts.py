@@ -6,7 +6,7 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-from gxpo.rollouts.again import Again
+from gxpo.sampling.rollouts.again import Again
 
 FIELDS = {f.name for f in dataclasses.fields(Again) if f.init}
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from gxpo.engines.flow import FlowEngine
-from gxpo.forest import Forest
-from gxpo.models.flow import ConditionChat, Conditions, FlowModel
-from gxpo.protocols import Budget, Completion, Request, Sampling, Task
-from gxpo.tasks.points import Points
+from gxpo.environments.tasks.points import Points
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Budget, Completion, Request, Sampling, Task
+from gxpo.sampling.engines.flow import FlowEngine
+from gxpo.training.models.flow import ConditionChat, Conditions, FlowModel
 
 TASKS = [Task(f"points/{d}", str(d), info={"degrees": d}) for d in (10, 200, 355)]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gxpo.forest import Forest
-from gxpo.protocols import Budget, Completion, EpisodeRules, Request, Sampling, StreamKey, Task
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Budget, Completion, EpisodeRules, Request, Sampling, StreamKey, Task
 
 END = 0  # the token that ends an answer; the others are characters
 

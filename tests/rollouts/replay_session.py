@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from tests.rollouts.scripted_session import RIGHT, UNSCORED, ScriptedSession
 
-from gxpo.engines.torch import TorchEngine
-from gxpo.forest import Forest
-from gxpo.models import character_tokenizer, tiny_model
-from gxpo.protocols import EpisodeRules, Sampling, StreamKey, Task
-from gxpo.rewards import RewardSet
-from gxpo.tasks.seeds import SeedTasks
-from gxpo.trainer.session import Session
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.tasks.seeds import SeedTasks
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import EpisodeRules, Sampling, StreamKey, Task
+from gxpo.sampling.engines.torch import TorchEngine
+from gxpo.training.models import character_tokenizer, tiny_model
+from gxpo.training.session import Session
 
 END = 3  # the token that ends an answer
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from gxpo.forest import Forest
-from gxpo.protocols import Budget, Completion, EpisodeRules, Request, Sampling, StreamKey, Task
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Budget, Completion, EpisodeRules, Request, Sampling, StreamKey, Task
 
 RIGHT, WRONG, UNSCORED = 1, 0, 2
 

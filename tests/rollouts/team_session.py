@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from gxpo.forest import Forest
-from gxpo.protocols import (
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import (
     Budget,
     Chat,
     Completion,

@@ -8,8 +8,8 @@ import pytest
 from tests.rollouts.growing_session import GrowingSession, tasks
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.rollouts.again import Again
+from gxpo.base.errors import ConfigError
+from gxpo.sampling.rollouts.again import Again
 
 FORMER = (
     ("LeastHint", "least_hint", {"fractions": (0.5,), "template": "{prompt}{hint}", "warmup_steps": 3}),

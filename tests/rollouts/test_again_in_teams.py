@@ -11,10 +11,10 @@ from tests.rollouts.team_session import TeamSession, decoded
 from tests.rollouts.test_team import ADD, PAIR, SUB, scripted, texts
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.rollouts.baseline import BaselineRollouts
-from gxpo.rollouts.dynamic_sampling import DynamicSampling
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.sampling.rollouts.baseline import BaselineRollouts
+from gxpo.sampling.rollouts.dynamic_sampling import DynamicSampling
 
 TEAM: Any = PAIR  # a graph in Python; in a configuration a name
 YES = (r"\?$", "yes")

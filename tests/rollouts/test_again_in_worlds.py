@@ -24,16 +24,16 @@ from tests.rollouts.branching_session import pool
 from tests.rollouts.resumed import lines
 
 import gxpo
-from gxpo.envs import EnvPool, source
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.protocols import EpisodeRules, Sampling
-from gxpo.rollouts.adaptive_group_size import AdaptiveGroupSize
-from gxpo.rollouts.baseline import BaselineRollouts
-from gxpo.rollouts.cut_and_regenerate import CutAndRegenerate
-from gxpo.rollouts.hot_cold import HotColdReplay
-from gxpo.rollouts.partial import PartialRollouts
-from gxpo.rollouts.reference import ReferenceInGroup, solutions_of
+from gxpo.base.errors import ConfigError
+from gxpo.environments.envs import EnvPool, source
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import EpisodeRules, Sampling
+from gxpo.sampling.rollouts.adaptive_group_size import AdaptiveGroupSize
+from gxpo.sampling.rollouts.baseline import BaselineRollouts
+from gxpo.sampling.rollouts.cut_and_regenerate import CutAndRegenerate
+from gxpo.sampling.rollouts.hot_cold import HotColdReplay
+from gxpo.sampling.rollouts.partial import PartialRollouts
+from gxpo.sampling.rollouts.reference import ReferenceInGroup, solutions_of
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"  # count down; anything else is malformed
 

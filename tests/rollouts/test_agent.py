@@ -18,11 +18,11 @@ from tests.serve.agent_session import ADD, CALL, END, HTTP, TASKS, TOKENIZER, as
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gxpo
-from gxpo import config
-from gxpo.errors import ConfigError
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import Sampling
-from gxpo.rollouts.agent import AgentEpisodes
+from gxpo.base.errors import ConfigError
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import Sampling
+from gxpo.sampling.rollouts.agent import AgentEpisodes
+from gxpo.training import config
 
 
 def two_turns(prompt, base_url, api_key):

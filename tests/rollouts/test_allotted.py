@@ -17,10 +17,10 @@ from tests.rollouts.replay_session import UNSCORED, StepSession, right_first, ta
 from tests.rollouts.resumed import check_resumed
 
 import gxpo
-from gxpo.errors import CheckpointError, ConfigError
-from gxpo.rollouts.adaptive_group_size import AdaptiveGroupSize, allot, knapsack
-from gxpo.rollouts.group_values import failures, mean_error, mean_error_by_variance, mixed, mixed_gain
-from gxpo.rollouts.independent import Independent
+from gxpo.base.errors import CheckpointError, ConfigError
+from gxpo.sampling.rollouts.adaptive_group_size import AdaptiveGroupSize, allot, knapsack
+from gxpo.sampling.rollouts.group_values import failures, mean_error, mean_error_by_variance, mixed, mixed_gain
+from gxpo.sampling.rollouts.independent import Independent
 
 
 # ---------------------------------------------------------------- what is worth how much

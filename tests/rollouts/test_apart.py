@@ -8,10 +8,10 @@ import pytest
 from tests.rollouts.acting_session import END, acting, seeded
 from tests.thorough import some
 
-from gxpo.envs import EnvPool, EnvSource
-from gxpo.protocols import Completion, EpisodeRules
-from gxpo.rollouts import Independent
-from gxpo.rollouts.episodes import Play
+from gxpo.environments.envs import EnvPool, EnvSource
+from gxpo.parts.protocols import Completion, EpisodeRules
+from gxpo.sampling.rollouts import Independent
+from gxpo.sampling.rollouts.episodes import Play
 
 COUNTER = EnvSource.of_module("tests.envs.small_worlds:Counter", {})
 MEETING = EnvSource.of_module("tests.envs.small_worlds:Meeting", {})

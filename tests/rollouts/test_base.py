@@ -14,10 +14,10 @@ from tests.rollouts.acting_session import acting, seeded, turns_of
 from tests.rollouts.branching_session import pool
 from tests.rollouts.growing_session import GrowingSession, tasks
 
-from gxpo.forest import Forest
-from gxpo.protocols import Sampling, StreamKey
-from gxpo.rollouts import Attempts, Draw, Fork, Play, Rollout, Round, base
-from gxpo.rollouts.wording import Wording
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Sampling, StreamKey
+from gxpo.sampling.rollouts import Attempts, Draw, Fork, Play, Rollout, Round, base
+from gxpo.sampling.rollouts.wording import Wording
 
 SHOUT = Wording("{prompt} LOUD:{word}", {"word": "x"})
 

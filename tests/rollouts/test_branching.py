@@ -12,16 +12,16 @@ from tests.learners.llamas import clean_llama
 from tests.rollouts.branching_session import kinds, pool, replay, session, tasks_of
 from tests.thorough import some
 
-from gxpo import worlds
-from gxpo.errors import ConfigError
-from gxpo.forest import ACTION, Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.models import tiny_model
-from gxpo.protocols import EpisodeRules, Reply
-from gxpo.registry import CREDITS
-from gxpo.rollouts import Independent
-from gxpo.rollouts.branching import TurnBranches, branch_probability, surprise
-from gxpo.rollouts.tree import Tree
+from gxpo.base.errors import ConfigError
+from gxpo.environments import worlds
+from gxpo.forest.forest import ACTION, Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import EpisodeRules, Reply
+from gxpo.parts.registry import CREDITS
+from gxpo.sampling.rollouts import Independent
+from gxpo.sampling.rollouts.branching import TurnBranches, branch_probability, surprise
+from gxpo.sampling.rollouts.tree import Tree
+from gxpo.training.models import tiny_model
 
 ForkRelative = CREDITS["fork_relative"]
 FIELDS = {"group_size", "initial", "token_budget", "call_budget"}

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tests.rollouts.tree_session import TreeSession
 
-from gxpo.errors import ConfigError
-from gxpo.protocols import Completion, Request, StreamKey
-from gxpo.rollouts.build import action, dotted, group_of, keyed, sample_within, stream
-from gxpo.rollouts.tree import Tree
+from gxpo.base.errors import ConfigError
+from gxpo.parts.protocols import Completion, Request, StreamKey
+from gxpo.sampling.rollouts.build import action, dotted, group_of, keyed, sample_within, stream
+from gxpo.sampling.rollouts.tree import Tree
 
 
 def test_requests_of_one_length_are_sampled_together_and_come_back_in_order():

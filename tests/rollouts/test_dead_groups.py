@@ -22,15 +22,15 @@ from tests.rollouts.replay_session import (
 from tests.rollouts.resumed import check_resumed
 
 import gxpo
-from gxpo.envs import EnvPool, source
-from gxpo.errors import CheckpointError, ConfigError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import EpisodeRules, Request, Sampling
-from gxpo.rollouts.again import Again
-from gxpo.rollouts.replay import Replay, ReplayBuffer
-from gxpo.rollouts.stored_groups import GroupReplay
-from gxpo.rollouts.task_temperature import TaskTemperature
+from gxpo.base.errors import CheckpointError, ConfigError
+from gxpo.environments.envs import EnvPool, source
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import EpisodeRules, Request, Sampling
+from gxpo.sampling.rollouts.again import Again
+from gxpo.sampling.rollouts.replay import Replay, ReplayBuffer
+from gxpo.sampling.rollouts.stored_groups import GroupReplay
+from gxpo.sampling.rollouts.task_temperature import TaskTemperature
 
 
 class Heated(StepSession):

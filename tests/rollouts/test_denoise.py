@@ -7,11 +7,11 @@ import torch
 from tests.naive import view
 from tests.rollouts.flow_session import TASKS, FlowSession, grown, renamed, small_flow
 
-from gxpo import records
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.rollouts.denoise import Denoise, DenoiseTree
-from gxpo.tasks.points import final_latents
+from gxpo.base.errors import ConfigError
+from gxpo.environments.tasks.points import final_latents
+from gxpo.forest import records
+from gxpo.forest.forest import Forest
+from gxpo.sampling.rollouts.denoise import Denoise, DenoiseTree
 
 STEPS = 4
 

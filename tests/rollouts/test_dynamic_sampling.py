@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.rollouts.scripted_session import RIGHT, UNSCORED, WRONG, ScriptedSession
 
-from gxpo.errors import ConfigError, TaskError
-from gxpo.protocols import StreamKey, Task
-from gxpo.rollouts import DynamicSampling
-from gxpo.rollouts.dynamic_sampling import mixed
+from gxpo.base.errors import ConfigError, TaskError
+from gxpo.parts.protocols import StreamKey, Task
+from gxpo.sampling.rollouts import DynamicSampling
+from gxpo.sampling.rollouts.dynamic_sampling import mixed
 
 nan = float("nan")
 

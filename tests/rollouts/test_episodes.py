@@ -11,19 +11,19 @@ from tests.battery import made_up
 from tests.thorough import ALL
 
 import gxpo
-from gxpo.chat import PlainChat, TemplateChat
-from gxpo.engines.torch import TorchEngine
-from gxpo.envs import EnvPool, source
-from gxpo.forest import ACTION
-from gxpo.learners.torch import TorchLearner
+from gxpo.environments.envs import EnvPool, source
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.tasks.seeds import SeedTasks
+from gxpo.forest.forest import ACTION
+from gxpo.learning.torch import TorchLearner
 from gxpo.methods import METHODS
-from gxpo.models import character_tokenizer, tiny_model
-from gxpo.protocols import EpisodeRules, Sampling, Task
-from gxpo.rewards import RewardSet
-from gxpo.rollouts import Independent
-from gxpo.rollouts.context import Context
-from gxpo.tasks.seeds import SeedTasks
-from gxpo.trainer.session import Session
+from gxpo.models.chat import PlainChat, TemplateChat
+from gxpo.parts.protocols import EpisodeRules, Sampling, Task
+from gxpo.sampling.engines.torch import TorchEngine
+from gxpo.sampling.rollouts import Independent
+from gxpo.sampling.rollouts.context import Context
+from gxpo.training.models import character_tokenizer, tiny_model
+from gxpo.training.session import Session
 
 ENV = f"{Path(__file__).with_name('countdown_env.py')}:Steps"
 TEMPLATE = (

@@ -6,14 +6,14 @@ import pytest
 import torch
 from tests.rollouts.acting_session import END, acting, read, seeded, turns_of
 
-from gxpo.credit import GroupRelative
-from gxpo.envs import EnvPool, source
-from gxpo.errors import ConfigError
-from gxpo.learners.torch import TorchLearner
-from gxpo.models import tiny_model
-from gxpo.protocols import EpisodeRules, Reply, Sampling, ToolCall
-from gxpo.rollouts.episodes import Play
-from gxpo.rollouts.expert_prefix import ExpertSteps, chosen, expert_ways, named_call
+from gxpo.algorithms.credit import GroupRelative
+from gxpo.base.errors import ConfigError
+from gxpo.environments.envs import EnvPool, source
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import EpisodeRules, Reply, Sampling, ToolCall
+from gxpo.sampling.rollouts.episodes import Play
+from gxpo.sampling.rollouts.expert_prefix import ExpertSteps, chosen, expert_ways, named_call
+from gxpo.training.models import tiny_model
 
 FULL, WINDOW = EpisodeRules(40), EpisodeRules(40, "window", 0)
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from tests.rollouts.test_episodes import FULL, SUMMARY, WINDOW, session
 
-from gxpo.envs import EnvPool, source
-from gxpo.errors import GxpoError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.models import tiny_model
-from gxpo.protocols import EnvFailure, Reply, Sampling, StreamKey, Task, TimeStep
-from gxpo.rollouts.episodes import Play
+from gxpo.base.errors import GxpoError
+from gxpo.environments.envs import EnvPool, source
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import EnvFailure, Reply, Sampling, StreamKey, Task, TimeStep
+from gxpo.sampling.rollouts.episodes import Play
+from gxpo.training.models import tiny_model
 
 HERE = Path(__file__)
 STEPS = f"{HERE.with_name('countdown_env.py')}:Steps"
@@ -157,7 +157,7 @@ def test_forks_need_a_play_that_keeps_places(model, world):
 
 
 def test_shared_envs_pass_all_answers_on(world):
-    from gxpo.trainer.shared_envs import SharedEnvs
+    from gxpo.training.shared_envs import SharedEnvs
 
     shared = SharedEnvs(world)
     started = shared.reset({"a": 3})

@@ -15,14 +15,14 @@ from tests.rollouts import again_parts
 from tests.rollouts.growing_session import GrowingSession, ids, tasks, with_info
 
 import gxpo
-from gxpo.errors import ConfigError, TaskError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import StreamKey, Task
-from gxpo.rollouts.hint import hints_of, prefix
-from gxpo.rollouts.independent import Independent
-from gxpo.rollouts.rounds import all_wrong
-from gxpo.rollouts.wording import reworded
+from gxpo.base.errors import ConfigError, TaskError
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import StreamKey, Task
+from gxpo.sampling.rollouts.hint import hints_of, prefix
+from gxpo.sampling.rollouts.independent import Independent
+from gxpo.sampling.rollouts.rounds import all_wrong
+from gxpo.sampling.rollouts.wording import reworded
 
 nan = float("nan")
 GLUED = "{prompt}{hint}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.rollouts.scripted_session import RIGHT, ScriptedSession
 
-from gxpo.errors import ConfigError
-from gxpo.forest import ACTION, Forest
-from gxpo.protocols import Sampling, StreamKey, Task
-from gxpo.rollouts import Independent
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import ACTION, Forest
+from gxpo.parts.protocols import Sampling, StreamKey, Task
+from gxpo.sampling.rollouts import Independent
 
 A, B = Task("a", "a?"), Task("b", (98,))
 

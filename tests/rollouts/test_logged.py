@@ -12,14 +12,15 @@ import pytest
 import torch
 
 import gxpo
-from gxpo import models, records
-from gxpo.errors import ConfigError, GxpoError, RecordError, TaskError
-from gxpo.forest import Forest
-from gxpo.protocols import Sampling, Task
-from gxpo.rollouts.logged import Logged
-from gxpo.rollouts.logged_rows import answers_of
-from gxpo.tasks.rows import COLUMNS, tasks_of
-from gxpo.trainer.session import Session
+from gxpo.base.errors import ConfigError, GxpoError, RecordError, TaskError
+from gxpo.environments.tasks.rows import COLUMNS, tasks_of
+from gxpo.forest import records
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Sampling, Task
+from gxpo.sampling.rollouts.logged import Logged
+from gxpo.sampling.rollouts.logged_rows import answers_of
+from gxpo.training import models
+from gxpo.training.session import Session
 
 TOKENIZER = models.load("tiny:cold", task="arithmetic", dtype="float32").tokenizer
 END = TOKENIZER.eos_token_id

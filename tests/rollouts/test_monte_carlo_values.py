@@ -18,23 +18,23 @@ from tests.rollouts.test_forked_episodes import STEPS, Replayed
 from tests.rollouts.tree_session import COMMA, END, VOCABULARY, EngineSession, TreeSession, numbers, tokens_of
 
 import gxpo
-from gxpo.chat import PlainChat
-from gxpo.credit.value_delta import VALUE, ValueDelta
-from gxpo.definition import show
-from gxpo.envs import EnvPool, source
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
+from gxpo.algorithms.credit.value_delta import VALUE, ValueDelta
+from gxpo.algorithms.segments import Chunks, Delimiter, Segmenter, SegmentTools
+from gxpo.base.errors import ConfigError
+from gxpo.environments.envs import EnvPool, source
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.tasks.seeds import SeedTasks
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
 from gxpo.methods import METHODS
-from gxpo.models import character_tokenizer
-from gxpo.protocols import Completion, EpisodeRules, Request, Sampling, StreamKey, Task
-from gxpo.registry import CREDITS
-from gxpo.rewards import RewardSet
-from gxpo.rollouts import Independent
-from gxpo.rollouts.monte_carlo_values import MonteCarloValues
-from gxpo.segments import Chunks, Delimiter, Segmenter, SegmentTools
-from gxpo.tasks.seeds import SeedTasks
-from gxpo.trainer.session import Session
+from gxpo.models.chat import PlainChat
+from gxpo.parts.definition import show
+from gxpo.parts.protocols import Completion, EpisodeRules, Request, Sampling, StreamKey, Task
+from gxpo.parts.registry import CREDITS
+from gxpo.sampling.rollouts import Independent
+from gxpo.sampling.rollouts.monte_carlo_values import MonteCarloValues
+from gxpo.training.models import character_tokenizer
+from gxpo.training.session import Session
 
 NodeValue = CREDITS["node_value"]
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from tests.rollouts.acting_session import STEPS, acting, seeded, turns_of
 
-from gxpo.credit import GroupRelative
-from gxpo.envs import EnvPool, source
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.models import tiny_model
-from gxpo.objectives import PolicyGradient
-from gxpo.protocols import EpisodeRules, PolicyTokens, Sampling
-from gxpo.rollouts import Independent
-from gxpo.rollouts.plan_episodes import filled
-from gxpo.rollouts.plan_execute import PlanExecute, Planned
+from gxpo.algorithms.credit import GroupRelative
+from gxpo.algorithms.objectives import PolicyGradient
+from gxpo.environments.envs import EnvPool, source
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import EpisodeRules, PolicyTokens, Sampling
+from gxpo.sampling.rollouts import Independent
+from gxpo.sampling.rollouts.plan_episodes import filled
+from gxpo.sampling.rollouts.plan_execute import PlanExecute, Planned
+from gxpo.training.models import tiny_model
 
 PlanExecute = partial(PlanExecute, delimiter=",")  # which ends the steps here
 

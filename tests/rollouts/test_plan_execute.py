@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tests.learners.llamas import clean_llama
 from tests.rollouts.tree_session import COMMA, END, VOCABULARY, EngineSession, TreeSession, logprobs_of, tokens_of
 
-from gxpo.credit import GroupRelative
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.objectives import PolicyGradient
-from gxpo.protocols import PolicyTokens, Sampling, Task
-from gxpo.rollouts import Independent
-from gxpo.rollouts.plan_execute import PlanExecute
+from gxpo.algorithms.credit import GroupRelative
+from gxpo.algorithms.objectives import PolicyGradient
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import PolicyTokens, Sampling, Task
+from gxpo.sampling.rollouts import Independent
+from gxpo.sampling.rollouts.plan_execute import PlanExecute
 
 PlanExecute = partial(PlanExecute, delimiter=",")  # which ends the steps here
 

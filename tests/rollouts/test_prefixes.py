@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rollouts.tree_session import TreeSession, tokens_of
 
-from gxpo.credit.ordered import pairs_of, prefixes_of
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.protocols import Sampling, Task
-from gxpo.records import dump
-from gxpo.rollouts.prefixes import Prefix, Prefixes, beginnings
-from gxpo.rollouts.search import Search
+from gxpo.algorithms.credit.ordered import pairs_of, prefixes_of
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.forest.records import dump
+from gxpo.parts.protocols import Sampling, Task
+from gxpo.sampling.rollouts.prefixes import Prefix, Prefixes, beginnings
+from gxpo.sampling.rollouts.search import Search
 
 A, B = Task("a", "a?"), Task("b", (4, 5))
 

@@ -14,15 +14,15 @@ from tests.rollouts.replay_session import END, UNSCORED, StepSession, right_firs
 from tests.rollouts.scripted_session import WRONG, ScriptedSession
 
 import gxpo
-from gxpo.definition import show
-from gxpo.errors import ConfigError, TaskError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.models import load
-from gxpo.protocols import Sampling, StreamKey
-from gxpo.rollouts.again import Again
-from gxpo.rollouts.independent import Independent
-from gxpo.rollouts.reference import ReferenceInGroup
+from gxpo.base.errors import ConfigError, TaskError
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.definition import show
+from gxpo.parts.protocols import Sampling, StreamKey
+from gxpo.sampling.rollouts.again import Again
+from gxpo.sampling.rollouts.independent import Independent
+from gxpo.sampling.rollouts.reference import ReferenceInGroup
+from gxpo.training.models import load
 
 GOLD = {name: "1 7 8 9" for name in ("a", "b", "c")}  # its first token is the verdict: accepted
 

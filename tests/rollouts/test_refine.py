@@ -12,10 +12,10 @@ from tests.rollouts.again_parts import BestDraft
 from tests.rollouts.growing_session import GrowingSession, ids, tasks
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.protocols import Sampling, StreamKey, Task
-from gxpo.rollouts.build import first_best
-from gxpo.rollouts.independent import Independent
+from gxpo.base.errors import ConfigError
+from gxpo.parts.protocols import Sampling, StreamKey, Task
+from gxpo.sampling.rollouts.build import first_best
+from gxpo.sampling.rollouts.independent import Independent
 
 nan = float("nan")
 SHOW = "{prompt}[{draft}]"

@@ -8,15 +8,15 @@ import pytest
 import torch
 from tests.rollouts.acting_session import STEPS, acting, read, seeded, turns_of
 
-from gxpo.credit import GroupRelative
-from gxpo.envs import EnvPool, source
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.models import tiny_model
-from gxpo.protocols import EpisodeRules, Sampling
-from gxpo.rollouts import Independent
-from gxpo.rollouts.regenerate import Regenerate
+from gxpo.algorithms.credit import GroupRelative
+from gxpo.base.errors import ConfigError
+from gxpo.environments.envs import EnvPool, source
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import EpisodeRules, Sampling
+from gxpo.sampling.rollouts import Independent
+from gxpo.sampling.rollouts.regenerate import Regenerate
+from gxpo.training.models import tiny_model
 
 FULL, WINDOW = EpisodeRules(20), EpisodeRules(20, "window", 1)
 

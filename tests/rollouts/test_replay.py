@@ -28,12 +28,12 @@ from tests.rollouts.replay_session import (
 )
 
 import gxpo
-from gxpo.envs import EnvPool, source
-from gxpo.errors import CheckpointError, ConfigError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import EpisodeRules, Sampling
-from gxpo.rollouts.replay import Choice, Replay, ReplayBuffer, choose
+from gxpo.base.errors import CheckpointError, ConfigError
+from gxpo.environments.envs import EnvPool, source
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import EpisodeRules, Sampling
+from gxpo.sampling.rollouts.replay import Choice, Replay, ReplayBuffer, choose
 
 OUTCOMES = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0, -1.0]), min_size=1, max_size=9)
 

@@ -14,12 +14,12 @@ from tests.learners.llamas import clean_llama
 from tests.rollouts.growing_session import END, GrowingSession, ids, tasks
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import Sampling, StreamKey
-from gxpo.rollouts.cut_and_regenerate import CutAndRegenerate, flawed_step, least_probable, step_begins
-from gxpo.rollouts.independent import Independent
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import Sampling, StreamKey
+from gxpo.sampling.rollouts.cut_and_regenerate import CutAndRegenerate, flawed_step, least_probable, step_begins
+from gxpo.sampling.rollouts.independent import Independent
 
 CutAndRegenerate = partial(CutAndRegenerate, delimiter=",")  # which ends the steps here
 

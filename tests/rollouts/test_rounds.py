@@ -13,10 +13,10 @@ import torch
 from tests.rollouts.acting_session import acting, seeded
 from tests.rollouts.branching_session import pool
 
-from gxpo.errors import GxpoError
-from gxpo.forest import Forest
-from gxpo.protocols import EpisodeRules, Sampling, Task
-from gxpo.rollouts import Fork, Rollout
+from gxpo.base.errors import GxpoError
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import EpisodeRules, Sampling, Task
+from gxpo.sampling.rollouts import Fork, Rollout
 
 
 class Digits:

@@ -20,18 +20,18 @@ from tests.rollouts.team_session import TeamSession, decoded, encoded
 from tests.rollouts.tree_session import END, EngineSession, TreeSession, logprobs_of, tokens_of
 
 import gxpo
-from gxpo.credit.value_delta import ValueDelta
-from gxpo.envs import EnvPool, source
-from gxpo.errors import ConfigError
-from gxpo.forest import ACTION, Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import Completion, EpisodeRules, Request, Sampling, StreamKey, Task
-from gxpo.registry import CREDITS
-from gxpo.rollouts.graph import Graph, Role
-from gxpo.rollouts.search import Search
-from gxpo.rollouts.search_nodes import Grower, Node, SearchTree, backed_up, depth_weight, uct
-from gxpo.rollouts.search_replay import SearchReplay
-from gxpo.rollouts.team_search import TeamSearch
+from gxpo.algorithms.credit.value_delta import ValueDelta
+from gxpo.base.errors import ConfigError
+from gxpo.environments.envs import EnvPool, source
+from gxpo.forest.forest import ACTION, Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import Completion, EpisodeRules, Request, Sampling, StreamKey, Task
+from gxpo.parts.registry import CREDITS
+from gxpo.sampling.rollouts.graph import Graph, Role
+from gxpo.sampling.rollouts.search import Search
+from gxpo.sampling.rollouts.search_nodes import Grower, Node, SearchTree, backed_up, depth_weight, uct
+from gxpo.sampling.rollouts.search_replay import SearchReplay
+from gxpo.sampling.rollouts.team_search import TeamSearch
 
 SearchValue = CREDITS["search_value"]
 

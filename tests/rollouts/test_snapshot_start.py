@@ -13,11 +13,11 @@ from tests.rollouts.acting_session import STEPS, acting, seeded, turns_of
 from tests.rollouts.replay_session import small_model
 
 import gxpo
-from gxpo.envs import EnvPool, source
-from gxpo.errors import ConfigError, GxpoError, RecordError
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import EpisodeRules, Reply, Sampling
-from gxpo.rollouts.snapshot_start import SnapshotStart
+from gxpo.base.errors import ConfigError, GxpoError, RecordError
+from gxpo.environments.envs import EnvPool, source
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import EpisodeRules, Reply, Sampling
+from gxpo.sampling.rollouts.snapshot_start import SnapshotStart
 
 FULL, WINDOW = EpisodeRules(40), EpisodeRules(40, "window", 0)
 

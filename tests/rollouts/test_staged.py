@@ -26,12 +26,12 @@ from tests.rollouts.replay_session import (
 from tests.rollouts.scripted_session import WRONG
 
 import gxpo
-from gxpo.envs import EnvPool, source
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.protocols import EpisodeRules, Sampling, StreamKey
-from gxpo.rollouts.again import Again
-from gxpo.rollouts.independent import Independent
+from gxpo.base.errors import ConfigError
+from gxpo.environments.envs import EnvPool, source
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import EpisodeRules, Sampling, StreamKey
+from gxpo.sampling.rollouts.again import Again
+from gxpo.sampling.rollouts.independent import Independent
 
 
 def written(stream: StreamKey) -> int:

@@ -11,11 +11,11 @@ import torch
 from tests.rollouts.branching_session import kinds, pool, session, tasks_of, tokens_of
 
 import gxpo
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.learners.torch import TorchLearner
-from gxpo.models import tiny_model
-from gxpo.protocols import EpisodeRules, Reply
-from gxpo.rollouts.step_candidates import StepCandidates, pick
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import EpisodeRules, Reply
+from gxpo.sampling.rollouts.step_candidates import StepCandidates, pick
+from gxpo.training.models import tiny_model
 
 SCORES = str(Path(__file__).with_name("candidate_scores.py"))
 

@@ -14,11 +14,11 @@ from tests.rollouts.replay_session import UNSCORED, StepSession, tasks, train
 from tests.rollouts.resumed import check_resumed
 
 import gxpo
-from gxpo.errors import CheckpointError, ConfigError
-from gxpo.forest import Forest
-from gxpo.protocols import Sampling, StreamKey
-from gxpo.rollouts.independent import Independent
-from gxpo.rollouts.stored_groups import GroupReplay, draw_by_weight
+from gxpo.base.errors import CheckpointError, ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Sampling, StreamKey
+from gxpo.sampling.rollouts.independent import Independent
+from gxpo.sampling.rollouts.stored_groups import GroupReplay, draw_by_weight
 
 LastStepAgain = partial(GroupReplay, choice="all", max_groups=0)
 ReplayByAdvantage = GroupReplay

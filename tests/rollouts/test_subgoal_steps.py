@@ -8,15 +8,15 @@ import pytest
 import torch
 from tests.rollouts.acting_session import acting, seeded, turns_of
 
-from gxpo.credit import GroupRelative
-from gxpo.envs import EnvPool, source
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.models import tiny_model
-from gxpo.protocols import EnvFailure, EpisodeRules, Reply, Sampling
-from gxpo.rewards.shape import Shape
-from gxpo.rollouts.subgoal_steps import SubgoalSteps
+from gxpo.algorithms.credit import GroupRelative
+from gxpo.base.errors import ConfigError
+from gxpo.environments.envs import EnvPool, source
+from gxpo.environments.rewards.shape import Shape
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import EnvFailure, EpisodeRules, Reply, Sampling
+from gxpo.sampling.rollouts.subgoal_steps import SubgoalSteps
+from gxpo.training.models import tiny_model
 
 
 @pytest.fixture(scope="module")

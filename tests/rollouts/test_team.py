@@ -15,20 +15,20 @@ from tests.learners.llamas import clean_llama
 from tests.rollouts.team_session import END, TeamSession, decoded, encoded
 
 import gxpo
-from gxpo.engines.torch import TorchEngine
-from gxpo.errors import ConfigError
-from gxpo.forest import ACTION, Forest
-from gxpo.learners.lora import LoraSettings
-from gxpo.learners.torch import TorchLearner
-from gxpo.models import character_tokenizer
-from gxpo.protocols import Sampling, StreamKey, Task
-from gxpo.rewards import RewardSet
-from gxpo.rollouts.build import first_best
-from gxpo.rollouts.graph import GRAPHS, Graph, Role, graph, second_opinion
-from gxpo.rollouts.team import Team
-from gxpo.rollouts.team_cells import TeamCells, mixed
-from gxpo.tasks.source import Arithmetic
-from gxpo.trainer.session import Session
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.tasks.source import Arithmetic
+from gxpo.forest.forest import ACTION, Forest
+from gxpo.learning.lora import LoraSettings
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import Sampling, StreamKey, Task
+from gxpo.sampling.engines.torch import TorchEngine
+from gxpo.sampling.rollouts.build import first_best
+from gxpo.sampling.rollouts.graph import GRAPHS, Graph, Role, graph, second_opinion
+from gxpo.sampling.rollouts.team import Team
+from gxpo.sampling.rollouts.team_cells import TeamCells, mixed
+from gxpo.training.models import character_tokenizer
+from gxpo.training.session import Session
 
 ADD, SUB = Task("add", "1+1=", "2"), Task("sub", "5-1=", "4")
 PAIR = Graph(
@@ -418,7 +418,7 @@ def test_the_built_in_pair() -> None:
 def test_a_graph_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "my_team.py"
     path.write_text(
-        "from gxpo.rollouts.graph import Graph, Role\n"
+        "from gxpo.sampling.rollouts.graph import Graph, Role\n"
         "pair = Graph((Role('a', answer='{a}'), Role('b', '{a}', back='a', accepts=r'no')), rounds=2)\n"
     )
     m = gxpo.method("dr_mas", {"rollout.graph": f"{path}:pair", "rollout.frozen": ["b"]})

@@ -11,10 +11,10 @@ from tests.rollouts.replay_session import UNSCORED, StepSession, tasks, train
 from tests.rollouts.resumed import check_resumed
 
 import gxpo
-from gxpo.errors import CheckpointError, ConfigError
-from gxpo.forest import Forest
-from gxpo.rollouts.hot_cold import HotColdReplay
-from gxpo.rollouts.independent import Independent
+from gxpo.base.errors import CheckpointError, ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.sampling.rollouts.hot_cold import HotColdReplay
+from gxpo.sampling.rollouts.independent import Independent
 
 
 class Heated(StepSession):

@@ -7,10 +7,10 @@ import torch
 from tests.rollouts.growing_session import GrowingSession, ids, tasks
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.protocols import Sampling
-from gxpo.rollouts.thinking_budgets import ThinkingBudgets
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Sampling
+from gxpo.sampling.rollouts.thinking_budgets import ThinkingBudgets
 
 CLOSE = "|"
 

@@ -14,14 +14,14 @@ from tests.learners.llamas import clean_llama
 from tests.rollouts.branching_session import kinds, pool, replay, session, steps_of, tasks_of
 from tests.rollouts.tree_session import COMMA, END, EngineSession, TreeSession, logprobs_of, tokens_of
 
-from gxpo.errors import ConfigError
-from gxpo.forest import ACTION, Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.models import tiny_model
-from gxpo.protocols import EpisodeRules, Sampling, StreamKey, Task
-from gxpo.registry import CREDITS
-from gxpo.rollouts import Independent
-from gxpo.rollouts.tree import Tree, step_ends
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import ACTION, Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import EpisodeRules, Sampling, StreamKey, Task
+from gxpo.parts.registry import CREDITS
+from gxpo.sampling.rollouts import Independent
+from gxpo.sampling.rollouts.tree import Tree, step_ends
+from gxpo.training.models import tiny_model
 
 Tree = partial(Tree, delimiter=",")  # which ends the steps here
 

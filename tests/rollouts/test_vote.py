@@ -8,9 +8,9 @@ from tests.rollouts.again_parts import OversampleForVote
 from tests.rollouts.scripted_session import ScriptedSession
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.protocols import Task
-from gxpo.rollouts.independent import Independent
+from gxpo.base.errors import ConfigError
+from gxpo.parts.protocols import Task
+from gxpo.sampling.rollouts.independent import Independent
 
 TASKS = [Task("a", "?"), Task("b", "?")]
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from tests.rollouts.scripted_session import ScriptedSession
 
-from gxpo.errors import ConfigError, TaskError
-from gxpo.forest import Forest
-from gxpo.protocols import Completion, Request, Sampling, StreamKey, Task
-from gxpo.rollouts.partial import PartialRollouts
+from gxpo.base.errors import ConfigError, TaskError
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Completion, Request, Sampling, StreamKey, Task
+from gxpo.sampling.rollouts.partial import PartialRollouts
 
 END = 99
 

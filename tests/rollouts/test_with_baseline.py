@@ -14,11 +14,11 @@ from tests.rollouts.replay_session import UNSCORED, StepSession, tasks, train
 from tests.rollouts.resumed import check_resumed, parity
 
 import gxpo
-from gxpo.errors import CheckpointError, ConfigError
-from gxpo.forest import Forest
-from gxpo.protocols import Completion, Request, Sampling, StreamKey
-from gxpo.rollouts.baseline import BaselineRollouts
-from gxpo.rollouts.independent import Independent
+from gxpo.base.errors import CheckpointError, ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Completion, Request, Sampling, StreamKey
+from gxpo.sampling.rollouts.baseline import BaselineRollouts
+from gxpo.sampling.rollouts.independent import Independent
 
 ALWAYS = lambda stream: 1  # noqa: E731
 

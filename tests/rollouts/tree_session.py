@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from gxpo.engines.torch import TorchEngine
-from gxpo.forest import Forest
-from gxpo.protocols import Budget, Completion, EpisodeRules, Request, Sampling, StreamKey, Task
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Budget, Completion, EpisodeRules, Request, Sampling, StreamKey, Task
+from gxpo.sampling.engines.torch import TorchEngine
 
 END, COMMA = 0, 1  # end of an answer, end of a step; 2 to 9 are digits
 VOCABULARY = 10

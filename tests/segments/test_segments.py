@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import gxpo
-from gxpo import segments
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.segments import Action, SegmentTools
-from gxpo.trainer.session import Session
+from gxpo.algorithms import segments
+from gxpo.algorithms.segments import Action, SegmentTools
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.training.session import Session
 
 LETTERS = ".abcdefghijklmnopqrstuvwxyz \n<>/|"
 

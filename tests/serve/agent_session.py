@@ -8,12 +8,12 @@ from typing import Any
 import httpx2
 from tests.chat.families import FAMILIES, tokenizer_of
 
-from gxpo.chat import TemplateChat
-from gxpo.engines.torch import TorchEngine
-from gxpo.protocols import Completion, EpisodeRules, Request, Sampling, StreamKey, Task
-from gxpo.rewards import RewardSet
-from gxpo.tasks.source import Arithmetic
-from gxpo.trainer.session import Session
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.tasks.source import Arithmetic
+from gxpo.models.chat import TemplateChat
+from gxpo.parts.protocols import Completion, EpisodeRules, Request, Sampling, StreamKey, Task
+from gxpo.sampling.engines.torch import TorchEngine
+from gxpo.training.session import Session
 
 FAMILY = FAMILIES["qwen25"]
 TOKENIZER = tokenizer_of("qwen25")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.serve.agent_session import ADD, CALL, TASKS, TOKENIZER, session, user
 
-from gxpo.rollouts.agent import AgentEpisodes
+from gxpo.sampling.rollouts.agent import AgentEpisodes
 
 pytestmark = pytest.mark.thorough
 

@@ -13,8 +13,8 @@ import time
 import pytest
 from tests.test_process_tree import LINUX, gone
 
-from gxpo.process_tree import runs
-from gxpo.serve.command import MOST, Command, NotStarted
+from gxpo.base.process_tree import runs
+from gxpo.sampling.serve.command import MOST, Command, NotStarted
 
 
 def run(*words, given=b"", after=None, environment=None):
@@ -123,7 +123,7 @@ def test_nothing_outlives_a_trainer_that_is_killed(tmp_path):
     script.write_text(
         textwrap.dedent(f"""
         import sys
-        from gxpo.serve.command import Command
+        from gxpo.sampling.serve.command import Command
         command = Command([sys.executable, "-c", {LEAVES!r}, sys.argv[1], "outlives"], {{}}, "no key of anybody's")
         print(command._process.pid, flush=True)
         command.run(b"")
@@ -149,5 +149,5 @@ def test_an_ended_command_is_not_ended_again(monkeypatch):
     """Its id may be another process's by then."""
     command = Command(["true"], {}, "key")
     command.run(b"")
-    monkeypatch.setattr("gxpo.process_tree.end_tree", lambda pid: pytest.fail("it was ended"))
+    monkeypatch.setattr("gxpo.base.process_tree.end_tree", lambda pid: pytest.fail("it was ended"))
     command.end()

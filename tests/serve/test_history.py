@@ -9,12 +9,12 @@ import pytest
 from tests.chat.families import FAMILIES, tokenizer_of
 from tests.serve.agent_session import ADD, CALL, CHAT, END, TOKENIZER, user
 
-from gxpo.chat import TemplateChat
-from gxpo.protocols import Completion
-from gxpo.serve import reply
-from gxpo.serve.history import History
-from gxpo.serve.refusal import Refused
-from gxpo.serve.request import read
+from gxpo.models.chat import TemplateChat
+from gxpo.parts.protocols import Completion
+from gxpo.sampling.serve import reply
+from gxpo.sampling.serve.history import History
+from gxpo.sampling.serve.refusal import Refused
+from gxpo.sampling.serve.request import read
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 

@@ -14,12 +14,12 @@ import pytest
 from tests.serve.agent_session import CHAT, HTTP, TOKENIZER, ask, post, user
 from tests.serve.test_http import serving
 
-from gxpo.chat.plain import PlainChat
-from gxpo.serve import connections
-from gxpo.serve.history import History
-from gxpo.serve.http import LARGEST, prepare_call, read_outcome
-from gxpo.serve.origin import host_names
-from gxpo.serve.refusal import Refused
+from gxpo.models.chat.plain import PlainChat
+from gxpo.sampling.serve import connections
+from gxpo.sampling.serve.history import History
+from gxpo.sampling.serve.http import LARGEST, prepare_call, read_outcome
+from gxpo.sampling.serve.origin import host_names
+from gxpo.sampling.serve.refusal import Refused
 
 NASTY = [
     r'"\ud800"', r'"x\udfff"', r'{"\ud800": 1}', r'["\udc00"]', r'"\ud83d\ude00"', r'"\u0000"', '"\\u2028"',
@@ -277,7 +277,7 @@ def test_a_call_is_answered_while_a_large_one_is_prepared(monkeypatch):
             time.sleep(1.0)
         return prepare_call(history, body, chat)
 
-    monkeypatch.setattr("gxpo.serve.http.prepare_call", slow)
+    monkeypatch.setattr("gxpo.sampling.serve.http.prepare_call", slow)
     with serving(lambda read, key: "x") as (url, _, _):
         large = [threading.Thread(target=post, args=(url, "sk-1"), kwargs={"messages": [user("a" * (1 << 18))]})
                  for _ in range(3)]  # fmt: skip

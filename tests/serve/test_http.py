@@ -10,12 +10,12 @@ from contextlib import contextmanager
 import pytest
 from tests.serve.agent_session import ADD, CALL, END, HTTP, TOKENIZER, ask, post, session, user
 
-from gxpo.protocols import StreamKey
-from gxpo.rollouts.build import action
-from gxpo.serve.history import History
-from gxpo.serve.http import Server
-from gxpo.serve.queue import Attempt, CallQueue
-from gxpo.serve.respond import respond
+from gxpo.parts.protocols import StreamKey
+from gxpo.sampling.rollouts.build import action
+from gxpo.sampling.serve.history import History
+from gxpo.sampling.serve.http import Server
+from gxpo.sampling.serve.queue import Attempt, CallQueue
+from gxpo.sampling.serve.respond import respond
 
 
 @contextmanager

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from gxpo.serve.outcome import Nonsense, Outcome, last_line, outcome_of
-from gxpo.serve.strict_json import Malformed
+from gxpo.sampling.serve.outcome import Nonsense, Outcome, last_line, outcome_of
+from gxpo.sampling.serve.strict_json import Malformed
 
 DEEP = "[" * 100_000
 

@@ -7,11 +7,11 @@ import threading
 import pytest
 from tests.serve.agent_session import CHAT, TOKENIZER, user
 
-from gxpo.protocols import StreamKey
-from gxpo.serve.history import History, Thread
-from gxpo.serve.queue import IDLE, Attempt, CallQueue
-from gxpo.serve.refusal import Refused
-from gxpo.serve.request import read
+from gxpo.parts.protocols import StreamKey
+from gxpo.sampling.serve.history import History, Thread
+from gxpo.sampling.serve.queue import IDLE, Attempt, CallQueue
+from gxpo.sampling.serve.refusal import Refused
+from gxpo.sampling.serve.request import read
 
 ASKED = read({"messages": [user("x")]}, chat=True)
 
@@ -147,7 +147,7 @@ def test_an_episode_of_a_newcomer_ends_with_its_reward_or_when_it_is_idle():
 
 
 def test_of_too_many_episodes_the_one_that_has_been_idle_longest_ends(monkeypatch):
-    monkeypatch.setattr("gxpo.serve.queue.MOST_EPISODES", 2)
+    monkeypatch.setattr("gxpo.sampling.serve.queue.MOST_EPISODES", 2)
     made = newcomers()
     first = made.attempt("a")
     made.clock.now += 1

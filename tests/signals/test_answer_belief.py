@@ -10,14 +10,14 @@ import pytest
 import torch
 from tests.learners.llamas import clean_llama, random_forest
 
-from gxpo import worlds
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import Reply, Sampling, Task
-from gxpo.signals.answer_belief import AnswerBelief, answer_belief, boundaries, probes
-from gxpo.signals.base import SignalTools
-from gxpo.trainer.session import Session
+from gxpo.algorithms.signals.answer_belief import AnswerBelief, answer_belief, boundaries, probes
+from gxpo.algorithms.signals.base import SignalTools
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.environments import worlds
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import Reply, Sampling, Task
+from gxpo.training.session import Session
 
 F64 = torch.float64
 SILENT = 1  # the end of sequence of the test model

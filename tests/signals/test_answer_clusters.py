@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.answers import ANSWER, compiled, extract
-from gxpo.definition import kind_of
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.forest import Forest
-from gxpo.rewards.majority import vote
-from gxpo.signals.texts import answer_clusters, clusters
+from gxpo.algorithms.signals.texts import answer_clusters, clusters
+from gxpo.base.answers import ANSWER, compiled, extract
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.environments.rewards.majority import vote
+from gxpo.forest.forest import Forest
+from gxpo.parts.definition import kind_of
 
 AnswerClusters = kind_of(answer_clusters)
 

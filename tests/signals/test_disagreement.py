@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.learners.llamas import clean_llama
 
-from gxpo.definition import kind_of
-from gxpo.errors import ConfigError, ModelError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.signals.hidden_states import disagreement, divergence, positions
+from gxpo.algorithms.signals.hidden_states import disagreement, divergence, positions
+from gxpo.base.errors import ConfigError, ModelError
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.definition import kind_of
 
 Disagreement = kind_of(disagreement)
 

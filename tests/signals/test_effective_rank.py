@@ -13,11 +13,11 @@ import pytest
 import torch
 from tests.learners.llamas import clean_llama, random_forest
 
-from gxpo.definition import kind_of
-from gxpo.errors import CheckpointError, ConfigError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.signals.effective_rank import effective_rank, rank_bonus, rank_dynamics, spectral_rank
+from gxpo.algorithms.signals.effective_rank import effective_rank, rank_bonus, rank_dynamics, spectral_rank
+from gxpo.base.errors import CheckpointError, ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.definition import kind_of
 
 EffectiveRank = kind_of(effective_rank)
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gxpo.definition import kind_of
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.signals.texts import first_match, match_place
+from gxpo.algorithms.signals.texts import first_match, match_place
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.parts.definition import kind_of
 
 FirstMatch = kind_of(first_match)
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import strategies
 
-from gxpo.errors import MissingSignal
-from gxpo.forest import Forest
-from gxpo.signals import Signals
+from gxpo.algorithms.signals import Signals
+from gxpo.base.errors import MissingSignal
+from gxpo.forest.forest import Forest
 
 AXES = {"of_trajectories": "R", "of_steps": "S", "of_tokens": "T"}
 

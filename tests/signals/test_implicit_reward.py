@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tests.learners.llamas import clean_llama
 
 import gxpo
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.signals.implicit_reward import ImplicitReward, implicit_reward, preferences, trajectory_dpo
+from gxpo.algorithms.signals.implicit_reward import ImplicitReward, implicit_reward, preferences, trajectory_dpo
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
 
 F64 = torch.float64
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.definition import kind_of
-from gxpo.errors import CheckpointError, ConfigError
-from gxpo.forest import Forest
-from gxpo.signals.improvement import improvement, standardised_gain
+from gxpo.algorithms.signals.improvement import improvement, standardised_gain
+from gxpo.base.errors import CheckpointError, ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.parts.definition import kind_of
 
 Improvement = kind_of(improvement)
 

@@ -5,11 +5,11 @@ import torch
 from tests.learners.llamas import clean_llama, random_forest
 
 import gxpo
-from gxpo.definition import kind_of
-from gxpo.errors import ConfigError, ModelError
-from gxpo.learners.torch import TorchLearner
-from gxpo.signals import Signals, SignalTools
-from gxpo.signals.policy_outputs import layer_logprob
+from gxpo.algorithms.signals import Signals, SignalTools
+from gxpo.algorithms.signals.policy_outputs import layer_logprob
+from gxpo.base.errors import ConfigError, ModelError
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.definition import kind_of
 
 LayerLogprob = kind_of(layer_logprob)
 

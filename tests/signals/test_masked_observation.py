@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.learners.llamas import VOCABULARY, clean_llama, random_forest
 
-from gxpo.errors import ConfigError
-from gxpo.forest import ACTION, Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.reshape import flatten
-from gxpo.signals import SignalTools
-from gxpo.signals.masked_observation import MaskedObservation, hidden_tokens, prefix_keys, without
+from gxpo.algorithms.signals import SignalTools
+from gxpo.algorithms.signals.masked_observation import MaskedObservation, hidden_tokens, prefix_keys, without
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import ACTION, Forest
+from gxpo.forest.reshape import flatten
+from gxpo.learning.torch import TorchLearner
 
 BLANK = 2
 LEARNER = TorchLearner(clean_llama(), lr=0.0)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.learners.llamas import clean_llama, random_forest
 
-from gxpo.definition import kind_of
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.signals import hidden_states as module
-from gxpo.signals.hidden_states import mean_hidden
+from gxpo.algorithms.signals import hidden_states as module
+from gxpo.algorithms.signals.hidden_states import mean_hidden
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.definition import kind_of
 
 MeanHidden = kind_of(mean_hidden)
 

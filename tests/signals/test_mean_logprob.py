@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from tests.learners.llamas import clean_llama, random_forest
 
-from gxpo.definition import kind_of
-from gxpo.learners.torch import TorchLearner
-from gxpo.signals.policy_outputs import mean_logprob
+from gxpo.algorithms.signals.policy_outputs import mean_logprob
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.definition import kind_of
 
 MeanLogprob = kind_of(mean_logprob)
 

@@ -14,10 +14,10 @@ from tests import strategies
 from tests.credit.compositions import piece_reward_credit, step_reward_credit
 from tests.credit.test_search_value import tree
 
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.reshape import pieces_of
-from gxpo.signals.merged_steps import MergedSteps, span_features, step_labels
+from gxpo.algorithms.signals.merged_steps import MergedSteps, span_features, step_labels
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.forest.reshape import pieces_of
 
 F64 = torch.float64
 

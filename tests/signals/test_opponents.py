@@ -7,11 +7,11 @@ import torch
 from tests.battery import battery
 from tests.learners.llamas import clean_llama
 
-from gxpo.errors import CheckpointError
-from gxpo.learners.torch import TorchLearner
-from gxpo.objectives.preference_forms import ipo
-from gxpo.signals.base import SignalTools
-from gxpo.signals.opponents import Opponents, mixed
+from gxpo.algorithms.objectives.preference_forms import ipo
+from gxpo.algorithms.signals.base import SignalTools
+from gxpo.algorithms.signals.opponents import Opponents, mixed
+from gxpo.base.errors import CheckpointError
+from gxpo.learning.torch import TorchLearner
 
 
 def column(*x: float) -> torch.Tensor:

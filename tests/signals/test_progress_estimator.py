@@ -10,10 +10,10 @@ import pytest
 import torch
 from tests.learners.llamas import clean_llama
 
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.signals.progress_estimator import ProgressEstimator, contribution, redistribution_loss
+from gxpo.algorithms.signals.progress_estimator import ProgressEstimator, contribution, redistribution_loss
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
 
 F64 = torch.float64
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from tests.learners.llamas import VOCABULARY, clean_llama, random_forest
 
-from gxpo.definition import kind_of
-from gxpo.errors import GxpoError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.signals.policy_outputs import prompt_confidence, prompts_of
+from gxpo.algorithms.signals.policy_outputs import prompt_confidence, prompts_of
+from gxpo.base.errors import GxpoError
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.definition import kind_of
 
 PromptConfidence = kind_of(prompt_confidence)
 

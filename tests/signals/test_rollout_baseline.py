@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.definition import kind_of
-from gxpo.forest import Forest
-from gxpo.signals.rollout_baseline import measured_baseline, rollout_baseline
+from gxpo.algorithms.signals.rollout_baseline import measured_baseline, rollout_baseline
+from gxpo.forest.forest import Forest
+from gxpo.parts.definition import kind_of
 
 RolloutBaseline = kind_of(rollout_baseline)
 

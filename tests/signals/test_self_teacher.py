@@ -15,14 +15,14 @@ from tests.learners.llamas import clean_llama, random_forest
 from tests.rollouts.team_session import Letters, encoded
 
 import gxpo
-from gxpo.errors import CheckpointError, ConfigError, GxpoError, ModelError
-from gxpo.forest import Forest
-from gxpo.learners.lora import LoraSettings
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import Sampling, Task
-from gxpo.signals import Signals, SignalTools
-from gxpo.signals.self_teacher import SelfTeacher, first_other, shown
-from gxpo.trainer.session import Session
+from gxpo.algorithms.signals import Signals, SignalTools
+from gxpo.algorithms.signals.self_teacher import SelfTeacher, first_other, shown
+from gxpo.base.errors import CheckpointError, ConfigError, GxpoError, ModelError
+from gxpo.forest.forest import Forest
+from gxpo.learning.lora import LoraSettings
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import Sampling, Task
+from gxpo.training.session import Session
 
 F64 = torch.float64
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from tests.learners.llamas import clean_llama
 
-from gxpo.definition import kind_of
-from gxpo.errors import ModelError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.signals.hidden_states import norm_before, state_norm
+from gxpo.algorithms.signals.hidden_states import norm_before, state_norm
+from gxpo.base.errors import ModelError
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.definition import kind_of
 
 StateNorm = kind_of(state_norm)
 

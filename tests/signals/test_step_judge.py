@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from tests.raw_server import answering, http, said
 from tests.strategies import forests
 
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.judges import FunctionJudge, JudgeFailure
-from gxpo.signals.step_judge import Attempt, StepJudge, rows_of
+from gxpo.algorithms.signals.step_judge import Attempt, StepJudge, rows_of
+from gxpo.base.errors import ConfigError
+from gxpo.base.judges import FunctionJudge, JudgeFailure
+from gxpo.forest.forest import Forest
 
 HERE = "tests.signals.step_scorer"
 WORDS = ["", "good", "bad", "\n\n", "fine", "0.5", "0.25", "1"]  # token i says WORDS[i]

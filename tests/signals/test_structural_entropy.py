@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit import advantage
-from gxpo.credit.baselines import unfinished_by_rank
-from gxpo.forest import Forest
-from gxpo.signals.structural_entropy import dominance_rank, structural_entropy
+from gxpo.algorithms.credit import advantage
+from gxpo.algorithms.credit.baselines import unfinished_by_rank
+from gxpo.algorithms.signals.structural_entropy import dominance_rank, structural_entropy
+from gxpo.forest.forest import Forest
 
 CARD = [(2.0, 0.5), (1.5, 0.6), (2.2, 0.7), (1.0, 0.4)]
 

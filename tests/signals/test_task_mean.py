@@ -13,9 +13,9 @@ import torch
 from tests.rollouts.resumed import check_resumed
 
 import gxpo
-from gxpo.errors import CheckpointError, ConfigError
-from gxpo.forest import Forest
-from gxpo.signals.task_mean import TaskMean
+from gxpo.algorithms.signals.task_mean import TaskMean
+from gxpo.base.errors import CheckpointError, ConfigError
+from gxpo.forest.forest import Forest
 
 TOOLS: Any = None  # it uses none
 

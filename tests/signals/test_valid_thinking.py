@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.errors import GxpoError
-from gxpo.forest import Forest
-from gxpo.segments.base import SegmentTools
-from gxpo.segments.by_text import Spans
-from gxpo.signals.valid_thinking import compressed, first_statement, valid_thinking
+from gxpo.algorithms.segments.base import SegmentTools
+from gxpo.algorithms.segments.by_text import Spans
+from gxpo.algorithms.signals.valid_thinking import compressed, first_statement, valid_thinking
+from gxpo.base.errors import GxpoError
+from gxpo.forest.forest import Forest
 
 TAG = 999  # one token that is "</think>"
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.strategies import forests
 
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.signals.ridge_probe import ridge
-from gxpo.signals.value_probe import ValueProbe, cross_fitted, probe_features
+from gxpo.algorithms.signals.ridge_probe import ridge
+from gxpo.algorithms.signals.value_probe import ValueProbe, cross_fitted, probe_features
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
 
 F64 = torch.float64
 

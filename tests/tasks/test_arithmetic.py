@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.errors import TaskError
-from gxpo.protocols import Task
-from gxpo.tasks.source import Arithmetic, score, worked_example
+from gxpo.base.errors import TaskError
+from gxpo.environments.tasks.source import Arithmetic, score, worked_example
+from gxpo.parts.protocols import Task
 
 
 def task_of(a: int, operation: str, b: int) -> Task:

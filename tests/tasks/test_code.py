@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rewards.scored_tasks import forest_of
 
-import gxpo.tasks.code as module
-from gxpo.errors import TaskError
-from gxpo.rewards import RewardSet
-from gxpo.tasks.code import HIDDEN, Code, NotAnExpression, evaluate, expression, score
+import gxpo.environments.tasks.code as module
+from gxpo.base.errors import TaskError
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.tasks.code import HIDDEN, Code, NotAnExpression, evaluate, expression, score
 
 
 def test_tasks_depend_on_the_seed_and_the_split_holds():

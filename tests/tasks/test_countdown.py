@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.errors import TaskError
-from gxpo.protocols import Task
-from gxpo.tasks.countdown import Countdown, NotAnExpression, evaluate, score, worked_example
+from gxpo.base.errors import TaskError
+from gxpo.environments.tasks.countdown import Countdown, NotAnExpression, evaluate, score, worked_example
+from gxpo.parts.protocols import Task
 
 
 def task_of(numbers: list[int], target: int, use_all: bool = True) -> Task:

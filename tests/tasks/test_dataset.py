@@ -7,8 +7,8 @@ import types
 
 import pytest
 
-from gxpo.errors import TaskError
-from gxpo.tasks import make
+from gxpo.base.errors import TaskError
+from gxpo.environments.tasks import make
 
 ROWS = {
     "train": [{"question": f"{i} apples?", "answer": f"Count them.\n#### {i}"} for i in range(20)],

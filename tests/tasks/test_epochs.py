@@ -13,12 +13,12 @@ import pytest
 from tests.thorough import ALL
 
 import gxpo
-from gxpo import tasks, worlds
-from gxpo.protocols import Task
-from gxpo.tasks.epochs import count_from, goes_by_epochs
-from gxpo.tasks.listed import ListedTasks
-from gxpo.tasks.user_source import adopt
-from gxpo.trainer.loop import Trainer
+from gxpo.environments import tasks, worlds
+from gxpo.environments.tasks.epochs import count_from, goes_by_epochs
+from gxpo.environments.tasks.listed import ListedTasks
+from gxpo.environments.tasks.user_source import adopt
+from gxpo.parts.protocols import Task
+from gxpo.training.loop import Trainer
 
 HELD = [{"id": "h", "prompt": "held out", "answer": "1"}]
 
@@ -138,7 +138,7 @@ def before(monkeypatch: pytest.MonkeyPatch) -> Any:
     def entered() -> Any:
         state = Trainer._state
         with monkeypatch.context() as patched:
-            patched.setattr("gxpo.trainer.resources.FIRST_STEP", 0)
+            patched.setattr("gxpo.training.resources.FIRST_STEP", 0)
             patched.setattr(Trainer, "_state", lambda *x: {k: v for k, v in state(*x).items() if k != "first_step"})
             yield
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gxpo.errors import TaskError
-from gxpo.tasks import make
-from gxpo.tasks.file import read_tasks
+from gxpo.base.errors import TaskError
+from gxpo.environments.tasks import make
+from gxpo.environments.tasks.file import read_tasks
 
 
 def write(path: Path, *lines: object) -> str:
@@ -295,8 +295,8 @@ READ = """
 import resource, sys
 from pathlib import Path
 import pyarrow.parquet
-from gxpo.errors import TaskError
-from gxpo.tasks.file import read_tasks
+from gxpo.base.errors import TaskError
+from gxpo.environments.tasks.file import read_tasks
 resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for path in sorted(Path(sys.argv[1]).iterdir()):

@@ -6,11 +6,11 @@ import numpy as np
 import pandas
 import pytest
 
-from gxpo.errors import TaskError
-from gxpo.protocols import Task
-from gxpo.tasks.file import read_tasks
-from gxpo.tasks.in_memory import json_lines
-from gxpo.tasks.rows import Columns
+from gxpo.base.errors import TaskError
+from gxpo.environments.tasks.file import read_tasks
+from gxpo.environments.tasks.in_memory import json_lines
+from gxpo.environments.tasks.rows import Columns
+from gxpo.parts.protocols import Task
 
 ROWS = [{"prompt": "1+1=", "answer": 2, "level": 1}, {"prompt": "2+2=", "answer": 4, "level": 2}]
 

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from gxpo.errors import TaskError
-from gxpo.protocols import Task
-from gxpo.tasks import make
-from gxpo.tasks.np_hard import PROBLEMS, quality, score
+from gxpo.base.errors import TaskError
+from gxpo.environments.tasks import make
+from gxpo.environments.tasks.np_hard import PROBLEMS, quality, score
+from gxpo.parts.protocols import Task
 
 
 def task(kind, problem, heuristic):

@@ -8,13 +8,13 @@ import pandas
 import pyarrow
 import pyarrow.parquet
 
-from gxpo import worlds
-from gxpo.protocols import Task
-from gxpo.tasks import make
-from gxpo.tasks.file import read_tasks
-from gxpo.tasks.in_memory import json_lines
-from gxpo.tasks.padding import without_padding
-from gxpo.tasks.rows import COLUMNS
+from gxpo.environments import worlds
+from gxpo.environments.tasks import make
+from gxpo.environments.tasks.file import read_tasks
+from gxpo.environments.tasks.in_memory import json_lines
+from gxpo.environments.tasks.padding import without_padding
+from gxpo.environments.tasks.rows import COLUMNS
+from gxpo.parts.protocols import Task
 
 
 def called(name, **arguments):

@@ -7,12 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from gxpo.errors import TaskError
-from gxpo.media import PICTURES
-from gxpo.protocols import Task
-from gxpo.tasks import make
-from gxpo.tasks.charts import drawn, score
-from gxpo.tasks.source import solution_of
+from gxpo.base.errors import TaskError
+from gxpo.base.media import PICTURES
+from gxpo.environments.tasks import make
+from gxpo.environments.tasks.charts import drawn, score
+from gxpo.environments.tasks.source import solution_of
+from gxpo.parts.protocols import Task
 
 PURE = {
     "red": (220, 40, 40), "green": (40, 190, 60), "blue": (60, 90, 240), "yellow": (235, 215, 50),

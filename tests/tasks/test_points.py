@@ -6,10 +6,10 @@ import pytest
 import torch
 from tests.rollouts.flow_session import TASKS, FlowSession, grown
 
-from gxpo.errors import TaskError
-from gxpo.forest import Forest
-from gxpo.rollouts.denoise import Denoise, DenoiseTree
-from gxpo.tasks.points import DIRECTIONS, Points, final_latents, mixture, target
+from gxpo.base.errors import TaskError
+from gxpo.environments.tasks.points import DIRECTIONS, Points, final_latents, mixture, target
+from gxpo.forest.forest import Forest
+from gxpo.sampling.rollouts.denoise import Denoise, DenoiseTree
 
 
 def test_directions_are_degrees_from_the_right_against_the_clock():

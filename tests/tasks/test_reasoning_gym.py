@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tests.thorough import some
 
-from gxpo.errors import TaskError
-from gxpo.tasks import make
-from gxpo.tasks.reasoning_gym import generators, score
+from gxpo.base.errors import TaskError
+from gxpo.environments.tasks import make
+from gxpo.environments.tasks.reasoning_gym import generators, score
 
 NO_REFERENCE = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 SLOW = {"futoshiki", "knight_swap"}  # seconds for an entry
@@ -169,5 +169,7 @@ def test_bad_names_and_options(name, options, message):
 
 
 def test_it_is_imported_only_when_used():
-    code = "import sys, gxpo.tasks; assert not {'reasoning_gym', 'transformers', 'torch'} & set(sys.modules)"
+    code = (
+        "import sys, gxpo.environments.tasks; assert not {'reasoning_gym', 'transformers', 'torch'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

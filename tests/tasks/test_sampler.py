@@ -13,17 +13,17 @@ from tests.rollouts.resumed import check_resumed, lines, parity
 from tests.thorough import ALL
 
 import gxpo
-from gxpo import tasks
-from gxpo.errors import CheckpointError, ConfigError, TaskError
-from gxpo.forest import Forest
-from gxpo.protocols import Task
-from gxpo.registry import SAMPLERS
-from gxpo.task_memory import TaskMemory
-from gxpo.tasks import task_scores
-from gxpo.tasks.listed import ListedTasks
-from gxpo.tasks.sampled import SampledTasks, sampled
-from gxpo.tasks.sampler import mixed
-from gxpo.tasks.user_source import adopt
+from gxpo.base.errors import CheckpointError, ConfigError, TaskError
+from gxpo.environments import tasks
+from gxpo.environments.tasks import task_scores
+from gxpo.environments.tasks.listed import ListedTasks
+from gxpo.environments.tasks.sampled import SampledTasks, sampled
+from gxpo.environments.tasks.sampler import mixed
+from gxpo.environments.tasks.user_source import adopt
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Task
+from gxpo.parts.registry import SAMPLERS
+from gxpo.parts.task_memory import TaskMemory
 
 RIGHT = {"a": 0, "b": 1, "c": 4, "d": 7, "e": 8}  # of 8 answers each
 

@@ -6,10 +6,10 @@ import contextlib
 
 import pytest
 
-from gxpo import worlds
-from gxpo.errors import GxpoError, TaskError
-from gxpo.tasks.seeds import SeedTasks
-from gxpo.tasks.source import reserved
+from gxpo.base.errors import GxpoError, TaskError
+from gxpo.environments import worlds
+from gxpo.environments.tasks.seeds import SeedTasks
+from gxpo.environments.tasks.source import reserved
 
 
 def thirds(seeds):
@@ -81,7 +81,7 @@ def test_what_a_world_says_of_its_instances_is_the_tasks_own():
 def world_of(folder, level):
     file = folder / "one.py"
     file.write_text(
-        "from gxpo.protocols import TimeStep\n\n\n"
+        "from gxpo.parts.protocols import TimeStep\n\n\n"
         "class One:\n    instructions, max_turns = '', 2\n\n"
         "    def reset(self, seed):\n        return TimeStep('x')\n\n"
         "    def step(self, action):\n        return TimeStep('x', done=True, success=True)\n\n"

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gxpo.errors import TaskError
-from gxpo.tasks import Arithmetic, make
-from gxpo.tasks.source import fraction_of, reserved, stream
+from gxpo.base.errors import TaskError
+from gxpo.environments.tasks import Arithmetic, make
+from gxpo.environments.tasks.source import fraction_of, reserved, stream
 
 OWN = [
     ("arithmetic", {}), ("arithmetic", {"digits": 3, "operations": "+-*"}), ("countdown", {"count": 4}),

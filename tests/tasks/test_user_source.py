@@ -2,10 +2,10 @@
 
 import pytest
 
-from gxpo import worlds
-from gxpo.errors import TaskError
-from gxpo.protocols import Task
-from gxpo.tasks.user_source import adopt, names_source
+from gxpo.base.errors import TaskError
+from gxpo.environments import worlds
+from gxpo.environments.tasks.user_source import adopt, names_source
+from gxpo.parts.protocols import Task
 
 
 class Numbers:
@@ -100,7 +100,7 @@ def test_what_a_source_does_wrong_is_said_in_one_line(method, value, message):
 
 
 FILE = """
-from gxpo.tasks import Arithmetic
+from gxpo.environments.tasks import Arithmetic
 
 class Source:
     def __init__(self, seed, size=3):

@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from gxpo.errors import TaskError
-from gxpo.protocols import Task
-from gxpo.tasks.listed import ListedTasks
+from gxpo.base.errors import TaskError
+from gxpo.environments.tasks.listed import ListedTasks
+from gxpo.parts.protocols import Task
 
 
 def source(tasks, per_step=4, fraction=0.3):

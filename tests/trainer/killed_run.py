@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 import gxpo
-from gxpo import models
-from gxpo.trainer.asynchronous.ledger import Ledger
+from gxpo.training import models
+from gxpo.training.asynchronous.ledger import Ledger
 
 REWARD = f"{Path(__file__).parent / 'parity_reward.py'}:parity"
 KEYS: dict[str, Any] = {

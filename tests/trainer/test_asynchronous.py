@@ -21,15 +21,15 @@ from tests.thorough import some
 from tests.trainer.killed_run import KEYS, REWARD, killed, lines, train
 
 import gxpo
-from gxpo.errors import CheckpointError, ConfigError, GxpoError
-from gxpo.forest import Forest
-from gxpo.protocols import Session, Task
-from gxpo.rollouts import Attempts, Fork, Play, Rollout, Round
-from gxpo.trainer import checkpoint
-from gxpo.trainer.asynchronous.ledger import Ledger, read
-from gxpo.trainer.asynchronous.pipeline import Pipeline
-from gxpo.trainer.asynchronous.services import Sampler
-from gxpo.trainer.preflight import check_settings
+from gxpo.base.errors import CheckpointError, ConfigError, GxpoError
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Session, Task
+from gxpo.sampling.rollouts import Attempts, Fork, Play, Rollout, Round
+from gxpo.training import checkpoint
+from gxpo.training.asynchronous.ledger import Ledger, read
+from gxpo.training.asynchronous.pipeline import Pipeline
+from gxpo.training.asynchronous.services import Sampler
+from gxpo.training.preflight import check_settings
 
 OWN = ("dropped_groups", "failed_groups", "mismatch_kl")  # figures of asynchronous runs alone
 AHEAD: dict[str, Any] = {"async__max_staleness": 1}
@@ -514,6 +514,6 @@ def test_a_mismatch_weight_lets_a_method_without_a_ratio_train(tmp_path: Path) -
 
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = gxpo.config.load(None, ["async.max_staleness=1"])
-    monkeypatch.setattr("gxpo.runtime.world", lambda: 2)
+    monkeypatch.setattr("gxpo.base.runtime.world", lambda: 2)
     with pytest.raises(ConfigError, match="works in one process"):
         check_settings(resolved.settings, resolved.method)

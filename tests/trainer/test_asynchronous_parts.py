@@ -12,17 +12,17 @@ import pytest
 import torch
 
 import gxpo
-from gxpo import models
-from gxpo.engines.torch import TorchEngine
-from gxpo.errors import ModelError, RecordError
-from gxpo.learners.lora import LoraSettings
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import Request, Sampling, StreamKey, Task
-from gxpo.rollouts.build import action
-from gxpo.trainer.asynchronous.group import Group
-from gxpo.trainer.asynchronous.routines import Call, Cancelled, Rounds, Routine
-from gxpo.trainer.asynchronous.services import Sampler
-from gxpo.trainer.asynchronous.weights import PublishedPolicy
+from gxpo.base.errors import ModelError, RecordError
+from gxpo.learning.lora import LoraSettings
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.protocols import Request, Sampling, StreamKey, Task
+from gxpo.sampling.engines.torch import TorchEngine
+from gxpo.sampling.rollouts.build import action
+from gxpo.training import models
+from gxpo.training.asynchronous.group import Group
+from gxpo.training.asynchronous.routines import Call, Cancelled, Rounds, Routine
+from gxpo.training.asynchronous.services import Sampler
+from gxpo.training.asynchronous.weights import PublishedPolicy
 
 
 # ---------------------------------------------------------------- routines
@@ -216,7 +216,7 @@ def test_versions_that_can_not_be_are_refused(versions: list[list[int]]) -> None
 
 
 def test_pieces_of_an_action_keep_their_versions() -> None:
-    from gxpo.protocols import Completion
+    from gxpo.parts.protocols import Completion
 
     one = Completion([1, 2], [-1.0, -1.0], "stop", policy_version=3, versions=((1, 4),))
     two = Completion([3], [-1.0], "stop", policy_version=5)

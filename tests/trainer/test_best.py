@@ -6,11 +6,10 @@ import pytest
 from tests.callbacks.parity import REWARD, SMALL
 
 import gxpo
-from gxpo import config
-from gxpo.definition import Stated
-from gxpo.errors import ConfigError
-from gxpo.trainer import checkpoint, start
-from gxpo.trainer.best import Best, Patience, best_of, rules_of
+from gxpo.base.errors import ConfigError
+from gxpo.parts.definition import Stated
+from gxpo.training import checkpoint, config, start
+from gxpo.training.best import Best, Patience, best_of, rules_of
 
 
 def reading(step, value, name="eval_accuracy"):
@@ -117,7 +116,7 @@ def test_a_metric_that_no_line_has_is_warned_of(tmp_path):
 def test_the_command_line_takes_the_best(tmp_path, capsys):
     from safetensors.torch import load_file
 
-    from gxpo.cli import app
+    from gxpo.cli.app import app
 
     run = train(tmp_path / "run", 3, KEEP)
     app(["eval", str(run.path), "--best", "--tasks", "2", "--json"], standalone_mode=False)

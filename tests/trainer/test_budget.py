@@ -5,7 +5,7 @@ import json
 import pytest
 
 import gxpo
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
 
 KEYS = {
     "tasks.per_step": 2,

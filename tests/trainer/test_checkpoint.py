@@ -20,8 +20,8 @@ import pytest
 import torch
 from tests.thorough import some
 
-from gxpo.errors import CheckpointError
-from gxpo.trainer import checkpoint
+from gxpo.base.errors import CheckpointError
+from gxpo.training import checkpoint
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
 
@@ -329,8 +329,8 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 import torch
-from gxpo.errors import CheckpointError
-from gxpo.trainer import checkpoint
+from gxpo.base.errors import CheckpointError
+from gxpo.training import checkpoint
 run = Path(sys.argv[1])
 checkpoint.save(run, 10, {"w": torch.ones(1000)}, {"step": 10}, 2)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 import gxpo
-from gxpo import config
 from gxpo.doctor.finding import Diagnosis, Finding
-from gxpo.trainer import checkup
-from gxpo.trainer.checkup import Checkup, verdict_of
-from gxpo.trainer.metrics import comparable
-from gxpo.trainer.progress import Progress
+from gxpo.training import checkup, config
+from gxpo.training.checkup import Checkup, verdict_of
+from gxpo.training.metrics import comparable
+from gxpo.training.progress import Progress
 
 KEYS = {"tasks.per_step": 2, "sampling.max_new_tokens": 4, "eval.tasks": 2, "trainer.rollouts_every": 1}
 

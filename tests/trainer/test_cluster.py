@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import gxpo
-from gxpo import config, models
-from gxpo.config import Stated
-from gxpo.errors import CheckpointError, ConfigError
-from gxpo.trainer.cluster_checks import check_cluster
+from gxpo.base.errors import CheckpointError, ConfigError
+from gxpo.training import config, models
+from gxpo.training.cluster_checks import check_cluster
+from gxpo.training.config import Stated
 
 REWARD = f"{Path(__file__).with_name('parity_reward.py')}:parity"
 TINKER = {"cluster.backend": "tinker", "cluster.address": "http://localhost:8000", "learner.lora_rank": 8}
@@ -106,9 +106,9 @@ def test_a_run_on_a_server_and_its_resumption(cold, tmp_path):
         assert set(manifest["files"]) == {"tensors.safetensors", "state.json", "engine/tinker.json"}
         (newest / "engine" / "tinker.json").write_text("{}")
         with pytest.warns(UserWarning, match="tinker.json has 2 bytes"):
-            assert gxpo.trainer.checkpoint.latest(tmp_path / "cut").name == "step-000002"
+            assert gxpo.training.checkpoint.latest(tmp_path / "cut").name == "step-000002"
         with pytest.raises(CheckpointError, match="which alone can read it"):
-            gxpo.trainer.start.parameters_of(tmp_path / "calm")
+            gxpo.training.start.parameters_of(tmp_path / "calm")
 
 
 def test_a_server_that_does_not_clip_is_refused_before_the_run(cold, tmp_path):

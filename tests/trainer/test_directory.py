@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import gxpo
-from gxpo.definition import Stated
-from gxpo.errors import CheckpointError, ConfigError
-from gxpo.trainer.directory import find, name_for
+from gxpo.base.errors import CheckpointError, ConfigError
+from gxpo.parts.definition import Stated
+from gxpo.training.directory import find, name_for
 
 SMALL = {"tasks.per_step": 2, "rollout.group_size": 2, "eval.tasks": 2, "sampling.max_new_tokens": 2}
 

@@ -12,12 +12,12 @@ from tests import started
 from tests.callbacks.parity import REWARD, SMALL
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.trainer import figures
-from gxpo.trainer.display import Display, Lines, NotebookBar, TerminalBar, display, html
-from gxpo.trainer.figures import Latest, Table, clock
-from gxpo.trainer.interrupts import Interrupts, interactive
-from gxpo.trainer.metrics import NAMES
+from gxpo.base.errors import ConfigError
+from gxpo.training import figures
+from gxpo.training.display import Display, Lines, NotebookBar, TerminalBar, display, html
+from gxpo.training.figures import Latest, Table, clock
+from gxpo.training.interrupts import Interrupts, interactive
+from gxpo.training.metrics import NAMES
 
 ROW = {"step": 1, "reward_mean": 0.5, "zero_signal_groups": 0.25, "clip_fraction": 0.0, "approx_kl": 0.001,
        "entropy": 1.5, "length_mean": 3.0, "time_step_s": 2.0, "time_sample_tokens_per_s": 1234.0}  # fmt: skip

@@ -8,13 +8,12 @@ from tests import started
 from tests.engines.fake_server import served
 
 import gxpo
-from gxpo import models
-from gxpo.engines import vllm_process
-from gxpo.engines.choose import Choice
-from gxpo.engines.vllm import VllmEngine
-from gxpo.engines.vllm_process import PROGRAM
-from gxpo.errors import ConfigError, ModelError
-from gxpo.trainer import engine
+from gxpo.base.errors import ConfigError, ModelError
+from gxpo.sampling.engines import vllm_process
+from gxpo.sampling.engines.choose import Choice
+from gxpo.sampling.engines.vllm import VllmEngine
+from gxpo.sampling.engines.vllm_process import PROGRAM
+from gxpo.training import engine, models
 
 FAKE = str(Path(__file__).parents[1] / "engines" / "fake_vllm.py")
 REWARD = f"{Path(__file__).with_name('parity_reward.py')}:parity"

@@ -11,12 +11,11 @@ import torch
 from tests.trainer.parity_reward import any_digit
 
 import gxpo
-from gxpo import config, models
-from gxpo.engines.torch import TorchEngine
-from gxpo.errors import CheckpointError, ConfigError, ModelError
-from gxpo.protocols import Request, Sampling, StreamKey
-from gxpo.trainer import export
-from gxpo.trainer.start import parameters_of
+from gxpo.base.errors import CheckpointError, ConfigError, ModelError
+from gxpo.parts.protocols import Request, Sampling, StreamKey
+from gxpo.sampling.engines.torch import TorchEngine
+from gxpo.training import config, export, models
+from gxpo.training.start import parameters_of
 
 SMALL = {
     "tasks.per_step": 2,

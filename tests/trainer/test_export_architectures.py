@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 import gxpo
 from gxpo.bench.random_models import KINDS, Sizes
 from gxpo.models.tokenizer import character_tokenizer
-from gxpo.trainer import export
-from gxpo.trainer.start import checkpoint_of, parameters_of
+from gxpo.training import export
+from gxpo.training.start import checkpoint_of, parameters_of
 
 SMALL = {
     "tasks.per_step": 2, "rollout.group_size": 3, "sampling.max_new_tokens": 5, "eval.tasks": 3, "optim.lr": 0.01,

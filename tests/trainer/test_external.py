@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import gxpo
-from gxpo.errors import CheckpointError, ConfigError, ModelError
+from gxpo.base.errors import CheckpointError, ConfigError, ModelError
 
 SMALL = {
     "model": "tiny:cold",

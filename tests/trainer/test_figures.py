@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gxpo.forest import Forest
-from gxpo.trainer.step import of_rollouts, of_sources, of_updates
+from gxpo.forest.forest import Forest
+from gxpo.training.step import of_rollouts, of_sources, of_updates
 
 NAN = float("nan")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gxpo import config
-from gxpo.errors import ConfigError
-from gxpo.trainer.filter_tasks import filter_tasks
+from gxpo.base.errors import ConfigError
+from gxpo.training import config
+from gxpo.training.filter_tasks import filter_tasks
 
 REWARD = """
 def by_prompt(completion, task):

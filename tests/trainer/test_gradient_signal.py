@@ -9,15 +9,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from gxpo.cli import app
-from gxpo.config import resolve
-from gxpo.definition import Stated
-from gxpo.errors import ConfigError
-from gxpo.protocols import Budget
-from gxpo.trainer import gradient_signal as meter
-from gxpo.trainer.gradient_signal import Measured, agreement_of, measure, recommended, signal_of
-from gxpo.trainer.loop import Trainer
-from gxpo.trainer.session import BoundLearner
+from gxpo.base.errors import ConfigError
+from gxpo.cli.app import app
+from gxpo.parts.definition import Stated
+from gxpo.parts.protocols import Budget
+from gxpo.training import gradient_signal as meter
+from gxpo.training.config import resolve
+from gxpo.training.gradient_signal import Measured, agreement_of, measure, recommended, signal_of
+from gxpo.training.loop import Trainer
+from gxpo.training.session import BoundLearner
 
 COLD = {
     "model": "tiny:cold",

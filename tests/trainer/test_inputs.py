@@ -11,12 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 import gxpo
-from gxpo import config
-from gxpo.cli import app
-from gxpo.definition import Stated
-from gxpo.errors import CheckpointError
-from gxpo.tasks.dataset import Dataset
-from gxpo.trainer import checkpoint, inputs
+from gxpo.base.errors import CheckpointError
+from gxpo.cli.app import app
+from gxpo.environments.tasks.dataset import Dataset
+from gxpo.parts.definition import Stated
+from gxpo.training import checkpoint, config, inputs
 
 SMALL = {"tasks.per_step": 2, "rollout.group_size": 2, "eval.tasks": 1, "sampling.max_new_tokens": 2}
 TASKS = "".join(f'{{"prompt": "{i}+1=", "answer": "{i + 1}"}}\n' for i in range(20))

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import gxpo
-from gxpo import config, runtime
-from gxpo.decoder.measure import Trial
-from gxpo.definition import Stated
-from gxpo.engines.torch import TorchEngine
-from gxpo.errors import ConfigError
-from gxpo.learners.torch import TorchLearner
-from gxpo.trainer import checkpoint
-from gxpo.trainer.loop import Trainer
+from gxpo.base import runtime
+from gxpo.base.errors import ConfigError
+from gxpo.learning.torch import TorchLearner
+from gxpo.models.decoder.measure import Trial
+from gxpo.parts.definition import Stated
+from gxpo.sampling.engines.torch import TorchEngine
+from gxpo.training import checkpoint, config
+from gxpo.training.loop import Trainer
 
 SMALL = {
     "tasks.per_step": 2,

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.errors import CheckpointError, RecordError
-from gxpo.trainer import metrics
-from gxpo.trainer.metrics import MetricsFile
+from gxpo.base.errors import CheckpointError, RecordError
+from gxpo.training import metrics
+from gxpo.training.metrics import MetricsFile
 
 
 def filled(path: Path, n: int = 3) -> MetricsFile:

@@ -11,22 +11,22 @@ import torch
 from tests.learners.llamas import random_forest, small_llama
 
 import gxpo
-from gxpo.errors import ModelError
-from gxpo.learners.base import Epochs, deal
-from gxpo.learners.natural_gradient import NaturalGradient
-from gxpo.learners.slow_fast import SlowFast
-from gxpo.learners.torch import TorchLearner
-from gxpo.learners.turns_reversed import TurnsReversed
-from gxpo.signals import Signals
-from gxpo.trainer import checkpoint
-from gxpo.trainer.metrics import comparable, read
-from gxpo.trainer.session import BoundLearner
+from gxpo.algorithms.signals import Signals
+from gxpo.base.errors import ModelError
+from gxpo.learning.base import Epochs, deal
+from gxpo.learning.natural_gradient import NaturalGradient
+from gxpo.learning.slow_fast import SlowFast
+from gxpo.learning.torch import TorchLearner
+from gxpo.learning.turns_reversed import TurnsReversed
+from gxpo.training import checkpoint
+from gxpo.training.metrics import comparable, read
+from gxpo.training.session import BoundLearner
 
 SPIKE = """
 import math
 from dataclasses import dataclass
 
-from gxpo.objectives import TermPart
+from gxpo.algorithms.objectives import TermPart
 
 
 @dataclass(frozen=True)

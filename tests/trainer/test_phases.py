@@ -10,12 +10,11 @@ from tests import started
 from tests.thorough import some
 
 import gxpo
-from gxpo import config
-from gxpo.definition import Stated
-from gxpo.errors import ConfigError
-from gxpo.phases import Until, expand
-from gxpo.trainer import checkpoint
-from gxpo.trainer.loop import Trainer
+from gxpo.base.errors import ConfigError
+from gxpo.parts.definition import Stated
+from gxpo.training import checkpoint, config
+from gxpo.training.loop import Trainer
+from gxpo.training.phase_plan import Until, expand
 
 KEYS = {
     "tasks.per_step": 2,
@@ -116,7 +115,7 @@ def test_a_second_phase_is_a_run_from_the_first_ones_parameters(tmp_path, reward
     whole = train(tmp_path / "a", reward, phases=phases).path
     first = train(tmp_path / "b", reward, phases=phases[:1]).path
     trainer = Trainer(
-        config.resolve(gxpo.trainer.train.continued(first, {"method": Stated("dpo", "test")})), out=tmp_path / "c"
+        config.resolve(gxpo.training.train.continued(first, {"method": Stated("dpo", "test")})), out=tmp_path / "c"
     )
     try:
         start = trainer.learner.snapshot()
@@ -217,7 +216,7 @@ def test_a_key_can_be_dropped():
 def test_a_run_with_phases_is_continued_by_what_is_said(calm):
     with pytest.raises(ConfigError, match="had phases"):
         gxpo.train(from_run=calm, steps=1)
-    keys = gxpo.trainer.train.continued(calm, {"method": Stated("grpo", "test")})
+    keys = gxpo.training.train.continued(calm, {"method": Stated("grpo", "test")})
     assert "phases" not in keys and config.resolve(keys).phases == ()
 
 

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 import gxpo
-from gxpo import tasks
-from gxpo.definition import Stated
-from gxpo.errors import ConfigError, TaskError
+from gxpo.base.errors import ConfigError, TaskError
+from gxpo.environments import tasks
+from gxpo.environments.worlds import World
 from gxpo.methods import METHODS
-from gxpo.protocols import Task
-from gxpo.trainer.preflight import check_settings, check_world, learns_from_one, rehearse
-from gxpo.worlds import World
+from gxpo.parts.definition import Stated
+from gxpo.parts.protocols import Task
+from gxpo.training.preflight import check_settings, check_world, learns_from_one, rehearse
 
 ALONE = {"rollout.group_size": 1, "rollout": "independent"}
 

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from gxpo import config
-from gxpo.definition import Stated
-from gxpo.learners.lora import LoraSettings
-from gxpo.learners.torch import TorchLearner
-from gxpo.models import tiny_model
-from gxpo.trainer import checkpoint, probe
+from gxpo.learning.lora import LoraSettings
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.definition import Stated
+from gxpo.training import checkpoint, config, probe
+from gxpo.training.models import tiny_model
 
 SMALL = {
     "model": "tiny:cold",

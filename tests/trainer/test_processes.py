@@ -15,8 +15,8 @@ from tests import command_line, started
 from tests.thorough import some
 
 import gxpo
-from gxpo import runtime
-from gxpo.process_tree import runs
+from gxpo.base import runtime
+from gxpo.base.process_tree import runs
 
 CONFIG = """model: tiny:cold
 task: arithmetic
@@ -64,11 +64,11 @@ def test_two_processes_equal_one(tmp_path, kind, launcher):
     code, _, error = command_line.run(words("one"))
     assert code == 0, error
     if launcher == "forked":
-        done = started.ranks(2, ["-m", "gxpo.cli", *words("two")])
+        done = started.ranks(2, ["-m", "gxpo.cli.app", *words("two")])
     else:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gxpo.__file__).parents[1])}
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        command = [*torchrun, "-m", "gxpo.cli", *words("two")]
+        command = [*torchrun, "-m", "gxpo.cli.app", *words("two")]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = {
@@ -93,7 +93,7 @@ def test_two_processes_equal_one(tmp_path, kind, launcher):
 # ---------------------------------------------------------------- a launcher that is gone
 LAUNCHED = """
 import os, socket, sys, time
-import gxpo.runtime as runtime
+import gxpo.base.runtime as runtime
 runtime._join = lambda size: (print(os.getpid(), flush=True), time.sleep(60))
 runtime.start()
 """

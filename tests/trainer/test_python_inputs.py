@@ -11,10 +11,10 @@ from tests.trainer.given_rewards import digits, letters, levels
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 import gxpo
-from gxpo import config
-from gxpo.errors import CheckpointError, ConfigError, GxpoError, ModelError, TaskError
-from gxpo.models import character_tokenizer
-from gxpo.trainer.export import export
+from gxpo.base.errors import CheckpointError, ConfigError, GxpoError, ModelError, TaskError
+from gxpo.training import config
+from gxpo.training.export import export
+from gxpo.training.models import character_tokenizer
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": a + b, "level": a} for a in range(5) for b in range(8)]
 EVAL = [{"prompt": f"{a}+9=", "answer": a + 9, "level": a} for a in range(6)]

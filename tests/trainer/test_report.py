@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from gxpo.base.errors import CheckpointError
 from gxpo.doctor.finding import Diagnosis, Finding
-from gxpo.errors import CheckpointError
-from gxpo.trainer.metrics import MetricsFile
-from gxpo.trainer.report import summary, write_report
+from gxpo.training.metrics import MetricsFile
+from gxpo.training.report import summary, write_report
 
 HOSTILE = "</pre></td><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;<!-- \u202e \x00 ]]> {{7*7}}"
 VOID = {"meta", "br", "img", "link", "input", "hr"}

@@ -9,7 +9,7 @@ from tests import started
 from tests.thorough import some
 
 import gxpo
-from gxpo.errors import CheckpointError, ConfigError
+from gxpo.base.errors import CheckpointError, ConfigError
 
 KEYS = {
     "tasks.per_step": 3,
@@ -60,7 +60,7 @@ def lines(path, name="metrics.jsonl"):
 
 
 def weights(path):
-    from gxpo.trainer import checkpoint
+    from gxpo.training import checkpoint
 
     return checkpoint.load(checkpoint.latest(path))[0]
 
@@ -166,7 +166,7 @@ def test_kill_in_the_middle_of_episodes_and_resume(tmp_path, context):
     script.write_text(
         f"""
 import os, signal, gxpo
-from gxpo.trainer.session import Session
+from gxpo.training.session import Session
 turns = 0
 def dying(self, requests, sample=Session.sample):
     global turns

@@ -12,7 +12,7 @@ import torch
 from tests.thorough import some
 
 import gxpo
-from gxpo.trainer import checkpoint
+from gxpo.training import checkpoint
 
 KEYS: dict[str, Any] = {
     "tasks.per_step": 4,
@@ -91,7 +91,7 @@ def test_a_resumed_run_is_the_run_never_stopped(method: str, tmp_path: Path) -> 
 def test_a_run_with_more_than_a_policy_is_evaluated_and_started_from(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from gxpo.cli import app
+    from gxpo.cli.app import app
 
     run("poise", tmp_path / "poise", 1)
     found = CliRunner().invoke(app, ["eval", str(tmp_path / "poise"), "--tasks", "3", "--json"])

@@ -8,11 +8,11 @@ from tests import started
 from tests.thorough import some
 
 import gxpo
-from gxpo.errors import CheckpointError, ConfigError
-from gxpo.trainer import checkpoint
-from gxpo.trainer.lock import Lock
-from gxpo.trainer.metrics import comparable
-from gxpo.trainer.run import Run
+from gxpo.base.errors import CheckpointError, ConfigError
+from gxpo.training import checkpoint
+from gxpo.training.lock import Lock
+from gxpo.training.metrics import comparable
+from gxpo.training.run import Run
 
 
 def run_with(path, **evaluations):
@@ -58,8 +58,8 @@ SECOND = """
 import sys
 import gxpo
 from gxpo import config
-from gxpo.errors import ConfigError
-from gxpo.definition import Stated
+from gxpo.base.errors import ConfigError
+from gxpo.parts.definition import Stated
 
 keys = {"model": "tiny:cold", "trainer.steps": 1, **eval(sys.argv[2])}
 trainer = gxpo.Trainer(config.resolve({k: Stated(v, "test") for k, v in keys.items()}), out=sys.argv[1])

@@ -10,8 +10,9 @@ import pytest
 from tests.engines.fake_server import Loader, served
 
 import gxpo
-from gxpo import models, remote
-from gxpo.errors import ConfigError, SamplersLost
+from gxpo.base import remote
+from gxpo.base.errors import ConfigError, SamplersLost
+from gxpo.training import models
 
 REWARD = f"{Path(__file__).with_name('parity_reward.py')}:parity"
 SMALL = {

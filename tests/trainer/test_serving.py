@@ -12,10 +12,10 @@ from tests import started
 from tests.serve.agent_session import HTTP, ask, post, user
 
 import gxpo
-from gxpo.errors import ConfigError, RecordError
-from gxpo.protocols import Sampling
-from gxpo.rollouts.build import record
-from gxpo.trainer.episode_file import EpisodeFile
+from gxpo.base.errors import ConfigError, RecordError
+from gxpo.parts.protocols import Sampling
+from gxpo.sampling.rollouts.build import record
+from gxpo.training.episode_file import EpisodeFile
 
 SMALL = ["--set", "sampling.max_new_tokens=3", "--set", "model=tiny:cold"]
 
@@ -83,7 +83,7 @@ def test_a_server_goes_on_with_its_file_and_with_calls_that_come_to_grief(tmp_pa
 # ---------------------------------------------------------------- the file
 def forest(name):
     turn = {"action": [1, 2], "logprob": [-1.0, -1.0], "finish": "stop", "policy_version": 0}
-    task = gxpo.protocols.Task(name, "")
+    task = gxpo.parts.protocols.Task(name, "")
     return gxpo.Forest.from_records([record(task, name, name, Sampling(), prompt=[3], turns=[turn])])
 
 

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import torch
 
-from gxpo.chat import PlainChat
-from gxpo.forest import Forest
-from gxpo.models import character_tokenizer
-from gxpo.protocols import Completion, Sampling, Task
-from gxpo.trainer.packed_completions import pack, unpack
-from gxpo.trainer.session import Session
+from gxpo.forest.forest import Forest
+from gxpo.models.chat import PlainChat
+from gxpo.parts.protocols import Completion, Sampling, Task
+from gxpo.training.models import character_tokenizer
+from gxpo.training.packed_completions import pack, unpack
+from gxpo.training.session import Session
 
 
 class Lengths:

@@ -81,7 +81,7 @@ def test_a_sampler_with_stale_weights_raises_the_alarm(tmp_path, reward, monkeyp
     """T34: the engine samples from a copy of the weights that the learner has left behind."""
     import copy
 
-    from gxpo.trainer import engine
+    from gxpo.training import engine
 
     class Stale(engine.TorchEngine):
         def __init__(self, model, *arguments, **named):

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 import gxpo
-from gxpo import config
-from gxpo.definition import Stated
-from gxpo.errors import CheckpointError, ConfigError, GxpoError
-from gxpo.trainer import checkpoint, metrics
-from gxpo.trainer.start import inherited, parameters_of
-from gxpo.trainer.train import continued, free
+from gxpo.base.errors import CheckpointError, ConfigError, GxpoError
+from gxpo.parts.definition import Stated
+from gxpo.training import checkpoint, config, metrics
+from gxpo.training.start import inherited, parameters_of
+from gxpo.training.train import continued, free
 
 SMALL = {
     "tasks.per_step": 2,

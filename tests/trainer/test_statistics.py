@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from gxpo.trainer.statistics import mean_interval, paired_interval, pass_at_k, wilson_interval
+from gxpo.training.statistics import mean_interval, paired_interval, pass_at_k, wilson_interval
 
 
 @pytest.mark.parametrize(("n", "c"), [(1, 0), (1, 1), (5, 2), (6, 0), (6, 5), (7, 3)])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gxpo
-from gxpo import config
+from gxpo.training import config
 
 PACKAGE = Path(gxpo.__file__).parent
 SOURCES = {".".join(("gxpo", *p.relative_to(PACKAGE).with_suffix("").parts)): p for p in sorted(PACKAGE.rglob("*.py"))}

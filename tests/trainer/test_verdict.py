@@ -3,7 +3,7 @@
 import pytest
 
 import gxpo
-from gxpo.trainer.step import Tally
+from gxpo.training.step import Tally
 
 
 def row(trajectories=8, unscored=0, groups=2, silent=0.5, updates=1, **more):

@@ -11,8 +11,8 @@ import transformers
 from tests.learners.llamas import CleanNorm
 from torch import Tensor
 
-from gxpo import media
-from gxpo.decoder.vision import install, vision_of
+from gxpo.base import media
+from gxpo.models.decoder.vision import install, vision_of
 from gxpo.models.processors import NearestProcessor, PatchProcessor
 from gxpo.models.tiny_vision import tiny_vision_model
 from gxpo.models.tokenizer import CHARACTERS, SPECIAL

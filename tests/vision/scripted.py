@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import gxpo
-from gxpo.engines.torch import TorchEngine
 from gxpo.models.tokenizer import IMAGE, character_tokenizer
-from gxpo.protocols import Completion, StreamKey
+from gxpo.parts.protocols import Completion, StreamKey
+from gxpo.sampling.engines.torch import TorchEngine
 
 TOKENIZER = character_tokenizer(IMAGE)
 SMALL = {"tasks.per_step": 2, "rollout.group_size": 4, "eval.tasks": 2, "optim.weight_decay": 0.0}

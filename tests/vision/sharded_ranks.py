@@ -12,12 +12,12 @@ from safetensors.torch import save_file
 from tests.vision.families import MODELS, exact, exact_rotary
 from tests.vision.test_learner import episodes, forest_of, weight
 
-from gxpo import runtime
-from gxpo.decoder.vision import vision_of
-from gxpo.forest import Forest
-from gxpo.learners.lora import LoraSettings
-from gxpo.learners.sharded import ShardedLearner, whole
-from gxpo.learners.torch import TorchLearner
+from gxpo.base import runtime
+from gxpo.forest.forest import Forest
+from gxpo.learning.lora import LoraSettings
+from gxpo.learning.sharded import ShardedLearner, whole
+from gxpo.learning.torch import TorchLearner
+from gxpo.models.decoder.vision import vision_of
 
 # trajectories of each micro-batch, which go to the two ranks in turn: 0 shows two pictures, 1, 2 three, 3 one, others
 # none. "mixed": the second rank has a picture, then both, then none; "odd": the last micro-batch has no counterpart

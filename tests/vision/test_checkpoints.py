@@ -12,13 +12,14 @@ from tests.trainer.parity_reward import parity
 from tests.vision.families import MODELS, MORE, picture
 
 import gxpo
-from gxpo import config, media
-from gxpo.decoder.vision import install, vision_of
-from gxpo.errors import MissingExtra, ModelError
-from gxpo.models import load
+from gxpo.base import media
+from gxpo.base.errors import MissingExtra, ModelError
+from gxpo.models.decoder.vision import install, vision_of
 from gxpo.models.processors import AutoPictures, PatchProcessor
 from gxpo.models.tokenizer import character_tokenizer
-from gxpo.trainer.export import export
+from gxpo.training import config
+from gxpo.training.export import export
+from gxpo.training.models import load
 
 PROCESSORS = {
     "smolvlm": lambda: transformers.models.smolvlm.image_processing_pil_smolvlm.SmolVLMImageProcessorPil(

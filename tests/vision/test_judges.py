@@ -13,19 +13,19 @@ import torch
 from tests.raw_server import answering, said
 from tests.vision.families import IMAGE, MODELS, MORE, own_logits, own_logprobs, picture, stock
 
-from gxpo import media
-from gxpo.decoder.vision import vision_of
-from gxpo.errors import ConfigError
-from gxpo.judges import JudgeFailure
-from gxpo.local_judge import LocalJudge
-from gxpo.models import load
+from gxpo.base import media
+from gxpo.base.errors import ConfigError
+from gxpo.base.judges import JudgeFailure
+from gxpo.environments.local_judge import LocalJudge
+from gxpo.environments.rewards.judge import judged
+from gxpo.environments.rewards.judged import Rubric, prompt_of
+from gxpo.environments.rewards.listener import Listener
+from gxpo.models.decoder.vision import vision_of
 from gxpo.models.tokenizer import character_tokenizer
-from gxpo.protocols import Task
-from gxpo.rewards.judge import judged
-from gxpo.rewards.judged import Rubric, prompt_of
-from gxpo.rewards.listener import Listener
-from gxpo.settings import RunSettings, TeacherSettings
-from gxpo.trainer.external import Externals
+from gxpo.parts.protocols import Task
+from gxpo.parts.settings import RunSettings, TeacherSettings
+from gxpo.training.external import Externals
+from gxpo.training.models import load
 
 
 @pytest.fixture(scope="module")

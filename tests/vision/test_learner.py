@@ -7,13 +7,13 @@ import pytest
 import torch
 from tests.vision.families import MODELS, exact, exact_rotary, own_logprobs, picture, stock
 
-from gxpo import media
-from gxpo.decoder.vision import vision_of
-from gxpo.errors import ModelError
-from gxpo.forest import Forest
-from gxpo.learners.lora import LoraSettings
-from gxpo.learners.torch import TorchLearner
-from gxpo.records import SCHEMA
+from gxpo.base import media
+from gxpo.base.errors import ModelError
+from gxpo.forest.forest import Forest
+from gxpo.forest.records import SCHEMA
+from gxpo.learning.lora import LoraSettings
+from gxpo.learning.torch import TorchLearner
+from gxpo.models.decoder.vision import vision_of
 
 SIZES = ((32, 32), (32, 48), (16, 64))
 

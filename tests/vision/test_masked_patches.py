@@ -7,17 +7,17 @@ import pytest
 import torch
 from tests.vision.families import own_logits, stock
 
-from gxpo import media
-from gxpo.chat.plain import PlainChat
-from gxpo.decoder.vision import vision_of
-from gxpo.errors import GxpoError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.models import character_tokenizer
+from gxpo.algorithms.signals import SignalTools, masked_observation
+from gxpo.algorithms.signals.masked_observation import MaskedObservation, masked_picture, picture_kl
+from gxpo.base import media
+from gxpo.base.errors import GxpoError
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.models.chat.plain import PlainChat
+from gxpo.models.decoder.vision import vision_of
 from gxpo.models.tiny_vision import tiny_vision_model
 from gxpo.models.tokenizer import IMAGE
-from gxpo.signals import SignalTools, masked_observation
-from gxpo.signals.masked_observation import MaskedObservation, masked_picture, picture_kl
+from gxpo.training.models import character_tokenizer
 
 TOKENIZER = character_tokenizer(IMAGE)
 LEARNER = TorchLearner(tiny_vision_model(), lr=0.0)

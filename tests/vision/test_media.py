@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gxpo import media
-from gxpo.errors import GxpoError, PictureError, RecordError
+from gxpo.base import media
+from gxpo.base.errors import GxpoError, PictureError, RecordError
 
 
 def random_pixels(seed: int, height: int = 8, width: int = 12) -> np.ndarray:
@@ -266,7 +266,7 @@ import resource, sys
 from pathlib import Path
 from PIL import Image
 from gxpo import media
-from gxpo.errors import PictureError
+from gxpo.base.errors import PictureError
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for path in sorted(Path(sys.argv[1]).iterdir()):
     try:

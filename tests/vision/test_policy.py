@@ -15,18 +15,19 @@ import torch
 from tests import started
 
 import gxpo
-from gxpo import media, records
-from gxpo.chat.plain import PlainChat
-from gxpo.decoder.vision import Vision, vision_of
-from gxpo.engines.torch import TorchEngine
-from gxpo.errors import ModelError, RecordError
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.models import character_tokenizer
+from gxpo.base import media
+from gxpo.base.errors import ModelError, RecordError
+from gxpo.forest import records
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.models.chat.plain import PlainChat
+from gxpo.models.decoder.vision import Vision, vision_of
 from gxpo.models.tiny import tiny_model
 from gxpo.models.tiny_vision import tiny_vision_model
 from gxpo.models.tokenizer import IMAGE
-from gxpo.protocols import Request, Sampling, StreamKey
+from gxpo.parts.protocols import Request, Sampling, StreamKey
+from gxpo.sampling.engines.torch import TorchEngine
+from gxpo.training.models import character_tokenizer
 
 TOKENIZER = character_tokenizer(IMAGE)
 PLACEHOLDER = TOKENIZER.convert_tokens_to_ids(IMAGE)
@@ -213,7 +214,7 @@ def test_a_killed_run_that_replays_is_resumed_bit_for_bit(tmp_path):
 
 
 def test_gxpo_is_imported_without_pillow_and_transformers():
-    code = "import sys, gxpo, gxpo.media, gxpo.decoder.vision; print({'PIL', 'transformers'} & set(sys.modules))"
+    code = "import sys, gxpo.base.media, gxpo.models.decoder.vision; print({'PIL', 'transformers'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 

@@ -7,9 +7,9 @@ import torch
 from tests.vision.families import IMAGE, MODELS, START, picture
 from tests.vision.test_learner import episodes, forest_of
 
-from gxpo import media
-from gxpo.decoder.vision import triples_of, vision_of
-from gxpo.learners.packing import Packing
+from gxpo.base import media
+from gxpo.learning.packing import Packing
+from gxpo.models.decoder.vision import triples_of, vision_of
 
 WITH_TRIPLES = ["qwen2-vl", "qwen2.5-vl", "qwen3-vl"]
 

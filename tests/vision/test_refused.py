@@ -8,16 +8,16 @@ from tests.vision.families import MODELS, picture
 from tests.vision.test_learner import episodes, forest_of
 
 import gxpo
-from gxpo import media
-from gxpo.decoder.vision import vision_of
-from gxpo.engines.choose import Run, choose
-from gxpo.engines.remote_requests import check
-from gxpo.engines.torch import TorchEngine
-from gxpo.errors import ConfigError, ModelError
-from gxpo.learners.remote.rows import Rows
-from gxpo.learners.torch import TorchLearner
+from gxpo.base import media
+from gxpo.base.errors import ConfigError, ModelError
+from gxpo.learning.remote.rows import Rows
+from gxpo.learning.torch import TorchLearner
+from gxpo.models.decoder.vision import vision_of
 from gxpo.models.tiny import tiny_model
-from gxpo.protocols import Request, Sampling, StreamKey
+from gxpo.parts.protocols import Request, Sampling, StreamKey
+from gxpo.sampling.engines.choose import Run, choose
+from gxpo.sampling.engines.remote_requests import check
+from gxpo.sampling.engines.torch import TorchEngine
 
 KEY = StreamKey(seed=0, step=0, task="t", attempt=0)
 

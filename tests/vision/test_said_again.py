@@ -4,14 +4,14 @@ from types import SimpleNamespace
 
 from tests.vision.families import picture
 
-from gxpo import media
-from gxpo.chat import PlainChat
-from gxpo.models import character_tokenizer
-from gxpo.protocols import EpisodeRules, Task
-from gxpo.rewards.judged import prompt_of
-from gxpo.rollouts.context import Context, prompt_messages
-from gxpo.rollouts.graph import Graph, Role
-from gxpo.rollouts.team import TeamPolicies, Walk
+from gxpo.base import media
+from gxpo.environments.rewards.judged import prompt_of
+from gxpo.models.chat import PlainChat
+from gxpo.parts.protocols import EpisodeRules, Task
+from gxpo.sampling.rollouts.context import Context, prompt_messages
+from gxpo.sampling.rollouts.graph import Graph, Role
+from gxpo.sampling.rollouts.team import TeamPolicies, Walk
+from gxpo.training.models import character_tokenizer
 
 TOKENIZER = character_tokenizer("<image>")
 CHAT = PlainChat(TOKENIZER, lambda ref: media.ids(ref, 4))

@@ -5,10 +5,10 @@ import torch
 from tests.vision.families import MODELS, picture
 from tests.vision.test_learner import forest_of
 
-from gxpo.decoder.vision import vision_of
-from gxpo.engines.torch import TorchEngine
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import Request, Sampling, StreamKey
+from gxpo.learning.torch import TorchLearner
+from gxpo.models.decoder.vision import vision_of
+from gxpo.parts.protocols import Request, Sampling, StreamKey
+from gxpo.sampling.engines.torch import TorchEngine
 
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=5)
 

@@ -5,13 +5,13 @@ import pytest
 import torch
 from tests.vision.families import MODELS, picture
 
-from gxpo import media
-from gxpo.decoder.vision import vision_of
-from gxpo.engines.torch import TorchEngine
-from gxpo.forest import Forest
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import Request, SoftSampling, StreamKey
-from gxpo.records import SCHEMA
+from gxpo.base import media
+from gxpo.forest.forest import Forest
+from gxpo.forest.records import SCHEMA
+from gxpo.learning.torch import TorchLearner
+from gxpo.models.decoder.vision import vision_of
+from gxpo.parts.protocols import Request, SoftSampling, StreamKey
+from gxpo.sampling.engines.torch import TorchEngine
 
 
 @pytest.mark.parametrize("family", sorted(MODELS))

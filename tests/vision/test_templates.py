@@ -9,9 +9,9 @@ import transformers
 from tests.chat.families import CORPUS
 from tests.vision.families import picture
 
-from gxpo import media
-from gxpo.chat import TemplateChat
-from gxpo.errors import ModelError
+from gxpo.base import media
+from gxpo.base.errors import ModelError
+from gxpo.models.chat import TemplateChat
 
 FOLDER = Path(__file__).parent / "templates"
 IM = ("<|im_start|>", "<|im_end|>")

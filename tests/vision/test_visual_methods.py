@@ -8,9 +8,9 @@ import pytest
 from tests.vision.scripted import two_steps
 
 import gxpo
-from gxpo import worlds
-from gxpo.errors import ConfigError
-from gxpo.tasks import make
+from gxpo.base.errors import ConfigError
+from gxpo.environments import worlds
+from gxpo.environments.tasks import make
 
 pytestmark = pytest.mark.filterwarnings("ignore:step 1. the sampler")  # a script has no log-probs
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.weighting.verdict_rows import part_of
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.weighting.group_curves import damped
-from gxpo.weighting.scores import _cluster_entropy as answer_entropy
+from gxpo.algorithms.weighting.group_curves import damped
+from gxpo.algorithms.weighting.scores import _cluster_entropy as answer_entropy
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
 
 
 def answer_entropy_weight(**options):

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from tests.weighting.verdict_rows import forest_of, group_of, part_of, peers_of, rows_of_verdicts, weighted
 
-from gxpo.errors import ConfigError
-from gxpo.weighting.group_curves import _beta_normalizer, beta_density
+from gxpo.algorithms.weighting.group_curves import _beta_normalizer, beta_density
+from gxpo.base.errors import ConfigError
 
 
 def beta_density_weight(**options):

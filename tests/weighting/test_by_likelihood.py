@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.weighting.verdict_rows import part_of
 
 import gxpo
-from gxpo.credit import GroupRelative
-from gxpo.errors import ConfigError, MissingSignal
-from gxpo.forest import Forest
-from gxpo.weighting.token_curves import bonus, plausible, relative_entropy, stretched
+from gxpo.algorithms.credit import GroupRelative
+from gxpo.algorithms.weighting.token_curves import bonus, plausible, relative_entropy, stretched
+from gxpo.base.errors import ConfigError, MissingSignal
+from gxpo.forest.forest import Forest
 
 F64 = torch.float64
 ROWS = st.lists(

@@ -12,10 +12,10 @@ from tests.battery import battery
 from tests.weighting.verdict_rows import part_of
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.rewards.shape import Shape
-from gxpo.weighting import TokenWeight
-from gxpo.weighting.token_curves import by_sign
+from gxpo.algorithms.weighting import TokenWeight
+from gxpo.algorithms.weighting.token_curves import by_sign
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards.shape import Shape
 
 
 def by_sign_weight(**options):

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.weighting.verdict_rows import forest_of, group_of, part_of
 
-from gxpo.errors import ConfigError, MissingSignal
-from gxpo.weighting.curvature import predicted, within
+from gxpo.algorithms.weighting.curvature import predicted, within
+from gxpo.base.errors import ConfigError, MissingSignal
 
 F64 = torch.float64
 

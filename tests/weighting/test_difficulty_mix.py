@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.weighting.verdict_rows import forest_of, group_of, part_of, peers_of, rows_of_verdicts, weighted
 
-from gxpo.errors import ConfigError
-from gxpo.weighting.group_curves import difficulty_mix
+from gxpo.algorithms.weighting.group_curves import difficulty_mix
+from gxpo.base.errors import ConfigError
 
 
 def difficulty_mix_weight(**options):

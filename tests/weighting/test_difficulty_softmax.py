@@ -12,8 +12,8 @@ from tests.battery import battery
 from tests.weighting.verdict_rows import part_of
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.weighting.group_curves import difficulty_softmax
+from gxpo.algorithms.weighting.group_curves import difficulty_softmax
+from gxpo.base.errors import ConfigError
 
 
 def difficulty_softmax_weight(**options):

@@ -10,8 +10,8 @@ from tests.battery import battery, made_up, policy_of
 from tests.weighting.verdict_rows import part_of
 
 import gxpo
-from gxpo.weighting import TokenWeight
-from gxpo.weighting.token_curves import drop_median
+from gxpo.algorithms.weighting import TokenWeight
+from gxpo.algorithms.weighting.token_curves import drop_median
 
 
 def drop_median_weight(**options):

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.weighting.verdict_rows import forest_of, part_of
 
-from gxpo.errors import ConfigError
-from gxpo.weighting.scores import lateness
+from gxpo.algorithms.weighting.scores import lateness
+from gxpo.base.errors import ConfigError
 
 
 def early_use_weight(**options):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.weighting.verdict_rows import forest_of, group_of, part_of
 
 import gxpo
-from gxpo.errors import ConfigError, MissingSignal
-from gxpo.weighting.token_curves import above_quantile
+from gxpo.algorithms.weighting.token_curves import above_quantile
+from gxpo.base.errors import ConfigError, MissingSignal
 
 
 def entropy_quantile_weight(**options):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.objectives.conftest import grow_forest
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.weighting.token_curves import exponential
+from gxpo.algorithms.weighting.token_curves import exponential
+from gxpo.base.errors import ConfigError
 
 
 def exponential_credit_weight(**options):

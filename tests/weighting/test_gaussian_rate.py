@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from tests.weighting.verdict_rows import forest_of, group_of, peers_of, rows_of_verdicts
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.weighting.group_curves import gaussian_rate
+from gxpo.algorithms.weighting.group_curves import gaussian_rate
+from gxpo.base.errors import ConfigError
 
 
 def gaussian_rate_weight(**options):

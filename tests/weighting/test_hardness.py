@@ -12,9 +12,9 @@ from tests.weighting.test_answer_entropy import grown
 from tests.weighting.verdict_rows import part_of
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.weighting.group_curves import _responsiveness as responsiveness
-from gxpo.weighting.scores import dissimilarity, of_attempts
+from gxpo.algorithms.weighting.group_curves import _responsiveness as responsiveness
+from gxpo.algorithms.weighting.scores import dissimilarity, of_attempts
+from gxpo.base.errors import ConfigError
 
 
 def hardness_weight(**options):

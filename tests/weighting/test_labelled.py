@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.weighting.verdict_rows import part_of
 
 import gxpo
-from gxpo.errors import ConfigError, GxpoError
-from gxpo.forest import Forest
-from gxpo.segments import SegmentTools
-from gxpo.weighting.token_curves import raised
+from gxpo.algorithms.segments import SegmentTools
+from gxpo.algorithms.weighting.token_curves import raised
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.forest.forest import Forest
 
 
 def labelled_weight(**options):

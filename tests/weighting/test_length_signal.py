@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.weighting.verdict_rows import forest_of, part_of, weighted
 
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
 
 
 def length_signal_weight(**options):

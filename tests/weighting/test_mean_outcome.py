@@ -10,9 +10,9 @@ from tests.weighting.test_answer_entropy import grown
 from tests.weighting.verdict_rows import part_of
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.rewards.shape import Shape
-from gxpo.weighting.group_curves import ramp
+from gxpo.algorithms.weighting.group_curves import ramp
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards.shape import Shape
 
 
 def mean_outcome_weight(**options):

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.weighting import Truncated, WeightProduct, truncated
-from gxpo.weighting.mismatch import MismatchMask, agreeing
+from gxpo.algorithms.weighting import Truncated, WeightProduct, truncated
+from gxpo.algorithms.weighting.mismatch import MismatchMask, agreeing
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
 
 NAN, INF = float("nan"), float("inf")
 

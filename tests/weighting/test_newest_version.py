@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.strategies import forests
 from tests.weighting.verdict_rows import part_of
 
-from gxpo.forest import Forest
-from gxpo.weighting.token_curves import at_maximum
+from gxpo.algorithms.weighting.token_curves import at_maximum
+from gxpo.forest.forest import Forest
 
 
 def newest_version_weight(**options):

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.weighting.verdict_rows import forest_of, group_of, part_of, peers_of, rows_of_verdicts, weighted
 
-from gxpo.errors import ConfigError
-from gxpo.weighting.group_curves import noise_aware
+from gxpo.algorithms.weighting.group_curves import noise_aware
+from gxpo.base.errors import ConfigError
 
 
 def noise_aware_weight(**options):

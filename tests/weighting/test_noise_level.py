@@ -8,10 +8,10 @@ from tests.rollouts.flow_session import FlowSession, grown, small_flow
 from tests.weighting.verdict_rows import part_of
 
 import gxpo
-from gxpo.errors import GxpoError
-from gxpo.forest import Forest
-from gxpo.rollouts.denoise import Denoise, DenoiseTree
-from gxpo.weighting.token_curves import over_mean
+from gxpo.algorithms.weighting.token_curves import over_mean
+from gxpo.base.errors import GxpoError
+from gxpo.forest.forest import Forest
+from gxpo.sampling.rollouts.denoise import Denoise, DenoiseTree
 
 
 def noise_level_weight(**options):

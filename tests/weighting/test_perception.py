@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.weighting.verdict_rows import part_of
 
-from gxpo.errors import ConfigError, MissingSignal
-from gxpo.forest import Forest
-from gxpo.weighting.scores import dependency
-from gxpo.weighting.token_curves import top_scaled
+from gxpo.algorithms.weighting.scores import dependency
+from gxpo.algorithms.weighting.token_curves import top_scaled
+from gxpo.base.errors import ConfigError, MissingSignal
+from gxpo.forest.forest import Forest
 
 
 def perception_weight(**options):

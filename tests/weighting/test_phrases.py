@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.weighting.phrases import PLANNING, as_pattern, frequent_phrases
+from gxpo.algorithms.weighting.phrases import PLANNING, as_pattern, frequent_phrases
 
 
 def test_a_pattern_matches_whole_words_in_any_case_over_any_blanks() -> None:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.weighting import TokenWeight
+from gxpo.algorithms.weighting import TokenWeight
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
 
 
 def column(*x):

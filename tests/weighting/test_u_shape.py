@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.strategies import forests
 from tests.weighting.verdict_rows import part_of
 
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
-from gxpo.weighting.scores import position
-from gxpo.weighting.token_curves import u_shape
+from gxpo.algorithms.weighting.scores import position
+from gxpo.algorithms.weighting.token_curves import u_shape
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
 
 
 def u_shape_weight(**options):

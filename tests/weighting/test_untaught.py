@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.battery import battery
 from tests.weighting.verdict_rows import part_of
 
-from gxpo.weighting.scores import taught as score
+from gxpo.algorithms.weighting.scores import taught as score
 
 
 def untaught_weight(**options):

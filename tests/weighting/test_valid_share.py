@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from tests.weighting.verdict_rows import forest_of, group_of, part_of, peers_of, rows_of_verdicts, weighted
 
 import gxpo
-from gxpo.credit import GroupRelative
+from gxpo.algorithms.credit import GroupRelative
 
 
 def valid_share_weight(**options):

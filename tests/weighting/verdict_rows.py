@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 # (group, reward, tokens, fields of the record)
 rows_of_verdicts = st.lists(

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from gxpo.adapters.standin import StandIn
-from gxpo.definition import show
-from gxpo.errors import GxpoError, NoVerdicts
-from gxpo.forest import Forest
-from gxpo.learners.base import Epochs
-from gxpo.pipeline import Method, with_inner
-from gxpo.protocols import Output, PolicyTokens
-from gxpo.rollouts.independent import Independent
-from gxpo.segments import SegmentTools
-from gxpo.signals import BUILT_IN, SignalPart, Signals, SignalTools
+from gxpo.algorithms.segments import SegmentTools
+from gxpo.algorithms.signals import BUILT_IN, SignalPart, Signals, SignalTools
+from gxpo.base.errors import GxpoError, NoVerdicts
+from gxpo.forest.forest import Forest
+from gxpo.learning.base import Epochs
+from gxpo.methods.method import Method, with_inner
+from gxpo.parts.definition import show
+from gxpo.parts.protocols import Output, PolicyTokens
+from gxpo.sampling.rollouts.independent import Independent
 
 # What a trainer may know of its rollouts besides rewards, groups and lengths, by its name in error messages.
 FACTS: Mapping[str, str] = {

@@ -13,10 +13,10 @@ from typing import Any
 
 from gxpo.adapters import asks, trl_asks
 from gxpo.adapters.verl_asks import SUCCESS_AT, why_not
-from gxpo.compose import method as compose
-from gxpo.errors import NoComponent, NoVerdicts, one_of
+from gxpo.base.errors import NoComponent, NoVerdicts, one_of
 from gxpo.methods import METHODS
-from gxpo.pipeline import Method
+from gxpo.methods.compose import method as compose
+from gxpo.methods.method import Method
 
 TRAINERS = ("trl", "verl")
 REWARD = "reward"  # a reward function of the user's own

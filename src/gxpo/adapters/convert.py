@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gxpo import yamltext
 from gxpo.adapters import convert_script
 from gxpo.adapters.convert_script import Found, Value
 from gxpo.adapters.trl_defaults import DEFAULTS, settings
 from gxpo.adapters.trl_keys import LOSSES, WITHOUT_KEY
 from gxpo.adapters.trl_settings import translated
-from gxpo.definition import show
-from gxpo.errors import ConfigError
+from gxpo.base import yamltext
+from gxpo.base.errors import ConfigError
+from gxpo.parts.definition import show
 
 # Fields whose default is used although nothing was stated, since it is not gxpo's.
 DEFAULT = "TRL's default"

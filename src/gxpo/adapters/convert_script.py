@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from typing import Any
 
 from ruamel.yaml.error import YAMLError
 
-from gxpo import yamltext
 from gxpo.adapters.convert import Converted
 from gxpo.adapters.verl_asks import AGGREGATES, SUCCESS_AT, SUMMED
-from gxpo.compat import COMPAT
-from gxpo.definition import show
-from gxpo.errors import ConfigError
+from gxpo.base import yamltext
+from gxpo.base.errors import ConfigError
 from gxpo.methods import METHODS
+from gxpo.methods.compat import COMPAT
+from gxpo.parts.definition import show
 
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 DEFAULT = "verl's default"

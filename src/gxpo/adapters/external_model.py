@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo.errors import GxpoError
-from gxpo.forest import Forest
-from gxpo.learners.lora import ALONE
-from gxpo.learners.readout import Readout
-from gxpo.learners.torch import TorchLearner
+from gxpo.base.errors import GxpoError
+from gxpo.forest.forest import Forest
+from gxpo.learning.lora import ALONE
+from gxpo.learning.readout import Readout
+from gxpo.learning.torch import TorchLearner
 
 
 class ExternalModel(TorchLearner):

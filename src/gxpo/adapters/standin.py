@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo.forest import Forest
-from gxpo.protocols import LossFunction, Output, StepInfo
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import LossFunction, Output, StepInfo
 
 WORDS, WIDTH = 64, 8
 
 
 class StandIn:
-    """`gxpo.protocols.Learner` over 64 words whose next one depends on the last alone; nothing moves it."""
+    """`gxpo.parts.protocols.Learner` over 64 words whose next one depends on the last alone; nothing moves it."""
 
     def __init__(self) -> None:
         draw = torch.Generator().manual_seed(5)

@@ -29,14 +29,14 @@ from gxpo.adapters.trl_pictures import MODALITIES, check_dataset, need_known
 from gxpo.adapters.trl_rollouts import Rewards, Scored, Window, own_tokens, rollouts
 from gxpo.adapters.trl_services import TrainerServices
 from gxpo.adapters.trl_settings import refuse, settings_against, translated
-from gxpo.compose import method as compose
-from gxpo.errors import ConfigError, need
-from gxpo.forest import Forest
-from gxpo.learners.accumulate import gradient_of
-from gxpo.pipeline import Method, controls, zero_signal_groups
-from gxpo.protocols import Output, PolicyTokens
-from gxpo.segments import SegmentTools
-from gxpo.signals import Signals
+from gxpo.algorithms.segments import SegmentTools
+from gxpo.algorithms.signals import Signals
+from gxpo.base.errors import ConfigError, need
+from gxpo.forest.forest import Forest
+from gxpo.learning.accumulate import gradient_of
+from gxpo.methods.compose import method as compose
+from gxpo.methods.method import Method, controls, zero_signal_groups
+from gxpo.parts.protocols import Output, PolicyTokens
 
 if TYPE_CHECKING:
     Base: Any = object  # mixed into TRL's trainer, which this environment need not have

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gxpo.adapters import asks
-from gxpo.learners.base import Epochs
-from gxpo.pipeline import Method, controls
+from gxpo.learning.base import Epochs
+from gxpo.methods.method import Method, controls
 
 # Signals that TRL's own forward passes give, and the model's hidden states.
 SIGNALS = ("proximal_logprob", "reference_logprob", "entropy", "hidden")

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from gxpo.adapters import asks
-from gxpo.definition import show
-from gxpo.errors import CheckpointError, need
-from gxpo.pipeline import Method
+from gxpo.base.errors import CheckpointError, need
+from gxpo.methods.method import Method
+from gxpo.parts.definition import show
 
 STATE, TENSORS = "gxpo_method.json", "gxpo_method.safetensors"
 

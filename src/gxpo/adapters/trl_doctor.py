@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gxpo.terminal import say
+from gxpo.base.terminal import say
 
 if TYPE_CHECKING:
     Base: Any = object  # mixed into transformers' TrainerCallback

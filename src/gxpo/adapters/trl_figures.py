@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gxpo.adapters.trl_rollouts import Scored
-from gxpo.forest import Forest
-from gxpo.pipeline import Method
+from gxpo.forest.forest import Forest
+from gxpo.methods.method import Method
 
 
 class Figures:

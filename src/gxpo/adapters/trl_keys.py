@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gxpo.adapters.trl_defaults import DEFAULTS
-from gxpo.compat import COMPAT
-from gxpo.compose import method as compose
-from gxpo.definition import Stated, show
-from gxpo.objectives.base import PolicyGradient
-from gxpo.pipeline import Method
+from gxpo.algorithms.objectives.base import PolicyGradient
+from gxpo.methods.compat import COMPAT
+from gxpo.methods.compose import method as compose
+from gxpo.methods.method import Method
+from gxpo.parts.definition import Stated, show
 
 # TRL's settings of the stages that gxpo takes over and that have no key here, and what is said of them.
 WITHOUT_KEY: Mapping[str, str] = {

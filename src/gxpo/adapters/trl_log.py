@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from gxpo.adapters.trl_rollouts import Scored
-from gxpo.definition import show
-from gxpo.forest import Forest
-from gxpo.objectives.base import PolicyGradient, evaluate
-from gxpo.objectives.surrogate import Clip
-from gxpo.objectives.surrogate_weights import gamma_shaped
-from gxpo.pipeline import Method
-from gxpo.protocols import PolicyTokens
+from gxpo.algorithms.objectives.base import PolicyGradient, evaluate
+from gxpo.algorithms.objectives.surrogate import Clip
+from gxpo.algorithms.objectives.surrogate_weights import gamma_shaped
+from gxpo.forest.forest import Forest
+from gxpo.methods.method import Method
+from gxpo.parts.definition import show
+from gxpo.parts.protocols import PolicyTokens
 
 Gather = Callable[[Tensor], Tensor]  # a column [n] of this process -> that of all of them
 SOFT = ("sigmoid",)  # surrogates of TRL's that cut nothing, and of which it logs no share

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
 
 if TYPE_CHECKING:
     Base: Any = object  # mixed into transformers' TrainerCallback

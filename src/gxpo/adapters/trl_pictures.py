@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gxpo import media
 from gxpo.adapters import asks
 from gxpo.adapters.standin import StandIn
 from gxpo.adapters.trl_rollouts import own_tokens
-from gxpo.decoder.vision import PLACEHOLDERS
-from gxpo.errors import ConfigError, need
-from gxpo.forest import Forest
+from gxpo.base import media
+from gxpo.base.errors import ConfigError, need
+from gxpo.forest.forest import Forest
+from gxpo.models.decoder.vision import PLACEHOLDERS
 
 # Keys of a batch that TRL hands to its forward pass as they are, beside token ids and masks.
 MODALITIES = (
@@ -104,7 +104,7 @@ def pictures_of(prompt: Any) -> list[Any]:
 
 
 def with_rows(prompt: Tensor, placeholder: int, refs: Sequence[str], sizes: Sequence[int]) -> Tensor:
-    """A prompt [L] with ids of `gxpo.media` in its placeholders' places.
+    """A prompt [L] with ids of `gxpo.base.media` in its placeholders' places.
 
     sizes  of each picture, in any unit: placeholders are shared out in proportion. A run of them, as of a tile, begins
            with its picture's row 0.
@@ -180,7 +180,7 @@ class PicturedBatch(_Pictured):
 
     @property
     def prompt_ids(self) -> Tensor:
-        """(B, P) TRL's, with ids of `gxpo.media` for the pictures."""
+        """(B, P) TRL's, with ids of `gxpo.base.media` for the pictures."""
         ids, config = self._output["prompt_ids"], self._trainer.accelerator.unwrap_model(self._trainer.model).config
         placeholder = next((i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None), -1)
         if not bool((ids == placeholder).any()):

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo import grouped
-from gxpo.forest import Forest
-from gxpo.protocols import PolicyTokens
-from gxpo.signals import Signals
+from gxpo.algorithms.signals import Signals
+from gxpo.forest import grouped
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import PolicyTokens
 
 
 @dataclass(frozen=True)

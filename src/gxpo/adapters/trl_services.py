@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from gxpo import media
 from gxpo.adapters.external_model import ExternalModel
 from gxpo.adapters.trl_pictures import PicturedBatch, shows
 from gxpo.adapters.trl_rollouts import task_name
-from gxpo.chat.plain import Tokens
-from gxpo.decoder.vision import picture_grid_of
-from gxpo.errors import ConfigError, TaskError, need
-from gxpo.forest import Forest
-from gxpo.protocols import Task
-from gxpo.rollouts.wording import reworded
-from gxpo.signals import SignalTools
+from gxpo.algorithms.signals import SignalTools
+from gxpo.base import media
+from gxpo.base.errors import ConfigError, TaskError, need
+from gxpo.forest.forest import Forest
+from gxpo.models.chat.plain import Tokens
+from gxpo.models.decoder.vision import picture_grid_of
+from gxpo.parts.protocols import Task
+from gxpo.sampling.rollouts.wording import reworded
 
 
 class TrainerServices:

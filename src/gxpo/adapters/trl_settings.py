@@ -9,10 +9,10 @@ from typing import Any
 from gxpo.adapters.trl_asks import group_size, needs_length, of_settings, of_update
 from gxpo.adapters.trl_keys import QUANTILE, SettingKeys, is_left_open, of_sequences
 from gxpo.adapters.trl_stated import stated_names
-from gxpo.compose import method as compose
-from gxpo.definition import Stated, same, show
-from gxpo.errors import ConfigError
-from gxpo.pipeline import Method
+from gxpo.base.errors import ConfigError
+from gxpo.methods.compose import method as compose
+from gxpo.methods.method import Method
+from gxpo.parts.definition import Stated, same, show
 
 DEFAULT = "grpo@trl"  # the method that computes what TRL does
 # settings of gxpo's own trainer -> what to do in TRL

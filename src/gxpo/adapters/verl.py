@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo import grouped
 from gxpo.adapters.verl_asks import (
     AGGREGATES,
     NORMED,
@@ -34,11 +33,12 @@ from gxpo.adapters.verl_asks import (
     seen_by,
     why_not,
 )
-from gxpo.compat import COMPAT
-from gxpo.compose import method as compose
-from gxpo.errors import ConfigError, GxpoError, need
-from gxpo.forest import Forest
+from gxpo.base.errors import ConfigError, GxpoError, need
+from gxpo.forest import grouped
+from gxpo.forest.forest import Forest
 from gxpo.methods import METHODS
+from gxpo.methods.compat import COMPAT
+from gxpo.methods.compose import method as compose
 
 TESTED = "0.9.1"
 PREFIX = "gxpo/"

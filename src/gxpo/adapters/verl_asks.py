@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from gxpo.adapters import asks
-from gxpo.compose import method as compose
-from gxpo.definition import show
-from gxpo.errors import ConfigError
-from gxpo.objectives import Entries, PolicyGradient
-from gxpo.objectives.surrogate import ratio_of
-from gxpo.pipeline import Method, controls
+from gxpo.algorithms.objectives import Entries, PolicyGradient
+from gxpo.algorithms.objectives.surrogate import ratio_of
+from gxpo.base.errors import ConfigError
+from gxpo.methods.compose import method as compose
+from gxpo.methods.method import Method, controls
+from gxpo.parts.definition import show
 
 SUCCESS_AT = "gxpo_success_at"  # under `algorithm`: a score of at least this is a right answer
 # An objective's aggregation -> verl's name for it. verl adds KL and entropy to the loss with the same setting.

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from gxpo.base.errors import need
 from gxpo.bench.peer import GROUP, PROMPTS, loaded, questions, trl_arguments, value
 from gxpo.bench.runner import Side, Worker
-from gxpo.errors import need
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,10 +138,10 @@ def _compared(path: str, settings: Settings, steps: list[Step], after: dict[str,
     import torch
     import transformers
 
-    from gxpo.compose import method
-    from gxpo.learners.torch import TorchLearner
-    from gxpo.signals import Signals
-    from gxpo.trainer.session import BoundLearner
+    from gxpo.algorithms.signals import Signals
+    from gxpo.learning.torch import TorchLearner
+    from gxpo.methods.compose import method
+    from gxpo.training.session import BoundLearner
 
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     own = TorchLearner(model, lr=settings.lr, betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=MAX_GRAD_NORM)
@@ -170,7 +170,7 @@ def _clipped(metrics: Mapping[str, float]) -> dict[str, float]:
 def _forest(step: Step) -> Any:
     import torch
 
-    from gxpo.forest import Forest
+    from gxpo.forest.forest import Forest
 
     b = step.batch
     return Forest.from_padded(

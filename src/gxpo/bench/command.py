@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gxpo.base.errors import ConfigError
+from gxpo.base.terminal import say
 from gxpo.bench import pictures, report, suites
 from gxpo.bench.machine import cores
 from gxpo.bench.plan import Plan
 from gxpo.bench.results import Results
 from gxpo.bench.runner import BenchError
-from gxpo.errors import ConfigError
-from gxpo.terminal import say
 
 
 @dataclass(frozen=True)

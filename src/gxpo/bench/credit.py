@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo import registry
+from gxpo.algorithms.signals import Signals
 from gxpo.bench.forests import made_up
 from gxpo.bench.machine import forget_peak, resident
-from gxpo.compose import method
-from gxpo.forest import Forest
-from gxpo.pipeline import Method
-from gxpo.signals import Signals
+from gxpo.forest.forest import Forest
+from gxpo.methods.compose import method
+from gxpo.methods.method import Method
+from gxpo.parts import registry
 
 SIZES, QUICK = (10**3, 10**4, 10**5, 10**6), (10**3, 10**4, 10**5)  # turns
 ROUNDS, QUICK_ROUNDS = 5, 3

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gxpo import grouped
+from gxpo.algorithms.signals import SignalPart
+from gxpo.base.errors import GxpoError
 from gxpo.bench.plan import Entry, Plan, Row
-from gxpo.errors import GxpoError
-from gxpo.protocols import Budget, Completion, StreamKey
-from gxpo.rollouts.build import Episode
-from gxpo.rollouts.episodes import Play
-from gxpo.signals import SignalPart
-from gxpo.trainer.statistics import left_out
+from gxpo.forest import grouped
+from gxpo.parts.protocols import Budget, Completion, StreamKey
+from gxpo.sampling.rollouts.build import Episode
+from gxpo.sampling.rollouts.episodes import Play
+from gxpo.training.statistics import left_out
 
 if TYPE_CHECKING:
-    from gxpo.forest import Forest
-    from gxpo.protocols import Task
-    from gxpo.trainer.loop import Trainer
-    from gxpo.trainer.session import Session
+    from gxpo.forest.forest import Forest
+    from gxpo.parts.protocols import Task
+    from gxpo.training.loop import Trainer
+    from gxpo.training.session import Session
 
 STAGES = {"credit", "rollout", "reward", "segment"}  # a method that changes none of these has the credit of grpo
 
@@ -304,9 +304,9 @@ class Measured:
 
 def trainer_of(method: str, world: World, out: Path) -> Trainer:
     """Trainer of a method with a frozen policy: its learning rate is 1e-12, that of its heads the usual one."""
-    from gxpo.config import resolve
-    from gxpo.definition import Stated
-    from gxpo.trainer.loop import Trainer
+    from gxpo.parts.definition import Stated
+    from gxpo.training.config import resolve
+    from gxpo.training.loop import Trainer
 
     still = {"optim.lr": 1e-12, "learner.value_lr": 1e9, "method": method, "seed": 0, "tasks.per_step": world.tasks}
     given = {**world.keys, **still, **ON_EPISODES.get(method, {})}

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo.errors import GxpoError
-from gxpo.forest import COLUMNS, Forest
-from gxpo.record_format.schema import SCHEMA
+from gxpo.base.errors import GxpoError
+from gxpo.forest.forest import COLUMNS, Forest
+from gxpo.forest.record_format.schema import SCHEMA
 
 TURNS, GROUP, TREES, STATES = 10, 10, 2, 10  # of a trajectory; trajectories, trees and anchor states of a group
 PROMPT, OBSERVED, WRITTEN = 8, 2, 4  # tokens of a prompt, an observation, an action

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 
-from gxpo.errors import MissingExtra
+from gxpo.base.errors import MissingExtra
 
 LOOK = """import json, sys
 from importlib import metadata

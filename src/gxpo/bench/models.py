@@ -29,8 +29,8 @@ def _prompts() -> Any:
 
 def sampled(kind: str) -> Round:
     """Groups of samples by gxpo's engine."""
-    from gxpo.engines.torch import TorchEngine
-    from gxpo.protocols import Request, Sampling, StreamKey
+    from gxpo.parts.protocols import Request, Sampling, StreamKey
+    from gxpo.sampling.engines.torch import TorchEngine
 
     engine = TorchEngine(KINDS[kind].model(SIZES), stop_ids=[])
     asked = [
@@ -66,7 +66,7 @@ def updated(kind: str, as_it_is: bool) -> Round:
     """GRPO's gradient of those groups by gxpo's learner, as it runs the model or with a row for each rollout in
     transformers' forward pass."""
     from gxpo.bench.update import forest_of
-    from gxpo.learners.torch import TorchLearner
+    from gxpo.learning.torch import TorchLearner
 
     settings: dict[str, Any] = {} if as_it_is else {"kernels": "transformers", "layout": "flat"}
     learner = TorchLearner(KINDS[kind].model(SIZES), lr=1e-6, tokens_per_microbatch=2048, **settings)

@@ -41,9 +41,9 @@ def reward(forest: Any, texts: Sequence[str], tasks: Sequence[Any]) -> list[floa
 
 def gxpo_step(model: str, length: int, group: int, folder: str, settings: Mapping[str, Any] | None = None) -> Any:
     """Steps of gxpo's trainer with metrics, without evaluations, checkpoints and files."""
-    from gxpo import config
-    from gxpo.definition import Stated
-    from gxpo.trainer.loop import Trainer
+    from gxpo.parts.definition import Stated
+    from gxpo.training import config
+    from gxpo.training.loop import Trainer
 
     prompts = PROMPTS * GROUP // group
     path = Path(folder) / f"prompts-{length}.jsonl"
@@ -120,7 +120,7 @@ def trl_step(model: str, length: int, group: int, folder: str, micro_batch: int)
     def train(gate: Any) -> None:
         import transformers
 
-        from gxpo.errors import need
+        from gxpo.base.errors import need
 
         trl: Any = need("trl", "trl")
         datasets: Any = need("datasets", "trl")
@@ -166,7 +166,7 @@ def trl_step(model: str, length: int, group: int, folder: str, micro_batch: int)
 
 def save_models(folder: str, names: Sequence[str]) -> None:
     """Save the models as directories for both sides."""
-    from gxpo import models
+    from gxpo.training import models
 
     for name in names:
         source = {"tiny": "tiny:cold", "smollm2": "smollm2-135m"}[name]

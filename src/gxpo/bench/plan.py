@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gxpo.base.errors import need
 from gxpo.bench import runner
 from gxpo.bench.machine import Others
-from gxpo.errors import need
 
 Row = dict[str, Any]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gxpo.errors import need
+from gxpo.base.errors import need
 
 
 @dataclass(frozen=True)

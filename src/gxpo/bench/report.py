@@ -113,7 +113,7 @@ def table(results: Results, reads: str) -> None:
     """Print the rows. Figures that no row has get no column."""
     from rich.table import Table
 
-    from gxpo import terminal
+    from gxpo.base import terminal
 
     columns = [(name, read) for name, read in COLUMNS if any(read(row) is not None for row in results.rows)]
     shown = Table(box=None, header_style="bold")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from gxpo.base.errors import GxpoError
 from gxpo.bench.machine import Others, cores
-from gxpo.errors import GxpoError
 
 QUIET = 0.25  # cores that others may use on average while something is measured
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")

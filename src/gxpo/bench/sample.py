@@ -115,7 +115,7 @@ def engine(
     compaction: bool = True,
 ) -> Round:
     """Sample with `TorchEngine`; `stops`: about a twelfth of the tokens end a sample."""
-    from gxpo.engines import decode
+    from gxpo.sampling.engines import decode
 
     if not compaction:
         decode.KEEP_UNTIL = 0  # finished rows are never few enough to be taken out
@@ -136,7 +136,7 @@ def second_turn(path: str, dtype: str, work: dict[str, Any], keep: bool = True, 
 
     keep    the engine may go on from the first action's cache
     """
-    from gxpo.protocols import Request
+    from gxpo.parts.protocols import Request
 
     made, prompts, sampling = _engine(path, dtype, work, 256)
     made.stop_ids = ()
@@ -160,8 +160,8 @@ def second_turn(path: str, dtype: str, work: dict[str, Any], keep: bool = True, 
 
 
 def _engine(path: str, dtype: str, work: dict[str, Any], batch_rows: int) -> tuple[Any, list[list[int]], Any]:
-    from gxpo.engines.torch import TorchEngine
-    from gxpo.protocols import Sampling
+    from gxpo.parts.protocols import Sampling
+    from gxpo.sampling.engines.torch import TorchEngine
 
     made = TorchEngine(_model(path, dtype), batch_rows=batch_rows)
     if (trial := made.products_trial(work["rows"])) is not None:
@@ -171,7 +171,7 @@ def _engine(path: str, dtype: str, work: dict[str, Any], batch_rows: int) -> tup
 
 
 def _requests(prompts: Sequence[Sequence[int]], group: int, step: int, keep: bool = False) -> list[Any]:
-    from gxpo.protocols import Request, StreamKey
+    from gxpo.parts.protocols import Request, StreamKey
 
     return [
         Request(

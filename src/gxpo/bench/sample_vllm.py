@@ -38,8 +38,8 @@ def cases(folder: str, python: str, quick: bool = False) -> list[Case]:
 
 def engine(path: str, dtype: str, work: dict[str, Any], python: str) -> Round:
     """Sample with `VllmEngine`; the weights don't change, so they are sent once."""
-    from gxpo.engines.vllm import VllmEngine
-    from gxpo.protocols import Sampling
+    from gxpo.parts.protocols import Sampling
+    from gxpo.sampling.engines.vllm import VllmEngine
 
     arguments = {"max_model_len": LENGTH}
     made = VllmEngine(
@@ -60,7 +60,7 @@ def engine(path: str, dtype: str, work: dict[str, Any], python: str) -> Round:
 
 def alone(path: str, dtype: str, work: dict[str, Any], python: str) -> Round:
     """Sample with `vllm.LLM`."""
-    from gxpo.engines.vllm_process import environment
+    from gxpo.sampling.engines.vllm_process import environment
 
     process = subprocess.Popen(
         [python, "-I", vllm_alone.__file__],

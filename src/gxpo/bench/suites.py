@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gxpo.base.errors import ConfigError, MissingExtra, did_you_mean
 from gxpo.bench import interpreters, runner
 from gxpo.bench.machine import describe
 from gxpo.bench.plan import Entry, Plan, Row, of_case
 from gxpo.bench.results import Results
-from gxpo.errors import ConfigError, MissingExtra, did_you_mean
 
 
 @dataclass(frozen=True)

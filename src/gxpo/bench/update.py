@@ -58,8 +58,8 @@ def learner_update(
     """
     import torch
 
-    from gxpo import models
-    from gxpo.learners.torch import TorchLearner
+    from gxpo.learning.torch import TorchLearner
+    from gxpo.training import models
 
     loaded = models.load(f"{folder}/{model}", task="arithmetic", dtype=DTYPE[model]).model
     given = {"tokens_per_microbatch": MICROBATCH[model], "states": STATES[model], **(settings or {})}
@@ -92,7 +92,7 @@ def bare_update(
     """Forward and backward of transformers on rows as long as a tree, with log-probabilities of as many tokens."""
     import torch
 
-    from gxpo import models
+    from gxpo.training import models
 
     policy = models.load(f"{folder}/{model}", task="arithmetic", dtype=DTYPE[model]).model
     width = length + group * new

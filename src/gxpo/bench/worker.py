@@ -15,8 +15,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
+from gxpo.base.exact import ask_for_equal_bits
 from gxpo.bench.machine import forget_peak, pin, resident
-from gxpo.exact import ask_for_equal_bits
 
 Round = Callable[[], "Mapping[str, Any] | None"]
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gxpo import config
+from gxpo.base.errors import ConfigError
 from gxpo.compare.results import Arm
-from gxpo.definition import Stated
-from gxpo.errors import ConfigError
+from gxpo.parts.definition import Stated
+from gxpo.training import config
 
 BASE, SHUFFLED = "grpo", "shuffled"
 _LABELLED = re.compile(r"(?P<label>[^=:/,]+)=(?P<rest>.+)", re.DOTALL)
@@ -106,5 +106,5 @@ def folder(label: str) -> str:
 
 
 def stated(keys: Mapping[str, Any], origin: str) -> dict[str, Stated]:
-    """Keys as `gxpo.config.resolve` takes them."""
+    """Keys as `gxpo.training.config.resolve` takes them."""
     return {k: Stated(v, origin) for k, v in keys.items()}

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gxpo.base.errors import ConfigError
 from gxpo.compare import foreign
 from gxpo.compare.found import Found, Group, differing, said
 from gxpo.compare.results import Budget, RunResult
-from gxpo.errors import ConfigError
 
 SAME = ("model", "task")
 EVALUATED = ("eval.tasks", "eval.samples", "eval.temperature")

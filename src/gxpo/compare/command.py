@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from gxpo import config
+from gxpo.base.errors import ConfigError
 from gxpo.compare import suites
 from gxpo.compare.arms import SHUFFLED, folder, make_arms
 from gxpo.compare.conclude import conclude
@@ -34,9 +34,9 @@ from gxpo.compare.page import page_of
 from gxpo.compare.results import Budget, Comparison
 from gxpo.compare.suites import Setting
 from gxpo.compare.wording import duration
-from gxpo.errors import ConfigError
-from gxpo.options import dotted
-from gxpo.trainer.checkpoint import write_atomic
+from gxpo.parts.options import dotted
+from gxpo.training import config
+from gxpo.training.checkpoint import write_atomic
 
 ASSUMED = 0.05  # standard deviation over seeds of a paired difference, where nothing is known of the setting
 MOST = 400  # seeds that `resolve` may ask for

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from gxpo.base.errors import ConfigError
 from gxpo.compare.inference import (
     FEWEST_SEEDS,
     Spread,
@@ -27,7 +28,6 @@ from gxpo.compare.inference import (
 )
 from gxpo.compare.results import COLLAPSED, Arm, ArmSummary, Budget, Comparison, Difference, Estimate, RunResult
 from gxpo.compare.wording import interval, listed, number, probability
-from gxpo.errors import ConfigError
 
 ACCURACY = "eval_accuracy"  # the measure that is the mean of verdicts by held-out task
 ALPHA = 0.05

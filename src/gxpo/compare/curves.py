@@ -13,7 +13,7 @@ import numpy as np
 from gxpo.compare.conclude import trouble
 from gxpo.compare.inference import area_under_curve
 from gxpo.compare.results import Budget, RunResult, Unit
-from gxpo.trainer.statistics import mean_interval
+from gxpo.training.statistics import mean_interval
 
 OF_POINTS = ("start", "end", "best", "tokens", "updates", "seconds")
 GRID = 40  # at most so many points of a mean curve

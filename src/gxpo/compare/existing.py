@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.compare import foreign
 from gxpo.compare.caveats import notes_on, on_schedules, refuse_other_tasks
 from gxpo.compare.found import Found, Group, differing, find, grouped, tells
@@ -16,9 +17,8 @@ from gxpo.compare.jobs import Job
 from gxpo.compare.reading import figures_of, read_run
 from gxpo.compare.results import Arm, Budget, RunResult, Unit
 from gxpo.doctor.readers.key_tables import GXPO
-from gxpo.errors import ConfigError, did_you_mean
-from gxpo.trainer import metrics
-from gxpo.trainer.directory import EVALUATIONS, METRICS
+from gxpo.training import metrics
+from gxpo.training.directory import EVALUATIONS, METRICS
 
 STUMP = 0.5  # a run that ended early with less than this share of the others' budget does not cut theirs
 Better = Literal["more", "less"]

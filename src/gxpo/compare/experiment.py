@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gxpo import config
+from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.compare import suites
 from gxpo.compare.arms import folder, stated
 from gxpo.compare.jobs import STOPPED, Job, Runner
@@ -19,9 +19,9 @@ from gxpo.compare.results import Arm, Budget, RunResult, Unit
 from gxpo.compare.store import job_keys
 from gxpo.compare.suites import Setting
 from gxpo.compare.worker import JOB
-from gxpo.errors import ConfigError, did_you_mean
-from gxpo.options import dotted
-from gxpo.trainer.preflight import rehearse
+from gxpo.parts.options import dotted
+from gxpo.training import config
+from gxpo.training.preflight import rehearse
 
 FOREVER = 1_000_000  # steps: the budget ends a run
 POINTS = 6  # evaluations during a run, after equal shares of its budget

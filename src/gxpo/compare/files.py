@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gxpo.base.errors import RecordError
 from gxpo.compare.conclude import collapsed
 from gxpo.compare.curves import area, known
 from gxpo.compare.results import Arm, ArmSummary, Comparison, Difference, Estimate, RunResult
 from gxpo.compare.wording import settings
-from gxpo.errors import RecordError
-from gxpo.trainer.checkpoint import write_atomic
+from gxpo.training.checkpoint import write_atomic
 
 SCHEMA = "gxpo.compare/1"
 RUN_COLUMNS = (

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gxpo import config
+from gxpo.base.errors import ConfigError
 from gxpo.compare.arms import stated
 from gxpo.compare.experiment import TUNING, Notify, Plan, reads_progress, run_keys
 from gxpo.compare.jobs import Local
 from gxpo.compare.results import Arm
-from gxpo.errors import ConfigError
 from gxpo.explain.plan import arithmetic
-from gxpo.trainer.checkpoint import write_atomic
+from gxpo.training import config
+from gxpo.training.checkpoint import write_atomic
 
 LOADING = 1.0  # seconds, of a run in a process that trains one after the other
 STEPS = 2  # of an arm, that are measured

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gxpo import config
+from gxpo.base.errors import ConfigError, RecordError
 from gxpo.compare.foreign import seed_of
-from gxpo.definition import show
 from gxpo.doctor.reading import read
 from gxpo.doctor.runlog import RunLog
-from gxpo.errors import ConfigError, RecordError
-from gxpo.trainer.directory import CONFIG
+from gxpo.parts.definition import show
+from gxpo.training import config
+from gxpo.training.directory import CONFIG
 
 DEPTH = 2  # of run directories below a path that was given
 TUNING = "tuning"  # directory of runs that `gxpo compare` never reports

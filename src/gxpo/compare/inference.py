@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gxpo.base.errors import need
 from gxpo.compare.results import Estimate, Point, Unit
-from gxpo.errors import need
 
 FEWEST_SEEDS = 3  # with fewer nothing is ranked, and none are planned
 RESAMPLES = 5000

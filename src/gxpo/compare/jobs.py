@@ -15,8 +15,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 
+from gxpo.base.processes import Ended, Process
 from gxpo.compare import worker
-from gxpo.processes import Ended, Process
 
 LONGEST = 30 * 86400.0  # seconds of one run
 TAIL = 1 << 15  # bytes, more than two lines of metrics
@@ -92,7 +92,7 @@ class Local:
         yield from self._each(lambda job: (job, self._train(job)), [job for job in jobs if not job.done])
 
     def probe(self, keys: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """What two steps of each configuration cost (`gxpo.trainer.probe`). The first goes alone: it may have to make
+        """What two steps of each configuration cost (`gxpo.training.probe`). The first goes alone: it may have to make
         the files that the others read."""
         found: dict[int, dict[str, Any]] = {}
         for some in (list(enumerate(keys))[:1], list(enumerate(keys))[1:]):

@@ -6,6 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from gxpo.base.page import (
+    Html,
+    folded,
+    key_figures,
+    masthead,
+    page,
+    paragraph,
+    preformatted,
+    section,
+)
+from gxpo.base.page import verdict as verdict_part
+from gxpo.base.page.text import join
 from gxpo.compare import page_figures, page_tables
 from gxpo.compare.page_suite import summary
 from gxpo.compare.results import Comparison
@@ -17,19 +29,7 @@ from gxpo.compare.wording import (
     duration,
     listed,
 )
-from gxpo.page import (
-    Html,
-    folded,
-    key_figures,
-    masthead,
-    page,
-    paragraph,
-    preformatted,
-    section,
-)
-from gxpo.page import verdict as verdict_part
-from gxpo.page.text import join
-from gxpo.trainer.checkpoint import write_atomic
+from gxpo.training.checkpoint import write_atomic
 
 STYLE = (
     ".scroll+.charts,details>section{margin-top:1.7rem}.charts+.scroll{margin-top:1.6rem}.scroll+details{margin-top:.8rem}table{min-width:min(38rem,100%)}"

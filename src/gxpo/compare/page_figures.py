@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from gxpo.base.page import Html, charts, folded, paragraph, svg_chart, table
+from gxpo.base.page.forest_plot import Interval, cut, forest_plot
+from gxpo.base.page.text import join, visible
 from gxpo.compare.curves import MeanCurve, counted, mean_curve
 from gxpo.compare.results import ArmSummary, Comparison, Difference, Estimate, Unit
 from gxpo.compare.task_changes import TaskChange, task_changes
 from gxpo.compare.wording import UNITS, caption, interval, marked, number, ordered, places
-from gxpo.page import Html, charts, folded, paragraph, svg_chart, table
-from gxpo.page.forest_plot import Interval, cut, forest_plot
-from gxpo.page.text import join, visible
 
 TOGETHER = 3  # bands of more curves than this would hide one another: each arm has a picture of its own
 CHANGED = 10

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gxpo.base.page import Html, charts, section, table
+from gxpo.base.page import verdict as verdict_part
+from gxpo.base.page.forest_plot import Interval, forest_plot
 from gxpo.compare import page_figures
 from gxpo.compare.results import Comparison
 from gxpo.compare.sentences import OverSettings, compared, over_settings
 from gxpo.compare.wording import caption, interval, places, probability
-from gxpo.page import Html, charts, section, table
-from gxpo.page import verdict as verdict_part
-from gxpo.page.forest_plot import Interval, forest_plot
 
 COLUMNS = ("setting", "arm", "less base", "p (Holm)", "seeds", "verdict", "budget of a run", "measure")
 FIGURES = ("less base", "p (Holm)", "seeds", "budget of a run")

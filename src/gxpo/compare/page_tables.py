@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from gxpo.base.page import Html, folded, paragraph, table
 from gxpo.compare.conclude import collapsed
 from gxpo.compare.curves import area, counted, known
 from gxpo.compare.results import Comparison
 from gxpo.compare.wording import caption, count, duration, interval, marked, number, ordered, places, probability
-from gxpo.page import Html, folded, paragraph, table
 
 
 def figures(c: Comparison) -> list[Html]:

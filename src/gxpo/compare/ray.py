@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gxpo.base.errors import need
 from gxpo.compare import worker
 from gxpo.compare.jobs import ATTEMPTS, STOPPED, Job, Local
-from gxpo.errors import need
 
 
 class Ray(Local):

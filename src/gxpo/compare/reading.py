@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gxpo.base.errors import ConfigError, RecordError, did_you_mean
 from gxpo.compare.results import Budget, Point, RunResult
-from gxpo.errors import ConfigError, RecordError, did_you_mean
-from gxpo.trainer import metrics
-from gxpo.trainer.directory import EVALUATIONS, METRICS, config_of
+from gxpo.training import metrics
+from gxpo.training.directory import EVALUATIONS, METRICS, config_of
 
 ACCURACY = "eval_accuracy"  # the mean of verdicts that are kept by task
 TENTHS = 10  # windows into which the steps are cut for a figure of training

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gxpo.base.errors import ConfigError
 from gxpo.compare.conclude import ALPHA, Overall, overall, rounded_up
 from gxpo.compare.inference import holm
 from gxpo.compare.results import Comparison, Difference, Estimate
 from gxpo.compare.wording import interval, listed, places, probability
-from gxpo.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gxpo.base.errors import ConfigError
 from gxpo.compare import suites
 from gxpo.compare.arms import folder
 from gxpo.compare.command import on_existing, on_setting, save, tuning_of
@@ -18,7 +19,6 @@ from gxpo.compare.jobs import Local
 from gxpo.compare.results import Comparison
 from gxpo.compare.sentences import over_settings
 from gxpo.compare.suites import Setting
-from gxpo.errors import ConfigError
 from gxpo.methods import METHODS
 
 
@@ -99,7 +99,7 @@ class Session:
 
     def show(self, *, as_json: bool, row: bool) -> None:
         """The table, the files and, where asked for, JSON or rows."""
-        from gxpo import terminal
+        from gxpo.base import terminal
         from gxpo.compare.text import show
 
         if not self.comparisons:

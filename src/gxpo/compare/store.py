@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gxpo.base.errors import RecordError
 from gxpo.compare.results import Point, RunResult
-from gxpo.errors import RecordError
-from gxpo.tasks.epochs import FIRST_STEP, goes_by_epochs
+from gxpo.environments.tasks.epochs import FIRST_STEP, goes_by_epochs
 
 SCHEMA = "gxpo.study/1"
 CURVES = (  # metrics of training that a row keeps, each at `KEPT` points

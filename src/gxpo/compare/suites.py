@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from ruamel.yaml.error import YAMLError
 
-from gxpo import yamltext
+from gxpo.base import yamltext
+from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.compare.results import Budget, Unit
-from gxpo.errors import ConfigError, did_you_mean
 
 
 def _budget(value: object) -> object:

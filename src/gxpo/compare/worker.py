@@ -1,4 +1,4 @@
-"""Worker process of a comparison: trains the runs that it is sent, one after the other (see `gxpo.processes`)."""
+"""Worker process of a comparison: trains the runs that it is sent, one after the other (see `gxpo.base.processes`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gxpo.processes import Line
+    from gxpo.base.processes import Line
 
 JOB, DONE, LOG = "job.json", "done.json", "log.txt"  # in a run directory: its keys, how it ended, what it said
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -34,10 +34,10 @@ def serve(line: Line) -> None:
 
 
 def probe(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """What two steps cost: figures of `gxpo.trainer.probe`, or `trouble`."""
-    from gxpo.config import resolve
-    from gxpo.definition import Stated
-    from gxpo.trainer import probe as steps
+    """What two steps cost: figures of `gxpo.training.probe`, or `trouble`."""
+    from gxpo.parts.definition import Stated
+    from gxpo.training import probe as steps
+    from gxpo.training.config import resolve
 
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         try:
@@ -75,12 +75,12 @@ def run_one(path: Path, keys: Mapping[str, Any], *, keep: bool) -> str:
 
 
 def _train(path: Path, keys: Mapping[str, Any], keep: bool) -> None:
-    from gxpo.config import resolve
-    from gxpo.definition import Stated
-    from gxpo.errors import need
-    from gxpo.trainer.checkpoint import FOLDER, write_atomic
-    from gxpo.trainer.loop import Trainer
-    from gxpo.trainer.train import resume, train
+    from gxpo.base.errors import need
+    from gxpo.parts.definition import Stated
+    from gxpo.training.checkpoint import FOLDER, write_atomic
+    from gxpo.training.config import resolve
+    from gxpo.training.loop import Trainer
+    from gxpo.training.train import resume, train
 
     need("transformers.utils.logging", "train").disable_progress_bar()
     given = {k: Stated(v, "compare") for k, v in keys.items()}
@@ -107,7 +107,7 @@ def _train(path: Path, keys: Mapping[str, Any], keep: bool) -> None:
 
 
 if __name__ == "__main__":  # one run, asked for in a line of JSON on standard input
-    from gxpo.exact import ask_for_equal_bits
+    from gxpo.base.exact import ask_for_equal_bits
 
     ask_for_equal_bits()
     asked = json.loads(sys.stdin.read())

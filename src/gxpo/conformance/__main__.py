@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from gxpo.errors import MissingExtra, need
-from gxpo.terminal import say
+from gxpo.base.errors import MissingExtra, need
+from gxpo.base.terminal import say
 
 
 def main(arguments: list[str]) -> int:

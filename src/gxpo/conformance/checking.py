@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from gxpo.base.errors import ConfigError
+from gxpo.base.usercode import Unusable, object_at
 from gxpo.conformance.golden import Golden, golden, names
 from gxpo.conformance.properties import PROPERTIES
-from gxpo.errors import ConfigError
-from gxpo.usercode import Unusable, object_at
 
 OWN = "gxpo.conformance.own:advantages"
 TOLERANCE = 1e-9

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo.compose import method
-from gxpo.forest import Forest
-from gxpo.learners.remote import RemoteLearner, Rows
-from gxpo.learners.remote.probe import MOVE, Descent, Probe, probe
-from gxpo.protocols import LossFunction, PolicyTokens, TrainEngine
+from gxpo.forest.forest import Forest
+from gxpo.learning.remote import RemoteLearner, Rows
+from gxpo.learning.remote.probe import MOVE, Descent, Probe, probe
+from gxpo.methods.compose import method
+from gxpo.parts.protocols import LossFunction, PolicyTokens, TrainEngine
 
 METHODS = ("grpo", "gspo", "dr_grpo", "gvpo", "cispo")  # losses that couple tokens, trajectories and groups
 BY_STEP = 1e-3  # least tolerance of a gradient that is known by its step alone: AdamW divides it by |g| + eps
@@ -110,7 +110,7 @@ def check(
     """Compare an engine with a learner that holds the same weights.
 
     engine     put back as it was at the end (`save`, `load`)
-    standard   `gxpo.learners.torch.TorchLearner` of the same model and adapters, with any learning rate
+    standard   `gxpo.learning.torch.TorchLearner` of the same model and adapters, with any learning rate
     tolerance  of gradients, relative; log-probs in nats
     move       nats by which the probe moves a token; 0.2 where log-probs are rounded to bfloat16
     names      of a parameter of the standard in the engine's gradients, if it has `gradients()`; an engine without it

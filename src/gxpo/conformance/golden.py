@@ -10,8 +10,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from gxpo.errors import ConfigError
-from gxpo.usercode import hint
+from gxpo.base.errors import ConfigError
+from gxpo.base.usercode import hint
 
 SCHEMA = "gxpo.vectors/1"
 

@@ -9,10 +9,10 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from gxpo.base.errors import ConfigError
+from gxpo.base.usercode import hint
 from gxpo.conformance.checking import Result, load
 from gxpo.conformance.golden import close
-from gxpo.errors import ConfigError
-from gxpo.usercode import hint
 
 SCHEMA = "gxpo.losses/1"
 OWN = "gxpo.conformance.own_losses:loss"

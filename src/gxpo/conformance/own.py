@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from gxpo.compose import method as compose
+from gxpo.base.errors import MissingSignal
 from gxpo.conformance.golden import golden
-from gxpo.errors import MissingSignal
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 from gxpo.methods import METHODS
-from gxpo.pipeline import Method
+from gxpo.methods.compose import method as compose
+from gxpo.methods.method import Method
 
 # What the golden files call by the formula's letter, and the parts by what it does.
 ALIASES: Mapping[str, Mapping[str, str]] = {

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from gxpo.compose import method
-from gxpo.errors import ConfigError
-from gxpo.forest import Forest
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
 from gxpo.methods import METHODS
-from gxpo.protocols import PolicyTokens
+from gxpo.methods.compose import method
+from gxpo.parts.protocols import PolicyTokens
 
 
 def loss(

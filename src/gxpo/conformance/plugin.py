@@ -39,10 +39,10 @@ def pytest_configure(config: Any) -> None:
         return
     import pytest
 
+    from gxpo.base.errors import GxpoError
     from gxpo.conformance.checking import load
     from gxpo.conformance.golden import golden
     from gxpo.conformance.losses import losses
-    from gxpo.errors import GxpoError
 
     here = str(config.invocation_params.dir)
     if here not in sys.path:

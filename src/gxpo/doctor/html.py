@@ -5,11 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from gxpo.doctor.evidence import LIMITS
-from gxpo.doctor.finding import Diagnosis, Finding
-from gxpo.doctor.remedies import MEASURED, foremost
-from gxpo.doctor.runlog import NAMES, RunLog
-from gxpo.page import (
+from gxpo.base.page import (
     Html,
     charts,
     folded,
@@ -23,6 +19,10 @@ from gxpo.page import (
     text,
     verdict,
 )
+from gxpo.doctor.evidence import LIMITS
+from gxpo.doctor.finding import Diagnosis, Finding
+from gxpo.doctor.remedies import MEASURED, foremost
+from gxpo.doctor.runlog import NAMES, RunLog
 
 LONGEST = 2_000  # characters of a prompt or completion that are shown
 SHARES = re.compile(

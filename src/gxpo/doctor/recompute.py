@@ -21,9 +21,9 @@ def signal_of(rollouts: Rollouts, names: tuple[str, ...] = ASKED) -> dict[str, t
     """
     import torch
 
-    from gxpo.compose import method
-    from gxpo.errors import GxpoError
-    from gxpo.forest import Forest
+    from gxpo.base.errors import GxpoError
+    from gxpo.forest.forest import Forest
+    from gxpo.methods.compose import method
 
     found: dict[str, tuple[int, int]] = {}
     known = np.isfinite(rollouts.score) & (rollouts.group >= 0)

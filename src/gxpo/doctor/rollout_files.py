@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from gxpo.base.errors import MissingExtra
 from gxpo.doctor.rollout_json import Found, columns, kind, read_json
 from gxpo.doctor.rollout_lines import first_rows
 from gxpo.doctor.rollout_rows import Row, assemble
@@ -14,7 +15,6 @@ from gxpo.doctor.rollout_tables import form, table_names
 from gxpo.doctor.rollout_tasks import with_references
 from gxpo.doctor.rollout_trl import REQUIRED, Hints, Tables, read_trl
 from gxpo.doctor.runlog import Rollouts
-from gxpo.errors import MissingExtra
 
 _ORDER = ("gxpo", "trl", "verl", "plain")  # of a run with several, the first
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
 
-from gxpo.answers import NESTED, TAGGED, braced
+from gxpo.base.answers import NESTED, TAGGED, braced
 
 # A sign belongs to a number unless it stands behind a digit, a letter or a closing bracket: 8-3 holds 8 and 3.
 _NUMBER = re.compile(r"(?<![\w.])(?:(?<![\w)\]}])[-\u2212])?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w])(?!\.\d)")

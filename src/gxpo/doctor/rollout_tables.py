@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from gxpo.base.errors import need
+from gxpo.base.parquet_files import fault_of
 from gxpo.doctor.rollout_lines import LARGE, Lines, first_rows, line_count, read_lines
 from gxpo.doctor.rollout_sample import by_step, spread
-from gxpo.errors import need
-from gxpo.parquet_files import fault_of
 
 _BATCH = 2_000  # rows of a part of a large Parquet table
 _PARTS = 32  # such parts

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from gxpo.base.errors import need
+from gxpo.base.parquet_files import fault_of
 from gxpo.doctor.rollout_blocks import Table, block_size, held_out_from
 from gxpo.doctor.rollout_credit import Floats, reward_columns, total
 from gxpo.doctor.rollout_rows import NAN, Row, completion_text, first_reference, number, reference, text, whole
 from gxpo.doctor.rollout_sample import KEPT, Dump, share, spread, whole_groups
 from gxpo.doctor.rollout_tables import values
-from gxpo.errors import need
-from gxpo.parquet_files import fault_of
 
 REQUIRED = {"step", "prompt", "completion", "advantage"}
 MOST_FILES = 250  # tables that are opened

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gxpo.definition import EVIDENCE
+from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.doctor import evidence
 from gxpo.doctor.evidence import Measured
-from gxpo.errors import ConfigError, did_you_mean
 from gxpo.explain.catalogue import FREE
 from gxpo.explain.symptoms import SICKNESSES, SYMPTOMS, Advice
 from gxpo.methods import METHODS
+from gxpo.parts.definition import EVIDENCE
 
 PLACE = ("helped", "", "mixed", "undecided", "harmed")  # "": not measured
 CERTAIN, CLOSE = 75, 3  # of 100: the score from which a name is taken for a symptom, and what tells two apart

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from gxpo.compose import method
-from gxpo.definition import EVIDENCE, STAGES, Definition, same, show, stage_of
-from gxpo.errors import ConfigError, did_you_mean, one_of
+from gxpo.algorithms.objectives import PolicyGradient
+from gxpo.algorithms.signals import BUILT_IN
+from gxpo.base.errors import ConfigError, did_you_mean, one_of
 from gxpo.explain.effect import on_equal
 from gxpo.methods import METHODS
-from gxpo.objectives import PolicyGradient
-from gxpo.pipeline import Method
-from gxpo.signals import BUILT_IN
+from gxpo.methods.compose import method
+from gxpo.methods.method import Method
+from gxpo.parts.definition import EVIDENCE, STAGES, Definition, same, show, stage_of
 
 FREE = str(next(f.default for f in dataclasses.fields(Definition) if f.name == "cost"))  # nothing beyond the base
 EXPLAINED = {

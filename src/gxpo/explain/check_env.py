@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gxpo import envs, worlds
-from gxpo.errors import GxpoError, TaskError
-from gxpo.settings import RUN_KEYS
+from gxpo.base.errors import GxpoError, TaskError
+from gxpo.environments import envs, worlds
+from gxpo.parts.settings import RUN_KEYS
 
 EVALUATED = 8  # held-out instances that are asked for: a run asks for eval.tasks
 

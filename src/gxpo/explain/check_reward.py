@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gxpo import tasks as sources
-from gxpo.errors import TaskError
+from gxpo.base.errors import TaskError
+from gxpo.environments import tasks as sources
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.rewards.functions import names_file
 from gxpo.explain.trials import EXPLOITS, FORMS, HEDGED, LENGTHS, Trial, forms, others, references, wrong_in
-from gxpo.forest import Forest
-from gxpo.protocols import Task
-from gxpo.rewards import RewardSet
-from gxpo.rewards.functions import names_file
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Task
 
 PAYS = 0.05  # share of the way from a wrong to a right answer above which an exploit is a finding
 RELATED = 0.2  # rank correlation with length above which it is a finding
@@ -257,7 +257,7 @@ def show(report: dict[str, Any]) -> None:
     """Print the report for people."""
     from rich.table import Table
 
-    from gxpo import terminal
+    from gxpo.base import terminal
 
     console = terminal.console(soft_wrap=True)
     table = Table("completion", "mean score", "unscored", box=None, header_style="bold")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gxpo.chat import Report, check_template
-from gxpo.models.without_weights import tokenizer_of
+from gxpo.models.chat import Report, check_template
+from gxpo.training.models.without_weights import tokenizer_of
 
 
 def check(model: str, template: str | None = None) -> Report:

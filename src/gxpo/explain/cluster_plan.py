@@ -17,11 +17,11 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gxpo.config import Resolved
-from gxpo.errors import ConfigError, did_you_mean
+from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.explain.plan import arithmetic
 from gxpo.models.shape import ModelShape
-from gxpo.settings import ClusterSettings
+from gxpo.parts.settings import ClusterSettings
+from gxpo.training.config import Resolved
 
 BYTES = {"weights": 2, "gradient": 2, "float32_copy": 4, "moments": 8}  # of a parameter
 ON_HOST = ("float32_copy", "moments")  # with offload: optimiser

@@ -16,13 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gxpo.credit.base import CreditPart, CreditSum
-from gxpo.credit.relative import VALUES, Relative
-from gxpo.credit.state_keys import StateKeyed
-from gxpo.credit.state_relative import StateRelative
-from gxpo.definition import show
-from gxpo.forest import Forest
-from gxpo.grouped import DEGENERATE
+from gxpo.algorithms.credit.base import CreditPart, CreditSum
+from gxpo.algorithms.credit.relative import VALUES, Relative
+from gxpo.algorithms.credit.state_keys import StateKeyed
+from gxpo.algorithms.credit.state_relative import StateRelative
+from gxpo.forest.forest import Forest
+from gxpo.forest.grouped import DEGENERATE
+from gxpo.parts.definition import show
 
 Floats = NDArray[np.float64]
 INPUTS, SHOWN, EQUAL, ALONE, NO_SET = range(

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo.errors import GxpoError
-from gxpo.forest import Forest
-from gxpo.learning import learns_from_equal_groups
-from gxpo.pipeline import Method
-from gxpo.protocols import PolicyTokens
-from gxpo.signals import Signals
+from gxpo.algorithms.signals import Signals
+from gxpo.base.errors import GxpoError
+from gxpo.forest.forest import Forest
+from gxpo.methods.method import Method
+from gxpo.parts.learning import learns_from_equal_groups
+from gxpo.parts.protocols import PolicyTokens
 
 GROUP, LENGTH, LIMIT = 8, 4, 64  # answers of a group, tokens of an answer, tokens at which generation stops
 GIVEN = ("behaviour_logprob", "proximal_logprob", "reference_logprob", "entropy")  # the same for every token

@@ -8,7 +8,7 @@ from html import escape
 
 import torch
 
-from gxpo.forest import ACTION, OBSERVATION, Forest
+from gxpo.forest.forest import ACTION, OBSERVATION, Forest
 
 ROW, LEFT, TOP, STEP, THICK = 30, 12, 12, 9, 20  # pixels: between rows, margins, of a token, of a node
 INK, GREY, BLUE = "#333333", "#d9d9d9", "#c6dbef"

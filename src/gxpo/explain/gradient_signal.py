@@ -10,7 +10,7 @@ def show(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, told
     """Print a row for each method and group size, and which needs the fewest tokens."""
     from rich.table import Table
 
-    from gxpo import terminal
+    from gxpo.base import terminal
 
     table = Table(box=None, header_style="bold")
     columns = (

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gxpo import grouped
 from gxpo.explain.outlook import Outlook
-from gxpo.forest import Forest
+from gxpo.forest import grouped
+from gxpo.forest.forest import Forest
 
 Floats = NDArray[np.float64]
 MOST_ROLLOUTS, MOST_TOKENS = 10_000, 1_500_000  # on one page

@@ -8,8 +8,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gxpo.compose import method
-from gxpo.definition import Definition, show
 from gxpo.explain.catalogue import EXPLAINED, entries, free
 from gxpo.explain.effect import GROUP, LENGTH, Effect, effect
 from gxpo.explain.method_pictures import effect_figure, number, surrogate_figure, svg
@@ -17,7 +15,9 @@ from gxpo.explain.method_text import EQUAL, SECTIONS, counted, merges, sections
 from gxpo.explain.surrogate_effect import ENTROPY, RATIOS, SAMPLED, TOLD, SurrogateEffect, surrogate_effect
 from gxpo.explain.symptoms import SYMPTOMS
 from gxpo.methods import METHODS
-from gxpo.pipeline import Method
+from gxpo.methods.compose import method
+from gxpo.methods.method import Method
+from gxpo.parts.definition import Definition, show
 
 FENCE = "```"
 INDICES = {  # pages and their sections

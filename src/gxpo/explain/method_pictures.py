@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from gxpo.errors import need
+from gxpo.base.errors import need
 from gxpo.explain.effect import GROUP, Effect
 from gxpo.explain.surrogate_effect import RATIOS, SurrogateEffect
 

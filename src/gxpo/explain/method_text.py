@@ -6,14 +6,14 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gxpo.compat import COMPAT
-from gxpo.compose import method
-from gxpo.definition import EVIDENCE, Definition, show
 from gxpo.doctor.evidence import IN_WORDS, LIMITS
 from gxpo.explain.catalogue import EXPLAINED, entry, free, tiers
 from gxpo.explain.symptoms import SYMPTOMS
 from gxpo.methods import METHODS
-from gxpo.phases import expand
+from gxpo.methods.compat import COMPAT
+from gxpo.methods.compose import method
+from gxpo.parts.definition import EVIDENCE, Definition, show
+from gxpo.training.phase_plan import expand
 
 WIDTH, MARGIN = 116, 15
 EQUAL = {
@@ -50,7 +50,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     from rich.table import Table
     from rich.text import Text
 
-    from gxpo import terminal
+    from gxpo.base import terminal
 
     shown = Table(box=None, header_style="bold")
     for column in ("name", "evidence", "equal groups", "cost", "idea"):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gxpo.errors import ConfigError
+from gxpo.base.errors import ConfigError
 from gxpo.explain import advice, method_text
 from gxpo.explain.catalogue import citations, entries, entry, select
 from gxpo.explain.symptoms import SYMPTOMS
@@ -51,7 +51,7 @@ def show(
 
 def _as_json(name: str) -> str:
     if name not in METHODS:
-        from gxpo.compose import method
+        from gxpo.methods.compose import method
 
         made = method(name)  # a composition, or an error that says what is close
         keys = {k: {"value": str(s.value), "origin": s.origin} for k, s in made.keys.items()}

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 import gxpo
-from gxpo.definition import show
-from gxpo.errors import GxpoError
+from gxpo.algorithms.objectives import PolicyGradient
+from gxpo.algorithms.objectives.base import coefficients
+from gxpo.algorithms.signals import Signals
+from gxpo.base.errors import GxpoError
 from gxpo.explain import surrogate_effect
 from gxpo.explain.derivation import Summand, Watched
-from gxpo.forest import Forest
-from gxpo.objectives import PolicyGradient
-from gxpo.objectives.base import coefficients
-from gxpo.pipeline import Method, zero_signal_groups
-from gxpo.protocols import PolicyTokens
-from gxpo.signals import Signals
+from gxpo.forest.forest import Forest
+from gxpo.methods.method import Method, zero_signal_groups
+from gxpo.parts.definition import show
+from gxpo.parts.protocols import PolicyTokens
 
 TRIED = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)  # ratios at which the surrogate is shown
 GUESS = math.log(0.5)  # in place of unknown log-probs, on which nothing may depend

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gxpo.explain.trials import prompt_text
-from gxpo.protocols import Task
+from gxpo.parts.protocols import Task
 
 NEAR = 92.0  # similarity (0 to 100, rapidfuzz' ratio) from which two prompts count as nearly the same
 LARGEST = 2000  # prompts with the same numbers that are compared pairwise; of more, the first so many

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gxpo.forest import Forest
+from gxpo.forest.forest import Forest
 
 INTEGERS = (("u1", np.uint8), ("i1", np.int8), ("u2", np.uint16), ("i2", np.int16), ("i4", np.int32))
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from gxpo import ranges
-from gxpo.compose import method
-from gxpo.definition import Definition, show, stage_of
-from gxpo.errors import ConfigError, did_you_mean
+from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.methods import METHODS
-from gxpo.registry import PLACES, STAGES, folder_of
+from gxpo.methods.compose import method
+from gxpo.parts import ranges
+from gxpo.parts.definition import Definition, show, stage_of
+from gxpo.parts.registry import PLACES, STAGES, folder_of
 
 _WORDS = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "null"}
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gxpo import envs
-from gxpo.config import Resolved
-from gxpo.definition import show
-from gxpo.learners.base import steps_of
-from gxpo.options import Unexecuted
-from gxpo.phases import shares
-from gxpo.rewards.tournament import matches
-from gxpo.settings import RunSettings
+from gxpo.environments import envs
+from gxpo.environments.rewards.tournament import matches
+from gxpo.learning.base import steps_of
+from gxpo.parts.definition import show
+from gxpo.parts.options import Unexecuted
+from gxpo.parts.settings import RunSettings
+from gxpo.training.config import Resolved
+from gxpo.training.phase_plan import shares
 
 JUDGE = "judge"
 
@@ -117,7 +117,7 @@ def show_keys(resolved: Resolved) -> None:
     """Print every key, its value and its origin."""
     from rich.table import Table
 
-    from gxpo import terminal
+    from gxpo.base import terminal
 
     table = Table("key", "value", "from", box=None, header_style="bold")
     for key, stated in resolved.keys.items():
@@ -127,7 +127,7 @@ def show_keys(resolved: Resolved) -> None:
 
 def show_plan(figures: dict[str, Any]) -> None:
     """Print the figures as a table, and the step in one line."""
-    from gxpo import terminal
+    from gxpo.base import terminal
 
     console = terminal.console()
     f = figures
@@ -154,8 +154,8 @@ def show_plan(figures: dict[str, Any]) -> None:
 
 
 def show_probe(measured: dict[str, Any]) -> None:
-    """Print the cost of two real steps (`gxpo.trainer.probe`), extrapolated to the whole run."""
-    from gxpo import terminal
+    """Print the cost of two real steps (`gxpo.training.probe`), extrapolated to the whole run."""
+    from gxpo.base import terminal
 
     console, m = terminal.console(), measured
     console.print(

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gxpo import ranges
-from gxpo.definition import show
 from gxpo.explain.parts import entries, type_in_words
-from gxpo.settings import RunSettings
+from gxpo.parts import ranges
+from gxpo.parts.definition import show
+from gxpo.parts.settings import RunSettings
 
 FENCE = "```"
 SLOTS = {  # purpose of a slot's parts

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gxpo.columns import ACTION
-from gxpo.errors import GxpoError
+from gxpo.base.errors import GxpoError
+from gxpo.base.media import data_url, named, pictures_of
 from gxpo.explain.derivation import Compared, Summand
 from gxpo.explain.group_figures import GroupFigures
 from gxpo.explain.outlook import Outlook
 from gxpo.explain.packed import of_tokens, packed
 from gxpo.explain.rollout_source import Source
-from gxpo.forest import Forest
-from gxpo.media import data_url, named, pictures_of
+from gxpo.forest.columns import ACTION
+from gxpo.forest.forest import Forest
 
 LONGEST_TEXT = 20_000  # characters of a prompt or observation
 Places = dict[str, Tensor]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from gxpo.base.page import Html, data, folded, key_figures, masthead, page, paragraph, text
 from gxpo.explain.group_figures import MOST_ROLLOUTS, MOST_TOKENS, GroupFigures, chosen, figures
 from gxpo.explain.outlook import Outlook, look
 from gxpo.explain.rollout_columns import columns
 from gxpo.explain.rollout_source import Source, read
-from gxpo.page import Html, data, folded, key_figures, masthead, page, paragraph, text
 
 HERE = Path(__file__).parent
 SCRIPTS = ("columns.js", "arithmetic.js", "tree.js", "view.js")

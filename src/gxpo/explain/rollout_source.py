@@ -13,18 +13,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gxpo import config
-from gxpo.definition import show, stage_of
+from gxpo.base.errors import GxpoError, RecordError
+from gxpo.base.media import FOLDER, PICTURES
+from gxpo.base.regular_files import check_regular
+from gxpo.base.usercode import NotRun, unexecuted
 from gxpo.doctor.rollout_files import rollouts
 from gxpo.doctor.runlog import Rollouts
-from gxpo.errors import GxpoError, RecordError
 from gxpo.explain.words import Words, pseudo_tokens, reader_of
-from gxpo.forest import Forest
-from gxpo.media import FOLDER, PICTURES
-from gxpo.pipeline import Method
-from gxpo.record_format.schema import SCHEMA
-from gxpo.regular_files import check_regular
-from gxpo.usercode import NotRun, unexecuted
+from gxpo.forest.forest import Forest
+from gxpo.forest.record_format.schema import SCHEMA
+from gxpo.methods.method import Method
+from gxpo.parts.definition import show, stage_of
+from gxpo.training import config
 
 STEP = re.compile(r"(\d{1,18})(?!.*\d)")
 MOST_ROWS = 200_000  # rows of a table or dump that are read

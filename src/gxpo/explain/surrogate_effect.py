@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gxpo.errors import GxpoError
-from gxpo.forest import Forest
-from gxpo.objectives import PolicyGradient
-from gxpo.pipeline import Method
-from gxpo.protocols import PolicyTokens
-from gxpo.signals import Signals
+from gxpo.algorithms.objectives import PolicyGradient
+from gxpo.algorithms.signals import Signals
+from gxpo.base.errors import GxpoError
+from gxpo.forest.forest import Forest
+from gxpo.methods.method import Method
+from gxpo.parts.protocols import PolicyTokens
 
 SAMPLED, ENTROPY, MOST = 0.2, 0.5, 4.0  # probability when sampled, nats, the largest ratio that is tried
 RATIOS = tuple(i / 50 for i in range(1, 201))  # 0.02, 0.04, ... 4

@@ -10,21 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gxpo import chat, worlds
-from gxpo.chat.messages import normal_messages, padded_arguments, with_tags
-from gxpo.chat.plain import Tokens
-from gxpo.chat.rendered import prompt_warnings
-from gxpo.errors import ModelError, PictureError, TaskError
+from gxpo.base.errors import ModelError, PictureError, TaskError
+from gxpo.base.media import shown
+from gxpo.environments import worlds
+from gxpo.environments.tasks.file import check_size, parse_task
+from gxpo.environments.tasks.listed import ListedTasks
 from gxpo.explain.overlap import Overlap, overlap
 from gxpo.explain.task_reward import paid
-from gxpo.media import shown
-from gxpo.models.load import rows_of_model
-from gxpo.models.without_weights import positions, tokenizer_of
-from gxpo.protocols import Message, Task
-from gxpo.rollouts.context import prompt_messages
-from gxpo.settings import RunSettings
-from gxpo.tasks.file import check_size, parse_task
-from gxpo.tasks.listed import ListedTasks
+from gxpo.models import chat
+from gxpo.models.chat.messages import normal_messages, padded_arguments, with_tags
+from gxpo.models.chat.plain import Tokens
+from gxpo.models.chat.rendered import prompt_warnings
+from gxpo.parts.protocols import Message, Task
+from gxpo.parts.settings import RunSettings
+from gxpo.sampling.rollouts.context import prompt_messages
+from gxpo.training.models.load import rows_of_model
+from gxpo.training.models.without_weights import positions, tokenizer_of
 
 FEW = 30  # held-out tasks below which an accuracy has an interval wider than +-0.18
 FRACTIONS = (0.2, 0.3, 0.5)  # tried where the one that is set leaves a side empty

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from gxpo.environments.rewards import RewardSet
 from gxpo.explain.check_reward import Judge
 from gxpo.explain.trials import Trial, forms, references
-from gxpo.protocols import Task
-from gxpo.rewards import RewardSet
-from gxpo.settings import RunSettings
+from gxpo.parts.protocols import Task
+from gxpo.parts.settings import RunSettings
 
 MARGIN = 1e-9  # of a score, below which it counts as full
 ASKS = ("judge",)  # rewards that send completions to a server, which may cost money

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gxpo.protocols import Task
+from gxpo.parts.protocols import Task
 
 Form = Callable[[Task], str]
 

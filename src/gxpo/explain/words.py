@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gxpo.errors import GxpoError
-from gxpo.forest import Forest
-from gxpo.media import FIRST, named, ref_of, row_of
+from gxpo.base.errors import GxpoError
+from gxpo.base.media import FIRST, named, ref_of, row_of
+from gxpo.forest.forest import Forest
 from gxpo.models.tokenizer import CHARACTERS, IMAGE, SPECIAL, built_in
 
 WORD = re.compile(r"\s*[^\s]{1,24}|\s+")  # 24: a text without spaces is cut, too
@@ -63,7 +63,7 @@ def reader_of(model: str | None, lexicon: Mapping[str, int] | None) -> tuple[Cal
 
 
 def _local_tokenizer(model: str):  # type: ignore[no-untyped-def]  # transformers is optional
-    from gxpo.errors import need
+    from gxpo.base.errors import need
 
     try:
         transformers = need("transformers", "train")

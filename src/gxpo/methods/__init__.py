@@ -7,9 +7,9 @@ import os
 import pkgutil
 from collections.abc import Iterator, Mapping
 
-from gxpo.definition import Definition
-from gxpo.errors import ConfigError
-from gxpo.usercode import Unusable, object_at
+from gxpo.base.errors import ConfigError
+from gxpo.base.usercode import Unusable, object_at
+from gxpo.parts.definition import Definition
 
 
 class Catalogue(Mapping[str, Definition]):
@@ -19,7 +19,7 @@ class Catalogue(Mapping[str, Definition]):
     """
 
     def __init__(self) -> None:
-        self._names = sorted(m.name for m in pkgutil.iter_modules(__path__))
+        self._names = sorted({m.name for m in pkgutil.iter_modules(__path__)} - {"compat", "compose", "method"})
         self._found: dict[str, Definition] = {}
         self._given: dict[str, Definition] = {}  # by the file's whole path
 

@@ -9,8 +9,8 @@ scripts never reach: as run there, it is GRPO. M is over groups with verdicts an
 geometry and medicine: `weight.difficulty_mix.full`). Groups all right or all wrong have weight 1 and advantage 0.
 """
 
-from gxpo.definition import Definition
-from gxpo.weighting.group_weight import GroupWeight
+from gxpo.algorithms.weighting.group_weight import GroupWeight
+from gxpo.parts.definition import Definition
 
 a_grae = Definition(
     name="a_grae",

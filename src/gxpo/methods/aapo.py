@@ -10,11 +10,11 @@ does not read: there is none here. eps is 1e-4 in the code (`aapo@paper`). An an
 has no gap. Groups of equal rewards learn where the reference's rewards differ.
 """
 
-from gxpo.credit.bonus import Bonus
-from gxpo.definition import Definition
-from gxpo.objectives.surrogate import unclipped
-from gxpo.rollouts.baseline import BaselineRollouts
-from gxpo.signals.rollout_baseline import rollout_baseline
+from gxpo.algorithms.credit.bonus import Bonus
+from gxpo.algorithms.objectives.surrogate import unclipped
+from gxpo.algorithms.signals.rollout_baseline import rollout_baseline
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.baseline import BaselineRollouts
 
 aapo = Definition(
     name="aapo",

@@ -7,8 +7,8 @@ more, just below the limit). Without wrong answers w = 1, without correct ones 0
 way round, which a centred advantage does not show. The paper's rule by difficulty is in neither code and not built.
 """
 
-from gxpo.definition import Definition
-from gxpo.weighting.group_weight import GroupWeight
+from gxpo.algorithms.weighting.group_weight import GroupWeight
+from gxpo.parts.definition import Definition
 
 adora = Definition(
     name="adora",

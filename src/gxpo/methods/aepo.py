@@ -10,9 +10,9 @@ then. h is an estimate from sampled tokens, not the entropy; H* is 0.5. The firs
 more: ours.
 """
 
-from gxpo.credit.baselines import constant_advantage
-from gxpo.definition import Definition
-from gxpo.rollouts.hot_cold import HotColdReplay
+from gxpo.algorithms.credit.baselines import constant_advantage
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.hot_cold import HotColdReplay
 
 aepo = Definition(
     name="aepo",

@@ -13,11 +13,11 @@ outcome, where q is 2 V - 1. A step is 1/8 of the longest answer (theirs: a line
 head in the search, beam search by steps at inference.
 """
 
-from gxpo.credit.value_delta import ValueDelta
-from gxpo.definition import Definition
-from gxpo.objectives.surrogate import log_likelihood
-from gxpo.objectives.value import ValueRegression
-from gxpo.rollouts.search import Search
+from gxpo.algorithms.credit.value_delta import ValueDelta
+from gxpo.algorithms.objectives.surrogate import log_likelihood
+from gxpo.algorithms.objectives.value import ValueRegression
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.search import Search
 
 alphamath = Definition(
     name="alphamath",

@@ -11,9 +11,9 @@ micro-batch). S = 4 budgets, evenly spaced; A = 4, P uniform. Answers have 8 tok
 rollout.summary_tokens.
 """
 
-from gxpo.credit.budget_relative import by_budgets
-from gxpo.definition import Definition
-from gxpo.rollouts.thinking_budgets import ThinkingBudgets
+from gxpo.algorithms.credit.budget_relative import by_budgets
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.thinking_budgets import ThinkingBudgets
 
 anytime_brpo = Definition(
     name="anytime_brpo",

@@ -8,8 +8,8 @@ wrong answer's ratio fall without bound). Where A is 0 nothing is trained: phi^(
 are those of the optimiser step; below mu = 0 the upper bound stays at its least.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.power_mean import PowerMean
+from gxpo.algorithms.objectives.power_mean import PowerMean
+from gxpo.parts.definition import Definition
 
 apmpo = Definition(
     name="apmpo",

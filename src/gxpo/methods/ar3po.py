@@ -15,8 +15,8 @@ prompts by n_q, and its denominator has the reused row's tokens. Stopping at the
 easy prompts, and the baseline, no longer unbiased.
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.again import Again
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.again import Again
 
 ar3po = Definition(
     name="ar3po",

@@ -14,10 +14,10 @@ its tokens (the base's); there it is the sum over an utterance. Other epochs and
 over.
 """
 
-from gxpo.credit.twin_critic import TwinCritic
-from gxpo.definition import Definition
-from gxpo.objectives.surrogate import unclipped
-from gxpo.objectives.value import ValueRegression
+from gxpo.algorithms.credit.twin_critic import TwinCritic
+from gxpo.algorithms.objectives.surrogate import unclipped
+from gxpo.algorithms.objectives.value import ValueRegression
+from gxpo.parts.definition import Definition
 
 HEADS = ("q1", "q2", "v1", "v2", "baseline")
 

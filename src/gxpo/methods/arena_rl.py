@@ -14,7 +14,7 @@ double_elim (seeded by their order, where the code draws pairs at random). A bye
 opponents are compared by their mean; there it is a win, and by their sum. Its scripts' clip is `arena_rl@paper`.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 arena_rl = Definition(
     name="arena_rl",

@@ -12,8 +12,8 @@ words are of the tokens after a tool's answer, which are the next turn's. P is d
 it with a threshold. The weight is the scripts' 0.2 (the code's default 0.5).
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.branching import TurnBranches
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.branching import TurnBranches
 
 arpo_agentic = Definition(
     name="arpo_agentic",

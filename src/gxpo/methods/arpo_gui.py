@@ -12,8 +12,8 @@ model's success, for which there is `gxpo filter-tasks`; 0.5 format is `scoring.
 another, `arpo_agentic`.
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.again import Again
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.again import Again
 
 arpo_gui = Definition(
     name="arpo_gui",

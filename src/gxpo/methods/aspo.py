@@ -9,9 +9,9 @@ the same for clips. Code is found by a regular expression in the decoded answer 
 are over the group's right answers with code. With A of 0, as in a group of right answers only, there is no bonus.
 """
 
-from gxpo.definition import Definition
-from gxpo.signals.texts import first_match
-from gxpo.weighting.token_weight import TokenWeight
+from gxpo.algorithms.signals.texts import first_match
+from gxpo.algorithms.weighting.token_weight import TokenWeight
+from gxpo.parts.definition import Definition
 
 aspo = Definition(
     name="aspo",

@@ -9,7 +9,7 @@ since a group has one reference. beta 0.04 is under `asr_grpo@paper`. The whole 
 to text; no audio was tried here.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 asr_grpo = Definition(
     name="asr_grpo",

@@ -10,7 +10,7 @@ mean over tokens. QAE (arXiv 2509.22611), which moves the baseline to a quantile
 "quantile"}` of the base.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 asymre = Definition(
     name="asymre",

@@ -12,8 +12,8 @@ loss is the mean over all candidates of the step (the paper: a mean for each pol
 optimiser step together.
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.team_cells import TeamCells
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.team_cells import TeamCells
 
 at_grpo = Definition(
     name="at_grpo",

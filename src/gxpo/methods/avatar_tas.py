@@ -13,11 +13,11 @@ a task's rollouts come back when the task does), and hints where a hard prompt's
 alone: `grpo` with `weight.u_shape: u_shape`.
 """
 
-from gxpo.credit.baselines import replay_baseline
-from gxpo.definition import Definition
-from gxpo.rollouts.replay import Replay
-from gxpo.signals.task_mean import TaskMean
-from gxpo.weighting.token_weight import TokenWeight
+from gxpo.algorithms.credit.baselines import replay_baseline
+from gxpo.algorithms.signals.task_mean import TaskMean
+from gxpo.algorithms.weighting.token_weight import TokenWeight
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.replay import Replay
 
 avatar_tas = Definition(
     name="avatar_tas",

@@ -8,7 +8,7 @@ easy (the paper filters tactics by perplexity: `weight.NAME: token_weight`). The
 that the run began with (`weights: reset`) and reads the rollouts of the phases that sample (`rollout.file: earlier`).
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 _IMITATE = {"method": "grpo", "objective": "positive_likelihood", "objective.coef": 1.0}
 _POOL = {"rollout": "logged", "rollout.file": "earlier", "weights": "reset"}

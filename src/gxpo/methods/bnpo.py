@@ -10,9 +10,9 @@ not in m and v (code: it is, with p = 0). Equal p everywhere: weight 1 (code: 0 
 "bnpo" is a token mean and has nothing to do with this.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.surrogate import DualClip
-from gxpo.weighting.group_weight import GroupWeight
+from gxpo.algorithms.objectives.surrogate import DualClip
+from gxpo.algorithms.weighting.group_weight import GroupWeight
+from gxpo.parts.definition import Definition
 
 bnpo = Definition(
     name="bnpo",

@@ -10,10 +10,10 @@ or a share). The inner ratio does not correct for the sampler: no rollout is sam
 10 for A < 0 as well and take the mean over tokens.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.inner_layer import InnerLayer
-from gxpo.objectives.surrogate import DualClip
-from gxpo.signals.policy_outputs import layer_logprob
+from gxpo.algorithms.objectives.inner_layer import InnerLayer
+from gxpo.algorithms.objectives.surrogate import DualClip
+from gxpo.algorithms.signals.policy_outputs import layer_logprob
+from gxpo.parts.definition import Definition
 
 bupo = Definition(
     name="bupo",

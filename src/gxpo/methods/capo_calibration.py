@@ -9,9 +9,9 @@ and it would only scale the step. Masked rollouts still count in the sums of the
 reference that is a capable model of the task; of one trained from nothing, every correct answer may be left out.
 """
 
-from gxpo.credit.pairwise import pairwise_auc
-from gxpo.definition import Definition
-from gxpo.weighting.token_weight import TokenWeight
+from gxpo.algorithms.credit.pairwise import pairwise_auc
+from gxpo.algorithms.weighting.token_weight import TokenWeight
+from gxpo.parts.definition import Definition
 
 capo_calibration = Definition(
     name="capo_calibration",

@@ -14,9 +14,9 @@ learning rate follows its schedule: `weight.curvature.lr` is to be the update's.
 denominator too, here they stay, as with their Dr. GRPO.
 """
 
-from gxpo.definition import Definition
-from gxpo.signals.hidden_states import state_norm
-from gxpo.weighting.token_weight import TokenWeight
+from gxpo.algorithms.signals.hidden_states import state_norm
+from gxpo.algorithms.weighting.token_weight import TokenWeight
+from gxpo.parts.definition import Definition
 
 capo_curvature = Definition(
     name="capo_curvature",

@@ -11,9 +11,9 @@ us. The judge (`signal.step_judge.server`, or `.ask`) is yours to name. A step t
 penalised, and counted. Advantages vary between tokens, so a group of one learns where it has wrong steps.
 """
 
-from gxpo.definition import Definition
-from gxpo.segments import Delimiter
-from gxpo.signals.step_judge import StepJudge
+from gxpo.algorithms.segments import Delimiter
+from gxpo.algorithms.signals.step_judge import StepJudge
+from gxpo.parts.definition import Definition
 
 capo_genprm = Definition(
     name="capo_genprm",

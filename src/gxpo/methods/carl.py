@@ -10,8 +10,8 @@ terminal is 0, as there, but -0.01 of a route for a collision or a red light (`r
 there, group statistics here. Stand-in: no driving.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.shape import Shape
+from gxpo.environments.rewards.shape import Shape
+from gxpo.parts.definition import Definition
 
 carl = Definition(
     name="carl",

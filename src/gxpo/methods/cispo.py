@@ -9,8 +9,8 @@ elsewhere the same number is an offset from 1. On policy every coefficient is ex
 meaning.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives import truncate
+from gxpo.algorithms.objectives import truncate
+from gxpo.parts.definition import Definition
 
 cispo = Definition(
     name="cispo",

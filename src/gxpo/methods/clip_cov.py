@@ -12,8 +12,8 @@ update of a step; theirs has no generator of its own. KL-Cov's share is 2e-4 in 
 (`objective.covariance_share`).
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.surrogate_clips import covariance_clip
+from gxpo.algorithms.objectives.surrogate_clips import covariance_clip
+from gxpo.parts.definition import Definition
 
 clip_cov = Definition(
     name="clip_cov",

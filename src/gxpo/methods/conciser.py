@@ -8,8 +8,8 @@ for a group and left out. A filter that drops all-right groups (dynamic sampling
 group's deviation, a difference of a few tokens has the full scale: `credit.scale: none` keeps it small.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.length import Length
+from gxpo.environments.rewards.length import Length
+from gxpo.parts.definition import Definition
 
 conciser = Definition(
     name="conciser",

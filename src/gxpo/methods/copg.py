@@ -13,8 +13,8 @@ members of a pair. Loss and gradient are means over trajectories. The gradient o
 are not read.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.sequence_losses import SquaredLogRatio
+from gxpo.algorithms.objectives.sequence_losses import SquaredLogRatio
+from gxpo.parts.definition import Definition
 
 copg = Definition(
     name="copg",

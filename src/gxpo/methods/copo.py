@@ -11,9 +11,9 @@ advantages are added, which is the same wherever both have one sign or nothing i
 Answers are compared as strings, an attempt without one is an answer of its own.
 """
 
-from gxpo.credit.consistency import consistency_blended
-from gxpo.definition import Definition
-from gxpo.signals.texts import answer_clusters
+from gxpo.algorithms.credit.consistency import consistency_blended
+from gxpo.algorithms.signals.texts import answer_clusters
+from gxpo.parts.definition import Definition
 
 copo = Definition(
     name="copo",

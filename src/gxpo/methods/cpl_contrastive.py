@@ -10,8 +10,8 @@ control are whole answers here. Pairs by verdict of the step's own rollouts, or 
 plan step learning, also CPL, is `step_apo`.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.preference_pairs import PreferencePairs
+from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.parts.definition import Definition
 
 cpl_contrastive = Definition(
     name="cpl_contrastive",

@@ -8,8 +8,8 @@ is 0.5. They weigh G / k, so the mean is over the kept ones. The paper fills the
 `tasks.per_step` 1 / (1 - P) times as high.
 """
 
-from gxpo.definition import Definition
-from gxpo.weighting.token_weight import TokenWeight
+from gxpo.algorithms.weighting.token_weight import TokenWeight
+from gxpo.parts.definition import Definition
 
 cppo = Definition(
     name="cppo",

@@ -9,8 +9,8 @@ buttons` with `tasks.options.pool` they are the numbers of actions asked for. It
 task's: `scoring.weights`. Stand-in: toy screens, where the level is exact; the paper's are lengths of recorded ways.
 """
 
-from gxpo.definition import Definition
-from gxpo.tasks.task_scores import first_unmastered
+from gxpo.environments.tasks.task_scores import first_unmastered
+from gxpo.parts.definition import Definition
 
 craft_gui = Definition(
     name="craft_gui",

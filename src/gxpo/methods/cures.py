@@ -12,9 +12,9 @@ before it their p was drawn to the mean of all tasks). Tasks of a step differ. C
 1` in both places).
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.adaptive_group_size import AdaptiveGroupSize
-from gxpo.tasks.task_scores import std
+from gxpo.environments.tasks.task_scores import std
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.adaptive_group_size import AdaptiveGroupSize
 
 cures = Definition(
     name="cures",

@@ -8,8 +8,8 @@ its group before, and not again, so the kept ones have no mean of 0. Shares 1/2 
 are ours. Kept rollouts weigh M / N; dropped tokens stay in the denominators.
 """
 
-from gxpo.definition import Definition
-from gxpo.weighting.token_weight import TokenWeight
+from gxpo.algorithms.weighting.token_weight import TokenWeight
+from gxpo.parts.definition import Definition
 
 d3s = Definition(
     name="d3s",

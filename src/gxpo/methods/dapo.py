@@ -8,9 +8,9 @@ Choices. No dual clip (the paper has none; the authors' recipe, which is verl's,
 sampling.max_new_tokens and L_c a fifth of it, the paper's proportion (4096 of 20480).
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards import Overlong
-from gxpo.rollouts import DynamicSampling
+from gxpo.environments.rewards import Overlong
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts import DynamicSampling
 
 dapo = Definition(
     name="dapo",

@@ -12,8 +12,8 @@ here it is whoever `scoring.options.judge` names. lambda is the weight of judge 
 verdict, 0 or 1. Other teams: `rollout.graph=FILE.py:NAME` with `cases`.
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.team import Team
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.team import Team
 
 debate_reward = Definition(
     name="debate_reward",

@@ -10,8 +10,8 @@ refused. Over tokens it is GRPO's mean, each answer alike; AReaL's is the mean o
 token_mean`), masked ones counted.
 """
 
-from gxpo.definition import Definition
-from gxpo.weighting.mismatch import MismatchMask, Truncated
+from gxpo.algorithms.weighting.mismatch import MismatchMask, Truncated
+from gxpo.parts.definition import Definition
 
 decoupled_ppo = Definition(
     name="decoupled_ppo",

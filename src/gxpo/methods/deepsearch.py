@@ -16,9 +16,9 @@ is backed up before a failure, a tree is better than the policy: on tasks that a
 teaches nothing.
 """
 
-from gxpo.credit.search_value import searched
-from gxpo.definition import Definition
-from gxpo.rollouts.search import Search
+from gxpo.algorithms.credit.search_value import searched
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.search import Search
 
 deepsearch = Definition(
     name="deepsearch",

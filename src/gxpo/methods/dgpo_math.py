@@ -9,8 +9,8 @@ further factor for the balance of processes is 1 here, where a step is one batch
 else is in the reward. The paper's rewriting of questions is data, not method: not here.
 """
 
-from gxpo.definition import Definition
-from gxpo.weighting.group_weight import GroupWeight
+from gxpo.algorithms.weighting.group_weight import GroupWeight
+from gxpo.parts.definition import Definition
 
 dgpo_math = Definition(
     name="dgpo_math",

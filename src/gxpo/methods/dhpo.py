@@ -8,9 +8,9 @@ clip, as the prose says, which stops tokens on the harmful side too; `objective.
 each. How entropies are brought to [0, 1] is ours. The sequence ratio is in GSPO's token form.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.ratio_trajectory import filtered, prefix_level
-from gxpo.objectives.surrogate_clips import hybrid_clip
+from gxpo.algorithms.objectives.ratio_trajectory import filtered, prefix_level
+from gxpo.algorithms.objectives.surrogate_clips import hybrid_clip
+from gxpo.parts.definition import Definition
 
 dhpo = Definition(
     name="dhpo",

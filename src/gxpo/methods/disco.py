@@ -11,8 +11,8 @@ nothing is done (the code: D still pulls). The code's L-ratio branch calls anoth
 does not have. Groups without both labels have J = 0 and count in the mean. Advantages are not read.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.sequence_losses import Discriminative
+from gxpo.algorithms.objectives.sequence_losses import Discriminative
+from gxpo.parts.definition import Definition
 
 disco = Definition(
     name="disco",

@@ -10,8 +10,8 @@ data (rollout `logged`: answers of several messages). Distribution matching for 
 another method.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.preference_pairs import PreferencePairs
+from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.parts.definition import Definition
 
 dmpo = Definition(
     name="dmpo",

@@ -10,8 +10,8 @@ counts as 0. `objective.label_smoothing` is cDPO, `objective.form: ipo` IPO. Not
 sampler's log-probs. Advantages are not read.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.preference_pairs import PreferencePairs
+from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.parts.definition import Definition
 
 dpo = Definition(
     name="dpo",

@@ -10,8 +10,8 @@ author's PureJaxRL, to which the paper's repository refers, a mean over tokens a
 group-relative, where theirs is GAE standardised over the minibatch.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.surrogate_penalties import drift
+from gxpo.algorithms.objectives.surrogate_penalties import drift
+from gxpo.parts.definition import Definition
 
 dpo_discovered = Definition(
     name="dpo_discovered",

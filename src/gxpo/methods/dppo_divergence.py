@@ -14,8 +14,8 @@ that adds 1e-3 times the squared log-ratio on every token is not followed in tha
 policies.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.surrogate_weights import divergence_mask
+from gxpo.algorithms.objectives.surrogate_weights import divergence_mask
+from gxpo.parts.definition import Definition
 
 dppo_divergence = Definition(
     name="dppo_divergence",

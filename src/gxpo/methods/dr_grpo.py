@@ -9,7 +9,7 @@ one update, no KL. verl's name for the aggregation (`seq-mean-token-sum-norm`) h
 them the padded width of the batch.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 dr_grpo = Definition(
     name="dr_grpo",

@@ -10,8 +10,8 @@ per_role` all policies take one optimiser step together, clipped by one norm (th
 each).
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.team import Team
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.team import Team
 
 dr_mas = Definition(
     name="dr_mas",

@@ -8,9 +8,9 @@ hidden states over the answer; the authors' is a sentence encoder (jina, nomic):
 provides "embedding", in the place of `signal.mean_hidden`.
 """
 
-from gxpo.credit.redundancy import DiversityAdjusted
-from gxpo.definition import Definition
-from gxpo.signals.hidden_states import mean_hidden
+from gxpo.algorithms.credit.redundancy import DiversityAdjusted
+from gxpo.algorithms.signals.hidden_states import mean_hidden
+from gxpo.parts.definition import Definition
 
 dra_grpo = Definition(
     name="dra_grpo",

@@ -11,8 +11,8 @@ one that was left out. 64 attempts are under `drive@paper` (the paper says 80 in
 cost as many and teach nothing.
 """
 
-from gxpo.definition import Definition
-from gxpo.tasks.task_scores import keep_hardest
+from gxpo.environments.tasks.task_scores import keep_hardest
+from gxpo.parts.definition import Definition
 
 drive = Definition(
     name="drive",

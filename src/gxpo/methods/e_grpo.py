@@ -11,8 +11,8 @@ aside. An error of format earns 0 there and is not known here. Attempts over a l
 not in its loss. It trains without KL, with a wider upper clip and groups of 8.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.shape import Shape
+from gxpo.environments.rewards.shape import Shape
+from gxpo.parts.definition import Definition
 
 e_grpo = Definition(
     name="e_grpo",

@@ -7,8 +7,8 @@ the common form, over all tokens of the step), linearly interpolated, of the pol
 tokens stay in the denominators. The paper keeps a KL term whose coefficient we don't know: `objective.kl.coef`.
 """
 
-from gxpo.definition import Definition
-from gxpo.weighting.token_weight import TokenWeight
+from gxpo.algorithms.weighting.token_weight import TokenWeight
+from gxpo.parts.definition import Definition
 
 earl = Definition(
     name="earl",

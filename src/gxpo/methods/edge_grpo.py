@@ -10,8 +10,8 @@ injected doubt, given the answer, or replaced by the solution) is not built: no 
 end. So groups of equal outcomes still teach nothing.
 """
 
-from gxpo.definition import Definition
-from gxpo.weighting.token_weight import TokenWeight
+from gxpo.algorithms.weighting.token_weight import TokenWeight
+from gxpo.parts.definition import Definition
 
 edge_grpo = Definition(
     name="edge_grpo",

@@ -12,9 +12,9 @@ batches of stored rows, or of whole batches drawn while there are fewer; here it
 fresh one at most. No dual clip (code: 3). KL 0.01 is `eframe@paper`'s. Kept advantages do not add up to 0.
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.stored_groups import GroupReplay
-from gxpo.weighting.token_weight import TokenWeight
+from gxpo.algorithms.weighting.token_weight import TokenWeight
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.stored_groups import GroupReplay
 
 eframe = Definition(
     name="eframe",

@@ -12,7 +12,7 @@ loss, clipped at 3e-4 and 4e-4, the TRL recipes GRPO's without a KL, as here. Co
 watch `reward_vote_accuracy` and `eval_accuracy` beside `reward_agreement`.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 empo = Definition(
     name="empo",

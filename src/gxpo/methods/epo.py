@@ -11,8 +11,8 @@ episode). w is on (the README's commands; the script's default is off). c is 0.0
 (the code: 150 epochs, whatever it is). A turn without history has no band (the code: a band around 1).
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.entropy_band import EntropyBand
+from gxpo.algorithms.objectives.entropy_band import EntropyBand
+from gxpo.parts.definition import Definition
 
 epo = Definition(
     name="epo",

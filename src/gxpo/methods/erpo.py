@@ -11,9 +11,9 @@ virtual failure every all-right group pushes up all that it said; `credit.groups
 `ngrpo`. All-wrong tasks are not heated; `rollout.when: all_wrong` does that.
 """
 
-from gxpo.credit.baselines import pseudo_rollouts
-from gxpo.definition import Definition
-from gxpo.rollouts.task_temperature import TaskTemperature
+from gxpo.algorithms.credit.baselines import pseudo_rollouts
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.task_temperature import TaskTemperature
 
 erpo = Definition(
     name="erpo",

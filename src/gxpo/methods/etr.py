@@ -8,8 +8,8 @@ advantage of a binary outcome, 4 p (1 - p) = 4 A^2 / (1 + A^2)^2, exact for the 
 two factors are tied, and partly oppose.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.surrogate_clips import elastic_clip
+from gxpo.algorithms.objectives.surrogate_clips import elastic_clip
+from gxpo.parts.definition import Definition
 
 etr = Definition(
     name="etr",

@@ -14,9 +14,9 @@ is `reward.add.overlong`, and no part of it. `until` switches the penalty off in
 that share, and is not the paper's. Filter on the shaped reward.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.feature import Feature
-from gxpo.rewards.shape import Shape
+from gxpo.environments.rewards.feature import Feature
+from gxpo.environments.rewards.shape import Shape
+from gxpo.parts.definition import Definition
 
 fapo = Definition(
     name="fapo",

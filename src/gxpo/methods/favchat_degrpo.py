@@ -9,8 +9,8 @@ chance to be drawn. A task that was not seen counts as the largest known. Video 
 tasks of text.
 """
 
-from gxpo.definition import Definition
-from gxpo.tasks.task_scores import disagreement
+from gxpo.environments.tasks.task_scores import disagreement
+from gxpo.parts.definition import Definition
 
 favchat_degrpo = Definition(
     name="favchat_degrpo",

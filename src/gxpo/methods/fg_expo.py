@@ -8,9 +8,9 @@ of the step before, since a coefficient holds for a whole step. To weigh the los
 instead of drawing them: `weight.NAME: group_weight`, `weight.NAME.curve: gaussian_rate`.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.control import ByAccuracy
-from gxpo.tasks.task_scores import gaussian
+from gxpo.algorithms.objectives.control import ByAccuracy
+from gxpo.environments.tasks.task_scores import gaussian
+from gxpo.parts.definition import Definition
 
 fg_expo = Definition(
     name="fg_expo",

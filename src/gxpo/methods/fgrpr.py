@@ -8,7 +8,7 @@ own component "format", or gxpo's, where the task has none. The verdict is the t
 `scoring.options: {numeric: {pattern: ...}}` says where the answer is.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 fgrpr = Definition(
     name="fgrpr",

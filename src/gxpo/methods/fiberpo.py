@@ -12,9 +12,9 @@ w_i is 1. Two levels: prompt groups and domains, which the method's own paper ad
 `objective.surrogate: nested_clip` clips the trajectory's mean log-ratio and the residual from it.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.ratio_trajectory import filtered, prefix_level
-from gxpo.objectives.surrogate_clips import fiber_gate
+from gxpo.algorithms.objectives.ratio_trajectory import filtered, prefix_level
+from gxpo.algorithms.objectives.surrogate_clips import fiber_gate
+from gxpo.parts.definition import Definition
 
 fiberpo = Definition(
     name="fiberpo",

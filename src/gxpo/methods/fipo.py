@@ -11,8 +11,8 @@ micro-batch, here it is the optimiser step. On policy f is 1: it takes several u
 (`fipo@paper`: eight). Of DAPO only the loss is taken; compose `fipo+dapo` for its rollouts.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.surrogate_clips import FutureDrift
+from gxpo.algorithms.objectives.surrogate_clips import FutureDrift
+from gxpo.parts.definition import Definition
 
 fipo = Definition(
     name="fipo",

@@ -13,9 +13,9 @@ gives. KL: the estimator k3 on logp, not the reference's closed form (mean diffe
 dt), whose coefficient 0.04 therefore means another thing.
 """
 
-from gxpo.credit.segment_relative import segment_relative
-from gxpo.definition import Definition
-from gxpo.rollouts.denoise import Denoise
+from gxpo.algorithms.credit.segment_relative import segment_relative
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.denoise import Denoise
 
 flow_grpo = Definition(
     name="flow_grpo",

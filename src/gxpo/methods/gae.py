@@ -12,9 +12,9 @@ the length limit is over: value 0 beyond it. A group of one learns, and so does 
 begins at 0 and moves `learner.value_lr` times as fast as the rest.
 """
 
-from gxpo.credit.gae import Gae
-from gxpo.definition import Definition
-from gxpo.objectives.value import ValueRegression
+from gxpo.algorithms.credit.gae import Gae
+from gxpo.algorithms.objectives.value import ValueRegression
+from gxpo.parts.definition import Definition
 
 gae = Definition(
     name="gae",

@@ -14,9 +14,9 @@ on all tokens of the turn (`credit.target_at: all`), and reads it at the first. 
 for one that is over, and so does this. Head and optimiser as in `gae`.
 """
 
-from gxpo.credit.gae import Gae
-from gxpo.definition import Definition
-from gxpo.objectives.value import ValueRegression
+from gxpo.algorithms.credit.gae import Gae
+from gxpo.algorithms.objectives.value import ValueRegression
+from gxpo.parts.definition import Definition
 
 gae_turn = Definition(
     name="gae_turn",

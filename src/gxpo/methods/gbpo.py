@@ -11,8 +11,8 @@ token mean (`objective.aggregate: token_mean`) with KL 0.001. `credit.center: me
 on the median then have no pull. A group of one, which the code trains by its raw reward, has advantage 0.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.surrogate_penalties import ratio_target
+from gxpo.algorithms.objectives.surrogate_penalties import ratio_target
+from gxpo.parts.definition import Definition
 
 gbpo = Definition(
     name="gbpo",

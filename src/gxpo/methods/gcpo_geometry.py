@@ -8,8 +8,8 @@ not. A construction is <aux>...</aux> in the text: `reward.add.constructs.patter
 out. With 4 attempts of each kind one verdict moves the gap by 0.25. Another GCPO is `gcpo_gold`.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.feature import Feature
+from gxpo.environments.rewards.feature import Feature
+from gxpo.parts.definition import Definition
 
 gcpo_geometry = Definition(
     name="gcpo_geometry",

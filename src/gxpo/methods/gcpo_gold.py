@@ -14,8 +14,8 @@ group without any failure, or with a success, is GSPO's without KL. Without an a
 teaches nothing. Not GeometryZero's GCPO.
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.again import Again
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.again import Again
 
 gcpo_gold = Definition(
     name="gcpo_gold",

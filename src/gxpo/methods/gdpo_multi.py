@@ -7,8 +7,8 @@ Choices. Weights are by name (`credit.weights: {correct: 1.0, format: 0.5}`); wi
 weighs long answers more (`credit.over: tokens`). With one reward the batch normalisation is left out, as in TRL.
 """
 
-from gxpo.credit.decoupled import decoupled
-from gxpo.definition import Definition
+from gxpo.algorithms.credit.decoupled import decoupled
+from gxpo.parts.definition import Definition
 
 gdpo_multi = Definition(
     name="gdpo_multi",

@@ -9,8 +9,8 @@ judge is the policy where the tasks ask for verdicts. Of votes, w is the share o
 has 1/2, 1/2, 0. A bias that all judges share agrees with itself and is rewarded.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.preference_pairs import PreferencePairs
+from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.parts.definition import Definition
 
 genii = Definition(
     name="genii",

@@ -13,8 +13,8 @@ trained by plain GRPO; here as there it is attempted again. The reference's rewa
 is cut.
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.again import Again
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.again import Again
 
 ghpo = Definition(
     name="ghpo",

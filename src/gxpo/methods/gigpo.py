@@ -12,9 +12,9 @@ score: `credit.singleton: raw`). States are equal where their ids are; `credit.a
 texts, `credit.add.state.similar: 0.95` by their likeness, `credit.add.state.history` by the states before as well.
 """
 
-from gxpo.credit import Relative
-from gxpo.credit.state_relative import StateRelative
-from gxpo.definition import Definition
+from gxpo.algorithms.credit import Relative
+from gxpo.algorithms.credit.state_relative import StateRelative
+from gxpo.parts.definition import Definition
 
 gigpo = Definition(
     name="gigpo",

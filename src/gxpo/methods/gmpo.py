@@ -7,8 +7,8 @@ Choices. 0.4 is in log space: (e^-0.4, e^0.4). Sequences without trainable token
 them). Unclipped it equals unclipped GSPO.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives import LogClip
+from gxpo.algorithms.objectives import LogClip
+from gxpo.parts.definition import Definition
 
 gmpo = Definition(
     name="gmpo",

@@ -9,9 +9,9 @@ share is below 0.6 (scripts: 0.4): not built; with `rollout=dynamic_sampling` al
 else: its alpha is B over the number of non-zero rewards.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.surrogate import log_likelihood
-from gxpo.weighting.group_weight import GroupWeight
+from gxpo.algorithms.objectives.surrogate import log_likelihood
+from gxpo.algorithms.weighting.group_weight import GroupWeight
+from gxpo.parts.definition import Definition
 
 gpg = Definition(
     name="gpg",

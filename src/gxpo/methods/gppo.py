@@ -12,8 +12,8 @@ factors scale the value, too. Token mean. At the last commit the loss by this na
 the general one, with factors of 1, is the same.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.surrogate_clips import preserving_clip
+from gxpo.algorithms.objectives.surrogate_clips import preserving_clip
+from gxpo.parts.definition import Definition
 
 gppo = Definition(
     name="gppo",

@@ -13,8 +13,8 @@ state is given its sign in the paper: its delta is 0. The std has one degree of 
 here over trajectories. States are equal by the environment's word (`credit.similar` merges texts).
 """
 
-from gxpo.credit.graph_values import graph_advantage
-from gxpo.definition import Definition
+from gxpo.algorithms.credit.graph_values import graph_advantage
+from gxpo.parts.definition import Definition
 
 graft = Definition(
     name="graft",

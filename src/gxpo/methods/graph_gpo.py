@@ -12,9 +12,9 @@ over steps, `credit.unit: step`); a state visited once and a group of one have 0
 equal, and this is GRPO. With `credit.add.graph.form: progress` R_t = 10 * 0.1^(d(s_{t+1}) - d(s_t) + 1).
 """
 
-from gxpo.credit import Relative
-from gxpo.credit.state_relative import StateRelative
-from gxpo.definition import Definition
+from gxpo.algorithms.credit import Relative
+from gxpo.algorithms.credit.state_relative import StateRelative
+from gxpo.parts.definition import Definition
 
 graph_gpo = Definition(
     name="graph_gpo",

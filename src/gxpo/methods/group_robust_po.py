@@ -11,8 +11,8 @@ that a step lacks loses weight, as there. The code knows all of the data's popul
 step on; here one is known from its first pairs on, and begins with the mean weight of those before it.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.robust_pairs import RobustPairs
+from gxpo.algorithms.objectives.robust_pairs import RobustPairs
+from gxpo.parts.definition import Definition
 
 group_robust_po = Definition(
     name="group_robust_po",

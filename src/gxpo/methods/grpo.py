@@ -8,7 +8,7 @@ the clip; ddof 1 and 1e-6 are verl's, 0.2 is PPO's. The paper's KL coefficient i
 becomes the policy at every outer iteration; here it stays. Group of one: advantage 0 (verl keeps the raw reward).
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 grpo = Definition(
     name="grpo",

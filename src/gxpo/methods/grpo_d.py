@@ -8,8 +8,8 @@ b and rises to B (`objective.kl.control.shape: linear` rises throughout). b = 0 
 task, 0.04 and 0.1 those of counting. `objective.kl.coef` is b, `objective.kl.control.to` B, `.turn` w / t.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.control import schedule
+from gxpo.algorithms.objectives.control import schedule
+from gxpo.parts.definition import Definition
 
 grpo_d = Definition(
     name="grpo_d",

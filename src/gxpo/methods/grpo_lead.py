@@ -12,9 +12,9 @@ is one), a repetitive one of those -2 (`repetitive`). The code drops groups with
 here, from the batch; its loss is a token mean, and verl's entropy bonus of .001 is on (both in `@paper`). No KL.
 """
 
-from gxpo.credit.success_rate import difficulty_weighted
-from gxpo.definition import Definition
-from gxpo.rewards.shape import Shape
+from gxpo.algorithms.credit.success_rate import difficulty_weighted
+from gxpo.environments.rewards.shape import Shape
+from gxpo.parts.definition import Definition
 
 grpo_lead = Definition(
     name="grpo_lead",

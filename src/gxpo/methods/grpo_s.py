@@ -11,9 +11,9 @@ the rollout brings (`grpo_s+luffy`); without one, a group's right attempts take 
 of 1. The reward models that they learn by inverse reinforcement learning are yours to bring, as `reward`.
 """
 
-from gxpo.definition import Definition
-from gxpo.signals.hidden_states import mean_hidden
-from gxpo.weighting.group_weight import GroupWeight
+from gxpo.algorithms.signals.hidden_states import mean_hidden
+from gxpo.algorithms.weighting.group_weight import GroupWeight
+from gxpo.parts.definition import Definition
 
 grpo_s = Definition(
     name="grpo_s",

@@ -12,10 +12,10 @@ policy is asked; if it can make nothing of a cue there, right answers are held a
 `signal.answer_belief.answered: true` gives a trajectory's last segment no gain. With alpha 0 this is GRPO without std.
 """
 
-from gxpo.credit.value_delta import ValueDelta
-from gxpo.definition import Definition
-from gxpo.segments import entropy_segments
-from gxpo.signals.answer_belief import AnswerBelief
+from gxpo.algorithms.credit.value_delta import ValueDelta
+from gxpo.algorithms.segments import entropy_segments
+from gxpo.algorithms.signals.answer_belief import AnswerBelief
+from gxpo.parts.definition import Definition
 
 grpo_vps = Definition(
     name="grpo_vps",

@@ -8,7 +8,7 @@ turn-level advantages (`gigpo+gspo`) are allowed. The clip is three orders tight
 no longer be GSPO: refused.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 gspo = Definition(
     name="gspo",

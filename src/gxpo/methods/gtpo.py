@@ -11,10 +11,10 @@ divides each answer's loss by the number of its conflict tokens, which is left o
 would count a 50th. Its ratio exp(lp - stop lp) is 1 always: the plain policy gradient.
 """
 
-from gxpo.credit.bonus import Bonus
-from gxpo.definition import Definition
-from gxpo.objectives.surrogate import log_likelihood
-from gxpo.weighting.token_weight import TokenWeight
+from gxpo.algorithms.credit.bonus import Bonus
+from gxpo.algorithms.objectives.surrogate import log_likelihood
+from gxpo.algorithms.weighting.token_weight import TokenWeight
+from gxpo.parts.definition import Definition
 
 gtpo = Definition(
     name="gtpo",

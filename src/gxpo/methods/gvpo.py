@@ -8,8 +8,8 @@ mean of D is taken as a constant: exact, because residuals sum to 0. No std; bet
 it is REINFORCE with the group's mean as baseline, times beta / (G - 1). Advantages are not read.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.sequence_losses import GroupVariance
+from gxpo.algorithms.objectives.sequence_losses import GroupVariance
+from gxpo.parts.definition import Definition
 
 gvpo = Definition(
     name="gvpo",

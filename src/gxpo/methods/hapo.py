@@ -11,9 +11,9 @@ are the current policy's, their quantile is of the optimiser step's tokens (the 
 filter of equal groups, which the scripts have, are left out.
 """
 
-from gxpo.credit import length_weighted
-from gxpo.definition import Definition
-from gxpo.objectives.surrogate_clips import entropy_adaptive_clip
+from gxpo.algorithms.credit import length_weighted
+from gxpo.algorithms.objectives.surrogate_clips import entropy_adaptive_clip
+from gxpo.parts.definition import Definition
 
 hapo = Definition(
     name="hapo",

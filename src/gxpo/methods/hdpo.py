@@ -10,9 +10,9 @@ qualify; here the two advantages are added in one loss. The metric `reward_mean`
 has weight 1: its 0.15 is the advantage's (`credit.weights`). Needs a world whose turns note calls: toolqa, zoom.
 """
 
-from gxpo.credit.decoupled import decoupled
-from gxpo.definition import Definition
-from gxpo.rewards.tool_calls import ToolCalls
+from gxpo.algorithms.credit.decoupled import decoupled
+from gxpo.environments.rewards.tool_calls import ToolCalls
+from gxpo.parts.definition import Definition
 
 hdpo = Definition(
     name="hdpo",

@@ -10,7 +10,7 @@ trains on the pairs. The code's third and fourth factor take the second one's m;
 not transitive where m > 0: a beats b, b beats c and c beats a can hold at once, and each then has the same share.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 heron = Definition(
     name="heron",

@@ -11,8 +11,8 @@ zero`); here levels are left out at which all returns are equal, and there is no
 trajectories, as by default there. K is the window of history that the policy sees.
 """
 
-from gxpo.credit.history_groups import history_groups
-from gxpo.definition import Definition
+from gxpo.algorithms.credit.history_groups import history_groups
+from gxpo.parts.definition import Definition
 
 hgpo = Definition(
     name="hgpo",

@@ -10,9 +10,9 @@ step. Reviewers call it two independent GRPOs of single steps, which is what it 
 The paper trains two models: `rollout.policy: per_role` gives each role an adapter of its own.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.shape import Shape
-from gxpo.rollouts.subgoal_steps import SubgoalSteps
+from gxpo.environments.rewards.shape import Shape
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.subgoal_steps import SubgoalSteps
 
 hi_agent = Definition(
     name="hi_agent",

@@ -6,15 +6,15 @@ Choices. A is GRPO's; the paper's equations (version 3) leave the group's std ou
 repository (TIGER-AI-Lab/Hierarchical-Reasoner) held no code when it was read; by a port's account theirs does this only
 in right answers longer than their group's mean, and for the 30% most uncertain tokens too. The paper's phrases (3 to 5
 words) are found by clustering sentence embeddings of n-grams and ranking clusters by document frequency; clusters are
-not built. Here is a short list of ours, and `gxpo.weighting.phrases` has the document frequency of plain n-grams:
+not built. Here is a short list of ours, and `algorithms.weighting.phrases` has the document frequency of plain n-grams:
 `segment.patterns` takes its phrases, or any regular expressions. Phrases are matched in the text, whatever its tokens.
 With alpha 0 this is GRPO.
 """
 
-from gxpo.definition import Definition
-from gxpo.segments import Spans
-from gxpo.weighting.phrases import PLANNING, as_pattern
-from gxpo.weighting.token_weight import TokenWeight
+from gxpo.algorithms.segments import Spans
+from gxpo.algorithms.weighting.phrases import PLANNING, as_pattern
+from gxpo.algorithms.weighting.token_weight import TokenWeight
+from gxpo.parts.definition import Definition
 
 hicra = Definition(
     name="hicra",

@@ -14,8 +14,8 @@ for a plan in words. The KL coefficient, 0.01 in both phases: `himac@paper`. Wit
 points.
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.plan_execute import PlanExecute
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.plan_execute import PlanExecute
 
 himac = Definition(
     name="himac",

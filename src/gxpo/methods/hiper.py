@@ -18,10 +18,10 @@ describe the format: `untagged_turns` counts the turns without any tag, and a ru
 coefficient: `@paper`.
 """
 
-from gxpo.credit.gae_hierarchical import HierarchicalGae
-from gxpo.definition import Definition
-from gxpo.objectives.value import ValueRegression
-from gxpo.segments.by_text import Spans
+from gxpo.algorithms.credit.gae_hierarchical import HierarchicalGae
+from gxpo.algorithms.objectives.value import ValueRegression
+from gxpo.algorithms.segments.by_text import Spans
+from gxpo.parts.definition import Definition
 
 HEADS = ("low", "high", "switch")
 

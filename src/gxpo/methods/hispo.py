@@ -10,9 +10,9 @@ the product r_dis r_stale = policy / sampler. Masked tokens stay in the denomina
 as in the base: its equation divides by the longest answer of the group, its text by a constant (`hispo@paper`).
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives import DualClip
-from gxpo.weighting.mismatch import MismatchMask
+from gxpo.algorithms.objectives import DualClip
+from gxpo.algorithms.weighting.mismatch import MismatchMask
+from gxpo.parts.definition import Definition
 
 hispo = Definition(
     name="hispo",

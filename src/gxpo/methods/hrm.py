@@ -13,9 +13,9 @@ rollouts of earlier steps; all are examples, where theirs are drawn to balance s
 chance) take the place of their second step in the tree. A^S as in OPRL. A step is a segment (`segment`), or a turn.
 """
 
-from gxpo.credit import Relative
-from gxpo.definition import Definition
-from gxpo.signals.merged_steps import MergedSteps
+from gxpo.algorithms.credit import Relative
+from gxpo.algorithms.signals.merged_steps import MergedSteps
+from gxpo.parts.definition import Definition
 
 hrm = Definition(
     name="hrm",

@@ -17,9 +17,9 @@ it is the task's. `signal.answer_belief.cue` should be how the policy answers; t
 tags.
 """
 
-from gxpo.credit.pooled_turns import pooled_turns
-from gxpo.definition import Definition
-from gxpo.signals.answer_belief import AnswerBelief
+from gxpo.algorithms.credit.pooled_turns import pooled_turns
+from gxpo.algorithms.signals.answer_belief import AnswerBelief
+from gxpo.parts.definition import Definition
 
 igpo = Definition(
     name="igpo",

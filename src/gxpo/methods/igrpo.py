@@ -10,8 +10,8 @@ coefficient. A draft that could not be scored is below all others; where all dra
 wording of the template is ours: the paper's is in a supplement that was not read.
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.again import Again
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.again import Again
 
 igrpo = Definition(
     name="igrpo",

@@ -9,8 +9,8 @@ Pairs are made of the step's own rollouts by verdict, or come with the data (rol
 acronym, moves intermediate steps of diffusion.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.preference_pairs import PreferencePairs
+from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.parts.definition import Definition
 
 ipo = Definition(
     name="ipo",

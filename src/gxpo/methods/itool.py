@@ -15,8 +15,8 @@ attempts whose outcome is 1 and more (`rollout: logged` reads a data set). Outco
 `reward.step.matched_calls` and the matching rewards grade a call by name, arguments and values.
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.search import Search
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.search import Search
 
 _IMITATE = {
     "credit.center": "none",

@@ -12,8 +12,8 @@ sequence mean is taken, as by default, tasks with more attempts weigh more: `wei
 `weight.by_size.curve: equal_groups` gives each group the same weight.
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.adaptive_group_size import AdaptiveGroupSize
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.adaptive_group_size import AdaptiveGroupSize
 
 knapsack_rl = Definition(
     name="knapsack_rl",

@@ -8,8 +8,8 @@ authors' code. Gains are exact, where the code holds them in [1e-6, 1 - 1e-6], a
 10). Tokens that are not trained are no observations and take no time; the code filters them as log-ratios of 0.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.ratio_trajectory import filtered
+from gxpo.algorithms.objectives.ratio_trajectory import filtered
+from gxpo.parts.definition import Definition
 
 kpo = Definition(
     name="kpo",

@@ -13,8 +13,8 @@ over answers; here questions count alike, however many answers they have. `weigh
 size` and a curve of yours that divides it by its mean counts answers alike.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.preference_pairs import PreferencePairs
+from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.parts.definition import Definition
 
 kto = Definition(
     name="kto",

@@ -11,12 +11,12 @@ Without </think> in an attempt the second term is 0 (`segment.patterns`, `signal
 Its script leaves TRL's token mean and KL of 0.04 as they are: `lc_r1@paper`.
 """
 
-from gxpo.credit.bonus import Bonus
-from gxpo.credit.relative import Relative
-from gxpo.definition import Definition
-from gxpo.rewards.length import Length
-from gxpo.segments.by_text import Spans
-from gxpo.signals.valid_thinking import valid_thinking
+from gxpo.algorithms.credit.bonus import Bonus
+from gxpo.algorithms.credit.relative import Relative
+from gxpo.algorithms.segments.by_text import Spans
+from gxpo.algorithms.signals.valid_thinking import valid_thinking
+from gxpo.environments.rewards.length import Length
+from gxpo.parts.definition import Definition
 
 lc_r1 = Definition(
     name="lc_r1",

@@ -9,8 +9,8 @@ the group's deviation leaves. The length term is paid to wrong answers, too: bel
 (`reward.add.length.of: correct`). Its own ablations favour a linear schedule. Set the two ends to your own lengths.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.length import Length
+from gxpo.environments.rewards.length import Length
+from gxpo.parts.definition import Definition
 
 length_curriculum = Definition(
     name="length_curriculum",

@@ -8,9 +8,9 @@ underflow). r is the verdict; other rewards stay in the outcome, in addition to 
 of equal verdicts would take away what it learns from: refused.
 """
 
-from gxpo.credit.success_rate import negative_groups
-from gxpo.definition import Definition
-from gxpo.rewards.confidence import ConfidencePenalty
+from gxpo.algorithms.credit.success_rate import negative_groups
+from gxpo.environments.rewards.confidence import ConfidencePenalty
+from gxpo.parts.definition import Definition
 
 lens = Definition(
     name="lens",

@@ -9,7 +9,7 @@ of the attempt, the answer too, unless `scoring.options.judge.until` says where 
 listener copies what it is told. A listener that reads pictures is shown the task's.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 listener = Definition(
     name="listener",

@@ -8,7 +8,7 @@ std after the group's mean is subtracted. No critic, no KL, no filter. ROLL's pa
 whitening and a dual clip at 1.4, against the paper's recipe.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 lite_ppo = Definition(
     name="lite_ppo",

@@ -10,7 +10,7 @@ middle of a button; on its 64 pixels 50 pay half for the middle of the screen (`
 not). Stand-in: toy screens, and no supervised training on real ones before.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 lpo_gui = Definition(
     name="lpo_gui",

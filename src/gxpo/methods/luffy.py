@@ -15,9 +15,9 @@ weighs as many times more as a micro-batch has rows (`objective.entropy.coef`: 0
 group that is all right, the reference answer included, teaches nothing.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.surrogate import unclipped
-from gxpo.rollouts.reference import ReferenceInGroup
+from gxpo.algorithms.objectives.surrogate import unclipped
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.reference import ReferenceInGroup
 
 luffy = Definition(
     name="luffy",

@@ -8,7 +8,7 @@ Choices. Bounds as in the paper (eq. 7, section 5.1) and in TRL; its code was an
 as large as answers are long.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 luspo = Definition(
     name="luspo",

@@ -10,8 +10,8 @@ clip is EasyR1's, 0.2 and 0.3 with a dual clip at 3, and its scripts for GRPO ad
 method's. Not the dialogue method of the same name (arXiv 2603.06194).
 """
 
-from gxpo.credit.success_rate import mixed_scale
-from gxpo.definition import Definition
+from gxpo.algorithms.credit.success_rate import mixed_scale
+from gxpo.parts.definition import Definition
 
 mapo = Definition(
     name="mapo",

@@ -13,10 +13,10 @@ units of the outcome and reads the policy's hidden states; theirs is fitted to a
 cross-entropy for targets in [0, 1]).
 """
 
-from gxpo.credit.value_delta import ValueDelta
-from gxpo.definition import Definition
-from gxpo.objectives.value import ValueRegression
-from gxpo.rollouts.team_search import TeamSearch
+from gxpo.algorithms.credit.value_delta import ValueDelta
+from gxpo.algorithms.objectives.value import ValueRegression
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.team_search import TeamSearch
 
 masprm = Definition(
     name="masprm",

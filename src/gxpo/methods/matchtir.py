@@ -13,9 +13,9 @@ entropy bonus .001 are in `@paper`; verl's dual clip at 3 is left out. Needs an 
 calls, as toolqa.
 """
 
-from gxpo.credit import Relative
-from gxpo.definition import Definition
-from gxpo.rewards.matched_calls import MatchedCalls
+from gxpo.algorithms.credit import Relative
+from gxpo.environments.rewards.matched_calls import MatchedCalls
+from gxpo.parts.definition import Definition
 
 matchtir = Definition(
     name="matchtir",

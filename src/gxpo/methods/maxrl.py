@@ -10,7 +10,7 @@ default, is a mean over tokens (`maxrl@paper`), here the base's over sequences. 
 binds.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 maxrl = Definition(
     name="maxrl",

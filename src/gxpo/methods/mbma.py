@@ -9,9 +9,9 @@ tokens spent on more states (`rollout.branches` against `rollout.trees`); in a b
 never does at equal cost.
 """
 
-from gxpo.credit.node_value import node_value
-from gxpo.definition import Definition
-from gxpo.rollouts.tree import Tree
+from gxpo.algorithms.credit.node_value import node_value
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.tree import Tree
 
 mbma = Definition(
     name="mbma",

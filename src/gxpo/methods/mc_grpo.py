@@ -10,8 +10,8 @@ up for its place in the mean over trajectories; a KL term would still see it. On
 scales by n / (number of advantages other than 0); not here.
 """
 
-from gxpo.definition import Definition
-from gxpo.weighting.token_weight import TokenWeight
+from gxpo.algorithms.weighting.token_weight import TokenWeight
+from gxpo.parts.definition import Definition
 
 mc_grpo = Definition(
     name="mc_grpo",

@@ -11,9 +11,9 @@ late, from 1 + 1 / K to 2 / K, their advantage GAE standardised over the step. N
 it overflows (a log-ratio above 88 in float32) L has no finite gradient, and the step is left out and counted.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.mirror_kl import MirrorKl
-from gxpo.objectives.surrogate import unclipped
+from gxpo.algorithms.objectives.mirror_kl import MirrorKl
+from gxpo.algorithms.objectives.surrogate import unclipped
+from gxpo.parts.definition import Definition
 
 mdpo = Definition(
     name="mdpo",

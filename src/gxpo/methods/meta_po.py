@@ -10,7 +10,7 @@ one version, replay, moving baselines and async.max_staleness are refused, and t
 version does (`reward_rubric_version`). Not Mixed Preference Optimization, which has the same short name.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 meta_po = Definition(
     name="meta_po",

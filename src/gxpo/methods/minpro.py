@@ -10,9 +10,9 @@ floor near 1 would undo what an unlikely prefix is to do. The prefix is exclusiv
 `objective.prefix: sum` is the exact correction, `mean` the prefix's geometric mean.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives import truncate
-from gxpo.objectives.ratio_trajectory import prefix_level
+from gxpo.algorithms.objectives import truncate
+from gxpo.algorithms.objectives.ratio_trajectory import prefix_level
+from gxpo.parts.definition import Definition
 
 minpro = Definition(
     name="minpro",

@@ -8,7 +8,7 @@ apart. The paper's second stage is PPO on the prompts of close pairs; here it is
 (`tasks.sampler: hardest` prefers the hard ones of a data file). Both phases share `trainer.steps` equally.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 mixed_po = Definition(
     name="mixed_po",

@@ -9,7 +9,7 @@ exact match here; the paper's format term is left out (add `format`). Tasks of `
 `scoring.options.match.pattern: null`). Stand-in: toy pictures, and no open questions about them.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 mixed_r1 = Definition(
     name="mixed_r1",

@@ -11,9 +11,9 @@ are those of earlier rounds over the data, and of a prompt's answers a reward mo
 policy is kept every 10 steps (`signal.opponents.every`), and the pairs are the step's highest and lowest outcomes.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.preference_pairs import PreferencePairs
-from gxpo.signals.opponents import Opponents
+from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.algorithms.signals.opponents import Opponents
+from gxpo.parts.definition import Definition
 
 mnpo = Definition(
     name="mnpo",

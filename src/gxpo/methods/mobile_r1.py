@@ -9,7 +9,7 @@ is the world's verdict, and its format reward of trajectories is left out, as is
 before. Both phases share `trainer.steps` equally. Stand-in: `task: buttons`, toy screens, no phone and no history.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 mobile_r1 = Definition(
     name="mobile_r1",

@@ -8,8 +8,8 @@ alpha 0) and four answers a prompt. Answers at the mean are not above it; a grou
 answer above and one below, and alpha 0, this is DPO. Other methods of this acronym mix preferences or prompts.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.set_contrast import SetContrast
+from gxpo.algorithms.objectives.set_contrast import SetContrast
+from gxpo.parts.definition import Definition
 
 mpo_set = Definition(
     name="mpo_set",

@@ -14,9 +14,9 @@ is a token mean, over two passes of a batch (`@paper`). Turn rewards take the pl
 On tasks of one turn this is GRPO. There is another MT-GRPO (multi-task, arXiv 2602.05547).
 """
 
-from gxpo.credit import Relative
-from gxpo.definition import Definition
-from gxpo.rewards.tool_result import ToolResult
+from gxpo.algorithms.credit import Relative
+from gxpo.environments.rewards.tool_result import ToolResult
+from gxpo.parts.definition import Definition
 
 mt_grpo = Definition(
     name="mt_grpo",

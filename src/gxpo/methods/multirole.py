@@ -9,8 +9,8 @@ here a text of fewer than 20 words is paid less in proportion (`least`). The sig
 part on texts of several roles, and its accuracy as a mean over roles, are left out.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.shape import Shape
+from gxpo.environments.rewards.shape import Shape
+from gxpo.parts.definition import Definition
 
 multirole = Definition(
     name="multirole",

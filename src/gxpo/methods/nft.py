@@ -13,8 +13,8 @@ sequences too. Its constant divisor, 1000, is `objective.horizon`, here the long
 verdicts count in the mean; the script filters them. Advantages are not read.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.sequence_losses import ImplicitNegative
+from gxpo.algorithms.objectives.sequence_losses import ImplicitNegative
+from gxpo.parts.definition import Definition
 
 nft = Definition(
     name="nft",

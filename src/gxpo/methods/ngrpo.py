@@ -9,8 +9,8 @@ code drops all-correct groups before the loss; here they stay, with advantage 0,
 group of one is measured against the virtual rollout (the code gives it its raw reward).
 """
 
-from gxpo.credit.baselines import pseudo_rollouts
-from gxpo.definition import Definition
+from gxpo.algorithms.credit.baselines import pseudo_rollouts
+from gxpo.parts.definition import Definition
 
 ngrpo = Definition(
     name="ngrpo",

@@ -8,7 +8,7 @@ A ratio above 1 is paid in full. The easy-to-hard curriculum is left out (`tasks
 True for an answer that is NOT valid.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 np_engine = Definition(
     name="np_engine",

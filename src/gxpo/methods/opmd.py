@@ -13,8 +13,8 @@ products of different tokens; Trinity-RFT's `opmd` has no square: -(r - mean) lo
 REBEL's regression over pairs is GVPO's: see `group_variance`. Advantages are not read.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.sequence_losses import SquaredLogRatio
+from gxpo.algorithms.objectives.sequence_losses import SquaredLogRatio
+from gxpo.parts.definition import Definition
 
 opmd = Definition(
     name="opmd",

@@ -9,8 +9,8 @@ mean over sequences an answer's score would no longer grow with its length, as t
 advantage 0, as in the authors' code; verl's own port gives it a baseline of 0.
 """
 
-from gxpo.credit import length_weighted
-from gxpo.definition import Definition
+from gxpo.algorithms.credit import length_weighted
+from gxpo.parts.definition import Definition
 
 opo = Definition(
     name="opo",

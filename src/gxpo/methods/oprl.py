@@ -15,9 +15,9 @@ largest |r| are a device's, here the step's. The ratio is the token's. Their los
 is GRPO's. Steps of a group of equal outcomes may differ: it learns.
 """
 
-from gxpo.credit import Relative
-from gxpo.definition import Definition
-from gxpo.signals.implicit_reward import ImplicitReward
+from gxpo.algorithms.credit import Relative
+from gxpo.algorithms.signals.implicit_reward import ImplicitReward
+from gxpo.parts.definition import Definition
 
 oprl = Definition(
     name="oprl",

@@ -10,8 +10,8 @@ texts of a batch, the prompt's among them (the code's option --disable_prompt_lo
 the step's own rollouts by verdict, or come with the data (rollout `logged`).
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.preference_pairs import PreferencePairs
+from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.parts.definition import Definition
 
 orpo = Definition(
     name="orpo",

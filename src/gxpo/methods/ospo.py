@@ -8,8 +8,8 @@ by default and not built. The paper's GRPO for fleets: `credit.discount` above 0
 the reward of the last turn.
 """
 
-from gxpo.credit.turn_relative import turn_relative
-from gxpo.definition import Definition
+from gxpo.algorithms.credit.turn_relative import turn_relative
+from gxpo.parts.definition import Definition
 
 ospo = Definition(
     name="ospo",

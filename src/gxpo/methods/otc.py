@@ -11,8 +11,8 @@ paper's product would scale too, is not scaled. Needs an environment that notes 
 `count: turns`.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.tool_calls import ToolCalls
+from gxpo.environments.rewards.tool_calls import ToolCalls
+from gxpo.parts.definition import Definition
 
 otc = Definition(
     name="otc",

@@ -13,8 +13,8 @@ their ratio; its expectation is 0. The loss is one term an answer (changed on 20
 counted it once a token, with the same gradient). Two other methods are called P3O.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.ratio_trajectory import sequence_product
+from gxpo.algorithms.objectives.ratio_trajectory import sequence_product
+from gxpo.parts.definition import Definition
 
 p3o = Definition(
     name="p3o",

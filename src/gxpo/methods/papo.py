@@ -10,9 +10,9 @@ trained tokens of the step, whatever the rewards. A token's k3 is held at 10, as
 its second entropy term is then a constant and is left out. `papo+dapo` is the paper's PAPO-D.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.masked_kl import MaskedKl
-from gxpo.signals.masked_observation import MaskedObservation
+from gxpo.algorithms.objectives.masked_kl import MaskedKl
+from gxpo.algorithms.signals.masked_observation import MaskedObservation
+from gxpo.parts.definition import Definition
 
 papo = Definition(
     name="papo",

@@ -8,8 +8,8 @@ attempts have no credit. Rewards are verdicts. `pkpo` is another estimator with 
 variants, which draw sets, are not built.
 """
 
-from gxpo.credit.sets import pass_at_k
-from gxpo.definition import Definition
+from gxpo.algorithms.credit.sets import pass_at_k
+from gxpo.parts.definition import Definition
 
 passk = Definition(
     name="passk",

@@ -13,10 +13,10 @@ outcome. Outcomes are not divided by their std, since alpha weighs one chance ag
 (`segment.text`). Under `pav@paper`: 20 continuations, and its KL to the first policy and learning rate.
 """
 
-from gxpo.credit.value_delta import ValueDelta
-from gxpo.definition import Definition
-from gxpo.rollouts.monte_carlo_values import MonteCarloValues
-from gxpo.segments import Delimiter
+from gxpo.algorithms.credit.value_delta import ValueDelta
+from gxpo.algorithms.segments import Delimiter
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.monte_carlo_values import MonteCarloValues
 
 pav = Definition(
     name="pav",

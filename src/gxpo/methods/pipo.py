@@ -15,10 +15,10 @@ has no gradient and one that fell is pushed down further. Here, and in its repla
 loss is a token mean. Batches of different tasks differ in difficulty too, which xi cannot tell from improvement.
 """
 
-from gxpo.credit.baselines import retrospective
-from gxpo.definition import Definition
-from gxpo.rollouts.stored_groups import GroupReplay
-from gxpo.signals.improvement import improvement
+from gxpo.algorithms.credit.baselines import retrospective
+from gxpo.algorithms.signals.improvement import improvement
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.stored_groups import GroupReplay
 
 pipo = Definition(
     name="pipo",

@@ -12,8 +12,8 @@ code: verdicts, without the factor k, and the mean of the others' advantages tak
 results, this does not scale: its size falls with the success rate.
 """
 
-from gxpo.credit.sets import pass_at_k
-from gxpo.definition import Definition
+from gxpo.algorithms.credit.sets import pass_at_k
+from gxpo.parts.definition import Definition
 
 pkpo = Definition(
     name="pkpo",

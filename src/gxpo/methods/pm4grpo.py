@@ -12,7 +12,7 @@ the first word of each line by default (`scoring.options.conformance.pattern`): 
 events: 0. Bounds as GSPO's; its own are not in the code.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 pm4grpo = Definition(
     name="pm4grpo",

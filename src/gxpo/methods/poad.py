@@ -11,9 +11,9 @@ std, over a mini-batch's tokens whose advantage is not 0) and has an entropy coe
 The critic is a head on the policy's body, there a network of its own.
 """
 
-from gxpo.credit.gae import Gae
-from gxpo.definition import Definition
-from gxpo.objectives.value import ValueRegression
+from gxpo.algorithms.credit.gae import Gae
+from gxpo.algorithms.objectives.value import ValueRegression
+from gxpo.parts.definition import Definition
 
 poad = Definition(
     name="poad",

@@ -12,8 +12,8 @@ Predictions stay between the least and largest outcome seen, 0 and 1 in the pape
 the baseline is the siblings' mean outcome. A group of one has advantage 0; groups of equal outcomes learn.
 """
 
-from gxpo.definition import Definition
-from gxpo.signals.value_probe import ValueProbe
+from gxpo.algorithms.signals.value_probe import ValueProbe
+from gxpo.parts.definition import Definition
 
 poise = Definition(
     name="poise",

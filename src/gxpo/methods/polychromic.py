@@ -8,8 +8,8 @@ a level such as `credit.same: info.answer` says more. The group is the branching
 and GAE elsewhere, are not built. The paper's KL per state is `objective.kl.coef`.
 """
 
-from gxpo.credit.sets import by_sets
-from gxpo.definition import Definition
+from gxpo.algorithms.credit.sets import by_sets
+from gxpo.parts.definition import Definition
 
 polychromic = Definition(
     name="polychromic",

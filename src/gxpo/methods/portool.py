@@ -10,9 +10,9 @@ end (`credit.discount_from: begin` from its beginning): the summaries leave it o
 that without forks this is GRPO (`credit.first_steps: true` compares them).
 """
 
-from gxpo.credit.fork_relative import fork_advantage
-from gxpo.definition import Definition
-from gxpo.rollouts.branching import TurnBranches
+from gxpo.algorithms.credit.fork_relative import fork_advantage
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.branching import TurnBranches
 
 portool = Definition(
     name="portool",

@@ -10,8 +10,8 @@ example, beta 2, eta 1e-3 and gamma 0.1 are within what is reported and ours. et
 this is POWER.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.robust_pairs import RobustPairs
+from gxpo.algorithms.objectives.robust_pairs import RobustPairs
+from gxpo.parts.definition import Definition
 
 power_dl = Definition(
     name="power_dl",

@@ -6,8 +6,8 @@ which bounds the ratio of good tokens at 3 too, where the clip is tighter); the 
 The mean is the base's, over sequences; theirs is over frames (`objective.aggregate: token_mean`).
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives import DualClip
+from gxpo.algorithms.objectives import DualClip
+from gxpo.parts.definition import Definition
 
 ppo = Definition(
     name="ppo",

@@ -9,9 +9,9 @@ the first token, which nothing predicts; answers' are the sampler's. Wrong answe
 and groups in which all are correct learn. The bonus is added to the base's advantage, and composes with any other.
 """
 
-from gxpo.credit.bonus import Bonus
-from gxpo.definition import Definition
-from gxpo.signals.policy_outputs import prompt_confidence
+from gxpo.algorithms.credit.bonus import Bonus
+from gxpo.algorithms.signals.policy_outputs import prompt_confidence
+from gxpo.parts.definition import Definition
 
 progrpo = Definition(
     name="progrpo",

@@ -10,9 +10,9 @@ reference has 1e-8 inside the root, here it is added to the std; and divides by 
 alone. Warm-up and refinement of the policy before the training are other stages.
 """
 
-from gxpo.credit import Relative
-from gxpo.definition import Definition
-from gxpo.signals.step_judge import StepJudge
+from gxpo.algorithms.credit import Relative
+from gxpo.algorithms.signals.step_judge import StepJudge
+from gxpo.parts.definition import Definition
 
 prorag = Definition(
     name="prorag",

@@ -8,7 +8,7 @@ hypothesis. F1 has weight 1, which is ours; without it (`scoring.weights: {consi
 optimal. No retrieval: what is retrieved is part of the prompt.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 ps_grpo = Definition(
     name="ps_grpo",

@@ -11,9 +11,9 @@ the other rows out of their batch before the mean over tokens; here these weigh 
 scales a step. Their released configuration has an entropy bonus of 1e-3 (`psr_nsr@paper`), which is not a default here.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.shape import Shape
-from gxpo.weighting.token_weight import TokenWeight
+from gxpo.algorithms.weighting.token_weight import TokenWeight
+from gxpo.environments.rewards.shape import Shape
+from gxpo.parts.definition import Definition
 
 psr_nsr = Definition(
     name="psr_nsr",

@@ -14,9 +14,9 @@ which is the same. On prompts a plan is the first stretch of the answer, unless 
 an environment it is the sub-goals that an executor acts under.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.shape import Shape
-from gxpo.rollouts.plan_execute import Planned
+from gxpo.environments.rewards.shape import Shape
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.plan_execute import Planned
 
 pta_grpo = Definition(
     name="pta_grpo",

@@ -12,9 +12,9 @@ part of this. As the policy gets better than V, advantages drift upwards. Its ob
 given.
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.baseline import BaselineRollouts
-from gxpo.signals.rollout_baseline import rollout_baseline
+from gxpo.algorithms.signals.rollout_baseline import rollout_baseline
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.baseline import BaselineRollouts
 
 pvpo = Definition(
     name="pvpo",

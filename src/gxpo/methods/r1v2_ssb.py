@@ -12,8 +12,8 @@ task's rollouts may come back. A is recomputed in the group that it came from, w
 statistics. The newest 1024 groups are stored (`rollout.max_groups`).
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.stored_groups import GroupReplay
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.stored_groups import GroupReplay
 
 r1v2_ssb = Definition(
     name="r1v2_ssb",

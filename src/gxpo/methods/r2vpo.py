@@ -10,8 +10,8 @@ step, so with one update per batch, where every ratio is 1, it falls to 0. Token
 replay buffer is `r2vpo+repo_replay`.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.surrogate_penalties import RatioVariance
+from gxpo.algorithms.objectives.surrogate_penalties import RatioVariance
+from gxpo.parts.definition import Definition
 
 r2vpo = Definition(
     name="r2vpo",

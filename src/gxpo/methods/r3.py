@@ -13,10 +13,10 @@ with `credit.most: 0` does not pay for it. Pushing down a stored failure is off 
 its time. Rows with a failure in the prompt are not stored. `rollout.how: once` leaves them out.
 """
 
-from gxpo.credit.baselines import unfinished_by_rank
-from gxpo.definition import Definition
-from gxpo.rollouts.replay import Replay
-from gxpo.signals.structural_entropy import structural_entropy
+from gxpo.algorithms.credit.baselines import unfinished_by_rank
+from gxpo.algorithms.signals.structural_entropy import structural_entropy
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.replay import Replay
 
 r3 = Definition(
     name="r3",

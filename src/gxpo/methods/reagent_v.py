@@ -7,8 +7,8 @@ training with a critic's reward. Kept are the three points of view as the panel 
 revision of the best draft as iGRPO has it (`rollout.how=best_draft`).
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.again import Again
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.again import Again
 
 reagent_v = Definition(
     name="reagent_v",

@@ -10,8 +10,8 @@ word. Groups without both labels are not run and stay in the denominator, as in 
 cross-entropy variant are not here. Advantages are not read.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.sequence_losses import Classification
+from gxpo.algorithms.objectives.sequence_losses import Classification
+from gxpo.parts.definition import Definition
 
 real = Definition(
     name="real",

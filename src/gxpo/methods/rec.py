@@ -10,8 +10,8 @@ Mean without std, as derived (the code has a std as an option). RED-Drop, which 
 and takes the mean again, is not here.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.surrogate_weights import ratio_mask
+from gxpo.algorithms.objectives.surrogate_weights import ratio_mask
+from gxpo.parts.definition import Definition
 
 rec = Definition(
     name="rec",

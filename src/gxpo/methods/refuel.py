@@ -11,9 +11,9 @@ without forks (`rollout: independent`) it regresses the first turn in which the 
 returns is `objective.kl.place: reward` in methods that read advantages, not here.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.sequence_losses import GroupVariance
-from gxpo.rollouts.branching import TurnBranches
+from gxpo.algorithms.objectives.sequence_losses import GroupVariance
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.branching import TurnBranches
 
 refuel = Definition(
     name="refuel",

@@ -11,8 +11,8 @@ paper's loss is the mean over members, 2 (G - 1) / G times this, and it adds KL 
 Its augmentation by difficulty changes videos and prompts and is not here. Advantages are not read.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.sequence_losses import GroupVariance
+from gxpo.algorithms.objectives.sequence_losses import GroupVariance
+from gxpo.parts.definition import Definition
 
 reg_grpo = Definition(
     name="reg_grpo",

@@ -10,8 +10,8 @@ rewards at +-10 before. The paper takes the KL of token t and after off the retu
 (`objective.kl.place: reward`) is taken off the outcome once, which has the same expected gradient. Coefficient 0.
 """
 
-from gxpo.credit.batch_whiten import batch_relative
-from gxpo.definition import Definition
+from gxpo.algorithms.credit.batch_whiten import batch_relative
+from gxpo.parts.definition import Definition
 
 reinforce_pp = Definition(
     name="reinforce_pp",

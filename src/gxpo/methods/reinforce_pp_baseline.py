@@ -8,8 +8,8 @@ raw reward). OpenRLHF's population variance and its mean over the tokens of the 
 variance below 1e-8 is raised to it there, and has it added here.
 """
 
-from gxpo.credit.batch_whiten import batch_relative
-from gxpo.definition import Definition
+from gxpo.algorithms.credit.batch_whiten import batch_relative
+from gxpo.parts.definition import Definition
 
 reinforce_pp_baseline = Definition(
     name="reinforce_pp_baseline",

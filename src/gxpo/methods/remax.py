@@ -13,9 +13,9 @@ reward`, the baseline has none subtracted, and nothing is discounted. Groups of 
 answer has the same reward.
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.baseline import BaselineRollouts
-from gxpo.signals.rollout_baseline import rollout_baseline
+from gxpo.algorithms.signals.rollout_baseline import rollout_baseline
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.baseline import BaselineRollouts
 
 remax = Definition(
     name="remax",

@@ -16,8 +16,8 @@ task without enough stored rollouts has no replayed rows. "highest" soon finds g
 teach nothing: `rollout.choice: max_variance` does not.
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.replay import Replay
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.replay import Replay
 
 repo_replay = Definition(
     name="repo_replay",

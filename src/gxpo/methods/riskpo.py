@@ -12,8 +12,8 @@ consecutive groups; a remainder makes some bundles larger. The scripts leave ver
 (`riskpo@paper`) with a dual clip at 3 (`objective.surrogate: dual_clip`).
 """
 
-from gxpo.credit.risk_bundle import RiskBundle
-from gxpo.definition import Definition
+from gxpo.algorithms.credit.risk_bundle import RiskBundle
+from gxpo.parts.definition import Definition
 
 riskpo = Definition(
     name="riskpo",

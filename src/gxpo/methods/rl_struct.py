@@ -8,7 +8,7 @@ around the JSON makes it unreadable. Additive: an answer that only parses earns 
 bracket.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 rl_struct = Definition(
     name="rl_struct",

@@ -11,7 +11,7 @@ version (2024) on: the product of the sequence's ratios, clipped, and KL (k1) in
 advantage 0 (of verl's two implementations one gives 0, the other the raw reward; TRL 0).
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 rloo = Definition(
     name="rloo",

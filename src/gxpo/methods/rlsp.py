@@ -9,9 +9,9 @@ Choices. The code's `orm_server` with --length_penalty 1000; there |o| are the t
 score 0. Its second signal, a language model's judgement of the effort, is left out.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.feature import Feature
-from gxpo.rewards.length import Length
+from gxpo.environments.rewards.feature import Feature
+from gxpo.environments.rewards.length import Length
+from gxpo.parts.definition import Definition
 
 rlsp = Definition(
     name="rlsp",

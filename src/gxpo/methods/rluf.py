@@ -8,7 +8,7 @@ function of messages, a server). A stand-in for the application, not for its dat
 learns to ask for them: watch `reward_judge_helpful` and `reward_judge_safe`.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 rluf = Definition(
     name="rluf",

@@ -13,9 +13,9 @@ prompt at equal positions (`credit.keyed_by: position`). The length penalty is o
 here only points that it came through. The script also drops groups of equal outcomes; here they are left in, at 0.
 """
 
-from gxpo.credit.value_delta import ValueDelta
-from gxpo.definition import Definition
-from gxpo.rollouts.tree import Tree
+from gxpo.algorithms.credit.value_delta import ValueDelta
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.tree import Tree
 
 rose = Definition(
     name="rose",

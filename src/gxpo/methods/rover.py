@@ -12,9 +12,9 @@ mathematics takes z-scores). The next state is that of the trajectory's next tra
 optional forms, by response and clipped, are not here. Advantages are not read.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.uniform_value import UniformValue
-from gxpo.signals.policy_outputs import mean_logprob
+from gxpo.algorithms.objectives.uniform_value import UniformValue
+from gxpo.algorithms.signals.policy_outputs import mean_logprob
+from gxpo.parts.definition import Definition
 
 rover = Definition(
     name="rover",

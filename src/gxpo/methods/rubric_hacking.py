@@ -11,7 +11,7 @@ self-internalisation gap (`rewards.panel.self_internalisation_gap`) is a functio
 loop of your own.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 rubric_hacking = Definition(
     name="rubric_hacking",

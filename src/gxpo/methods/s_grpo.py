@@ -8,8 +8,8 @@ names Dr. GRPO; only the aggregation is Dr. GRPO's (`s_grpo@paper`, with its eps
 above 0. Resampling until some weight is above 0 is off in the scripts and not built.
 """
 
-from gxpo.definition import Definition
-from gxpo.weighting.group_weight import GroupWeight
+from gxpo.algorithms.weighting.group_weight import GroupWeight
+from gxpo.parts.definition import Definition
 
 s_grpo = Definition(
     name="s_grpo",

@@ -13,8 +13,8 @@ in the paper, and its values are not known: here the state before the step (`cre
 are equal token by token. RLOO as the base: `credit.center: leave_one_out`, `credit.scale: none`.
 """
 
-from gxpo.credit.shared_edges import shared_edges
-from gxpo.definition import Definition
+from gxpo.algorithms.credit.shared_edges import shared_edges
+from gxpo.parts.definition import Definition
 
 salt = Definition(
     name="salt",

@@ -7,8 +7,8 @@ Choices. The value at ratio 1 is -2 A / tau, so that the loss is not 0 on policy
 of SAPO also belongs to swarm sampling.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.surrogate_penalties import sigmoid
+from gxpo.algorithms.objectives.surrogate_penalties import sigmoid
+from gxpo.parts.definition import Definition
 
 sapo_gate = Definition(
     name="sapo_gate",

@@ -17,8 +17,8 @@ hinted answer under the plain prompt; there the ratio to the proximal policy is 
 otherwise, and `objective.ratio_over=behaviour` gives pi(o|q) / pi_old(o|q+h).
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.again import Again
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.again import Again
 
 scaf_grpo = Definition(
     name="scaf_grpo",

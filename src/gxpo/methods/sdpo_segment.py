@@ -11,9 +11,9 @@ both go on. In pairs that come with the data (`rollout: logged`), and among inde
 part. Groups of more than two share one e and k. Pairs by verdict. Self-distillation, also SDPO, is `sdpo_self`.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.preference_pairs import PreferencePairs
-from gxpo.rollouts.branching import TurnBranches
+from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.branching import TurnBranches
 
 sdpo_segment = Definition(
     name="sdpo_segment",

@@ -18,9 +18,9 @@ to 0.02 in 30 steps, once; with an empty template as well), where `srpo_routing`
 GRPO, gains (to 0.80; with an empty template 0.82).
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.distillation import Distillation
-from gxpo.signals.self_teacher import SelfTeacher
+from gxpo.algorithms.objectives.distillation import Distillation
+from gxpo.algorithms.signals.self_teacher import SelfTeacher
+from gxpo.parts.definition import Definition
 
 sdpo_self = Definition(
     name="sdpo_self",

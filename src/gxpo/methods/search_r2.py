@@ -14,9 +14,9 @@ of your reward; without it R = R_out. In an environment the steps are turns. Hel
 alone.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.shape import Shape
-from gxpo.rollouts.cut_and_regenerate import CutAndRegenerate
+from gxpo.environments.rewards.shape import Shape
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.cut_and_regenerate import CutAndRegenerate
 
 search_r2 = Definition(
     name="search_r2",

@@ -13,9 +13,9 @@ the paper; an attempt without one is an answer of its own. w weighs the loss, wh
 The authors' repository (Dreamer312/SEED-GRPO) has no code yet.
 """
 
-from gxpo.definition import Definition
-from gxpo.signals.texts import answer_clusters
-from gxpo.weighting.group_weight import GroupWeight
+from gxpo.algorithms.signals.texts import answer_clusters
+from gxpo.algorithms.weighting.group_weight import GroupWeight
+from gxpo.parts.definition import Definition
 
 seed_grpo = Definition(
     name="seed_grpo",

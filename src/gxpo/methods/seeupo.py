@@ -13,9 +13,9 @@ one has advantage 0, there its raw outcome (`credit.singleton`). Its launch file
 nothing reads: the ratio is the token's; at rho 1 that is the same. One optimiser step for each turn, over all groups.
 """
 
-from gxpo.credit.batch_whiten import batch_relative
-from gxpo.definition import Definition
-from gxpo.learners.turns_reversed import TurnsReversed
+from gxpo.algorithms.credit.batch_whiten import batch_relative
+from gxpo.learning.turns_reversed import TurnsReversed
+from gxpo.parts.definition import Definition
 
 seeupo = Definition(
     name="seeupo",

@@ -8,8 +8,8 @@ the search; here whether a search is needed is not measured. Without such notes 
 group_min` takes a task for one that needs none where some attempt of the group is right without.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.tool_calls import ToolCalls
+from gxpo.environments.rewards.tool_calls import ToolCalls
+from gxpo.parts.definition import Definition
 
 sem = Definition(
     name="sem",

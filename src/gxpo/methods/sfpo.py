@@ -9,8 +9,8 @@ entropy; entropy is that of the correction; Adam's moments are not pulled back. 
 the reference's can be a pass of minibatches. `update.alpha` was 0.9 for Qwen3-4B.
 """
 
-from gxpo.definition import Definition
-from gxpo.learners.slow_fast import SlowFast
+from gxpo.learning.slow_fast import SlowFast
+from gxpo.parts.definition import Definition
 
 sfpo = Definition(
     name="sfpo",

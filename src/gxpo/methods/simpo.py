@@ -9,8 +9,8 @@ beginning does not cancel. `objective.form: hinge` and `objective.nll` (the code
 of the step's own rollouts by verdict, or come with the data (rollout `logged`).
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.preference_pairs import PreferencePairs
+from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.parts.definition import Definition
 
 simpo = Definition(
     name="simpo",

@@ -11,8 +11,8 @@ code divides by them). No answer is forced when the turns are used up. The paper
 reference's trainer trains none of this.
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.step_candidates import StepCandidates
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.step_candidates import StepCandidates
 
 slate = Definition(
     name="slate",

@@ -12,8 +12,8 @@ folder of records (RUN/rollouts) those of another run. Later states are nearer t
 from the start differ from there; the policy still has to learn the first moves, of which these episodes say nothing.
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.snapshot_start import SnapshotStart
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.snapshot_start import SnapshotStart
 
 snapshot_rl = Definition(
     name="snapshot_rl",

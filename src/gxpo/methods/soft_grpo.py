@@ -9,8 +9,8 @@ gradient. p_theta is renormalised on the old support, and the counted ids are th
 ratio compares one quantity. Noise at a bound keeps its gradient, whatever the rounding.
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.soft_thinking import SoftThinking
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.soft_thinking import SoftThinking
 
 soft_grpo = Definition(
     name="soft_grpo",

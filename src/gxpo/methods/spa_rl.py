@@ -13,10 +13,10 @@ outcome less the mean of the group's others (plus the bonus), which is RLOO spre
 PPO is TRL's of the time: lambda 0.95, advantages whitened over tokens; here neither (`credit.lam`, `credit.whiten`).
 """
 
-from gxpo.credit.gae import Gae
-from gxpo.definition import Definition
-from gxpo.objectives.value import ValueRegression
-from gxpo.signals.progress_estimator import ProgressEstimator
+from gxpo.algorithms.credit.gae import Gae
+from gxpo.algorithms.objectives.value import ValueRegression
+from gxpo.algorithms.signals.progress_estimator import ProgressEstimator
+from gxpo.parts.definition import Definition
 
 spa_rl = Definition(
     name="spa_rl",

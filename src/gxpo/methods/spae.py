@@ -17,10 +17,10 @@ sign. Steps end with ".\n\n" in the whole answer, not inside <think> alone. The 
 xi = alpha = 0 it is REINFORCE++-baseline.
 """
 
-from gxpo.credit.step_potential import potential_shaped
-from gxpo.definition import Definition
-from gxpo.segments import Delimiter
-from gxpo.signals.answer_belief import AnswerBelief
+from gxpo.algorithms.credit.step_potential import potential_shaped
+from gxpo.algorithms.segments import Delimiter
+from gxpo.algorithms.signals.answer_belief import AnswerBelief
+from gxpo.parts.definition import Definition
 
 spae = Definition(
     name="spae",

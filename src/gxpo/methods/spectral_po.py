@@ -9,8 +9,8 @@ refused. Steepness and middle are not known to us; 5 and 1/2 are a port's, which
 `reward.shape.correct_prefix.groups=all` pays wrong attempts in every group.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.shape import Shape
+from gxpo.environments.rewards.shape import Shape
+from gxpo.parts.definition import Definition
 
 spectral_po = Definition(
     name="spectral_po",

@@ -9,7 +9,7 @@ BLEU with effective order and smoothing "exp", since without both a short answer
 `objective.on_unknown_behaviour: one`. The whole text is the answer. Stand-in: text to text; no audio was tried here.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 speech_grpo = Definition(
     name="speech_grpo",

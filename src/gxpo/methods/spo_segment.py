@@ -14,10 +14,10 @@ trained once each by `objective.dedup_shared_tokens`. The code's tree is 6-6-6 o
 are replayed in later steps; that is not done.
 """
 
-from gxpo.credit.value_delta import ValueDelta
-from gxpo.definition import Definition
-from gxpo.rollouts.monte_carlo_values import MonteCarloValues
-from gxpo.segments import surprising
+from gxpo.algorithms.credit.value_delta import ValueDelta
+from gxpo.algorithms.segments import surprising
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.monte_carlo_values import MonteCarloValues
 
 spo_segment = Definition(
     name="spo_segment",

@@ -7,8 +7,8 @@ overshot come back. With a coefficient of its own in place of |A| / (2 e) it is 
 Choices. The loss only; with a learned critic, as in the paper, it is `gae+spo_simple`. No clamp on the ratio.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.surrogate_penalties import quadratic_penalty
+from gxpo.algorithms.objectives.surrogate_penalties import quadratic_penalty
+from gxpo.parts.definition import Definition
 
 spo_simple = Definition(
     name="spo_simple",

@@ -8,8 +8,8 @@ sampling: the share of groups with signal rises an epoch late. A dropped task do
 all-right visits drop it, 1). Its two stages are two runs: mathematics, then `init_from` it with code added.
 """
 
-from gxpo.definition import Definition
-from gxpo.tasks.task_scores import drop_solved
+from gxpo.environments.tasks.task_scores import drop_solved
+from gxpo.parts.definition import Definition
 
 srpo_history = Definition(
     name="srpo_history",

@@ -12,10 +12,10 @@ teacher's 100 likeliest tokens; buckets, and the place of the right answer in th
 other methods have the same name (`srpo_history`).
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.distillation import Distillation
-from gxpo.signals.self_teacher import SelfTeacher
-from gxpo.weighting.token_weight import TokenWeight
+from gxpo.algorithms.objectives.distillation import Distillation
+from gxpo.algorithms.signals.self_teacher import SelfTeacher
+from gxpo.algorithms.weighting.token_weight import TokenWeight
+from gxpo.parts.definition import Definition
 
 srpo_routing = Definition(
     name="srpo_routing",

@@ -10,8 +10,8 @@ by their tiers too (`reward.shape.tiered.solved: flat` pays each 1). Four zones,
 is refused. Other names: `reward.shape.tiered.component`.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.shape import Shape
+from gxpo.environments.rewards.shape import Shape
+from gxpo.parts.definition import Definition
 
 ssl_sweet_spot = Definition(
     name="ssl_sweet_spot",

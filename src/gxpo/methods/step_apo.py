@@ -14,9 +14,9 @@ nothing to learn: after ten such steps of a run a warning says so, and the score
 preference learning, also CPL, is `cpl_contrastive`.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.preference_pairs import PreferencePairs
-from gxpo.rollouts.step_candidates import StepCandidates
+from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.step_candidates import StepCandidates
 
 step_apo = Definition(
     name="step_apo",

@@ -10,7 +10,7 @@ out. Its rewritten reasoning, of the same judge beside its grades, is not built.
 verdict of the attempt is not read, as there without `--correct-only`.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 _FILTERED = {
     "rollout": "logged",

@@ -11,8 +11,8 @@ components of your own. Despite its name no step has an advantage of its own. Wi
 attempts differ by their answer alone. The trainer is TRL's of that time (`@paper`: eps 1e-4, KL .04).
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.shape import Shape
+from gxpo.environments.rewards.shape import Shape
+from gxpo.parts.definition import Definition
 
 step_grpo_r1vl = Definition(
     name="step_grpo_r1vl",

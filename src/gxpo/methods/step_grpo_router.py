@@ -10,9 +10,9 @@ what is called (a tool, a verb of the world), a query its argument; one step of 
 never acts on what it did itself: no credit goes from step to step, and nothing is off-policy in the loss.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.agreement import Agreement
-from gxpo.rollouts.expert_prefix import ExpertSteps
+from gxpo.environments.rewards.agreement import Agreement
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.expert_prefix import ExpertSteps
 
 step_grpo_router = Definition(
     name="step_grpo_router",

@@ -13,8 +13,8 @@ judges, and is refined by what the solver finds; a judge set in the run's config
 not read.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.preference_pairs import PreferencePairs
+from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.parts.definition import Definition
 
 steporlm = Definition(
     name="steporlm",

@@ -9,9 +9,9 @@ whitening and with the value trained where it is read this is `gae_turn`. Its sc
 option there, is not part of it here.
 """
 
-from gxpo.credit.gae import Gae
-from gxpo.definition import Definition
-from gxpo.objectives.value import ValueRegression
+from gxpo.algorithms.credit.gae import Gae
+from gxpo.algorithms.objectives.value import ValueRegression
+from gxpo.parts.definition import Definition
 
 steppo = Definition(
     name="steppo",

@@ -13,11 +13,11 @@ rollouts varies; the paper fills up to a constant one. Until something has ended
 learned.
 """
 
-from gxpo.credit.gae import Gae
-from gxpo.definition import Definition
-from gxpo.objectives.value import ValueRegression
-from gxpo.rollouts.partial import PartialRollouts
-from gxpo.weighting.token_weight import TokenWeight
+from gxpo.algorithms.credit.gae import Gae
+from gxpo.algorithms.objectives.value import ValueRegression
+from gxpo.algorithms.weighting.token_weight import TokenWeight
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.partial import PartialRollouts
 
 t_ppo = Definition(
     name="t_ppo",

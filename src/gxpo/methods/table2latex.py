@@ -9,7 +9,7 @@ one, and one cell too many is one in every row (changed on 2026-11-28: before, r
 Its conversion knows more LaTeX than ours (colours, dashed rules). Stand-in: no pictures.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 table2latex = Definition(
     name="table2latex",

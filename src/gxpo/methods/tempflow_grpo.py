@@ -13,10 +13,10 @@ in the code; `rollout.by_seed: true` compares those of one initial noise, as the
 column (the authors' setting for it), not of the batch. KL, and rows without an advantage, as in `flow_grpo`.
 """
 
-from gxpo.credit.segment_relative import segment_relative
-from gxpo.definition import Definition
-from gxpo.rollouts.denoise import DenoiseTree
-from gxpo.weighting.token_weight import TokenWeight
+from gxpo.algorithms.credit.segment_relative import segment_relative
+from gxpo.algorithms.weighting.token_weight import TokenWeight
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.denoise import DenoiseTree
 
 tempflow_grpo = Definition(
     name="tempflow_grpo",

@@ -11,9 +11,9 @@ sample's) and the mix of answers with and without reasoning are not built. It ta
 ratios are 1. A reference answer that the verifier does not accept is left out.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.shape import Shape
-from gxpo.rollouts.reference import ReferenceInGroup
+from gxpo.environments.rewards.shape import Shape
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.reference import ReferenceInGroup
 
 tempsamp_r1 = Definition(
     name="tempsamp_r1",

@@ -11,10 +11,10 @@ mean, is `thor@paper`. A failing call is an action that the environment calls ma
 episode is taken. The paper's correction of failed calls at inference is no training and is left out.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.positive_likelihood import PositiveLikelihood
-from gxpo.objectives.surrogate import DualClip
-from gxpo.rollouts.regenerate import Regenerate
+from gxpo.algorithms.objectives.positive_likelihood import PositiveLikelihood
+from gxpo.algorithms.objectives.surrogate import DualClip
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.regenerate import Regenerate
 
 thor = Definition(
     name="thor",

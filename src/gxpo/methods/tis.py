@@ -9,8 +9,8 @@ Choices. As in the first author's branch of verl, where it is off unless `tis_im
 script; its script has DAPO's loss: `dapo+tis`.
 """
 
-from gxpo.definition import Definition
-from gxpo.weighting import Truncated
+from gxpo.algorithms.weighting import Truncated
+from gxpo.parts.definition import Definition
 
 tis = Definition(
     name="tis",

@@ -7,8 +7,8 @@ probability 0.5, without which an empty thought is hardly ever sampled; it is no
 short attempts is `sequence_mean`, under which a token of a short one weighs more: there is no term of length.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.feature import Feature
+from gxpo.environments.rewards.feature import Feature
+from gxpo.parts.definition import Definition
 
 ton = Definition(
     name="ton",

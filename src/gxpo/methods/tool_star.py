@@ -8,8 +8,8 @@ calls that the environment was given count. The second stage, DPO on pairs that 
 part of it: `gxpo methods dpo`. Needs an environment that notes the calls of turns, as toolqa.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.feature import Feature
+from gxpo.environments.rewards.feature import Feature
+from gxpo.parts.definition import Definition
 
 tool_star = Definition(
     name="tool_star",

@@ -10,9 +10,9 @@ is that of the outcome less its group's mean, not scaled; the paper chooses its 
 it gives. A ratio's logarithm is held in [-20, 20].
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.ratio_trajectory import sequence_sum
-from gxpo.objectives.surrogate_weights import tapered
+from gxpo.algorithms.objectives.ratio_trajectory import sequence_sum
+from gxpo.algorithms.objectives.surrogate_weights import tapered
+from gxpo.parts.definition import Definition
 
 topr = Definition(
     name="topr",

@@ -11,9 +11,9 @@ calls; the paper compares at equal budgets, its code has no such bound. The pape
 `tree_grpo@paper`.
 """
 
-from gxpo.credit import Relative
-from gxpo.definition import Definition
-from gxpo.rollouts.tree import Tree
+from gxpo.algorithms.credit import Relative
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.tree import Tree
 
 tree_grpo = Definition(
     name="tree_grpo",

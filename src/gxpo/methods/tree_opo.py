@@ -12,9 +12,9 @@ the sake of exploration. Both lead from rows whose prefix some success extends t
 constraints that go round in a circle do not come up.
 """
 
-from gxpo.credit.ordered import prefix_ordered
-from gxpo.definition import Definition
-from gxpo.rollouts.prefixes import Prefixes
+from gxpo.algorithms.credit.ordered import prefix_ordered
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.prefixes import Prefixes
 
 tree_opo = Definition(
     name="tree_opo",

@@ -10,9 +10,9 @@ and branch by budget; here branches leave at ends of steps, two rounds of them, 
 depths.
 """
 
-from gxpo.credit.ancestor_groups import by_ancestors
-from gxpo.definition import Definition
-from gxpo.rollouts.tree import Tree
+from gxpo.algorithms.credit.ancestor_groups import by_ancestors
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.tree import Tree
 
 tree_po = Definition(
     name="tree_po",

@@ -13,9 +13,9 @@ learning rate are under `tree_rl@paper`. TreePO, which averages a leaf's advanta
 ancestors, is `tree_po`.
 """
 
-from gxpo.credit.node_value import node_value
-from gxpo.definition import Definition
-from gxpo.rollouts.tree import Tree
+from gxpo.algorithms.credit.node_value import node_value
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.tree import Tree
 
 tree_rl = Definition(
     name="tree_rl",

@@ -13,9 +13,9 @@ policy's samples by rho log rho - rho + 1 (the code: k3), and 0 on the first upd
 reference too, but only logs it. Advantages are not read.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.mirror_kl import MirrorKl
-from gxpo.objectives.preference_pairs import PreferencePairs
+from gxpo.algorithms.objectives.mirror_kl import MirrorKl
+from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.parts.definition import Definition
 
 trpa = Definition(
     name="trpa",

@@ -12,9 +12,9 @@ distributions are not kept. Means are over tokens. The advantage is the base's, 
 GAE standardised over the step. `optim.lr` is not used.
 """
 
-from gxpo.definition import Definition
-from gxpo.learners.natural_gradient import NaturalGradient
-from gxpo.objectives.surrogate import unclipped
+from gxpo.algorithms.objectives.surrogate import unclipped
+from gxpo.learning.natural_gradient import NaturalGradient
+from gxpo.parts.definition import Definition
 
 trpo = Definition(
     name="trpo",

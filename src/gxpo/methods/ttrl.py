@@ -9,8 +9,8 @@ group's last row, which is not copied. True answers, where tasks have them, are 
 alone, never for training. A confident wrong majority is learnt: watch `reward_vote_accuracy`.
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.again import Again
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.again import Again
 
 ttrl = Definition(
     name="ttrl",

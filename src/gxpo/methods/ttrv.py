@@ -11,8 +11,8 @@ docs/vision.md has runs. The commit is by the paper's first author, in a fork of
 to be had.
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.again import Again
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.again import Again
 
 ttrv = Definition(
     name="ttrv",

@@ -11,9 +11,9 @@ weight is 1.4, the trainer's default (its function's own is 1.5). Soft rewards f
 inversion are rewards and data of multiple-choice video tasks: not built.
 """
 
-from gxpo.definition import Definition
-from gxpo.signals.hidden_states import disagreement
-from gxpo.weighting.token_weight import TokenWeight
+from gxpo.algorithms.signals.hidden_states import disagreement
+from gxpo.algorithms.weighting.token_weight import TokenWeight
+from gxpo.parts.definition import Definition
 
 tw_grpo = Definition(
     name="tw_grpo",

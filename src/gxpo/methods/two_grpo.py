@@ -9,7 +9,7 @@ p^2 + (1 - p)^2 of them at rate p) has no gradient, so spend the saved rollouts 
 tasks.per_step=...`.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 two_grpo = Definition(
     name="two_grpo",

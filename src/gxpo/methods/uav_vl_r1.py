@@ -9,7 +9,7 @@ reference of a KL is `start` there. What is well-formed is the task's component 
 no aerial pictures, and no fine-tuning on worked reasoning before.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 _STAGES = (["colour"], ["count", "same"], ["row", "column"])
 

@@ -9,7 +9,7 @@ that one judge has little influence: of .2, .9 and .95 the result is .667, and .
 others.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 uniform_phantom = Definition(
     name="uniform_phantom",

@@ -8,8 +8,8 @@ as in the recipe, which drops them before; `reward.shape.likelihood_discount.all
 epochs are the paper's second remedy, and with its KL they are `unlikeliness@paper`.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.shape import Shape
+from gxpo.environments.rewards.shape import Shape
+from gxpo.parts.definition import Definition
 
 unlikeliness = Definition(
     name="unlikeliness",

@@ -11,8 +11,8 @@ stay at two attempts. Where a sequence mean is taken, as by default, tasks with 
 between models is not part of this.
 """
 
-from gxpo.definition import Definition
-from gxpo.rollouts.adaptive_group_size import AdaptiveGroupSize
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.adaptive_group_size import AdaptiveGroupSize
 
 v0 = Definition(
     name="v0",

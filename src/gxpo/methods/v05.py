@@ -16,9 +16,9 @@ mean. The mean holds the rollout's own reward, as GRPO's. The sequential budget 
 as one more takes 0.0039 off the expected square error) is not built: a stop that looks at rewards biases the mean.
 """
 
-from gxpo.credit.baselines import shrinkage_baseline
-from gxpo.definition import Definition
-from gxpo.signals.task_mean import TaskMean
+from gxpo.algorithms.credit.baselines import shrinkage_baseline
+from gxpo.algorithms.signals.task_mean import TaskMean
+from gxpo.parts.definition import Definition
 
 v05 = Definition(
     name="v05",

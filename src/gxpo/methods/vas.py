@@ -10,8 +10,8 @@ score, the diversity of answers, is left out: the code adds self-BLEU, which is 
 "none", keeps old weights; its script sets 0, as here (`tasks.sampler.discount`).
 """
 
-from gxpo.definition import Definition
-from gxpo.tasks.task_scores import variance
+from gxpo.environments.tasks.task_scores import variance
+from gxpo.parts.definition import Definition
 
 vas = Definition(
     name="vas",

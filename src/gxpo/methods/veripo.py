@@ -8,7 +8,7 @@ consistent with it and prefers long ones among these; here the run's verdict mak
 that it costs no sampling. Two turns; the four phases share `trainer.steps` equally.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 _PAIRS = {"rollout": "logged", "rollout.file": "previous", "reference": "previous"}
 

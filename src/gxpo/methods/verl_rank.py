@@ -11,9 +11,9 @@ of an answer has the bonus, as the paper says; the code adds it to the last toke
 The last layer's states. Answers shorter than 80 tokens have ERV = ERA = 0. Nothing to do with the framework verl.
 """
 
-from gxpo.credit.bonus import Bonus
-from gxpo.definition import Definition
-from gxpo.signals.effective_rank import effective_rank
+from gxpo.algorithms.credit.bonus import Bonus
+from gxpo.algorithms.signals.effective_rank import effective_rank
+from gxpo.parts.definition import Definition
 
 verl_rank = Definition(
     name="verl_rank",

@@ -10,9 +10,9 @@ where the code is given rollout weights; their synchronous scripts give none: `o
 would count it twice. k and lambda depend on the sign of each token's advantage (the code: of the trajectory's first).
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.ratio_trajectory import sequence_sum
-from gxpo.objectives.surrogate_weights import gamma
+from gxpo.algorithms.objectives.ratio_trajectory import sequence_sum
+from gxpo.algorithms.objectives.surrogate_weights import gamma
+from gxpo.parts.definition import Definition
 
 vespo = Definition(
     name="vespo",

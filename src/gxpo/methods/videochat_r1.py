@@ -13,8 +13,8 @@ is in the paper and not in the code, and is left out. On `shapes` and `charts` a
 `scoring.weights`). Its KL, TRL's 0.04, is `videochat_r1@paper`. Stand-in: pictures, no video.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.feature import Feature
+from gxpo.environments.rewards.feature import Feature
+from gxpo.parts.definition import Definition
 
 _METRICS = {
     "interval": {"metric": "interval_iou", "ordered": True},

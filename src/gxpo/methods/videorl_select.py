@@ -8,8 +8,8 @@ selection, and its threshold is not known to us. The first epoch of training tak
 tasks of text.
 """
 
-from gxpo.definition import Definition
-from gxpo.tasks.task_scores import band
+from gxpo.environments.tasks.task_scores import band
+from gxpo.parts.definition import Definition
 
 videorl_select = Definition(
     name="videorl_select",

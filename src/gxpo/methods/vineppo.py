@@ -11,10 +11,10 @@ an attempt. The authors' code whitens advantages over the tokens of the batch, w
 learning rate are under `vineppo@paper`, without the KL.
 """
 
-from gxpo.credit.value_delta import ValueDelta
-from gxpo.definition import Definition
-from gxpo.rollouts.monte_carlo_values import MonteCarloValues
-from gxpo.segments import Delimiter
+from gxpo.algorithms.credit.value_delta import ValueDelta
+from gxpo.algorithms.segments import Delimiter
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.monte_carlo_values import MonteCarloValues
 
 vineppo = Definition(
     name="vineppo",

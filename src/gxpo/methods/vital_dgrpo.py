@@ -9,9 +9,9 @@ from 0 to 1 the same thirds are 1/3 and 2/3. The bounds low and high, a pair for
 and 1, which change nothing, until you set `reward.shape.rescaled.low` and `.high`.
 """
 
-from gxpo.definition import Definition
-from gxpo.rewards.shape import Shape
-from gxpo.weighting.group_weight import GroupWeight
+from gxpo.algorithms.weighting.group_weight import GroupWeight
+from gxpo.environments.rewards.shape import Shape
+from gxpo.parts.definition import Definition
 
 vital_dgrpo = Definition(
     name="vital_dgrpo",

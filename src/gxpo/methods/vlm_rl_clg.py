@@ -8,7 +8,7 @@ reward that knows the task. The observation is the text itself here, in the pape
 reward by the vehicle's state is left out. Stand-in: no pictures, no driving.
 """
 
-from gxpo.definition import Definition
+from gxpo.parts.definition import Definition
 
 vlm_rl_clg = Definition(
     name="vlm_rl_clg",

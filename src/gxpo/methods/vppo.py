@@ -9,10 +9,10 @@ mean are over the step (the code: of mini- and micro-batches). The paper builds 
 penalise the mean of -log policy by 0.06: `vppo@paper`.
 """
 
-from gxpo.definition import Definition
-from gxpo.objectives.masked_kl import MaskedKl
-from gxpo.signals.masked_observation import MaskedObservation
-from gxpo.weighting.token_weight import TokenWeight
+from gxpo.algorithms.objectives.masked_kl import MaskedKl
+from gxpo.algorithms.signals.masked_observation import MaskedObservation
+from gxpo.algorithms.weighting.token_weight import TokenWeight
+from gxpo.parts.definition import Definition
 
 vppo = Definition(
     name="vppo",

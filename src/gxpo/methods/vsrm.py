@@ -13,10 +13,10 @@ of 768 tokens, as in the code (default changed on 2026-11-28: before, the comma 
 which `segment: delimiter`, `segment.text: ","`, `rollout.answer_cue: "#"` and `rollout.answer_tokens: 0` are right).
 """
 
-from gxpo.credit.value_trend import value_trend
-from gxpo.definition import Definition
-from gxpo.rollouts.monte_carlo_values import MonteCarloValues
-from gxpo.segments import Pattern
+from gxpo.algorithms.credit.value_trend import value_trend
+from gxpo.algorithms.segments import Pattern
+from gxpo.parts.definition import Definition
+from gxpo.sampling.rollouts.monte_carlo_values import MonteCarloValues
 
 vsrm = Definition(
     name="vsrm",

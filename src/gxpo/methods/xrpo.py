@@ -8,8 +8,8 @@ neither is here. A wrong answer keeps its advantage (for A < 0 the minimum would
 of advantage 0 or less. As a weight, A' / A, so that it composes with every advantage.
 """
 
-from gxpo.definition import Definition
-from gxpo.weighting.token_weight import TokenWeight
+from gxpo.algorithms.weighting.token_weight import TokenWeight
+from gxpo.parts.definition import Definition
 
 xrpo = Definition(
     name="xrpo",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gxpo.errors import ModelError, need
+from gxpo.base.errors import ModelError, need
 
 DTYPES = ("float32", "float64", "bfloat16")  # that a learner trains
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gxpo.errors import ModelError, need
+from gxpo.base.errors import ModelError, need
 from gxpo.models.cache import cache_directory, put
 
 CONFIG = "adapter_config.json"

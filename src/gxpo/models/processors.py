@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gxpo import media
-from gxpo.decoder.vision import vision_of
-from gxpo.drawing import scaled
-from gxpo.errors import ModelError, PictureError, need
+from gxpo.base import media
+from gxpo.base.drawing import scaled
+from gxpo.base.errors import ModelError, PictureError, need
+from gxpo.models.decoder.vision import vision_of
 
 if TYPE_CHECKING:
-    from gxpo.decoder.vision import Grid, Processor
-    from gxpo.media import Pixels
+    from gxpo.base.media import Pixels
+    from gxpo.models.decoder.vision import Grid, Processor
 
 FILE = "preprocessor_config.json"  # where transformers looks, too
 KIND = "image_processor_type"

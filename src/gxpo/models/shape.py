@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gxpo.errors import ModelError, did_you_mean, need
+from gxpo.base.errors import ModelError, did_you_mean, need
 from gxpo.models import smollm2
 from gxpo.models.peft_directory import config_home
 from gxpo.models.tokenizer import BUILT_IN

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gxpo.errors import ModelError, need
+from gxpo.base.errors import ModelError, need
 from gxpo.models.cache import cache_directory, put
 
 NAME = "smollm2-135m"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gxpo.errors import need
+from gxpo.base.errors import need
 from gxpo.models.tokenizer import CHARACTERS, SPECIAL
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gxpo.errors import need
+from gxpo.base.errors import need
 from gxpo.models.tokenizer import CHARACTERS, SPECIAL
 
 POSITIONS = 1024  # tokens of a context
@@ -19,7 +19,7 @@ def tiny_vision_model(seed: int = 0) -> Any:
     """
     import torch
 
-    from gxpo.decoder.vision import install
+    from gxpo.models.decoder.vision import install
     from gxpo.models.processors import NearestProcessor
 
     transformers = need("transformers", "train")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gxpo.errors import need
+from gxpo.base.errors import need
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -19,7 +19,7 @@ def character_tokenizer(*more: str) -> PreTrainedTokenizerFast:
     """One token per character, and `more` special ones; `<bos>` is put before a text, its author has to write `<eos>`.
 
     A character outside printable ASCII becomes `<unk>`. The name of a special token typed out in a text becomes that
-    token, as with every tokenizer of transformers; `gxpo.chat` keeps it as text.
+    token, as with every tokenizer of transformers; `gxpo.models.chat` keeps it as text.
     """
     tokenizers = need("tokenizers", "train")
     transformers = need("transformers", "train")

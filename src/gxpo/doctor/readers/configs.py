@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gxpo.base.errors import GxpoError
 from gxpo.doctor.readers.found import Found, flat
-from gxpo.errors import GxpoError
 
 LARGEST = 2_000_000  # characters of a file that may be a configuration
 
@@ -133,7 +133,7 @@ def from_text(text: str) -> Found | None:
     if document is None:
         if ":" not in text:
             return None
-        from gxpo import yamltext  # ruamel is read only where there is YAML
+        from gxpo.base import yamltext  # ruamel is read only where there is YAML
 
         try:
             document = yamltext.plain(yamltext.load(text, "configuration"), "configuration")

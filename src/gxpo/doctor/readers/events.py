@@ -7,8 +7,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from gxpo.base.errors import need
 from gxpo.doctor.readers.found import Found, flat
-from gxpo.errors import need
 
 MARK = b"brain.Event:"  # in the first record of every event file
 

@@ -6,9 +6,9 @@ import itertools
 import os
 from pathlib import Path
 
+from gxpo.base.errors import MissingExtra
 from gxpo.doctor.readers import configs, console, events, json_files, keys, table, text
 from gxpo.doctor.readers.found import Found
-from gxpo.errors import MissingExtra
 
 MOST_FILES = 20_000
 SKIPPED_DIRS = {"node_modules", "__pycache__", "site-packages", "venv"}
@@ -118,6 +118,6 @@ def dump_source(path: Path) -> str:
         return "unknown"
     if head[:4] == b"PAR1":
         return "trl"
-    if b"gxpo.rollouts" in head[:200]:
+    if b"gxpo.sampling.rollouts" in head[:200]:
         return "gxpo"
     return "verl" if all(f'"{key}":'.encode() in head for key in ("input", "output", "gts", "score")) else "unknown"

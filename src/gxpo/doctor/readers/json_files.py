@@ -59,7 +59,7 @@ def is_rollout(row: Any) -> bool:
     """Whether a row is of a dump of rollouts and not of figures."""
     if not isinstance(row, Mapping):
         return False
-    if str(row.get("schema", row.get("format", ""))).startswith("gxpo.rollouts"):
+    if str(row.get("schema", row.get("format", ""))).startswith("gxpo.sampling.rollouts"):
         return True
     return any(isinstance(row.get(key), (str, list, dict)) for key in ROLLOUT_KEYS & set(map(str, row)))
 

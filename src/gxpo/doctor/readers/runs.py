@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
+from gxpo.base.errors import RecordError
 from gxpo.doctor.readers.found import Found
 from gxpo.doctor.readers.keys import own
-from gxpo.errors import RecordError
 
 Columns = dict[str, tuple[list[float], list[float]]]
 

@@ -7,9 +7,9 @@ import io
 import math
 import re
 
+from gxpo.base.errors import RecordError
 from gxpo.doctor.readers import keys
 from gxpo.doctor.readers.found import STEP_KEYS, Found, number
-from gxpo.errors import RecordError
 
 _RULE = re.compile(r"[\s|:-]+$")
 _BOUNDS = ("__MIN", "__MAX")  # wandb exports three columns for each figure

@@ -1,0 +1,269 @@
+"""Advantages with other baselines than the group mean: value predictions, length-weighted, pseudo-rollouts, replay."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+import torch
+from annotated_types import Ge, Gt, Interval
+from torch import Tensor
+
+from gxpo.algorithms.credit.relative import group_relative
+from gxpo.forest import grouped
+from gxpo.forest.forest import Forest
+from gxpo.parts.registry import part
+
+Finite = Annotated[float, Interval(gt=-math.inf, lt=math.inf)]
+
+
+# ---------------------------------------------------------------- V0.5
+@torch.no_grad()
+def prior_weight(mean: Tensor, prior: Tensor, noise: Tensor) -> Tensor:
+    """Weight of the prior in the baseline w prior + (1 - w) mean: w = min(1, noise / (mean - prior)^2), float64.
+
+    mean, prior  [n] in units of reward;   noise  [n] variance of the mean
+
+    The squared distance less the noise estimates the prediction's squared error e; w = noise / (noise + e) has the
+    least expected square error, and e is held at 0 from below. A gap within one standard error trusts the prediction
+    wholly, a large one hardly at all. Source: V0.5, arXiv 2603.10848.
+
+    >>> prior_weight(torch.tensor([0.25, 0.25]), torch.tensor([0.4, 0.9]), torch.tensor([0.0625, 0.0625]))
+    tensor([1.0000, 0.1479], dtype=torch.float64)
+    """
+    gap = (mean.to(torch.float64) - prior.to(torch.float64)).square()
+    far = gap > noise
+    return torch.where(far, noise.to(torch.float64) / torch.where(far, gap, 1.0), 1.0)
+
+
+@part("shrinkage_baseline", stage="credit", learns_from_equal_groups=True)
+def shrinkage_baseline(
+    outcome: Tensor,
+    group: Tensor,
+    baseline: Tensor,
+    where: Tensor | None = None,
+    *,
+    variance: Literal["bound", "prior", "sample"] = "prior",
+) -> Tensor:
+    """Shrinkage-baseline advantage (V0.5): between the group mean and a value prediction, by the noise of the mean.
+
+    A = outcome - (w prior + (1 - w) mean of the group), w of `prior_weight`; [R] float64, nothing is scaled.
+
+    outcome   [R], from 0 to 1 under variances "bound" and "prior"
+    group     [R] int64 dense ids, -1 = in no group
+    baseline  [R] signal, the prior: what is predicted for each trajectory's task, made without its outcome; nan: there
+              is none, and the baseline is the group's mean
+    variance  of one outcome, whose n-th part is the noise of a mean of n: "bound", 1 / 4, the most that outcomes from 0
+              to 1 can have (V0.5's 1 for outcomes of -1 and 1); "prior", p (1 - p) at p = prior, which is never more;
+              both leave groups of equal outcomes informative; "sample", the group's own (1 degree of freedom taken
+              off), which is 0 there, so that their baseline is their mean
+    where     [R] bool, compared (default: all): whose outcomes enter the mean
+
+    Without compared members the baseline is the prediction. The mean holds the trajectory's own outcome, as GRPO's.
+    """
+    n = grouped.count(group, where)
+    mean, std = grouped.mean_and_std(outcome, group, where)
+    known = baseline.isfinite() & (group >= 0)
+    given = torch.where(known, baseline.to(torch.float64), mean)
+    if variance == "bound":
+        spread = torch.full_like(given, 0.25)
+    else:
+        spread = (given * (1 - given)).clamp_min(0) if variance == "prior" else std.square()
+    weight = prior_weight(mean, given, spread / n.clamp_min(1))
+    centred = grouped.normalize(outcome, group, where, scale="none")
+    return torch.where(n > 0, centred + weight * (mean - given), torch.where(known, outcome - given, 0.0))
+
+
+# ---------------------------------------------------------------- OPO, HAPO
+@part("length_weighted", stage="credit")
+def length_weighted(
+    outcome: Tensor,
+    length: Tensor,
+    group: Tensor,
+    where: Tensor | None = None,
+    *,
+    scale: Literal["none", "std"] = "none",
+    eps: Annotated[float, Ge(0)] = 1e-6,
+    bound: Annotated[float, Gt(0)] = math.inf,
+) -> Tensor:
+    """Length-weighted baselines (OPO, HAPO): group statistics weighted by trajectory length.
+
+    A = outcome - b with b = sum_j L_j outcome_j / sum_j L_j over the compared members of the group.
+
+    outcome  [R] any float dtype; the arithmetic is in float64
+    length   [R] trainable tokens L of each trajectory, >= 0; a trajectory of length 0 does not move b
+    group    [R] int64 dense ids, -1 = in no group
+    where    [R] bool, compared (default: all); the others are measured against the compared members' b
+    scale    "none" (OPO) | "std": over sqrt(sum_j L_j (outcome_j - b)^2 / sum_j L_j) + eps, the population std of the
+             group's tokens
+    bound    of "std": a group in which any compared |A| reaches it has GRPO's advantage instead (`group_relative`)
+
+    Returns [R] float64. Over the compared members sum_j L_j A_j = 0 (but where `bound` acts), and equal lengths give
+    Dr. GRPO, or, scaled, GRPO with the population std. Unscaled, b minimises the variance of the policy gradient when
+    the squared norm of a trajectory's score is proportional to its length. Exactly 0: a group of one, of equal
+    outcomes, or without compared members.
+
+    Source: OPO, arXiv 2505.23585, as in verl; it is exact only on policy: one update a batch. HAPO, arXiv 2509.16591,
+    and its code ("std", bound 5).
+    """
+    enters = (length > 0) if where is None else (length > 0) & where
+    members = grouped.count(group, enters)
+    advantage = outcome.to(torch.float64) - grouped.mean(outcome, group, enters, weight=length)
+    flat = grouped.degenerate(outcome, group, enters)
+    counted = (group >= 0) & (members > 0) & ~(enters & flat)
+    if scale == "none":
+        return torch.where(counted, advantage, torch.zeros_like(advantage))
+    spread = grouped.mean(advantage.square(), group, enters, weight=length).sqrt()
+    scaled = torch.where(counted & ~flat, advantage / (spread + eps), torch.zeros_like(advantage))
+    far = grouped.max((scaled.abs() >= bound).to(torch.float64), group, enters) > 0
+    return torch.where(far, group_relative(outcome, group, where=enters), scaled)
+
+
+# ---------------------------------------------------------------- NGRPO
+@part("pseudo_rollouts", stage="credit", learns_from_equal_groups=True)
+def pseudo_rollouts(
+    outcome: Tensor,
+    group: Tensor,
+    where: Tensor | None = None,
+    correct: Tensor | None = None,
+    *,
+    value: Finite = 1.0,
+    count: Annotated[int, Ge(1)] = 1,
+    groups: Literal["all", "all_right", "all_wrong"] = "all",
+    **statistic: Any,
+) -> Tensor:
+    """Group-relative advantage with pseudo-rollouts (NGRPO, ERPO): groups in which all fail, or none, learn, too.
+
+    `group_relative` over the compared members of each group and `count` more of outcome `value`; [R] float64.
+
+    outcome  [R] any float dtype;   group  [R] int64 dense ids, -1 = in no group
+    correct  [R] bool, the verdict, for `groups` other than "all"
+    value    in units of the outcome; the best there can be, so that the others fall behind it, or the worst
+    groups   which are joined by pseudo-rollouts: "all"; those whose compared members are "all_right", or "all_wrong"
+    where    [R] bool, compared (default: all)
+
+    A group of equal outcomes other than `value` has credit: with count 1, and eps 0, -1 / sqrt(G + 1) for each of G
+    below it, whatever they and `value` are. That holds for a group of one, too. Equal to `value`: exactly 0. Over a
+    group the advantage adds up to -count (value - mean) / (std + eps): below 0, unless all are equal to `value`.
+
+    Source: NGRPO, arXiv 2509.18851; reference code, which gives a group of one its raw reward. "all_right": ERPO, arXiv
+    2511.04800.
+    """
+    joined = torch.arange(int(group.max()) + 1 if group.numel() else 0)
+    if groups != "all":
+        assert correct is not None
+        joined = joined[_alike(correct if groups == "all_right" else ~correct, group, where, len(joined))]
+    ids = torch.cat([group, joined.repeat(count)])
+    everyone = torch.cat([outcome.to(torch.float64), torch.full((len(joined) * count,), value, dtype=torch.float64)])
+    enters = None if where is None else torch.cat([where, torch.ones(len(joined) * count, dtype=torch.bool)])
+    return group_relative(everyone, ids, where=enters, **statistic)[: len(outcome)]
+
+
+def _alike(holds: Tensor, group: Tensor, where: Tensor | None, n: int) -> Tensor:
+    """[n] bool, by group: it has compared members, and all of them hold."""
+    counted = group >= 0 if where is None else where & (group >= 0)
+    members = torch.bincount(group[counted], minlength=n)
+    return (members > 0) & (members == torch.bincount(group[counted & holds], minlength=n))
+
+
+# ---------------------------------------------------------------- R^3
+@part("unfinished_by_rank", stage="credit", learns_from_equal_groups=True)
+def unfinished_by_rank(
+    outcome: Tensor,
+    group: Tensor,
+    correct: Tensor,
+    complete: Tensor,
+    structural_rank: Tensor,
+    where: Tensor | None = None,
+    *,
+    least: Finite = 0.0,
+    most: Finite = 0.1,
+    **statistic: Any,
+) -> Tensor:
+    """Group-relative advantage that tells truncated answers apart (R^3): outcome + least + (most - least) rank of those
+    that are not correct.
+
+    outcome          [R] any float dtype;   group  [R] int64 dense ids, -1 = in no group
+    complete         [R] bool: not cut off by a limit
+    structural_rank  [R] signal, 0 to 1, among the group's truncated answers (`structural_entropy`)
+    least, most      what the last and the first of them earn: `most` below what a right answer earns more than a wrong
+                     one. Above 0, running into the limit pays more than a wrong end, and is learnt; -0.1 and 0 do not
+                     pay for it
+
+    In a group of truncated answers alone the scale of the std makes the smallest difference as large as a verdict's.
+    Source: R^3, arXiv 2601.19620.
+    """
+    earned = torch.where(complete | correct, 0.0, least + (most - least) * structural_rank.to(torch.float64))
+    return group_relative(outcome.to(torch.float64) + earned, group, where=where, **statistic)
+
+
+# ---------------------------------------------------------------- AEPO
+@part("constant_advantage", stage="credit", learns_from_equal_groups=True)
+def constant_advantage(forest: Forest, *, origin: str = "tempered", value: Finite = 1.0) -> Tensor:
+    """Constant advantage: `value` for the trajectories of one origin, 0 for others; to be added to another advantage.
+
+    Where such a trajectory is compared with no other (a group of its own), a group-relative advantage is 0, and the
+    sum is `value`; [R] float64. Source: AEPO, arXiv 2510.08141, whose tempered samples have advantage 1.
+    """
+    return torch.tensor([value if own == origin else 0.0 for own in forest.origin], dtype=torch.float64)
+
+
+# ---------------------------------------------------------------- AVATAR, PIPO
+@torch.no_grad()
+def against(
+    outcome: Tensor, baseline: Tensor, group: Tensor, ddof: int = 1, eps: float = 1e-6, where: Tensor | None = None
+) -> Tensor:
+    """A = (outcome - baseline) / (std + eps), std of the group's outcomes; [R] float64.
+
+    baseline  [R] nan: nothing is known of the task, and A is 0
+    where     [R] bool: whose outcomes make up the std (default: all)
+
+    Where there is no spread to measure by (equal outcomes, or ddof members) A is outcome - baseline, so that a group
+    that is right throughout still tells a policy that is not. The sum over a group is not 0.
+
+    >>> against(torch.tensor([1.0, 1.0]), torch.tensor([0.25, 0.25]), torch.tensor([0, 0])).tolist()
+    [0.75, 0.75]
+    """
+    apart = outcome.to(torch.float64) - baseline.to(torch.float64)
+    spread = grouped.std(outcome, group, where, ddof)
+    return torch.where(spread > 0, apart / (spread + eps), apart).nan_to_num(nan=0.0)
+
+
+@part("replay_baseline", stage="credit", learns_from_equal_groups=True)
+def replay_baseline(
+    outcome: Tensor, group: Tensor, baseline: Tensor, replayed: Tensor, where: Tensor, **statistic: Any
+) -> Tensor:
+    """Group-relative advantages of fresh rollouts, `against` the current policy's baseline of replayed ones (AVATAR).
+
+    baseline  [R] signal;   replayed  [R] bool, of origin "replay". Source: AVATAR, arXiv 2508.03100.
+    """
+    old = against(outcome, baseline, group, statistic["ddof"], statistic["eps"], where & replayed)
+    return torch.where(replayed, old, group_relative(outcome, group, where=where, **statistic))
+
+
+@torch.no_grad()
+def shares(advantage: Tensor, group: Tensor, eps: float = 1e-6, where: Tensor | None = None) -> Tensor:
+    """a_i = G A_i / (sum_j |A_j| + eps), G and the sum over the group's counting members; [R] float64.
+
+    sum_i |a_i| = G up to eps: every group is moved as far, whatever the scale of its advantages.
+
+    >>> shares(torch.tensor([1.5, -0.5, -0.5, -0.5]), torch.zeros(4, dtype=torch.int64), eps=0.0)
+    tensor([ 2.0000, -0.6667, -0.6667, -0.6667], dtype=torch.float64)
+    """
+    total = grouped.sum(advantage.abs(), group, where) + eps
+    scaled = grouped.count(group, where) * advantage.to(torch.float64)
+    return torch.where(total > 0, scaled / torch.where(total > 0, total, 1.0), 0.0)
+
+
+@part("retrospective", stage="credit")
+def retrospective(
+    advantage: Tensor, group: Tensor, improvement: Tensor, replayed: Tensor, where: Tensor, *, share_eps: float = 1e-6
+) -> Tensor:
+    """Retrospective advantages (PIPO): `shares` times the improvement since, of replayed rollouts; GRPO of fresh ones.
+
+    improvement  [R] signal: how much better (above 0) or worse (below) the policy has become since the replayed
+                 rollouts were trained on;   replayed  [R] bool, of origin "replay";   share_eps  of `shares`
+
+    Source: PIPO, arXiv 2604.00860.
+    """
+    return torch.where(replayed, shares(advantage, group, share_eps, where) * improvement, advantage)

@@ -1,0 +1,292 @@
+"""Generalised advantage estimation (GAE) with a value head: over tokens, over turns, or over both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import torch
+from annotated_types import Interval
+from torch import Tensor
+
+from gxpo.algorithms.credit.base import CreditPart
+from gxpo.algorithms.credit.batch_whiten import batch_whiten
+from gxpo.algorithms.credit.recursion import linear_recursion, next_in, td_residual
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.forest import grouped
+from gxpo.parts.registry import part
+
+if TYPE_CHECKING:
+    from gxpo.forest.forest import Forest
+    from gxpo.parts.protocols import Signals
+
+Share = Annotated[float, Interval(ge=0, le=1)]
+
+
+@torch.no_grad()
+def gae(
+    reward: Tensor,
+    value: Tensor,
+    trajectory: Tensor,
+    counted: Tensor,
+    discount: float | Tensor = 1.0,
+    lam: float | Tensor = 1.0,
+    cut: Tensor | None = None,
+) -> Tensor:
+    """delta_i = r_i + discount V_next - V_i;  A_i = delta_i + discount * lam * A_next.
+
+    reward      [n] paid on the row: an entry of P, or a turn
+    value       [n] of the state in which the row's token, or turn, is chosen
+    trajectory  [n], rows by trajectory, then time
+    counted     [n] bool: the rows that are transitions; the others are given 0 and their values are never read
+    discount    of the transition out of each row, one for all or [n]
+    lam         lambda, likewise
+    cut         [n] bool (default: none): rows of trajectories that were cut off. What follows their last row is given
+                that row's own value, V(s_l) := V(s_{l-1}) (extended GAE); otherwise it is 0
+
+    Next is the next counted row of the trajectory, so the value that is bootstrapped at the last token of a turn is
+    that of the first token of the next turn, whatever observation lies between. Returns [n] float64; A + V is the
+    lambda-return, the target of the value. With lam 1 and discount 1, A = (sum of the rewards from here on) - V; with
+    lam 0 the temporal difference.
+
+    Source: GAE, arXiv 1506.02438; over language-model tokens as in verl and Agent-R1. verl's older recursion steps
+    through observation tokens and uses their values; its newer one, like this, does not. `cut`: T-PPO, arXiv
+    2506.15050. A `discount` that is 1 except out of a turn's last token: POAD, arXiv 2405.15821.
+
+    >>> one = torch.zeros(3, dtype=torch.int64)
+    >>> v = torch.tensor([0.4, 0.5, 0.6], dtype=torch.float64)
+    >>> gae(torch.zeros(3), v, one, one == 0, lam=0.9, cut=one == 0).round(decimals=9).tolist()
+    [0.19, 0.1, 0.0]
+    """
+    following = next_in(trajectory, counted)
+    value = torch.where(counted, value.to(torch.float64), 0.0)
+    at_end = None if cut is None else torch.where(cut, value, 0.0)
+    delta = td_residual(reward, value, following, discount, at_end)
+    return torch.where(counted, linear_recursion(delta, discount * lam, following), 0.0)
+
+
+@torch.no_grad()
+def bilevel_gae(
+    turn_return: Tensor,
+    last: Tensor,
+    value: Tensor,
+    turn: Tensor,
+    counted: Tensor,
+    discount: float = 1.0,
+    lam: float = 1.0,
+) -> Tensor:
+    """Second pass of bi-level GAE: `gae` inside each turn, whose last token is paid the turn's lambda-return.
+
+    turn_return  [S] A + V of each turn from a first pass over turns, with V at the turn's first token or its last
+    last         [S] its last counted entry, -1 none
+    value        [P] of the state in which each token is chosen
+    turn         [P] the step of each entry
+    counted      [P] bool
+
+    Nothing is bootstrapped across turns but through `turn_return`. Where the first pass had V at the last token, that
+    token's advantage is the turn's; with lam 1 both are the same, turn_return discounted to the token, less its value.
+
+    Source: VAGEN and RAGEN (their "bi-level GAE"), which read V at the last token.
+    """
+    reward = torch.zeros(value.shape, dtype=torch.float64)
+    reward[last[last >= 0]] = turn_return[last >= 0]
+    return gae(reward, value, turn, counted, discount, lam)
+
+
+@torch.no_grad()
+def on_tokens(payment: Tensor, step_trajectory: Tensor, path_step: Tensor, counted: Tensor) -> Tensor:
+    """Step rewards placed on each step's last counted token, [P] float64.
+
+    payment [S]; step_trajectory [S]; path_step [P]; counted [P] bool. A step without a counted entry is paid on the
+    last one before it in its trajectory; where there is none, nothing that is counted led to the payment, and nothing
+    receives it.
+    """
+    last = ends(path_step, counted, len(payment))[1]
+    if len(last):
+        last = last.cummax(0).values
+    owner = step_trajectory[path_step[last.clamp_min(0)]] if len(path_step) else torch.full_like(last, -1)
+    due = (last >= 0) & (owner == step_trajectory)
+    return torch.zeros(counted.shape, dtype=torch.float64).index_add_(0, last[due], payment.to(torch.float64)[due])
+
+
+def ends(path_step: Tensor, counted: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """First and last counted token of each step, [S] and [S] int64; -1 where there is none."""
+    entries = counted.nonzero().squeeze(1)
+    last = torch.full((steps,), -1).scatter_reduce_(0, path_step[entries], entries, "amax")
+    first = torch.full((steps,), len(path_step)).scatter_reduce_(0, path_step[entries], entries, "amin")
+    return torch.where(last >= 0, first, -1), last
+
+
+def earned(forest: Forest, unfinished: Tensor | None = None) -> Tensor:
+    """Reward of each step, [S] float64; in a trajectory without step rewards, the outcome at its last step.
+
+    The outcome of trajectories that are `unfinished` [R] bool is not paid: it would stand for a whole one.
+    """
+    if unfinished is not None and bool(unfinished.any()):
+        forest = forest.replace(outcome=torch.where(unfinished, 0.0, forest.outcome))
+    return forest.returns(0.0)
+
+
+def payments(forest: Forest, by_step: Tensor | None = None) -> Tensor:
+    """Step rewards [S] (default: `earned`) placed on each step's last trainable token, [P] float64."""
+    by_step = earned(forest) if by_step is None else by_step
+    return on_tokens(by_step, forest.step_trajectory, forest.path_step, forest.path_trainable)
+
+
+def carried_out(forest: Forest) -> Tensor:
+    """Whether the environment carried out the turn's action (its `info` has no "action_error") or is the last; [S]."""
+    return (next_in(forest.step_trajectory) < 0) | (forest.ids("step_info.action_error", axis="S") < 0)
+
+
+def on_steps(x: Tensor, path_step: Tensor, steps: int) -> Tensor:
+    """Sum of `x` [P] over the tokens of each step, [S] float64."""
+    return torch.zeros(steps, dtype=torch.float64).index_add_(0, path_step, x)
+
+
+def value_of(signals: Signals, name: str, entries: Tensor) -> Tensor:
+    """Output of a value head, [P] float64; GxpoError where it is not finite at `entries` [P] bool."""
+    value = signals[name].to(torch.float64)
+    if missing := int((~value.isfinite() & entries).sum()):
+        said = name if name == "value" else repr(name)
+        raise GxpoError(f"the {said} of {missing} of {int(entries.sum())} trainable tokens is not finite")
+    return value
+
+
+@part("gae", stage="credit")
+@dataclass(frozen=True)
+class Gae(CreditPart):
+    """Generalised advantage estimation (GAE) over tokens, turns, or both, and the regression target of the value head.
+
+    level          "token"; "turn": one advantage for all tokens of a turn; "both": over turns, then inside each turn
+                   over its tokens, whose last is paid the turn's lambda-return (`bilevel_gae`)
+    discount       from token to token, at level "turn" from turn to turn
+    turn_discount  from a turn's last token to the next turn's first, and from turn to turn (None: `discount`). With
+                   discount 1, time passes between turns only
+    lam            lambda of the advantage, at both levels
+    target_lam     lambda of the target that is left to the value term (None: `lam`); 1 is the Monte-Carlo return
+    anchor         where the value of a turn is read, at the levels that have one: at its "first" token, before the turn
+                   is chosen, or at its "last", when most of it is
+    target_at      the value is trained on "all" tokens, or, at level "turn", on each turn's "anchor" only
+    cut            truncated trajectories: "end" (they are over: what follows is worth 0, the outcome is theirs) or
+                   "extend" (they are unfinished: extended GAE, the outcome is not paid, step rewards are, and the value
+                   is not trained on them)
+    whiten         "none"; "token": (A - mean) / sqrt(var + 1e-8) over the trainable tokens of the batch, unbiased
+                   variance, as verl does by default, long trajectories and turns moving the mean more; "turn":
+                   (A - mean) / (std + 1e-8) over the turns of the batch, ddof 1, at level "turn"
+    reward         None, or the signal [S] that is paid, times `weight`, in the place of the environment's rewards
+    bonus          added to the reward of turns whose action was `carried_out`
+
+    With these settings this is
+      verl, Agent-R1's token_gae   level token
+      POAD                         level token, turn_discount below 1
+      Agent-R1's gae, StepPO       level turn, whiten turn
+      VAGEN, RAGEN                 level both, anchor last, turn_discount 0.95, whiten token
+      SPA-RL                       level turn, reward progress, bonus 0.5   arXiv 2505.20732
+
+    Rewards: each turn's step reward on its last trainable token; in a trajectory that has none, the outcome on its
+    last trainable token. Tokens of other authors (`trainable` false) are passed over like observations: their values
+    are not trained either. Time is the order of P, under `after` too. No group is compared, so equal rewards are a
+    signal, and a group of one learns.
+
+    Leaves "value_target" [P] to the objective: lambda-return before whitening, nan where the value is not trained.
+    Raises GxpoError where a trainable token has no finite value.
+    """
+
+    level: Literal["token", "turn", "both"] = "token"
+    discount: Share = 1.0
+    turn_discount: Share | None = None
+    lam: Share = 1.0
+    target_lam: Share | None = None
+    anchor: Literal["first", "last"] = "first"
+    target_at: Literal["all", "anchor"] = "all"
+    cut: Literal["end", "extend"] = "end"
+    whiten: Literal["none", "token", "turn"] = "none"
+    reward: str | None = None
+    weight: float = 1.0
+    bonus: float = 0.0
+
+    provides = ("value_target",)
+    learns_from_equal_groups = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "needs", ("value",) if self.reward is None else ("value", self.reward))
+        if self.whiten == "turn" and self.level != "turn":
+            raise ConfigError("credit.whiten=turn is of one advantage a turn: set credit.level=turn, or whiten=token")
+        if self.target_at == "anchor" and self.level != "turn":
+            raise ConfigError(
+                f"credit.level={self.level} reads the value of every token, and credit.target_at=anchor trains it on "
+                "one a turn: set credit.target_at=all"
+            )
+        if self.level == "both" and self.lam == self.discount == self._between == 1:
+            raise ConfigError(
+                "credit.level=both without discounts and with lam 1 is credit.level=token: set "
+                "credit.turn_discount (0.95) or credit.lam below 1"
+            )
+
+    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
+        advantage = self._estimate(forest, signals, self.lam)[0]
+        if self.whiten == "none":
+            return advantage
+        if self.whiten == "token":
+            return batch_whiten(advantage, forest.path_trainable, forest.to_path(forest.compared, "R"))
+        first, _ = ends(forest.path_step, forest.path_trainable, forest.n_steps)
+        turn = advantage[first.clamp_min(0)] if len(advantage) else torch.zeros(forest.n_steps, dtype=torch.float64)
+        compared = forest.compared[forest.step_trajectory]
+        whitened = grouped.normalize(turn, torch.where(first >= 0, 0, -1), compared, eps=1e-8)
+        return torch.where(forest.path_trainable, forest.to_path(whitened, "S"), 0.0)
+
+    def targets(self, forest: Forest, signals: Signals, step: int) -> dict[str, Tensor]:
+        """{"value_target": [P]}: A + V with `target_lam`; nan on tokens that the value is not trained on."""
+        lam = self.lam if self.target_lam is None else self.target_lam
+        trained = forest.path_trainable & ~forest.to_path(self._unfinished(forest), "R")
+        if self.target_at == "anchor":
+            anchor = ends(forest.path_step, forest.path_trainable, forest.n_steps)[self.anchor == "last"]
+            here = torch.zeros_like(trained).index_fill_(0, anchor[anchor >= 0], True)
+            trained &= here
+        return {"value_target": torch.where(trained, self._estimate(forest, signals, lam)[1], torch.nan)}
+
+    @property
+    def _between(self) -> float:
+        """The discount from turn to turn."""
+        return self.discount if self.turn_discount is None else self.turn_discount
+
+    def _discounts(self, forest: Forest) -> float | Tensor:
+        """Of the transition out of each token, [P] where a turn's last differs."""
+        if self.turn_discount is None:
+            return self.discount
+        last = ends(forest.path_step, forest.path_trainable, forest.n_steps)[1]
+        out = torch.full((forest.n_entries,), self.discount, dtype=torch.float64)
+        out[last[last >= 0]] = self.turn_discount
+        return out
+
+    def _unfinished(self, forest: Forest) -> Tensor:
+        return forest.truncated if self.cut == "extend" else torch.zeros_like(forest.truncated)
+
+    def _paid(self, forest: Forest, signals: Signals, unfinished: Tensor) -> Tensor:
+        """[S] what each step is paid."""
+        if self.reward is None:
+            paid = earned(forest, unfinished)
+        else:
+            paid = self.weight * signals[self.reward].to(torch.float64)
+        return paid + self.bonus * carried_out(forest) if self.bonus else paid
+
+    def _estimate(self, forest: Forest, signals: Signals, lam: float) -> tuple[Tensor, Tensor]:
+        """[P] advantages and lambda-returns."""
+        counted, unfinished = forest.path_trainable, self._unfinished(forest)
+        value = value_of(signals, "value", counted)
+        reward, step = payments(forest, self._paid(forest, signals, unfinished)), forest.path_step
+        if self.level == "token":
+            cut = forest.to_path(unfinished, "R")
+            advantage = gae(reward, value, forest.path_trajectory, counted, self._discounts(forest), lam, cut)
+            return advantage, advantage + value
+        first, last = ends(step, counted, forest.n_steps)
+        anchor, owner = (first if self.anchor == "first" else last), forest.step_trajectory
+        there = anchor >= 0
+        of_turn = torch.zeros(forest.n_steps, dtype=torch.float64)
+        of_turn[there] = value[anchor[there]]
+        paid = on_steps(reward, step, forest.n_steps)
+        turns = gae(paid, of_turn, owner, there, self._between, lam, unfinished[owner])
+        if self.level == "turn":
+            return torch.where(counted, turns[step], 0.0), (turns + of_turn)[step]
+        advantage = bilevel_gae(turns + of_turn, last, value, step, counted, self.discount, lam)
+        return advantage, advantage + value

@@ -1,0 +1,115 @@
+"""On-policy distillation: divergence to a teacher at the tokens of the policy's own rollouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import torch
+from annotated_types import Interval
+from torch import Tensor
+
+from gxpo.algorithms.objectives.base import Evaluated, TermPart, coefficients
+from gxpo.algorithms.objectives.surrogate import Positive, Width, denominator
+from gxpo.base.errors import MissingSignal
+from gxpo.parts.protocols import Output
+from gxpo.parts.registry import part
+
+if TYPE_CHECKING:
+    from gxpo.forest.forest import Forest
+    from gxpo.parts.protocols import PolicyTokens, Signals
+
+
+@torch.no_grad()
+def sureness(entropy: Tensor, beta: float) -> Tensor:
+    """Token weights by teacher confidence, [n]: exp(-beta H) / mean exp(-beta H), of mean 1; beta 0: all 1.
+
+    entropy  [n] of the teacher (nats)
+
+    >>> [round(x, 6) for x in sureness(torch.tensor([0.2, 1.0, 2.0], dtype=torch.float64), 1.0).tolist()]
+    [1.858013, 0.834859, 0.307128]
+    """
+    if not entropy.numel():
+        return entropy
+    w = (-beta * (entropy - entropy.min())).exp()  # the common factor cancels, and exp can't underflow everywhere
+    return w / w.mean()
+
+
+@part("distillation", stage="term")
+@dataclass(frozen=True)
+class Distillation(TermPart):
+    """On-policy distillation: coef * mean over tokens of stop(min(rho, ratio_max)) v_t D_t, D the divergence to the
+    teacher at that token and rho = policy / policy at the start of the step.
+
+    D is the policy's output "divergence@alpha", (1 - alpha) KL(S || M) + alpha KL(T || M) of student and teacher with
+    M = (1 - alpha) S + alpha T; KL(T || S) at alpha 0 and KL(S || T) at alpha 1, which are not its limits there: those
+    are 0, approached as alpha times and 1 - alpha times these.
+
+    alpha      0 to 1
+    ratio_max  absolute bound of the ratio, which carries no gradient; None: the ratio is left out
+    beta       v = `sureness` of the teacher's entropies, over the taught tokens of the optimiser step; 0: v = 1
+    over       what the mean is over: "taught", the trainable tokens that have a teacher, or "all" trainable tokens,
+               which is the denominator of a policy gradient under `token_mean`
+
+    Reads signals "teacher_ids", "teacher_logprob" and "teacher_entropy" (nan: no teacher there; such tokens are not
+    trained). Credit is not read. Weight parts do not touch it, `forest.weight` does; it changes no denominator.
+
+    Source: SDPO, arXiv 2601.20802, and its code (alpha 0.5, bound 2, token mean); weights by entropy: SRPO.
+    """
+
+    slot = "NAME"
+    alpha: Annotated[float, Interval(ge=0, le=1)] = 0.5
+    ratio_max: Positive | None = 2.0
+    beta: Width = 0.0
+    over: Literal["taught", "all"] = "taught"
+    coef: Width = 1.0
+
+    reads_credit = False
+    needs = ("teacher_ids", "teacher_logprob", "teacher_entropy")
+    given = ("teacher_ids", "teacher_logprob")
+    learns_from_equal_groups = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outputs", ("logprob", self.name))
+
+    @property
+    def name(self) -> Output:
+        """Name of the policy output that the term reads."""
+        return Output("divergence", float(self.alpha))
+
+    def __call__(
+        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
+    ) -> Evaluated:
+        """Figures, over the tokens that have a teacher: teacher_divergence, the mean before all factors (nats);
+        teacher_entropy (nats); taught_share, their share of the trainable tokens."""
+        entries, far = self._far(forest, policy, signals)
+        trainable = forest.path_trainable
+        counted = trainable if self.over == "all" else trainable & self._taught(signals)
+        scale = coefficients(forest.path_trajectory, counted, "token_mean")
+        scale = self.coef * scale * forest.to_path(forest.weight, "R")
+        entropy = signals["teacher_entropy"][entries]
+        factor = sureness(entropy, self.beta).to(far)
+        if self.ratio_max is not None:
+            below = denominator(policy, trainable, "proximal", "one")[entries]
+            factor = factor * (policy.logprob[entries].detach() - below).exp().clamp_max(self.ratio_max)
+        figures = {"taught_share": entries.numel() / max(1, int(trainable.sum()))}
+        if entries.numel():
+            figures |= {"teacher_divergence": float(far.detach().mean()), "teacher_entropy": float(entropy.mean())}
+        return (scale[entries].to(far) * factor * far).sum(), figures
+
+    def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
+        """Trainable tokens of trajectories of non-zero `forest.weight`; with the signals, those with a teacher."""
+        if self.coef == 0:
+            return torch.zeros_like(forest.path_trainable)
+        found = forest.path_trainable & (forest.to_path(forest.weight, "R") != 0)
+        return found if signals is None else found & self._taught(signals)
+
+    def _taught(self, signals: Signals) -> Tensor:
+        return signals["teacher_entropy"].isfinite()
+
+    def _far(self, forest: Forest, policy: PolicyTokens, signals: Signals) -> tuple[Tensor, Tensor]:
+        """Trained tokens, and the divergence of each to its teacher."""
+        entries = self.active(forest, policy.logprob, policy.logprob, signals).nonzero().squeeze(1)  # not by credit
+        if self.name not in policy.outputs:
+            raise MissingSignal(f"distillation needs output {self.name!r} of the policy: give it in `outputs`")
+        return entries, policy.outputs[self.name][entries].to(policy.logprob)

@@ -1,0 +1,50 @@
+"""Negative log-likelihood of tokens with positive advantage: imitation of the policy's own good rollouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gxpo.algorithms.objectives.base import Evaluated, TermPart
+from gxpo.algorithms.objectives.surrogate import Width
+from gxpo.parts.registry import part
+
+if TYPE_CHECKING:
+    from gxpo.forest.forest import Forest
+    from gxpo.parts.protocols import PolicyTokens, Signals
+
+
+@part("positive_likelihood", stage="term")
+@dataclass(frozen=True)
+class PositiveLikelihood(TermPart):
+    """Positive-sample likelihood: coef * mean of -log policy over the trainable tokens of advantage above `threshold`.
+
+    The mean counts every such token of the step once, whatever its advantage; no ratio, no clip. Weight parts do not
+    touch it, `forest.weight` does. Figure: positive_nll, the mean before `coef` (nats).
+
+    Source: THOR, arXiv 2509.13761, and its code (0.01, threshold 1e-7).
+    """
+
+    slot = "objective.add.NAME"
+
+    coef: Width = 0.01
+    threshold: float = 1e-7
+
+    def __call__(
+        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
+    ) -> Evaluated:
+        counted = forest.path_trainable & (credit > self.threshold)
+        scale = self.coef / max(1, int(counted.sum())) * forest.to_path(forest.weight, "R")
+        entries = self.active(forest, credit, weight).nonzero().squeeze(1)
+        nll = -policy.logprob[entries]
+        figures = {"positive_nll": float(nll.detach().mean())} if entries.numel() else {}
+        return (scale[entries].to(nll) * nll).sum(), figures
+
+    def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
+        """Trainable tokens of advantage above the threshold, in trajectories of non-zero `forest.weight`."""
+        if self.coef == 0:
+            return torch.zeros_like(forest.path_trainable)
+        return forest.path_trainable & (credit > self.threshold) & (forest.to_path(forest.weight, "R") != 0)

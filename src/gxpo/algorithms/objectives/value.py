@@ -1,0 +1,127 @@
+"""Value loss: regression of a value head on the targets of an advantage estimator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from gxpo.algorithms.objectives.base import Evaluated, TermPart, coefficients
+from gxpo.algorithms.objectives.surrogate import Positive, Width
+from gxpo.base.errors import ConfigError, GxpoError, MissingSignal
+from gxpo.parts.protocols import Output
+from gxpo.parts.registry import part
+
+if TYPE_CHECKING:
+    from gxpo.forest.forest import Forest
+    from gxpo.parts.protocols import PolicyTokens, Signals
+
+
+def value_loss(value: Tensor, target: Tensor, old: Tensor | None = None, clip: float | None = None) -> Tensor:
+    """Value loss with PPO's value clipping, elementwise: (value - target)^2 / 2; with `clip` the larger of it and of
+    that of old + clip(value - old, +-clip).
+
+    value   carries the gradient
+    target  constant
+    old     the value at the start of the step, constant; read where there is a `clip`
+    clip    absolute bound, in units of reward: beyond it, a value that moves towards its target is not pulled on
+
+    Source: PPO, arXiv 1707.06347 (squared error); the clip as in OpenAI's baselines and in verl (there 0.5).
+    """
+    loss = (value - target).square() / 2
+    if clip is None:
+        return loss
+    assert old is not None
+    return torch.maximum(loss, (old + (value - old).clamp(-clip, clip) - target).square() / 2)
+
+
+@part("value_regression", stage="term")
+@dataclass(frozen=True)
+class ValueRegression(TermPart):
+    """Value loss: coef * aggregate of `value_loss` over the trainable tokens that have a target.
+
+    Reads the head's output and the signal "value_target" [P], a constant of the step; entries whose target is nan are
+    not trained and not counted, trajectories without any neither. By default the plain mean over tokens, whatever the
+    policy term's aggregation. Not importance weighted; trained where the advantage is 0 too; `forest.weight` counts.
+
+    coef    the head's gradient reaches the whole policy, so this is the policy's share in it too; PPO's c1
+    clip    None: no clip
+    head    NAME of the head whose output is "value@NAME" and whose target "value_target@NAME"; None: the plain "value"
+            and "value_target". Its figures are named after it too
+    target  another name of the target's signal
+    """
+
+    slot = "objective.add.NAME"
+    coef: Width = 0.5
+    clip: Positive | None = None
+    aggregate: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
+    horizon: float | None = None
+    head: str | None = None
+    target: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.head == "" or self.target == "":
+            raise ConfigError("value regression: head and target are names, or null for the plain value")
+        needs = (self._target,) if self.clip is None else (self._target, self._output)
+        object.__setattr__(self, "needs", needs)
+        object.__setattr__(self, "outputs", ("logprob", self._output))
+
+    def __call__(
+        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
+    ) -> Evaluated:
+        said = self._said(policy)
+        if said is None:
+            where = "PolicyTokens.value" if self.head is None else f"PolicyTokens.outputs[{self._output!r}]"
+            raise MissingSignal(f"the value term needs the policy's value: give {where}")
+        target, counted = self._counted(forest, signals)
+        scale = coefficients(forest.path_trajectory, counted, self.aggregate, self.horizon)
+        scale = self.coef * scale * forest.to_path(forest.weight, "R")
+        entries = (counted & self.active(forest, credit, weight)).nonzero().squeeze(1)
+        value = said[entries]
+        old = None if self.clip is None else signals[self._output][entries].detach().to(value)
+        loss = value_loss(value, target[entries].to(value), old, self.clip)
+        return (scale[entries].to(value) * loss).sum(), self._figures(value, target[entries])
+
+    def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
+        """Trainable tokens of trajectories of non-zero `forest.weight`; with the signals, those that have a target."""
+        if self.coef == 0:
+            return torch.zeros_like(forest.path_trainable)
+        counted = forest.path_trainable if signals is None else self._counted(forest, signals)[1]
+        return counted & (forest.to_path(forest.weight, "R") != 0)
+
+    @torch.no_grad()
+    def _figures(self, value: Tensor, target: Tensor) -> dict[str, float]:
+        """value_loss       mean of (value - target)^2 / 2, before coef and clip
+        value_explained  1 - mean (target - value)^2 / variance of the target (population); 0 where that is 0
+
+        Of a named head, "value_loss@NAME" and "value_explained@NAME".
+        """
+        if not value.numel():
+            return {}
+        target, value = target.double(), value.double()
+        error, spread = (value - target).square().mean(), target.var(correction=0)
+        explained = float(1 - error / spread) if float(spread) > 0 else 0.0
+        of = "" if self.head is None else f"@{self.head}"
+        return {f"value_loss{of}": float(error) / 2, f"value_explained{of}": explained}
+
+    @property
+    def _output(self) -> Output:
+        return Output("value", self.head or "")
+
+    @property
+    def _target(self) -> str:
+        if self.target is not None:
+            return self.target
+        return "value_target" if self.head is None else f"value_target@{self.head}"
+
+    def _said(self, policy: PolicyTokens) -> Tensor | None:
+        return policy.value if self.head is None else policy.outputs.get(self._output)
+
+    def _counted(self, forest: Forest, signals: Signals) -> tuple[Tensor, Tensor]:
+        """Targets, and the trainable tokens that have one, [P] bool."""
+        target = signals[self._target].detach()
+        if bool(target.isinf().any()):
+            raise GxpoError(f"{self._target} is infinite for some tokens: check the rewards")
+        return target, forest.path_trainable & target.isfinite()

@@ -1,0 +1,147 @@
+"""Base class of segmenters: a segmenter says where segments begin; the forest's `segment` column follows from that."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gxpo.parts.functions import FunctionPart, signature
+from gxpo.parts.ranges import Part
+
+if TYPE_CHECKING:
+    from gxpo.forest.forest import Forest
+
+LABEL = "label"  # name of the extra that holds the labels, [T] int64, 0 none
+
+
+@dataclass(frozen=True)
+class SegmentTools:
+    """Services for a segmenter: decoding, and the policy.
+
+    decode   token ids -> text, special tokens left out
+    learner  the policy, for parts that need its entropies (None: there is none)
+    """
+
+    decode: Callable[[Sequence[int]], str]
+    learner: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Action:
+    """One action of one trajectory, as seen by a segmenter."""
+
+    tokens: Sequence[int]
+    logprob: Sequence[float]  # of the rollout policy, nan unknown
+    entropy: Sequence[float] | None  # of the policy, nats, where the part asks for it
+    decode: Callable[[Sequence[int]], str] = field(repr=False)
+
+    @cached_property
+    def text(self) -> str:
+        return self.decode(self.tokens)
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Character offset in the text of each token."""
+        out, at = [], 0
+        pieces = [self.decode([token]) for token in self.tokens]
+        if "".join(pieces) == self.text:
+            for piece in pieces:
+                out.append(at)
+                at += len(piece)
+            return out
+        return [len(self.decode(self.tokens[:i])) for i in range(len(self.tokens))]  # pieces of a character
+
+    def first_from(self, character: int) -> int:
+        """Index of the first token that begins at or after a character of the text."""
+        return sum(start < character for start in self.starts)
+
+    def holding(self, begin: int, end: int) -> range:
+        """Tokens that overlap the characters begin..end-1."""
+        ends = [*self.starts[1:], len(self.text)]
+        inside = [i for i, (a, b) in enumerate(zip(self.starts, ends, strict=True)) if a < end and b > begin]
+        return range(inside[0], inside[-1] + 1) if inside else range(0)
+
+
+class Segmenter(Part, ABC):
+    """Base of segmenters: a frozen dataclass with `begins`, and `labels` where its segments are of several kinds.
+
+    What forks share keeps the numbers that the first trajectory with it gives; those of a fork's own tokens go on from
+    there.
+    """
+
+    slot = "segment"
+    reads_entropy: bool = False
+    provides: tuple[str, ...] = ("segments",)
+
+    @abstractmethod
+    def begins(self, action: Action) -> Sequence[int]:
+        """Token positions at which segments begin; position 0 always begins one."""
+        raise NotImplementedError
+
+    def labels(self, action: Action) -> Sequence[int] | None:
+        """A label for each token, 0 none; None: this segmenter gives no labels."""
+        return None
+
+    def __call__(self, forest: Forest, tools: SegmentTools) -> Forest:
+        """The forest with its column `segment` ([T], from 0 within each action, -1 outside), and with labels in
+        `extras["label"]`."""
+        segment, label = [-1] * forest.n_tokens, [0] * forest.n_tokens
+        token, logprob = forest.token.tolist(), forest.behaviour_logprob.tolist()
+        entropy = self._entropy(forest, tools)
+        path, counts = forest.path_token.tolist(), torch.bincount(forest.path_step, minlength=forest.n_steps).tolist()
+        begin, labelled = 0, False
+        for count in counts:
+            places = path[begin : begin + count]
+            begin += count
+            action = Action(
+                [token[t] for t in places],
+                [logprob[t] for t in places],
+                None if entropy is None else [entropy[t] for t in places],
+                tools.decode,
+            )
+            own = _numbered(count, self.begins(action))
+            shared = sum(segment[t] >= 0 for t in places)  # what a fork inherits comes first
+            shift = segment[places[shared - 1]] - own[shared - 1] if shared else 0
+            marks = self.labels(action)
+            labelled |= marks is not None
+            for i in range(shared, count):
+                segment[places[i]] = own[i] + shift
+                label[places[i]] = 0 if marks is None else marks[i]
+        extras = {**forest.extras, LABEL: torch.tensor(label)} if labelled else forest.extras
+        return replace(forest, segment=torch.tensor(segment, dtype=torch.int64), extras=extras)
+
+    def _entropy(self, forest: Forest, tools: SegmentTools) -> list[float] | None:
+        """[T] entropy of the policy's distribution at each action token, nats."""
+        if not self.reads_entropy:
+            return None
+        if tools.learner is None:
+            raise ValueError(f"{type(self).__name__} needs the policy's entropies: give SegmentTools a learner")
+        stored = torch.zeros(forest.n_tokens, dtype=torch.float64)
+        stored[forest.path_token] = tools.learner.outputs(forest, ("entropy",))["entropy"]
+        return stored.tolist()
+
+
+class Cuts(FunctionPart, Segmenter):
+    """Segmenter that is a function of an action's fields, by the names of its parameters: `begins`."""
+
+    @classmethod
+    def facts(cls, function: Callable[..., Any]) -> dict[str, Any]:
+        return {"reads_entropy": "entropy" in signature(function).columns}
+
+    def begins(self, action: Action) -> Sequence[int]:
+        return self.function(*(getattr(action, name) for name in signature(self.function).columns), **self.options)
+
+
+def _numbered(count: int, begins: Sequence[int]) -> list[int]:
+    """Numbers of the segments, from 0, of `count` tokens."""
+    opening = set(begins) - {0}
+    out, number = [], 0
+    for i in range(count):
+        number += i in opening
+        out.append(number)
+    return out

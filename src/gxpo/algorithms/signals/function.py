@@ -1,0 +1,105 @@
+"""Signals that are functions of rollouts and the policy: how a function becomes a part of `signal.NAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from gxpo.algorithms.signals.base import SignalPart, SignalTools
+from gxpo.base.errors import CheckpointError
+from gxpo.parts import named_columns
+from gxpo.parts.functions import FunctionPart, signature
+from gxpo.parts.ranges import key_of
+
+if TYPE_CHECKING:
+    from gxpo.forest.forest import Forest
+    from gxpo.parts.protocols import Signals
+
+TOOLS = tuple(f.name for f in fields(SignalTools))
+
+
+class Computed(FunctionPart, SignalPart):
+    """Signal that is a function of rollouts and the policy; its parameters, by their names, are
+
+    forest  the rollouts
+    hidden  [T, H] float32 hidden states of the policy at the start of the step, after the function's option `layer`,
+            by default the last
+    past    what the function has left behind in the step before, by name; {} in the first. Such a function gives the
+            signal, what it leaves behind, and figures for metrics.jsonl; `remembers` names all that it may leave
+    NAME    a field of `SignalTools` (learner, decode, step, ...), or another signal, on its own axis
+
+    gives   name of the signal -> its axis ("P", "R", "S", "T")
+    """
+
+    gives: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def facts(cls, function: Callable[..., Any]) -> dict[str, Any]:
+        known = ("forest", "hidden", "past", *TOOLS, *named_columns.HELD)
+        return {"needs": tuple(name for name in signature(function).columns if name not in known)}
+
+    @classmethod
+    def bases(cls, function: Callable[..., Any]) -> tuple[type, ...]:
+        return (Remembering if "past" in signature(function).columns else cls,)
+
+    @property
+    def provides(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(self.gives)
+
+    @property
+    def axes(self) -> Mapping[str, str]:  # type: ignore[override]
+        return {name: axis for name, axis in self.gives.items() if axis != "P"}
+
+    def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
+        return {self.provides[0]: self.called(forest, signals, tools)}
+
+    @torch.no_grad()
+    def called(self, forest: Forest, signals: Signals, tools: SignalTools, **given: Any) -> Any:
+        """What the function gives."""
+
+        def argument(name: str) -> Any:
+            if name == "hidden":
+                return tools.learner.hidden(forest, layer=self.options.get("layer", -1))
+            return getattr(tools, name) if name in TOOLS else signals[name]
+
+        given["forest"] = forest
+        names = signature(self.function).columns
+        return self.function(*(given[name] if name in given else argument(name) for name in names), **self.options)
+
+
+@dataclass(frozen=True)
+class Remembering(Computed):
+    """A `Computed` signal with a past: what its function leaves behind is kept once the step's update is done."""
+
+    remembers: ClassVar[tuple[str, ...]] = ()
+    memory: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
+    latest: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
+        value, after, figures = self.called(forest, signals, tools, past=dict(self.memory))
+        self.latest.update(after=after, figures=figures)
+        return {self.provides[0]: value}
+
+    def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
+        self.memory.update(self.latest["after"])
+        return self.latest["figures"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: x for name, x in self.memory.items() if not isinstance(x, Tensor)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if not set(state) <= set(self.remembers):
+            own = key_of(type(self)).partition(".")[2]
+            raise CheckpointError(f"the checkpoint's signal {own} holds {sorted(state)}, not {self.remembers}")
+        self.memory.update(state)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: x for name, x in self.memory.items() if isinstance(x, Tensor)}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self.memory.clear()
+        self.memory.update(tensors)

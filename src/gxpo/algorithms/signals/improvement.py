@@ -1,0 +1,72 @@
+"""Improvement of the mean reward over the last steps, in standard deviations (PIPO)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import torch
+from annotated_types import Ge, Gt
+from torch import Tensor
+
+from gxpo.forest.grouped import DEGENERATE
+from gxpo.parts.registry import part
+
+if TYPE_CHECKING:
+    from gxpo.forest.forest import Forest
+
+BORROWED = ("replay", "demonstration", "baseline")  # origins of rollouts that don't say how the policy does
+
+
+def standardised_gain(
+    history: Sequence[float], now: float, falling: float = 0.1, eps: float = 1e-6, ddof: int = 1
+) -> float:
+    """phi((now - mean) / (std + eps)), mean and std (`ddof`) of `history` (two or more), phi(x) = x, below 0 falling x.
+
+    0 where the history does not vary (max - min at most 1e-12 of the largest): there is nothing to measure by. Source:
+    PIPO, arXiv 2604.00860, eqs. 7-9.
+
+    >>> round(standardised_gain([0.40, 0.42, 0.41, 0.43], 0.46, eps=0.0), 6)
+    3.485685
+    """
+    low, high = min(history), max(history)
+    if high - low <= DEGENERATE * max(abs(low), abs(high)):
+        return 0.0
+    std = statistics.stdev(history) if ddof else statistics.pstdev(history)
+    x = (now - statistics.fmean(history)) / (std + eps)
+    return x if x >= 0 else falling * x
+
+
+@part("improvement", stage="signal", gives={"improvement": "R"}, remembers=("means",))
+def improvement(
+    forest: Forest,
+    past: Mapping[str, list[float]],
+    *,
+    window: Annotated[int, Ge(2)] = 8,
+    falling: Annotated[float, Ge(0)] = 0.1,
+    eps: Annotated[float, Ge(0)] = 1e-6,
+    bound: Annotated[float, Gt(0)] = math.inf,
+    ddof: Literal[0, 1] = 1,
+) -> tuple[Tensor, dict[str, Any], dict[str, float]]:
+    """The signal "improvement" [R], one number for all: `standardised_gain` of the mean outcome over the last `window`
+    steps (PIPO).
+
+    window   steps that the mean outcome is compared with; 0 is given until there have been as many
+    falling  how much of a change for the worse is passed on
+    eps      added to the standard deviation
+    bound    the number is held in [-bound, bound]; the paper has no bound, and a window that hardly varies gives
+             large numbers
+    ddof     of the standard deviation: 1 in the paper, 0 in the authors' code
+
+    The mean is over the scored and compared trajectories that the policy made in the step, each once.
+    """
+    own = torch.tensor([origin not in BORROWED for origin in forest.origin], dtype=torch.bool)
+    taken = forest.outcome[own & forest.scored & forest.compared]
+    now, means, found = ([float(taken.mean())] if taken.numel() else []), past.get("means", []), 0.0
+    if now and len(means) == window:
+        found = standardised_gain(means, now[0], falling, eps, ddof)
+    held = min(max(found, -bound), bound)
+    given = torch.full((forest.n_trajectories,), held, dtype=torch.float64)
+    return given, {"means": [*means, *now][-window:]}, {}

@@ -1,0 +1,115 @@
+"""Process reward model on the policy's hidden states: a probe of single steps and of pairs of them (HRM)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import torch
+from annotated_types import Interval
+from torch import Tensor
+
+from gxpo.algorithms.signals.base import SignalTools
+from gxpo.algorithms.signals.ridge_probe import RidgeProbe
+from gxpo.forest import grouped
+from gxpo.forest.reshape import pieces_of
+from gxpo.parts.registry import part
+
+if TYPE_CHECKING:
+    from gxpo.forest.forest import Forest
+    from gxpo.parts.protocols import Signals
+
+
+@torch.no_grad()
+def span_features(
+    hidden: Tensor, first: Tensor, last: Tensor, trajectory: Tensor, piece: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Probe features: [K, 2 H] of each step, [K, 2 H] of it merged with the step before, and [K] bool: it has a step
+    before it in its trajectory (else the second equals the first).
+
+    hidden  [P, H] hidden state at every path token
+
+    Mean hidden state of the stretch, and the hidden state of its last token.
+    """
+    held = hidden.to(torch.float64)
+    total = torch.zeros(len(first), held.shape[1], dtype=torch.float64).index_add_(0, piece, held)
+    size = (last - first + 1).to(torch.float64)[:, None]
+    ends = held[last]
+    follows = torch.zeros(len(first), dtype=torch.bool)
+    follows[1:] = trajectory[1:] == trajectory[:-1]
+    both = total + torch.where(follows[:, None], total.roll(1, 0), 0.0)
+    length = size + torch.where(follows[:, None], size.roll(1, 0), 0.0)
+    return torch.cat([total / size, ends], 1), torch.cat([both / length, ends], 1), follows
+
+
+@torch.no_grad()
+def step_labels(outcome: Tensor, place: Tensor, where: Tensor) -> Tensor:
+    """Mean outcome of the counting trajectories through each action token, [P] float64, nan without one; for a step,
+    read it at its last token.
+
+    outcome [P] of the entry's trajectory; place [P] int64 dense ids of (group, stored token); where [P] bool
+    """
+    return torch.where(grouped.count(place, where) > 0, grouped.mean(outcome, place, where), torch.nan)
+
+
+@part("merged_steps", stage="signal")
+@dataclass(frozen=True)
+class MergedSteps(RidgeProbe):
+    """The signal "piece_reward" [P]: a `ridge` probe's estimate of the outcome after each step, on all its tokens.
+
+        reward = probe(step)                                                                      scored "step"
+               = (1 - merged) probe(step) + merged probe(the step before and this one, as one)    scored "blend"
+
+    and probe(step) for a trajectory's first. The probe is one model for both. It is fitted before every step of
+    training on the newest `buffer` steps and merged pairs of the steps of training before: its labels are
+    `step_labels`, of a pair that of its second step, so that an error which the next step puts right is no error of the
+    two. Nothing of the rollouts that it judges is in it. As long as fewer than `enough` rows are there, all rewards are
+    0 (`steps_used` 0).
+
+    scored  what is judged: single steps, or those and pairs. Pairs are trained on either way
+    merged  weight of the pair; 0: a process reward model of single steps, and no pairs are trained on
+
+    A step is a segment of an action, or a turn without segments; one that several trajectories share is one row.
+    Figures: steps_rows (rows it was fitted on), steps_used, and over the labelled steps steps_error (mean (reward -
+    label)^2) next to steps_spread (variance of the labels).
+
+    Source: HRM, arXiv 2503.13551, and its code: single steps and merged consecutive ones as examples of one reward
+    model, where a merged node of a search tree keeps the second one's score; it then judges single steps ("step").
+    There it is a language model.
+    """
+
+    buffer: int = 2048
+    scored: Literal["step", "blend"] = "step"
+    merged: Annotated[float, Interval(ge=0, le=1)] = 0.5
+
+    provides = ("piece_reward",)
+
+    def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
+        pieces = pieces_of(forest)
+        hidden = tools.learner.hidden(forest, layer=self.layer)[forest.path_token]
+        single, pair, follows = span_features(hidden, pieces.first, pieces.last, pieces.trajectory, pieces.piece)
+        reward, fitted = torch.zeros(len(single), dtype=torch.float64), self.fit()
+        if fitted is not None:
+            weight, intercept = fitted
+            share = (self.merged if self.scored == "blend" else 0.0) * follows.to(torch.float64)
+            reward = (1 - share) * (single @ weight) + share * (pair @ weight) + intercept
+        self.latest.clear()
+        self.latest.update(
+            single=single, pair=pair, follows=follows, reward=reward, used=torch.tensor(fitted is not None)
+        )
+        return {"piece_reward": reward[pieces.piece]}
+
+    def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
+        last, now = pieces_of(forest).last, self.latest
+        owner = forest.path_trajectory
+        counts, place = (forest.scored & forest.compared)[owner], forest.ids("group", "token", axis="P")
+        label = step_labels(torch.where(counts, forest.outcome[owner], 0.0), place, counts)[last]
+        row = torch.arange(len(owner), dtype=torch.float64)
+        once = (counts & (grouped.min(row, place, counts) == row))[last]
+        figures = {"steps_rows": float(self.rows), "steps_used": float(now["used"])}
+        if bool(once.any()):
+            figures["steps_error"] = float((now["reward"] - label)[once].square().mean())
+            figures["steps_spread"] = float(label[once].var(correction=0))
+        both = once & now["follows"] & (self.merged > 0)
+        self.keep(torch.cat([now["single"][once], now["pair"][both]]), torch.cat([label[once], label[both]]))
+        return figures

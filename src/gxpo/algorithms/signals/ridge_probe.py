@@ -1,0 +1,95 @@
+"""Base classes of signals that are fitted on hidden states of recent rollouts; ridge probes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from gxpo.algorithms.signals.base import SignalPart
+from gxpo.base.errors import ConfigError
+from gxpo.forest import grouped
+from gxpo.parts.ranges import key_of
+
+
+@torch.no_grad()
+def ridge(features: Tensor, target: Tensor, strength: float) -> tuple[Tensor, Tensor]:
+    """Ridge regression: weights [D] and intercept [] that minimise mean (y - w x - b)^2 + strength * |w * spread|^2.
+
+    features  [n, D] float64
+    target    [n] float64
+    strength  of the penalty, on features in units of their spread (population std over the n rows), so that no choice
+              of units matters; 0 gives a least-squares line. The intercept is not penalised
+
+    In closed form, by the smaller of the two systems of equations; a feature that does not vary has weight 0.
+    """
+    middle, spread = features.mean(0), features.std(0, correction=0)
+    varies = spread > grouped.DEGENERATE * features.abs().amax(0)
+    unit = torch.where(varies, spread, 1.0)
+    x = torch.where(varies, (features - middle) / unit, 0.0)
+    y = target - target.mean()
+    n, d = x.shape
+    penalty = strength * n
+    if strength == 0:
+        slope = torch.linalg.lstsq(x, y[:, None], driver="gelsd").solution.squeeze(1)
+    elif d <= n:
+        slope = torch.linalg.solve(x.T @ x + penalty * torch.eye(d, dtype=x.dtype), x.T @ y)
+    else:
+        slope = x.T @ torch.linalg.solve(x @ x.T + penalty * torch.eye(n, dtype=x.dtype), y)
+    weight = torch.where(varies, slope / unit, 0.0)
+    return weight, target.mean() - middle @ weight
+
+
+@dataclass(frozen=True)
+class Buffered(SignalPart):
+    """Base class of signals from a model that is fitted on the newest `buffer` rows, once there are `enough`.
+
+    layer   which hidden states; -1 the last
+    memory  the rows and what is fitted, part of the checkpoint;   latest  what `compute` leaves to `learn`
+    """
+
+    layer: int = -1
+    buffer: int = 1024
+    enough: int = 128
+    memory: dict[str, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
+    latest: dict[str, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.enough > self.buffer:
+            raise ConfigError(f"{key_of(type(self))}.enough ({self.enough}) is more than buffer ({self.buffer})")
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self.memory)
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self.memory.clear()
+        self.memory.update(tensors)
+
+
+@dataclass(frozen=True)
+class RidgeProbe(Buffered):
+    """Base class of signals from a `ridge` probe, refitted before every step.
+
+    ridge   strength of the penalty; 0 is plain least squares, which needs many more rows than features
+    """
+
+    enough: Annotated[int, Ge(2)] = 128
+    ridge: Annotated[float, Ge(0)] = 0.1
+
+    @property
+    def rows(self) -> int:
+        """Number of rows in the buffer."""
+        return len(self.memory["target"]) if self.memory else 0
+
+    def fit(self) -> tuple[Tensor, Tensor] | None:
+        """Fit weights and intercept; None until there are `enough` rows."""
+        return ridge(self.memory["features"], self.memory["target"], self.ridge) if self.rows >= self.enough else None
+
+    def keep(self, features: Tensor, target: Tensor) -> None:
+        """Append rows to the buffer and drop the oldest."""
+        for name, new in (("features", features), ("target", target)):
+            self.memory[name] = torch.cat([self.memory[name], new] if name in self.memory else [new])[-self.buffer :]

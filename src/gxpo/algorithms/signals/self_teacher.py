@@ -1,0 +1,181 @@
+"""Self-distillation teacher (SDPO): the EMA policy conditioned on a correct rollout of the group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import torch
+from annotated_types import Ge, Interval
+from torch import Tensor
+
+from gxpo.algorithms.signals.base import OwnModel, SignalTools
+from gxpo.base.errors import ConfigError
+from gxpo.parts.protocols import Output
+from gxpo.parts.registry import part
+
+if TYPE_CHECKING:
+    from gxpo.forest.forest import Forest
+    from gxpo.parts.protocols import Signals
+
+
+def first_other(good: Tensor, group: Tensor) -> Tensor:
+    """First other good trajectory of each one's group, [R] int64; -1 where there is none.
+
+    good [R] bool, group [R] ids >= 0
+
+    >>> first_other(torch.tensor([False, True, True, False]), torch.tensor([0, 0, 0, 1])).tolist()
+    [1, 2, 1, -1]
+    """
+    n, index = len(good), torch.arange(len(good))
+    groups = int(group.max()) + 1 if n else 0
+
+    def least(where: Tensor) -> Tensor:
+        found = torch.full((groups,), n).scatter_reduce_(0, group[where], index[where], "amin")
+        return found[group]
+
+    first = least(good)
+    other = torch.where(index == first, least(good & (index != first)), first)
+    return torch.where(other < n, other, -1)
+
+
+def shown(
+    forest: Forest, rows: Tensor, peer: Tensor, asked: Sequence[Sequence[int] | None] | None = None
+) -> tuple[Forest, Tensor]:
+    """Forest of the given trajectories with a peer's rollout in their context, and the row of `forest` that each of
+    its trajectories is.
+
+    rows   [K] distinct trajectories, peer [K] of each
+    asked  of each peer, as `torch.unique` sorts them: a prompt that replaces that of the trajectories,
+           which have one turn. None (all, or one): each of their contexts is opened by all that the peer's last
+           action was written under, and that action, token ids as they are
+
+    What the given trajectories share they still share where their peer is the same, and what is shown is stored once.
+    For reading a model only: prompts stay what they were, so the forest can't be written as records.
+    """
+    from gxpo.forest.forest import ACTION, Forest
+
+    last = torch.unique(peer)
+    given = [None] * len(last) if asked is None else asked
+    told = [
+        forest.context(int(forest.last_action[p])) if ids is None else list(ids)
+        for p, ids in zip(last.tolist(), given, strict=True)
+    ]
+    openings = Forest.from_completions(told, [[[0]] for _ in told])  # of one token each, which is left out again
+    order = [rows[peer == p] for p in last.tolist()]
+    pieces = [forest.select(mine) for mine in order]
+    whole = Forest.concat([openings, *pieces])
+    parent, prompt, at = whole.parent.clone(), whole.prompt_node.clone(), openings.n_nodes
+    for piece, opening, ids in zip(pieces, openings.prompt_node.tolist(), given, strict=True):
+        moved = piece.parent < 0
+        if ids is not None:
+            moved = (piece.kind == ACTION) & (moved | (piece.kind[piece.parent.clamp_min(0)] != ACTION))
+            prompt[(prompt >= at) & (prompt < at + piece.n_nodes)] = opening
+        parent[at + moved.nonzero().squeeze(1)] = opening
+        at += piece.n_nodes
+    own = torch.arange(len(told), whole.n_trajectories)
+    return whole.replace(parent=parent, prompt_node=prompt).select(own), torch.cat(order)
+
+
+@part("self_teacher", stage="signal")
+@dataclass(frozen=True)
+class SelfTeacher(OwnModel):
+    """Teacher distribution at each action token of the rollouts that have a correct peer (SDPO): "teacher_ids" [P, K],
+    its `top_k` likeliest ids, "teacher_logprob" [P, K + 1], their log-probs and that of all others together, and
+    "teacher_entropy" [P] (nats); where there is no teacher -1, -inf and nan.
+
+    The teacher is an average of the policy over the steps: teacher <- teacher + rate (policy - teacher) after each
+    step's update, at first the policy. It reads the rollout's own tokens under a prompt that shows it the first right
+    rollout of the group that is not that rollout itself. Rollouts without such a peer have no teacher. `success` says
+    what is right, never the shaped outcome.
+
+    rate      0: the policy at the beginning of the run; 1: the policy at the start of the step
+    top_k     no more than the vocabulary has; of a support, its size
+    of        "all" rollouts that have a peer, or those that have "failed"
+    template  the prompt, of a chat the user's last message: {prompt} is what stood there, {solution} the peer's text.
+              "" for a policy that reads no instructions: the peer's whole rollout, with its prompt, stands before the
+              prompt, token ids as they are. So it does in episodes, where a prompt is given as token ids, and where
+              what a rollout was written under is not its task's prompt alone
+    hide      a regular expression of what is left out of the peer's text, by default thoughts; "": nothing
+
+    Temperature and support are the rollout's. Costs a forward pass over the rollouts that have a peer, and a second
+    model in memory and in the checkpoint; K + 1 numbers a token.
+
+    Source: SDPO, arXiv 2601.20802, and its code (rate 0.05, top 100, first success other than itself, in the user's
+    message, without text between think tags). There feedback of the environment can stand for a right answer.
+    """
+
+    rate: Annotated[float, Interval(ge=0, le=1)] = 0.05
+    top_k: Annotated[int, Ge(1)] = 100
+    of: Literal["all", "failed"] = "all"
+    template: str = "{prompt}\n\nCorrect solution:\n\n{solution}\n\nNow solve the question correctly."
+    hide: str = r"<think>.*?</think>\s*"
+
+    provides = ("teacher_ids", "teacher_logprob", "teacher_entropy")
+
+    def __post_init__(self) -> None:
+        places = {"prompt": "{prompt}", "solution": "{solution}"}
+        try:
+            wrong = bool(self.template) and any(x not in self.template.format(**places) for x in places.values())
+            re.compile(self.hide)
+        except (ValueError, LookupError, re.error) as error:
+            raise ConfigError(f"signal self_teacher: template or hide can't be read: {error}") from None
+        if wrong:
+            raise ConfigError(f"signal.self_teacher.template is {self.template!r}: it has {{prompt}} and {{solution}}")
+
+    def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
+        forest.need_ids("a teacher that is shown a right answer")
+        forest.need_verdicts("signal self_teacher")
+        good = forest.scored & (forest.success > 0.5)
+        peer = first_other(good, forest.ids("group", axis="R"))
+        taught = forest.scored & (peer >= 0)
+        if self.of == "failed":
+            taught &= forest.success <= 0.5
+        rows, n = taught.nonzero().squeeze(1), forest.n_entries
+        if not len(rows):
+            return {
+                "teacher_ids": torch.full((n, 1), -1),
+                "teacher_logprob": torch.full((n, 2), -torch.inf, dtype=torch.float64),
+                "teacher_entropy": torch.full((n,), torch.nan, dtype=torch.float64),
+            }
+        read, order = shown(forest, rows, peer[rows], self._asked(forest, rows, peer[rows], tools))
+        names = (Output("likeliest", self.top_k), Output("likeliest_logprob", self.top_k), Output("entropy"))
+        found = self.model.outputs(read, names)
+        ids, logprob, entropy = (found[name] for name in names)
+        entries = forest.entries_of(order)
+
+        def placed(x: Tensor, blank: float) -> Tensor:
+            return x.new_full((n, *x.shape[1:]), blank).index_copy(0, entries, x)
+
+        return {
+            "teacher_ids": placed(ids.to(torch.int64), -1),
+            "teacher_logprob": placed(logprob, -torch.inf),
+            "teacher_entropy": placed(entropy, torch.nan),
+        }
+
+    def _asked(self, forest: Forest, rows: Tensor, peer: Tensor, tools: SignalTools) -> list[Sequence[int] | None]:
+        """Prompt that shows each of the peers, sorted; None where the peer goes before the prompt instead."""
+        found: list[Sequence[int] | None] = []
+        for p in torch.unique(peer).tolist():
+            plain = tools.asked(forest.task[p], "{prompt}", {}) if self.template else None
+            last = forest.last_action[rows[peer == p]]
+            own = [forest.context(node) for node in forest.parent[last[last >= 0]].tolist()]
+            if plain is None or any(ids != list(plain) for ids in own):
+                found.append(None)
+                continue
+            text = tools.decode(forest.token[forest.path_token[forest.path_of(p)]].tolist())
+            said = re.sub(self.hide, "", text, flags=re.DOTALL) if self.hide else text
+            found.append(tools.asked(forest.task[p], self.template, {"solution": said}))
+        return found
+
+    def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
+        self.model.follow(tools.learner, self.rate)
+        return {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: x.cpu() for name, x in self.model.snapshot().items()} if "model" in self.memory else {}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self.model.restore(tensors)

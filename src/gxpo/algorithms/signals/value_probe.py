@@ -1,0 +1,142 @@
+"""Baseline from a linear probe on the policy's hidden states (POISE), refitted before each step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from gxpo.algorithms.signals.base import SignalTools
+from gxpo.algorithms.signals.ridge_probe import RidgeProbe
+from gxpo.algorithms.signals.task_mean import baseline_errors
+from gxpo.forest import grouped
+from gxpo.forest.columns import last_before
+from gxpo.forest.grouped import begins_of
+from gxpo.parts.registry import part
+
+if TYPE_CHECKING:
+    from gxpo.forest.forest import Forest
+    from gxpo.parts.protocols import Signals
+
+
+@torch.no_grad()
+def probe_features(forest: Forest, hidden: Tensor, entropy: Tensor, tokens: int) -> Tensor:
+    """Probe features of each trajectory, [R, 2 H + 3] float64; 0 where it has no action tokens.
+
+    hidden   [T, H] hidden state at every stored token
+    entropy  [P] of the policy at each action token, nats
+    tokens   n
+
+    Mean hidden state of the last n tokens before its first action (the prompt), mean hidden state of its last n action
+    tokens, and mean, standard deviation (population) and maximum of the entropy over all its action tokens.
+    """
+    n_rows, trajectory, held = forest.n_trajectories, forest.path_trajectory, hidden.to(torch.float64)
+    begins = begins_of(trajectory, n_rows)
+    has = begins.diff() > 0
+
+    def mean_of(places: Tensor, owner: Tensor) -> Tensor:
+        total = torch.zeros(n_rows, hidden.shape[1], dtype=torch.float64).index_add_(0, owner, held[places])
+        return total / torch.bincount(owner, minlength=n_rows).clamp_min(1)[:, None]
+
+    rows = has.nonzero().squeeze(1)
+    before = forest.path_token[begins[rows]]  # each trajectory's first action token, then what stands before it
+    above = _token_before(forest)
+    seen, owner = [before[:0]], [rows[:0]]
+    for _ in range(tokens):
+        before = above[before]
+        rows, before = rows[before >= 0], before[before >= 0]
+        seen.append(before)
+        owner.append(rows)
+    prompt = mean_of(torch.cat(seen), torch.cat(owner))
+    late = begins[1:][trajectory] - torch.arange(forest.n_entries) <= tokens
+    action = mean_of(forest.path_token[late], trajectory[late])
+    at = begins[:-1].clamp_max(max(forest.n_entries - 1, 0))
+    statistics = [
+        grouped.mean(entropy, trajectory),
+        grouped.std(entropy, trajectory, ddof=0),
+        grouped.max(entropy, trajectory),
+    ]
+    spread = torch.stack([torch.where(has, x[at], 0.0) if len(x) else torch.zeros(n_rows) for x in statistics], 1)
+    return torch.cat([prompt, action, spread.double()], 1)
+
+
+def _token_before(forest: Forest) -> Tensor:
+    """[T]: the stored token before each on its root path, -1 for the first."""
+    begin, end = forest.first_token[:-1], forest.first_token[1:]
+    bare = end == begin
+    holder = last_before(forest.parent, bare)  # where the way up from an empty node comes to one with tokens
+    last = torch.where(bare[holder], -1, end[holder] - 1)
+    node = forest.token_node
+    up = forest.parent[node]
+    inherited = torch.where(up >= 0, last[up.clamp_min(0)], -1)
+    place = torch.arange(forest.n_tokens)
+    return torch.where(place > begin[node], place - 1, inherited)
+
+
+@torch.no_grad()
+def cross_fitted(estimate: Tensor, outcome: Tensor, group: Tensor, where: Tensor) -> Tensor:
+    """Cross-fitted baseline b_i = mean of estimate_j over the group's other members j, [R] float64.
+
+    estimate  [R] of each trajectory's own features
+    where     [R] bool: the others to predict (compared, scored, with features)
+    A trajectory without such others has its own outcome as baseline: nothing is learned from it.
+    """
+    others = grouped.count(group, where) - ((group >= 0) & where).to(torch.float64)
+    alone = torch.where(outcome.isfinite(), outcome.to(torch.float64), 0.0)
+    return torch.where(others > 0, grouped.leave_one_out(torch.where(where, estimate, 0.0), group, where), alone)
+
+
+@part("value_probe", stage="signal")
+@dataclass(frozen=True)
+class ValueProbe(RidgeProbe):
+    """The signal "baseline" [R]: `cross_fitted` estimates of a `ridge` probe on `probe_features`.
+
+    The probe predicts from a trajectory's features the mean outcome of the others of its group. It is fitted before
+    every step on the newest `buffer` trajectories of the steps before, so no outcome of the step is in it. As long as
+    fewer than `enough` are there, the baseline is the mean outcome of the others itself (`probe_used` 0). Estimates are
+    held between the least and the largest outcome that it was fitted on.
+
+    tokens  how many tokens the hidden states are averaged over, at the end of the prompt and of the actions
+
+    Figures: probe_rows (trajectories it was fitted on), probe_used, and over the scored and compared trajectories of
+    groups of several baseline_error (mean (outcome - baseline)^2) next to group_mean_error (the same of the mean
+    outcome of the others).
+    """
+
+    tokens: Annotated[int, Ge(1)] = 10
+
+    provides = ("baseline",)
+    axes = {"baseline": "R"}  # noqa: RUF012  never changed
+    needs = ("entropy",)
+
+    def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
+        hidden = tools.learner.hidden(forest, layer=self.layer)
+        features = probe_features(forest, hidden, signals["entropy"], self.tokens)
+        group, takes = forest.ids("group", axis="R"), self._taking(forest)
+        estimate, fitted = torch.where(takes, forest.outcome, 0.0), self.fit()
+        if fitted is not None:
+            target = self.memory["target"]
+            estimate = (features @ fitted[0] + fitted[1]).clamp(target.min(), target.max())
+        baseline = cross_fitted(estimate, forest.outcome, group, takes)
+        self.latest.clear()
+        self.latest.update(features=features, baseline=baseline, used=torch.tensor(fitted is not None))
+        return {"baseline": baseline}
+
+    def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
+        group, takes = forest.ids("group", axis="R"), self._taking(forest)
+        outcome = torch.where(takes, forest.outcome, 0.0)
+        target = grouped.leave_one_out(outcome, group, takes)
+        kept = takes & (grouped.count(group, takes) > 1)
+        figures = {"probe_rows": float(self.rows), "probe_used": float(self.latest["used"])}
+        figures |= baseline_errors(forest, self.latest["baseline"], takes)
+        self.keep(self.latest["features"][kept], target[kept])
+        return figures
+
+    @staticmethod
+    def _taking(forest: Forest) -> Tensor:
+        """Trajectories to predict and to learn from, [R] bool: scored, compared, with action tokens."""
+        acts = torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories) > 0
+        return forest.scored & forest.compared & acts

@@ -1,0 +1,221 @@
+"""Scores for weights: success rate, entropy, length, perplexity and others, per group, trajectory or token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from gxpo.forest import grouped
+
+F = TypeVar("F", bound=Callable[..., Any])
+TINY = 1e-300  # the least probability of a cluster, where likelihoods give it none
+
+
+def _on(axis: str) -> Callable[[F], F]:
+    """The axis of a function's columns and value."""
+
+    def mark(function: F) -> F:
+        function.axis = axis  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+# ---------------------------------------------------------------- of groups
+@_on("R")
+def success_rate(correct: Tensor, group: Tensor, compared: Tensor) -> Tensor:
+    """Share of the group's compared trajectories that are correct; 0 where none is compared."""
+    return grouped.mean(correct, group, compared)
+
+
+@_on("R")
+def mean_outcome(outcome: Tensor, group: Tensor, compared: Tensor) -> Tensor:
+    """Mean outcome of the group's compared trajectories; 0 where none is compared."""
+    return grouped.mean(outcome, group, compared)
+
+
+@_on("R")
+def size(group: Tensor, compared: Tensor) -> Tensor:
+    """Number of the group's compared trajectories."""
+    return grouped.count(group, compared)
+
+
+@_on("R")
+def acting(group: Tensor, acts: Tensor) -> Tensor:
+    """Number of the group's compared trajectories that have trained tokens."""
+    return grouped.count(group, acts)
+
+
+@_on("R")
+def differ(outcome: Tensor, group: Tensor, compared: Tensor) -> Tensor:
+    """Whether the compared outcomes of the group are not all equal, [R] bool."""
+    return ~grouped.degenerate(outcome, group, compared)
+
+
+@_on("R")
+def credited(moved: Tensor, group: Tensor, acts: Tensor) -> Tensor:
+    """Whether any compared trajectory of the group has a non-zero advantage, [R] bool."""
+    return grouped.max(moved, group, acts) > 0
+
+
+@_on("R")
+def tokens(length: Tensor, group: Tensor) -> Tensor:
+    """Number of trained tokens of the group."""
+    return grouped.sum(length, group)
+
+
+@_on("R")
+def long_pays(length: Tensor, correct: Tensor, complete: Tensor, group: Tensor, compared: Tensor) -> Tensor:
+    """Whether the group's longest correct answer exceeds the mean length of its complete wrong ones, [R] bool (ADORA).
+
+    length    [R] tokens
+    complete  [R] bool: not cut off by a limit; wrong answers that were do not enter the average
+    compared  [R] bool: whose lengths enter
+
+    True without (complete) wrong answers to be longer than, False without correct ones.
+    Source: ADORA, arXiv 2602.10019, and its code for texts.
+    """
+    right, wrong = compared & correct, compared & complete & ~correct
+    longer = grouped.max(length, group, right) > grouped.mean(length, group, wrong)
+    return (grouped.count(group, right) > 0) & ((grouped.count(group, wrong) == 0) | longer)
+
+
+def _cluster_entropy(
+    cluster: Tensor,
+    group: Tensor,
+    where: Tensor | None = None,
+    likelihood: Tensor | None = None,
+    estimator: str = "mean_log",
+) -> Tensor:
+    """Uncertainty of each group about its answer, in nats: [R] float64, the same for all of a group; 0 where all agree.
+
+    cluster     [R] int64 ids, equal inside a group where the answers are, -1 none;   group  [R] int64 ids, -1 none
+    where       [R] bool, compared (default: all): whose answers count
+    likelihood  [R] log-probability of each attempt: p_k is then its cluster's share of their total (default: of heads)
+    estimator   "mean_log": -(1/K) sum_k log p_k over the group's K clusters; "shannon": -sum_k p_k log p_k
+
+    Mean_log is not an entropy: a split of 3 against 1 has 0.837, one of 2 against 2 has 0.693 (Shannon: 0.562, 0.693).
+    """
+    counts = (group >= 0) & (cluster >= 0)
+    counts = counts if where is None else counts & where
+    score = torch.zeros(group.shape, dtype=torch.float64) if likelihood is None else likelihood
+    p = grouped.sum(grouped.softmax(score, group, counts), cluster, counts)
+    surprise = -p.clamp(TINY, 1.0).log()
+    once = 1.0 / grouped.count(cluster, counts).clamp_min(1)  # every cluster counts once, however many are in it
+    if estimator == "mean_log":
+        return grouped.mean(surprise, group, counts, weight=once)
+    return grouped.sum(once * p * surprise, group, counts)
+
+
+@_on("R")
+def answer_entropy(
+    answer_cluster: Tensor,
+    group: Tensor,
+    compared: Tensor,
+    columns: Any,
+    *,
+    estimator: Literal["mean_log", "shannon"] = "mean_log",
+    mass: Literal["count", "likelihood"] = "count",
+) -> Tensor:
+    """Semantic entropy of the group's answers divided by log G; 0 where all agree (SEED-GRPO).
+
+    estimator  "mean_log": -(1/K) sum_k log p_k over the group's K clusters of answers; "shannon": -sum_k p_k log p_k
+    mass       what p_k is made of: "count", or "likelihood": e to the mean log-probability of an attempt's tokens by
+               the policy at the start of the step, by which mean_log may exceed log G
+    """
+    likely = columns.of("mean_proximal_logprob", "R") if mass == "likelihood" else None
+    entropy = _cluster_entropy(answer_cluster, group, compared, likely, estimator)
+    largest = grouped.count(group, compared).clamp_min(1).log()
+    return torch.where(largest > 0, entropy / torch.where(largest > 0, largest, 1.0), 0.0)
+
+
+@_on("R")
+def dissimilarity(embedding: Tensor, group: Tensor, compared: Tensor, shown: Tensor, success: Tensor) -> Tensor:
+    """1 - mean cosine similarity between the group's attempts and its demonstrations, in [0, 2]; nan without either.
+
+    embedding  [R, H];   shown  [R] bool: the demonstrations, which are no attempts
+
+    Models are the demonstrations, or, in a group without one, its correct attempts (success 1).
+    """
+    attempt = compared & ~shown
+    model = torch.where(grouped.count(group, shown) > 0, shown, attempt & (success >= 1))
+    unit = torch.nn.functional.normalize(embedding.to(torch.float64), dim=1)
+    rows = model.nonzero().squeeze(1)
+    n = int(group.max()) + 1 if len(group) else 1
+    total = torch.zeros(n, unit.shape[1], dtype=torch.float64).index_add_(0, group[rows], unit[rows])
+    models = grouped.count(group, model)
+    cosine = (unit * total[group]).sum(1) / models.clamp_min(1)
+    both = (models > 0) & (grouped.count(group, attempt) > 0)
+    return torch.where(both, 1.0 - grouped.mean(cosine, group, attempt), torch.nan)
+
+
+@_on("R")
+def of_attempts(outcome: Tensor, group: Tensor, compared: Tensor, shown: Tensor) -> Tensor:
+    """Mean outcome of the group's compared trajectories other than demonstrations; nan without one."""
+    return _mean_or_nan(outcome, group, compared & ~shown)
+
+
+@_on("R")
+def of_demonstrations(outcome: Tensor, group: Tensor, shown: Tensor) -> Tensor:
+    """Mean outcome of the group's demonstrations; nan without one."""
+    return _mean_or_nan(outcome, group, shown)
+
+
+def _mean_or_nan(x: Tensor, ids: Tensor, where: Tensor) -> Tensor:
+    return torch.where(grouped.count(ids, where) > 0, grouped.mean(x, ids, where), torch.nan)
+
+
+# ---------------------------------------------------------------- of trajectories
+@_on("R")
+def perplexity(mean_reference_logprob: Tensor) -> Tensor:
+    """exp(-mean log-prob) of the trajectory's tokens under the reference model."""
+    return (-mean_reference_logprob).exp()
+
+
+@_on("R")
+def rarity(mean_proximal_logprob: Tensor, group: Tensor, acts: Tensor, correct: Tensor) -> Tensor:
+    """1 - exp(s - mean s) of correct answers that are rarer than their group, else 0; s the mean log-prob (XRPO)."""
+    s = mean_proximal_logprob
+    eta = torch.where(grouped.count(group, acts) > 0, (s - grouped.mean(s, group, acts)).exp(), 1.0)
+    return torch.where(correct, (1.0 - eta).clamp_min(0.0), 0.0)
+
+
+@_on("R")
+def lateness(first_use: Tensor, length: Tensor, group: Tensor, correct: Tensor, compared: Tensor) -> Tensor:
+    """(p - mean p) / mean L over correct answers with a use, else 0; p the place of the first use (ASPO).
+
+    first_use  [R] place in tokens, nan where there is none;   length  [R] L, tokens
+
+    Means are over the group's compared correct answers with a use.
+    """
+    uses = correct & first_use.isfinite()
+    p = torch.where(uses, first_use.to(torch.float64), 0.0)
+    middle, size = grouped.mean(p, group, uses & compared), grouped.mean(length, group, uses & compared)
+    return torch.where(uses & (size > 0), (p - middle) / torch.where(size > 0, size, 1.0), 0.0)
+
+
+# ---------------------------------------------------------------- of tokens
+@_on("P")
+def taught(teacher_entropy: Tensor, trajectory: Tensor) -> Tensor:
+    """1 where any token of the trajectory has teacher log-probs, else 0."""
+    return grouped.max(teacher_entropy.isfinite(), trajectory)
+
+
+@_on("P")
+def dependency(proximal_logprob: Tensor, masked_logprob: Tensor) -> Tensor:
+    """D = e^d - d - 1 in [0, 10], d = masked - logprob held in [-20, 20] (k3 of the sampled token).
+
+    Exactly 0 where the two are one but for rounding (1e-5 nats).
+    """
+    d = (masked_logprob.to(torch.float64) - proximal_logprob.to(torch.float64)).clamp(-20.0, 20.0)
+    d = torch.where(d.abs() <= grouped.FORWARD, 0.0, d)
+    return (d.expm1() - d).clamp(0.0, 10.0)
+
+
+@_on("P")
+def position(place: Tensor, trajectory: Tensor) -> Tensor:
+    """Relative position: 0 at the first trained token of a trajectory, 1 at the last; 0 for a single token."""
+    return place.to(torch.float64) / (grouped.count(trajectory) - 1).clamp_min(1)

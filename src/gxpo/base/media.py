@@ -1,0 +1,416 @@
+"""Pictures by content: references, ids of their rows among the tokens of a context, and the files that hold them.
+
+A model reads a picture as rows, each in the place of one token. Here every row has an id of its own beyond any
+vocabulary, made from the picture's digest: equal ids are equal rows of equal pictures, so prompts, caches and forests
+compare contexts with pictures as they compare texts. Records hold the model's placeholder in their place, and say in
+`media_at` which tokens stand for which picture.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gxpo.base.errors import GxpoError, PictureError, RecordError
+from gxpo.base.picture_files import MAX_BYTES, checked, decoded, pixels_of, png
+from gxpo.base.regular_files import fault_of, read_regular, short_name
+
+if TYPE_CHECKING:
+    from gxpo.base.picture_files import Pixels
+
+FIRST = 1 << 62  # ids from here on are rows of pictures
+_ROW_BITS = 16
+ROWS = 1 << _ROW_BITS  # rows that a picture can have
+_KEY_DIGITS = 11  # hexadecimal digits of a digest that go into ids
+FOLDER = "media"
+REF = re.compile(r"sha256:([0-9a-f]{64})\.(png|npy)")
+HELD = 1 << 29  # bytes of pictures that are held in memory
+RETAINED = 1 << 29  # bytes of those that are retained
+
+
+class Run(NamedTuple):
+    """Tokens [first, first + n) of a list of ids are rows 0 ... n - 1 of a picture."""
+
+    first: int
+    n: int
+    ref: str
+
+
+# ---------------------------------------------------------------- ids
+def key_of(ref: str) -> int:
+    """44 bits of a reference's digest, which ids hold."""
+    return int(_digest(ref)[:_KEY_DIGITS], 16)
+
+
+def ids(ref: str, n: int) -> tuple[int, ...]:
+    """Ids of the `n` rows of a picture.
+
+    >>> first, second = ids("sha256:" + "0" * 63 + "1.png", 2)
+    >>> first == FIRST, second - first
+    (True, 1)
+    """
+    if not 0 < n <= ROWS:
+        raise PictureError(f"a picture of {n} rows: it may have 1 to {ROWS}; lower its resolution")
+    begin = FIRST + (key_of(ref) << _ROW_BITS)
+    return tuple(range(begin, begin + n))
+
+
+def is_row(token: int) -> bool:
+    """Whether an id is a picture's row."""
+    return token >= FIRST
+
+
+def key_of_row(token: int) -> int:
+    """Key of the picture of a row."""
+    return (token - FIRST) >> _ROW_BITS
+
+
+def row_of(token: int) -> int:
+    """Which row of its picture an id is."""
+    return (token - FIRST) & (ROWS - 1)
+
+
+def ref_of(token: int) -> str:
+    """Reference of the picture of a row."""
+    return PICTURES.ref_of(key_of_row(token))
+
+
+def runs(tokens: Sequence[int]) -> Iterator[Run]:
+    """The pictures in a list of ids, in order. Raises `GxpoError` for one that is cut, or that nobody has put."""
+    at = 0
+    while at < len(tokens):
+        if not is_row(tokens[at]):
+            at += 1
+            continue
+        begin = tokens[at]
+        n = next((k for k in itertools.count(1) if at + k == len(tokens) or tokens[at + k] != begin + k), 1)
+        ref = ref_of(begin)
+        if row_of(begin):
+            raise GxpoError(f"a context begins at row {row_of(begin)} of picture {ref}: it was cut within the picture")
+        yield Run(at, n, ref)
+        at += n
+
+
+def refs_in(tokens: Sequence[int]) -> tuple[str, ...]:
+    """References of the pictures in a list of ids, in order."""
+    return tuple(run.ref for run in runs(tokens)) if tokens and max(tokens) >= FIRST else ()
+
+
+def pictures_of(by_node: Mapping[int, Sequence[str]]) -> list[str]:
+    """The distinct references of pictures among those of a forest's `media`, which may name other things too."""
+    return list(dict.fromkeys(ref for refs in by_node.values() for ref in refs if REF.fullmatch(ref)))
+
+
+def named(ref: str) -> str:
+    """A picture in a text for people: <image 0066bcce>, the first digits of its digest."""
+    return f"<image {_digest(ref)[:8]}>"
+
+
+def shown(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
+    """Text of ids for people, pictures `named`."""
+    out, plain = "", list[int]()
+    for token in tokens:
+        if token < FIRST:
+            plain.append(token)
+        elif not row_of(token):
+            out, plain = out + (decode(plain) if plain else "") + named(ref_of(token)), []
+    return out + (decode(plain) if plain else "")
+
+
+def _digest(ref: str) -> str:
+    found = REF.fullmatch(ref)
+    if found is None:
+        raise RecordError(f"{ref[:80]!r} is no reference of a picture: sha256:DIGEST.png or .npy of a file in media/")
+    return found[1]
+
+
+# ---------------------------------------------------------------- records
+Placed = list[Any]  # [first, n, reference]
+
+
+def written(tokens: Sequence[int]) -> tuple[list[int], list[Placed]]:
+    """Ids with the model's placeholder for every row of a picture, and which of them stand for which picture."""
+    ids = list(tokens)
+    if not ids or max(ids) < FIRST:
+        return ids, []
+    found = list(runs(ids))
+    for run in found:
+        ids[run.first : run.first + run.n] = [PICTURES.placeholders.get(run.ref, 0)] * run.n
+    return ids, [[*run] for run in found]
+
+
+def placed(tokens: Sequence[int], media_at: Sequence[Placed]) -> list[int]:
+    """The inverse of `written`. Raises `ValueError` where it does not fit."""
+    ids_, end = list(tokens), 0
+    for first, n, ref in media_at:
+        if not all(type(x) is int and abs(x) < FIRST for x in (first, n)):
+            raise ValueError(f"[{first!r:.20}, {n!r:.20}]: first and number are whole numbers")
+        own = ids_[first : first + n]
+        if not isinstance(ref, str) or not REF.fullmatch(ref):
+            raise ValueError(f"{str(ref)[:80]!r} is not sha256:DIGEST.png or .npy of a file in {FOLDER}/")
+        if first < end or len(own) != n or n < 1:
+            raise ValueError(f"[{first}, {n}]: no {n} tokens from {first} on after the pictures before it")
+        if len(set(own)) > 1 or own[0] >= FIRST:
+            raise ValueError(f"[{first}, {n}]: its tokens are not all one placeholder")
+        PICTURES.put(ref)
+        PICTURES.placeholders[ref] = own[0]
+        ids_[first : first + n] = ids(ref, n)
+        end = first + n
+    return ids_
+
+
+# ---------------------------------------------------------------- files
+class Pictures:
+    """Pictures by reference; equal pictures are held once.
+
+    Memory holds those used last, of `HELD` bytes together; others are read from folders. Those that are retained have
+    `RETAINED` bytes of their own, and leave memory only for a folder (`kept_in`); without one memory holds all of them.
+    """
+
+    def __init__(self) -> None:
+        self._data: OrderedDict[str, bytes] = OrderedDict()
+        # those that may go, by whether they are retained, the one used last at the end; bytes of them
+        self._order: tuple[OrderedDict[str, None], OrderedDict[str, None]] = (OrderedDict(), OrderedDict())
+        self._held = [0, 0]
+        self._retained: set[str] = set()
+        self._home: Path | None = None  # folder that is given what is retained before it goes
+        self._refs: dict[int, str] = {}
+        self.placeholders: dict[str, int] = {}  # the id that stood for its rows in the model that was shown it last
+        self._folders: list[Path] = []
+        self._lock = threading.RLock()
+
+    # ------------------------------------------------------------ in
+    def put(self, picture: Any) -> str:
+        """Reference of a picture: pixels [H, W, 3] uint8, a file (PNG, NPY; others with Pillow), a reference, or an
+        image of Pillow."""
+        if isinstance(picture, str) and picture.startswith("sha256:"):
+            with self._lock:
+                self._register(picture)
+            return picture
+        data, kind = self._bytes(picture)
+        ref = f"sha256:{hashlib.sha256(data).hexdigest()}.{kind}"
+        with self._lock:
+            self._register(ref)
+            self._hold(ref, data)
+        return ref
+
+    def retain(self, refs: Iterable[str]) -> None:
+        """Hold these pictures as long as the process lives, in memory or in a folder."""
+        with self._lock:
+            for ref in refs:
+                data = self.data(ref)
+                if ref not in self._retained:
+                    if ref in self._order[False]:
+                        del self._order[False][ref]
+                        self._held[False] -= len(data)
+                    self._retained.add(ref)
+                    self._queue(ref)
+
+    @contextmanager
+    def kept_in(self, folder: Path) -> Iterator[None]:
+        """Within it pictures that are retained may leave memory for this folder, a run's own."""
+        with self._lock:
+            before, self._home = self._home, folder
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._home = before
+
+    def _may_go(self, ref: str) -> bool:
+        """Whether a picture that is retained can do without memory: it is in a folder, if need be now in the run's."""
+        if any((folder / _name(ref)).is_file() for folder in self._folders):
+            return True
+        if self._home is None:
+            return False
+        try:
+            self.save([ref], self._home)
+        except OSError:  # a full disk stops the next checkpoint, which says what to do; until then nothing is lost
+            return False
+        return True
+
+    @staticmethod
+    def _bytes(picture: Any) -> tuple[bytes, str]:
+        if isinstance(picture, str | Path):
+            return _file(picture)
+        if hasattr(picture, "convert"):  # of Pillow
+            try:
+                return png(pixels_of(picture)), "png"
+            except PictureError:
+                raise
+            except Exception as error:  # an image that is opened and not loaded: each format raises its own types
+                raise PictureError(f"a picture that can't be read: {' '.join(str(error).split())[:200]}") from None
+        return png(checked(picture)), "png"
+
+    def _register(self, ref: str) -> None:
+        key = key_of(ref)
+        if self._refs.setdefault(key, ref) != ref:
+            raise GxpoError(f"pictures {self._refs[key]} and {ref} can't be told apart by 44 bits of their digests")
+
+    def _hold(self, ref: str, data: bytes) -> None:
+        if ref in self._data:
+            self._use(ref)
+            return
+        self._data[ref] = data
+        self._queue(ref)
+
+    def _use(self, ref: str) -> None:
+        for order in self._order:
+            if ref in order:
+                order.move_to_end(ref)
+
+    def _queue(self, ref: str) -> None:
+        """A picture in memory may go from now on, and those used longest ago go where they are too many."""
+        retained = ref in self._retained
+        order = self._order[retained]
+        order[ref] = None
+        self._held[retained] += len(self._data[ref])
+        while self._held[retained] > (RETAINED if retained else HELD) and len(order) > 1:
+            oldest, _ = order.popitem(last=False)
+            self._held[retained] -= len(self._data[oldest])
+            if not retained or self._may_go(oldest):
+                del self._data[oldest]
+
+    # ------------------------------------------------------------ out
+    def ref_of(self, key: int) -> str:
+        """Reference of the picture with this key. Raises `GxpoError` where there is none."""
+        if key not in self._refs:
+            raise GxpoError("a context shows a picture that is not here: load its records with their folder media/")
+        return self._refs[key]
+
+    def data(self, ref: str) -> bytes:
+        """The file of a picture; its digest is checked when it is read from a folder."""
+        with self._lock:
+            if ref in self._data:
+                self._use(ref)
+                return self._data[ref]
+            for folder in self._folders:
+                path = folder / _name(ref)
+                if path.is_file():
+                    data = read_regular(path, MAX_BYTES, RecordError)
+                    if hashlib.sha256(data).hexdigest() != _digest(ref):
+                        raise RecordError(f"{path}: was changed since it was written: its digest is not its name")
+                    self._hold(ref, data)
+                    return data
+        where = ", ".join(map(str, self._folders)) or "memory, which holds the newest"
+        raise RecordError(f"picture {_name(ref)} is not in {where}")
+
+    def pixels(self, ref: str) -> Pixels:
+        """Pixels [H, W, 3] uint8."""
+        data = self.data(ref)
+        try:
+            return decoded(data, ref.rpartition(".")[2])
+        except PictureError as error:
+            raise PictureError(f"picture {_name(ref)}: {error}") from None
+
+    # ------------------------------------------------------------ folders
+    def look_in(self, folder: Path) -> None:
+        """Find pictures in this folder too."""
+        with self._lock:
+            if folder not in self._folders and folder.is_dir():
+                self._folders.append(folder)
+            for path in folder.glob("*.*") if folder.is_dir() else ():
+                if REF.fullmatch(f"sha256:{path.name}"):
+                    self._register(f"sha256:{path.name}")
+
+    def save(self, refs: Iterable[str], folder: Path) -> None:
+        """Write these pictures to a folder, each once, and find them there from now on."""
+        for ref in dict.fromkeys(refs):
+            path = folder / _name(ref)
+            if not path.is_file():
+                _write(path, self.data(ref))
+        if folder.is_dir() and folder not in self._folders:
+            self._folders.append(folder)
+
+
+def _file(picture: str | Path) -> tuple[bytes, str]:
+    """Bytes and kind of a picture's file, whose pixels can be read."""
+    path, name = Path(picture), f"picture {short_name(picture)!r}"
+    if fault := "no such file" if "://" in str(picture) or str(picture)[:5] == "data:" else fault_of(path):
+        url = " (a URL is never fetched)" if fault == "no such file" else ""
+        raise PictureError(f"{name}: {fault}{url}")
+    data, kind = read_regular(path, MAX_BYTES, PictureError, name), path.suffix[1:]
+    try:
+        pixels = decoded(data, kind)
+    except PictureError as error:
+        raise PictureError(f"picture {short_name(path)}: can't be read: {error}") from None
+    return (data, kind) if kind in ("png", "npy") else (png(pixels), "png")
+
+
+def _name(ref: str) -> str:
+    _digest(ref)
+    return ref.removeprefix("sha256:")
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, once."""
+    if path.is_file():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{threading.get_ident()}.part")
+    part.write_bytes(data)
+    part.replace(path)
+
+
+PICTURES = Pictures()  # content-addressed and never changed, so all runs of a process share them
+
+
+# ---------------------------------------------------------------- messages
+MARK = ("\ufdd6", "\ufdd7")  # Unicode's noncharacters, around the reference of a picture in a text
+_MARKED = re.compile(f"{MARK[0]}([^{MARK[0]}{MARK[1]}]*){MARK[1]}")
+
+
+def mark(picture: Any) -> str:
+    """A picture as it stands in a text: its reference between noncharacters."""
+    return f"{MARK[0]}{PICTURES.put(picture)}{MARK[1]}"
+
+
+def split(text: str) -> list[str]:
+    """A text cut at its marks: text, reference, text, reference, ..., text."""
+    return _MARKED.split(text)
+
+
+def marked(content: Any) -> str:
+    """A message's content as a text, in which marks stand for pictures.
+
+    content  a text, or parts `{"type": "text", "text": ...}` and `{"type": "image", "image": ...}`, the latter anything
+             that `Pictures.put` takes
+    """
+    if not isinstance(content, list | tuple):
+        return str(content or "")
+    found = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in ("image", "text") or part.get(kind) is None:
+            raise GxpoError(f"a part of a message is a text or an image, as {{type: image, image: ...}}, not {part!r}")
+        found.append(mark(part["image"]) if kind == "image" else str(part["text"]))
+    return "".join(found)
+
+
+def unmarked(text: str) -> str:
+    """A text without the characters of marks, for one by whom nothing is to be shown: a policy's."""
+    return text.translate({ord(c): None for c in MARK})
+
+
+def data_url(ref: str) -> str:
+    """A picture as `data:image/png;base64,...`."""
+    return f"data:image/png;base64,{base64.b64encode(png(PICTURES.pixels(ref))).decode()}"
+
+
+def with_marks(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message whose content is a text with marks, if it came in parts."""
+    content = message.get("content")
+    return {**message, "content": marked(content)} if isinstance(content, list | tuple) else message
+
+
+def text_of(content: Any) -> str:
+    """A message's content for people, pictures `named`."""
+    return _MARKED.sub(lambda found: named(found[1]), marked(content))

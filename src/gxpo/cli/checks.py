@@ -1,0 +1,142 @@
+"""Commands that check and measure before a run: check-reward, check-model, check-template, check-env, signal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gxpo.cli.options import AllowKey, Json, Sets, app, quiet, say
+
+
+@app.command()
+def check_reward(
+    reward: Annotated[str, typer.Argument(metavar="REWARD", help="my_rewards.py:function, or a reward's name.")],
+    task: Annotated[str, typer.Option(help="A task's name, or a .jsonl file of prompts and answers.")],
+    n: Annotated[int, typer.Option("--n", help="Tasks.", min=2)] = 64,
+    timeout: Annotated[float, typer.Option(help="Seconds it may take for one completion.")] = 5.0,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a finding.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Test a reward on right, wrong and cheating completions, before training.
+
+    Example: gxpo check-reward my_rewards.py:exact --task data.jsonl
+    """
+    from gxpo.explain.check_reward import check, show
+
+    report = check(reward, task, n=n, timeout=timeout)
+    if as_json:
+        say(json.dumps(report, indent=1))
+    else:
+        show(report)
+    if strict and report["findings"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def check_template(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, an id on the hub, or smollm2-135m.")],
+    template: Annotated[Path | None, typer.Option(help="A .jinja file instead of the tokenizer's own.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a check fails.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Test a model's chat template on multi-turn conversations: earlier turns, tools, thinking.
+
+    Example: gxpo check-template smollm2-135m
+    """
+    from gxpo.explain.check_template import check
+
+    report = check(model, None if template is None else str(template))
+    say(json.dumps(report.to_dict(), indent=1) if as_json else report.text())
+    if strict and not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def check_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, an id on the hub, or tiny:cold.")],
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64.")] = "float32",
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a problem.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show how gxpo runs a model (fast or by transformers, and why), and compare sampler, learner and transformers.
+
+    Example: gxpo check-model Qwen/Qwen2.5-0.5B-Instruct --dtype bfloat16
+    """
+    from gxpo.training.models.check import check
+
+    quiet()
+    found = check(model, dtype=dtype)
+    say(json.dumps(found.to_dict(), indent=1) if as_json else found.text())
+    if strict and found.problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def check_env(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="my_env.py:MyEnv, or an environment's name.")],
+    options: Annotated[list[str] | None, typer.Option("--set", help="An option, as size=5.")] = None,
+    episodes: Annotated[int, typer.Option(help="Seeds to play.", min=1)] = 8,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a problem.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Test an environment before training: play it at random and by its expert, twice; draw instances as a run does.
+
+    Example: gxpo check-env sokoban --set style=bare
+    """
+    from dataclasses import asdict
+
+    from gxpo.explain.check_env import check
+    from gxpo.training import config
+
+    report = check(task, {k: s.value for k, s in config.parse_set(options or []).items()}, episodes=episodes)
+    if as_json:
+        say(json.dumps(asdict(report), indent=1))
+    else:
+        for name, value in asdict(report).items():
+            shown = "; ".join(map(str, value)) if isinstance(value, (tuple, list)) else value
+            say(f"{name:<20} {shown if shown not in ('', None) else '-'}")
+    if strict and report.problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def signal(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As the setting `model`.")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help="As the setting `task`.")],
+    methods: Annotated[str, typer.Option("--methods", metavar="NAMES", help="With commas between.")] = "grpo",
+    sizes: Annotated[str, typer.Option("--sizes", metavar="NUMBERS", help="Group sizes.")] = "4,8,16",
+    tasks: Annotated[int, typer.Option(help="Tasks to measure on.", min=3)] = 128,
+    sets: Sets = None,
+    allow_key: AllowKey = None,
+    as_json: Json = False,
+) -> None:
+    """Measure, before any training, how much of a step's gradient is signal, for methods and group sizes.
+
+    Rollouts of the tasks are generated and differentiated; no parameter moves. Says which group size needs the fewest
+    generated tokens for two batches to agree on where to go.
+
+    Example: gxpo signal tiny arithmetic --methods grpo,rloo --sizes 4,8
+    """
+    from gxpo.base.errors import ConfigError
+    from gxpo.explain.gradient_signal import advice, show
+    from gxpo.training import config
+    from gxpo.training.gradient_signal import as_rows, measure, recommended
+
+    quiet()
+    try:
+        numbers = [int(x) for x in sizes.split(",")]
+    except ValueError:
+        raise ConfigError(f"--sizes {sizes!r}: give whole numbers with commas between, as in 4,8,16") from None
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    measurements = measure(
+        model, task, names, numbers, tasks, config.parse_set(sets or []), lambda line: say(line, err=True)
+    )
+    best, told_apart = recommended(measurements)
+    chosen = None if best is None else as_rows([best])[0]
+    if as_json:
+        say(json.dumps({"rows": as_rows(measurements), "recommended": chosen, "advice": advice(chosen, told_apart)}))
+        return
+    show(as_rows(measurements), chosen, told_apart)

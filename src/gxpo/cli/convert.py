@@ -1,0 +1,57 @@
+"""The command that turns another trainer's configuration into gxpo's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gxpo.cli.options import Json, app, say
+
+
+@app.command()
+def convert(
+    trainer: Annotated[str, typer.Argument(metavar="trl|verl", help="Whose configuration it is.")],
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE", help="trl: a YAML file, script or notebook. verl: a launch script, or overrides."
+        ),
+    ],
+    processes: Annotated[
+        int, typer.Option(min=1, help="Processes that TRL is launched with: its batch sizes are per process.")
+    ] = 1,
+    as_json: Json = False,
+) -> None:
+    """Print the gxpo configuration that computes the same, and what can't be carried over, with its lines.
+
+    A script is read, never run. What is printed is a YAML file for `gxpo plan` and `gxpo train`.
+
+    Example: gxpo convert trl train_grpo.py > run.yaml
+
+    Example: gxpo convert verl "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8"
+    """
+    from gxpo.base.errors import ConfigError, one_of
+
+    one_of("trainer", trainer, ("trl", "verl"))
+    if trainer == "trl":
+        from gxpo.adapters.convert import convert_trl
+
+        if len(source) != 1:
+            raise ConfigError("gxpo convert trl takes one file: a YAML file, a script (.py) or a notebook (.ipynb)")
+        found, name = convert_trl(source[0], processes=processes), Path(source[0]).name
+    else:
+        from gxpo.adapters.convert_verl import convert_verl
+
+        found, name = convert_verl(source), source[0] if len(source) == 1 and source[0].endswith(".sh") else "it"
+    if as_json:
+        notes = [{"where": where, "what": what} for where, what in found.notes]
+        say(
+            json.dumps(
+                {"config": dict(found.keys), "origins": dict(found.origins), "not_carried_over": notes}, indent=1
+            )
+        )
+        return
+    say(found.text(name).rstrip("\n"))

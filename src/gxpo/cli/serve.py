@@ -1,0 +1,78 @@
+"""The command `gxpo serve`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gxpo.cli.options import AllowKey, Json, Sets, app, quiet, say
+
+
+@app.command()
+def serve(
+    what: Annotated[str, typer.Argument(metavar="CONFIG|RUN|MODEL", help="A YAML file, a run directory, or a model.")],
+    sets: Sets = None,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0: a free one.", min=0, max=65535)] = 0,
+    temperature: Annotated[float | None, typer.Option(help="Default: the configuration's.", min=0.0)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Append episodes as records (.jsonl) as each ends; of --play: at the end."
+        ),
+    ] = None,
+    play: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Play the configuration's agent at N tasks, show what came, and end.", min=1),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="End after so many seconds; default: on Ctrl-C.", min=0.0)
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A host name beside localhost under which it answers; may be given again."),
+    ] = None,
+    allow_key: AllowKey = None,
+    as_json: Json = False,
+) -> None:
+    """Serve a policy at an OpenAI-compatible endpoint on loopback, to try an agent on it; nothing is trained.
+
+    Example: gxpo serve smollm2-135m --port 8000
+
+    Example: gxpo serve examples/agent_openai.yaml --play 1
+    """
+    from gxpo.training import serving
+
+    quiet()
+
+    def notify(line: str) -> None:
+        say(line, err=True)
+
+    with serving.stages_of(what, sets or [], notify) as stages:
+        if play is not None:
+            forest, decoded = serving.play(stages, play, out)
+            for row in range(forest.n_trajectories):
+                say(json.dumps(forest.to_records()[row]) if as_json else serving.transcript(forest, row, decoded))
+            return
+
+        def ready(base_url: str) -> None:
+            if as_json:
+                say(json.dumps({"base_url": base_url, "model": "policy"}))
+                return
+            say(f"base_url  {base_url}\nmodel     policy\napi_key   any; each names an episode of its own")
+            say(f"export OPENAI_BASE_URL={base_url} OPENAI_API_KEY=sk-gxpo-1    # Ctrl-C ends it")
+
+        n = serving.serve(
+            stages,
+            port=port,
+            temperature=temperature,
+            out=out,
+            ready=ready,
+            notify=notify,
+            hosts=allow_host or (),
+            seconds=seconds,
+        )
+        if out is not None:
+            say(f"{n} episodes: {out}", err=True)

@@ -1,0 +1,265 @@
+"""TextArena games (Guertler et al. 2025, arXiv:2504.11442) for one player, or two against a simple opponent."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import enum
+import io
+import random
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gxpo.base.errors import did_you_mean, need
+from gxpo.environments.envs.actions import action_text
+from gxpo.environments.envs.adapters import AdapterError, digest
+from gxpo.parts.protocols import TimeStep
+
+LISTED = re.compile(r"(?:available|valid|legal)\s+(?:moves|actions)\s*:(.*)", re.IGNORECASE | re.DOTALL)
+MOVE = re.compile(r"\[[^\[\]]+\]")
+OPPONENT_MOVES = 1000  # in a row: a game that never gives the turn back is an error
+
+
+class _OwnRandomness:
+    """The games draw from the global generators of `random` and numpy; each episode gets its own of both."""
+
+    def __init__(self, seed: int):
+        self._states = random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state()
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        outside = random.getstate(), np.random.get_state()
+        random.setstate(self._states[0])
+        np.random.set_state(self._states[1])
+        try:
+            yield
+        finally:
+            self._states = random.getstate(), np.random.get_state()
+            random.setstate(outside[0])
+            np.random.set_state(outside[1])
+
+
+def listed_moves(text: str) -> tuple[str, ...]:
+    """Moves in brackets that a game's message lists as available.
+
+    >>> listed_moves("0 | X Available Moves: '[0]', '[2]'"), listed_moves("[0] is taken")
+    (('[0]', '[2]'), ())
+    """
+    found = LISTED.search(text)
+    return tuple(dict.fromkeys(MOVE.findall(found.group(1)))) if found else ()
+
+
+def _plain(value: Any) -> Any:
+    """`value` as something with the same `repr` in every process. Raises TypeError for an object that it can't read."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, enum.Enum):
+        return str(value)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return sorted(((repr(_plain(k)), _plain(v)) for k, v in value.items()), key=lambda item: item[0])
+    if isinstance(value, (set, frozenset)):
+        return sorted(repr(_plain(v)) for v in value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    raise TypeError(f"{type(value).__name__} has no plain form")
+
+
+@dataclass
+class TextArena:
+    """A TextArena game. Deterministic given seed and actions, also between processes.
+
+    id         such as "TicTacToe" or "Minesweeper-v0-small"; without "-v" it is version 0
+    opponent   player of the other seat in a game for two. "random": any of the moves that the game lists as available
+               to it, or any valid one of `moves` where it lists none, each as likely as another. Any other text is
+               what it always says, such as "[rock]". Neither is a good player: a success rate against them is no
+               measure of skill
+    moves      what a random opponent may say in games that list no moves
+    seat       0 or 1: which player the policy is
+    max_turns  actions an episode may have; the game may have a limit of its own
+    options    of the game's constructor, such as {"rows": 5}
+
+    reward     0 until the game is over, then the game's: 1, -1, or in some games for one a share of the solution
+    success    for one player a reward of 1; for two, more than 0
+    state      what the game keeps, without its count of turns and its random generator; None where that can't be read
+    `action_error` is "illegal" where the game calls a move invalid, for any reason; after as many in a row
+    as the game allows (mostly one), it ends.
+    """
+
+    id: str
+    opponent: str = "random"
+    moves: tuple[str, ...] = ()
+    seat: int = 0
+    max_turns: int = 50
+    options: dict[str, Any] = field(default_factory=dict)
+
+    instructions = (
+        "You play a game. Each turn, reply with one move between <action> and </action>, in the form that the rules "
+        "ask for, for example <action>[4]</action>."
+    )
+
+    def __post_init__(self) -> None:
+        self.moves = tuple(self.moves)
+        if self.seat not in (0, 1):
+            raise AdapterError(f"textarena:{self.id}: seat is 0 or 1, not {self.seat!r}")
+        if self.max_turns < 1:
+            raise AdapterError(f"textarena:{self.id}: max_turns must be at least 1, not {self.max_turns}")
+        with _quiet():
+            self._library = need("textarena", "textarena")
+            registry = need("textarena.envs.registration", "textarena").ENV_REGISTRY
+        name = self.id if "-v" in self.id else f"{self.id}-v0"
+        if name not in registry:
+            raise AdapterError(f"textarena has no game {self.id!r}{did_you_mean(name, registry)}")
+        wrappers = registry[name].default_wrappers or []
+        self._brackets = any(wrapper.__name__ == "ActionFormattingWrapper" for wrapper in wrappers)
+        self._name = f"{name}-raw" if f"{name}-raw" in registry else name
+        self._players = _players(self)
+
+    def make(self) -> Any:
+        """Create the library's game without its wrappers, which would shorten or repeat its messages."""
+        try:
+            with _quiet():
+                game = self._library.make(self._name, **self.options)
+        except (Exception, SyntaxError) as error:  # a game of the library may not even be importable
+            raise AdapterError(f"textarena:{self.id} can't be made ({_reason(error)})") from error
+        while hasattr(game, "env"):
+            game = game.env
+        return game
+
+    def reset(self, seed: int) -> TimeStep:
+        self._own = _OwnRandomness(seed)
+        self._rival = random.Random(f"opponent/{seed}")
+        self._turns, self._listed = 0, {}
+        with self._own(), _quiet():
+            self._game = self.make()  # another one: some games keep something of the one before
+            self._game.reset(num_players=self._players, seed=seed)
+            return self._say(self._let_the_opponent_play())
+
+    def step(self, action: str) -> TimeStep:
+        self._turns += 1
+        with self._own(), _quiet():
+            said = action_text(action)
+            if not said:
+                return self._say(False, note="There is no move in this.", action_error="malformed")
+            over, invalid = _played(self._game, f"[{said}]" if self._brackets and not {"[", "]"} & set(said) else said)
+            over = over or self._let_the_opponent_play()
+            return self._say(over, action_error="illegal" if invalid else None)
+
+    def legal(self) -> tuple[str, ...]:
+        """The moves that the game listed last; empty where it lists none."""
+        return self._listed.get(self.seat, ()) or self.moves
+
+    def _let_the_opponent_play(self) -> bool:
+        for _ in range(OPPONENT_MOVES):
+            player = self._game.state.current_player_id
+            if self._game.state.done or player == self.seat or self._players == 1:
+                return bool(self._game.state.done)
+            _, messages = self._game.get_observation()
+            self._note_moves(player, messages)
+            over, invalid = _played(self._game, self._opponent_move(player))
+            if over and invalid:
+                raise AdapterError(f"textarena:{self.id}: the opponent lost by an invalid move; give it other `moves`")
+        raise AdapterError(f"textarena:{self.id}: the opponent moved {OPPONENT_MOVES} times in a row")
+
+    def _opponent_move(self, player: int) -> str:
+        if self.opponent != "random":
+            return self.opponent
+        if self._listed.get(player):
+            return self._rival.choice(self._listed[player])
+        if not self.moves:
+            raise AdapterError(
+                f"textarena:{self.id} lists no moves for the opponent: give `moves` to draw from, or a fixed one"
+            )
+        shuffled = self._rival.sample(self.moves, len(self.moves))
+        return next(filter(self._is_valid, shuffled), shuffled[0])
+
+    def _is_valid(self, move: str) -> bool:
+        """Tried on a copy of the game."""
+        with _OwnRandomness(0)():
+            return not _played(copy.deepcopy(self._game), move)[1]
+
+    def _note_moves(self, player: int, messages: list[Any]) -> None:
+        for _, text, _ in messages:
+            if isinstance(text, str):  # some games add a message with its parts in the wrong order
+                self._listed[player] = listed_moves(text) or self._listed.get(player, ())
+
+    def _say(self, over: bool, note: str = "", action_error: str | None = None) -> TimeStep:
+        state = self._game.state
+        if state.current_player_id == self.seat or not over:
+            _, messages = self._game.get_observation()
+        else:
+            messages = state.observations.get(self.seat, [])
+        self._note_moves(self.seat, messages)
+        echo = self._library.ObservationType.PLAYER_ACTION
+        lines = [note] if note else []
+        for sender, text, kind in messages:
+            if isinstance(text, str) and (sender, kind) != (self.seat, echo):
+                who = "" if sender == self._library.GAME_ID else f"{state.role_mapping.get(sender, sender)}: "
+                lines.append(who + text.strip())
+        outcome: dict[str, Any] = {"reward": 0.0 if self._turns else None, "action_error": action_error}
+        if over:
+            rewards, about = self._game.close()
+            won = None if rewards is None else rewards.get(self.seat)
+            if won is not None and not isinstance(won, (int, float)):
+                raise AdapterError(f"textarena:{self.id} pays {won!r}, which is no number: a fault of this game")
+            lines.append(f"The game is over. {about[self.seat].get('reason') or ''}".strip())
+            outcome |= {"reward": None if won is None else float(won), "done": True}
+            outcome["success"] = None if won is None else bool(won >= 1 if self._players == 1 else won > 0)
+        elif self._turns >= self.max_turns:
+            outcome |= {"done": True, "truncated": True, "success": False}
+        return TimeStep("\n\n".join(filter(None, lines)), self._state(), **outcome)
+
+    def _state(self) -> str | None:
+        state = self._game.state
+        own = {k: v for k, v in vars(self._game).items() if k not in ("state", "env_id", "entry_point")}
+        try:
+            return digest(_plain([state.game_state, own, state.current_player_id, getattr(state, "error_count", 0)]))
+        except TypeError:
+            return None
+
+
+def _played(game: Any, said: str) -> tuple[bool, bool]:
+    """Is the game over after this move of the player whose turn it is, and was the move invalid?"""
+    state = game.state
+    player, errors = state.current_player_id, getattr(state, "error_count", 0)
+    over, _ = game.step(action=said)
+    invalid = getattr(state, "error_count", 0) > errors or bool(state.game_info[player].get("invalid_move"))
+    return bool(over), invalid
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+_PLAYERS: dict[str, int] = {}  # by the library's name of the game; found out by trying
+
+
+def _players(world: TextArena) -> int:
+    refused: BaseException | None = None
+    for players in () if world._name in _PLAYERS else (1, 2):
+        game = world.make()
+        try:
+            with _OwnRandomness(0)(), _quiet():
+                game.reset(num_players=players, seed=0)
+        except Exception as error:  # games refuse a number of players in many ways
+            refused = error
+            continue
+        if players == 2 or type(game.state).__name__ == "SinglePlayerState":
+            _PLAYERS[world._name] = players
+            break
+    if world._name not in _PLAYERS:
+        why = f" ({_reason(refused)})" if refused else ""
+        raise AdapterError(f"textarena:{world.id} starts with neither one nor two players{why}")
+    return _PLAYERS[world._name]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Some games print, and some look for a corpus in the network and say that they did not find it."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield

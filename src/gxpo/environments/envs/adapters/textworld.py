@@ -1,0 +1,162 @@
+"""TextWorldExpress games (Jansen and Côté 2023, arXiv:2208.01174), which run in a Java process.
+
+The episodes of a Python process share one Java process, which ends with it. Two running `sorting` games of one seed
+would share their objects in there, so each episode of that game has a Java process of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from typing import Any
+
+from gxpo.base.errors import did_you_mean, need
+from gxpo.environments.envs.actions import action_text, find_action
+from gxpo.environments.envs.adapters import AdapterError, digest
+from gxpo.parts.protocols import TimeStep
+
+GAMES = ("arithmetic", "coin", "cookingworld", "mapreader", "peckingorder", "simonsays", "sorting", "twc")
+FOLDS = {"train": "getSeedsTrain", "dev": "getSeedsDev", "test": "getSeedsTest"}
+ALONE = ("sorting",)
+UNKNOWN = "Unknown action"  # how the library's answer to what it can't carry out begins
+
+
+def _start() -> Any:
+    library = need("textworld_express", "textworld")
+    if shutil.which("java") is None:
+        raise AdapterError("textworld games run in Java and there is no `java` on PATH: install a Java runtime")
+    try:
+        return library.TextWorldExpressEnv()
+    except Exception as error:
+        raise AdapterError(f"the Java process of textworld-express does not start: {error}") from error
+
+
+@functools.lru_cache(maxsize=1)
+def _shared(process: int) -> Any:
+    """The Java process that the episodes of a Python process share; `process` keeps a fork from using its parent's."""
+    return _start()
+
+
+@functools.lru_cache(maxsize=1)
+def _idle(process: int) -> list[Any]:
+    """Java processes of episodes that are over, for the next ones."""
+    return []
+
+
+def _tidy(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.splitlines()).strip()
+
+
+@dataclass
+class TextWorldExpress:
+    """A TextWorldExpress game. Equal seeds and actions give equal observations, in every process.
+
+    id            arithmetic, coin, cookingworld, mapreader, peckingorder, simonsays, sorting or twc
+    fold          "train", "dev" or "test": 1000 games each; a seed counts modulo their number
+    params        the game's parameters, such as "numLocations=3,includeDoors=0"; "" has the library's defaults
+    max_turns     actions an episode may have; then it is over and truncated
+    list_actions  every observation ends with what is possible; without it the policy has to know the grammar
+    look          the surroundings and the inventory are described after every action, not after `reset` alone
+
+    reward        change of the game's score, whose sum is 1 where the game is won and -1 where it is lost
+    state         what can be seen, carried and done, and the score. Of two states that differ only in what is hidden
+                  (a door in another room), it is the same; so it is an approximation of the state
+    expert        the next action of a winning path; None once the episode has left it. The library draws the path
+                  anew each time, so unlike the game it is not the same for equal seeds
+    """
+
+    id: str
+    fold: str = "train"
+    params: str = ""
+    max_turns: int = 50
+    list_actions: bool = True
+    look: bool = False
+
+    instructions = (
+        "You play a text game. Each turn, reply with one action of the game between <action> and </action>, "
+        "for example <action>look around</action>."
+    )
+
+    def __post_init__(self) -> None:
+        if self.id not in GAMES:
+            raise AdapterError(f"textworld has no game {self.id!r}{did_you_mean(self.id, GAMES)}; there are {GAMES}")
+        if self.fold not in FOLDS:
+            raise AdapterError(f"textworld:{self.id}: fold is one of {sorted(FOLDS)}, not {self.fold!r}")
+        if self.max_turns < 1:
+            raise AdapterError(f"textworld:{self.id}: max_turns must be at least 1, not {self.max_turns}")
+        alone = self.id in ALONE
+        host = (_idle(os.getpid()) or [_start()]).pop() if alone else _shared(os.getpid())
+        self._host = host if alone else None
+        self._game = host._gateway.jvm.textworldexpress.runtime.PythonInterface()
+        refused = self._game.load(self.id, self.params)
+        if refused:
+            raise AdapterError(f"textworld:{self.id}: params {self.params!r} are refused: {' '.join(refused.split())}")
+        self._seeds = list(getattr(self._game, FOLDS[self.fold])())
+
+    def reset(self, seed: int) -> TimeStep:
+        game = self._seeds[seed % len(self._seeds)]
+        self._seen = json.loads(self._game.generateNewGameJSON(game, self.fold, True))
+        self._turns, self._score = 0, float(self._seen["score"])
+        self._ahead: list[str] | None = list(self._game.getGoldActionSequence())
+        parts = [f"Task: {self._game.getTaskDescription()}", self._seen["observation"], self._seen["inventory"]]
+        return self._say("\n\n".join(map(_tidy, filter(None, parts))))
+
+    def step(self, action: str) -> TimeStep:
+        self._turns += 1
+        truncated = self._turns >= self.max_turns
+        # What is not in the list is tried all the same: the game itself says what it can't carry out.
+        said = find_action(action, self.legal()) or " ".join(action_text(action).casefold().split())
+        if not said:
+            verdict = False if truncated else None
+            wrong = {"action_error": "malformed", "truncated": truncated, "done": truncated, "success": verdict}
+            return self._say("There is no action in this.", reward=0.0, **wrong)
+        answer = json.loads(self._game.stepJSON(said))
+        text = _tidy(answer["observation"])
+        error = "illegal" if text.startswith(UNKNOWN) else None
+        if error is None:  # what the game can't read changes nothing in it
+            self._seen = answer
+        self._follow(said, error)
+        score = float(self._seen["score"])
+        reward, self._score = score - self._score, score
+        success = bool(self._seen["tasksuccess"])
+        over = success or bool(self._seen["taskfailure"])
+        done = over or truncated
+        if self.look:
+            around = (self._seen["look"], self._seen["inventory"])
+            text = "\n\n".join([text, *(part for part in map(_tidy, around) if part and part != text)])
+        outcome = {"done": done, "truncated": truncated and not over, "success": success if done else None}
+        return self._say(text, reward=reward, action_error=error, **outcome)
+
+    def legal(self) -> tuple[str, ...]:
+        return tuple(sorted(self._seen["validActions"]))
+
+    def expert(self) -> str | None:
+        return self._ahead[0] if self._ahead else None
+
+    def content(self, seed: int) -> str:
+        """Name of the seed's game; the library's folds are disjoint."""
+        return f"textworld:{self.id}/{self.params}/{self.fold}/{self._seeds[seed % len(self._seeds)]}"
+
+    def close(self) -> None:
+        if self._host is not None:
+            _idle(os.getpid()).append(self._host)
+            self._host = None
+
+    def _follow(self, said: str, error: str | None) -> None:
+        """Goes on along the winning path, which holds a few actions that do nothing, or leaves it."""
+        if self._ahead and said == self._ahead[0]:
+            self._ahead = self._ahead[1:]
+        elif error is None:
+            self._ahead = None
+
+    def _say(self, text: str, **outcome: Any) -> TimeStep:
+        seen = self._seen
+        # A game without rooms (simonsays) has nothing to look at: what it says is its state.
+        view = seen["look"] or seen["observation"]
+        state = digest(view, seen["inventory"], self.legal(), seen["score"], seen["tasksuccess"], seen["taskfailure"])
+        if self.list_actions and not outcome.get("done"):
+            text += "\n\nPossible actions: " + ", ".join(self.legal())
+        return TimeStep(text, state, **outcome)

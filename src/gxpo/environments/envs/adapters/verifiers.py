@@ -1,0 +1,315 @@
+"""verifiers environments: the classic API (0.1.14 to 0.3), and single-turn task sets of the v1 API (0.4).
+
+The classic rollout runs in the library's own loop, which stands still wherever it asks for a completion until the
+policy has answered; so what an environment says, when it stops and how its rubric scores are the library's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import inspect
+import itertools
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gxpo.base.errors import need
+from gxpo.environments.envs.adapters import AdapterError, digest
+from gxpo.parts.protocols import Message, TimeStep, ToolCall
+
+ENDLESS = 10_000  # tasks that are taken of a task set without an end
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    """A message in the form that chat templates know."""
+    given = dict(message) if isinstance(message, Mapping) else message.model_dump(exclude_none=True)
+    calls = given.get("tool_calls")
+    if calls and "function" not in calls[0]:
+        given["tool_calls"] = [
+            {"id": c["id"], "type": "function", "function": {"name": c["name"], "arguments": c["arguments"]}}
+            for c in calls
+        ]
+    return given
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+class _Complaints(logging.Handler):
+    """Errors that the library logs. A reward function that raises is one; the library goes on with a reward of 0."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(" ".join(record.getMessage().split()))
+
+
+class _Rollout:
+    """One rollout of the library's loop. `asked` is the prompt it waits with, or None once it is over."""
+
+    def __init__(self, env: Any, row: Mapping[str, Any]):
+        self._types = need("verifiers.types", "verifiers")
+        self._loop = asyncio.new_event_loop()
+        self._waiting: asyncio.Future[Any] = self._loop.create_future()
+        self._answer: asyncio.Future[Any] | None = None
+        self._task = self._loop.create_task(self._whole(env, dict(row)))
+        self.asked: list[dict[str, Any]] | None = None
+        self._go_on()
+
+    def answer(self, content: str, calls: Sequence[Any]) -> None:
+        made = self._types.ResponseMessage(
+            content=content,
+            tool_calls=[
+                self._types.ToolCall(
+                    id=call.id or f"call_{k}",
+                    name=call.name,
+                    arguments="" if call.error else json.dumps(dict(call.arguments)),
+                )
+                for k, call in enumerate(calls)
+            ]
+            or None,
+            finish_reason="tool_calls" if calls else "stop",
+            is_truncated=False,
+        )
+        response = self._types.Response(id="", created=0, model="policy", usage=None, message=made)
+        assert self._answer is not None
+        self._waiting = self._loop.create_future()
+        self._answer.set_result(response)
+        self._go_on()
+
+    @property
+    def state(self) -> Any:
+        return self._task.result()
+
+    def close(self) -> None:
+        if not self._loop.is_closed():
+            self._task.cancel()
+            self._loop.run_until_complete(asyncio.gather(self._task, return_exceptions=True))
+            self._loop.close()
+
+    async def _whole(self, env: Any, row: dict[str, Any]) -> Any:
+        state = await env.rollout(row, self._client(), "policy", {})
+        if state.get("error") is not None:
+            raise AdapterError(f"the rollout failed: {state['error']!r}")
+        log, complaints = logging.getLogger("verifiers"), _Complaints()
+        log.addHandler(complaints)
+        try:
+            await env.rubric.score_rollout(state)
+        finally:
+            log.removeHandler(complaints)
+        if complaints.messages:
+            raise AdapterError(f"scoring failed: {complaints.messages[0]}")
+        return state
+
+    def _client(self) -> Any:
+        """The stand-in for the library's model client."""
+        base = need("verifiers.clients", "verifiers").Client
+
+        async def get_response(client: Any, prompt: Any, *rest: Any, **named: Any) -> Any:
+            self._answer = self._loop.create_future()
+            self._waiting.set_result(prompt)
+            return await self._answer
+
+        unused = {name: lambda *_, **__: None for name in base.__abstractmethods__}
+        return type("Policy", (base,), {**unused, "get_response": get_response})(None)
+
+    def _go_on(self) -> None:
+        waits = asyncio.wait({self._task, self._waiting}, return_when=asyncio.FIRST_COMPLETED)
+        self._loop.run_until_complete(waits)
+        if self._task.done():
+            self.asked = None
+            self._task.result()
+        else:
+            prompt = self._waiting.result()
+            if isinstance(prompt, str):
+                raise AdapterError("it asks for the completion of a text; only chats are supported")
+            self.asked = [_plain(message) for message in prompt]
+
+
+@functools.lru_cache(maxsize=8)
+def _classic(name: str, args: str, split: str, max_turns: int) -> tuple[Any, Any]:
+    """An environment and its rows; shared by the episodes of a process, each of which has a state of its own."""
+    library = need("verifiers", "verifiers")
+    try:
+        env = library.load_environment(name, **json.loads(args))
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise AdapterError(f"verifiers:{name} can't be loaded with args {args} ({_line(error)})") from error
+    if not isinstance(env, library.MultiTurnEnv):
+        raise AdapterError(f"verifiers:{name} is a {type(env).__name__}; only those that take turns are supported")
+    if getattr(env, "requires_group_rollouts", False):
+        raise AdapterError(f"verifiers:{name} has rewards of whole groups, which an environment can't give")
+    if not 0 < env.max_turns <= max_turns:
+        env.max_turns = max_turns
+    return env, env.get_dataset() if split == "train" else env.get_eval_dataset()
+
+
+@functools.lru_cache(maxsize=8)
+def _taskset(name: str, args: str) -> list[Any]:
+    v1 = need("verifiers.v1", "verifiers")
+    if not hasattr(v1.Taskset, "bounded"):
+        raise AdapterError(f"verifiers:{name} has no `load_environment`, and task sets need verifiers 0.4 or later")
+    if v1.environment_class(name) is not v1.SingleAgentEnv:
+        raise AdapterError(f"verifiers:{name} brings an Env of its own; only task sets are supported of the v1 API")
+    try:
+        taskset = v1.load_taskset(v1.taskset_config_type(name)(id=name, **json.loads(args)))
+        tasks = list(taskset if taskset.bounded else itertools.islice(taskset, ENDLESS))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise AdapterError(f"verifiers:{name} can't be loaded with args {args} ({_line(error)})") from error
+    if not tasks:
+        raise AdapterError(f"verifiers:{name} has no tasks")
+    kind = type(tasks[0])
+    hooks = [h for h in ("setup", "finalize", "stage_verifier") if getattr(kind, h) is not getattr(v1.Task, h)]
+    for what, found in {
+        "a container": kind.NEEDS_CONTAINER,
+        "tool servers": kind.toolsets(tasks[0].config) or type(taskset).toolsets(taskset.config),
+        f"a runtime for {', '.join(hooks)}": hooks,
+        "judges, which call a model": tasks[0].config.judges,
+        "a runtime for its rewards": [f for f in tasks[0].hooks("reward") if _needs_runtime(f)],
+    }.items():
+        if found:
+            raise AdapterError(f"verifiers:{name} needs {what}; only text in, text out is supported of the v1 API")
+    return tasks
+
+
+def _needs_runtime(function: Any) -> bool:
+    parameter = inspect.signature(function).parameters.get("runtime")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def _v1_messages(task: Any) -> list[dict[str, Any]]:
+    data = task.data
+    if data.prompt is None:
+        raise AdapterError("the task has no prompt: the user would have to open the conversation")
+    prompt = [{"role": "user", "content": data.prompt}] if isinstance(data.prompt, str) else map(_plain, data.prompt)
+    system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+    return [*system, *prompt]
+
+
+def _v1_score(task: Any, messages: Sequence[Mapping[str, Any]], content: str) -> tuple[float, dict[str, float]]:
+    """The sum of the task's weighted rewards, and each of them, of a trace that holds these messages."""
+    v1 = need("verifiers.v1", "verifiers")
+    kinds = {"system": v1.SystemMessage, "user": v1.UserMessage, "assistant": v1.AssistantMessage}
+    said = [kinds[m["role"]].model_validate(m) for m in messages] + [v1.AssistantMessage(content=content)]
+    nodes = [
+        v1.MessageNode(parent=k - 1 if k else None, message=message, sampled=k == len(said) - 1)
+        for k, message in enumerate(said)
+    ]
+    about = v1.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+    trace = v1.Trace(task=about, agent=v1.AgentInfo(config=v1.AgentConfig()), nodes=nodes, is_completed=True, ok=True)
+    asyncio.run(task.score(trace))
+    parts = {name: reward.score for name, reward in trace.rewards.items()}
+    return float(trace.reward), parts | {name: value for name, value in trace.metrics.items() if value is not None}
+
+
+@dataclass
+class Verifiers:
+    """A verifiers environment from an importable module; as deterministic as that module.
+
+    id          the module, with `load_environment` (classic) or a Taskset in `__all__` (v1)
+    args        for `load_environment`, or fields of the task set's config
+    split       "train" or "eval" rows of a classic environment; a seed counts modulo their number
+    max_turns   actions an episode may have, where the environment does not say less
+    success_at  the reward from which an episode is a success
+
+    The reward is paid once, by the environment's rubric; its parts are in `info` of the last step. State ids are not
+    known. The conversation begins with the environment's own system prompt, so there are no further instructions.
+    Not supported, and refused: rewards of whole groups, completions of plain text, conversations that rewrite what
+    was said before, and of the v1 API everything that needs a harness, a runtime, a judge or an Env of its own.
+    """
+
+    id: str
+    args: dict[str, Any] = field(default_factory=dict)
+    split: str = "train"
+    max_turns: int = 10
+    success_at: float = 1.0
+
+    instructions = ""
+    provides = ()
+
+    def __post_init__(self) -> None:
+        if self.split not in ("train", "eval"):
+            raise AdapterError(f"verifiers:{self.id}: split is 'train' or 'eval', not {self.split!r}")
+        need("verifiers", "verifiers")
+        name = self.id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_")
+        try:
+            module = importlib.import_module(name)
+        except ImportError as error:
+            raise AdapterError(f"verifiers:{self.id}: no module {name!r} can be imported ({error})") from error
+        args, self.tools = json.dumps(self.args, sort_keys=True), ()
+        self._tasks: list[Any] | None = None
+        self._rollout: _Rollout | None = None
+        if hasattr(module, "load_environment"):
+            if not hasattr(need("verifiers", "verifiers"), "load_environment"):
+                raise AdapterError(
+                    f"verifiers:{self.id} is of the classic API, which verifiers 0.4 no longer has: "
+                    "pip install 'verifiers>=0.1.14,<0.4'"
+                )
+            self._env, self._rows = _classic(name, args, self.split, self.max_turns)
+            self.max_turns = self._env.max_turns
+            self.tools = tuple(_schema(tool) for tool in self._env.tool_defs or ())
+        else:
+            self._tasks, self.max_turns = _taskset(name, args), 1
+
+    def reset(self, seed: int) -> TimeStep:
+        self.close()
+        if self._tasks is not None:
+            self._task = self._tasks[seed % len(self._tasks)]
+            self._asked = _v1_messages(self._task)
+        else:
+            self._rollout = _Rollout(self._env, self._rows[seed % len(self._rows)])
+            if self._rollout.asked is None:
+                raise AdapterError(f"verifiers:{self.id} ended before the first action")
+            self._asked = self._rollout.asked
+        return TimeStep(tuple(self._asked))
+
+    def step(self, action: str) -> TimeStep:
+        return self.call(action, ())
+
+    def call(self, content: str, calls: Sequence[ToolCall]) -> TimeStep:
+        if self._rollout is None:
+            reward, parts = _v1_score(self._task, self._asked, content)
+            return TimeStep("", None, reward, True, reward >= self.success_at, info={"rewards": parts})
+        self._rollout.answer(content, calls)
+        known = {tool["function"]["name"] for tool in self.tools}
+        unknown = any(call.name not in known for call in calls)
+        error = "malformed" if any(call.error for call in calls) else "illegal" if unknown else None
+        if self._rollout.asked is not None:
+            return TimeStep(self._news(self._rollout.asked), action_error=error)
+        state = self._rollout.state
+        reward = float(state["reward"])
+        closing = tuple(_plain(message) for message in state.get("final_env_response") or ())
+        truncated = state.get("stop_condition") == "max_turns_reached" and self.max_turns > 1
+        success = reward >= self.success_at
+        info = {"rewards": dict(state["metrics"] or {}), "stop": state.get("stop_condition")}
+        return TimeStep(closing, None, reward, True, success, error, truncated, info)
+
+    def content(self, seed: int) -> str:
+        if self._tasks is not None:
+            return str(self._tasks[seed % len(self._tasks)].hash)
+        row = self._rows[seed % len(self._rows)]
+        return digest({key: row.get(key) for key in ("prompt", "answer", "info")})
+
+    def close(self) -> None:
+        if self._rollout is not None:
+            self._rollout.close()
+            self._rollout = None
+
+    def _news(self, asked: list[dict[str, Any]]) -> tuple[Message, ...]:
+        """Messages that the environment has added since the action."""
+        before = len(self._asked)
+        if asked[:before] != self._asked or asked[before]["role"] != "assistant":
+            raise AdapterError(f"verifiers:{self.id} rewrites what was said before, which is not supported")
+        self._asked = asked
+        return tuple(asked[before + 1 :])
+
+
+def _schema(tool: Any) -> dict[str, Any]:
+    about = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": about}

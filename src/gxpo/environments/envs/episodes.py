@@ -1,0 +1,245 @@
+"""Where episodes run: in this process, or in worker processes that can be killed and their episodes restored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.base.processes import LOADING, Ended, Process, loaded
+from gxpo.base.usercode import Unusable
+from gxpo.environments.envs.checked import checked_about, checked_answer
+from gxpo.environments.envs.host import Host
+from gxpo.environments.envs.sources import EnvSource
+
+PROGRAM = str(Path(__file__).with_name("worker.py"))
+FRUITLESS = 3  # times in a row that a process may be found dead before anything is asked of it
+
+Item = tuple[str, str, Any]  # operation, episode, payload: see Host.run
+Answer = Sequence[Any]  # "ok" and a value; or what kind of failure, and a message
+
+
+class InProcess:
+    """Episodes in this process: exceptions are caught, but a hanging episode is not ended."""
+
+    def __init__(self, source: EnvSource) -> None:
+        self.source = source
+        self.restored = 0
+        self.complaints: list[Answer] = []  # failures that cost no episode
+        self._host: Host | None = None
+
+    @property
+    def host(self) -> Host:
+        if self._host is None:
+            try:
+                self._host = Host(self.source.for_host())
+            except Unusable as error:
+                raise ConfigError(f"environment {self.source.name}: {error}") from error
+        return self._host
+
+    def about(self) -> dict[str, Any]:
+        return self.host.about
+
+    def run(self, items: Sequence[Item]) -> list[Answer]:
+        return [json.loads(self.host.run(*item)) for item in items]
+
+    def dismiss(self, name: str) -> None:
+        status, message = self.run([("close", name, None)])[0]
+        if status != "ok":
+            self.complaints.append((status, message))
+
+    def flush(self) -> None:
+        """Nothing to flush."""
+
+    def close(self) -> None:
+        self._host = None
+
+
+class Worker(Process):
+    """A process that has loaded the environment."""
+
+    about: dict[str, Any]
+
+    def __init__(self, source: EnvSource) -> None:
+        super().__init__(PROGRAM)
+        try:
+            self.send([source.for_host()])
+            status, value = self.receive(LOADING, checked_about)
+            if status == "unusable":
+                raise ConfigError(f"environment {source.name}: {value}")
+        except (Ended, OSError) as error:
+            self.close()
+            raise ConfigError(f"environment {source.name}: loading it and its first step: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+        self.about = value
+
+
+@dataclass
+class Log:
+    """Log of an episode, for its replay."""
+
+    items: list[Item]
+    seen: Any = None  # observation, state and done of the last step
+
+
+def log(logs: dict[str, Log], item: Item, answer: Answer) -> None:
+    """Log an item and its answer in the `logs` of episodes by name; a failed episode has none."""
+    operation, name, _ = item
+    if answer[0] != "ok":
+        logs.pop(name, None)
+    elif operation in ("reset", "restore"):
+        logs[name] = Log([item], seen(answer))
+    elif operation == "step":
+        logs[name].items.append(item)
+        logs[name].seen = seen(answer)
+
+
+class InWorker:
+    """Episodes in one worker process. When it hangs or dies, one episode is lost; the others are replayed in a new
+    process, because environments are deterministic. That is checked: an episode whose last observation or state differs
+    is lost, too. Where the process was killed from outside, the episode that acted is replayed and acts once more: if
+    its process is killed again, it is lost.
+
+    timeout  seconds for one item: a reset, a step, and each of these when they are gone through again
+    """
+
+    def __init__(self, source: EnvSource, timeout: float) -> None:
+        self.source, self.timeout = source, timeout
+        self.restored = 0
+        self.complaints: list[Answer] = []
+        self._worker: Worker | None = None
+        self._logs: dict[str, Log] = {}
+        self._drops: list[str] = []  # instances that the process still has to close
+        self._lost: dict[str, Answer] = {}  # episodes that could not be restored, until they are requested
+
+    def about(self) -> dict[str, Any]:
+        return self._ready().about
+
+    def lend(self) -> Worker:
+        """The process, which is another's from here on; before any episode."""
+        worker, self._worker = self._ready(), None
+        return worker
+
+    def run(self, items: Sequence[Item]) -> list[Answer]:
+        """Results of the items, in order: those of `Host.run`, or "timeout" or "died"."""
+        answers: dict[int, Answer] = {}
+        fruitless, tried = 0, -1
+        while len(answers) < len(items) or self._drops:
+            worker = self._ready()
+            answers |= {i: self._lost.pop(item[1]) for i, item in enumerate(items) if item[1] in self._lost}
+            left = [i for i in range(len(items)) if i not in answers]
+            drops, self._drops = self._drops, []
+            sent = [*[("close", name, None) for name in drops], *[items[i] for i in left]]
+            self._worker = None  # what is interrupted here is not used again
+            try:
+                worker.send(sent)
+            except OSError as error:  # it died between two calls: no item is to blame
+                fruitless += 1
+                how = worker.exit_code()
+                if fruitless > FRUITLESS:
+                    raise GxpoError(
+                        f"environment {self.source.name}: its processes die before anything is asked of them ({how})"
+                    ) from error
+                continue
+            found, end = self._exchange(worker, sent)
+            if end is not None:
+                at = left[len(found) - len(drops)] if len(found) >= len(drops) else -1
+                if not end.from_outside or at == tried >= 0:
+                    found.append((end.kind, f"{sent[len(found)][0]}: {end}"))
+                tried = at
+            for k, (item, answer) in enumerate(zip(sent, found, strict=False)):
+                if k >= len(drops):
+                    answers[left[k - len(drops)]] = answer
+                    log(self._logs, item, answer)
+                elif answer[0] != "ok":
+                    self.complaints.append(answer)
+        return [answers[i] for i in range(len(items))]
+
+    def _exchange(self, worker: Worker, sent: Sequence[Item]) -> tuple[list[Answer], Ended | None]:
+        """Answers to the items sent, up to the one that ended the process, and how it ended."""
+        answers: list[Answer] = []
+        for operation, _, _ in sent:
+            try:
+                answers.append(worker.receive(self.timeout, partial(checked_answer, operation)))
+            except Ended as end:
+                return answers, end
+        self._worker = worker
+        return answers, None
+
+    def _ready(self) -> Worker:
+        """A process in which all episodes are restored."""
+        tried: set[str] = set()
+        fruitless = 0
+        while self._worker is None:
+            worker = loaded(lambda: Worker(self.source))
+            self._drops.clear()
+            try:
+                if self._restore(worker, tried):
+                    self._worker = worker
+            except OSError as error:
+                fruitless += 1
+                if fruitless > FRUITLESS:
+                    how = worker.exit_code()
+                    raise GxpoError(f"environment {self.source.name}: its process died ({how})") from error
+        return self._worker
+
+    def _restore(self, worker: Worker, tried: set[str]) -> bool:
+        """Replay all episodes; False if that ended the process, with one episode less, or one more in `tried`.
+
+        OSError where the process is gone before it is asked.
+        """
+        logs = list(self._logs.items())
+        items = [item for _, log in logs for item in log.items]
+        worker.send(items)
+        answers, end = self._exchange(worker, items)
+        begin = 0
+        for name, log in logs:
+            own = answers[begin : begin + len(log.items)]
+            begin += len(log.items)
+            failed = next((str(answer[1]) for answer in own if answer[0] != "ok"), None)
+            if end is not None and len(own) < len(log.items):
+                if failed is None and end.from_outside and name not in tried:
+                    tried.add(name)
+                else:
+                    self._lose(name, failed or f"{log.items[len(own)][0]}: {end}")
+                return False
+            if failed is not None:
+                self._lose(name, failed)
+            elif log.seen != seen(own[-1]):
+                self._lose(name, "not deterministic: the same seed and actions led elsewhere")
+        self.restored += len(self._logs)
+        return True
+
+    def _lose(self, name: str, why: str) -> None:
+        del self._logs[name]
+        self._drops.append(name)
+        self._lost[name] = ("died", f"lost with its process; going through it again: {why}")
+
+    def dismiss(self, name: str) -> None:
+        """Drop an episode; its instance is closed with the next message."""
+        self._lost.pop(name, None)
+        if self._logs.pop(name, None) is not None:
+            self._drops.append(name)
+
+    def flush(self) -> None:
+        """Close dropped episodes now."""
+        if self._worker is not None and self._drops:
+            self.run([])
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+        self._worker = None
+        self._logs, self._lost, self._drops = {}, {}, []
+
+
+def seen(answer: Answer) -> Any:
+    """The part of an answer that must be reproduced."""
+    fields = answer[1]
+    return None if fields is None else (fields["observation"], fields["state"], fields["done"])

@@ -1,0 +1,142 @@
+"""Conformance reward (process mining): how well a reference's events fit the process that an attempt's events show."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gxpo.base.errors import ConfigError, GxpoError, need
+from gxpo.base.usercode import described
+from gxpo.environments.rewards.group_level import Failure
+from gxpo.forest.forest import Forest
+
+if TYPE_CHECKING:
+    from gxpo.parts.protocols import Task
+
+EVENT = r"(?m)^[^\w\n]*(?:[Ss]tep \d+\W+)?(\w+)"
+THOUGHT = r"(?s)\A(?=.*?</think>)(?:(?:(?!</think>).)*?<think>)?(.*?)</think>"
+
+
+def events(text: str, pattern: str = EVENT) -> list[str]:
+    """Activities of a reasoning, in order: the first group of each match, in lower case.
+
+    >>> events("Step 1: Define x\\nStep 2: solve for it\\n\\nCheck.")
+    ['define', 'solve', 'check']
+    """
+    return [str(found[1]).lower() for found in re.finditer(pattern, text) if found[1]]
+
+
+def thought(text: str, pattern: str = THOUGHT) -> str:
+    """First group of the pattern's first match, by default what precedes the first `</think>` and follows a `<think>`;
+    the whole text without one.
+
+    >>> thought("<think>add</think> 4"), thought("add</think> 4"), thought("add")
+    ('add', 'add', 'add')
+    """
+    found = re.search(pattern, text)
+    return text if found is None else str(found[1] or "")
+
+
+def conformance(attempt: Sequence[str], reference: Sequence[str]) -> float:
+    """2 f p / (f + p) by pm4py: f the log fitness and p the precision of the reference's events, by alignments, on the
+    Petri net that the inductive miner finds for the attempt's; 0 where either has no events, or both shares are 0.
+
+    MissingExtra where pm4py is not installed.
+    """
+    if not attempt or not reference:
+        return 0.0
+    pm4py, frame = _pm4py()
+    net, start, end = pm4py.discover_petri_net_inductive(frame(attempt))
+    fitness = pm4py.fitness_alignments(frame(reference), net, start, end)["log_fitness"]
+    precision = pm4py.precision_alignments(frame(reference), net, start, end)
+    return f1(float(fitness), float(precision))
+
+
+def f1(fitness: float, precision: float) -> float:
+    """Harmonic mean, 0 of two zeros.
+
+    >>> round(f1(0.8, 0.6), 6)
+    0.685714
+    """
+    return 2 * fitness * precision / (fitness + precision) if fitness + precision > 0 else 0.0
+
+
+def _pm4py() -> tuple[Any, Any]:
+    """pm4py, without its progress bars, and a function that makes its log of one case of a sequence of activities."""
+    pandas, pm4py = need("pandas", "process"), need("pm4py", "process")
+    need("pm4py.util.constants", "process").SHOW_PROGRESS_BAR = False
+
+    def frame(activities: Sequence[str]) -> Any:
+        times = pandas.date_range("2000-01-01", periods=len(activities), freq="s", tz="UTC")
+        rows = {"case:concept:name": "1", "concept:name": list(activities), "time:timestamp": times}
+        return pandas.DataFrame(rows)
+
+    return pm4py, frame
+
+
+@dataclass(eq=False)
+class Conformance:
+    """Conformance reward: {"conformance": `conformance` of the attempt's `events` with the reference's}.
+
+    The reference is the task's `info["events"]`, or the events of its `info["solution"]`; GxpoError where no task of
+    the step has either. Equal pairs are computed once; what pm4py can't compute costs the attempts of that pair their
+    score.
+
+    pattern  regular expression of an event, its first group the activity (default: the first word of each line, behind
+             "Step 1:" and the like)
+    thought  regular expression whose first group is the part of an attempt that is read, the whole where it does not
+             match (default: up to the first `</think>`); "": always the whole
+    """
+
+    pattern: str = EVENT
+    thought: str = THOUGHT
+    known: dict[tuple[tuple[str, ...], tuple[str, ...]], float | Failure] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _failures: list[Failure] = field(default_factory=list, init=False, repr=False)
+
+    name = "conformance"
+    gives = ("conformance",)
+
+    def __post_init__(self) -> None:
+        for name, pattern, group in (("pattern", self.pattern, "activity"), ("thought", self.thought, "part")):
+            try:
+                groups = re.compile(pattern).groups
+            except re.error as error:
+                raise ConfigError(f"conformance: {name} {pattern!r} is no regular expression: {error}") from None
+            if (pattern and not groups) or not self.pattern:
+                raise ConfigError(f"conformance: {name} {pattern!r} has no group for the {group}")
+        _pm4py()
+
+    def failures(self) -> list[Failure]:
+        """Return and clear the failures since the last call, one per trajectory."""
+        found, self._failures = self._failures, []
+        return found
+
+    def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
+        told = [t.info.get("events", events(str(t.info.get("solution", "")), self.pattern)) for t in tasks]
+        if tasks and not any(told):
+            raise GxpoError(
+                "reward conformance: no task has `events` or a `solution` in its info: give the reference's"
+            )
+        read = [thought(x, self.thought) if self.thought else x for x in texts]
+        pairs = [(tuple(events(x, self.pattern)), tuple(t)) for x, t in zip(read, told, strict=True)]
+        distinct = dict.fromkeys(pairs)
+        self.known = {pair: self.known[pair] if pair in self.known else _computed(*pair) for pair in distinct}
+        found = [self.known[pair] for pair in pairs]
+        self._failures += [x for x in found if isinstance(x, tuple)]
+        values = [math.nan if isinstance(x, tuple) else x for x in found]
+        return {"conformance": torch.tensor(values, dtype=torch.float64)}
+
+
+def _computed(attempt: Sequence[str], reference: Sequence[str]) -> float | Failure:
+    try:
+        return conformance(attempt, reference)
+    except Exception as error:  # pm4py and its solvers raise many kinds
+        return ("raised", f"pm4py: {described(error)}")

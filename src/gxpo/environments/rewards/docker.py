@@ -1,0 +1,109 @@
+"""Docker sandbox: run untrusted programs in containers."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import IO
+
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards.sandbox import PROGRAM, STARTING, USUAL, Limits, Result
+from gxpo.environments.rewards.scratch import fresh_directory
+
+DAEMON = (125, 126, 127)  # exit codes by which docker itself says that it could not run the program
+HOME = "/sandbox"
+
+
+@dataclass(frozen=True)
+class Docker:
+    """One container for each program: no network, nothing of the host but the program's own files, read-only.
+
+    image    has `python` on its path; it is never fetched here: `docker pull` it first
+    runtime  an OCI runtime, as "runsc" (gVisor) or "kata-runtime", which put another kernel between; None: docker's own
+
+    Memory is limited for the container as a whole, beyond which it is killed ("failed"). The shared kernel stays within
+    reach unless the runtime brings its own. A run costs some tenths of a second.
+    """
+
+    image: str = "python:3.12-slim"
+    runtime: str | None = None
+
+    def check(self) -> None:
+        if shutil.which("docker") is None:
+            raise ConfigError(
+                "sandbox 'docker': there is no docker command; install Docker (or podman with its docker command), or "
+                "set scoring.options.code.sandbox to local"
+            )
+        done = _call(["docker", "image", "inspect", "--format", "{{.Id}}", self.image], 30.0)
+        if done is None or done.returncode:
+            said = "it does not answer" if done is None else done.stderr.decode("utf-8", "replace").strip()[-200:]
+            missing = "No such image" in said or "no such image" in said
+            what = f"`docker pull {self.image}`" if missing else "start the docker daemon, or let this user reach it"
+            raise ConfigError(f"sandbox 'docker' can't run {self.image} ({said}): {what}")
+
+    def command(self, name: str, directory: str, limits: Limits) -> list[str]:
+        """Command line that starts the container `name` with the files of `directory`."""
+        return [
+            *("docker", "run", "--rm", "--interactive", "--name", name, "--pull", "never"),
+            *(("--runtime", self.runtime) if self.runtime is not None else ()),
+            *("--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+            *("--user", "65534:65534", "--pids-limit", str(limits.processes), "--cpus", "1"),
+            *("--memory", str(limits.memory), "--memory-swap", str(limits.memory)),
+            *("--ulimit", f"cpu={int(limits.cpu)}", "--ulimit", f"fsize={limits.file_size}", "--ulimit", "core=0"),
+            *("--tmpfs", f"{HOME}/tmp:rw,noexec,nosuid,size={limits.disk},nr_inodes={limits.entries},mode=1777"),
+            *("--volume", f"{directory}:{HOME}/program:ro", "--workdir", f"{HOME}/tmp"),
+            *("--env", f"TMPDIR={HOME}/tmp", "--env", "PYTHONHASHSEED=0", "--env", "PYTHONDONTWRITEBYTECODE=1"),
+            *(self.image, "python", f"{HOME}/program/{PROGRAM}"),
+        ]
+
+    def run(self, files: Mapping[str, str], stdin: str = "", limits: Limits = USUAL) -> Result:
+        name = f"gxpo-{uuid.uuid4().hex}"
+        begun = time.monotonic()
+        with fresh_directory(files, readable=True) as directory, tempfile.TemporaryFile() as given:
+            given.write(stdin.encode("utf-8", "replace"))
+            given.seek(0)
+            with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+                try:
+                    process = subprocess.Popen(
+                        ["/bin/sh", "-c", f'ulimit -f {2 + limits.output // 512}; exec "$@"', "sh",
+                         *self.command(name, directory, limits)],
+                        stdin=given, stdout=out, stderr=err, start_new_session=True,
+                    )  # fmt: skip
+                except OSError as error:
+                    return Result("broken", stderr=str(error))
+                status = None
+                try:
+                    code = process.wait(limits.wall + STARTING)
+                except subprocess.TimeoutExpired:
+                    status, code = "timeout", 0
+                finally:
+                    if process.poll() is None:
+                        _call(["docker", "kill", name], STARTING)
+                        process.kill()
+                        process.wait()
+                said = [_beginning(file, limits.output) for file in (out, err)]
+        seconds = time.monotonic() - begun
+        if code in DAEMON and not said[0]:
+            return Result("broken", said[0], said[1], seconds)
+        if sum(map(len, said)) > limits.output or code < 0:  # the client was ended by its file size
+            status = "output"
+        elif status is None:
+            status = "ok" if code == 0 else "timeout" if code == 128 + 9 and seconds > limits.cpu else "failed"
+        return Result(status, said[0][: limits.output], said[1][: limits.output], seconds)
+
+
+def _beginning(file: IO[bytes], n: int) -> str:
+    file.seek(0)
+    return file.read(n + 1).decode("utf-8", "replace")
+
+
+def _call(command: list[str], timeout: float) -> subprocess.CompletedProcess[bytes] | None:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, timeout=timeout, check=False)
+    return None

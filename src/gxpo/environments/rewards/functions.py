@@ -1,0 +1,290 @@
+"""Reward functions: a file's (`my_rewards.py:exact`), a Python callable, a task's own scorer, one for a whole step."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gxpo.base.errors import ConfigError
+from gxpo.base.usercode import Unusable, object_at, root_of, split, unusable
+from gxpo.base.usercode import from_file as object_of_file
+from gxpo.environments.rewards.batch import BATCH, AsyncEach, Batch, takes_batch
+from gxpo.environments.rewards.rubric import Rubric, is_rubric
+from gxpo.environments.rewards.worker import ARGUMENTS, parameters
+from gxpo.parts.protocols import Task
+
+STEP = ("forest", "texts", "tasks")  # the first parameters of a function that sees all rollouts of a step
+
+
+@dataclass(frozen=True)
+class Function:
+    """Reward function, before it is loaded.
+
+    name     the component a plain number becomes; a returned mapping names its own
+    label    how messages call it
+    source   what a worker loads (`environments.rewards.worker.load`), None: it runs in process, without a time limit
+    call     the callable, where it runs in process
+    asks     parameters it is called with; None: `(text, task)`, as a task's scorer is
+    trusted  gxpo's own code that can't hang
+    gives    names of its components where they are known beforehand
+    grouped  it is called once with all rollouts of a step: a `group_level.GroupReward`; it runs in process
+    reports  components of a grouped one that are recorded and not counted
+    verdict  where it is grouped: it gives a number for each rollout, as a function of one rollout does
+    answered it can't do without a task's answer
+    raw      where it is grouped: it declares `texts_raw`
+    """
+
+    name: str
+    label: str
+    source: dict[str, Any] | None = None
+    call: Callable[..., Any] | None = None
+    asks: tuple[str, ...] | None = None
+    trusted: bool = False
+    gives: tuple[str, ...] | None = None
+    grouped: bool = False
+    reports: tuple[str, ...] = ()
+    verdict: bool = False
+    answered: bool = False
+    raw: bool = False
+
+    @property
+    def is_scorer(self) -> bool:
+        """Whether it is called as `(text, task)`."""
+        return self.source["is_scorer"] if self.source is not None else self.asks is None and not self.grouped
+
+    @property
+    def endless(self) -> bool:
+        """Whether it should have a time limit and has none."""
+        return self.source is None and not (self.trusted or self.grouped)
+
+    @property
+    def label_free(self) -> bool:
+        """Whether it replaces the verifier, so that tasks need no answer."""
+        return self.grouped and hasattr(self.call, "bind")
+
+
+def names_file(text: str) -> bool:
+    """Whether a reward's name refers to a function in a file."""
+    return ":" in text or text.endswith(".py") or "/" in text
+
+
+def source_of(text: str, what: str = "reward ", example: str = "my_rewards.py:exact") -> dict[str, Any]:
+    """The file, its content and the function's name in `path/to/my_rewards.py:exact`, for `usercode.from_file`."""
+    path, name = split(text)
+    if path == "python":
+        raise ConfigError(
+            f"{what}{text!r} is a Python object of the script that began the run: give it again, as in "
+            "gxpo.resume(RUN, reward=...), or begin with one that stands in a file"
+        )
+    if not path or root_of(name) is None:
+        example = f"{text}:FUNCTION" if text.endswith(".py") else example
+        raise ConfigError(f"{what}{text!r}: name a function in the file, as in {example}")
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ConfigError(f"{what}{text!r}: there is no file {path} (looked in {Path.cwd()})")
+    file = file.resolve()
+    return {"file": str(file), "folder": str(file.parent), "code": file.read_bytes(), "name": name}
+
+
+def load(text: str) -> Callable[..., Any]:
+    """Load the function `my_file.py:name` in this process."""
+    source = source_of(text, "", "my_judge.py:ask")
+    try:
+        return object_of_file(source, type(load), f"gxpo_user_{Path(source['file']).stem}")
+    except Exception as error:
+        raise ConfigError(f"{text}: {unusable(error)}") from error
+
+
+def grouped(call: Callable[..., Any], label: str, name: str | None = None) -> Function:
+    """Group-level reward, with names from its own attributes."""
+    own = name or getattr(call, "name", None) or getattr(call, "__name__", None) or type(call).__name__
+    told = {"gives": getattr(call, "gives", None), "answered": getattr(call, "answered", False)}
+    told["raw"] = _declares(call, "texts_raw")
+    return Function(str(own), label, call=call, grouped=True, reports=tuple(getattr(call, "reports", ())), **told)
+
+
+def _declares(call: Callable[..., Any], name: str) -> bool:
+    try:
+        return name in inspect.signature(call).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def from_file(text: str) -> Function:
+    """Reward function from `path/to/my_rewards.py:exact`; the file is read here and run in the worker only.
+
+    The parameters of a plain `def` are read without running it. Any other object (a partial, an instance, what a
+    decorator or a factory `make(scale=2.0)` gives, an import) is loaded in this process, so that its signature tells
+    what it scores. One of a single rollout then runs in the worker all the same; one of (forest, texts, tasks), one of
+    a batch (`batch.Batch`), an async one and a rubric of verifiers stay here.
+    """
+    source = source_of(text)
+    name = _word(source["name"])
+    remote = {**source, "label": text, "is_scorer": False}
+    declaration = _declared(source["code"], source["name"])
+    if declaration is not None:
+        names, keywords, answered = declaration
+        if names[:3] == STEP:
+            return grouped(load(text), text, name)
+        if not takes_batch(names, text, keywords=keywords):
+            return Function(name, text, remote, answered=answered)
+    if not _binds(source["code"], root_of(source["name"]) or ""):
+        return Function(name, text, remote)  # what is wrong is reported when it is loaded
+    if source["folder"] not in sys.path:  # as in the worker: what lies beside the file can be imported
+        sys.path.append(source["folder"])
+    try:
+        reward_object = object_at(f"{source['file']}:{source['name']}", always=True)
+    except Unusable as error:
+        raise ConfigError(f"reward {text}: {error}") from error
+    local_function = from_callable(reward_object, text)
+    if local_function.grouped:
+        return dataclasses.replace(
+            local_function,
+            name=name if local_function.verdict and not is_rubric(reward_object) else local_function.name,
+        )
+    return Function(name, text, remote, answered=local_function.answered)
+
+
+def _word(expression: str) -> str:
+    """The last name of an expression, which names the component: of `make(scale=2.0)` make, of `scorer.score` score."""
+    return expression.partition("(")[0].rpartition(".")[2]
+
+
+def _binds(code: bytes, name: str) -> bool:
+    """True if a file can be read and may define the name."""
+    try:
+        names = {x for statement in ast.parse(code).body for x in _bound(statement)}
+    except (SyntaxError, ValueError):
+        return False
+    return not names.isdisjoint((name, "*", "__getattr__"))
+
+
+def _declared(code: bytes, name: str) -> tuple[tuple[str, ...], bool, bool] | None:
+    """Read a plain function's parameters in its file, whether it takes others, whether it must be given an answer.
+    None of anything else: only the object tells."""
+    try:
+        body = ast.parse(code).body
+    except (SyntaxError, ValueError):
+        return None
+    last = next((x for x in reversed(body) if name in _bound(x)), None)
+    if not isinstance(last, ast.FunctionDef) or last.decorator_list:
+        return None
+    positional = [a.arg for a in (*last.args.posonlyargs, *last.args.args)]
+    keyword_names = [a.arg for a in last.args.kwonlyargs]
+    optional = positional[len(positional) - len(last.args.defaults) :]
+    optional += [a for a, default in zip(keyword_names, last.args.kw_defaults, strict=True) if default is not None]
+    if not {*positional, *keyword_names} & {*ARGUMENTS, *BATCH}:
+        return None
+    return (
+        (*positional, *keyword_names),
+        last.args.kwarg is not None,
+        "answer" in {*positional, *keyword_names} - set(optional),
+    )
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """Names that a statement of a module binds, in its branches, too."""
+    bound_names = {x.id for x in ast.walk(statement) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
+    bound_names |= {a.asname or a.name.split(".")[0] for a in ast.walk(statement) if isinstance(a, ast.alias)}
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return (
+        {statement.name}
+        if isinstance(statement, kinds)
+        else bound_names | {x.name for x in ast.walk(statement) if isinstance(x, kinds)}
+    )
+
+
+def from_callable(function: Any, text: str = "") -> Function:
+    """Reward function from a Python callable: of one rollout, of a batch (`batch.Batch`), of (forest, texts, tasks); or
+    from a rubric of verifiers.
+
+    One of one rollout that a fresh interpreter can import goes to the worker. A lambda, a closure, or a function of the
+    script or notebook itself can't be sent: it runs in process, where exceptions and nonsense are caught but nothing
+    ends a hang.
+
+    text  how the configuration names it, for messages
+
+    Raises ConfigError where its parameters do not tell what it scores, for a class, and for what is not callable.
+    """
+    if is_rubric(function):
+        rubric = Rubric(function)
+        told = {"verdict": len(rubric.reports) == 1, "reports": rubric.reports}
+        return Function("rubric", text or f"verifiers.{type(function).__name__}", call=rubric, grouped=True, **told)
+    if isinstance(function, type) or not callable(function):
+        what = "a class" if isinstance(function, type) else f"a {type(function).__name__}, not a function"
+        instance = f": name what it makes, as {text or function.__name__}()" if isinstance(function, type) else ""
+        raise ConfigError(f"reward {text or function!r} is {what}{instance}")
+    kind: Any = function if hasattr(function, "__qualname__") else type(function)
+    label = text or f"{getattr(kind, '__module__', '?')}.{kind.__qualname__}"
+    name = getattr(function, "__name__", type(function).__name__)
+    name = name if name.isidentifier() else "reward"
+    try:
+        declared = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        declared = {}  # what can't be read is reported below
+    if tuple(declared)[:3] == STEP:
+        return grouped(function, label, getattr(function, "name", None))
+    keywords = any(p.kind is p.VAR_KEYWORD for p in declared.values())
+    named = [n for n, p in declared.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    if takes_batch(named, label, keywords=keywords):
+        return Function(name, label, call=Batch(function, label), grouped=True, verdict=True)
+    label = text or f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', name)}"
+    try:
+        asks = parameters(function)
+    except Unusable as error:
+        raise ConfigError(f"reward {label}: {error}{_of_factory(text, named)}") from error
+    if not asks and declared:
+        raise ConfigError(
+            f"reward {label}: its parameters ({', '.join(map(str, declared.values()))}) do not say what it scores: "
+            "name completions (a batch, it returns a list) or completion (one rollout, it returns a number)"
+            f"{_of_factory(text, named)}"
+        )
+    answered = "answer" in declared and declared["answer"].default is inspect.Parameter.empty
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        each = AsyncEach(function, label, name, asks)
+        return Function(name, label, call=each, grouped=True, verdict=True, answered=answered)
+    pickled = importable(function)
+    if pickled is None:
+        return Function(name, label, call=function, asks=asks, answered=answered)
+    source = {"pickle": pickled, "label": label, "is_scorer": False}
+    return Function(name, label, source, asks=asks, answered=answered)
+
+
+def _of_factory(text: str, named: Sequence[str]) -> str:
+    """Advise how to name what a function makes, where it may be a factory."""
+    if {*named} & {*ARGUMENTS, *BATCH}:
+        return ""
+    return f"; if it makes a reward, name the call, as {text or 'make'}({', '.join(f'{n}=...' for n in named)})"
+
+
+def from_scorer(
+    scorer: Callable[..., Any], *, trusted: bool, computes: bool = False, example: Task | None = None
+) -> Function:
+    """Reward function from a task's own scorer. A trusted one (gxpo's own code, which can't hang) runs in process. One
+    that `computes`, and waits for nothing, has a limit of processor time, beyond which the answer is wrong.
+
+    In a worker it first scores an empty text for `example`, so that what it imports is there.
+    """
+    label = "the task's scorer"
+    pickled = None if trusted else importable(scorer)
+    if pickled is None:
+        return Function("correct", label, call=scorer, trusted=trusted)
+    rehearsal = None if example is None else importable((("", example), {}))
+    source = {"pickle": pickled, "label": label, "is_scorer": True, "rehearsal": rehearsal, "computes": computes}
+    return Function("correct", label, source)
+
+
+def importable(value: Any) -> bytes | None:
+    """Pickle of `value`, or None where another interpreter could not load it."""
+    try:
+        pickled = pickle.dumps(value)
+    except Exception:
+        return None
+    return None if b"__main__" in pickled else pickled

@@ -1,0 +1,120 @@
+"""Group-level rewards, computed on all rollouts of a step at once: votes, pairwise judges, batched sandboxes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gxpo.base.errors import ConfigError, GxpoError, did_you_mean
+from gxpo.base.usercode import described, one_line
+
+if TYPE_CHECKING:
+    from gxpo.forest.forest import Forest
+    from gxpo.parts.protocols import Task, TaskSource
+
+Failure = tuple[str, str]  # ("raised" | "timeout" | "died" | "nonsense", message)
+
+
+class GroupReward(Protocol):
+    """Protocol of group-level rewards: named values [R] of any float dtype for all rollouts of a step; nan = unscored.
+
+    forest  all rollouts that are scored together, whole groups of them; their outcomes are not known yet
+    texts   [R] what each says;   tasks  [R] what each was asked
+    texts_raw  [R] of one that declares this parameter: texts in which special tokens are written out
+
+    It runs in process: a time limit is its own affair (`rewards.bounded`). A `GxpoError` is about the set-up and
+    ends the run; any other exception leaves all rollouts of the call unscored and is counted. Optional attributes:
+
+    name        the component a plain tensor becomes, and how messages call it
+    gives       names of its components, where they are known beforehand
+    reports     those of them that are recorded and not counted, unless they are given a weight by name
+    answered    it compares with the tasks' answers, so all must have one
+    failures()  what went wrong since it was last asked, a (kind, message) a trajectory; without it, every trajectory
+                that got no number counts as "nonsense"
+    at(step)    called before the rollouts of a step are scored
+    observe(step, forest, texts, tasks)  called after the step's update, with its scored rollouts
+    state_dict(), load_state_dict(state)  what a resumed run needs, as JSON
+    limit(seconds, processes)  called once: how long one of its computations may take (`scoring.timeout`), and how many
+                processes share them
+    check_tasks(source)  called once: ConfigError for tasks that it can't score
+    close()     its processes end; a later call starts new ones
+    bind(verify)  called once: `verify(forest, texts, tasks)` is component "correct" [R] of the tasks' own verifier
+    """
+
+    def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> Mapping[str, Tensor] | Tensor:
+        """See the class."""
+        ...
+
+
+def prepare(call: Any, source: TaskSource, seconds: float, processes: int) -> None:
+    """Tell a group-level reward its limits of work, then let it look at the tasks."""
+    if hasattr(call, "limit"):
+        call.limit(seconds, processes)
+    if hasattr(call, "check_tasks"):
+        call.check_tasks(source)
+
+
+def made(kind: type, options: Mapping[str, Any], name: str) -> Any:
+    """Build the dataclass `kind` from `scoring.options.NAME`."""
+    known = {f.name: f for f in dataclasses.fields(kind) if f.init}
+    for key in options:
+        if key not in known:
+            there = did_you_mean(key, known) or f"; there is {', '.join(known)}"
+            raise ConfigError(f"scoring.options.{name} has no {key!r}{there}")
+    return kind(**options)
+
+
+def rate(
+    name: str,
+    call: Callable[..., Any],
+    names: tuple[str, ...] | None,
+    forest: Forest,
+    texts: Sequence[str],
+    tasks: Sequence[Task],
+    counted: Callable[[str], bool],
+    more: Mapping[str, Any],
+) -> tuple[dict[str, Tensor] | None, list[Failure]]:
+    """Evaluate a group-level reward: its components [R] and failures; None for the components if the whole call failed.
+
+    name     the component a plain tensor becomes
+    names    what it gave before, None as long as that is unknown;   counted  whether a component has a weight
+    more     arguments beside the three
+    """
+    n = forest.n_trajectories
+    try:
+        value = call(forest, texts, tasks, **more)
+        columns = _columns(name, value, n)
+        if names is not None and set(columns) != set(names):
+            raise ValueError(f"{', '.join(columns)} where it usually returns {', '.join(names)}")
+    except GxpoError:
+        raise
+    except ValueError as error:
+        return None, [("nonsense", one_line(f"returned {error}"))] * n
+    except Exception as error:
+        return None, [("raised", described(error))] * n
+    if hasattr(call, "failures"):
+        return columns, list(call.failures())
+    blank = torch.zeros(n, dtype=torch.bool)
+    for key, column in columns.items():
+        blank |= column.isnan() & counted(key)
+    return columns, [("nonsense", "gave no number")] * int(blank.sum())
+
+
+def _columns(name: str, value: Any, n: int) -> dict[str, Tensor]:
+    named = value if isinstance(value, Mapping) else {name: value}
+    if not named:
+        raise ValueError("no values")
+    out = {}
+    for key, column in named.items():
+        if not isinstance(key, str):
+            raise ValueError(f"values named {key!r}")
+        x = torch.as_tensor(column).detach().to("cpu", torch.float64)
+        if x.shape != (n,):
+            raise ValueError(f"{key!r} of shape {tuple(x.shape)} for {n} rollouts")
+        out[key] = torch.where(x.isfinite(), x, math.nan)
+    return out

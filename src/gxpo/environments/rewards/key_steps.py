@@ -1,0 +1,109 @@
+"""Reasoning rewards: share of a solution's key steps that are mentioned, and order of the answer's parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+
+if TYPE_CHECKING:
+    from gxpo.parts.protocols import Task
+
+HEADINGS = ("### Image Description:", "### Rationales:", "### Step 1:", "### The final answer is:")
+STEP = r"### Step (\d+):"
+
+
+def contained(text: str, key_steps: Sequence[str | Sequence[str]]) -> float:
+    """Share of the key steps found in the text, in any of their wordings, ignoring case; 0 without key steps.
+
+    >>> contained("so 6/3=2, then 2 + 5 = 7", [["6/3=2", r"\\frac{6}{3}=2"], "2*5=10"])
+    0.5
+    """
+    plain = text.lower()
+    wordings = [[step] if isinstance(step, str) else step for step in key_steps]
+    return sum(any(w.lower() in plain for w in own) for own in wordings) / max(1, len(wordings))
+
+
+def in_steps(text: str, step: str = STEP) -> str:
+    """Texts below step headings, each up to the next one or to a line that begins with "###".
+
+    >>> in_steps("### Rationales: 1\\n### Step 1: 2\\n3\\n### Step 2: 4\\n### The final answer is: 5")
+    '2\\n3 4'
+    """
+    heads = list(re.finditer(step, text))
+    ends = [*(head.start() for head in heads[1:]), len(text)]
+    return " ".join(text[head.end() : end].split("\n###")[0].strip() for head, end in zip(heads, ends, strict=False))
+
+
+def in_order(text: str, parts: Sequence[str]) -> float:
+    """1.0 where all regular expressions match, ignoring case, and in their order; else 0.0.
+
+    >>> in_order("Background: x. The answer is 2", ["background", "answer"]), in_order("Answer 2", ["2", "answer"])
+    (1.0, 0.0)
+    """
+    found = [re.search(part, text, re.IGNORECASE) for part in parts]
+    begins = [match.start() for match in found if match is not None]
+    return float(len(begins) == len(parts) and all(a < b for a, b in pairwise(begins)))
+
+
+def valid(text: str, parts: Sequence[str] = HEADINGS, step: str = STEP) -> float:
+    """Format check: 1.0 where all regular expressions `parts` match, the steps are numbered 1, 2, ... and the last part
+    comes after their headings, or ends the text; else 0.0. The order of the other parts is not looked at.
+
+    >>> heads = "### Image Description: a\\n### Rationales: b\\n### Step 1: c"
+    >>> valid(heads + "\\n### The final answer is: 2"), valid(heads + "\\n### Step 3: d\\n### The final answer is: 2")
+    (1.0, 0.0)
+    """
+    heads = list(re.finditer(step, text))
+    if not heads or not all(re.search(part, text) for part in parts):
+        return 0.0
+    last = re.search(parts[-1], text)
+    at_end = re.search(f"(?:{parts[-1]})\\s*\\Z", text) or (last is not None and last.start() >= heads[-1].end())
+    return float(bool(at_end) and [int(head[1]) for head in heads] == list(range(1, len(heads) + 1)))
+
+
+@dataclass(eq=False)
+class KeySteps:
+    """Key-step reward: {"key_steps": `contained` of the task's `info["key_steps"]`, "ordered"}. Recorded, not
+    counted; "key_steps" is 0 where a task names none.
+
+    parts  regular expressions for the parts of an answer, the last of them for its end (default: R1-VL's headings)
+    step   regular expression for the heading of a step, its number the first group: key steps count `in_steps` alone,
+           and "ordered" is `valid`. "": they count anywhere, and "ordered" is `in_order` of the parts. Default: R1-VL's
+           heading, or "" where you give parts of your own.
+    """
+
+    parts: Sequence[str] = HEADINGS
+    step: str | None = None
+
+    name = "key_steps"
+    gives = ("key_steps", "ordered")
+    reports = ("key_steps", "ordered")
+
+    def __post_init__(self) -> None:
+        if self.step is None:
+            self.step = STEP if tuple(self.parts) == HEADINGS else ""
+        for part in (*self.parts, self.step):
+            try:
+                groups = re.compile(part).groups
+            except re.error as error:
+                raise ConfigError(f"key_steps: {part!r} is no regular expression: {error}") from None
+        if not self.parts or (self.step and not groups):
+            raise ConfigError(
+                "key_steps: parts names at least one part, and step has the number of the step as a group"
+            )
+
+    def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
+        step = self.step or ""
+        read = [in_steps(text, step) if step else text for text in texts]
+        share = [contained(text, task.info.get("key_steps", ())) for text, task in zip(read, tasks, strict=True)]
+        order = [valid(text, self.parts, step) if step else in_order(text, self.parts) for text in texts]
+        return {name: torch.tensor(x, dtype=torch.float64) for name, x in zip(self.gives, (share, order), strict=True)}

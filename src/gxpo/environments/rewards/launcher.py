@@ -1,0 +1,356 @@
+"""Launcher of sandboxed programs: isolates and limits itself as far as the kernel allows, then runs the program.
+
+Imported in a process of its own (`START`; `rewards.sandbox` is the other side), with the program's environment.
+To the pipe REPORT it writes a line before the program starts, `held network files ...`, one when it has ended,
+`ended STATUS`, one when what it left behind has ended or is this process's to end, `over`, and where it could not be
+started, `error REASON`. On the standard library alone, and on little of it: it starts once for every program.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, NoReturn
+
+# Nothing is imported from where the program's files are. This file's folder, which has names of the standard library,
+# comes last, and only for what is named: this file, and files of the sandbox that need not be compiled each time.
+START = (
+    "import sys; del sys.path[0]; sys.path.append(sys.argv[1]); import launcher; "
+    "[__import__(name) for name in sys.argv[2].split()]; sys.path.pop(); launcher.main(sys.argv[3:])"
+)
+PROGRAM = "main.py"  # the file that is run
+
+USER, NETWORK, PROCESSES, MOUNTS, IPC = 0x10000000, 0x40000000, 0x20000000, 0x00020000, 0x08000000
+ATTEMPTS = (
+    (USER | NETWORK | PROCESSES | MOUNTS | IPC, ("network", "processes", "files")),
+    (USER | NETWORK | PROCESSES, ("network", "processes")),
+    (USER | NETWORK, ("network",)),
+)
+HELD: tuple[str, ...] = ("network", "processes", "files", "reads", "number", "space")
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
+RDONLY, RECURSIVE, HERE, MOUNT_SETATTR = 1, 0x8000, -100, 442
+NO_NEW_PRIVILEGES, SUBREAPER, DROP_BOUND, DIE_WITH_PARENT, DUMPABLE, KEEP, AMBIENT = 38, 36, 24, 1, 4, 8, 47
+READ_ALL, OVERRIDE = 2, 1  # capabilities: to read what root could read, where the interpreter is root's alone
+COUNTS_BY_NAMESPACE = (5, 14)  # Linux from here on counts a user's processes in each user namespace by itself
+STRANGER = 1 << 30  # above every user there is
+
+CREATE_RULESET, ADD_RULE, RESTRICT = 444, 445, 446  # Landlock, by its versions 1 to 5 and later
+RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}
+ALL_RIGHTS, EXECUTE, WRITE, READ, LIST, TRUNCATE = (1 << 16) - 1, 1, 2, 4, 8, 1 << 14
+SYSTEM = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/gnu/store", "/proc"),
+    *("/etc/ld.so.cache", "/etc/localtime", "/etc/timezone", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf"),
+    *("/etc/hosts", "/etc/ssl", "/etc/pki", "/etc/mime.types", "/etc/alternatives", "/sys/devices/system"),
+)
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+
+
+def kernel() -> Any:
+    """The C library, None where it is not Linux's."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        import ctypes
+
+        return ctypes.CDLL(None, use_errno=True)
+    except (ImportError, OSError):
+        return None
+
+
+def unshared(libc: Any, user: int) -> set[str]:
+    """Unshare network, processes and mounts ("files"); which of them succeeded, none where it is refused.
+
+    user  of the program: this process's own user or, under root, an unused one
+    """
+    held: set[str] = set()
+    own, group = os.getuid(), os.getgid()
+    owner = Mapper({own, user}, {group, user}) if own == 0 else None
+    for flags, names in ATTEMPTS:
+        if libc.unshare(flags) == 0:
+            held.update(names)
+            break
+    if owner is not None:
+        owner.map(bool(held))
+    elif held:
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{own} {own} 1")
+        _write("/proc/self/gid_map", f"{group} {group} 1")
+    return held
+
+
+class Mapper:
+    """Process outside the user namespace that maps several users into it, as root."""
+
+    def __init__(self, users: set[int], groups: set[int]) -> None:
+        waiting, self.line = os.pipe()
+        self.outside = os.fork()
+        if self.outside == 0:
+            os.close(self.line)
+            if os.read(waiting, 1):
+                for name, ids in (("gid_map", groups), ("uid_map", users)):
+                    _write(f"/proc/{os.getppid()}/{name}", "".join(f"{i} {i} 1\n" for i in sorted(ids)))
+            os._exit(0)
+        os.close(waiting)
+
+    def map(self, needed: bool) -> None:
+        os.write(self.line, b"x" if needed else b"")
+        os.close(self.line)
+        os.waitpid(self.outside, 0)
+
+
+def _write(path: str, text: str) -> None:
+    """Without a word where that is not allowed: what follows from it shows."""
+    try:
+        number = os.open(path, os.O_WRONLY)
+    except OSError:
+        return
+    try:
+        os.write(number, text.encode())
+    except OSError:
+        pass
+    finally:
+        os.close(number)
+
+
+# ---- files
+def mounted(libc: Any, directory: str, user: int, disk: int, entries: int) -> set[str]:
+    """Remount all file systems read-only ("files"), with `directory` in memory and of limited size ("space")."""
+    import ctypes
+
+    class Attributes(ctypes.Structure):
+        _fields_ = [(n, ctypes.c_uint64) for n in ("attr_set", "attr_clr", "propagation", "userns_fd")]
+
+    def change(path: bytes, recursive: int, add: int, take: int) -> bool:
+        wanted = Attributes(add, take, 0, 0)
+        size = ctypes.c_size_t(ctypes.sizeof(wanted))
+        return libc.syscall(MOUNT_SETATTR, HERE, path, recursive, ctypes.byref(wanted), size) == 0
+
+    place = os.fsencode(directory)
+    if libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) != 0:
+        return set()
+    held = {"files", "space"} if _in_memory(libc, directory, user, disk, entries) else {"files"}
+    if "space" not in held and libc.mount(place, place, None, MS_BIND, None) != 0:
+        return set()
+    return held if change(b"/", RECURSIVE, RDONLY, 0) and change(place, 0, 0, RDONLY) else held - {"files"}
+
+
+def _in_memory(libc: Any, directory: str, user: int, disk: int, entries: int) -> bool:
+    """Put a file system of that size over the directory, with the same files in it."""
+    files = {}
+    below = os.open(directory, os.O_RDONLY)
+    for name in os.listdir(below):
+        with open(os.path.join(directory, name), "rb") as file:
+            files[name] = file.read()
+    size, number = disk + sum(len(data) + 8192 for data in files.values()), entries + len(files) + 1
+    options = f"size={size},nr_inodes={number},mode=0700,uid={user},gid={os.getgid() if user == os.getuid() else user}"
+    if libc.mount(b"tmpfs", os.fsencode(directory), b"tmpfs", MS_NOSUID | MS_NODEV, options.encode()) != 0:
+        os.close(below)
+        return False
+    for name, data in files.items():
+        with open(os.path.join(directory, name), "wb") as file:
+            file.write(data)
+            os.fchown(file.fileno(), user, -1)
+        os.unlink(name, dir_fd=below)  # other programs can't see the new ones
+    os.close(below)
+    return True
+
+
+def walled(libc: Any, directory: str, readable: Sequence[str]) -> set[str]:
+    """Landlock: only `directory`, the interpreter, the system's libraries and `readable` can be opened.
+
+    Gives "reads" where the kernel has it, and "files" where it covers all kinds of writing. Nor can what is outside be
+    traced and, from version 4 on, TCP be used, from version 6 on, a process outside be signalled.
+    """
+    import ctypes
+
+    version = libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
+    if version < 1:
+        return set()
+    rights = RIGHTS.get(version, ALL_RIGHTS)
+    handled = (ctypes.c_uint64 * 3)(rights, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    rules = libc.syscall(CREATE_RULESET, ctypes.byref(handled), ctypes.c_size_t(size), 0)
+    if rules < 0:
+        return set()
+
+    def allow(path: str, wanted: int) -> None:
+        try:
+            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            return  # there is no such thing here
+        if not os.path.isdir(path):
+            wanted &= EXECUTE | WRITE | READ | TRUNCATE
+        rule = (wanted & rights).to_bytes(8, sys.byteorder) + place.to_bytes(4, sys.byteorder)
+        libc.syscall(ADD_RULE, rules, 1, rule, 0)
+        os.close(place)
+
+    interpreter = (sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.__file__), *sys.path)
+    started = os.path.dirname(sys.executable)
+    for path in {*SYSTEM, *interpreter, started, os.path.join(os.path.dirname(started), "pyvenv.cfg"), *readable}:
+        allow(path, EXECUTE | READ | LIST)
+    for path in DEVICES:
+        allow(path, READ | WRITE)
+    allow(directory, ALL_RIGHTS)
+    done = libc.syscall(RESTRICT, rules, 0) == 0
+    os.close(rules)
+    return set() if not done else {"reads", "files"} if version >= 3 else {"reads"}
+
+
+# ---- privileges and limits
+def closed(libc: Any, root: bool) -> None:
+    """Drop privileges: no set-user-id programs, no capabilities after exec; become the reaper of orphans."""
+    libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    libc.prctl(SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(DUMPABLE, 0, 0, 0, 0)  # the program reads nothing of the processes that wait for it
+    for capability in range(64):
+        if not (root and capability in (READ_ALL, OVERRIDE)):
+            libc.prctl(DROP_BOUND, capability, 0, 0, 0)
+
+
+def become(libc: Any, user: int) -> None:
+    """Switch to the program's user, without capabilities; under root an unused one, whose processes the kernel counts.
+
+    Where the interpreter is root's alone, the stranger may read what root may.
+    """
+    import ctypes
+
+    def keep(capabilities: int) -> bool:
+        header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+        return libc.capset(header, (ctypes.c_uint32 * 6)(*[capabilities] * 3)) == 0
+
+    needed: tuple[int, ...] = ()
+    if user != os.getuid():
+        libc.prctl(KEEP, 1, 0, 0, 0)
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+        if not (os.access(sys.executable, os.R_OK | os.X_OK) and os.access(os.__file__, os.R_OK)):
+            needed = (READ_ALL, OVERRIDE)
+    for capability in needed:
+        if keep(1 << capability):
+            libc.prctl(AMBIENT, 2, capability, 0, 0)
+            break
+    else:
+        keep(0)
+    libc.prctl(DUMPABLE, 1, 0, 0, 0)
+
+
+def limited(cpu: int, memory: int, file_size: int, processes: int | None) -> None:
+    """Set resource limits of this process and its children, each; `processes` None where all of the user's count."""
+    import resource
+
+    def limit(kind: int, soft: int, hard: int | None = None) -> None:
+        most = resource.getrlimit(kind)[1]
+        hard = soft if hard is None else hard
+        hard = hard if most == resource.RLIM_INFINITY else min(hard, most)
+        try:
+            resource.setrlimit(kind, (min(soft, hard), hard))
+        except (OSError, ValueError):
+            return  # macOS knows limits that it does not hold
+
+    limit(resource.RLIMIT_CPU, cpu, cpu + 1)
+    limit(resource.RLIMIT_AS, memory)
+    limit(resource.RLIMIT_FSIZE, file_size)
+    limit(resource.RLIMIT_NOFILE, 64)
+    limit(resource.RLIMIT_CORE, 0)
+    if processes is not None:
+        limit(resource.RLIMIT_NPROC, processes)
+
+
+# ---- the program
+def isolated(libc: Any, directory: str, user: int, disk: int, entries: int) -> set[str]:
+    """Isolate this process; which kinds of isolation succeeded, of all but "reads"."""
+    held = unshared(libc, user)
+    if "files" in held:
+        held = held - {"files"} | mounted(libc, directory, user, disk, entries)
+    if user != os.getuid() and "space" not in held:
+        for place in (directory, *os.scandir(directory)):
+            os.chown(place, user, user)
+    version = tuple(int(x) for x in os.uname().release.split("-")[0].split(".")[:2])
+    if user != os.getuid() or ("network" in held and version >= COUNTS_BY_NAMESPACE):
+        held.add("number")
+    closed(libc, user != os.getuid())
+    return held
+
+
+def fork_program(libc: Any, held: set[str], report: int, stay: int) -> None:
+    """Fork; returns in the child, which becomes the program. The parent waits for it and exits when all is over."""
+    if "processes" in held:
+        first = os.fork()  # the first process of the new namespace: when it ends, everything in there does
+        if first:
+            os.closerange(0, 3)
+            os.waitpid(first, 0)
+            last(report, stay)
+        libc.prctl(DIE_WITH_PARENT, 9, 0, 0, 0)
+        if "files" in held:
+            libc.mount(b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
+    child = os.fork()
+    if not child:
+        return
+    os.closerange(0, 3)  # what the program writes to ends when it does
+    while True:
+        ended, status = os.waitpid(-1, 0)  # its orphans come here, too
+        if ended == child:
+            os.write(report, f"ended {status}\n".encode())
+            if "processes" not in held:
+                last(report, stay)
+            os._exit(0)
+
+
+def last(report: int, stay: int) -> NoReturn:
+    """Report the end, and keep orphans until the other side ends this process, or is gone."""
+    os.write(report, b"over\n")
+    os.read(stay, 1)
+    os._exit(0)
+
+
+def become_program(directory: str) -> None:
+    """Run the program in this interpreter, as if started with it; a new one would take as long again."""
+    path = os.path.join(directory, PROGRAM)
+    with open(path, "rb") as file:
+        source = file.read()
+    sys.argv[:] = [path]
+    sys.path.insert(0, directory)
+    module = sys.modules["__main__"] = type(sys)("__main__")
+    module.__file__ = path
+    try:
+        exec(compile(source, path, "exec", dont_inherit=True), vars(module))
+    except SystemExit:
+        raise
+    except BaseException as error:
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without this function
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(1)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`arguments`: REPORT STAY CPU MEMORY FILE_SIZE PROCESSES DISK ENTRIES PACKAGES DIRECTORY READABLE..."""
+    report, stay, cpu, memory, file_size, processes, disk, entries, packages = map(int, arguments[:9])
+    directory, readable = arguments[9], arguments[10:]
+    libc, own = kernel(), os.getuid()
+    user = STRANGER + os.getpid() if own == 0 and libc is not None else own
+    held = set[str]() if libc is None else isolated(libc, directory, user, disk, entries)
+    fork_program(libc, held, report, stay)
+    try:
+        os.chdir(directory)
+        if packages:
+            import site
+
+            site.main()
+        if libc is not None:
+            held |= walled(libc, directory, readable)
+        parents = 2 if user == own else 0  # of the same user: a namespace counts them as well
+        limited(cpu, memory, file_size, processes + parents if "number" in held else None)
+        if libc is not None:
+            become(libc, user)
+        os.write(report, " ".join(("held", *(name for name in HELD if name in held))).encode() + b"\n")
+    except BaseException as error:
+        os.write(report, " ".join(f"error {type(error).__name__}: {error}".split()).encode() + b"\n")
+        os._exit(127)
+    os.close(report)
+    os.close(stay)
+    become_program(directory)

@@ -1,0 +1,112 @@
+"""Length reward: a linear penalty, a triangle around a budget, or a penalty that diverges at short answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Gt
+from torch import Tensor
+
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards.base import RewardPart
+from gxpo.environments.rewards.shape import verdicts
+from gxpo.forest import grouped
+from gxpo.forest.forest import Forest
+from gxpo.parts.registry import part
+
+
+def linear_penalty(length: Tensor, scale: Tensor | float, coef: float = 1.0) -> Tensor:
+    """-coef * length / scale, float64, shaped as `length` (in tokens, as `scale` > 0 is).
+
+    >>> linear_penalty(torch.tensor([100, 200]), 400.0, coef=0.5).tolist()
+    [-0.125, -0.25]
+    """
+    if not bool((torch.as_tensor(scale) > 0).all()):
+        raise ValueError("scale must be above 0")
+    return -coef * length.to(torch.float64) / scale
+
+
+def triangle(length: Tensor, budget: float, width: float | None = None, coef: float = 1.0) -> Tensor:
+    """coef times length / budget up to the budget, then down to 0 at budget + width, and 0 beyond; float64.
+
+    width  None: the budget. Source: Train Long, Think Short, arXiv 2508.08940
+
+    >>> triangle(torch.tensor([100, 200, 300]), 125.44)
+    tensor([0.7972, 0.4056, 0.0000], dtype=torch.float64)
+    """
+    length, width = length.to(torch.float64), budget if width is None else width
+    return coef * torch.minimum(length / budget, 1.0 - (length - budget) / width).clamp_min(0.0)
+
+
+def inverse_penalty(length: Tensor, coef: float) -> Tensor:
+    """-coef / length, coef in tokens, float64: a right answer of 100 tokens loses 10 at coef 1000. Source: RLSP.
+
+    >>> inverse_penalty(torch.tensor([100, 1000, 4000]), 1000.0).tolist()
+    [-10.0, -1.0, -0.25]
+    """
+    return -coef / length.to(torch.float64).clamp_min(1.0)
+
+
+@part("length", stage="reward")
+@dataclass(frozen=True)
+class Length(RewardPart):
+    """A reward by length, {"length": [R]}, to be added to the outcome.
+
+    coef        "linear": what an answer of length `scale` loses; "triangle": what one of length `budget` earns;
+                "inverse": what an answer of one token loses
+    shape       "linear": -coef * length / scale; "triangle": see there; "inverse": -coef / length, a trap (`rlsp`)
+    scale       "limit": max_length, the same for all; "longest": the longest correct answer of the trajectory's group
+    of          "correct": wrong answers lose nothing, so that a group of wrong answers has no contrast of its own and a
+                short wrong answer gains nothing; "all": every answer; "all_right_groups": answers of groups in which
+                all compared ones are right, so that length counts where nothing else is left to learn
+    max_length  tokens at which generation stops; None: the trainer fills in sampling.max_new_tokens
+    budget      tokens at the top of the triangle;   width  tokens from there to 0, None: the budget
+
+    Lengths count the policy's own (trainable) tokens. With "longest" the penalty is LC-R1's length term (arXiv
+    2506.14755) less the constant coef, which cancels within groups; the paper gives it to correct answers, its
+    code to all of a group with a correct one ("all"). A group without correct answers loses nothing under "longest".
+    With "limit" and "all_right_groups" it is ConciseR's (arXiv 2505.21178), less the constant coef.
+    """
+
+    coef: float = 0.5
+    scale: Literal["limit", "longest"] = "limit"
+    of: Literal["correct", "all", "all_right_groups"] = "correct"
+    max_length: int | None = None
+    shape: Literal["linear", "triangle", "inverse"] = "linear"
+    budget: Annotated[float, Gt(0)] | None = None
+    width: Annotated[float, Gt(0)] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.coef >= 0:
+            raise ConfigError(f"length: coef must be 0 or more, not {self.coef!r}")
+        if self.max_length is not None and self.max_length < 1:
+            raise ConfigError(f"length: max_length must be at least 1 token, not {self.max_length!r}")
+        if (self.shape == "triangle") != (self.budget is not None):
+            told = "needs a budget in tokens" if self.budget is None else f"of shape {self.shape} has no budget"
+            raise ConfigError(f"length: a reward {told}: set shape=triangle and budget together")
+
+    def __call__(self, forest: Forest) -> dict[str, Tensor]:
+        length, group = forest.lengths().to(torch.float64), forest.ids("group", axis="R")
+        counts = torch.ones_like(forest.scored)
+        longest_correct = self.shape == "linear" and self.scale == "longest"
+        correct = verdicts(forest, "length") if self.of != "all" or longest_correct else counts
+        if self.of == "correct":
+            counts = correct
+        elif self.of == "all_right_groups":
+            counts = correct & (grouped.min(correct, group, forest.compared & forest.scored) >= 1)
+        if self.shape == "triangle":
+            assert self.budget is not None
+            value = triangle(length, self.budget, self.width, self.coef)
+        elif self.shape == "inverse":
+            value = inverse_penalty(length, self.coef)
+        elif longest_correct:
+            longest = grouped.max(length, group, correct & forest.compared)
+            counts = counts & (longest > 0)
+            value = linear_penalty(length, longest.clamp_min(1.0), self.coef)
+        elif self.max_length is None:
+            raise ConfigError("length: max_length is not set; give the number of tokens at which generation stops")
+        else:
+            value = linear_penalty(length, float(self.max_length), self.coef)
+        return {"length": torch.where(counts, value, torch.zeros_like(value))}

@@ -1,0 +1,128 @@
+"""JSON Schemas: a check of what a task brings, and validation that retrieves nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from gxpo.base.errors import ConfigError, need
+from gxpo.base.usercode import OverLimit
+
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+PUBLISHED = ("http://json-schema.org/", "https://json-schema.org/")  # the drafts' own, which come with jsonschema
+LATEST = ("http://json-schema.org/schema", "https://json-schema.org/schema")  # the current draft, whichever it is
+TRIALS: tuple[Any, ...] = (None, True, 0, "", [], {}, [{}], {"a": {}})  # values that reach a reference to itself
+
+
+def check_schema(schema: Any) -> None:
+    """ConfigError for anything but a JSON Schema whose references all lead to places in itself or to published drafts.
+
+    Nothing is retrieved: a reference to another document, by http, file or any other scheme, can't be resolved. Its
+    regular expressions must compile, and no reference may lead back to itself without going deeper into the value.
+    """
+    library = need("jsonschema", "rewards")
+    try:
+        _kind_of(schema).check_schema(schema)
+        validator = _validator(schema)
+        _resolve_references(validator, schema)
+        for value in TRIALS:
+            validator.is_valid(value)
+    except (library.SchemaError, RecursionError, ValueError, TypeError, KeyError, AttributeError) as error:
+        what = getattr(error, "message", None) or str(error)
+        if isinstance(error, RecursionError):
+            what = "it is nested too deeply, or a reference leads back to itself"
+        raise ConfigError(f"no JSON Schema: {what}") from error
+
+
+def is_schema(schema: Any) -> bool:
+    """True; ConfigError for what `check_schema` refuses, JSON text or not."""
+    check_schema(read(schema))
+    return True
+
+
+def read(schema: Any) -> Any:
+    """A schema as tasks bring it: an object, or JSON of one, as columns of tables have it."""
+    if not isinstance(schema, str):
+        return schema
+    try:
+        return json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"no JSON Schema: a text that is not JSON ({error})") from error
+
+
+def fits(schema: Mapping[str, Any]) -> Callable[[Any, Any], bool]:
+    """A function of (value, schema of a property): the value fits. ConfigError for what is no schema; OverLimit where
+    value or schema are nested deeper than can be followed."""
+    validator = _checked(json.dumps(schema))
+
+    def fits_part(value: Any, part: Any) -> bool:
+        try:
+            return next(validator.descend(value, part), None) is None
+        except RecursionError:
+            raise OverLimit("a value or a schema that is nested too deeply") from None
+
+    return fits_part
+
+
+@lru_cache(256)
+def _checked(text: str) -> Any:
+    """The validator of a schema's JSON, after its check."""
+    schema = json.loads(text)
+    check_schema(schema)
+    return _validator(schema)
+
+
+def _validator(schema: Any) -> Any:
+    """A validator with a registry of the published drafts alone: without a registry, jsonschema asks the network."""
+    return _kind_of(schema)(schema, registry=need("referencing", "rewards").Registry())
+
+
+def _kind_of(schema: Any) -> Any:
+    """jsonschema's class for the draft that `$schema` names, 2020-12 where it names none; of the older drafts, `https`
+    is as good as `http`."""
+    library = need("jsonschema", "rewards")
+    if not isinstance(schema, (Mapping, bool)):
+        raise ConfigError(f"no JSON Schema: an object or true or false, not {type(schema).__name__}")
+    dialect = schema.get("$schema") if isinstance(schema, Mapping) else None
+    if dialect is None:
+        return library.Draft202012Validator
+    if isinstance(dialect, str):
+        if dialect.rstrip("#") in LATEST:
+            return library.Draft202012Validator
+        for name in (dialect, dialect.replace("https:", "http:", 1)):
+            kind = library.validators.validator_for({"$schema": name}, default=None)
+            if kind is not None:
+                return kind
+    raise ConfigError(f"no JSON Schema: $schema {dialect!r} is none of the drafts 3, 4, 6, 7, 2019-09 and 2020-12")
+
+
+def _resolve_references(validator: Any, schema: Any) -> None:
+    """ConfigError for a reference that leads nowhere, in the schema or in what its references lead to."""
+    referencing, drafts = need("referencing", "rewards"), need("referencing.jsonschema", "rewards")
+    specification = drafts.specification_with(validator.META_SCHEMA["$schema"], default=drafts.DRAFT202012)
+    root = specification.create_resource(schema)
+    registry = need("jsonschema_specifications", "rewards").REGISTRY
+    waiting, visited = [(registry.resolver_with_root(root), root)], set[int]()
+    while waiting:
+        resolver, resource = waiting.pop()
+        contents = resource.contents
+        if not isinstance(contents, Mapping) or id(contents) in visited:
+            continue
+        visited.add(id(contents))
+        for keyword in REFERENCES:
+            reference = contents.get(keyword)
+            if not isinstance(reference, str):
+                continue
+            try:
+                target = resolver.lookup(reference)
+            except referencing.exceptions.Unresolvable as error:
+                raise ConfigError(
+                    f"no JSON Schema of its own: {keyword} {reference!r} leads to nothing in it, and nothing is "
+                    "retrieved: put what it means into $defs"
+                ) from error
+            if not reference.startswith(PUBLISHED):
+                waiting.append((target.resolver, specification.create_resource(target.contents)))
+        for part in resource.subresources():
+            waiting.append((resolver.in_subresource(part), part))

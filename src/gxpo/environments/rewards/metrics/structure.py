@@ -1,0 +1,149 @@
+"""JSON metric: does it parse, are the keys there, are the types right, are the values right."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gxpo.base.errors import ConfigError, did_you_mean
+from gxpo.environments.rewards.metrics.reading import Unreadable
+from gxpo.environments.rewards.metrics.schemas import fits, read
+
+FENCE = "```"
+OPENING = re.compile(r"(?:json)?[^\S\n]*\n", re.IGNORECASE)  # what may follow a fence on its line
+WEIGHTS: Mapping[str, float] = {"parse": 0.2, "keys": 0.3, "types": 0.2, "values": 0.3}
+ABSENT = object()
+
+
+def parsed(text: str) -> Any:
+    """The JSON value that a text is, or that stands in its one fenced block; Unreadable where there is none."""
+    try:
+        return json.loads(unfenced(text), parse_float=_finite, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable("no JSON") from error
+
+
+def unfenced(text: str) -> str:
+    """The text inside its one fenced block (``` or ```json, closed at the end); the whole text without one.
+
+    >>> unfenced("```json\\n[1]\\n``` "), unfenced("[1]")
+    ('[1]', '[1]')
+    """
+    body = text.strip()
+    if not (len(body) > 2 * len(FENCE) and body.startswith(FENCE) and body.endswith(FENCE)):
+        return text
+    inside = body[len(FENCE) : -len(FENCE)]
+    opening = OPENING.match(inside)
+    return text if opening is None else inside[opening.end() :].strip()
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")
+
+
+def leaves(value: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Values of nested objects by their path of keys; a list and an empty object are values.
+
+    >>> leaves({"a": 1, "b": {"c": [2]}})
+    {('a',): 1, ('b', 'c'): [2]}
+    """
+    if not isinstance(value, Mapping) or (not value and path):
+        return {path: value}
+    return {p: x for key, inner in value.items() for p, x in leaves(inner, (*path, str(key))).items()}
+
+
+def _declared(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Schemas of the properties of nested objects by their path: those that are required, or all where none is."""
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping) or not properties:
+        return {path: schema} if path else {}
+    required = schema.get("required")
+    keys = [key for key in required if key in properties] if isinstance(required, list) else []
+    keys = keys or list(properties)
+    found = {}
+    for key in keys:
+        inner = properties[key] if isinstance(properties[key], Mapping) else {}
+        found |= _declared(inner, (*path, key))
+    return found
+
+
+def at(value: Any, path: tuple[str, ...]) -> Any:
+    """What stands at a path; ABSENT where nothing does."""
+    for key in path:
+        if not isinstance(value, Mapping) or key not in value:
+            return ABSENT
+        value = value[key]
+    return value
+
+
+def kind(value: Any) -> str:
+    """JSON's name of a value's type; whole numbers are numbers."""
+    names: tuple[tuple[type | tuple[type, ...], str], ...] = (
+        (bool, "boolean"), ((int, float), "number"), (str, "string"), (Mapping, "object"), (list, "array"),
+    )  # fmt: skip
+    return next((name for types, name in names if isinstance(value, types)), "null")
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equality of JSON values: true is not 1, 1 is 1.0.
+
+    >>> same([1, {"a": True}], [1.0, {"a": True}]), same([1], [True])
+    (True, False)
+    """
+    if kind(a) != kind(b):
+        return False
+    if isinstance(a, list):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, Mapping):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return bool(a == b)
+
+
+def json_schema(
+    answer: str,
+    reference: Any,
+    *,
+    schema: Mapping[str, Any] | str | None = None,
+    weights: Mapping[str, float] = WEIGHTS,
+) -> float:
+    """parse w + keys w + types w + values w over the sum of the weights that apply: shares of the keys that are asked.
+
+    answer     JSON, alone or in one fenced block; any other text can't be read
+    reference  an object, or JSON of one: its keys, types and values are asked. None: there are no values to compare
+    schema     JSON Schema, or JSON of one, whose required properties (all, where none is) are the keys, and which says
+               what type fits, with all that a property may ask (enum, minimum, pattern): by jsonschema. Nothing that it
+               refers to is retrieved (see `gxpo.environments.rewards.metrics.schemas`)
+    weights    of parse, keys, types, values
+
+    Keys of nested objects are paths. An answer of another kind than an object has no keys. Keys that nobody asked for
+    cost nothing. nan with neither reference nor schema.
+
+    >>> json_schema('{"a": 1, "b": "x"}', '{"a": 1, "b": "y", "c": 2}')  # .2 + .3 2/3 + .2 2/3 + .3 1/3
+    0.6333333333333333
+    """
+    for name in weights:
+        if name not in WEIGHTS:
+            raise ConfigError(f"json_schema: weights has no {name!r}{did_you_mean(name, WEIGHTS)}")
+    document, schema = parsed(answer), read(schema)
+    gold = json.loads(reference) if isinstance(reference, str) else reference
+    values = leaves(gold) if isinstance(gold, Mapping) and gold else {}
+    spec_by_path = _declared(schema) if isinstance(schema, Mapping) else values
+    if not spec_by_path:
+        return math.nan
+    fits_part = fits(schema) if isinstance(schema, Mapping) else None
+    found = {path: at(document, path) for path in spec_by_path}
+    there = {path: x for path, x in found.items() if x is not ABSENT}
+    right = [fits_part(x, spec_by_path[p]) if fits_part else kind(x) == kind(values[p]) for p, x in there.items()]
+    shares = {"parse": 1.0, "keys": len(there) / len(spec_by_path), "types": sum(right) / len(spec_by_path)}
+    if values:
+        shares["values"] = sum(same(at(document, path), x) for path, x in values.items()) / len(values)
+    total = sum(weights.get(name, 0.0) for name in shares)
+    return sum(weights.get(name, 0.0) * share for name, share in shares.items()) / total if total > 0 else math.nan

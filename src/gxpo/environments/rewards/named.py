@@ -1,0 +1,39 @@
+"""Rewards by name, checked before a run: files that define them, tasks that can be scored so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gxpo.base.errors import ConfigError
+from gxpo.base.usercode import Unusable, check_defined, split
+from gxpo.environments.rewards import functions
+from gxpo.environments.rewards.scoring import RewardSet
+from gxpo.environments.rewards.spec import Spec
+from gxpo.parts.protocols import TaskSource
+
+
+def check_named(
+    spec: Spec,
+    source: TaskSource | None,
+    options: Mapping[str, Mapping[str, Any]],
+    given: Sequence[str] = (),
+) -> None:
+    """Check a reward by its name early, without running user code.
+
+    source  None where the tasks are not known: then only files are looked at
+
+    ConfigError where a file does not define what is named, or, without files, where the tasks can't be scored so.
+    """
+    names = list(spec) if isinstance(spec, (Mapping, list, tuple)) else [spec]
+    files = [name for name in names if isinstance(name, str) and functions.names_file(name)]
+    for name in files:
+        functions.source_of(name)
+        path, function = split(name)
+        try:
+            check_defined(f"{Path(path).expanduser()}:{function}")
+        except Unusable as error:
+            raise ConfigError(f"reward {name!r}: {error}") from error
+    if source is not None and not files and not callable(spec):
+        RewardSet.make(spec, source=source, options=options, given=given).close()

@@ -1,0 +1,392 @@
+"""Reward-shaping functions for `Shape`: by verdict, progress, length or likelihood; [R] in, [R] float64 out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+import torch
+from annotated_types import Ge, Gt, Interval
+from torch import Tensor
+
+from gxpo.forest import grouped
+from gxpo.parts.functions import checked_by
+
+Read = Callable[..., Tensor]
+Share = Annotated[float, Interval(ge=0, le=1)]
+
+
+# ---------------------------------------------------------------- of the outcome or the verdict alone
+def signed(correct: Tensor, *, right: float = 1.0, wrong: float = -1.0) -> Tensor:
+    """`right` for a success, `wrong` for a failure, so that no baseline is needed.
+
+    Source: PSR and NSR, arXiv 2506.01347.
+    """
+    return torch.where(correct, right, wrong)
+
+
+def soft_threshold(
+    outcome: Tensor,
+    *,
+    threshold: float = 0.8,
+    above: Annotated[float, Gt(0)] = 0.01,
+    below: Annotated[float, Gt(0)] = 1.0,
+) -> Tensor:
+    """threshold + above ln(1 + d) where d = outcome - threshold >= 0, else
+    threshold - (e^(-below d) - 1) / (e^below - 1): one excellent member no longer sets all others back.
+
+    outcome  of about 0 to 1: far below 0 it falls exponentially
+    above    how much of a difference between good scores is left;   below  how much steeper it gets the worse they are
+
+    Continuous and increasing. Source: TempSamp-R1 (arXiv 2509.18056), soft advantage.
+
+    >>> soft_threshold(torch.tensor([1.0, 0.8, 0.5, 0.0], dtype=torch.float64))
+    tensor([0.8018, 0.8000, 0.5964, 0.0868], dtype=torch.float64)
+    """
+    d = outcome.to(torch.float64) - threshold
+    fall = (-below * d.clamp_max(0.0)).expm1() / math.expm1(below)
+    return threshold + torch.where(d >= 0, above * d.clamp_min(0.0).log1p(), -fall)
+
+
+def noted(
+    outcome: Tensor,
+    info: Sequence[Mapping[str, Any]],
+    *,
+    weights: Mapping[str, float] = {"format": 0.1, "execution": 1.0},  # never written to
+    outcome_weight: float = 1.0,
+) -> Tensor:
+    """outcome_weight * outcome + sum_k weights[k] * info[k]; a missing note counts 0.
+
+    >>> notes = {"format": 0.1, "done": 1.0}
+    >>> noted(torch.tensor([1.0, 0.0]), [{"format": 1.0, "done": 0.5}, {}], weights=notes).tolist()
+    [1.6, 0.0]
+    """
+    found = [sum(w * float(row.get(name, 0.0)) for name, w in weights.items()) for row in info]
+    return outcome_weight * outcome.to(torch.float64) + torch.tensor(found, dtype=torch.float64)
+
+
+def plan_success(success: Tensor, plan: Tensor, *, weight: float = 0.5) -> Tensor:
+    """`weight` times the mean verdict of the group's trajectories with one info["plan"] (`reward.add`).
+
+    plan  ids, -1 none. 0 for a trajectory without a plan, or whose plan's executions have no verdict; its own counts as
+          any other
+
+    >>> plan_success(torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1]), weight=1.0).tolist()
+    [0.5, 0.5, 1.0, 1.0]
+    """
+    return weight * grouped.mean(success.nan_to_num(nan=0.0), plan, success.isfinite())
+
+
+def plan_softmax(
+    success: Tensor,
+    plan: Tensor,
+    group: Tensor,
+    *,
+    weight: float = 0.5,
+    temperature: Annotated[float, Gt(0)] = 1.0,
+) -> Tensor:
+    """`weight` times the softmax, over the group's plans, of their mean verdict / `temperature` (`reward.add`).
+
+    plan  as in `plan_success`; plans whose executions have no verdict are left out
+
+    Source: PTA-GRPO, arXiv 2510.01833, equation 2 (weight 0.5, a temperature that it does not state).
+
+    >>> verdicts, plans, one = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1]), torch.zeros(4).long()
+    >>> plan_softmax(verdicts, plans, one, weight=1.0, temperature=0.5).round(decimals=4).tolist()
+    [0.2689, 0.2689, 0.7311, 0.7311]
+    """
+    known = success.isfinite()
+    mean = grouped.mean(success.nan_to_num(nan=0.0), plan, known)
+    of_plan = grouped.sum(known.to(mean), plan)
+    told = (plan >= 0) & (of_plan > 0)
+    raised = torch.where(told, (mean / temperature - grouped.max(mean / temperature, group, told)).exp(), 0.0)
+    members = grouped.sum(told.to(mean), plan)
+    total = grouped.sum(torch.where(told, raised / members.clamp_min(1), 0.0), group)
+    return weight * torch.where(told, raised / torch.where(told, total, 1.0), 0.0)
+
+
+# ---------------------------------------------------------------- with a component
+def added_component(
+    outcome: Tensor,
+    read: Read,
+    success: Tensor,
+    group: Tensor,
+    counts: Tensor,
+    *,
+    component: str = "key_steps",
+    weight: float = 0.1,
+    groups: Literal["all", "mixed"] = "all",
+) -> Tensor:
+    """outcome + weight * component, for a component of reward weight 0; unscored where it is unknown.
+
+    groups  "mixed": only in groups with a success and a failure among their compared members. Elsewhere the component
+            alone would tell members apart, and standardising makes its smallest differences as large as a verdict's
+
+    R1-VL's StepRAR adds 0.1 of the share of key steps, its StepRVR 1 where the form is right: "key_steps" and "ordered"
+    of the reward "key_steps". Source: R1-VL, arXiv 2503.12937, and its code.
+    """
+    added = weight * read(component)
+    if groups == "mixed":
+        known = counts & success.isfinite()
+        mixed = (grouped.max(success, group, known) >= 1) & (grouped.min(success, group, known) < 1)
+        added = torch.where(mixed, added, 0.0)
+    return outcome + added
+
+
+def factored(
+    outcome: Tensor,
+    read: Read,
+    *,
+    factors: tuple[str, ...] = ("comfort",),
+    fail: str = "",
+    kept: Annotated[float, Interval(ge=0, le=1)] = 1.0,
+    terminal: float = 0.0,
+) -> Tensor:
+    """outcome * product of the factors; kept times as much, plus terminal, where the component `fail` is 1 or more.
+
+    factors   components of reward weight 0, each from 0 to 1: soft penalties that scale progress and never add to it
+    fail      component of an infraction that ends the attempt; "": none
+    kept      share of what was earned before an infraction that it leaves: 1 all of it, 0 voids it
+    terminal  reward of the infraction itself
+
+    A component that is unknown leaves the outcome unknown. Source: CaRL (arXiv 2504.17838) and its code, where the
+    product is of a step's progress, and an infraction ends the episode after what was paid.
+
+    >>> share = {"speed": torch.tensor([0.5, 0.5]), "hit": torch.tensor([0.0, 1.0])}
+    >>> kinds = {"factors": ("speed",), "fail": "hit"}
+    >>> factored(torch.tensor([0.75, 0.25]), lambda name: share[name], **kinds).tolist()
+    [0.375, 0.125]
+    >>> factored(torch.tensor([0.75, 0.25]), lambda name: share[name], **kinds, kept=0.0, terminal=-0.5).tolist()
+    [0.375, -0.5]
+    """
+    value = outcome.to(torch.float64)
+    for name in factors:
+        value = value * read(name)
+    if not fail:
+        return value
+    failed = read(fail)
+    return torch.where(failed.isnan(), failed, torch.where(failed >= 1, kept * value + terminal, value))
+
+
+def process_bonus(outcome: Tensor, read: Read, *, component: str = "process") -> Tensor:
+    """outcome (1 + component): a process bonus that leaves an outcome of 0 at 0.
+
+    Search-R2's R_proc is the share of retrieved chunks that a judge finds useful. A component that is unknown makes any
+    outcome but 0 unknown. Source: Search-R2, arXiv 2602.03647, eq. 1.
+
+    >>> process_bonus(torch.tensor([1.0, 0.0]), lambda name: torch.tensor([2 / 4, 3 / 4])).tolist()
+    [1.5, 0.0]
+    """
+    right = outcome.to(torch.float64)
+    return torch.where(right == 0, right, right * (1 + read(component).to(torch.float64)))
+
+
+def _low_to_high(low: float, high: float, **_: Any) -> str | None:
+    return None if low < high else f"low ({low:g}) must be below high ({high:g})"
+
+
+@checked_by(_low_to_high)
+def rescaled(outcome: Tensor, read: Read, *, component: str = "iou", low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Rescale a component of the outcome (of weight 1) to (value - low) / (high - low), clipped to [0, 1].
+
+    low, high  values of it that become 0 and 1: hard tasks whose best attempts stay far below 1 then count as much
+               as easy ones. 0 and 1 change nothing in a component from 0 to 1
+
+    An outcome without the component (of another task of the mixture) stays.
+
+    Source: VITAL (arXiv 2508.04416), the task-level half of its DGRPO, there for the overlap of time spans.
+
+    >>> value = torch.tensor([0.2, 0.5, 0.9])
+    >>> rescaled(value, lambda name, share: value, low=0.25, high=0.75).tolist()
+    [0.0, 0.5, 1.0]
+    """
+    value = read(component, share=False).to(torch.float64)
+    return outcome + torch.where(value.isnan(), 0.0, ((value - low) / (high - low)).clamp(0.0, 1.0) - value)
+
+
+def _tiers(thresholds: Sequence[float], values: Sequence[float], **_: Any) -> str | None:
+    if len(thresholds) != len(values):
+        return f"{len(thresholds)} thresholds need as many values, not {len(values)}"
+    if not all(a < b for a, b in pairwise([0.0, *thresholds, 1.0 + 1e-9])):
+        return f"thresholds {list(thresholds)} must rise, above 0 and up to 1"
+    steps = [b - a for a, b in pairwise([0.0, *values, 1.0])]
+    if not (all(s > 0 for s in steps) and all(a <= b + 1e-9 for a, b in pairwise(steps))):
+        return f"values {list(values)} must rise from 0 to 1 by steps that do not shrink, the last to 1"
+    return None
+
+
+@checked_by(_tiers)
+def tiered(
+    correct: Tensor,
+    read: Read,
+    *,
+    component: str = "progress",
+    thresholds: tuple[float, ...] = (0.25, 0.5, 0.75),
+    values: tuple[float, ...] = (0.1, 0.25, 0.5),
+    alpha: Annotated[float, Interval(gt=0, le=1)] = 1.0,
+    solved: Literal["tiers", "flat"] = "tiers",
+) -> Tensor:
+    """[correct] + alpha S, S = values[k] of the last threshold k that the component reaches, 0 below the first.
+
+    thresholds  of progress from 0 to 1: where tiers begin, rising, above 0
+    values      what they are worth: steps that never shrink, from 0 through `values` to 1
+    alpha       above 0, up to 1: the best failure has less than the least success
+    solved      what tells successes apart: their "tiers" too, or nothing ("flat": each is 1)
+
+    More progress never earns less, and no progress earns what success does. Progress that is unknown leaves a failure
+    unscored; a success has 1 then.
+
+    Source: SSL (arXiv 2601.22491), whose tiers are reconstructed.
+    """
+    score = read(component).to(torch.float64)
+    reached = torch.searchsorted(torch.tensor(thresholds, dtype=torch.float64), score.nan_to_num(0.0), right=True)
+    value = alpha * torch.where(score.isnan(), score, torch.tensor([0.0, *values], dtype=torch.float64)[reached])
+    return torch.where(correct, 1.0 + (value.nan_to_num(0.0) if solved == "tiers" else 0.0), value)
+
+
+def correct_prefix(
+    correct: Tensor,
+    read: Read,
+    group: Tensor,
+    counts: Tensor,
+    *,
+    component: str = "correct_prefix",
+    groups: Literal["all_wrong", "all"] = "all_wrong",
+    steepness: Annotated[float, Gt(0)] = 5.0,
+    middle: float = 0.5,
+    most: Annotated[float, Interval(gt=0, le=1)] = 1.0,
+) -> Tensor:
+    """1 for a correct answer, most / (1 + exp(-steepness (share - middle))) for a wrong one.
+
+    component  the share of the answer before its first error, 0 to 1: `FirstError`, or a reward of one's own
+    groups     "all_wrong": only in groups without a right answer (others: 0); "all": in every group
+    most       what it tends to, up to 1: no wrong answer earns what a right one does
+
+    A share that is unknown, where it is read, leaves the attempt unscored. Whether a group is all wrong is seen from
+    its compared members.
+
+    Source: Spectral (later: Stepwise Guided) Policy Optimization, arXiv 2505.11595. A port of it has the sign of the
+    exponent reversed, so that the worse of two wrong answers earns more.
+    """
+    earned = most * torch.sigmoid(steepness * (read(component).to(torch.float64) - middle))
+    if groups == "all_wrong":
+        earned = torch.where(grouped.max(correct, group, counts) > 0, 0.0, earned)
+    return torch.where(correct, 1.0, earned)
+
+
+def entity_match(
+    correct: Tensor,
+    read: Read,
+    truncated: Tensor,
+    group: Tensor,
+    counts: Tensor,
+    *,
+    component: str = "entities",
+    most: Annotated[float, Interval(ge=0, lt=1)] = 0.3,
+) -> Tensor:
+    """1 for a correct answer, most * rate / (group's largest rate) for a wrong one, 0 for a truncated one.
+
+    component  the share of entities that the attempt came across, 0 to 1: the reward "entities", or one of your own
+
+    A rate that is unknown leaves a wrong attempt unscored. The largest rate is that of the group's scored, compared
+    attempts, right ones included; 0 where all are 0.
+
+    Source: E-GRPO, arXiv 2510.24694.
+    """
+    rate = read(component)
+    best = grouped.max(rate.nan_to_num(0.0), group, counts & rate.isfinite())
+    share = torch.where(best > 0, (rate / torch.where(best > 0, best, 1.0)).clamp(max=1.0), 0.0 * rate)
+    return torch.where(correct, 1.0, torch.where(truncated, 0.0, most * share))
+
+
+# ---------------------------------------------------------------- by length and likelihood
+def _readable(parsed: str, repetitive: str, **_: Any) -> str | None:
+    alone = repetitive and not parsed
+    return "repetitive counts where no answer could be read: name `parsed` as well" if alone else None
+
+
+@checked_by(_readable)
+def length_relative(
+    correct: Tensor,
+    length: Tensor,
+    group: Tensor,
+    counts: Tensor,
+    read: Read,
+    *,
+    alpha: float = 0.05,
+    eps: float = 1e-6,
+    ddof: Annotated[int, Interval(ge=0, le=1)] = 1,
+    longer_than: Annotated[float, Ge(0)] = 0.0,
+    parsed: str = "",
+    repetitive: str = "",
+) -> Tensor:
+    """exp(-alpha z) for a correct answer, z = (L - mean L) / (std L + eps) over the group's correct ones; -1 for a
+    wrong one (GRPO-LEAD).
+
+    length       tokens; counts  whose lengths enter the statistics
+    ddof         degrees of freedom that the std leaves out
+    longer_than  z is 0 in groups whose three shortest answers, right or wrong, have at most this many tokens on average
+    parsed       component that is 1 where an answer could be read: a failure without one has 0, not -1
+    repetitive   component that is 1 where the text repeats itself: such a failure has -2, if it has no answer
+
+    A lone correct answer, and correct answers of equal length, have z = 0, so 1. A group of fewer than three answers is
+    longer than any bound. `parsed` and `repetitive` count in groups with a success; unknown, they say nothing bad. The
+    code drops the other groups, sets `longer_than` to 4,000, and calls a text repetitive that says up to 30 words ten
+    times in a row or has a word of 120 characters. Source: GRPO-LEAD (arXiv 2504.09696) and its code.
+
+    >>> correct, group = torch.tensor([True, True, True, False]), torch.zeros(4).long()
+    >>> length_relative(correct, torch.tensor([100, 200, 300, 150]), group, group == 0, None)
+    tensor([ 1.0513,  1.0000,  0.9512, -1.0000], dtype=torch.float64)
+    """
+    z = grouped.normalize(length, group, correct & counts, ddof=ddof, eps=eps)
+    apart = length.to(torch.float64) * len(length) + torch.arange(len(length))  # no two are equal
+    shortest = counts & (grouped.rank(apart, group, counts) < 3)
+    long = (grouped.mean(length, group, shortest) > longer_than) | (grouped.count(group, counts) < 3)
+    value = torch.where(correct, torch.exp(-alpha * torch.where(long, z, 0.0)), -1.0)
+    if not parsed:
+        return value
+    unread = ~correct & (grouped.max(correct, group, counts) > 0) & (read(parsed).nan_to_num(1.0) < 1)
+    worth = torch.where(read(repetitive).nan_to_num(0.0) >= 1, -2.0, 0.0) if repetitive else 0.0
+    return torch.where(unread, worth, value)
+
+
+def likelihood_discount(
+    outcome: Tensor,
+    correct: Tensor,
+    logprob: Tensor,
+    length: Tensor,
+    group: Tensor,
+    counts: Tensor,
+    *,
+    beta: Share = 0.25,
+    all_correct: bool = False,
+) -> Tensor:
+    """outcome (1 - beta rank / G) for a correct answer, the unchanged outcome for a wrong one.
+
+    rank is that of the mean log-prob of the answer's tokens under their sampler, among the G compared answers of the
+    group, wrong ones included; 0 is the least likely, and equal ones (to 1e-5 nats) share their mean rank.
+
+    beta         the likeliest of many loses almost this share
+    all_correct  also in groups in which all are correct, which then differ; False: those stay as they are
+
+    Source: Rewarding the Unlikely, arXiv 2506.02355.
+    """
+    spoke, where = length > 0, counts & (length > 0)
+    rank = _rank_among(grouped.settled(logprob, group, absolute=grouped.FORWARD), group, where)
+    loses = correct & spoke if all_correct else correct & spoke & (grouped.min(correct, group, where) < 1)
+    return torch.where(loses, outcome * (1.0 - beta * rank / grouped.count(group, where).clamp_min(1)), outcome)
+
+
+def _rank_among(x: Tensor, group: Tensor, where: Tensor) -> Tensor:
+    """[R] float64: how many counting members of the group lie below each member, ties (itself aside) by half.
+
+    The members that do not count are placed among those that do.
+
+    >>> where = torch.tensor([True, True, True, False])
+    >>> _rank_among(torch.tensor([0.1, 0.3, 0.3, 0.2]), torch.zeros(4).long(), where).tolist()
+    [0.0, 1.5, 1.5, 1.0]
+    """
+    apart = grouped.rank(x, group) - grouped.rank(x, group, ~where)
+    return torch.where(where, grouped.rank(x, group, where), apart)

@@ -1,0 +1,120 @@
+"""A rubric of verifiers (`Rubric`, `RubricGroup` and their subclasses, 0.1.14 to 0.3) as a reward."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gxpo.base.usercode import described, one_line
+from gxpo.environments.rewards.batch import DecodeRaw, columns_of, finished, raw_texts
+
+if TYPE_CHECKING:
+    from gxpo.forest.forest import Forest
+    from gxpo.parts.protocols import Task
+
+_scored: ContextVar[tuple[int, ...]] = ContextVar("scored", default=())
+
+
+def is_rubric(value: Any) -> bool:
+    """Whether it is an object of one of the library's classes of rubrics; the library is not imported for that."""
+    return not isinstance(value, type) and all(
+        callable(getattr(value, name, None)) for name in ("score_rollout", "score_group", "add_reward_func")
+    )
+
+
+class _Complaints(logging.Handler):
+    """Errors that the library logs, by rollout: a function that raises is one, and it goes on with a reward of 0."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.of: dict[int, str] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for r in _scored.get():
+            self.of.setdefault(r, one_line(record.getMessage()))
+
+
+class Rubric:
+    """A rubric as a `group_level.GroupReward`: component `rubric` is its weighted sum, its functions' values are
+    recorded beside it.
+
+    Functions of one rollout are called for all rollouts at the same time, those of a group with the rollouts of one
+    group. A function that raises leaves the rollouts that it was called for unscored, where the library counts 0.
+    """
+
+    name = "rubric"
+    decode_raw: DecodeRaw | None = None  # given by the trainer
+
+    def __init__(self, rubric: Any) -> None:
+        self.rubric = rubric
+        self.reports = tuple(n for n in rubric._get_reward_func_names() if n != self.name)
+        self._failures: list[tuple[str, str]] = []
+
+    def failures(self) -> list[tuple[str, str]]:
+        """What went wrong since it was last asked."""
+        found, self._failures = self._failures, []
+        return found
+
+    def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> Mapping[str, Tensor]:
+        """See the class."""
+        raw = raw_texts(forest, texts, self.decode_raw)
+        states = [_state(r, *said) for r, said in enumerate(zip(texts, tasks, raw, strict=True))]
+        groups: dict[int, list[int]] = {}
+        for r, group in enumerate(forest.ids("group", axis="R").tolist()):
+            groups.setdefault(group, []).append(r)
+        rows = list(groups.values()) if self.rubric.has_group_rewards else [[r] for r in range(len(texts))]
+        log, complaints = logging.getLogger("verifiers"), _Complaints()
+        log.addHandler(complaints)
+        try:
+            failed = finished(self._all([tuple(x) for x in rows], states)) | complaints.of
+        finally:
+            log.removeHandler(complaints)
+        self._failures += [("raised", message) for message in failed.values()]
+        columns = {self.name: [math.nan if r in failed else float(s["reward"]) for r, s in enumerate(states)]}
+        for name in dict.fromkeys(k for s in states for k in s.get("metrics") or {}):
+            values = [(s.get("metrics") or {}).get(name) for s in states]
+            columns[name] = [math.nan if r in failed or x is None else float(x) for r, x in enumerate(values)]
+        return {name: torch.tensor(x, dtype=torch.float64) for name, x in columns.items()}
+
+    async def _all(self, rows: Sequence[tuple[int, ...]], states: Sequence[dict[str, Any]]) -> dict[int, str]:
+        """Scores the states in place; what failed as a whole, by rollout."""
+        failed: dict[int, str] = {}
+
+        async def one(members: tuple[int, ...]) -> None:
+            _scored.set(members)
+            try:
+                if self.rubric.has_group_rewards:
+                    await self.rubric.score_group([states[r] for r in members])
+                else:
+                    await self.rubric.score_rollout(states[members[0]])
+            except Exception as error:
+                failed.update({r: described(error) for r in members})
+
+        await asyncio.gather(*(one(members) for members in rows))
+        return failed
+
+
+def _state(number: int, text: str, task: Task, raw: str) -> dict[str, Any]:
+    """A rollout in the library's terms: messages, whatever the prompt is; `completion_raw` has special tokens too."""
+    prompt = [{"role": "user", "content": task.prompt}] if isinstance(task.prompt, str) else list(task.prompt)
+    columns = columns_of(task)
+    answer = columns.pop("answer", "")
+    info = columns.get("info", columns)
+    inputs = {"prompt": prompt, "answer": answer, "info": info, "example_id": number, **columns}
+    return {
+        **inputs,
+        "input": inputs,
+        "completion": [{"role": "assistant", "content": text}],
+        "completion_raw": raw,
+        "trajectory": [],
+        "timing": {},
+        "reward": math.nan,
+        "metrics": {},
+    }

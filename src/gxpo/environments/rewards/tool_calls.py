@@ -1,0 +1,105 @@
+"""Reward for few tool calls: a share of the outcome by the number of calls and the fewest that suffice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from gxpo.base.errors import CheckpointError, GxpoError
+from gxpo.environments.rewards.base import RewardPart
+from gxpo.environments.rewards.shape import tools_used, verdicts
+from gxpo.forest import grouped
+from gxpo.forest.forest import Forest
+from gxpo.parts.functions import Formula
+from gxpo.parts.registry import part
+
+
+@part("tool_calls", stage="reward")
+@dataclass(frozen=True)
+class ToolCalls(Formula, RewardPart):
+    """Tool-call economy of right answers: under `reward.shape` the outcome times a share, under `reward.add` the share
+    itself, with `scales: false`. Wrong answers keep their outcome, or have 0: a cheap wrong one earns nothing.
+
+    shape      share by calls and the fewest that suffice, in `rewards.tool_economy` or `file.py:function`; its
+               keyword-only parameters are options: otc, linear, inverse, zero_if_unneeded
+    reference  the fewest: "group_min", over the right answers of the group; "running_min", and of all groups of the
+               task so far (a source that makes new tasks has none, and it is the group's); "task", what its info says:
+               `needed_calls`, or the number of `gold_calls`
+    count      "calls" that turns note in their info, as those of toolqa and zoom do; "turns"
+    scales     whether the share multiplies the outcome
+
+    The running minimum is in the checkpoint; an attempt is measured against a minimum that its own step has lowered.
+    GxpoError where the count or the reference is not known.
+    """
+
+    shape: Any = "otc"
+    reference: Literal["running_min", "group_min", "task"] = "running_min"
+    count: Literal["calls", "turns"] = "calls"
+    scales: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
+    fewest: dict[str, float] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    functions: ClassVar[Mapping[str, tuple[str, bool]]] = {"shape": ("gxpo.environments.rewards.tool_economy", False)}
+
+    @torch.no_grad()
+    def __call__(self, forest: Forest) -> Tensor:
+        calls, right = self.counted(forest), verdicts(forest, "tool_calls")
+        share = self.apply(self.shape, [calls, self.suffices(forest, calls, right)]).to(torch.float64)
+        paid = share * forest.outcome if self.scales else share
+        return torch.where(right, paid, forest.outcome if self.scales else torch.where(forest.scored, 0.0, torch.nan))
+
+    def counted(self, forest: Forest) -> Tensor:
+        """Calls, or turns, of each trajectory, [R] float64."""
+        if self.count == "turns":
+            return torch.bincount(forest.step_trajectory, minlength=forest.n_trajectories).to(torch.float64)
+        return torch.tensor([float(len(names)) for names in tools_used(forest, "tool_calls")], dtype=torch.float64)
+
+    def suffices(self, forest: Forest, calls: Tensor, right: Tensor) -> Tensor:
+        """The fewest calls known to suffice for each trajectory's task, [R] float64; its own where none are."""
+        if self.reference == "task":
+            return torch.tensor([_needed(info) for info in forest.info], dtype=torch.float64)
+        group, enters = forest.ids("group", axis="R"), right & forest.compared
+        least = torch.where(grouped.count(group, enters) > 0, grouped.min(calls, group, enters), calls)
+        if self.reference == "group_min":
+            return least
+        known = torch.tensor([self.fewest.get(task, math.inf) for task in forest.task], dtype=torch.float64)
+        return torch.minimum(least, known)
+
+    def observe(self, forest: Forest) -> None:
+        """Remember the fewest calls of a right answer, by task."""
+        if self.reference != "running_min":
+            return
+        right, calls = verdicts(forest, "tool_calls") & forest.compared, self.counted(forest)
+        for row in right.nonzero().squeeze(1).tolist():
+            task = forest.task[row]
+            self.fewest[task] = min(self.fewest.get(task, math.inf), float(calls[row]))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"fewest": dict(self.fewest)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if set(state) != {"fewest"}:
+            raise CheckpointError(f"the checkpoint's reward tool_calls holds {sorted(state)}, not 'fewest'")
+        self.fewest.clear()
+        self.fewest.update({task: float(n) for task, n in state["fewest"].items()})
+
+    @property
+    def remembers(self) -> bool:
+        """Whether there is anything for a checkpoint."""
+        return self.reference == "running_min"
+
+
+def _needed(info: Mapping[str, Any]) -> float:
+    """Calls that a task says it needs."""
+    needed = info.get("needed_calls", info.get("gold_calls"))
+    if needed is None:
+        raise GxpoError(
+            "tool_calls.reference=task: a rollout's info has neither needed_calls nor gold_calls: choose a task that "
+            "says so, as toolqa, or reference=group_min"
+        )
+    return float(needed) if isinstance(needed, (int, float)) else float(len(needed))

@@ -1,0 +1,195 @@
+"""Rows of data as tasks: which columns are prompt and answer, and what a row may hold."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from gxpo.base import cells
+from gxpo.base.errors import ModelError, TaskError
+from gxpo.environments.tasks import verl_rows
+from gxpo.models.chat.messages import normal_messages, without_prefill
+from gxpo.parts.protocols import Message, Task
+
+SHOWN = 3  # places and kinds of faults in an error
+Row = tuple[str, str, Mapping[str, Any]]  # (where it stands, id where it has none, columns)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns that tasks are made of; all others go to `task.info`.
+
+    prompt, answer  their names; the prompt's may hold messages. `a.b` is what the column `a` has under the key `b`
+    answer_after    the answer is the text after this mark in its column (GSM8K: "####")
+    template        text of the prompt; must hold {prompt}
+    """
+
+    prompt: str = "prompt"
+    answer: str = "answer"
+    answer_after: str = ""
+    template: str = "{prompt}"
+
+    options: ClassVar[Mapping[str, type]] = {"prompt": str, "answer": str, "answer_after": str, "template": str}
+
+    @classmethod
+    def among(cls, options: Mapping[str, Any]) -> tuple[Columns, dict[str, Any]]:
+        """The columns that options of a task name, and the other options."""
+        own = {k: v for k, v in options.items() if k in cls.options}
+        return cls(**own), {k: v for k, v in options.items() if k not in own}
+
+    def check(self, label: str) -> None:
+        """`TaskError` for a template without a place for the prompt."""
+        if "{prompt}" not in self.template:
+            raise TaskError(f"task {label!r}: template must contain {{prompt}}, not {self.template!r}")
+
+
+COLUMNS = Columns()
+
+
+def tasks_of(rows: Iterable[Row | TaskError], columns: Columns, label: str, example: str = "") -> list[Task]:
+    """Tasks of rows, in order. `label`: what holds them; `example`: what a message about an empty one ends with.
+
+    A row that could not be read is its error; all rows at fault are told in one `TaskError`.
+
+    A row's `id` is the task's. Without a column of answers, tasks have none; a row that lacks what others have is an
+    error. An answer or an id that is a number becomes text, and `info` keeps it as it was. Raises `TaskError` with the
+    row and the field; nothing is half-loaded.
+    """
+    rows_or_errors = [row if isinstance(row, TaskError) else with_prompt(row, columns) for row in rows]
+    if columns.answer in (COLUMNS.answer, verl_rows.ANSWER):
+        rows_or_errors = verl_rows.with_answers(rows_or_errors, columns.answer, label)
+    listed = [row for row in rows_or_errors if not isinstance(row, TaskError)]
+    if not rows_or_errors:
+        raise TaskError(f"{label}: no tasks in it{example}")
+    if not listed:
+        raise at_fault(label, [row for row in rows_or_errors if isinstance(row, TaskError)], len(rows_or_errors))
+    _check_columns(listed, columns, label)
+    answered = any(cells.cell(row, columns.answer) is not None for _, _, row in listed)
+    tasks: list[Task] = []
+    faults: list[TaskError] = []
+    place_of: dict[str, str] = {}
+    for one in rows_or_errors:
+        if isinstance(one, TaskError):
+            faults.append(one)
+            continue
+        where, default_id, row = one
+        try:
+            task = task_of(where, default_id, row, columns, answered=answered)
+            if task.id in place_of:
+                raise TaskError(f"{where}: id {task.id!r} is already that of {place_of[task.id]}")
+        except TaskError as error:
+            faults.append(error)
+            continue
+        place_of[task.id] = where.rpartition(", ")[2]
+        tasks.append(task)
+    if faults:
+        raise at_fault(label, faults, len(rows_or_errors))
+    return tasks
+
+
+def with_prompt(row: Row, columns: Columns) -> Row:
+    """The row of a preference data set without prompts: the messages that open both its answers are the prompt."""
+    where, name, found = row
+    pair = [found.get(column) for column in ("chosen", "rejected")]
+    if cells.has_cell(found, columns.prompt) or not all(isinstance(x, (list, tuple)) for x in pair):
+        return row
+    chosen, rejected = (list(x or ()) for x in pair)
+    shared = [a for a, _ in itertools.takewhile(lambda two: two[0] == two[1], zip(chosen, rejected, strict=False))]
+    opening = shared[: min(len(shared), len(chosen) - 1, len(rejected) - 1)]
+    while opening and isinstance(opening[-1], Mapping) and opening[-1].get("role") == "assistant":
+        opening.pop()
+    return (where, name, {**found, columns.prompt: opening}) if opening else row
+
+
+def at_fault(label: str, faults: Sequence[TaskError], of: int) -> TaskError:
+    """One error for rows at fault: the first of each kind of fault with where it is, and how many there are."""
+    if len(faults) == 1:
+        return faults[0]
+    places: dict[str, list[str]] = {}
+    for fault in faults:
+        where, _, what = str(fault).removeprefix(f"{label}, ").partition(": ")
+        places.setdefault(what, []).append(where)
+    said = [f"{_some(found)}: {what}" for what, found in list(places.items())[:SHOWN]]
+    if len(places) > SHOWN:
+        said.append(f"and {len(places) - SHOWN} more kinds of faults")
+    return TaskError(f"{label}: {len(faults)} of {of} rows are at fault; {'; '.join(said)}")
+
+
+def _some(places: Sequence[str]) -> str:
+    """The first few places: "line 2, line 5, line 8 and 4 more"."""
+    more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+    return ", ".join(places[:SHOWN]) + more
+
+
+def _check_columns(rows: list[Row], columns: Columns, label: str) -> None:
+    """`TaskError` for a column that no row has; the answers' may be missing where nothing names it."""
+    asked = {"prompt": columns.prompt, "answer": columns.answer}
+    for option, column in asked.items():
+        if (option == "answer" and column == option) or any(cells.has_cell(row, column) for _, _, row in rows):
+            continue
+        hint = cells.lacking([row for _, _, row in rows], column)
+        raise TaskError(f"{label}: no column {column!r}{hint} (set tasks.options.{option} to the name of the column)")
+
+
+def task_of(where: str, default_id: str, row: Mapping[str, Any], columns: Columns, *, answered: bool) -> Task:
+    """One row as a task; `answered`: it must have an answer."""
+    row = dict(row)
+    for column in (columns.prompt, *([columns.answer] if answered else [])):
+        if not cells.has_cell(row, column):
+            raise TaskError(f"{where}: field {column!r} is missing, which other rows have")
+    # a column that is taken whole leaves `info`; one that is read by a dotted name stays
+    prompt, answer = (row.pop(c) if c in row else cells.cell(row, c) for c in (columns.prompt, columns.answer))
+    name = row.pop("id", default_id)
+    if isinstance(name, int) and not isinstance(name, bool):
+        row["id"], name = name, str(name)
+    if not isinstance(name, str) or not name:
+        raise TaskError(f"{where}: field 'id' must be a text that is not empty or a whole number, not {name!r}")
+    found = _prompt(where, prompt, columns)
+    if answered:
+        if isinstance(answer, bool) or not isinstance(answer, (str, int, float)) or answer == "":
+            raise TaskError(
+                f"{where}: field {columns.answer!r} must be a text that is not empty or a number, not {answer!r}; "
+                "under another name any value is allowed, and a reward finds it in `info`"
+            )
+        if not isinstance(answer, str):
+            row["answer"] = answer
+        answer = str(answer)
+        if columns.answer_after:
+            _, mark, answer = answer.rpartition(columns.answer_after)
+            if not mark:
+                raise TaskError(f"{where}: its {columns.answer!r} has no {columns.answer_after!r} in it")
+            answer = answer.strip()
+    return Task(name, found, answer, row)
+
+
+def _prompt(where: str, prompt: Any, columns: Columns) -> str | tuple[Message, ...]:
+    if isinstance(prompt, (list, tuple)):
+        return messages(list(prompt), where)
+    if not isinstance(prompt, str) or not prompt:
+        raise TaskError(
+            f"{where}: field {columns.prompt!r} must be a text that is not empty or messages, not {prompt!r}"
+        )
+    return columns.template.replace("{prompt}", prompt)
+
+
+def messages(given: list[Any], where: str) -> tuple[Message, ...]:
+    """Validate a prompt of messages, each {"role": text, "content": text or parts of text}; see `normal_messages`.
+
+    Keys that are null are left out, and the arguments of tool calls become objects.
+    """
+    if not given:
+        raise TaskError(f"{where}: field 'prompt' holds no message")
+    try:
+        conversation = normal_messages(given)
+        without_prefill(conversation)  # an answer that is begun must be one that can be continued
+    except ModelError as error:
+        raise TaskError(f"{where}: field 'prompt' must hold messages with 'role' and 'content': {error}") from None
+    for i, message in enumerate(conversation):
+        if not isinstance(message["content"], str):
+            raise TaskError(
+                f"{where}: field 'prompt': message {i}: rows of data hold texts: a prompt with a picture comes from a "
+                "task source in Python (docs/vision.md)"
+            )
+    return tuple(conversation)

@@ -1,0 +1,144 @@
+"""Pictures of coloured squares in a grid, with questions about them: colour, row, column, count, same, box."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from gxpo.base.errors import TaskError, did_you_mean
+from gxpo.base.media import PICTURES
+from gxpo.environments.tasks.pictured import PicturedTasks, asked, picture_of
+from gxpo.environments.tasks.source import Author, exact
+from gxpo.parts.protocols import Task
+
+if TYPE_CHECKING:
+    from gxpo.base.media import Pixels
+
+COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 80, 230), "yellow": (230, 210, 40)}
+CELLS = 4  # of a side
+QUESTIONS = {
+    "colour": "colour?", "row": "row?", "column": "column?", "count": "how many?", "same": "same colour?",
+    "box": "box?",
+}  # fmt: skip
+PLACES = tuple("1234")
+ANSWERS: dict[str, tuple[str, ...]] = {
+    "colour": tuple(COLOURS), "row": PLACES, "column": PLACES, "count": PLACES, "same": ("yes", "no"),
+}  # fmt: skip
+
+ALL = tuple(dict.fromkeys(x for answers in ANSWERS.values() for x in answers))
+
+
+def drawn(squares: Mapping[tuple[int, int], str], random: np.random.Generator, cell: int, noise: int) -> Pixels:
+    """Pixels [4 cell, 4 cell, 3] of squares on grey; every value is off by up to `noise`.
+
+    squares  (row, column), from 0 at the top left, -> colour
+    """
+    pixels = np.full((CELLS * cell, CELLS * cell, 3), 100, dtype=np.int64)
+    for (row, column), colour in squares.items():
+        pixels[row * cell : (row + 1) * cell, column * cell : (column + 1) * cell] = COLOURS[colour]
+    return (pixels + random.integers(-noise, noise + 1, pixels.shape)).clip(0, 255).astype(np.uint8)
+
+
+def box(row: int, column: int, cell: int) -> str:
+    """Box of a place, from its left and top edge to its right and bottom edge, in pixels.
+
+    >>> box(1, 3, 8)
+    '[24,8,32,16]'
+    """
+    return f"[{column * cell},{row * cell},{(column + 1) * cell},{(row + 1) * cell}]"
+
+
+def score(text: str, task: Task) -> dict[str, float]:
+    """Score an answer. `format`: one of the answers that the question can have (any question, where the task does not
+    say); `correct`: and the right one.
+
+    >>> score("red", Task("", "", "red", {"answers": ["red", "blue"]}))
+    {'correct': 1.0, 'format': 1.0}
+    """
+    said = text.strip()
+    return {"correct": float(said == task.answer), "format": float(said in task.info.get("answers", ALL))}
+
+
+@dataclass
+class Shapes(PicturedTasks):
+    """Questions about a picture of coloured squares, 4 x 4 places: colour, row, column or box of one; count; same.
+
+    questions  of "colour", "row", "column" (of the one square; rows and columns from 1 at the top left), "count" (one
+               to four squares), "same" (of two squares: are they of one colour?) and "box" (of the one square, as
+               [x, y, x, y] in pixels), each as often
+    cell       pixels of a place's side
+    noise      how far any value of a pixel may be off
+    blank      the picture is grey, whatever is asked: what the question alone gives
+    shuffled   the picture is another task's
+    told       share of training tasks whose text gives the answer away; held-out tasks never do
+
+    A quarter of all pictures is held out. `info["kind"]` is the kind of an answer: "choice", "number" or "box".
+    """
+
+    seed: int = 0
+    questions: tuple[str, ...] | list[str] = ("colour", "row", "column")
+    cell: int = 8
+    noise: int = 10
+    blank: bool = False
+    shuffled: bool = False
+    told: float = 0.0
+
+    name: ClassVar[str] = "shapes"
+    scorer_name: ClassVar[str] = "shapes"
+    scorer = staticmethod(score)
+    reward_default: ClassVar[str] = "correct"
+    options: ClassVar[Mapping[str, Any]] = {
+        "questions": (list, tuple), "cell": int, "noise": int, "blank": bool, "shuffled": bool, "told": (int, float),
+    }  # fmt: skip
+
+    def __post_init__(self) -> None:
+        for question in self.questions:
+            if question not in QUESTIONS:
+                raise TaskError(f"shapes: no question {question!r}{did_you_mean(str(question), QUESTIONS)}")
+        if not self.questions or not 2 <= self.cell <= 64 or not 0 <= self.noise <= 100 or not 0 <= self.told <= 1:
+            raise TaskError("shapes: questions must not be empty, cell is 2 to 64, noise 0 to 100, told 0 to 1")
+
+    def numbered(self, number: int) -> Task:
+        """See `PicturedTasks`."""
+        own = np.random.Generator(np.random.Philox(number))
+        question = str(own.choice(list(self.questions)))
+        n = {"count": int(own.integers(1, 5)), "same": 2}.get(question, 1)
+        places = [divmod(int(p), CELLS) for p in own.permutation(CELLS * CELLS)[:n]]
+        colours = [str(c) for c in own.choice(list(COLOURS), n)]
+        if question == "same" and own.random() < 0.5:
+            colours[1] = colours[0]
+        (row, column), colour = places[0], colours[0]
+        answer = {
+            "colour": colour, "row": str(row + 1), "column": str(column + 1), "count": str(n),
+            "same": "yes" if len(set(colours)) == 1 else "no", "box": box(row, column, self.cell),
+        }[question]  # fmt: skip
+        squares = {} if self.blank else dict(zip(places, colours, strict=True))
+        ref = PICTURES.put(drawn(squares, own, self.cell, self.noise))
+        kind = {"count": "number", "box": "box"}.get(question, "choice")
+        info = {"question": question, "kind": kind, "answers": self._answers(question), "number": number}
+        return Task(f"shapes/{question}/{number}", asked(ref, QUESTIONS[question]), answer, info)
+
+    def _answers(self, question: str) -> list[str]:
+        """Answers that a question can have."""
+        if question == "box":
+            return [box(row, column, self.cell) for row in range(CELLS) for column in range(CELLS)]
+        return list(ANSWERS[question])
+
+    def draw(self, n: int, step: int) -> list[Task]:
+        """`n` training tasks, `told` of them with the answer in their text."""
+        return [self._told(task) for task in super().draw(n, step)]
+
+    def _told(self, task: Task) -> Task:
+        own = np.random.Generator(np.random.Philox((1 << 63) + task.info["number"]))
+        if not own.random() < self.told:
+            return task
+        text = f"{task.answer}. {QUESTIONS[task.info['question']]}"
+        return Task(task.id, asked(picture_of(task), text), task.answer, {**task.info, "told": True})
+
+    def worked_example(self, task: Task, author: Author = exact) -> str:
+        """The answer as this author writes it."""
+        answers = task.info["answers"]
+        return answers[author(task.id, answers.index(task.answer)) % len(answers)]

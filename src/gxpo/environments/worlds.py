@@ -1,0 +1,100 @@
+"""Make a run's task source and environment from the task's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gxpo.base.errors import TaskError, did_you_mean, need
+from gxpo.base.usercode import Unusable, check_defined
+from gxpo.environments import envs, tasks
+from gxpo.environments.envs.pool import EnvPool
+from gxpo.environments.tasks import user_source
+from gxpo.environments.tasks.seeds import SeedTasks
+from gxpo.parts.protocols import TaskSource
+
+
+@dataclass
+class World:
+    """A task source and its environment. `envs` is None where tasks are prompts."""
+
+    source: TaskSource
+    envs: EnvPool | None = None
+
+    def close(self) -> None:
+        """End the worker processes of the environment."""
+        if self.envs is not None:
+            self.envs.close()
+
+
+def make(
+    name: str,
+    *,
+    seed: int,
+    options: Mapping[str, Any] | None = None,
+    per_step: int = 32,
+    workers: int | None = None,
+    timeout: float = 10.0,
+    concurrency: int | None = None,
+    given: Any = None,
+) -> World:
+    """Make the task source and environment called `name`.
+
+    name     of `gxpo.environments.tasks.make`, or of an environment: a world of gxpo, "gymnasium:ID", an adapter's as
+             "textworld:coin", or "FILE.py:Class"; or "FILE.py:NAME" of a task source or of a function that gives rows
+    options  of the task source; of an environment: what its constructor takes, and `pool` (see `SeedTasks`)
+    workers  processes for the environment; None: 0 for gxpo's own worlds (in process), 1 for others
+    concurrency  episodes of one worker that act at the same time; None: as the environment says
+    given    the task source itself, an object of the user's that is called `name`
+    """
+    options = dict(options or {})
+    if given is not None:
+        return World(user_source.adopt(given, name, seed=seed, options=options, per_step=per_step))
+    if user_source.names_source(name):
+        return World(user_source.from_file(name, seed=seed, options=options, per_step=per_step))
+    spec = envs.source(name, {k: v for k, v in options.items() if k != "pool"})
+    if spec is None:
+        return World(_tasks(name, seed=seed, options=options, per_step=per_step))
+    pool = options.get("pool")
+    made = EnvPool(spec, workers=workers, timeout=timeout, concurrency=concurrency)
+    try:
+        label = name if spec.file is None else f"{Path(spec.file).name}:{spec.kind}"
+        source = SeedTasks(name, made.contents, seed, pool, made.answers, label, made.levels, per_step)
+        return World(source, made)
+    except BaseException:
+        made.close()
+        raise
+
+
+def foreseen(name: str, *, seed: int, options: Mapping[str, Any], per_step: int) -> World | None:
+    """Like `make`, but never runs a user's code or downloads: None in those cases, after the possible checks."""
+    if user_source.names_source(name):  # which has found the name in the file
+        return None
+    spec = envs.source(name, {k: v for k, v in options.items() if k != "pool"})
+    if spec is None and name.startswith("dataset:"):
+        need("datasets", "hub")
+        return None
+    if spec is None or spec.trusted:
+        return make(name, seed=seed, options=options, per_step=per_step, workers=0)
+    if spec.file is not None:
+        try:
+            check_defined(f"{spec.file}:{spec.kind}")
+        except Unusable as error:
+            raise TaskError(f"task {name!r}: {error}") from error
+    else:
+        library, extra = envs.LIBRARIES[name.partition(":")[0]]
+        if find_spec(library) is None:
+            need(library, extra)
+    return None
+
+
+def _tasks(name: str, **given: Any) -> TaskSource:
+    try:
+        return tasks.make(name, **given)
+    except TaskError as error:
+        if str(error).startswith("unknown task") and (hint := did_you_mean(name, envs.WORLDS)):
+            raise TaskError(f"unknown task {name!r}{hint}") from None
+        raise

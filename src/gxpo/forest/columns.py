@@ -1,0 +1,493 @@
+"""`Columns`: the rollouts of a step as token trees in struct-of-arrays form, with the meaning of each axis.
+
+Two relations are kept apart: `parent` is what tokens are conditioned on (the forward pass, shared prefixes);
+`previous` is what happened before (time, returns, advantages). Five axes, named by suffix:
+
+N  nodes (parents before children): a prompt, an observation or (part of) an action
+T  stored tokens, each once
+S  steps: one per (trajectory, turn), by trajectory, then time
+P  action tokens: one per (trajectory, action token of it), by trajectory, then time
+R  trajectories
+
+Storage, generation and the forward pass run on T. Credit, weights, ratios, losses and aggregation run on P and gather
+by `path_token`, so they are written as if trajectories were flat and packed equals flattened by construction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gxpo.base.errors import GxpoError, NoVerdicts
+from gxpo.forest.grouped import begins_of, dense, distinct, place_in, repeated, runs_of
+
+NAN = float("nan")
+PROMPT, OBSERVATION, ACTION = 0, 1, 2
+
+_LEVELS = {
+    "R": ("group", "trajectory", "task", "origin"),
+    "S": ("step", "turn", "state", "agent"),
+    "P": ("segment", "policy", "token"),
+}
+
+COLUMNS: dict[str, tuple[str, str | None]] = {  # field -> (its axis, the axis that its values are rows of)
+    **dict.fromkeys(("parent", "previous", "caller", "sampled_under"), ("N", "N")),
+    **dict.fromkeys(("kind", "agent", "policy", "policy_version", "turn", "state"), ("N", None)),
+    **dict.fromkeys(("token", "behaviour_logprob", "trainable", "segment"), ("T", None)),
+    **{"step_trajectory": ("S", "R"), "step_action": ("S", "N"), "step_previous": ("S", "S")},
+    **dict.fromkeys(("step_turn", "step_state", "step_agent", "step_reward", "unshaped_step_reward"), ("S", None)),
+    **dict.fromkeys(("step_finish", "step_info", "observation_text", "action_text"), ("S", None)),
+    **{"path_token": ("P", "T"), "path_step": ("P", "S"), "path_trajectory": ("P", "R")},
+    **{"last_action": ("R", "N"), "prompt_node": ("R", "N")},
+    **dict.fromkeys(("id", "task", "group", "origin", "sampling", "info"), ("R", None)),
+    **dict.fromkeys(("outcome", "components", "success", "compared", "weight", "truncated"), ("R", None)),
+    "unshaped_outcome": ("R", None),
+    **dict.fromkeys(("prompt_text", "final_state", "final_observation"), ("R", None)),
+}
+_RIDING = {  # lists that may be left out, and the default of each row
+    "info": dict,
+    "prompt_text": lambda: None,
+    "final_state": lambda: None,
+    "final_observation": list,
+    "step_finish": lambda: None,
+    "step_info": dict,
+    "observation_text": lambda: None,
+    "action_text": lambda: None,
+}
+
+
+def _numbered(names: Sequence[Any]) -> Tensor:
+    """[n] int64: names by their first appearance, from 0; -1 for None."""
+    seen = dict.fromkeys(names)
+    seen.pop(None, None)
+    order: dict[Any, int] = {name: i for i, name in enumerate(seen)}
+    order[None] = -1
+    return torch.from_numpy(np.fromiter(map(order.__getitem__, names), np.int64, len(names)))
+
+
+def _without_gaps(ids: Tensor) -> Tensor:
+    """Existing ids, renumbered densely in their order; -1 stays."""
+    return dense(ids) - int(bool(len(ids)) and int(ids.min()) < 0)
+
+
+def _paired(first: Tensor, second: Tensor) -> Tensor:
+    """Dense ids of the pairs, in the order of first and second; -1 where either is."""
+    if not len(first):
+        return first
+    width = max(int(second.max()) + 1, 1)
+    pairs = first * width + second
+    if int(first.min()) < 0 or int(second.min()) < 0:
+        pairs = torch.where((first < 0) | (second < 0), -1, pairs)
+    return _without_gaps(pairs)
+
+
+Self = TypeVar("Self", bound="Columns")
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Columns of a forest (see the module). Integers are int64, -1 for "none"; floats float64, nan for "unknown"."""
+
+    # N
+    parent: Tensor  # -1 root
+    previous: Tensor  # action nodes: the action before it in its trajectory
+    kind: Tensor  # PROMPT | OBSERVATION | ACTION
+    agent: Tensor  # index into agent_names
+    policy: Tensor  # index into policy_names
+    policy_version: Tensor
+    caller: Tensor  # the action that invoked this one
+    turn: Tensor
+    state: Tensor  # environment state acted in, index into state_names
+    sampled_under: Tensor  # last node of the root path of another context it was sampled under
+    first_token: Tensor  # [N+1]
+    # T
+    token: Tensor  # -1 where a step is not a vocabulary id
+    behaviour_logprob: Tensor
+    trainable: Tensor  # bool
+    segment: Tensor  # counted from 0 within the action
+    # S
+    step_trajectory: Tensor
+    step_turn: Tensor
+    step_action: Tensor  # its last node
+    step_state: Tensor
+    step_agent: Tensor
+    step_reward: Tensor
+    step_previous: (
+        Tensor  # the step before it in its trajectory (-1 first); differs from "row above" only under `after`
+    )
+    # P
+    path_token: Tensor
+    path_step: Tensor
+    path_trajectory: Tensor
+    # R
+    id: list[str]
+    task: list[str]
+    group: list[str]
+    last_action: Tensor
+    outcome: Tensor
+    components: Tensor  # [R, K]
+    success: Tensor
+    compared: Tensor  # bool
+    weight: Tensor
+    truncated: Tensor  # bool
+    origin: list[str]
+    sampling: list[dict[str, Any]]
+    prompt_node: Tensor  # node that ends the trajectory's prompt
+    # names, lists that ride along, named tensors
+    component_names: tuple[str, ...] = ()
+    shaped_by: tuple[str, ...] = ()  # keys of the method's own rewards that outcome and step rewards hold
+    agent_names: tuple[str, ...] = ()
+    policy_names: tuple[str, ...] = ()
+    state_names: tuple[str, ...] = ()
+    info: list[dict[str, Any]] = field(default_factory=list)  # [R]
+    prompt_text: list[str | None] = field(default_factory=list)  # [R]
+    final_state: list[str | None] = field(default_factory=list)  # [R]
+    final_observation: list[list[int]] = field(default_factory=list)  # [R]
+    step_finish: list[str | None] = field(default_factory=list)  # [S]
+    step_info: list[dict[str, Any]] = field(default_factory=list)  # [S]
+    observation_text: list[str | None] = field(default_factory=list)  # [S]
+    action_text: list[str | None] = field(default_factory=list)  # [S]
+    # as the task's rewards gave them, where the method's own have changed them; nan: they have not (see `task_outcome`)
+    unshaped_outcome: Tensor = None  # type: ignore[assignment]  # [R]
+    unshaped_step_reward: Tensor = None  # type: ignore[assignment]  # [S]
+    media: dict[int, tuple[str, ...]] = field(default_factory=dict)  # node -> references
+    extras: dict[str, Tensor] = field(default_factory=dict)  # leading dimension T
+
+    def __post_init__(self) -> None:
+        for name, blank in _RIDING.items():
+            rows = self.n_trajectories if COLUMNS[name][0] == "R" else self.n_steps
+            if not getattr(self, name) and rows:
+                object.__setattr__(self, name, [blank() for _ in range(rows)])
+        for name, rows in (("unshaped_outcome", self.n_trajectories), ("unshaped_step_reward", self.n_steps)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, torch.full((rows,), NAN, dtype=torch.float64))
+        for name, (axis, _) in COLUMNS.items():
+            self._check(name, len(getattr(self, name)), axis)
+        for name, value in self.extras.items():
+            self._check(f"extras[{name!r}]", len(value), "T")
+        if self.first_token.numel() != self.n_nodes + 1:
+            raise ValueError(
+                f"first_token has {self.first_token.numel()} values for {self.n_nodes} nodes, one more is needed"
+            )
+        if self.components.shape != (self.n_trajectories, len(self.component_names)):
+            raise ValueError(f"components are {tuple(self.components.shape)}, their names {self.component_names}")
+
+    def _check(self, name: str, rows: int, axis: str) -> None:
+        if rows != self._size(axis):
+            raise ValueError(f"{name} has {rows} rows; axis {axis} of this forest has {self._size(axis)}")
+
+    def _size(self, axis: str) -> int:
+        sizes = {"N": self.parent, "T": self.token, "S": self.step_turn, "P": self.path_token, "R": self.group}
+        if axis not in sizes:
+            raise ValueError(f"an axis is one of {', '.join(sizes)}, not {axis!r}")
+        return len(sizes[axis])
+
+    def replace(self: Self, **fields: Any) -> Self:
+        """A copy with these fields replaced."""
+        return dataclasses.replace(self, **fields)
+
+    # ------------------------------------------------------------ sizes and columns
+    @property
+    def n_nodes(self) -> int:
+        return self.parent.numel()
+
+    @property
+    def n_tokens(self) -> int:
+        return self.token.numel()
+
+    @property
+    def n_steps(self) -> int:
+        return self.step_turn.numel()
+
+    @property
+    def n_entries(self) -> int:
+        return self.path_token.numel()
+
+    @property
+    def n_trajectories(self) -> int:
+        return len(self.group)
+
+    @property
+    def scored(self) -> Tensor:
+        """[R] bool: trajectories with a finite outcome."""
+        return self.outcome.isfinite()
+
+    @property
+    def task_outcome(self) -> Tensor:
+        """[R] float64: the outcome without the method's own rewards (`shaped_by`), nan = unscored."""
+        return torch.where(self.unshaped_outcome.isnan(), self.outcome, self.unshaped_outcome)
+
+    @property
+    def task_step_reward(self) -> Tensor:
+        """[S] float64: the step rewards without the method's own, nan = none."""
+        if not any(key.startswith("reward.step.") for key in self.shaped_by):
+            return self.step_reward
+        return self.unshaped_step_reward
+
+    @cached_property
+    def text_actions(self) -> Tensor:
+        """[S] bool: actions known only as text (one stored token, -1, in place of their ids)."""
+        if self.action_text.count(None) == self.n_steps:
+            return torch.zeros(self.n_steps, dtype=torch.bool)
+        one = torch.bincount(self.path_step, minlength=self.n_steps) == 1
+        blank = (self.token[self.path_token] < 0) & self.path_behaviour_logprob.isnan()
+        named = torch.tensor([t is not None for t in self.action_text], dtype=torch.bool)
+        return named & one.index_put((self.path_step,), one[self.path_step] & blank)
+
+    @property
+    def missing_ids(self) -> str:
+        """Which texts come without token ids ("actions", "prompts"...), in words; "" if none do."""
+        context = self.parent[self._first_nodes]
+        said = torch.tensor([bool(t) for t in self.observation_text], dtype=torch.bool)
+        bare = said & ((context < 0) | (self.kind[context.clamp_min(0)] == ACTION)) if self.n_nodes else said
+        prompts = sum(bool(t) and int(n) < 0 for t, n in zip(self.prompt_text, self.prompt_node, strict=True))
+        found = {"actions": int(self.text_actions.sum()), "observations": int(bare.sum()), "prompts": prompts}
+        return ", ".join(f"{n} {what}" for what, n in found.items() if n)
+
+    @property
+    def text_only(self) -> bool:
+        """True if any action is known only as text: its length in tokens is unknown."""
+        return bool(self.text_actions.any())
+
+    def need_ids(self, what: str) -> None:
+        """Raise an error if `what` needs token ids and actions, observations or prompts are text without them."""
+        if missing := self.missing_ids:
+            raise GxpoError(f"{what} needs token ids, but {missing} are text only: give their ids in the records")
+
+    def need_verdicts(self, what: str, *, each: bool = False) -> None:
+        """Raise an error if rollouts are scored but none (with `each`: not every one) has a verdict, which `what`
+        needs."""
+        known = self.success.isfinite()[self.scored]
+        if known.numel() and not bool(known.all() if each else known.any()):
+            raise NoVerdicts(what)
+
+    @cached_property
+    def path_trainable(self) -> Tensor:
+        """[P] bool: action tokens that are trained on."""
+        return self.trainable.index_select(0, self.path_token)
+
+    @cached_property
+    def path_behaviour_logprob(self) -> Tensor:
+        """[P] float64: log-probabilities under the rollout policy, nan unknown."""
+        return self.behaviour_logprob.index_select(0, self.path_token)
+
+    @cached_property
+    def token_node(self) -> Tensor:
+        """[T] the node of each stored token."""
+        return repeated(torch.arange(self.n_nodes), self.first_token.diff())
+
+    def lengths(self) -> Tensor:
+        """[R] int64: trainable action tokens of each trajectory. An error if actions are text without ids."""
+        if self.text_only:
+            self.need_ids("lengths()")
+        trained = self.path_trainable.to(torch.float64)
+        return torch.bincount(self.path_trajectory, trained, self.n_trajectories).to(torch.int64)
+
+    @cached_property
+    def _entry_begin(self) -> Tensor:
+        return begins_of(self.path_trajectory, self.n_trajectories)
+
+    def path_of(self, r: int) -> Tensor:
+        """Rows of P of trajectory r, trainable or not."""
+        r = range(self.n_trajectories)[r]
+        return torch.arange(int(self._entry_begin[r]), int(self._entry_begin[r + 1]))
+
+    @cached_property
+    def _step_begin(self) -> Tensor:
+        return begins_of(self.step_trajectory, self.n_trajectories)
+
+    @cached_property
+    def _first_nodes(self) -> Tensor:
+        """[S] the first node of each step's action."""
+        up = self.parent.clamp_min(0)
+        inside = (self.parent >= 0) & (self.kind[up] == ACTION) & (self.turn[up] == self.turn)
+        return last_before(self.parent, inside)[self.step_action]
+
+    # ------------------------------------------------------------ ids and broadcasting
+    @cached_property
+    def _made(self) -> dict[str, Tensor]:
+        return {}
+
+    def _column(self, level: str) -> Tensor:
+        """The values of a level on its own axis."""
+        if level not in self._made:
+            self._made[level] = self._level(level)
+        return self._made[level]
+
+    def _level(self, level: str) -> Tensor:
+        where, _, key = level.partition(".")
+        if key:
+            return _numbered([row.get(key) for row in (self.info if where == "info" else self.step_info)])
+        if level in ("group", "task", "origin"):
+            return _numbered(getattr(self, level))
+        if level in ("turn", "state", "agent"):
+            return getattr(self, f"step_{level}")
+        if level == "trajectory":
+            return torch.arange(self.n_trajectories)
+        if level == "step":
+            return torch.arange(self.n_steps)
+        if level == "policy":
+            return self.to_path(self.policy, "N")
+        return self.to_path(self.segment, "T") if level == "segment" else self.path_token
+
+    def ids(self, *levels: str, axis: str | None = None) -> Tensor:
+        """Group ids (int64) of a combination of levels on an axis, always within a group; -1 where any level is -1.
+
+        Levels on R: group, trajectory, task, origin, and "info.KEY" (equal where `info[r][KEY]` is, -1 where it is
+        missing); on S also: step, turn, state, agent, "step_info.KEY"; on P also: segment, policy, token.
+        `ids("state", axis="S")` are anchor states: equal states of different groups have different ids.
+        Without `axis` it is the coarsest one that has all the levels. Equal ids mean equal levels; ids are below
+        their number of rows, and those of "group" alone are the same on every axis.
+        """
+        allowed = {"R": _LEVELS["R"], "S": _LEVELS["R"] + _LEVELS["S"], "P": sum(_LEVELS.values(), ())}
+        if axis is None:
+            plain = {{"info": "group", "step_info": "step"}.get(x.split(".")[0], x) if "." in x else x for x in levels}
+            axis = next((a for a, names in allowed.items() if plain <= set(names)), "P")
+        if axis not in allowed:
+            raise ValueError(f"axis is 'R', 'S' or 'P', not {axis!r}")
+        for level in levels:
+            if level not in allowed[axis] and not self._is_noted(level, axis):
+                raise ValueError(f"level {level!r} does not exist on axis {axis}; there are {', '.join(allowed[axis])}")
+        combined, at = self._column("group"), "R"  # combined on the coarsest axis that has the levels so far
+        chosen = [level for level in dict.fromkeys(levels) if level != "group"]
+        for level in chosen:
+            home = self._home(level)
+            finer = max(at, home, key=list(_LEVELS).index)
+            combined = _paired(self._moved(combined, at, finer), self._moved(self._column(level), home, finer))
+            at = finer
+        if at == axis:
+            return combined
+        return _without_gaps(self._moved(combined, at, axis)) if chosen else self._moved(combined, at, axis)
+
+    @staticmethod
+    def _is_noted(level: str, axis: str) -> bool:
+        """Whether the level is a key of `info` or `step_info` that this axis can have."""
+        return level.startswith("info.") or (level.startswith("step_info.") and axis != "R")
+
+    @staticmethod
+    def _home(level: str) -> str:
+        """The axis on which a level is given."""
+        if "." in level:
+            return "R" if level.startswith("info.") else "S"
+        return next(axis for axis, names in _LEVELS.items() if level in names)
+
+    def _moved(self, column: Tensor, at: str, to: str) -> Tensor:
+        """Move a column to another, finer axis."""
+        if at == to:
+            return column
+        return column.index_select(0, self.step_trajectory) if to == "S" else self.to_path(column, at)
+
+    def to_path(self, x: Tensor, axis: str) -> Tensor:
+        """[P]: broadcast values of R, S, N or T to action tokens; the axis is named, never guessed from a length."""
+        if axis not in ("R", "S", "N", "T"):
+            raise ValueError(f"axis is 'R', 'S', 'N' or 'T', not {axis!r}")
+        self._check("x", len(x), axis)
+        if axis == "N":
+            return x.index_select(0, self.token_node[self.path_token])
+        return x.index_select(0, {"R": self.path_trajectory, "S": self.path_step, "T": self.path_token}[axis])
+
+    def to_tokens(self, x: Tensor) -> Tensor:
+        """[T]: mean over the rows of P of each stored token, nan where it has none. For display only."""
+        total = torch.zeros(self.n_tokens, dtype=torch.float64).index_add_(0, self.path_token, x.to(torch.float64))
+        return total / torch.bincount(self.path_token, minlength=self.n_tokens)
+
+    # ------------------------------------------------------------ choosing trajectories
+    def _rows(self, rows: Tensor | Sequence[int]) -> Tensor:
+        index = torch.as_tensor(rows)
+        if index.dtype == torch.bool:
+            self._check("the mask", index.numel(), "R")
+            return index.nonzero().squeeze(1)
+        index = index.to(torch.int64).reshape(-1)
+        if index.numel() and (int(index.min()) < 0 or int(index.max()) >= self.n_trajectories):
+            raise ValueError(f"rows {int(index.min())}..{int(index.max())} of {self.n_trajectories} trajectories")
+        if index.unique().numel() != index.numel():
+            raise ValueError("a trajectory is selected twice: rows must be distinct")
+        return index
+
+    def entries_of(self, rows: Tensor | Sequence[int]) -> Tensor:
+        """Rows of P of these trajectories, in the order in which `select(rows)` holds them."""
+        return runs_of(self._entry_begin, self._rows(rows))
+
+
+# ---------------------------------------------------------------- along pointers
+def with_end(previous: Tensor) -> Tensor:
+    """`previous` with a final sentinel row that points at itself; rows without a predecessor point at it."""
+    end = len(previous)
+    return torch.cat([torch.where(previous >= 0, previous, end), previous.new_tensor([end])])
+
+
+def sum_before(previous: Tensor, x: Tensor) -> Tensor:
+    """Sum of `x` over all predecessors of each row along `previous` (-1: none); by doubling, O(n log depth)."""
+    jump, end = with_end(previous), len(previous)
+    total = torch.cat([x, x.new_zeros(1)])[jump]
+    while int(jump.min()) < end:
+        total = total + total.index_select(0, jump)
+        jump = jump.index_select(0, jump)
+    return total[:-1]
+
+
+def sum_after(previous: Tensor, x: Tensor, discount: float = 1.0) -> Tensor:
+    """Discounted sum of `x` [n] float64 over each row and all its successors, times `discount` for each hop.
+
+    By doubling, O(n log depth): after k rounds a row holds what is less than 2^k hops away.
+    """
+    jump, end = with_end(previous), len(previous)
+    total = torch.cat([x, x.new_zeros(1)])
+    part, further = torch.empty_like(total), torch.empty_like(jump)
+    while discount and int(jump.min()) < end:
+        total.scatter_add_(0, jump, torch.mul(total, discount, out=part))
+        total[end] = 0.0
+        torch.index_select(jump, 0, jump, out=further)
+        jump, further = further, jump
+        discount *= discount
+    return total[:-1]
+
+
+def last_before(previous: Tensor, going: Tensor) -> Tensor:
+    """Last row reached along `previous` while rows are `going`."""
+    at = torch.where(going & (previous >= 0), previous, torch.arange(len(previous)))
+    while not torch.equal(at, further := at.index_select(0, at)):
+        at = further
+    return at
+
+
+def with_ancestors(parent: Tensor, owner: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
+    """(owner, node) pairs extended to all ancestors of the nodes: each once, by owner, then node.
+
+    A round goes one node up, from pairs that are new: as many rounds as nodes lie between two given ones of an owner.
+    """
+    n = max(len(parent), 1)
+    given = fresh = distinct(owner * n + node)
+    found = [given]
+    while len(fresh):
+        at = fresh % n
+        up = parent[at]
+        above = distinct((fresh - at + up)[up >= 0])
+        fresh = above[place_in(given, above) < 0]
+        found.append(fresh)
+    pairs = distinct(torch.cat(found))
+    return pairs // n, pairs % n
+
+
+def blank_value(dtype: torch.dtype) -> float:
+    """Fill value of a named tensor: nan, -1, or 0 in types that have neither."""
+    if dtype.is_floating_point:
+        return NAN
+    return -1 if dtype.is_signed else 0
+
+
+def scatter_blocks(blocks: Sequence[tuple[int, Tensor]], rows: int) -> Tensor:
+    """One tensor of `rows` rows from (first row, block)s whose trailing sizes may differ; blank where nothing is."""
+    widest = [max(sizes) for sizes in zip(*(block.shape[1:] for _, block in blocks), strict=True)]
+    dtype = blocks[0][1].dtype
+    out = torch.full((rows, *widest), blank_value(dtype), dtype=dtype)
+    for at, block in blocks:
+        out[(slice(at, at + block.shape[0]), *(slice(0, n) for n in block.shape[1:]))] = block
+    return out

@@ -1,0 +1,408 @@
+"""Read rollout records into a forest.
+
+Equal context tokens at one place are stored once; action tokens are shared by a declared fork only,
+never because they happen to be equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from gxpo.base.errors import RecordError, did_you_mean, need
+from gxpo.base.media import FIRST, placed, refs_in
+from gxpo.base.regular_files import fault_of
+from gxpo.forest.columns import ACTION, NAN, OBSERVATION, PROMPT
+from gxpo.forest.record_format.assemble import Node, Reference, Step, assemble
+from gxpo.forest.record_format.schema import Fork, Record, Turn
+
+NO_TOKEN = -1  # in place of an action that is known as text only
+
+
+class Fail:
+    """Raise a `RecordError` that names the line and the field."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __call__(self, name: str, message: str) -> NoReturn:
+        raise RecordError(f"{self.where}: {name} {message}")
+
+
+@dataclass(eq=False)
+class _Open:
+    """A turn in which a fork goes on: the base's step, what is kept of its action, and where the new tokens hang."""
+
+    step: Step
+    kept: list[Reference]
+    parent: Reference | None
+
+    @property
+    def segment(self) -> int:
+        """Segment of the last kept token, -1 none."""
+        node, size = self.kept[-1] if self.kept else (None, 0)
+        return node.segment[size - 1] if node is not None else -1
+
+
+class _Names:
+    """Names in order of appearance."""
+
+    def __init__(self) -> None:
+        self.index: dict[str, int] = {}
+
+    def __getitem__(self, name: str | None) -> int:
+        return -1 if name is None else self.index.setdefault(name, len(self.index))
+
+
+class _TensorFiles:
+    """Named tensors in .safetensors files of one folder; each file is opened once."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder, self.files = folder, {}
+
+    def read(self, reference: str) -> Tensor:
+        name, _, key = reference.partition("#")
+        if self.folder is None or not key or Path(name).name != name:
+            raise ValueError("is not a 'file.safetensors#key' of a file beside the records")
+        if name not in self.files:
+            if fault := fault_of(self.folder / name):
+                raise ValueError(f"can't be read: {fault}")
+            need("safetensors", "train")
+            from safetensors import safe_open
+
+            self.files[name] = safe_open(str(self.folder / name), "pt")
+        return self.files[name].get_tensor(key)
+
+
+class Reader:
+    """Incremental reader: `add` takes one record at a time, `finish` gives the columns of the forest."""
+
+    def __init__(self, share: bool, folder: Path | None) -> None:
+        self.share, self.tensors = share, _TensorFiles(folder)
+        self.nodes: list[Node] = []
+        self.known: dict[tuple[Any, ...], Node] = {}
+        self.agents, self.policies, self.states = _Names(), _Names(), _Names()
+        self.trajectories: dict[str, list[Step]] = {}
+        self.prompts: dict[str, Node | None] = {}
+        self.records: dict[str, Record] = {}
+        self.extra_kinds: dict[str, tuple[torch.dtype, int]] = {}
+
+    # ------------------------------------------------------------ one record
+    def add(self, record: Record, fail: Fail) -> None:
+        if record.id in self.trajectories:
+            fail("id", f"{record.id!r} stands on an earlier line too; ids are unique in a file")
+        steps: list[Step] = []
+        opened: _Open | None = None
+        if record.fork is None:
+            shown = _placed(record.prompt, record.media_at, "media_at", fail)
+            prompt = self._context(None, PROMPT, shown, -1, -1) if shown else None
+        else:
+            steps, opened = self._inherit(record, fail)
+            prompt = self.prompts[record.fork.of]
+            own = _placed(record.prompt, record.media_at, "media_at", fail)
+            if own and (opened is not None or prompt is None or own != prompt.token):
+                fail("prompt", f"is the one of {record.fork.of!r}, which this trajectory forks: leave it out")
+            if record.prompt_text is None:
+                record.prompt_text = self.records[record.fork.of].prompt_text
+        if not record.turns and (record.fork is None or opened is not None):
+            fail("turns", "is empty: a trajectory has a turn")
+        root = prompt.end if prompt else None
+        running = {step.agent: step.nodes[-1] for step in steps}  # agent -> end of its running context
+        for i, turn in enumerate(record.turns):
+            where = f"turns[{i}]"
+            if turn.action is None and turn.action_text is None:
+                fail(f"{where}.action", "is missing: give token ids, or `action_text` where only text is known")
+            if opened is not None and i == 0:
+                step = self._go_on(turn, opened, steps, where, fail)
+            else:
+                step = self._fresh(turn, steps, running, root, where, fail)
+            steps.append(step)
+            running[step.agent] = step.nodes[-1]
+        self.trajectories[record.id], self.prompts[record.id], self.records[record.id] = steps, prompt, record
+
+    def _context(
+        self,
+        parent: Reference | None,
+        kind: int,
+        tokens: Sequence[int],
+        agent: int,
+        turn: int,
+        media: Sequence[str] = (),
+    ) -> Node:
+        if tokens and max(tokens) >= FIRST:
+            media = (*dict.fromkeys((*refs_in(tokens), *media)),)
+        place = (id(parent[0]), parent[1]) if parent else None
+        key = (place, kind, agent, turn, tuple(tokens), tuple(media))
+        if self.share and key in self.known:
+            return self.known[key]
+        node = Node(parent, kind, list(tokens), turn, agent, media=tuple(media))
+        self.nodes.append(node)
+        self.known[key] = node
+        return node
+
+    def _inherit(self, record: Record, fail: Fail) -> tuple[list[Step], _Open | None]:
+        """Steps that a fork keeps whole, and the one that it goes on in."""
+        fork = record.fork
+        assert fork is not None
+        if fork.of not in self.trajectories:
+            fail("fork.of", f"no trajectory {fork.of!r} stands earlier in the file")
+        base = self.trajectories[fork.of]
+        if fork.turn >= len(base):
+            fail("fork.turn", f"is {fork.turn}; {fork.of!r} has {len(base)} turns, counted from 0")
+        if fork.token is None:
+            return base[: fork.turn + 1], None
+        step = base[fork.turn]
+        if fork.token and step.text_only:
+            fail("fork.token", f"is {fork.token}; turn {fork.turn} of {fork.of!r} is known as text only: 0 or null")
+        if fork.token > step.length:
+            fail("fork.token", f"is {fork.token}; turn {fork.turn} of {fork.of!r} has {step.length} action tokens")
+        left, kept = fork.token, []
+        for node, size in step.nodes:
+            take = min(size, left)
+            if not take:
+                break
+            if take < node.size:
+                node.cuts = node.cuts or set()
+                node.cuts.add(take)
+            kept.append((node, take))
+            left -= take
+        return base[: fork.turn], _Open(step, kept, kept[-1] if kept else step.nodes[0][0].parent)
+
+    def _go_on(self, turn: Turn, opened: _Open, steps: list[Step], where: str, fail: Fail) -> Step:
+        """The first turn of a fork inside (or at either end of) an action."""
+        for name in ("observation", "context", "media", "media_at", "observation_text", "after", "caller"):
+            if getattr(turn, name) not in (None, []):
+                fail(f"{where}.{name}", "is the base's where a fork goes on in a turn: leave it out")
+        base = opened.step
+        step = Step(
+            nodes=opened.kept,
+            turn=len(steps),
+            agent=base.agent if turn.agent is None else self.agents[turn.agent],
+            policy=base.policy if turn.policy is None else self.policies[turn.policy],
+            policy_version=base.policy_version if turn.policy_version is None else turn.policy_version,
+            state=base.state if turn.state is None else self.states[turn.state],
+            reward=NAN if turn.reward is None else turn.reward,
+            finish=turn.finish,
+            previous=base.previous,
+            caller=base.caller,
+            info=turn.info,
+            observation_text=base.observation_text,
+            action_text=turn.action_text,
+            text_only=turn.action is None,
+        )
+        self._act(turn, step, opened.parent, opened.segment, steps, where, fail)
+        return step
+
+    def _fresh(
+        self,
+        turn: Turn,
+        steps: list[Step],
+        running: dict[int, Reference],
+        root: Reference | None,
+        where: str,
+        fail: Fail,
+    ) -> Step:
+        """A turn written as usual."""
+        number = len(steps)
+        if turn.observation is not None and turn.context is not None:
+            fail(f"{where}.context", "stands beside `observation`: give one of them")
+        for name, value in (("after", turn.after), ("caller", turn.caller)):
+            if value is not None and value >= number:
+                fail(f"{where}.{name}", f"is {value}, but this is turn {number}: it names an earlier turn")
+        agent = self.agents["agent" if turn.agent is None else turn.agent]
+        if turn.context is not None:
+            shown = _placed(turn.context, turn.media_at, f"{where}.media_at", fail)
+            filled = shown or turn.media
+            parent = self._context(None, PROMPT, shown, -1, -1, turn.media).end if filled else None
+        else:
+            parent = running.get(agent, root)
+            if turn.observation or turn.media:
+                shown = _placed(turn.observation or [], turn.media_at, f"{where}.media_at", fail)
+                parent = self._context(parent, OBSERVATION, shown, agent, number, turn.media).end
+        step = Step(
+            nodes=[],
+            turn=number,
+            agent=agent,
+            policy=self.policies["main" if turn.policy is None else turn.policy],
+            policy_version=0 if turn.policy_version is None else turn.policy_version,
+            state=self.states[turn.state],
+            reward=NAN if turn.reward is None else turn.reward,
+            finish=turn.finish,
+            previous=number - 1 if turn.after is None else turn.after,
+            caller=turn.caller,
+            info=turn.info,
+            observation_text=turn.observation_text,
+            action_text=turn.action_text,
+            text_only=turn.action is None,
+        )
+        self._act(turn, step, parent, -1, steps, where, fail)
+        return step
+
+    def _act(
+        self,
+        turn: Turn,
+        step: Step,
+        parent: Reference | None,
+        segment: int,
+        steps: list[Step],
+        where: str,
+        fail: Fail,
+    ) -> None:
+        """Append the node of the turn's own action tokens to the step."""
+        action = [NO_TOKEN] if turn.action is None else turn.action
+        size, goes_on = len(action), bool(step.nodes)
+        for name, values in (("logprob", turn.logprob), ("trainable", turn.trainable)):
+            if isinstance(values, list) and (turn.action is None or len(values) != size):
+                fail(
+                    f"{where}.{name}",
+                    f"has {len(values)} values for {size if turn.action is not None else 'no'} action tokens",
+                )
+        segments = self._segments(turn, size, goes_on, segment, where, fail)
+        extras = {k: self._extra(v, size, k, f"{where}.extras.{k}", fail) for k, v in turn.extras.items()}
+        if goes_on and not action:
+            return
+        previous = step.nodes[-1] if goes_on else steps[step.previous].nodes[-1] if step.previous >= 0 else None
+        logprob = [NAN] * size if turn.logprob is None else [NAN if x is None else x for x in turn.logprob]
+        trainable = [turn.trainable] * size if isinstance(turn.trainable, bool) else turn.trainable
+        under = None
+        if turn.sampled_under is not None:
+            under = self._context(None, PROMPT, turn.sampled_under, -1, -1).end
+        for begin, end, version in self._parts(turn, size, step.policy_version, where, fail):
+            node = Node(
+                parent, ACTION, action[begin:end], step.turn, step.agent, step.policy, version, step.state, previous,
+                caller=None if step.caller is None else steps[step.caller].nodes[-1],
+                sampled_under=under,
+                logprob=logprob[begin:end],
+                trainable=trainable[begin:end],
+                segment=segments[begin:end],
+                extras={name: value[begin:end] for name, value in extras.items()},
+            )  # fmt: skip
+            self.nodes.append(node)
+            parent = previous = node.end
+            step.nodes = [*step.nodes, node.end]
+
+    @staticmethod
+    def _parts(turn: Turn, size: int, first: int, where: str, fail: Fail) -> list[tuple[int, int, int]]:
+        """(begin, end, policy version) of the stretches of an action of one version each."""
+        starts = [at for at, _ in turn.versions]
+        if starts != sorted(set(starts)) or (starts and not 0 < starts[0] <= starts[-1] < size):
+            fail(f"{where}.versions", f"{turn.versions}: tokens are increasing, and within {size} action tokens")
+        own = [(0, first), *((at, version) for at, version in turn.versions)]
+        return [(a, b, version) for (a, version), b in zip(own, [*starts, size], strict=True)]
+
+    @staticmethod
+    def _segments(turn: Turn, size: int, goes_on: bool, before: int, where: str, fail: Fail) -> list[int]:
+        begins = turn.segments
+        if begins is None:
+            return [before] * size
+        if turn.action is None:
+            fail(f"{where}.segments", "need token ids, and the action is text only")
+        if begins != sorted(set(begins)) or (begins and begins[-1] >= size):
+            fail(f"{where}.segments", f"{begins} are not increasing positions within {size} action tokens")
+        if goes_on and begins and before < 0:
+            fail(f"{where}.segments", "the base's turn has no segments, so a fork inside it has none: leave it out")
+        if not goes_on and size and begins[:1] != [0]:
+            fail(f"{where}.segments", f"{begins}: the first segment begins at 0")
+        starts, current, out = set(begins), before, []
+        for position in range(size):
+            current += position in starts
+            out.append(current)
+        return out
+
+    def _extra(self, value: Any, size: int, name: str, where: str, fail: Fail) -> Tensor:
+        if isinstance(value, str):
+            reference = value
+            try:
+                value = self.tensors.read(reference)
+            except Exception as error:  # safetensors raises its own types for absent and damaged files
+                fail(where, f"{short(reference)} {error}")
+        if not isinstance(value, Tensor) or value.dim() < 1 or value.shape[0] != size:
+            fail(where, f"is not a tensor with leading dimension {size}, the action's tokens")
+        kind = (value.dtype, value.dim())
+        if self.extra_kinds.setdefault(name, kind) != kind:
+            fail(where, f"is {kind[0]} with {kind[1]} dimensions; earlier {name!r} are {self.extra_kinds[name]}")
+        return value
+
+    def finish(self) -> dict[str, Any]:
+        columns = assemble(self.nodes, list(self.trajectories.values()))
+        names = {"agent": self.agents, "policy": self.policies, "state": self.states}
+        return {**columns, **self._row_columns(), **{f"{kind}_names": tuple(own.index) for kind, own in names.items()}}
+
+    def _row_columns(self) -> dict[str, Any]:
+        records = list(self.records.values())
+        names = list(dict.fromkeys(k for r in records for k in r.rewards))
+        components = [[NAN if (x := r.rewards.get(k)) is None else x for k in names] for r in records]
+        floats = {
+            "outcome": [NAN if r.reward is None else r.reward for r in records],
+            "success": [NAN if r.success is None else float(r.success) for r in records],
+            "weight": [r.weight for r in records],
+        }
+        prompts = [-1 if p is None else p.end[0].index(p.size) for p in self.prompts.values()]
+        lists = ("id", "group", "origin", "sampling", "info", "prompt_text", "final_state", "final_observation")
+        return {
+            **{k: torch.tensor(v, dtype=torch.float64) for k, v in floats.items()},
+            **{k: [getattr(r, k) for r in records] for k in lists},
+            "task": [r.group if r.task is None else r.task for r in records],
+            "components": torch.tensor(components, dtype=torch.float64).reshape(len(records), len(names)),
+            "component_names": tuple(names),
+            "compared": torch.tensor([r.compared for r in records], dtype=torch.bool),
+            "truncated": torch.tensor([r.truncated for r in records], dtype=torch.bool),
+            "prompt_node": torch.tensor(prompts, dtype=torch.int64),
+        }
+
+
+def _placed(tokens: Sequence[int], media_at: Sequence[Any], name: str, fail: Fail) -> list[int]:
+    """Ids with the rows of pictures in the place of placeholders."""
+    if not media_at:
+        return list(tokens)
+    try:
+        return placed(tokens, media_at)
+    except (ValueError, TypeError) as error:
+        fail(name, str(error))
+
+
+def columns_of(
+    rows: Iterable[tuple[str, Mapping[str, Any]]], share: bool = True, folder: Path | None = None
+) -> dict[str, Any]:
+    """Columns of the forest of these (where, record)s, `where` naming the record in errors.
+
+    share   False: every context token is stored per use
+    folder  of the .safetensors files that `extras` name
+    """
+    reader = Reader(share, folder)
+    for where, raw in rows:
+        fail = Fail(where)
+        if not isinstance(raw, Mapping):
+            raise RecordError(f"{where}: a record is a mapping, not {short(raw)}")
+        try:
+            record = Record.model_validate(dict(raw))
+        except ValidationError as error:
+            _explain(error, fail)
+        reader.add(record, fail)
+    return reader.finish()
+
+
+def _explain(error: ValidationError, fail: Fail) -> NoReturn:
+    """First error of pydantic, as field and message."""
+    first = error.errors()[0]
+    place = [p for p in first["loc"] if p not in ("bool", "list[bool]")]  # pydantic's names for the cases of a union
+    field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).lstrip(".")
+    if first["type"] == "extra_forbidden":
+        model = Turn if "turns" in place[:-1] else Fork if "fork" in place[:-1] else Record
+        known = [f.alias or name for name, f in model.model_fields.items()]
+        fail(field, f"is not a known key{did_you_mean(str(place[-1]), known)}; other keys go under `info`")
+    if first["type"] == "missing":
+        fail(field, "is missing")
+    union = " or a list of them, one per action token" if "trainable" in place[:3] else ""
+    fail(field, f"{first['msg'].lower()}{union} (got {short(first.get('input'))})")
+
+
+def short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,1 +1,0 @@
-"""Learners: hold the policy's parameters and optimise them. Import them from their files: `gxpo.learners.torch`."""

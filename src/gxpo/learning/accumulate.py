@@ -1,0 +1,162 @@
+"""Exact gradient of L(x), accumulated over any micro-batches.
+
+L is one function of the policy's outputs x on all action tokens of the step; its gradient is the sum over p of
+(dL/dx_p) grad x_p, so micro-batches may be cut anywhere:
+
+one pass    every unit within which tokens are coupled is whole in one micro-batch: L is evaluated for each with its
+            own tokens live and all others constants. Exact because dL/dx_p depends on the tokens of p's unit alone.
+two passes  otherwise: a forward pass without gradient gives x, autograd on that float64 vector gives g = dL/dx, and
+            each micro-batch back-propagates sum over p of g_p x_p.
+No mean is taken over a micro-batch, and processes are summed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from gxpo.base import runtime
+from gxpo.base.errors import ModelError
+from gxpo.forest.forest import Forest
+from gxpo.learning.packing import MicroBatch
+from gxpo.parts.protocols import LossFunction
+
+
+def whole_units(unit: Tensor, batches: Sequence[MicroBatch]) -> bool:
+    """True if no unit (dense ids over P) is split between two micro-batches."""
+    pairs = [torch.unique(unit[batch.entries]) for batch in batches]
+    return torch.cat(pairs).unique().numel() == sum(p.numel() for p in pairs) if pairs else True
+
+
+Forward = Callable[[MicroBatch], Mapping[str, Tensor]]  # named outputs of the micro-batch's tokens, float64, live
+
+
+def unit_of(forest: Forest, couples: str) -> Tensor:
+    """[P] dense ids of sets of action tokens that may influence each other's derivative."""
+    if couples == "token":
+        return torch.arange(forest.n_entries)
+    if couples == "trajectory":
+        return forest.path_trajectory
+    if couples == "group":
+        return forest.ids("group", axis="P")
+    if couples == "step":
+        return torch.zeros(forest.n_entries, dtype=torch.int64)
+    raise ModelError(f"couples is 'token', 'trajectory', 'group' or 'step', not {couples!r}")
+
+
+def constants(forest: Forest, names: Sequence[str]) -> dict[str, Tensor]:
+    """Constants [P] for tokens that are not computed: the rollout log-prob where known, else 0."""
+    behaviour = forest.path_behaviour_logprob.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return {name: behaviour if name == "logprob" else torch.zeros_like(behaviour) for name in names}
+
+
+def outputs_of(
+    forward: Forward, batches: Sequence[MicroBatch], start: Mapping[str, Tensor], *, lockstep: bool = False
+) -> dict[str, Tensor]:
+    """Outputs [P] of all micro-batches, divided among the processes; `start` for tokens in none of them.
+
+    lockstep  every process makes equally many passes, as sharded parameters need; a last one may be made for nothing
+    """
+    with torch.no_grad():
+        mine = [(batch, forward(batch), real) for batch, real in _dealt(batches, lockstep)]
+    return _merge([(batch, found) for batch, found, real in mine if real], batches, start)
+
+
+def in_one_pass(
+    forward: Forward,
+    batches: Sequence[MicroBatch],
+    loss: LossFunction,
+    start: Mapping[str, Tensor],
+    collect: Callable[[], None],
+    *,
+    lockstep: bool = False,
+) -> dict[str, Tensor]:
+    """Accumulate the gradient of `loss` over micro-batches of whole units; gives the outputs [P]."""
+    mine = []
+    for batch, real in _dealt(batches, lockstep):
+        live = forward(batch)
+        if not real:
+            _backward(_nothing(live, start), collect)
+            continue
+        x = {name: start[name].index_copy(0, batch.entries, live[name]) for name in start}
+        value = loss(x)
+        _backward(value + _nothing(live, start) if lockstep else value, collect)
+        mine.append((batch, {name: live[name].detach() for name in start}))
+    return _merge(mine, batches, start)
+
+
+def in_two_passes(
+    forward: Forward,
+    batches: Sequence[MicroBatch],
+    loss: LossFunction,
+    start: Mapping[str, Tensor],
+    collect: Callable[[], None],
+    *,
+    lockstep: bool = False,
+) -> dict[str, Tensor]:
+    """Accumulate the gradient of `loss` over any micro-batches, in two passes; gives the outputs [P]."""
+    x = outputs_of(forward, batches, start, lockstep=lockstep)
+    slope = gradient_of(loss, x)
+    for batch, real in _dealt(batches, lockstep):
+        g = {name: slope[name][batch.entries] for name in x}
+        pulls = real and any(bool(part.any()) for part in g.values())
+        if pulls or lockstep:
+            live = forward(batch)
+            value = torch.stack([(g[name] * live[name]).sum() for name in x]).sum() if pulls else _nothing(live, start)
+            _backward(value, collect)
+    return x
+
+
+def gradient_of(loss: LossFunction, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """dL/dx [P] of each output, by autograd in float64."""
+    leaves = {name: value.detach().clone().requires_grad_() for name, value in x.items()}
+    value = loss(leaves)
+    if not value.requires_grad:
+        return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    return {n: torch.zeros_like(leaf) if g is None else g for (n, leaf), g in zip(leaves.items(), found, strict=True)}
+
+
+def _dealt(batches: Sequence[MicroBatch], lockstep: bool) -> list[tuple[MicroBatch, bool]]:
+    """This process's micro-batches, and whether each is its own.
+
+    In lockstep every process has equally many, and those that go through the model together are of one policy: the
+    parameters whose gradients are summed are the same everywhere.
+    """
+    rank, world = runtime.rank(), runtime.world()
+    if not lockstep:
+        return [(batch, True) for batch in batches[rank::world]]
+    out = []
+    for _, same in groupby(batches, key=lambda batch: batch.policy):
+        together = list(same)
+        for i in range(rank, -(-len(together) // world) * world, world):
+            out.append((together[i], True) if i < len(together) else (together[-1], False))
+    return out
+
+
+def _nothing(live: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
+    """0, with a gradient of 0 in every parameter that the outputs depend on."""
+    return torch.stack([live[name].nan_to_num(0.0, 0.0, 0.0).sum() for name in names]).sum() * 0.0
+
+
+def _backward(value: Tensor, collect: Callable[[], None]) -> None:
+    if value.requires_grad:
+        value.backward()
+        collect()
+
+
+def _merge(
+    mine: Sequence[tuple[MicroBatch, Mapping[str, Tensor]]], batches: Sequence[MicroBatch], start: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    computed = {name: torch.zeros_like(x) for name, x in start.items()}
+    for batch, found in mine:
+        for name, x in computed.items():
+            x[batch.entries] = found[name]
+    runtime.all_sum([computed[name] for name in sorted(computed)])
+    where = torch.zeros(len(next(iter(start.values()))), dtype=torch.bool)
+    for batch in batches:
+        where[batch.entries] = True
+    wide = {name: where.view(-1, *[1] * (x.dim() - 1)) for name, x in start.items()}
+    return {name: torch.where(wide[name], computed[name], x) for name, x in start.items()}

@@ -1,0 +1,170 @@
+"""Model support for tree attention masks: supported models train on packed trees, others on flat sequences.
+
+The mask of a packed tree is dense, [B, 1, L, L], or a table of blocks for FlexAttention (`gxpo.learning.block_mask`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gxpo.base.errors import ModelError
+from gxpo.learning.block_mask import KERNEL, NO_FLEX_BACKWARD, masks_of, switch, tree_ends
+from gxpo.learning.packing import Sheet
+from gxpo.learning.readout import Readout
+from gxpo.models.decoder.forward import with_window
+
+MASKED_ATTENTION = ("sdpa", "eager", KERNEL)
+TREE = ([1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 4, 3, 4])  # ids and depths of a prompt of three and two branches of two
+BRANCHES = ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6])
+SPANS = ([0, 0, 0, 1, 1, 2, 2], [3, 3, 3, 2, 2, 3, 3])  # intervals of their nodes
+NARROW = 2  # window of the probe of models that have one
+
+
+@dataclass(frozen=True, eq=False)
+class Padded:
+    """Right-padded rows of a sheet: tokens, position [B, L] (of m-RoPE [3, B, L]); held [B, L] bool, False on padding.
+
+    enter, leave [B, L]: depth-first interval of each token's node
+    """
+
+    tokens: Tensor
+    position: Tensor
+    held: Tensor
+    enter: Tensor
+    leave: Tensor
+
+
+def padded(sheet: Sheet) -> Padded:
+    """The rows of a sheet padded, for models that take a mask."""
+    lengths = torch.tensor(sheet.lengths)
+    held = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+    index = torch.zeros(held.shape, dtype=torch.int64)
+    index[held] = sheet.index
+    packed, (enter, leave) = sheet.packing.packed, sheet.packing.spans
+    node = packed.node_of_token[index]
+    return Padded(
+        tokens=torch.where(held, packed.token[index], 0),
+        position=torch.where(held, sheet.packing.position[..., index], 0),
+        held=held,
+        enter=enter[node],
+        leave=leave[node],
+    )
+
+
+def may_attend(rows: Padded) -> Tensor:
+    """Tree attention mask [B, L, L] bool: the column's token is the row's or an ancestor; padding attends to itself."""
+    begin, end = torch.where(rows.held, rows.enter, -1), torch.where(rows.held, rows.leave, -1)
+    above = (begin[:, None, :] <= begin[:, :, None]) & (begin[:, :, None] < end[:, None, :])
+    order = torch.arange(begin.shape[1])
+    above &= order[None, :] <= order[:, None]
+    return above | torch.eye(begin.shape[1], dtype=torch.bool)
+
+
+def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """Additive attention mask [B, 1, L, L] from bool [B, L, L]: 0 where allowed, the lowest finite number elsewhere."""
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
+
+
+def states_after(readout: Readout, sheet: Sheet, layers: Sequence[int], *, blocks: bool) -> list[Tensor]:
+    """Hidden states [n, H] of a sheet's tokens after each of several layers of a transformers model; `blocks`: packed
+    trees go through with block masks, for which `why_not_blocks` has switched the model."""
+    parameter = next(readout.causal.parameters())
+    device = parameter.device
+    if blocks and torch.is_grad_enabled() and device.type in NO_FLEX_BACKWARD:
+        raise ModelError(f"FlexAttention has no backward pass on {device.type}: set learner.attention=dense")
+    rows = padded(sheet)
+    position, held = rows.position.to(device), rows.held.to(device)
+    mask: Any
+    if sheet.packing.layout == "flat":
+        mask = held.to(torch.int64)
+    elif blocks:
+        ends = tree_ends(rows.enter, rows.leave, rows.held)
+        mask = masks_of(readout.causal.config.get_text_config(), ends.to(device), position)
+    else:
+        mask = additive(may_attend(rows).to(device), parameter.dtype)
+    return [x[held] for x in readout.states_after(rows.tokens.to(device), mask, position, layers)]
+
+
+def why_flat(readout: Readout) -> str | None:
+    """Why this model can't be trained on packed trees; None if it can.
+
+    From its configuration (recurrence, sliding windows, layers other than full attention, attention kernels without
+    masks), then by trying a small tree against its branches.
+    """
+    if readout.decoder is not None:  # it has blocks instead of masks
+        return None
+    config: Any = readout.causal.config.get_text_config()
+    layers = getattr(config, "layer_types", None)
+    if getattr(readout.causal, "_is_stateful", False):
+        return "it has recurrent layers"
+    if layers is not None:
+        other = sorted(set(layers) - {"full_attention"})
+        if other:
+            return f"it has {' and '.join(other)} layers"
+    elif getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return f"it attends within a window of {config.sliding_window} tokens"
+    kernel = getattr(config, "_attn_implementation", None)
+    if kernel not in MASKED_ATTENTION:
+        return f"its attention kernel {kernel!r} takes no mask of ancestors (load it with attn_implementation='sdpa')"
+    allowed = torch.zeros(1, 7, 7, dtype=torch.bool)
+    for branch in BRANCHES:
+        for i, row in enumerate(branch):
+            allowed[0, row, branch[: i + 1]] = True
+    parameter = next(readout.causal.parameters())
+    mask = additive(allowed.to(parameter.device), parameter.dtype)
+    return None if _tree_equals_branches(readout, mask) is True else "its layers do not follow a mask of ancestors"
+
+
+def why_not_blocks(readout: Readout) -> str | None:
+    """Why this model can't attend by block masks, tried on a small tree, within a sliding window if it has one; None if
+    it can, and is switched to the attention kernel that takes them."""
+    if readout.decoder is not None:
+        return "gxpo's own forward pass needs no mask (learner.kernels=transformers runs the model of transformers)"
+    if (reason := switch(readout.causal)) is not None:
+        return reason
+    config: Any = readout.causal.config.get_text_config()
+    device = next(readout.causal.parameters()).device
+    enter, leave = (torch.tensor([x], device=device) for x in SPANS)
+    end = tree_ends(enter, leave, torch.ones_like(enter, dtype=torch.bool))
+    depths = torch.tensor([TREE[1]], device=device)
+    for window in (None, NARROW) if getattr(config, "sliding_window", None) else (None,):
+        with with_window(readout.causal, window):
+            masks = masks_of(readout.causal.config.get_text_config(), end, depths)
+            agrees = _tree_equals_branches(readout, masks)
+        if agrees is not True:
+            why = f" ({agrees})" if agrees else ""
+            return f"{readout.name} computes something else with a block mask than with branches of their own{why}"
+    return None
+
+
+def untrained_loss(causal: Any) -> str | None:
+    """What of a mixture of experts' own loss is not in the objective; None if there is nothing."""
+    coefficient = getattr(causal.config.get_text_config(), "router_aux_loss_coef", None)
+    if not coefficient:
+        return None
+    return (
+        f"{type(causal).__name__} routes tokens to experts: its load-balancing loss (router_aux_loss_coef "
+        f"{coefficient:g}) is not part of the objective; watch the experts' use over long runs"
+    )
+
+
+@torch.no_grad()
+def _tree_equals_branches(readout: Readout, mask: Any) -> bool | str:
+    """Whether a tree under its mask has the states of its branches; the error, if the model raises one."""
+    device = next(readout.causal.parameters()).device
+    tokens = torch.tensor([TREE[0]], device=device) % readout.vocabulary
+    position = torch.tensor([TREE[1]], device=device)
+    try:
+        packed = readout.states(tokens, mask, position)
+    except Exception as error:  # a model may raise anything for an unknown mask
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    branches = torch.tensor(BRANCHES, device=device)
+    flat = readout.states(tokens[0][branches], torch.ones_like(branches), position[0][branches])
+    close = torch.finfo(packed.dtype).eps ** 0.5 * flat.abs().max()
+    return bool((packed[0][branches] - flat).abs().max() <= close)

@@ -1,0 +1,285 @@
+"""Learners in this process: which optimiser steps a training step takes, and one of them."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from gxpo.base import runtime
+from gxpo.base.errors import CheckpointError, GxpoError, ModelError
+from gxpo.forest.forest import Forest
+from gxpo.forest.grouped import dense
+from gxpo.learning.accumulate import constants, in_one_pass, in_two_passes, unit_of, whole_units
+from gxpo.learning.optimiser import Optimiser, local
+from gxpo.parts.definition import show
+from gxpo.parts.functions import place_of
+from gxpo.parts.protocols import LossFunction, StepInfo, StepRunner
+from gxpo.parts.ranges import Part
+from gxpo.parts.registry import part
+
+if TYPE_CHECKING:
+    from gxpo.learning.lora import Adapters
+
+
+# ---------------------------------------------------------------- which optimiser steps
+class UpdatePart(Part):
+    """Base of updates: a frozen dataclass with `run` and `optimiser_steps` (`gxpo.parts.protocols.Update`).
+
+    sets_parameters  True for one that reads gradients, or copies and sets parameters, beside taking steps
+    """
+
+    slot = "update"
+    sets_parameters: ClassVar[bool] = False
+
+
+def steps_of(update: Any, groups: int) -> int:
+    """`optimiser_steps` of an update; GxpoError where it gives no number of steps."""
+    step_count = update.optimiser_steps(groups)
+    if isinstance(step_count, bool) or not isinstance(step_count, int) or step_count < 1:
+        raise GxpoError(
+            f"update {show(update)}{place_of(update.optimiser_steps)} gave {step_count!r} optimiser steps for {groups} "
+            "groups; it has to give a whole number, 1 or more"
+        )
+    return step_count
+
+
+def deal(group: Tensor, minibatches: int) -> list[Tensor]:
+    """Split rows into `minibatches` parts of whole groups, in group order; fewer parts if there are fewer groups.
+
+    group [R]: dense ids. The numbers of groups of two parts differ by at most one.
+
+    >>> [part.tolist() for part in deal(torch.tensor([0, 0, 1, 1, 2, 2]), 2)]
+    [[0, 1, 2, 3], [4, 5]]
+    """
+    groups = int(group.max()) + 1 if group.numel() else 0
+    parts = torch.arange(groups).tensor_split(min(minibatches, max(groups, 1)))
+    return [torch.isin(group, part).nonzero().squeeze(1) for part in parts if part.numel()]
+
+
+@part("epochs", stage="update")
+@dataclass(frozen=True)
+class Epochs(UpdatePart):
+    """`epochs` passes over the step's trajectories, each in `minibatches` optimiser steps; groups in forest order.
+
+    first  None, or an origin ("replay") whose rollouts have minibatches of their own before all others, so that each
+           step is a mean over its own kind. There are none where none of them has an advantage. With
+           `objective.ratio_over: behaviour` each step takes its importance ratio against the rollout policy. Source:
+           PIPO, arXiv 2604.00860 (retrospective step, then base step)
+    """
+
+    epochs: Annotated[int, Ge(1)] = 1
+    minibatches: Annotated[int, Ge(1)] = 1
+    first: str | None = None
+
+    def optimiser_steps(self, groups: int) -> int:
+        """Number of optimiser steps in a step of `groups` groups."""
+        return self.epochs * min(self.minibatches, groups) * (1 if self.first is None else 2)
+
+    def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:
+        parts = self._parts(forest, credit * weight)
+        return [learner.step(forest, credit, weight, part) for _ in range(self.epochs) for part in parts]
+
+    def _parts(self, forest: Forest, coefficient: Tensor) -> list[Tensor] | list[None]:
+        """Trajectories of each optimiser step; None: all."""
+        group = forest.ids("group", axis="R")
+        early = torch.tensor([origin == self.first for origin in forest.origin], dtype=torch.bool)
+        if not bool(early.any()):
+            parts = deal(group, self.minibatches)
+            return parts if len(parts) > 1 else [None] * len(parts)
+        moved = bool(coefficient[forest.to_path(early, "R")].any())
+        kinds = [kind.nonzero().squeeze(1) for kind in ([early] if moved else []) + [~early]]
+        return [rows[part] for rows in kinds for part in deal(dense(group[rows]), self.minibatches)]
+
+
+# ---------------------------------------------------------------- learners
+class InProcess:
+    """Base of learners in this process: a module's parameters in an `Optimiser`, updated in micro-batches.
+
+    A learner gives `outputs`, and for the steps: what a forest's tokens are for its model (`_packing`, which has
+    `flat_tokens(entries)`), sets of entries that go through it together (`_microbatches`; each has `entries` and
+    `stored`, the number of stored tokens), and the named outputs of one of them, live (`_live`).
+    """
+
+    optimiser: Optimiser
+    tokens_per_microbatch: int
+    lockstep = False  # whether every process makes equally many passes: where parameters are sharded over them
+
+    def _packing(self, forest: Forest) -> Any:
+        raise NotImplementedError
+
+    def _microbatches(self, packing: Any, entries: Tensor, cuts: Sequence[Tensor] | None) -> list[Any]:
+        raise NotImplementedError
+
+    def _live(self, batch: Any, names: Sequence[str], *given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """`given`: nothing, or the `given` of `step`."""
+        raise NotImplementedError
+
+    def _short_memory(self, doing: str) -> AbstractContextManager[None]:
+        return runtime.memory_is_short(doing, f"learner.tokens_per_microbatch (now {self.tokens_per_microbatch})")
+
+    # ------------------------------------------------------------ steps
+    def step(
+        self,
+        forest: Forest,
+        loss: LossFunction,
+        *,
+        names: Sequence[str] = ("logprob",),
+        couples: str = "token",
+        active: Tensor | None = None,
+        cuts: Sequence[Tensor] | None = None,
+        given: Mapping[str, Tensor] | None = None,
+    ) -> StepInfo:
+        """One optimiser step on L(x). Nothing changes if no token is active, or if the gradient is not finite
+        (`StepInfo.nonfinite`). Every process has the summed gradient, so all of them decide alike.
+
+        given  constants [P, ...] by name that some outputs are made with, such as a teacher's log-probs
+        """
+        try:
+            with self._short_memory("updating"):
+                info = self._accumulate(forest, loss, names, couples, active, cuts, two_pass=None, given=given)
+                norm = 0.0 if info.empty else self.optimiser.step()
+            if info.empty:
+                return info
+            if not math.isfinite(norm):
+                from gxpo.base.finite import first_not_finite
+
+                own = {name: local(g) for name, g in self.optimiser.gradients().items()}
+                where = runtime.first_of(first_not_finite(own) or "") or "the sum of its squares"
+                return replace(info, grad_norm=norm, nonfinite=where)
+            return replace(info, grad_norm=norm, moved=self.optimiser.moved)
+        finally:
+            self.optimiser.zero()
+
+    def gradient(
+        self,
+        forest: Forest,
+        loss: LossFunction,
+        *,
+        names: Sequence[str] = ("logprob",),
+        couples: str = "token",
+        active: Tensor | None = None,
+        cuts: Sequence[Tensor] | None = None,
+        two_pass: bool | None = None,
+        given: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """Gradient of L by parameter name, without a step. `two_pass` True or False forces that method."""
+        try:
+            with self._short_memory("updating"):
+                self._accumulate(forest, loss, names, couples, active, cuts, two_pass, given)
+            return {name: g.clone() for name, g in self.optimiser.gradients().items()}
+        finally:
+            self.optimiser.zero()
+
+    def _accumulate(
+        self,
+        forest: Forest,
+        loss: LossFunction,
+        names: Sequence[str],
+        couples: str,
+        active: Tensor | None,
+        cuts: Sequence[Tensor] | None,
+        two_pass: bool | None,
+        given: Mapping[str, Tensor] | None = None,
+    ) -> StepInfo:
+        """Accumulate the gradient in the optimiser.
+
+        active [P] bool: tokens whose outputs L reads (None: all). The others are not run; their outputs are nan.
+        cuts: micro-batches given as sets of entries.
+        """
+        beside = () if not given else (given,)
+        for name, x in (given or {}).items():
+            if len(x) != forest.n_entries:
+                raise ValueError(f"{name} has {len(x)} rows; the forest has {forest.n_entries} path tokens")
+        if active is None:
+            active = torch.ones(forest.n_entries, dtype=torch.bool)
+        if active.shape != (forest.n_entries,) or active.dtype != torch.bool:
+            raise ValueError(f"active must be bool [{forest.n_entries}], not {active.dtype} {tuple(active.shape)}")
+        unit = unit_of(forest, couples)
+        entries = active.nonzero().squeeze(1)
+        if not entries.numel():
+            return StepInfo(empty=True)
+        packing = self._packing(forest)
+        batches = self._microbatches(packing, entries, cuts)
+        start = constants(forest, names)
+        whole = whole_units(unit, batches)
+        if two_pass is False and not whole:
+            raise ModelError(f"these micro-batches cut through a {couples}: the gradient needs two passes")
+        way = in_one_pass if whole and not two_pass else in_two_passes
+        x = way(
+            lambda b: self._live(b, names, *beside),
+            batches,
+            loss,
+            start,
+            self.optimiser.collect,
+            lockstep=self.lockstep,
+        )
+        self.optimiser.share()
+        computed = torch.zeros(forest.n_entries, dtype=torch.bool)
+        computed[entries] = True
+        with torch.no_grad():
+            value = float(loss(x))
+        return StepInfo(
+            empty=False,
+            loss=value,
+            tokens_forward=sum(batch.stored for batch in batches),
+            tokens_flat=packing.flat_tokens(entries),
+            microbatches=len(batches),
+            outputs={name: v.masked_fill(~computed, torch.nan) for name, v in x.items()},
+        )
+
+    # ------------------------------------------------------------ samplers
+    def publish(self) -> None:
+        """Give the parameters to samplers in this process; those of `InProcess` read them where they are."""
+
+    # ------------------------------------------------------------ parameters
+    def snapshot(self) -> dict[str, Tensor]:
+        """Copy the trainable parameters."""
+        return self.optimiser.parameters()
+
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Restore the trainable parameters from a snapshot; the optimiser's state stays."""
+        self.optimiser.set_parameters(snapshot)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors of a checkpoint, for safetensors."""
+        return {name: x.cpu() for name, x in self.optimiser.tensors().items()}
+
+    def meta(self) -> dict[str, Any]:
+        """The rest of a checkpoint's state, as JSON."""
+        return {"steps": self.optimiser.steps}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """Load the checkpoint state given by `tensors` and `meta`."""
+        steps = meta.get("steps")
+        if not isinstance(steps, int) or steps < 0:
+            raise CheckpointError(f"the learner's part of the checkpoint has steps {steps!r}; it must be a number >= 0")
+        self.optimiser.load_tensors(tensors, steps)
+
+    def checksum(self) -> dict[str, int]:
+        """Checksum of the trainable parameters, for the step's line."""
+        return {"weights_crc": self.weights_crc()}
+
+    def weights_crc(self) -> int:
+        """CRC-32 of the trainable parameters, in order of names."""
+        crc = 0
+        for _, p in sorted(self.optimiser.named.items()):
+            crc = zlib.crc32(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes(), crc)
+        return crc
+
+
+# ---------------------------------------------------------------- which policy acts
+def acting(adapters: Adapters | None, policies: Mapping[str, str], policy: str) -> AbstractContextManager[None]:
+    """Context manager: a model acts as that policy, by its adapters, or as the only policy that there is (None)."""
+    if adapters is not None:
+        return adapters.acting(policy)
+    if policy not in policies:
+        raise ModelError(f"there is no policy {policy!r}; the run has {', '.join(policies)}")
+    return nullcontext()

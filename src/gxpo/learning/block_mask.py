@@ -1,0 +1,183 @@
+"""Tree attention on GPUs without an [L, L] mask: FlexAttention with block masks made from depth-first intervals.
+
+Tokens of a row lie depth first, so the queries that attend to a key k are one stretch of the row: k itself and all that
+lies below it, `k <= q < end[k]`. One integer a token is the whole mask (the column-wise form of FlashMask, Wang et al.,
+arXiv 2410.01359), and the largest and smallest `end` of a block of keys say which blocks are empty, partial or full: a
+row of 32k tokens has 256 x 256 blocks of 128 instead of 10^9 entries.
+
+A model is switched to the attention `KERNEL`, which is transformers' sdpa for every mask but a `BlockMask`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from gxpo.base.errors import need
+from gxpo.models.decoder.architecture import FULL, WINDOWED
+
+KERNEL = "sdpa_or_block_mask"  # transformers takes a name with "sdpa" in it for a kernel that sdpa's models have
+NO_FLEX_BACKWARD = ("cpu", "mps")
+Attention = Literal["auto", "dense", "flex"]
+BLOCK = 128
+FLEX_FROM = 4096  # tokens of a row, by the 34 MB of its bfloat16 mask; scripts/gpu.py measures where flex is faster
+Masks = BlockMask | dict[str, BlockMask]  # one for all layers, or one for each type of layer
+
+
+def tree_ends(enter: Tensor, leave: Tensor, held: Tensor) -> Tensor:
+    """[B, L] place in its row behind the last token below each token: q attends to k exactly if k <= q < end[k].
+
+    enter, leave [B, L]: depth-first interval of each token's node, rows in depth-first order; held [B, L] bool: False
+    on padding, which lies at the end of a row and attends to itself
+    """
+    order = torch.arange(enter.shape[1], device=enter.device).expand(enter.shape)
+    beyond = torch.iinfo(enter.dtype).max
+    end = torch.searchsorted(enter.masked_fill(~held, beyond).contiguous(), leave.contiguous())
+    return torch.where(held, end, order + 1)
+
+
+def block_mask(end: Tensor, position: Tensor, window: int | None = None, *, block: int = BLOCK) -> BlockMask:
+    """The mask of rows with these `tree_ends` [B, L]; with a window a query at position p sees positions above
+    p - window alone. position [B, L]: depths. Every block that holds an allowed pair is in it; a block is full only if
+    all its pairs are allowed."""
+    length = end.shape[1]
+    blocks = -(-length // block)
+    highest, lowest = _extremes(end, block)
+    first = torch.arange(blocks, device=end.device) * block  # the first query of each block
+    later = first[:, None] > first[None]
+    some = later & (highest[:, None, :] > first[None, :, None])
+    whole = later & (lowest[:, None, :] >= first[None, :, None] + block)
+    if window is not None:
+        deepest, shallowest = _extremes(position, block)
+        some &= shallowest[:, :, None] - deepest[:, None, :] < window
+        whole &= deepest[:, :, None] - shallowest[:, None, :] < window
+    whole &= first[:, None] + block <= length  # the last block may be shorter
+    some |= torch.eye(blocks, dtype=torch.bool, device=end.device)
+
+    def allowed(row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (k <= q) & (q < end[row, k])
+
+    def within(row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        assert window is not None
+        return allowed(row, head, q, k) & (position[row, k] > position[row, q] - window)
+
+    partial, full = _listed(some & ~whole), _listed(whole)
+    return BlockMask.from_kv_blocks(
+        *partial, *full, BLOCK_SIZE=block, mask_mod=allowed if window is None else within, seq_lengths=(length, length)
+    )
+
+
+def _extremes(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """[B, blocks] largest and smallest number of each block of x [B, L]."""
+    missing = -x.shape[1] % block
+    x = torch.cat([x, x[:, -1:].expand(-1, missing)], 1).unflatten(1, (-1, block))
+    return x.amax(2), x.amin(2)
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """[B, 1, n] number and [B, 1, n, n] ids of the key blocks of each block of queries, in order; blocks [B, n, n]."""
+    found = blocks[:, None].to(torch.int8)
+    order = found.argsort(dim=-1, descending=True, stable=True)
+    return found.sum(-1, dtype=torch.int32), order.to(torch.int32).contiguous()
+
+
+def mask_bytes(mask: BlockMask) -> int:
+    """Bytes of a block mask: its tables of blocks, and the tensors that its function reads."""
+    tables = [x for x in mask.as_tuple() if isinstance(x, Tensor)]
+    return sum(x.numel() * x.element_size() for x in (*tables, *_read_by(mask.mask_mod)))
+
+
+def _read_by(function: Callable[..., Any]) -> list[Tensor]:
+    """Tensors in the closure of a function, and of those that it calls."""
+    held = [cell.cell_contents for cell in function.__closure__ or ()]
+    inner = [x for f in held if callable(f) and not isinstance(f, Tensor) for x in _read_by(f)]
+    return list({id(x): x for x in (*(x for x in held if isinstance(x, Tensor)), *inner)}.values())
+
+
+# ---------------------------------------------------------------- transformers
+def masks_of(config: Any, end: Tensor, position: Tensor) -> Masks:
+    """What a transformers model of that configuration takes as its attention mask."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return block_mask(end, position, window if getattr(config, "use_sliding_window", True) else None)
+    made = {kind: block_mask(end, position, window if kind == WINDOWED else None) for kind in sorted(set(kinds))}
+    return made[FULL] if set(made) == {FULL} else made
+
+
+def switch(causal: Any) -> str | None:
+    """Make a model attend by block masks where it is given some; why it can't, or None.
+
+    With any other mask it computes what it did before.
+    """
+    config = causal.config.get_text_config()
+    name = type(causal).__name__
+    if getattr(causal, "_is_stateful", False):
+        return f"{name} has recurrent layers"
+    if other := sorted(set(getattr(config, "layer_types", None) or ()) - {FULL, WINDOWED}):
+        return f"{name} has {' and '.join(other)} layers"
+    if not getattr(causal, "_supports_flex_attn", False):
+        return f"transformers has no FlexAttention for {name}"
+    kernel = config._attn_implementation
+    if kernel == KERNEL:
+        return None
+    if kernel != "sdpa":
+        return f"{name} was loaded with attn_implementation={kernel!r}, not 'sdpa'"
+    _register()
+    causal.set_attn_implementation(KERNEL)
+    return None if config._attn_implementation == KERNEL else f"{name} does not let its attention be exchanged"
+
+
+@cache
+def _register() -> None:
+    masking = need("transformers.masking_utils", "train")
+    need("transformers.modeling_utils", "train").ALL_ATTENTION_FUNCTIONS.register(KERNEL, attend)
+    masking.ALL_MASK_ATTENTION_FUNCTIONS.register(KERNEL, masking.ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+
+
+def attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Attention [B, L, heads, D] of queries [B, heads, L, D], as transformers calls it."""
+    if not isinstance(attention_mask, BlockMask):
+        sdpa = need("transformers.integrations.sdpa_attention", "train").sdpa_attention_forward
+        return sdpa(module, query, key, value, attention_mask, **options)
+    _refuse(options)
+    cap, kernel = options.get("softcap"), _compiled() if query.device.type == "cuda" else flex_attention
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s)flex_attention called without torch.compile", UserWarning)
+        out = kernel(
+            query, key, value,
+            score_mod=None if cap is None else _capped(cap),
+            block_mask=attention_mask,
+            scale=options.get("scaling"),
+            enable_gqa=query.shape[1] != key.shape[1],
+        )  # fmt: skip
+    assert isinstance(out, Tensor)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _refuse(options: Mapping[str, Any]) -> None:
+    """`ValueError` for what transformers may ask of attention and a block mask does not do."""
+    asked = {"dropout": bool(options.get("dropout"))}
+    asked |= {name: options.get(name) is not None for name in ("s_aux", "position_bias", "cache")}
+    for name in (name for name, wanted in asked.items() if wanted):
+        raise ValueError(f"attention by block masks has no {name}")
+
+
+def _capped(cap: float) -> Callable[..., Tensor]:
+    def score(score: Tensor, row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return cap * torch.tanh(score / cap)
+
+    return score
+
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    return torch.compile(flex_attention)

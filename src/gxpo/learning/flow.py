@@ -1,0 +1,240 @@
+"""Learner of a flow: log-densities of its denoising steps, computed from the stored latents."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gxpo.base import runtime
+from gxpo.base.errors import ConfigError, ModelError
+from gxpo.forest.columns import last_before
+from gxpo.forest.forest import ACTION, Forest
+from gxpo.learning.accumulate import outputs_of
+from gxpo.learning.base import InProcess
+from gxpo.learning.optimiser import Optimiser, Schedule
+
+OUTPUTS = ("logprob", "entropy")
+EXTRAS = ("latent", "time", "noise_scale")
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """A micro-batch of denoising steps.
+
+    entries [E]  the action tokens (of P) that are read, and reading [E] which of the Q steps is each one's
+    latent, next_latent [Q, D]; time, next_time, scale [Q]; condition [Q]; inner [Q] bool: its mean is the network's
+    """
+
+    entries: Tensor
+    reading: Tensor
+    latent: Tensor
+    next_latent: Tensor
+    time: Tensor
+    next_time: Tensor
+    scale: Tensor
+    condition: Tensor
+    inner: Tensor
+
+    @property
+    def stored(self) -> int:
+        """Number of stored tokens in it."""
+        return int(self.inner.sum())
+
+
+class FlowPacking:
+    """The stored tokens of one forest, each with the previous latent and the condition."""
+
+    def __init__(self, forest: Forest, limit: int, conditions: int) -> None:
+        self.forest, self.limit = forest, limit
+        for name in EXTRAS:
+            if name not in forest.extras:
+                raise ModelError(
+                    f"a flow learns from rollouts with extras {', '.join(EXTRAS)}, and these have no {name!r}: sample "
+                    "them with rollout denoise or denoise_tree"
+                )
+        self.before = forest.pack().predecessor
+        root = last_before(forest.parent, torch.ones_like(forest.parent, dtype=torch.bool))
+        self.condition = forest.token[forest.first_token[root][forest.token_node]]
+        acted = torch.unique(forest.path_token)
+        found = self.condition[acted]
+        if acted.numel() and not bool(((found >= 0) & (found < conditions)).all()):
+            raise ModelError(
+                f"conditions {int(found.min())}..{int(found.max())} of {conditions}: each prompt is one condition's id"
+            )
+        if not bool(forest.extras["noise_scale"][acted].isfinite().all()):
+            raise ModelError("some actions have no noise_scale: a flow can't learn from actions that are not latents")
+        is_latent = (forest.kind == ACTION)[forest.token_node]
+        self.follows = (self.before >= 0) & is_latent[self.before.clamp_min(0)]  # the others are initial noise
+        self.inner = self.follows & (forest.extras["noise_scale"] > 0)
+
+    def microbatches(self, entries: Tensor, cuts: Sequence[Tensor] | None = None, at_least: int = 1) -> list[Steps]:
+        """Micro-batches of these action tokens, at most `limit` stored tokens each; rows of one token stay together."""
+        given = [entries] if cuts is None else [part[torch.isin(part, entries)] for part in cuts]
+        out: list[Steps] = []
+        for part in given:
+            tokens = torch.unique(self.forest.path_token[part])
+            n = max(-(-tokens.numel() // self.limit), min(at_least, tokens.numel()), 1)
+            for chunk in tokens.tensor_split(n) if tokens.numel() else ():
+                out.append(self._steps(chunk, part))
+        return out
+
+    def _steps(self, tokens: Tensor, entries: Tensor) -> Steps:
+        token = self.forest.path_token[entries]
+        mine = entries[torch.isin(token, tokens)]
+        before, extras = self.before[tokens].clamp_min(0), self.forest.extras
+        return Steps(
+            entries=mine,
+            reading=torch.searchsorted(tokens, self.forest.path_token[mine]),
+            latent=extras["latent"][before],
+            next_latent=extras["latent"][tokens].to(torch.float64),
+            time=extras["time"][before].to(torch.float64),
+            next_time=extras["time"][tokens].to(torch.float64),
+            scale=extras["noise_scale"][tokens].to(torch.float64),
+            condition=self.condition[tokens],
+            inner=self.inner[tokens],
+        )
+
+    def flat_tokens(self, entries: Tensor) -> int:
+        """Number of stored tokens for the network without sharing."""
+        return int(self.inner[self.forest.path_token[entries]].sum())
+
+
+class FlowLearner(InProcess):
+    """Holds and optimises a flow's parameters; settings as those of `TorchLearner`.
+
+    model  `gxpo.training.models.flow.FlowModel`, or whatever gives `mean`, `log_density`, `entropy` and `conditions`
+
+    Outputs: "logprob", the log-density of the stored latent under the step's Gaussian, mean over the dimensions;
+    "entropy", of that Gaussian, which depends on the noise level alone. Initial noise has those of N(0, I); steps of
+    the ODE have 0, and no gradient. `sampling` settings are not read: each token stores its noise. No adapters, value
+    head or hidden states.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        lr: float,
+        optimiser: str = "adamw",
+        betas: Sequence[float] | None = None,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        max_grad_norm: float | None = 1.0,
+        schedule: Literal["constant", "cosine", "linear"] = "constant",
+        warmup_steps: int = 0,
+        total_steps: int | None = None,
+        tokens_per_microbatch: int = 8192,
+        device: str | torch.device = "cpu",
+        reference: bool = False,
+    ) -> None:
+        if tokens_per_microbatch < 1:
+            raise ModelError(f"learner.tokens_per_microbatch is {tokens_per_microbatch}; it must be at least 1")
+        self.device, self.tokens_per_microbatch = torch.device(device), tokens_per_microbatch
+        self.model = model.to(self.device).eval()
+        if optimiser == "muon":
+            raise ConfigError("learner.optimiser=muon is for language models' hidden matrices: use another for a flow")
+        self._held: dict[str, Any] = {
+            "kind": optimiser,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "max_grad_norm": max_grad_norm,
+        }
+        self._reference: Any = copy.deepcopy(self.model).requires_grad_(False) if reference else None
+        self.optimiser = Optimiser(
+            dict(self.model.named_parameters()),
+            lr=lr,
+            **self._held,
+            schedule=Schedule(schedule, warmup_steps, total_steps),
+        )
+
+    def beside(self, *, lr: float) -> FlowLearner:
+        """Create another learner of the same kind from a copy of the parameters, with its own optimiser."""
+        size = self.tokens_per_microbatch
+        return FlowLearner(
+            copy.deepcopy(self.model),
+            lr=lr,
+            tokens_per_microbatch=size,
+            device=self.device,
+            optimiser=self._held["kind"],
+            **{name: x for name, x in self._held.items() if name != "kind"},
+        )
+
+    def follow(self, policy: FlowLearner, rate: float) -> None:
+        """Move every parameter by `rate` towards another learner's (exponential moving average)."""
+        theirs = policy.snapshot()
+        self.restore({name: torch.lerp(x, theirs[name].to(x), rate) for name, x in self.snapshot().items()})
+
+    @torch.no_grad()
+    def refer(self, parameters: Mapping[str, Tensor]) -> None:
+        """Make the policy with these parameters the reference."""
+        for name, p in self._policy("reference").named_parameters():
+            p.copy_(parameters[name])
+
+    def outputs(
+        self,
+        forest: Forest,
+        names: Sequence[str] = ("logprob",),
+        *,
+        policy: str = "current",
+        given: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """Detached float64 [P] outputs of the "current" or the "reference" policy, for every action token; none of them
+        uses `given`."""
+        model = self._policy(policy)
+        batches = self._microbatches(self._packing(forest), torch.arange(forest.n_entries), None)
+        nothing = torch.full((forest.n_entries,), torch.nan, dtype=torch.float64)
+
+        def read(batch: Any) -> Mapping[str, Tensor]:
+            return self._read(batch, names, model)
+
+        with self._short_memory("computing log-densities"):
+            return outputs_of(read, batches, {n: nothing for n in names})
+
+    def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
+        """Not supported: raises an error."""
+        raise ModelError("a flow has no hidden states to read: choose a method without them")
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Not supported: raises an error."""
+        raise ModelError("a flow has no vocabulary: choose a method that reads no logits")
+
+    def _policy(self, policy: str) -> Any:
+        if policy == "current":
+            return self.model
+        if policy != "reference":
+            raise ModelError(f"policy is 'current' or 'reference', not {policy!r}")
+        if self._reference is None:
+            raise ModelError("no reference policy is kept: make the learner with reference=True")
+        return self._reference
+
+    def _packing(self, forest: Forest) -> FlowPacking:
+        return FlowPacking(forest, self.tokens_per_microbatch, self.model.conditions)
+
+    def _microbatches(self, packing: FlowPacking, entries: Tensor, cuts: Sequence[Tensor] | None) -> list[Any]:
+        return packing.microbatches(entries, cuts, at_least=runtime.world())
+
+    def _live(self, batch: Steps, names: Sequence[str], *given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return self._read(batch, names, self.model)
+
+    def _read(self, steps: Steps, names: Sequence[str], model: Any) -> dict[str, Tensor]:
+        unknown = [name for name in names if name not in OUTPUTS]
+        if unknown:
+            raise ModelError(f"a flow has no output {unknown[0]!r}, only {', '.join(OUTPUTS)}: choose another method")
+        mean = torch.zeros_like(steps.next_latent)
+        inner = steps.inner.nonzero().squeeze(1)
+        if inner.numel():
+            moved = (steps.latent, steps.condition, steps.time, steps.next_time, steps.scale)
+            found = model.mean(*(x[inner].to(self.device) for x in moved))
+            mean = mean.index_copy(0, inner, found.to("cpu", torch.float64))
+        out = {}
+        if "logprob" in names:
+            out["logprob"] = model.log_density(steps.next_latent, mean, steps.scale)[steps.reading]
+        if "entropy" in names:
+            out["entropy"] = model.entropy(steps.scale)[steps.reading]
+        return out

@@ -1,0 +1,158 @@
+"""LoRA through peft: one adapter for each trained policy; the model with adapters off is the reference policy and every
+frozen one."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gxpo.base.errors import ConfigError, ModelError, need
+
+ALONE = "main"  # the policy of a run that has one
+DEFAULT = "default"  # its adapter, by the name that peft gives it
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """LoRA (Hu et al., 2021): W + (alpha / rank) B A, with A random from `seed` and B zero.
+
+    targets  names of the modules that are adapted, or "all-linear" (every linear layer but the head)
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: str | tuple[str, ...] = "all-linear"
+    seed: int = 0
+
+
+def with_lora(model: Any, settings: LoraSettings, base: str | None = None, adapters: Sequence[str] = (DEFAULT,)) -> Any:
+    """Wrap the model with peft; only the adapters stay trainable. The global random state is left as it was.
+
+    base      what a saved adapter says that it belongs to: a directory or an id on the hub
+    adapters  their names; the first is active. Each has random numbers of its own
+    """
+    peft: Any = need("peft", "train")
+    config = peft.LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        target_modules=settings.targets if isinstance(settings.targets, str) else list(settings.targets),
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
+    first, *others = adapters
+    configs = {name: copy.deepcopy(config) for name in others}
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        # peft 0.21 reads a name that transformers 5.23 has deprecated; users can change neither
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        torch.manual_seed(_seed(settings.seed, first))
+        try:
+            wrapped = peft.get_peft_model(model, config, adapter_name=first)
+        except ValueError as error:  # modules that peft can't adapt, or names that there are not
+            raise ModelError(
+                f"{type(model).__name__} can't be given these adapters: {' '.join(str(error).split())[:300]} "
+                "(learner.lora_targets names modules, such as [q_proj, v_proj])"
+            ) from error
+        for name in others:
+            torch.manual_seed(_seed(settings.seed, name))
+            wrapped.add_adapter(name, configs[name])
+    _check_tied(wrapped)
+    for name in adapters:
+        if base is not None:
+            wrapped.peft_config[name].base_model_name_or_path = base
+    for p in adapter_parameters(wrapped, adapters):  # peft freezes all but the active one
+        p.requires_grad_(True)
+    return wrapped
+
+
+def _check_tied(wrapped: Any) -> None:
+    """Raise `ModelError` where adapters are on one of two modules that share a weight: merged, it would change both."""
+    base = wrapped.get_base_model()
+    ends = {"the embedding": base.get_input_embeddings(), "the head": base.get_output_embeddings()}
+    weights = [getattr(end, "base_layer", end).weight for end in ends.values() if end is not None]
+    adapted = [name for name, end in ends.items() if hasattr(end, "base_layer")]
+    if adapted and len(weights) == 2 and weights[0] is weights[1]:
+        raise ModelError(
+            f"learner.lora_targets names {' and '.join(adapted)} of a model whose head is its embedding "
+            "(tie_word_embeddings): merged into one of them the adapter would change the other. Leave it out, or save "
+            "the model untied"
+        )
+
+
+def _seed(seed: int, adapter: str) -> int:
+    return seed if adapter == DEFAULT else zlib.crc32(f"{seed}/{adapter}".encode())
+
+
+def adapter_parameters(model: Any, adapters: Sequence[str]) -> list[torch.nn.Parameter]:
+    """Parameters of these adapters of a peft model."""
+    return [p for name, p in model.named_parameters() if set(adapters) & set(name.split("."))]
+
+
+def adapter_of(policy: str) -> str:
+    """Adapter name of a policy; with a prefix, because peft looks for names among those of modules."""
+    return DEFAULT if policy == ALONE else f"policy_{policy}"
+
+
+def trained_policies(policies: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of the trained policies in {name: "trained" | "frozen"}."""
+    trained = tuple(name for name, kind in policies.items() if kind == "trained")
+    if not trained or set(policies.values()) - {"trained", "frozen"}:
+        raise ConfigError(f"policies are 'trained' or 'frozen', and at least one is trained, not {dict(policies)}")
+    return trained
+
+
+def parameters_of_policy(policy: str, parameters: Mapping[str, Any], policies: Mapping[str, str]) -> dict[str, Any]:
+    """Parameters of one policy of a run with several, under the names that they would have in a run of that policy
+    alone."""
+    own = adapter_of(policy)
+    others = {adapter_of(name) for name in trained_policies(policies)} - {own}
+    return {
+        ".".join(DEFAULT if word == own else word for word in name.split(".")): x
+        for name, x in parameters.items()
+        if not others & set(name.split("."))
+    }
+
+
+class Adapters:
+    """Switch between policies of one model: an adapter for each trained one, none for a frozen one.
+
+    model     wrapped by `with_lora` with the adapters of `trained_policies(policies)`
+    policies  name -> "trained" | "frozen"
+    """
+
+    def __init__(self, model: Any, policies: Mapping[str, str]) -> None:
+        self.model, self.policies = model, dict(policies)
+        self._parameters = adapter_parameters(model, [adapter_of(name) for name in trained_policies(policies)])
+
+    @contextmanager
+    def acting(self, policy: str | None) -> Iterator[None]:
+        """Context manager: activate a policy's adapter; None: the model without adapters."""
+        if policy is not None and policy not in self.policies:
+            raise ModelError(f"there is no policy {policy!r}; the run has {', '.join(self.policies)}")
+        try:
+            if policy is None or self.policies[policy] == "frozen":
+                with self.model.disable_adapter():
+                    yield
+            else:
+                if self.model.active_adapters != [adapter_of(policy)]:
+                    self.model.set_adapter(adapter_of(policy))
+                    self._thaw()
+                yield
+        finally:
+            self._thaw()
+
+    def _thaw(self) -> None:
+        """Let all adapters have gradients: peft switches off those that are not active."""
+        for p in self._parameters:
+            p.requires_grad_(True)
+
+
+def merged(model: Any) -> Any:
+    """Merge the adapters into the weights: a plain model again. Takes `model` apart: give it a copy."""
+    return model.merge_and_unload(safe_merge=True)

@@ -1,0 +1,104 @@
+"""Automatic micro-batch size: measured once, on rollouts as long as the run's."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gxpo.base import runtime
+from gxpo.base.errors import ModelError
+from gxpo.forest.forest import Forest
+
+SIZES = tuple(2**k for k in range(10, 18))  # 1,024 to 131,072 tokens
+ENOUGH = 0.95  # of the best speed: the smallest size that reaches it is taken
+ROOM = 0.6  # of the free memory that a size may be expected to take
+
+
+def tokens_per_microbatch(
+    learner: Any,
+    prompt: int,
+    action: int,
+    group_size: int,
+    *,
+    seconds: float = 60.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> int:
+    """The smallest size whose speed is within 5% of the best; `learner` is left as it was.
+
+    learner     a `TorchLearner`; its `tokens_per_microbatch` is changed while this runs
+    prompt, action, group_size   lengths of the made-up rollouts, as in the run at their longest
+    seconds     no larger size is tried after this long
+
+    Sizes are doubled until one does not fit, is expected not to fit, or the last two brought nothing. Speeds depend on
+    the machine and the moment, so the caller keeps the answer.
+    """
+    before, found = learner.tokens_per_microbatch, {}
+    began = clock()
+    try:
+        for size in SIZES:
+            learner.tokens_per_microbatch = size
+            forest = _made_up(size, prompt, action, group_size)
+            forest = forest.replace(policy_names=tuple(getattr(learner, "policies", {"main": "trained"}))[:1])
+            held = _taken(learner.device, mark=True)
+            try:
+                _gradient(learner, forest)  # the first time allocates
+                start = clock()
+                _gradient(learner, forest)
+            except ModelError:
+                break
+            found[size] = forest.n_tokens / (clock() - start)
+            taken = _taken(learner.device) - held
+            if 2 * taken > ROOM * _free(learner.device) or clock() - began > seconds or _levelled(found):
+                break
+    finally:
+        learner.tokens_per_microbatch = before
+    if not found:
+        raise ModelError(
+            f"not even {SIZES[0]} tokens fit into memory: shorten prompts or lower sampling.max_new_tokens"
+        )
+    best = max(found.values())
+    return next(size for size, speed in found.items() if speed >= ENOUGH * best)
+
+
+def _levelled(found: dict[int, float]) -> bool:
+    """Whether the last two doublings brought no more speed."""
+    speeds = list(found.values())
+    return len(speeds) > 2 and max(speeds[-2:]) * ENOUGH <= max(speeds[:-2])
+
+
+def _made_up(size: int, prompt: int, action: int, group_size: int) -> Forest:
+    """Synthetic groups of token 0 with `size` tokens in total; at least one trajectory."""
+    groups = max(1, size // (prompt + group_size * action))
+    members = max(1, min(group_size, (size - prompt) // action))
+    return Forest.from_completions(
+        [[i % 7, *[0] * (max(prompt, 2) - 1)] for i in range(groups)],
+        [[[0] * action for _ in range(members)] for _ in range(groups)],
+        [[float(i) for i in range(members)] for _ in range(groups)],
+    )
+
+
+def _gradient(learner: Any, forest: Forest) -> None:
+    learner.gradient(forest, lambda x: x["logprob"].mean() + 0 * x["entropy"].mean(), names=("logprob", "entropy"))
+
+
+def _taken(device: torch.device, *, mark: bool = False) -> float:
+    """Memory in bytes: on a GPU allocated now (`mark`) or the peak since; on a CPU the process's peak."""
+    if device.type == "cuda":
+        if mark:
+            torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.memory_allocated(device) if mark else torch.cuda.max_memory_allocated(device)
+    return runtime.peak_resident()
+
+
+def _free(device: torch.device) -> int:
+    """Bytes that are free."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # the first on Windows
+        return 4 << 30

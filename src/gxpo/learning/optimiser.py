@@ -1,0 +1,300 @@
+"""Optimiser over named parameters, its learning rate schedule, its state for checkpoints; whole tensors or shards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gxpo.base import runtime
+from gxpo.base.errors import CheckpointError, ConfigError, ModelError, did_you_mean
+from gxpo.learning.optimiser_kinds import betas_of, is_hidden, made, states_of
+
+SHAPES = ("constant", "cosine", "linear")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate schedule: linear warm-up over `warmup` steps, `shape` to 0 at `total` ("constant": stays at 1).
+
+    >>> [round(Schedule("linear", warmup=2, total=6)(step), 2) for step in range(7)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+
+    shape: Literal["constant", "cosine", "linear"] = "constant"
+    warmup: int = 0
+    total: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.shape not in SHAPES:
+            raise ConfigError(
+                f"schedule {self.shape!r} is not one of {', '.join(SHAPES)}{did_you_mean(self.shape, SHAPES)}"
+            )
+        if self.shape != "constant" and (self.total is None or self.total <= self.warmup):
+            raise ConfigError(f"a {self.shape} schedule needs a total of steps above its warm-up of {self.warmup}")
+
+    def __call__(self, step: int) -> float:
+        """`step` counts optimiser steps already taken."""
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        if self.shape == "constant" or self.total is None:
+            return 1.0
+        progress = min((step - self.warmup) / (self.total - self.warmup), 1.0)
+        return 1.0 - progress if self.shape == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+States = Literal["float32", "bfloat16"]
+SAMPLED = 1 << 16  # weights that are looked at to say what share of them a step moved
+
+
+class Optimiser:
+    """AdamW (Loshchilov & Hutter, 2019) or another `kind` (`gxpo.learning.optimiser_kinds`); weight decay on matrices,
+    none on vectors (norms, biases).
+
+    Parameters of less than 32 bits are updated through float32 copies, in which their gradients are also summed over
+    micro-batches; with `states` "bfloat16" without copies, see `RoundedAdamW`. `max_grad_norm` of None or <= 0 leaves
+    gradients as they are. `multiples`: prefix of names -> the multiple of the learning rate at which these move.
+    `apart`: prefixes of the matrices that AdamW moves under Muon, embeddings and heads.
+    """
+
+    def __init__(
+        self,
+        named: Mapping[str, nn.Parameter],
+        *,
+        lr: float,
+        kind: str = "adamw",
+        betas: Sequence[float] | None = None,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        max_grad_norm: float | None = 1.0,
+        schedule: Schedule | None = None,
+        multiples: Mapping[str, float] | None = None,
+        states: States = "float32",
+        apart: Sequence[str] = (),
+    ) -> None:
+        if not named:
+            raise ModelError("the model has no trainable parameters: every one has requires_grad=False")
+        self.named = dict(sorted(named.items()))
+        self.lr, self.schedule, self.max_grad_norm = lr, schedule or Schedule(), max_grad_norm
+        self.steps = 0
+        self.moved: float | None = None  # share of the parameters that the last step changed
+        rounds = states == "bfloat16"
+        if rounds and any(p.dtype != torch.bfloat16 for p in self.named.values()):
+            raise ModelError("learner.states=bfloat16 needs learner.dtype=bfloat16: there is nothing to save otherwise")
+        if rounds and kind != "adamw":
+            raise ModelError(f"learner.states=bfloat16 is of AdamW: leave it out, or learner.optimiser={kind}")
+        betas = betas_of(kind, betas)
+        self._full = {name: p if rounds else self._full_precision(p) for name, p in self.named.items()}
+        self._direct = [p for name, p in self.named.items() if self._full[name] is p]
+        self._kinds = {
+            n: "adamw" if kind == "muon" and not is_hidden(n, p, apart) else kind for n, p in self._full.items()
+        }
+        if kind == "muon" and any(is_shard(p) for p in self._full.values()):
+            raise ModelError(
+                "learner.optimiser=muon makes whole matrices orthogonal, and these are sharded: use another"
+            )
+        groups: dict[tuple[str, float, float, bool], list[Tensor]] = {}
+        for name, p in self._full.items():
+            multiple = next((m for prefix, m in (multiples or {}).items() if name.startswith(prefix)), 1.0)
+            key = self._kinds[name], weight_decay if p.dim() >= 2 else 0.0, multiple, is_shard(p)
+            groups.setdefault(key, []).append(p)
+        self._states = {name: states_of(own, betas) for name, own in self._kinds.items()}
+        self._inner: dict[str, Any] = {}
+        self._multiples: dict[str, list[float]] = {}
+        for own in dict.fromkeys(self._kinds.values()):
+            mine = {key: params for key, params in groups.items() if key[0] == own}
+            by_group = [{"params": params, "weight_decay": decay} for (_, decay, _, _), params in mine.items()]
+            self._multiples[own] = [multiple for _, _, multiple, _ in mine]
+            if rounds:
+                from gxpo.learning.rounded import RoundedAdamW
+
+                self._inner[own] = RoundedAdamW(by_group, lr=lr, betas=betas, eps=eps)
+            else:
+                self._inner[own] = made(own, by_group, lr=lr, betas=betas, eps=eps)
+
+    @staticmethod
+    def _full_precision(p: nn.Parameter) -> nn.Parameter:
+        if torch.finfo(p.dtype).bits >= 32:
+            return p
+        return nn.Parameter(p.detach().to(torch.float32))
+
+    # ------------------------------------------------------------ gradients
+    def zero(self) -> None:
+        """Clear all gradients."""
+        for name, p in self.named.items():
+            p.grad = self._full[name].grad = None
+
+    def collect(self) -> None:
+        """Add low-precision gradients to the float32 sums, after a backward pass."""
+        for name, p in self.named.items():
+            full = self._full[name]
+            if full is not p and p.grad is not None:
+                grad = p.grad.to(torch.float32)
+                full.grad = grad if full.grad is None else full.grad + grad
+                p.grad = None
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Summed gradients by name, in order of names; zeros for parameters without one."""
+        for full in self._full.values():
+            if full.grad is None:
+                full.grad = torch.zeros_like(full)
+        return {name: full.grad for name, full in self._full.items() if full.grad is not None}
+
+    def share(self) -> None:
+        """Sum the gradients over processes; those of sharded parameters are summed already."""
+        runtime.all_sum([g for g in self.gradients().values() if not is_shard(g)])
+
+    def _norm(self, dtype: torch.dtype | None = None) -> float:
+        """Global norm of the gradients; with `dtype`, each parameter's is computed in it."""
+        found = list(self.gradients().values())
+        if dtype is None and not any(map(is_shard, found)):
+            return float(torch.nn.utils.get_total_norm(found))
+        dtype = dtype or torch.float64
+        whole = math.hypot(*(float(torch.linalg.vector_norm(g, dtype=dtype)) for g in found if not is_shard(g)))
+        shards = [torch.linalg.vector_norm(local(g), dtype=dtype) for g in found if is_shard(g)]
+        squares = torch.stack([x.cpu().double().square() for x in shards]).sum() if shards else torch.zeros(())
+        runtime.all_sum([squares])
+        return math.hypot(whole, math.sqrt(float(squares)))
+
+    # ------------------------------------------------------------ steps
+    @property
+    def current_lr(self) -> float:
+        """Learning rate of the next step."""
+        return self.lr * self.schedule(self.steps)
+
+    def step(self) -> float:
+        """One optimiser step; gives the global gradient norm before clipping.
+
+        Where that is not finite, nothing is changed: neither parameters nor moments nor the count of steps.
+        """
+        gradients, limit = self.gradients(), self.max_grad_norm or 0.0
+        norm = self._norm()
+        if limit and math.isinf(norm):  # the squares of finite gradients may overflow; clipped, those can be followed
+            norm = self._norm(torch.float64)
+        if not math.isfinite(norm):
+            return norm
+        if 0 < limit < norm:
+            for g in gradients.values():
+                g.mul_(limit / (norm + 1e-6))
+        for own, inner in self._inner.items():
+            for group, multiple in zip(inner.param_groups, self._multiples[own], strict=True):
+                group["lr"] = multiple * self.current_lr
+        before = self._sample()
+        for inner in self._inner.values():
+            inner.step()
+        torch.autograd.graph.increment_version(list(self._full.values()))  # fused steps go uncounted
+        self.steps += 1
+        changed, total = self._write_back()
+        if before is not None:
+            share = runtime.mean(float((self._sample() != before).double().mean()))
+            size = sum(p.numel() for p in self._direct)
+            changed, total = changed + share * size, total + size
+        self.moved = changed / total
+        return norm
+
+    @torch.no_grad()
+    def _sample(self) -> Tensor | None:
+        """Some weights of each parameter that has no copy, the same ones at every step; None: all have one."""
+        if not self._direct:
+            return None
+        apart = max(1, sum(p.numel() for p in self._direct) // SAMPLED)
+        return torch.cat([local(p).reshape(-1)[::apart] for p in self._direct])
+
+    @property
+    def copies(self) -> bool:
+        """Whether low-precision parameters are updated through float32 copies."""
+        return len(self._direct) < len(self.named)
+
+    def _write_back(self) -> tuple[float, int]:
+        """Round the float32 copies to the model's parameters; how many of how many have changed."""
+        changed = total = 0
+        with torch.no_grad():
+            for name, p in self.named.items():
+                full = self._full[name]
+                if full is not p:
+                    rounded = full.to(p.dtype)
+                    changed += int(torch.count_nonzero(rounded.view(torch.int16) != p.view(torch.int16)))
+                    total += p.numel()
+                    p.copy_(rounded)
+        return changed, total
+
+    # ------------------------------------------------------------ saving
+    def parameters(self) -> dict[str, Tensor]:
+        """Copies of the parameters at the precision of the update."""
+        return {name: full.detach().clone() for name, full in self._full.items()}
+
+    def set_parameters(self, values: Mapping[str, Tensor]) -> None:
+        """Set the parameters: the inverse of `parameters`."""
+        _check(values, self._full)
+        with torch.no_grad():
+            for name, full in self._full.items():
+                put(full, values[name])
+        self._write_back()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters and the optimiser's states: `parameter/NAME`, of AdamW `exp_avg/NAME`, `exp_avg_sq/NAME` (none
+        before a step)."""
+        out = {f"parameter/{name}": x for name, x in self.parameters().items()}
+        for name, full in self._full.items():
+            held = self._inner[self._kinds[name]].state
+            for state in self._states[name] if full in held else ():
+                out[f"{state}/{name}"] = held[full][state].detach().clone()
+        return out
+
+    def expected(self, steps: int) -> dict[str, Tensor]:
+        """The names that `tensors` has after so many steps, each with a tensor of its shape, dtype and place."""
+        out: dict[str, Tensor] = {f"parameter/{name}": full for name, full in self._full.items()}
+        for name, full in self._full.items() if steps else ():
+            out |= {f"{state}/{name}": full for state in self._states[name]}
+        return out
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], steps: int) -> None:
+        """Load `tensors` after `steps` optimiser steps. Changes nothing if anything is wrong."""
+        _check(tensors, self.expected(steps))
+        self.set_parameters({name: tensors[f"parameter/{name}"] for name in self._full})
+        for inner in self._inner.values():
+            inner.state.clear()
+        for name, full in self._full.items() if steps else ():
+            moments = {state: tensors[f"{state}/{name}"].to(full).clone() for state in self._states[name]}
+            counted = {"step": torch.tensor(float(steps))} if self._kinds[name] == "adamw" else {}
+            self._inner[self._kinds[name]].state[full] = {**counted, **moments}
+        self.steps = steps
+
+
+def is_shard(x: Tensor) -> bool:
+    """Whether a tensor is this process's shard of one (a `DTensor`)."""
+    return hasattr(x, "to_local")
+
+
+def local(x: Tensor) -> Tensor:
+    """What this process holds of a tensor."""
+    to_local: Any = getattr(x, "to_local", None)
+    return x if to_local is None else to_local()
+
+
+def put(p: Tensor, value: Tensor) -> None:
+    """Copy a value to a parameter; of a whole value a shard takes its own rows."""
+    if is_shard(p) and not is_shard(value):
+        own = local(p)
+        begin = min(runtime.rank() * -(-p.shape[0] // runtime.world()), p.shape[0])
+        own.copy_(value[begin : begin + own.shape[0]])
+    else:
+        p.copy_(value)
+
+
+def _check(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    missing, surplus = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+    if missing or surplus:
+        what = f"lacks {missing[0]!r}" if missing else f"has {surplus[0]!r}, which the model has not"
+        raise CheckpointError(
+            f"the saved state {what} ({len(missing)} missing, {len(surplus)} too many): is it of this model?"
+        )
+    for name, x in expected.items():
+        if found[name].shape != x.shape:
+            raise CheckpointError(
+                f"{name!r} has shape {tuple(found[name].shape)} in the saved state and {tuple(x.shape)} in the model"
+            )

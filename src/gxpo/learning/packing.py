@@ -1,0 +1,420 @@
+"""Micro-batches of a forest: its unique tokens in rows, and the action tokens that are read from each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gxpo.base import media
+from gxpo.base.errors import ModelError
+from gxpo.forest.forest import Forest
+from gxpo.models.decoder.attention import Chain
+
+Layout = Literal["packed", "flat"]
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """tokens [n]: stored tokens in order (ancestors first); entries: the action tokens (of P) that are read from it."""
+
+    tokens: Tensor
+    entries: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Sheet:
+    """Rows of one forward pass, concatenated in a flat list of n tokens.
+
+    index [n]  the stored token at each place; tokens, position [n]; lengths: of the rows
+    packing    whose rows these are
+    """
+
+    index: Tensor
+    lengths: tuple[int, ...]
+    packing: Packing
+
+    @property
+    def stored(self) -> int:
+        """Number of stored tokens in the rows."""
+        return self.index.numel()
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """[n] vocabulary ids."""
+        return self.packing.packed.token[self.index]
+
+    @cached_property
+    def position(self) -> Tensor:
+        """[n] positions; of m-RoPE [3, n]."""
+        return self.packing.position[..., self.index]
+
+    @cached_property
+    def chains(self) -> list[Chain]:
+        """Chains of tokens for tree attention over these rows."""
+        return self.packing.chains(self.index, self.lengths)
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch(Sheet):
+    """A sheet and the action tokens that are read from it.
+
+    entries [E]  the action tokens (of P) that are read, and reading [E] which of the Q readings is each one's: entries
+                 that share a stored token and a temperature share a reading
+    place [Q]    where: the token's predecessor in the flat list
+    target, temperature [Q], support [Q, K] (None: whole vocabulary)
+    policy       the policy that reads it, if there are several
+    """
+
+    entries: Tensor
+    reading: Tensor
+    place: Tensor
+    target: Tensor
+    temperature: Tensor
+    support: Tensor | None
+    policy: str | None = None
+
+
+class Packing:
+    """Rows and micro-batches of one forest.
+
+    layout "packed": a row holds a tree (or, if it is longer than `limit`, part of its leaves with all their
+    ancestors), every token once, depth first; "flat": a row holds the path to one leaf, for models whose layers don't
+    take an ancestor mask. Tokens after the last one that something is read from are left out. `padded` says whether
+    rows are padded to the longest that goes with them, which then counts against `limit`. position [T] of the stored
+    tokens, of m-RoPE [3, T]; None: their depths. images: distinct pictures that a micro-batch shows at most (None: any
+    number), but for a path that alone shows more: only what shows no further one goes with it.
+    """
+
+    def __init__(
+        self,
+        forest: Forest,
+        *,
+        layout: Layout = "packed",
+        limit: int = 8192,
+        padded: bool = True,
+        position: Tensor | None = None,
+        images: int | None = None,
+    ) -> None:
+        self.images = images
+        self.forest, self.layout, self.limit, self.padded = forest, layout, limit, padded
+        self.packed = forest.pack()
+        self.position = self.packed.position if position is None else position
+
+    # ------------------------------------------------------------ columns
+    @cached_property
+    def _parent(self) -> list[int]:
+        return self.forest.parent.tolist()
+
+    @cached_property
+    def _offset(self) -> Tensor:
+        """[T] place of each token within its node."""
+        return torch.arange(self.forest.n_tokens) - self.forest.first_token[self.packed.node_of_token]
+
+    @cached_property
+    def spans(self) -> tuple[Tensor, Tensor]:
+        """[N], [N]: depth-first intervals; a is b or an ancestor exactly if enter[a] <= enter[b] < leave[a]."""
+        size = [1] * len(self._parent)
+        for node in range(len(size) - 1, -1, -1):
+            if self._parent[node] >= 0:
+                size[self._parent[node]] += size[node]
+        enter, free, roots = [0] * len(size), [0] * len(size), 0
+        for node, up in enumerate(self._parent):
+            if up < 0:
+                enter[node], roots = roots, roots + size[node]
+            else:
+                enter[node], free[up] = free[up], free[up] + size[node]
+            free[node] = enter[node] + 1
+        enter_n = torch.tensor(enter, dtype=torch.int64)
+        return enter_n, enter_n + torch.tensor(size, dtype=torch.int64)
+
+    @cached_property
+    def settings(self) -> tuple[Tensor, Tensor]:
+        """[R], [R]: temperature, and whether the support was truncated, from the trajectories' sampling settings."""
+        temperature, truncated = [], []
+        for name, sampling in zip(self.forest.id, self.forest.sampling, strict=True):
+            value = sampling.get("temperature")
+            value = 1.0 if value is None else float(value)
+            if value <= 0:
+                raise ModelError(
+                    f"trajectory {name!r} was sampled at temperature {value:g}, which leaves no log-probabilities to "
+                    "train on: sample with temperature > 0"
+                )
+            temperature.append(value)
+            top_p, min_p = sampling.get("top_p"), sampling.get("min_p")
+            truncated.append(bool(sampling.get("top_k")) or (top_p is not None and top_p < 1) or bool(min_p))
+        return torch.tensor(temperature, dtype=torch.float64), torch.tensor(truncated, dtype=torch.bool)
+
+    # ------------------------------------------------------------ rows
+    def rows(self, entries: Tensor) -> list[Row]:
+        """Rows from which all these action tokens can be read, each in one of them."""
+        if not entries.numel():
+            return []
+        read_at = self.read_at(entries)
+        node_of_entry = self.packed.node_of_token[read_at]
+        wanted = self._wanted(read_at)
+        owner, enter = torch.full((self.forest.n_nodes,), -1), self.spans[0].tolist()
+        held: list[list[int]] = []
+        for nodes in self._cut(wanted):
+            new = torch.tensor(nodes, dtype=torch.int64)
+            owner[new[owner[new] < 0]] = len(held)
+            held.append(sorted(nodes, key=enter.__getitem__))
+        row_of_entry = owner[node_of_entry]
+        first = self.forest.first_token.tolist()
+        out = []
+        for i, nodes in enumerate(held):
+            tokens = torch.cat([torch.arange(first[n], first[n] + wanted[n]) for n in nodes])
+            out.append(Row(tokens, entries[row_of_entry == i]))
+        return out
+
+    def read_at(self, entries: Tensor) -> Tensor:
+        """Stored token whose hidden state predicts each action token."""
+        read_at = self.packed.predecessor[self.forest.path_token[entries]]
+        if bool((read_at < 0).any()):
+            r = int(self.forest.path_trajectory[entries[read_at < 0][0]])
+            raise ModelError(
+                f"the first action token of trajectory {self.forest.id[r]!r} has nothing before it to be predicted "
+                "from: give it a prompt of at least one token, such as the model's bos"
+            )
+        return read_at
+
+    def _wanted(self, read_at: Tensor) -> dict[int, int]:
+        """Number of tokens needed of each node; nodes in order, ancestors whole."""
+        size = self.forest.first_token.diff()
+        ends = torch.zeros(self.forest.n_nodes, dtype=torch.int64).scatter_reduce_(
+            0, self.packed.node_of_token[read_at], self._offset[read_at] + 1, "amax"
+        )
+        count, sizes, needed = ends.tolist(), size.tolist(), (ends > 0).tolist()
+        for node in range(len(count) - 1, -1, -1):
+            up = self._parent[node]
+            if needed[node] and up >= 0:
+                needed[up], count[up] = True, sizes[up]
+        return {node: count[node] for node in range(len(count)) if needed[node]}
+
+    def _cut(self, wanted: dict[int, int]) -> Iterable[list[int]]:
+        """Nodes of each row."""
+        enter = self.spans[0]
+        inner = {self._parent[node] for node in wanted}
+        leaves = sorted((node for node in wanted if node not in inner), key=lambda node: int(enter[node]))
+        nodes: dict[int, None] = {}
+        shown: frozenset[int] = frozenset()
+        root, length = -1, 0
+        for leaf in leaves:
+            path = [leaf]
+            while (up := self._parent[path[-1]]) >= 0:
+                path.append(up)
+            new = [node for node in path if node not in nodes]
+            longer = length + sum(wanted[node] for node in new)
+            full = longer > self.limit or self._too_many(shown, self._shown(new))
+            if nodes and (self.layout == "flat" or path[-1] != root or full):
+                yield list(nodes)
+                nodes, new = {}, path
+                longer, shown = sum(wanted[node] for node in path), frozenset()
+            shown |= self._shown(new)
+            nodes.update(dict.fromkeys(new))
+            root, length = path[-1], longer
+        if nodes:
+            yield list(nodes)
+
+    # ------------------------------------------------------------ pictures
+    @cached_property
+    def _pictures(self) -> dict[int, set[int]]:
+        """Keys of the pictures that nodes show, if their number is bounded."""
+        out: dict[int, set[int]] = {}
+        if self.images is None:
+            return out
+        rows = self.packed.token >= media.FIRST
+        shown = torch.stack([self.packed.node_of_token[rows], (self.packed.token[rows] - media.FIRST) // media.ROWS])
+        for node, key in torch.unique(shown, dim=1).T.tolist():
+            out.setdefault(node, set()).add(key)
+        return out
+
+    def _shown(self, nodes: Iterable[int]) -> frozenset[int]:
+        """Keys of the pictures that these nodes show, if their number is bounded."""
+        return frozenset().union(*(self._pictures.get(node, ()) for node in nodes))
+
+    def _shown_in(self, row: Row) -> frozenset[int]:
+        nodes = self.packed.node_of_token[row.tokens] if self._pictures else row.tokens[:0]
+        return self._shown(torch.unique_consecutive(nodes).tolist())
+
+    def _too_many(self, held: frozenset[int], more: frozenset[int]) -> bool:
+        """Whether further pictures would be too many."""
+        return self.images is not None and not more <= held and len(held | more) > self.images
+
+    # ------------------------------------------------------------ micro-batches
+    def microbatches(
+        self, entries: Tensor, *, cuts: Sequence[Tensor] | None = None, at_least: int = 1
+    ) -> list[MicroBatch]:
+        """Micro-batches for all these action tokens, at most `limit` tokens each (a longer row is alone) and `images`
+        pictures.
+
+        at_least: cut so that there are this many if there is enough (one for each process). cuts: instead, one
+        micro-batch for each of these sets of action tokens, of any size.
+        """
+        if cuts is not None:
+            wanted = torch.zeros(self.forest.n_entries, dtype=torch.bool)
+            wanted[entries] = True
+            chosen = [self.rows(cut[wanted[cut]]) for cut in cuts]
+            return [self._batch(rows) for rows in chosen if rows]
+        return [self._batch(rows) for rows in self._together(self.rows(entries), at_least)]
+
+    def _together(self, rows: list[Row], at_least: int = 1) -> list[list[Row]]:
+        """Rows of similar length, of at most `limit` tokens together, padding included where there is any, that show at
+        most `images` pictures."""
+        rows = sorted(rows, key=lambda row: -row.tokens.numel())
+        limit = self.limit
+        if at_least > 1:
+            limit = min(limit, -(-sum(row.tokens.numel() for row in rows) // at_least))
+        batches: list[list[Row]] = []
+        held, shown = 0, frozenset[int]()
+        for row in rows:
+            size, own = row.tokens.numel(), self._shown_in(row)
+            longer = held + (batches[-1][0].tokens.numel() if self.padded and batches else size)
+            if not batches or longer > limit or self._too_many(shown, own):
+                batches.append([])
+                held, shown = 0, frozenset()
+            batches[-1].append(row)
+            shown |= own
+            held += batches[-1][0].tokens.numel() if self.padded else size
+        return batches
+
+    def everything(self) -> Iterator[Sheet]:
+        """Every stored token of every trajectory, the last ones of actions too, in sheets of at most `limit` tokens."""
+        sizes = self.forest.first_token.diff().tolist()
+        whole = {n: sizes[n] for n in torch.unique(self.forest.visits[1]).tolist()}
+        first = self.forest.first_token.tolist()
+        none, enter = torch.zeros(0, dtype=torch.int64), self.spans[0].tolist().__getitem__
+        rows = [
+            Row(torch.cat([torch.arange(first[n], first[n] + sizes[n]) for n in sorted(nodes, key=enter)]), none)
+            for nodes in self._cut(whole)
+        ]
+        yield from (self._sheet(rows) for rows in self._together([row for row in rows if row.tokens.numel()]))
+
+    def _sheet(self, rows: list[Row]) -> Sheet:
+        index = torch.cat([row.tokens for row in rows])
+        if bool((self.packed.token[index] < 0).any()):
+            raise ModelError(
+                "the forest holds steps that are not vocabulary ids (token -1), which this learner can't read"
+            )
+        return Sheet(index, tuple(row.tokens.numel() for row in rows), self)
+
+    def _batch(self, rows: list[Row]) -> MicroBatch:
+        sheet = self._sheet(rows)
+        entries = torch.cat([row.entries for row in rows])
+        reading, first = self._readings(entries)
+        read = entries[first]
+        return MicroBatch(
+            index=sheet.index,
+            lengths=sheet.lengths,
+            packing=self,
+            entries=entries,
+            reading=reading,
+            place=self._places(rows)[first],
+            target=self.forest.token[self.forest.path_token[read]],
+            temperature=self.settings[0][self.forest.path_trajectory[read]],
+            support=self._support(entries, first),
+        )
+
+    def chains(self, index: Tensor, lengths: Sequence[int]) -> list[Chain]:
+        """Chains of the rows of stored tokens `index`; one begins at a row's start or a node with siblings, or apart.
+
+        A node goes on with its parent's stretch if it is the only one below it in the row.
+        """
+        node = self.packed.node_of_token[index]
+        row_start = torch.tensor([0, *lengths]).cumsum(0)
+        new = torch.ones(node.shape, dtype=torch.bool)
+        new[1:] = node[1:] != node[:-1]
+        new[row_start[:-1]] = True
+        begin = new.nonzero().squeeze(1)
+        end = torch.cat([begin[1:], row_start[-1:]])
+        if self.layout == "flat":
+            return [Chain(a, b, b) for a, b in zip(row_start[:-1].tolist(), row_start[1:].tolist(), strict=True)]
+        row = torch.searchsorted(row_start[1:], begin, right=True)
+        enter, leave = (x[node[begin]].tolist() for x in self.spans)
+        return _chains(begin.tolist(), end.tolist(), enter, leave, row_start[1:][row].tolist())
+
+    def _readings(self, entries: Tensor) -> tuple[Tensor, Tensor]:
+        """[E] distinct (stored token, temperature) of each row of P, and [Q] one row of each."""
+        degree = torch.unique(self.settings[0], return_inverse=True)[1][self.forest.path_trajectory[entries]]
+        key = self.forest.path_token[entries] * (int(degree.max()) + 1) + degree
+        distinct, reading = torch.unique(key, return_inverse=True)
+        first = torch.full(distinct.shape, entries.numel()).scatter_reduce_(
+            0, reading, torch.arange(entries.numel()), "amin"
+        )
+        return reading, first
+
+    def _places(self, rows: list[Row]) -> Tensor:
+        """[E] position in the flat list at which each row of P is read."""
+        column = torch.empty(self.forest.n_tokens, dtype=torch.int64)
+        out, start = [], 0
+        for row in rows:
+            column[row.tokens] = torch.arange(start, start + row.tokens.numel())
+            out.append(column[self.read_at(row.entries)])
+            start += row.tokens.numel()
+        return torch.cat(out)
+
+    def _support(self, entries: Tensor, first: Tensor) -> Tensor | None:
+        """[Q, K] allowed ids of entries[first]; None where none has a stored support. Refuses what can't be right."""
+        token, trajectory = self.forest.path_token[entries], self.forest.path_trajectory[entries]
+        support = self.forest.extras.get("support")
+        stored = None if support is None else support[token]
+        known = torch.zeros(token.shape, dtype=torch.bool) if stored is None else (stored >= 0).any(1)
+        lacking = self.settings[1][trajectory] & ~known
+        if bool(lacking.any()):
+            r = int(trajectory[lacking][0])
+            raise ModelError(
+                f"trajectory {self.forest.id[r]!r} was sampled with top_k, top_p or min_p, but the allowed ids are not "
+                "stored (extras 'support'), so its ratios would be wrong: store them, or sample by temperature alone"
+            )
+        if stored is None or not bool(known.any()):
+            return None
+        outside = known & ~(stored == self.forest.token[token][:, None]).any(1)
+        if bool(outside.any()):
+            r = int(trajectory[outside][0])
+            raise ModelError(f"trajectory {self.forest.id[r]!r} has an action token outside its own stored support")
+        return stored[first]
+
+    def by_policy(self, entries: Tensor) -> dict[str, Tensor]:
+        """These action tokens by the policy that wrote them; one context may come before tokens of several policies."""
+        policy = self.forest.policy[self.packed.node_of_token[self.forest.path_token[entries]]]
+        return {self.forest.policy_names[p]: entries[policy == p] for p in policy.unique().tolist()}
+
+    # ------------------------------------------------------------ accounting
+    def flat_tokens(self, entries: Tensor) -> int:
+        """Number of tokens in separate forward passes of every trajectory for these action tokens."""
+        if not entries.numel():
+            return 0
+        read_at, n = self.read_at(entries), self.forest.n_nodes
+        owner, node = self.forest.path_trajectory[entries], self.packed.node_of_token[read_at]
+        pairs, place = torch.unique(owner * n + node, return_inverse=True)
+        longest = torch.zeros(pairs.shape, dtype=torch.int64).scatter_reduce_(
+            0, place, self.packed.position[read_at] + 1, "amax"
+        )
+        last = torch.ones(pairs.shape, dtype=torch.bool)
+        owner, node = pairs // n, pairs % n
+        while node.numel():
+            up = self.forest.parent[node]
+            owner, node = owner[up >= 0], up[up >= 0]
+            last &= ~torch.isin(pairs, owner * n + node)
+        return int(longest[last].sum())
+
+
+def _chains(begin: list[int], end: list[int], enter: list[int], leave: list[int], row_end: list[int]) -> list[Chain]:
+    """Chains from pieces in depth-first order: flat ranges [begin, end) and intervals [enter, leave) of their nodes."""
+    below = list(row_end)  # where what is below each piece ends
+    open_pieces: list[int] = []
+    for i, place in enumerate(begin):
+        while open_pieces and (row_end[open_pieces[-1]] <= place or leave[open_pieces[-1]] <= enter[i]):
+            below[open_pieces.pop()] = place
+        open_pieces.append(i)
+    out: list[Chain] = []
+    for i, under in enumerate(below):
+        if out and out[-1].below == under:  # all that is below the last one is this piece and what is below it
+            out[-1] = Chain(out[-1].start, end[i], under)
+        else:
+            out.append(Chain(begin[i], end[i], under))
+    return out

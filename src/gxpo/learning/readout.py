@@ -1,0 +1,408 @@
+"""Log-probs, entropies and other outputs from hidden states, without materialising [all tokens x vocabulary]."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
+
+from gxpo.base.errors import ModelError
+from gxpo.learning.divergence import generalised_jensen_shannon, with_rest
+from gxpo.models.decoder.architecture import Head, backbone_of, plain, positions
+from gxpo.models.decoder.forward import Decoder, Kernels, Products, with_zeros
+from gxpo.models.decoder.vision import triples_of
+from gxpo.parts.protocols import Output
+
+NEVER = -1e4  # a log-probability whose probability is 0 in every dtype, and finite: 0 times it is 0
+
+
+def scaled(logits: Tensor, temperature: Tensor) -> Tensor:
+    """[n, V] logits / temperature in float32 at least, in new memory."""
+    z = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+    return z if bool((temperature == 1).all()) else z.div_(temperature[:, None].to(z))
+
+
+class Chosen(Function):
+    """log p(target) [n] and, where `wanted`, entropy [n] (nats) of p = softmax(z), z = logits [n, V] / temperature [n].
+
+    Holds the logits as they came. With respect to z the first has gradient onehot(target) - p, the second
+    -p (log p + entropy).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, temperature: Tensor, wanted: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        z = scaled(logits, temperature)
+        highest = z.amax(1, keepdim=True)
+        p = (z - highest).exp_()
+        mass = p.sum(1)
+        total = highest.squeeze(1) + mass.log()
+        logprob = z.gather(1, target[:, None]).squeeze(1) - total
+        entropy = None
+        if wanted:
+            entropy = total - z.clamp_(min=torch.finfo(z.dtype).min).mul_(p).sum(1) / mass
+        ctx.save_for_backward(logits, target, temperature, total, entropy)
+        ctx.set_materialize_grads(False)
+        return logprob, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        logits, target, temperature, total, entropy = ctx.saved_tensors
+        by_logprob, by_entropy = grads
+        if by_logprob is None and by_entropy is None:
+            return None, None, None, None
+        z = scaled(logits, temperature).sub_(total[:, None])
+        slope = torch.zeros_like(total) if by_logprob is None else -by_logprob
+        if by_entropy is None:
+            g = z.exp_().mul_(slope[:, None])
+        else:
+            p = z.exp()
+            z.clamp_(min=NEVER).add_(entropy[:, None]).mul_(-by_entropy[:, None])
+            g = p.mul_(z.add_(slope[:, None]))
+        g.scatter_add_(1, target[:, None], -slope[:, None])
+        if not bool((temperature == 1).all()):
+            g.div_(temperature[:, None].to(g))
+        return g.to(logits.dtype), None, None, None
+
+
+OUTPUTS = ("logprob", "entropy", "mean_logprob", "value")
+AT_LAYERS = ("logprob", "entropy", "mean_logprob")  # may be followed by "@LAYER"
+WITH_NUMBER = ("divergence", "likeliest", "likeliest_logprob")  # are followed by "@ALPHA", "@K", "@K"
+BY_HAND = {"logprob", "entropy"}  # over the whole vocabulary
+TEACHER = ("teacher_ids", "teacher_logprob")  # what a divergence is to
+
+
+class Readout:
+    """A causal language model split into its body, which runs once per token, and its head.
+
+    `states` gives what a token leaves behind, `logits` turns chosen rows of it into logits. Where the split does not
+    reproduce the model's own logits (tried once, on a short probe), states are the whole model's logits; said once.
+
+    head     the last linear map; None: the model names none
+    decoder  computes the states of the models that it knows on flat lists of tokens; None: there is none, and `states`
+             runs the model of transformers on padded rows
+    """
+
+    def __init__(
+        self,
+        causal: Any,
+        *,
+        split: bool | None = None,
+        kernels: Kernels = "auto",
+        products: Products = "auto",
+        recompute: bool = False,
+    ) -> None:
+        self.causal, self._trains_layers = causal, False
+        self.name = type(causal).__name__
+        config = causal.config.get_text_config()
+        self.vocabulary = int(config.vocab_size)
+        self.positions, self.limited_by = positions(config)
+        self.triples = triples_of(causal)
+        self._backbone, self._head = backbone_of(causal), Head.of(causal)
+        self.split = self._reproduces_logits() if split is None else split
+        if not self.split:
+            warnings.warn(
+                f"{self.name}: its head is not one gxpo knows, so the logits of every token are held at once; "
+                "lower learner.tokens_per_microbatch if memory runs out",
+                stacklevel=2,
+            )
+        self.decoder = (
+            Decoder.of(causal, products=products, recompute=recompute) if kernels == "auto" and self.split else None
+        )
+        if recompute and self.decoder is None:
+            self._checkpoint_layers()
+
+    def _checkpoint_layers(self) -> None:
+        """Makes the model of transformers compute its layers again in the backward pass; it does so in training mode
+        alone, in which it differs by nothing else: there is no dropout."""
+        if not getattr(self.causal, "supports_gradient_checkpointing", False):
+            raise ModelError(f"{self.name} can't recompute its layers: leave learner.recompute out")
+        enable = getattr(self.causal, "activation_checkpointing_enable", self.causal.gradient_checkpointing_enable)
+        enable({"use_reentrant": False})
+        self._trains_layers = True
+
+    @property
+    def head(self) -> Any:
+        """The last map, as it is now: adapters replace it."""
+        return None if self._head is None else self._head.module
+
+    @property
+    def width(self) -> int:
+        """Size of a hidden state."""
+        return int(self.causal.config.get_text_config().hidden_size)
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return int(self.causal.config.get_text_config().num_hidden_layers)
+
+    def states(self, tokens: Tensor, mask: Tensor | None, position: Tensor, layer: int = -1) -> Tensor:
+        """Hidden states [B, L, H] after a layer (-1: the last; without a split: logits [B, L, V]) of tokens [B, L] at
+        positions [B, L] ([3, B, L]: of m-RoPE)."""
+        return self.states_after(tokens, mask, position, (layer,))[0]
+
+    def states_after(
+        self, tokens: Tensor, mask: Tensor | None, position: Tensor, layers: Sequence[int]
+    ) -> list[Tensor]:
+        """Hidden states after each of several layers, from one forward pass."""
+        if self._trains_layers:
+            self.causal.train(torch.is_grad_enabled())
+        inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": position, "use_cache": False}
+        if not self.split:
+            return [self.causal(**inputs).logits] * len(layers)
+        assert self._backbone is not None
+        if all(layer == -1 for layer in layers):
+            return [self._backbone(**inputs).last_hidden_state] * len(layers)
+        out = self._backbone(**inputs, output_hidden_states=True)
+        return [out.last_hidden_state if layer == -1 else out.hidden_states[layer] for layer in layers]
+
+    def layer_of(self, asked: str) -> int:
+        """Layer index of "@3" (from 1, after which the head reads) or "@0.25" (share of the depth, rounded, at least
+        layer 1); -1 for the last, whose states are normed already."""
+        try:
+            layer = max(1, round(float(asked) * self.depth)) if "." in asked else int(asked)
+        except ValueError:
+            raise ModelError(
+                f"an output of an inner layer is '@LAYER' or '@SHARE' of the depth, not '@{asked}'"
+            ) from None
+        if not 1 <= layer <= self.depth or float(asked) <= 0:
+            raise ModelError(
+                f"{self.name} has layers 1 to {self.depth}, none at '@{asked}': give one of them, or a share of the "
+                "depth above 0, up to 1.0"
+            )
+        return -1 if layer == self.depth else layer
+
+    def normed(self, states: Tensor, layer: int, normed: bool = True) -> Tensor:
+        """Hidden states [n, H] after that layer with the final norm, as the head reads them."""
+        return self._final_norm(states) if normed and layer != -1 else states
+
+    @cached_property
+    def _final_norm(self) -> nn.Module:
+        """The model's final norm, found by a short forward pass."""
+        children = list(self._backbone.named_children()) if self.split and self._backbone is not None else []
+        given: dict[str, Tensor] = {}
+        hooks = [
+            module.register_forward_hook(lambda _, __, out, name=name: given.__setitem__(name, out))
+            for name, module in children
+        ]
+        try:
+            with torch.no_grad():
+                device = next(self.causal.parameters()).device
+                tokens = (torch.arange(1, 7, device=device) % self.vocabulary)[None]
+                last = self.states(tokens, None, torch.arange(6, device=device)[None]) if children else None
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for name, module in reversed(children):
+            if isinstance(out := given.get(name), Tensor) and last is not None and torch.equal(out, last):
+                return module
+        raise ModelError(f"{self.name}: its final norm can't be told apart, so its inner layers have no policy")
+
+    def by_layer(self, names: Sequence[str]) -> dict[tuple[int, bool], dict[str, str]]:
+        """Outputs by hidden state: {(layer, final norm applied): {output: kind}}; the last layer is -1."""
+        out: dict[tuple[int, bool], dict[str, str]] = {}
+        for output in map(Output, names):
+            inner = bool(output.at) and output.kind in AT_LAYERS
+            layer = self.layer_of(output.at) if inner else -1
+            if inner and not output.normed and layer == -1:
+                raise ModelError(f"output {output!r}: the last layer's states are normed; give an inner layer")
+            out.setdefault((layer, output.normed or not inner), {})[output] = output.kind if inner else output
+        if not self.split and {layer for layer, _ in out} - {-1}:
+            raise ModelError(f"{self.name}: its hidden states can't be told from its logits, so layers have no policy")
+        return out
+
+    def columns(self, name: str) -> int | None:
+        """Number of columns of an output; None: one number a token."""
+        output = Output(name)
+        if output.kind not in ("likeliest", "likeliest_logprob"):
+            return None
+        return min(_count(output), self.vocabulary) + (output.kind == "likeliest_logprob")
+
+    def head_weight(self) -> Tensor | None:
+        """[V, H] head weight in the dtype of products, if that differs from the parameters'; None: the head runs as it
+        is."""
+        if self.decoder is None or self.head is None or not plain(self.head):
+            return None
+        weight, product = self.head.weight, self.decoder.product
+        return None if weight.dtype == product else weight.to(product)
+
+    def logits(self, states: Tensor, weight: Tensor | None = None) -> Tensor:
+        """[n, V] logits of hidden states [n, H]; `weight` from `head_weight`."""
+        if not self.split:
+            return states
+        assert self._head is not None
+        return self._head(states, weight)
+
+    @torch.no_grad()
+    def _reproduces_logits(self) -> bool:
+        if self._backbone is None or self.head is None:
+            return False
+        device = next(self.causal.parameters()).device
+        tokens = (torch.arange(1, 7, device=device) % self.vocabulary)[None]
+        position = torch.arange(6, device=device)[None]
+        self.split = True
+        own = with_zeros(self.causal(input_ids=tokens, position_ids=position, use_cache=False).logits)
+        try:
+            split = with_zeros(self.logits(self.states(tokens, None, position)))
+        except (AttributeError, TypeError, RuntimeError):
+            return False
+        return split.shape == own.shape and bool(
+            (split - own).abs().max() <= 32 * torch.finfo(own.dtype).eps * own.abs().max()
+        )
+
+
+def _count(output: Output) -> int:
+    if not output.at.isdecimal() or int(output.at) < 1:
+        raise ModelError(f"output {output!r} needs a number of ids, at least 1, such as 'likeliest@100'")
+    return int(output.at)
+
+
+def _alpha(output: Output) -> float:
+    try:
+        alpha = float(output.at)
+    except ValueError:
+        alpha = -1.0
+    if not 0.0 <= alpha <= 1.0:
+        raise ModelError(f"output {output!r} needs a mixture from 0 to 1, such as 'divergence@0.5'")
+    return alpha
+
+
+def _check_names(names: Sequence[str], heads: Sequence[str], given: Mapping[str, Tensor] | None) -> None:
+    for name in names:
+        output = Output(name)
+        if output.kind == "value":
+            if name not in heads:
+                raise ModelError(
+                    f"there is no value head {name!r}, but {', '.join(heads) or 'none'}: make the learner with "
+                    f"value_heads=({name!r},)"
+                )
+            continue
+        if not output.normed or output.kind not in (WITH_NUMBER if output.at else OUTPUTS):
+            inner = [Output(kind, "LAYER", normed=normed) for normed in (True, False) for kind in AT_LAYERS]
+            known = ", ".join((*OUTPUTS, *inner, *(f"{x}@NUMBER" for x in WITH_NUMBER)))
+            raise ModelError(f"the torch learner has no output {name!r}; it has {known}")
+        if output.kind == "divergence" and not set(TEACHER) <= set(given or {}):
+            raise ModelError(
+                f"output {name!r} is to a stored distribution: give {' and '.join(TEACHER)} beside the loss"
+            )
+
+
+def read(
+    readout: Readout,
+    states: Tensor,
+    target: Tensor,
+    temperature: Tensor,
+    support: Tensor | None,
+    names: Sequence[str],
+    *,
+    head: nn.Linear | None = None,
+    heads: Sequence[str] = (),
+    logits_at_once: int = 2**23,
+    given: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Named outputs [n] of the distribution softmax(logits / temperature), restricted to `support` if given.
+
+    logprob = z_target - logsumexp z, entropy = logsumexp z - sum p z and mean_logprob = mean z - logsumexp z with
+    z = logits / temperature over the allowed ids; value, value@NAME = the row of head(state) that `heads` names so, of
+    the state in which the token is chosen;
+    "divergence@A" = `generalised_jensen_shannon` with alpha A to given["teacher_ids"] [n, K] and
+    given["teacher_logprob"] [n, K + 1] (as `with_rest` gives them, of the same temperature and support; all -1 and
+    -inf: 0); "likeliest@K" [n, K], "likeliest_logprob@K" [n, K + 1]: the K likeliest ids, as numbers, and `with_rest`
+    of them, without gradient.
+
+    states [n, H]; target [n] ids; temperature [n]; support [n, A] allowed ids padded with -1, a row of all -1 being the
+    whole vocabulary. Computed in float32 at least, in chunks of `logits_at_once` logits, which the backward pass
+    computes again instead of holding more of them.
+    """
+    _check_names(names, heads, given)
+    n = target.shape[0]
+    if states.shape[:1] != (n,) or temperature.shape != (n,) or (support is not None and support.shape[:1] != (n,)):
+        raise ValueError(
+            f"states {tuple(states.shape)}, target {tuple(target.shape)}, temperature {tuple(temperature.shape)} and "
+            f"support {None if support is None else tuple(support.shape)} must share their first dimension"
+        )
+    teacher = None if given is None else tuple(given[name] for name in TEACHER if name in given)
+    if teacher and any(x.shape[0] != n for x in teacher):
+        raise ValueError(f"{' and '.join(TEACHER)} must have a row for each of the {n} tokens that are read")
+    values: dict[str, Tensor] = {}
+    if head is not None and any(name in names for name in heads):
+        values = {name: x for name, x in zip(heads, head(states).unbind(1), strict=True) if name in names}
+    names = [name for name in names if name not in values]
+    free = torch.ones(n, dtype=torch.bool, device=target.device) if support is None else (support < 0).all(1)
+    rows_per_chunk = max(1, logits_at_once // readout.vocabulary)
+    parts = [(rows, None) for rows in free.nonzero().squeeze(1).split(rows_per_chunk)]
+    if support is not None:
+        parts += [(rows, support[rows]) for rows in (~free).nonzero().squeeze(1).split(rows_per_chunk)]
+    parts = [(rows, allowed) for rows, allowed in parts if rows.numel()]
+    if not parts:
+        shapes = {name: readout.columns(name) for name in names}
+        return values | {name: states.new_zeros((0,) if k is None else (0, k)) for name, k in shapes.items()}
+    weight = readout.head_weight()
+    held = n * readout.vocabulary * (states.dtype if weight is None else weight.dtype).itemsize
+    by_hand = support is None and {*names} <= BY_HAND  # holds the logits as they are: of 16 bits, twice as many
+    recompute = torch.is_grad_enabled() and (held > 4 * logits_at_once if by_hand else len(parts) > 1)
+    pieces = []
+    for rows, allowed in parts:
+        told = tuple(x[rows] for x in teacher) if teacher else None
+        arguments = (readout, states[rows], target[rows], temperature[rows], allowed, tuple(names), weight, told)
+        if recompute:
+            pieces.append(checkpoint(_read_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
+        else:
+            pieces.append(_read_chunk(*arguments))
+    back = torch.cat([rows for rows, _ in parts]).argsort()
+    return values | {name: torch.cat([piece[i] for piece in pieces])[back] for i, name in enumerate(names)}
+
+
+def _read_chunk(
+    readout: Readout,
+    states: Tensor,
+    target: Tensor,
+    temperature: Tensor,
+    support: Tensor | None,
+    names: tuple[str, ...],
+    weight: Tensor | None,
+    teacher: tuple[Tensor, ...] | None = None,
+) -> list[Tensor]:
+    logits = readout.logits(states, weight)
+    if support is None and {*names} <= BY_HAND:
+        logprob, entropy = Chosen.apply(logits, target, temperature, "entropy" in names)
+        return [entropy if name == "entropy" else logprob for name in names]
+    z = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    z = every = z / temperature[:, None].to(z)
+    own = z.gather(1, target[:, None]).squeeze(1)
+    if support is not None:
+        z = z.gather(1, support.clamp_min(0)).masked_fill(support < 0, -torch.inf)
+    total = z.logsumexp(1)
+    out = {"logprob": own - total}
+    if "entropy" in names:
+        p = (z - total[:, None]).exp()
+        out["entropy"] = total - (p * z.masked_fill(z == -torch.inf, 0.0)).sum(1)
+    if "mean_logprob" in names:
+        mean = z.mean(1) if support is None else z.masked_fill(support < 0, 0.0).sum(1) / (support >= 0).sum(1)
+        out["mean_logprob"] = mean - total
+    for output in map(Output, names):
+        if output.kind == "divergence":
+            assert teacher is not None
+            student = with_rest(every, total, teacher[0], support)
+            out[output] = generalised_jensen_shannon(student, teacher[1].to(student), _alpha(output))
+        elif output.at and output not in out:
+            ids = _likeliest(z.detach(), support, min(_count(output), readout.vocabulary))
+            out[Output("likeliest", output.at)] = ids.to(z)
+            out[Output("likeliest_logprob", output.at)] = with_rest(every.detach(), total.detach(), ids, support)
+    return [out[name] for name in names]
+
+
+def _likeliest(z: Tensor, support: Tensor | None, k: int) -> Tensor:
+    """[n, k] ids of the largest of `z`, padded with -1 where fewer are allowed."""
+    if support is None:
+        return z.topk(k, 1).indices
+    top = z.topk(min(k, z.shape[1]), 1).indices
+    found = support.gather(1, top)  # the padding of a support is -1 itself, and its z the least
+    return nn.functional.pad(found, (0, k - found.shape[1]), value=-1)

@@ -1,0 +1,163 @@
+"""Start-up probe of a training engine: whether its gradient is a sum, and of the right scale."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gxpo.base.errors import ModelError
+from gxpo.parts.protocols import TokenRow, TrainEngine
+
+EPS = 1e3  # of AdamW, so large that its first step is -(lr / eps) times the gradient
+MOVE = 0.02  # nats by which the probed token is to move
+LINEAR = 3e-3  # largest gradient over a fixed eps: the step differs by less than this part from plain descent
+BFLOAT16: Mapping[str, Any] = {
+    "tolerance": 0.25,
+    "move": 0.2,
+}  # of `check`, for an engine whose log-probs are rounded to hundredths
+DEFAULT_EPS = 1e-8  # of AdamW in torch, Megatron and JAX
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How AdamW without moments is made to take -factor times a gradient: by a large eps, or by small slopes.
+
+    slope  what the slopes are multiplied by;   lr  the step size;   eps  that is asked for, None: the engine's own
+    """
+
+    slope: float
+    lr: float
+    eps: float | None
+
+    @classmethod
+    def by(cls, factor: float, norm: float, fixed: float | None) -> Descent:
+        """norm  of the gradient;   fixed  the eps of an engine that takes no other; None: it takes any"""
+        if fixed is None:
+            return cls(1.0, factor * EPS, EPS)
+        slope = LINEAR * fixed / norm
+        return cls(slope, factor * fixed / slope, None)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a training engine did with one token's log-prob.
+
+    scale      its gradient over the true one: n^2 / |dx| * lr / eps, from the norm n that it reports and from what one
+               step does to the token. 1 is right; 1 / world where the number of ranks is forgotten
+    twice      norm for the row given twice, over the norm for it once. 2 is right; 1: a mean is taken over rows
+    apart      the same for the row in two calls of `pull`. 2 is right
+    cancelled  the same for the row given with slopes +1 and -1. 0 is right
+    norm       the norm that it reports for slope 1, times the scale the gradient's own
+    fixed_eps  eps of an engine whose steps take no other: `scale` is right as far as this is. None: it takes any
+    """
+
+    scale: float
+    twice: float
+    apart: float
+    cancelled: float
+    norm: float
+    fixed_eps: float | None = None
+
+    def trouble(self, tolerance: float) -> str | None:
+        """What is wrong, in a line; None: nothing."""
+        wanted = {"scale": 1.0, "twice": 2.0, "apart": 2.0, "cancelled": 0.0}
+        off = [
+            f"{k} {getattr(self, k):.4g} instead of {v:g}" for k, v in wanted.items() if not self._near(k, v, tolerance)
+        ]
+        if off and off[0].startswith("scale") and self.fixed_eps is not None:
+            off[0] += f" if the eps of its AdamW is {self.fixed_eps:g}"
+        return ", ".join(off) or None
+
+    def _near(self, name: str, wanted: float, tolerance: float) -> bool:
+        return abs(getattr(self, name) - wanted) <= tolerance * max(wanted, 1.0)
+
+
+def probe(engine: TrainEngine, row: TokenRow, *, move: float = MOVE, scratch: Path | None = None) -> Probe:
+    """Measure an engine on the first reading of a row. The weights are saved first and loaded again at the end.
+
+    row   any row with at least one reading, whose log-prob depends on the weights
+    move  nats by which the token is to move: many times what log-probs are rounded to
+    """
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        saved = Path(folder) / "engine"
+        engine.save(saved)
+        try:
+            return _probed(engine, TokenRow(row.tokens, row.read[:1], row.temperature[:1]), saved, move)
+        finally:
+            engine.discard()
+            engine.load(saved)
+
+
+def _probed(engine: TrainEngine, row: TokenRow, saved: Path, move: float) -> Probe:
+    def norm(*pulls: Sequence[float]) -> float:
+        """The norm that the engine reports after pulls of the row with these slopes."""
+        engine.discard()
+        for slopes in pulls:
+            engine.pull([row] * len(slopes), {"logprob": [_slope(s) for s in slopes]})
+        return engine.step(0.0, None, eps=EPS)
+
+    def moved(how: Descent, sign: float) -> float:
+        """Nats by which a step from the saved state moves the token."""
+        engine.load(saved)
+        before = _value(engine, row)
+        engine.pull([row], {"logprob": [_slope(sign * how.slope)]})
+        engine.step(how.lr, None, eps=how.eps)
+        return _value(engine, row) - before
+
+    once = norm([1.0])
+    if not once > 0:
+        raise ModelError(
+            f"the training engine reports the gradient norm {once:.3g} for a token with slope 1: does `pull` leave a "
+            "gradient, and does `step` report its norm before clipping?"
+        )
+    twice, apart, cancelled = norm([1.0, 1.0]), norm([1.0], [1.0]), norm([1.0, -1.0])
+    fixed = None if heeds_eps(moved(unheeded(once, move), 1.0), move) else own_eps(engine)
+    how = Descent.by(move / once**2, once, fixed)
+    # what weight decay and curvature do is the same for both signs; a slope of 1 is followed downwards
+    by = (moved(how, -1.0) - moved(how, 1.0)) / 2
+    scale = float("nan") if by == 0 else move / by
+    return Probe(scale, twice / once, apart / once, cancelled / once, once, fixed)
+
+
+def unheeded(norm: float, move: float = MOVE) -> Descent:
+    """A step that moves the token by a thousandth of `move` under the eps that it asks for, and by more than `move`
+    under a small one, when AdamW follows signs."""
+    return Descent(1.0, move / norm, EPS * max(1.0, norm))
+
+
+def heeds_eps(moved: float, move: float = MOVE) -> bool:
+    """Whether the engine took the eps of `unheeded`, from the nats by which the token moved."""
+    return abs(moved) <= move / 2
+
+
+def own_eps(engine: Any) -> float:
+    """The eps of an engine's steps that ask for none."""
+    return float(getattr(engine, "eps", DEFAULT_EPS))
+
+
+def _slope(value: float) -> Tensor:
+    return torch.tensor([value], dtype=torch.float64)
+
+
+def _value(engine: TrainEngine, row: TokenRow) -> float:
+    return float(engine.forward([row])["logprob"][0])
+
+
+def check(
+    engine: TrainEngine, row: TokenRow, *, tolerance: float = 0.02, move: float = MOVE, scratch: Path | None = None
+) -> Probe:
+    """`probe`; `ModelError` unless the engine is right to within `tolerance`."""
+    found = probe(engine, row, move=move, scratch=scratch)
+    if (trouble := found.trouble(tolerance)) is not None:
+        raise ModelError(
+            f"the training engine's gradient is not the sum that was asked for: {trouble} (a scale of 1 / ranks: their "
+            "number is forgotten; twice 1: a mean over rows; a scale near 1 where the engine computes in bfloat16: set "
+            "learner.dtype=bfloat16)"
+        )
+    return found

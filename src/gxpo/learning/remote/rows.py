@@ -1,0 +1,131 @@
+"""Token rows for training engines: flat sequences of a forest, each stored token read once, where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gxpo.base import media
+from gxpo.base.errors import ModelError
+from gxpo.forest.forest import Forest
+from gxpo.learning.packing import Packing
+from gxpo.parts.protocols import TokenRow
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of some action tokens of a forest, one row for each leaf.
+
+    rows      the rows; together they have Q readings
+    entries   [E] the action tokens (of P) that are read
+    reading   [E] which of the Q readings is each one's: entries that share a stored token and a temperature share one
+    """
+
+    rows: list[TokenRow]
+    entries: Tensor
+    reading: Tensor
+
+    @classmethod
+    def of(cls, forest: Forest, entries: Tensor) -> Rows:
+        """Rows from which these action tokens (of P) can be read.
+
+        A token is read in the first row that holds it, where the token after its predecessor is itself: engines that
+        give next-token log-probs need no targets of their own. (A packed tree reads the first token of a fork at its
+        predecessor, which may be followed by another branch's token.)
+        """
+        packing = Packing(forest, layout="flat")
+        truncated, warmth = (x[forest.path_trajectory[entries]] for x in reversed(packing.settings))
+        if bool(truncated.any()) or "support" in forest.extras:
+            raise ModelError(
+                "rollouts were sampled with top_k, top_p or min_p, and a training engine reads log-probs over the "
+                "whole vocabulary: sample by temperature alone (sampling.top_k=0, sampling.top_p=1)"
+            )
+        packing.read_at(entries)  # refuses a token without a predecessor
+        first, token = forest.first_token.tolist(), forest.token
+        if bool((token < 0).any()):
+            raise ModelError("the forest holds steps that are not vocabulary ids (token -1), which no engine can read")
+        if forest.media or bool((token >= media.FIRST).any()):
+            raise ModelError(
+                "the forest shows pictures, and training engines (tinker, verl) are given token ids alone: train in "
+                "process (cluster.backend=local)"
+            )
+        place = forest.path_token[entries]
+        readings = sorted(set(zip(place.tolist(), warmth.tolist(), strict=True)))
+        by_node: dict[int, list[tuple[int, float]]] = {}
+        node_of = packing.packed.node_of_token
+        for (at, heat), node in zip(readings, node_of[torch.tensor([at for at, _ in readings])].tolist(), strict=True):
+            by_node.setdefault(node, []).append((at, heat))
+        number: dict[tuple[int, float], int] = {}
+        rows = []
+        for path in _paths(forest.parent.tolist(), by_node):
+            last = by_node[path[-1]][-1][0] + 1
+            spans = [torch.arange(first[n], last if n == path[-1] else first[n + 1]) for n in path]
+            starts = dict(zip(path, _starts([len(x) for x in spans]), strict=True))
+            own = [(n, at, heat) for n in path for at, heat in by_node.get(n, ()) if (at, heat) not in number]
+            for _, at, heat in own:
+                number[at, heat] = len(number)
+            rows.append(
+                TokenRow(
+                    token[torch.cat(spans)],
+                    torch.tensor([starts[n] + at - first[n] for n, at, _ in own], dtype=torch.int64),
+                    torch.tensor([heat for _, _, heat in own], dtype=torch.float64),
+                )
+            )
+        reading = [number[key] for key in zip(place.tolist(), warmth.tolist(), strict=True)]
+        return cls(rows, entries, torch.tensor(reading, dtype=torch.int64))
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Number of readings of each row."""
+        return [row.read.numel() for row in self.rows]
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in all rows."""
+        return sum(row.tokens.numel() for row in self.rows)
+
+    def gathered(self, found: Sequence[Tensor]) -> Tensor:
+        """[E] float64 values of the entries, from the [k] values of each row."""
+        return torch.cat([x.to("cpu", torch.float64) for x in found])[self.reading]
+
+    def scattered(self, slope: Tensor) -> list[Tensor]:
+        """[k] slopes of each row: the sum of `slope` [E] over the entries that share a reading."""
+        whole = torch.zeros(sum(self.sizes), dtype=torch.float64).index_add_(0, self.reading, slope)
+        return list(whole.split(self.sizes))
+
+    def chunks(self, limit: int) -> list[list[int]]:
+        """Row numbers in chunks of at most `limit` tokens (a longer row is alone), in order."""
+        out: list[list[int]] = []
+        held = 0
+        for i, row in enumerate(self.rows):
+            if not out or held + row.tokens.numel() > limit:
+                out.append([])
+                held = 0
+            out[-1].append(i)
+            held += row.tokens.numel()
+        return out
+
+
+def _paths(parent: Sequence[int], read: Mapping[int, object]) -> list[list[int]]:
+    """Nodes from root to leaf, for each node that something is read from and nothing below it is."""
+    inner: set[int] = set()
+    for node in read:
+        up = parent[node]
+        while up >= 0 and up not in inner:
+            inner.add(up)
+            up = parent[up]
+    out = []
+    for leaf in sorted(set(read) - inner):
+        path = [leaf]
+        while (up := parent[path[-1]]) >= 0:
+            path.append(up)
+        out.append(path[::-1])
+    return out
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    return torch.tensor([0, *sizes]).cumsum(0)[:-1].tolist()

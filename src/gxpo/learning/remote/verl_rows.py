@@ -1,0 +1,216 @@
+"""Rows, loss, configuration and steps of verl's FSDP engine, alike in torchrun's processes and in Ray's workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gxpo.base.errors import CheckpointError, ModelError, need
+from gxpo.parts.protocols import TokenRow
+
+VERSION = "0.9.1"  # of verl, whose engines say that they may change
+NAMES = {"logprob": "log_probs", "entropy": "entropy"}  # verl's names
+DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
+
+
+def checked_version() -> None:
+    """`ModelError` unless verl is the version that this was written for."""
+    verl: Any = need("verl", "verl")
+    if verl.__version__ != VERSION:
+        raise ModelError(
+            f"cluster.backend=verl is for verl {VERSION}, not {verl.__version__}: pip install 'gxpo[verl]'"
+        )
+
+
+def packs() -> bool:
+    """Whether rows go without padding here, for which verl needs CUDA and the package flash-attn."""
+    return torch.cuda.is_available() and importlib.util.find_spec("flash_attn") is not None
+
+
+# ---------------------------------------------------------------- rows
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """The readings of a row at one temperature: verl has one for a row."""
+
+    row: int
+    which: Tensor  # [j] of the row's readings
+    tokens: Tensor
+    read: Tensor
+    temperature: float
+
+
+def parts_of(rows: Sequence[TokenRow]) -> list[Part]:
+    """Rows as verl reads them: one of several temperatures is read once for each."""
+    out = []
+    for number, row in enumerate(rows):
+        for heat in row.temperature.unique().tolist():
+            which = (row.temperature == heat).nonzero().squeeze(1)
+            out.append(Part(number, which, row.tokens, row.read[which], heat))
+    return out
+
+
+def batch(
+    parts: Sequence[Part],
+    *,
+    packed: bool,
+    names: Sequence[str] = (),
+    slopes: Mapping[str, Sequence[Tensor]] | None = None,
+    repeated: int = 0,
+    processes: int = 1,
+) -> Any:
+    """TensorDict of rows for verl's engines, in one micro-batch of each process.
+
+    names      outputs that are to be had; "entropy" is computed where it is among them or the slopes
+    slopes     name -> [k] of each row of which there are parts: what `linear` pulls
+    repeated   the last so many parts are there to fill the processes and pull nothing
+    processes  that the rows are divided among
+    """
+    tensordict: Any = need("tensordict", "verl")
+    nested: Any = need("verl.utils.tensordict_utils", "verl")
+    data = tensordict.TensorDict(
+        {
+            "input_ids": jagged([p.tokens for p in parts]),
+            "position_ids": jagged([torch.arange(p.tokens.numel()) for p in parts]),
+            "loss_mask": jagged([torch.ones_like(p.tokens) for p in parts]),
+            "temperature": torch.tensor([p.temperature for p in parts], dtype=torch.float32),
+        },
+        batch_size=len(parts),
+    )
+    for name, given in (slopes or {}).items():
+        data[f"slope_{name}"] = jagged(_wide(parts, given, len(parts) - repeated))
+    nested.assign_non_tensor(
+        data,
+        use_remove_padding=packed,
+        calculate_entropy="entropy" in names or "entropy" in (slopes or {}),
+        use_dynamic_bsz=False,
+        micro_batch_size_per_gpu=len(parts) // processes,
+        return_model_output=True,
+        global_token_num=None,
+        compute_loss=False,
+    )
+    return data
+
+
+def _wide(parts: Sequence[Part], given: Sequence[Tensor], own: int) -> list[Tensor]:
+    """[n] float32 slopes of each part's tokens, where verl's log-probs of the next tokens stand."""
+    out = []
+    for k, part in enumerate(parts):
+        line = torch.zeros(part.tokens.numel(), dtype=torch.float64)
+        if k < own:
+            line.index_add_(0, part.read - 1, given[part.row].cpu().double()[part.which])
+        out.append(line.float())
+    return out
+
+
+def linear(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, dict[str, Any]]:
+    """verl's loss function: the sum of slope times output, times the processes that verl averages gradients over."""
+    nested: Any = need("verl.utils.tensordict_utils", "verl")
+    terms = [
+        (model_output[theirs].values() * data[f"slope_{name}"].values()).sum()
+        for name, theirs in NAMES.items()
+        if f"slope_{name}" in data.keys()  # noqa: SIM118  # a TensorDict iterates over its rows
+    ]
+    return torch.stack(terms).sum() * nested.get_non_tensor_data(data, "dp_size", 1), {}
+
+
+def assembled(
+    rows: Sequence[TokenRow], parts: Sequence[Part], found: Mapping[str, Sequence[Sequence[float]]]
+) -> dict[str, list[Tensor]]:
+    """name -> [k] float64 readings of each row, from those of each part."""
+    out = {name: [torch.zeros(row.read.numel(), dtype=torch.float64) for row in rows] for name in found}
+    for name, values in found.items():
+        for part, own in zip(parts, values, strict=True):
+            out[name][part.row][part.which] = torch.tensor(own, dtype=torch.float64)
+    return out
+
+
+def jagged(rows: Sequence[Tensor]) -> Tensor:
+    """A nested tensor of rows of different lengths."""
+    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+
+# ---------------------------------------------------------------- the engine
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """How verl's engine is made.
+
+    model     a directory that transformers loads
+    strategy  "fsdp2" or "fsdp"
+    dtype     "float32", or "bfloat16": float32 parameters under mixed precision
+    betas, weight_decay  of AdamW, whose decay is on all parameters
+    """
+
+    model: str
+    strategy: str = "fsdp2"
+    dtype: str = "float32"
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+
+
+def configuration(made: Made, *, packed: bool) -> dict[str, Any]:
+    """verl's own configurations of the model, the engine, the optimiser and checkpoints.
+
+    packed  rows without padding, for which verl needs flash attention
+    """
+    config: Any = need("verl.workers.config", "verl")
+    checkpoints: Any = need("verl.trainer.config", "verl")
+    saved = ["model", "optimizer"]  # without the state of random numbers and of verl's schedule, which are not used
+    precision = {"param_dtype": DTYPES[made.dtype], "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    return {
+        "model_config": config.HFModelConfig(
+            path=made.model,
+            use_remove_padding=packed,
+            enable_gradient_checkpointing=False,
+            override_config={} if packed else {"attn_implementation": "sdpa"},
+        ),
+        "engine_config": config.FSDPEngineConfig(
+            strategy=made.strategy, model_dtype="fp32", mixed_precision=precision, use_torch_compile=False
+        ),
+        "optimizer_config": config.FSDPOptimizerConfig(
+            lr=1e-6, betas=made.betas, weight_decay=made.weight_decay, clip_grad=1.0, total_training_steps=1
+        ),
+        "checkpoint_config": checkpoints.CheckpointConfig(save_contents=saved, load_contents=saved),
+    }
+
+
+def same_processes(path: Path, world: int) -> None:
+    """`CheckpointError` unless as many processes wrote the checkpoint: verl's has a file of each."""
+    found = sorted(path.glob("model_world_size_*_rank_0.pt"))
+    if found and found[0].name != f"model_world_size_{world}_rank_0.pt":
+        wrote = found[0].name.split("_")[3]
+        raise CheckpointError(
+            f"{path} was written by {wrote} processes of verl, and now there are {world}: use {wrote}"
+        )
+
+
+def stepped(engine: Any, lr: float, max_grad_norm: float | None, eps: float) -> float:
+    """One AdamW step of an engine in this process; the norm before clipping."""
+    engine.optimizer_config = dataclasses.replace(engine.optimizer_config, clip_grad=max_grad_norm or math.inf)
+    for group in engine.optimizer.param_groups:
+        group["lr"], group["eps"] = lr, eps
+    with engine.train_mode():  # which zeroes the gradient at its end
+        return float(engine.optimizer_step())
+
+
+def whole_parameters(module: Any) -> Iterator[tuple[str, Tensor]]:
+    """Name, parameter; gathered from all processes one after the other."""
+    for name, p in module.named_parameters():
+        yield name, whole(p.detach())
+
+
+def whole_gradients(module: Any) -> dict[str, Tensor]:
+    """Name -> gradient so far, gathered from all processes."""
+    return {n: whole(torch.zeros_like(p) if p.grad is None else p.grad) for n, p in module.named_parameters()}
+
+
+def whole(x: Tensor) -> Tensor:
+    """A sharded tensor put together, in which all processes take part."""
+    gathered: Any = getattr(x, "full_tensor", None)
+    return x.clone() if gathered is None else gathered()

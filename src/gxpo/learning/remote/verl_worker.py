@@ -1,0 +1,72 @@
+"""Worker of a Ray worker group of verl that holds shards of the policy. Imported where verl and Ray are, in workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gxpo.base.errors import need
+from gxpo.learning.fingerprint import fingerprint
+from gxpo.learning.remote import verl_cpu, verl_rows
+
+if not torch.cuda.is_available():
+    verl_cpu.register()  # verl's engines note the platform's device when they are imported
+
+_base: Any = need("verl.workers.engine_workers_tinker", "verl").TinkerTrainingWorker
+_config: Any = need("verl.workers.config", "verl").TrainingWorkerConfig
+_decorator: Any = need("verl.single_controller.base.decorator", "verl")
+_in_all = _decorator.register(dispatch_mode=_decorator.Dispatch.ONE_TO_ALL)
+
+
+class PolicyWorker(_base):
+    """verl's `TinkerTrainingWorker` (`forward_backward`, `infer_batch`, `optimizer_zero_grad`, checkpoints) with the
+    sum of slope times output for a loss, steps whose settings come with them, and the weights.
+
+    made  a `gxpo.learning.remote.verl_rows.Made`
+    """
+
+    def __init__(self, made: verl_rows.Made) -> None:
+        if not torch.cuda.is_available() and not dist.is_initialized():
+            dist.init_process_group("gloo")  # verl's "cpu:gloo,cpu:gloo" would name the device twice
+        configs = verl_rows.configuration(made, packed=verl_rows.packs())
+        super().__init__(_config(model_type="language_model", **configs))
+        self.loss_fn = verl_rows.linear
+
+    @_in_all
+    def begin(self) -> bool:
+        """Load the model and shard it; whether rows go without padding."""
+        self.engine.initialize()
+        return verl_rows.packs()
+
+    @_in_all
+    def step(self, lr: float, max_grad_norm: float | None, eps: float) -> float:
+        """One AdamW step; the norm before clipping."""
+        return verl_rows.stepped(self.engine, lr, max_grad_norm, eps)
+
+    @_in_all
+    def fingerprint(self) -> int:
+        """Order-free sum over the shards of all workers."""
+        return fingerprint(dict(self.engine.module.named_parameters()))
+
+    @_in_all
+    def shapes(self) -> list[tuple[str, int]]:
+        """Name and bytes of each whole parameter."""
+        return [(n, p.numel() * p.element_size()) for n, p in self.engine.module.named_parameters()]
+
+    @_in_all
+    def whole(self, names: Sequence[str], gradients: bool = False) -> list[Tensor]:
+        """Parameters (or their gradients so far) by name, gathered; the first worker's answer has them."""
+        held = dict(self.engine.module.named_parameters())
+        first = dist.get_rank() == 0
+        out = []
+        for name in names:
+            p = held[name]
+            x = p.detach() if not gradients else torch.zeros_like(p) if p.grad is None else p.grad
+            found = verl_rows.whole(x)  # in which all take part
+            if first:
+                out.append(found.cpu())
+        return out

@@ -1,0 +1,253 @@
+"""Learner whose parameters, gradients and optimiser states are sharded over processes by FSDP2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gxpo.base import runtime
+from gxpo.base.errors import CheckpointError, ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.learning.fingerprint import fingerprint
+from gxpo.learning.lora import Adapters
+from gxpo.learning.packing import MicroBatch
+from gxpo.learning.readout import Readout
+from gxpo.learning.sampling_copy import SamplingCopy, alias
+from gxpo.learning.torch import TorchLearner
+from gxpo.models.decoder.architecture import backbone_of
+from gxpo.models.decoder.vision import vision_of
+
+
+class ShardedLearner(TorchLearner):
+    """`TorchLearner` on FSDP2 (`torch.distributed.fsdp.fully_shard`): the gradient is that of one process.
+
+    Each layer of the model, and of its vision tower, is gathered for its forward and backward pass and then dropped,
+    everything else (embedding, norm, head, projector) for the pass of a micro-batch. Gradients are summed over
+    processes, never averaged, and all processes make equally many passes: one that has no micro-batch left makes a pass
+    for nothing, and one that has no picture left while others have runs the tower on a blank one.
+
+    Parameters below 32 bits are kept, moved and summed in float32 shards, and gathered in their own dtype: 16 bytes a
+    parameter divided by the number of processes, where `TorchLearner` holds 18 in each. Samplers in this process read a
+    whole copy, which `publish` brings up to date, one parameter at a time; it is the model as it was loaded, so that no
+    process ever holds a second one.
+
+    sampled  whether samplers in this process need that copy
+
+    Needs a process group (`gxpo.base.runtime.start`), of one process at least.
+    """
+
+    lockstep = True
+
+    def __init__(self, model: Any, *, sampled: bool = True, **settings: Any) -> None:
+        if settings.get("states", "float32") != "float32":
+            raise ConfigError(
+                f"learner.states={settings['states']} is not for cluster.backend=fsdp, which shards float32 states: "
+                "leave it out"
+            )
+        self._sampled, self._stale = sampled, False
+        self._copy: SamplingCopy | None = None
+        super().__init__(model, **settings)
+
+    def _frozen(self) -> Any:
+        return alias(self.model).requires_grad_(False)
+
+    def _place(self) -> None:
+        """Shard the model and its reference; the parameters' names stay."""
+        if self._sampled:
+            self._copy = SamplingCopy(self.model, self.policies, share="all")
+        models = [self._readout, *([self._reference] if self._reference not in (None, self._readout) else [])]
+        for readout in models:
+            assert readout is not None
+            _shard(readout, self.device, trained=readout is self._readout and self.lora is None)
+            if readout.decoder is not None:
+                readout.decoder.within = within
+            if (vision := vision_of(readout.causal)) is not None:
+                vision.runs = runtime.highest
+        if self._adapters is not None:  # its parameters are others now
+            self._adapters = Adapters(self.model, self.policies)
+
+    # ------------------------------------------------------------ passes
+    def outputs(
+        self,
+        forest: Forest,
+        names: Sequence[str] = ("logprob",),
+        *,
+        policy: str = "current",
+        given: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        try:
+            return super().outputs(forest, names, policy=policy, given=given)
+        finally:
+            self._drop()
+
+    def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
+        with torch.no_grad():
+            try:
+                return within(self._readout.causal, super().hidden, forest, layer)
+            finally:
+                self._drop()
+
+    def logits(self, states: Tensor) -> Tensor:
+        with torch.no_grad():
+            try:
+                return within(self._readout.causal, super().logits, states)
+            finally:
+                self._drop()
+
+    def _forward(
+        self,
+        batch: MicroBatch,
+        names: Sequence[str],
+        readout: Readout,
+        given: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        return within(readout.causal, super()._forward, batch, names, readout, given)
+
+    def _drop(self) -> None:
+        """Forget gathered parameters that no backward pass will drop: the optimiser moves the shards."""
+        for readout in (self._readout, self._reference):
+            if readout is not None:
+                readout.causal.reshard()
+
+    # ------------------------------------------------------------ samplers
+    @property
+    def samples(self) -> Any:
+        return None if self._copy is None else self._copy.model
+
+    def sampling_as(self, policy: str) -> AbstractContextManager[None]:
+        return super().sampling_as(policy) if self._copy is None else self._copy.acting(policy)
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Bring the samplers' copy up to date, if anything has moved; all processes together."""
+        if not self._stale or self._copy is None:
+            return
+        named = self.optimiser.named.items()
+        self._copy.put((name, whole(p.detach())) for name, p in named if name in self._copy.names)
+        self._stale = False
+
+    def step(self, *args: Any, **given: Any) -> Any:
+        self._stale = True
+        return super().step(*args, **given)
+
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        self._stale = True
+        super().restore(snapshot)
+
+    # ------------------------------------------------------------ what can't be had
+    def beside(self, *, lr: float) -> TorchLearner:
+        raise ConfigError("a part with a second model is not for cluster.backend=fsdp: use cluster.backend=local")
+
+    def products_trial(self) -> None:
+        """Products are as they are: every process has to use the same."""
+        return None
+
+    # ------------------------------------------------------------ state
+    def checksum(self) -> dict[str, int]:
+        return {"weights_fingerprint": fingerprint(self.optimiser.named)}
+
+    def weights_crc(self) -> int:
+        raise ConfigError("sharded parameters have no CRC of all bytes: see `checksum`")
+
+    def save(self, path: Path) -> None:
+        """Write parameters and moments below `path`, each process its shards, in safetensors files; all together."""
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        writer = HuggingFaceStorageWriter(str(path), save_distributed=True)
+        save(self.optimiser.tensors(), storage_writer=writer)
+
+    def load(self, path: Path, meta: Mapping[str, Any]) -> None:
+        """Read what `save` wrote, by any number of processes."""
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        steps = meta.get("steps")
+        if not isinstance(steps, int) or steps < 0:
+            raise CheckpointError(f"the learner's part of the checkpoint has steps {steps!r}; it must be a number >= 0")
+        found = {name: torch.empty_like(x).detach() for name, x in self.optimiser.expected(steps).items()}
+        try:
+            load(found, storage_reader=HuggingFaceStorageReader(str(path)))
+        except (RuntimeError, ValueError, KeyError, AssertionError) as error:
+            raise CheckpointError(f"{path} is not of this model: {' '.join(str(error).split())[:300]}") from error
+        self.optimiser.load_tensors(found, steps)
+        self._stale = True
+
+
+# ---------------------------------------------------------------- FSDP2
+class _Call:
+    """A function for a module to run as its forward pass, with its parameters whole."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+
+def within(module: nn.Module, function: Callable[..., Any], *given: Any) -> Any:
+    """Call a function while a sharded module's parameters are whole; its gradients go through the module's hooks."""
+    return module(_Call(function), *given)
+
+
+def _dispatched(module: nn.Module) -> None:
+    """Let a module run what `within` gives it in the place of its own forward pass."""
+    own = module.forward
+
+    def forward(first: Any = None, *rest: Any, **named: Any) -> Any:
+        if isinstance(first, _Call):
+            return first.function(*rest, **named)
+        return own(*(() if first is None else (first,)), *rest, **named)
+
+    module.forward = forward
+
+
+def whole(x: Tensor) -> Tensor:
+    """The whole tensor of a shard, by a gather of all processes."""
+    full: Any = getattr(x, "full_tensor", None)
+    return x if full is None else full()
+
+
+def _shard(readout: Readout, device: torch.device, *, trained: bool) -> None:
+    """Shard a model: each layer by itself, the rest with the model. `trained`: parameters are moved in float32."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    causal = readout.causal
+    mesh = init_device_mesh(device.type, (runtime.group_size(),))
+    dtype = next(causal.parameters()).dtype
+    rounds = trained and torch.finfo(dtype).bits < 32
+    policy = MixedPrecisionPolicy(
+        param_dtype=dtype if rounds else None,
+        reduce_dtype=torch.float32 if rounds else None,
+        cast_forward_inputs=False,  # rotary tables stay exact
+    )
+    modules = [*layers_of(causal), causal]
+    for module in modules:
+        _dispatched(module)
+        # the model's own parameters stay until the backward pass of a micro-batch, or `reshard`
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=module is not causal)
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    if rounds:
+        causal.to(torch.float32)
+
+
+def layers_of(causal: Any) -> list[nn.Module]:
+    """Layers of a transformers model, of one that sees also those of its tower; none where they can't be told."""
+    config, text, vision = causal.config, backbone_of(causal), vision_of(causal)
+    own = _stack(causal if text is None else text, config.get_text_config().num_hidden_layers)
+    if vision is None:
+        return own
+    tower = config.vision_config
+    depth = getattr(tower, "num_hidden_layers", None) or getattr(tower, "depth", 0)
+    return [*own, *_stack(vision.model, depth, beside=text)]
+
+
+def _stack(module: nn.Module, depth: int, *, beside: nn.Module | None = None) -> list[nn.Module]:
+    """The first list of so many modules, outside of `beside`."""
+    other = set() if beside is None else set(beside.modules())
+    stacks = (m for m in module.modules() if isinstance(m, nn.ModuleList) and len(m) == depth and m not in other)
+    return list(next(stacks, ()))

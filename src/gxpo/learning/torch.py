@@ -1,0 +1,497 @@
+"""PyTorch learner: packed forward passes, exact gradient accumulation, an optimiser, LoRA, a reference model."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gxpo.base import media, runtime
+from gxpo.base.errors import ConfigError, ModelError
+from gxpo.base.runtime import memory_is_short
+from gxpo.forest.forest import Forest
+from gxpo.learning.accumulate import outputs_of
+from gxpo.learning.architecture import states_after, untrained_loss, why_flat, why_not_blocks
+from gxpo.learning.base import InProcess, acting
+from gxpo.learning.block_mask import FLEX_FROM, KERNEL, Attention
+from gxpo.learning.lora import ALONE, Adapters, LoraSettings, adapter_of, trained_policies, with_lora
+from gxpo.learning.optimiser import Optimiser, Schedule, States, put
+from gxpo.learning.packing import Layout, MicroBatch, Packing, Sheet
+from gxpo.learning.readout import Readout, read
+from gxpo.learning.soft import WEIGHT, soft_inputs, with_densities
+from gxpo.models.decoder import measure
+from gxpo.models.decoder.forward import Kernels, Products
+from gxpo.models.decoder.measure import Trial
+from gxpo.models.decoder.vision import vision_of
+
+VALUE_HEAD = "value_head."  # before the names of its parameters
+
+
+class TorchLearner(InProcess):
+    """Holds and optimises the parameters of a transformers causal language model.
+
+    model     a causal language model; kept in eval mode (no dropout: a ratio of 1 must be exactly 1)
+    lr, optimiser, betas, eps, weight_decay, max_grad_norm, schedule, warmup_steps, total_steps   see `Optimiser` and
+              `Schedule`
+    tokens_per_microbatch  padded tokens that go through the model together
+    images_per_microbatch  distinct pictures that go through its vision tower with them at most; None: any number
+    dtype     of the parameters ("float32", "bfloat16", "float64"); None leaves them; optimiser states are float32
+    lora      train low-rank adapters only
+    policies  name -> "trained" | "frozen". Several are one model with an adapter for each trained one (needs `lora`),
+              moved by one optimiser; a frozen one is the model without adapters. A token is read by the policy that
+              wrote it. A single policy reads every token, whatever its author's name in the forest
+    value_heads  linear heads on the last hidden states, by output: "value", "value@NAME". They are trained with the
+              policy: zero at first, at `value_lr` times the learning rate
+    reference keep a frozen copy of the policy as it is now (with LoRA: the model with its adapters off, at no cost)
+    layout    "packed" (unique tokens once) or "flat" (a row per leaf); models that can't be packed are trained flat
+    attention how a transformers model is given the mask of packed rows: "dense" [B, 1, L, L], "flex": blocks for
+              FlexAttention, which has no backward pass on CPUs, "auto": flex on CUDA for rows of `FLEX_FROM` tokens
+    logits_at_once  how many logits are held at a time
+    kernels   "auto": the forward pass of `models.decoder` for the models that it knows; "transformers": theirs for all
+    products  dtype in which that multiplies matrices (see `gxpo.models.decoder.forward.Decoder`)
+    recompute hold one hidden state a token and layer in an update, and compute what lies between them again
+    states    of the optimiser: "float32" copies and moments, or "bfloat16" (see `gxpo.learning.rounded`)
+
+    With torch.distributed initialised every process must hold the same parameters and be given the same forest; they
+    share the micro-batches, and every process takes the same step.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        lr: float,
+        optimiser: str = "adamw",
+        betas: Sequence[float] | None = None,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        max_grad_norm: float | None = 1.0,
+        schedule: Literal["constant", "cosine", "linear"] = "constant",
+        warmup_steps: int = 0,
+        total_steps: int | None = None,
+        tokens_per_microbatch: int = 8192,
+        images_per_microbatch: int | None = None,
+        device: str | torch.device = "cpu",
+        dtype: str | torch.dtype | None = None,
+        lora: LoraSettings | None = None,
+        policies: Mapping[str, str] | None = None,
+        reference: bool = False,
+        value_heads: Sequence[str] = (),
+        value_lr: float = 1.0,
+        layout: Layout = "packed",
+        logits_at_once: int = 2**23,
+        attention: Attention = "auto",
+        kernels: Kernels = "auto",
+        products: Products = "auto",
+        recompute: bool = False,
+        states: States = "float32",
+    ) -> None:
+        self._moves: dict[str, Any] = {
+            "optimiser": optimiser,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "max_grad_norm": max_grad_norm,
+            "states": states,
+        }
+        for name, size in (("tokens", tokens_per_microbatch), ("images", images_per_microbatch)):
+            if size is not None and size < 1:
+                raise ModelError(f"learner.{name}_per_microbatch is {size}; it must be at least 1")
+        self.images_per_microbatch = images_per_microbatch
+        self.device, self.lora = torch.device(device), lora
+        self.tokens_per_microbatch, self.logits_at_once = tokens_per_microbatch, logits_at_once
+        self.model = _prepared(model, self.device, dtype)
+        self._kernels: dict[str, Any] = {"kernels": kernels, "products": products, "recompute": recompute}
+        self._readout = Readout(self.model, **self._kernels)
+        self.attention: Attention = attention
+        self._blocks_from = {"dense": math.inf, "flex": 0}.get(
+            attention, FLEX_FROM if self.device.type == "cuda" and self._readout.decoder is None else math.inf
+        )
+        self.layout: Layout = _layout_for(self._readout, layout, attention)
+        if (said := untrained_loss(model)) is not None:
+            warnings.warn(said, stacklevel=2)
+        self._reference: Readout | None = None
+        self.policies = dict(policies or {ALONE: "trained"})
+        trained = trained_policies(self.policies)
+        self._adapters: Adapters | None = None
+        if len(self.policies) > 1:
+            if lora is None:
+                raise ConfigError(
+                    f"policies {', '.join(self.policies)}: several are adapters over one model; set learner.lora_rank"
+                )
+            self.model = with_lora(self.model, lora, adapters=[adapter_of(name) for name in trained]).eval()
+            self._adapters = Adapters(self.model, self.policies)
+            self._reference = self._readout if reference else None
+        elif lora is not None:
+            self.model = with_lora(self.model, lora).eval()
+            self._reference = self._readout if reference else None
+        elif reference:
+            self._reference = Readout(self._frozen(), split=self._readout.split, **self._kernels)
+        self.value_head: nn.Linear | None = None
+        self.value_heads = tuple(value_heads)
+        if value_heads:
+            self.value_head = _value_head(self._readout, len(self.value_heads), next(self.model.parameters()))
+        self._place()
+        self.optimiser = Optimiser(
+            {name: p for name, p in self._named_parameters() if p.requires_grad},
+            lr=lr,
+            multiples={VALUE_HEAD: value_lr},
+            kind=optimiser,
+            apart=self._apart() if optimiser == "muon" else (),
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            max_grad_norm=max_grad_norm,
+            states=states,
+            schedule=Schedule(schedule, warmup_steps, total_steps),
+        )
+
+    def _apart(self) -> list[str]:
+        """Prefixes of the matrices that Muon leaves to AdamW: embeddings, output head, value heads."""
+        kinds = {
+            id(m) for m in (self.model.get_input_embeddings(), self.model.get_output_embeddings()) if m is not None
+        }
+        found = [n for n, m in self.model.named_modules() if id(m) in kinds or isinstance(m, nn.Embedding)]
+        return [*(f"{name}." for name in found), VALUE_HEAD]
+
+    def _frozen(self) -> Any:
+        """A copy of the model as it is now."""
+        return copy.deepcopy(self.model).requires_grad_(False)
+
+    def _place(self) -> None:
+        """Before the optimiser is made: where the parameters are to be."""
+
+    @property
+    def samples(self) -> Any:
+        """The model that samplers in this process read."""
+        return self.model
+
+    def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters of the model and of the value heads, which are the rows of one matrix."""
+        yield from self.model.named_parameters()
+        if self.value_head is not None:
+            yield from ((VALUE_HEAD + name, p) for name, p in self.value_head.named_parameters())
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids that the model reads."""
+        return self._readout.vocabulary
+
+    def beside(self, *, lr: float) -> TorchLearner:
+        """Create another learner of the same kind from a copy of the parameters, with its own optimiser; no reference,
+        no value head, a constant learning rate."""
+        self._one_policy("a second model from a copy of the policy")
+        return TorchLearner(
+            copy.deepcopy(self._readout.causal),
+            lr=lr,
+            tokens_per_microbatch=self.tokens_per_microbatch,
+            images_per_microbatch=self.images_per_microbatch,
+            device=self.device,
+            layout=self.layout,
+            attention=self.attention,
+            logits_at_once=self.logits_at_once,
+            **self._kernels,
+            **self._moves,
+        )
+
+    @torch.no_grad()
+    def follow(self, policy: TorchLearner, rate: float) -> None:
+        """Move every parameter by `rate` towards another learner's (exponential moving average), at the precision of
+        the update; a value head is left out."""
+        mine = self.snapshot()
+        theirs = {name: x for name, x in policy.snapshot().items() if not name.startswith(VALUE_HEAD)}
+        if [x.shape for x in mine.values()] != [x.shape for x in theirs.values()]:
+            raise ModelError("a model can follow another of its own kind alone: these two differ in their parameters")
+        pairs = zip(mine.items(), theirs.values(), strict=True)
+        self.restore({name: torch.lerp(x, y.to(x), rate) for (name, x), y in pairs})
+
+    @torch.no_grad()
+    def refer(self, parameters: Mapping[str, Tensor]) -> None:
+        """Make the policy with these parameters (names as in `snapshot`) the reference. With LoRA that is a frozen copy
+        of the model with its adapters from now on."""
+        self._one_policy("a reference with parameters of its own")
+        if self._reference is self._readout:
+            frozen = copy.deepcopy(self._readout.causal).requires_grad_(False)
+            self._reference = Readout(frozen, split=self._readout.split, **self._kernels)
+        if self._reference is None:
+            raise ModelError("no reference policy is kept: make the learner with reference=True")
+        inner = {id(p): name for name, p in self._readout.causal.named_parameters()}
+        held = dict(self._reference.causal.named_parameters())
+        for name, p in self.optimiser.named.items():
+            if not name.startswith(VALUE_HEAD):
+                put(held[inner[id(p)]], parameters[name])
+
+    # ------------------------------------------------------------ the dtype of products
+    def use_products(self, products: Products) -> None:
+        """Set the dtype of matrix products."""
+        self._kernels["products"] = products
+        for readout in (self._readout, self._reference):
+            if readout is not None and readout.decoder is not None:
+                readout.decoder.products = products
+
+    def products_trial(self) -> Trial | None:
+        """Measure which dtype is faster in an update; None: there is no choice."""
+        decoder = self._readout.decoder
+        if decoder is None:
+            return None
+        return measure.products(decoder, self._readout.head, self.tokens_per_microbatch, update=True)
+
+    # ------------------------------------------------------------ several policies
+    def acting(self, policy: str) -> AbstractContextManager[None]:
+        """Context manager: the model acts as that policy."""
+        return acting(self._adapters, self.policies, policy)
+
+    def sampling_as(self, policy: str) -> AbstractContextManager[None]:
+        """Context manager: `samples` acts as that policy."""
+        return self.acting(policy)
+
+    def _one_policy(self, what: str) -> None:
+        if self._adapters is not None:
+            raise ModelError(f"{what} is of one policy, and there are several: {', '.join(self.policies)}")
+
+    def _microbatches(
+        self, packing: Packing, entries: Tensor, cuts: Sequence[Tensor] | None = None
+    ) -> list[MicroBatch]:
+        """Micro-batches of these action tokens, each of one policy if there are several."""
+        least = runtime.world()
+        if self._adapters is None:
+            return packing.microbatches(entries, cuts=cuts, at_least=least)
+        out = []
+        for policy, own in packing.by_policy(entries).items():
+            if policy not in self.policies:
+                raise ModelError(
+                    f"the forest has actions of policy {policy!r}; the learner has {', '.join(self.policies)}"
+                )
+            out += [replace(b, policy=policy) for b in packing.microbatches(own, cuts=cuts, at_least=least)]
+        return out
+
+    # ------------------------------------------------------------ what the policy says
+    def outputs(
+        self,
+        forest: Forest,
+        names: Sequence[str] = ("logprob",),
+        *,
+        policy: str = "current",
+        given: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """Detached float64 [P] outputs ("logprob", "entropy", "value"...) of the "current" or the "reference" policy.
+
+        Every action token is read, trainable or not, at its trajectory's temperature and on its stored support; of
+        several current policies each reads its own. "logprob", "entropy" and "mean_logprob" followed by "@3" or "@0.25"
+        are of the head on the normed hidden state after layer 3, or after that share of the layers, and with
+        "unnormed_" before them of the state as it is; "likeliest@K" [P, K] and "likeliest_logprob@K" [P, K + 1] are the
+        likeliest ids, and their log-probs and that of all others; "divergence@A" is to the teacher that is `given` (see
+        `gxpo.learning.readout.read`).
+        """
+        readout, adapters = self._policy(policy)
+        everything, packing = torch.arange(forest.n_entries), self._packing(forest)
+        if policy == "current":
+            batches = self._microbatches(packing, everything)
+        else:
+            batches = packing.microbatches(everything, at_least=runtime.world())
+        rows = forest.n_entries
+        shapes = {name: (rows,) if (k := readout.columns(name)) is None else (rows, k) for name in names}
+        nothing = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name, shape in shapes.items()}
+        with adapters, self._short_memory("computing log-probs"):
+            return outputs_of(
+                lambda b: self._forward(b, names, readout, given), batches, nothing, lockstep=self.lockstep
+            )
+
+    @torch.no_grad()
+    def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
+        """Hidden states [T, H] float32 of the current policy at every stored token, after a layer (1: the first; -1:
+        the last, as the head reads it). Zeros at tokens outside every trajectory."""
+        self._one_policy("the hidden state at a stored token")
+        if not self._readout.split:
+            raise ModelError(f"{self._readout.name}: its hidden states can't be told from its logits")
+        out = torch.zeros(forest.n_tokens, self._readout.width)
+        with self._short_memory("computing hidden states"):
+            for sheet in self._packing(forest).everything():
+                with soft_inputs(self._readout, sheet):
+                    found = self._states(sheet, self._readout, (layer,))[0]
+                out[sheet.index] = found.to("cpu", torch.float32)
+        return out
+
+    @torch.no_grad()
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits [n, V] of the current policy for rows [n, H] of `hidden(forest)`, before any temperature; on the
+        learner's device, float32 at least."""
+        self._one_policy("the logits of a hidden state")
+        own = states.to(self.device, next(self.model.parameters()).dtype)
+        found = self._readout.logits(own, self._readout.head_weight())
+        return found.to(torch.promote_types(found.dtype, torch.float32))
+
+    def _short_memory(self, doing: str) -> AbstractContextManager[None]:
+        size, sees = self.tokens_per_microbatch, hasattr(self._readout.causal.config, "vision_config")
+        pictures = f", learner.images_per_microbatch (now {self.images_per_microbatch or 'any'})" if sees else ""
+        return memory_is_short(
+            doing,
+            f"learner.tokens_per_microbatch (now {size}){pictures} or sampling.max_new_tokens, or train adapters only "
+            "(learner.lora_rank)",
+        )
+
+    def _policy(self, policy: str) -> tuple[Readout, Any]:
+        if policy == "current":
+            return self._readout, nullcontext()
+        if policy != "reference":
+            raise ModelError(f"policy is 'current' or 'reference', not {policy!r}")
+        if self._reference is None:
+            raise ModelError("no reference policy is kept: make the learner with reference=True")
+        if self._adapters is not None:
+            return self._reference, self._adapters.acting(None)
+        bare = self.lora is not None and self._reference is self._readout
+        return self._reference, self.model.disable_adapter() if bare else nullcontext()
+
+    def _forward(
+        self,
+        batch: MicroBatch,
+        names: Sequence[str],
+        readout: Readout,
+        given: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        def here(x: Tensor) -> Tensor:
+            return x.to(self.device)
+
+        layers = readout.by_layer(names)
+        soft = WEIGHT in batch.packing.forest.extras
+        acting = nullcontext() if batch.policy is None else self.acting(batch.policy)
+        with acting, soft_inputs(readout, batch) if soft else nullcontext():
+            states = self._states(batch, readout, [layer for layer, _ in layers])
+        place, target, temperature, support, reading = (
+            batch.place, batch.target, batch.temperature, batch.support, batch.reading
+        )  # fmt: skip
+        own: dict[str, Tensor] | None = None
+        if given:  # entries that share a reading may differ in it
+            place, target, temperature = place[reading], target[reading], temperature[reading]
+            support, reading = None if support is None else support[reading], torch.arange(len(reading))
+            own = {name: here(x[batch.entries]) for name, x in given.items()}
+        out = {}
+        for (layer, normed), after in zip(layers, states, strict=True):
+            rows = readout.normed(after.index_select(0, here(place)), layer, normed)
+            found = read(
+                readout,
+                rows,
+                here(target),
+                here(temperature),
+                None if support is None else here(support),
+                tuple(layers[layer, normed].values()),
+                head=self.value_head,
+                heads=self.value_heads,
+                logits_at_once=self.logits_at_once,
+                given=own,
+            )
+            if soft:
+                found = with_densities(found, batch, reading, readout, rows, temperature, self.logits_at_once)
+            out |= {name: found[kind].to("cpu", torch.float64)[reading] for name, kind in layers[layer, normed].items()}
+        return out
+
+    def _live(self, batch: MicroBatch, names: Sequence[str], *given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if wide := [name for name in names if self._readout.columns(name) is not None]:
+            raise ModelError(f"output {wide[0]!r} has no gradient: ask `outputs` for it, not a step")
+        return self._forward(batch, names, self._readout, *given)
+
+    def _states(self, sheet: Sheet, readout: Readout, layers: Sequence[int] = (-1,)) -> list[Tensor]:
+        """[n, H] hidden states of a sheet's tokens after each layer."""
+        if readout.decoder is not None:
+            return readout.decoder.states_after(sheet.tokens, sheet.position, sheet.chains, layers)
+        return states_after(readout, sheet, layers, blocks=self._by_blocks(sheet))
+
+    def _by_blocks(self, sheet: Sheet) -> bool:
+        """Whether these rows go through with block masks. A model that may have them is tried when its first rows are
+        long enough."""
+        if self.layout == "flat" or self._blocks_from == math.inf:
+            return False
+        longest = max(sheet.lengths)
+        if self.lockstep:  # processes that share the model go through it alike
+            longest = runtime.highest(longest)
+        if longest < self._blocks_from:
+            return False
+        if self.attention == "auto" and self._readout.causal.config.get_text_config()._attn_implementation != KERNEL:
+            reason = self._why_not_blocks()
+            if reason is not None:
+                self._blocks_from = math.inf
+                warnings.warn(f"rows of {longest} tokens have dense masks: {reason}", stacklevel=2)
+        return self._blocks_from < math.inf
+
+    def _why_not_blocks(self) -> str | None:
+        """Why the policy or its reference can't attend by block masks; None: both do so from now on."""
+        found = (why_not_blocks(x) for x in (self._readout, self._reference) if x is not None)
+        return next((reason for reason in found if reason is not None), None)
+
+    def _packing(self, forest: Forest) -> Packing:
+        padded, limit, triples = self._readout.decoder is None, self.tokens_per_microbatch, self._readout.triples
+        position = None if triples is None else triples.positions_in(forest)
+        images = self.images_per_microbatch
+        packing = Packing(forest, layout=self.layout, limit=limit, padded=padded, position=position, images=images)
+        highest, deepest = forest.token.max() if forest.n_tokens else -1, packing.packed.position
+        if forest.media or highest >= media.FIRST:
+            highest = self._highest_of_text(forest)
+        if highest >= self._readout.vocabulary:
+            raise ModelError(
+                f"the forest has token id {int(highest)}, the model a vocabulary of {self._readout.vocabulary}: "
+                "they are not of the same tokenizer"
+            )
+        limit = self._readout.positions
+        if limit and deepest.numel() and int(deepest.max()) >= limit:
+            raise ModelError(
+                f"a trajectory has {int(deepest.max()) + 1} tokens, the model {limit} positions"
+                f"{self._readout.limited_by}: "
+                "shorten prompts or lower sampling.max_new_tokens"
+            )
+        return packing
+
+    def _highest_of_text(self, forest: Forest) -> int:
+        """Highest vocabulary id of a forest with pictures, all of which this model can read."""
+        rows = forest.token >= media.FIRST
+        if vision_of(self._readout.causal) is None:
+            raise ModelError(f"the forest refers to pictures, which {self._readout.name} can't read: leave `media` out")
+        if not bool(rows.any()):
+            raise ModelError("the forest refers to pictures without their tokens: give `media_at` in its records")
+        return int(forest.token.masked_fill(rows, -1).max())
+
+
+def _prepared(model: Any, device: torch.device, dtype: str | torch.dtype | None) -> Any:
+    """The model on its device, in eval mode, with parameters (not buffers: rotary tables stay exact) of `dtype`."""
+    model = model.to(device).eval()
+    if dtype is None:
+        return model
+    wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if wanted not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise ModelError(f"learner.dtype {dtype!r} is not one of float16, bfloat16, float32, float64")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.data = p.data.to(wanted)
+    return model
+
+
+def _value_head(readout: Readout, heads: int, like: Tensor) -> nn.Linear:
+    """Value heads initialised to 0."""
+    if not readout.split:
+        raise ModelError(
+            f"{readout.name}: its hidden states can't be told from its logits, so it can have no value head"
+        )
+    head = nn.Linear(readout.width, heads, device=like.device, dtype=like.dtype)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def _layout_for(readout: Readout, layout: str, attention: Attention) -> Layout:
+    if layout not in ("packed", "flat"):
+        raise ModelError(f"layout is 'packed' or 'flat', not {layout!r}")
+    if attention == "flex":
+        reason = "rows of learner.layout=flat have no forks" if layout == "flat" else why_not_blocks(readout)
+        if reason is not None:
+            raise ModelError(f"learner.attention=flex can't be had: {reason}; leave it at auto")
+        return "packed"
+    if layout == "packed" and (reason := why_flat(readout)):
+        warnings.warn(f"{readout.name} is trained flat, without sharing prefixes: {reason}", stacklevel=3)
+        return "flat"
+    return "packed" if layout == "packed" else "flat"

@@ -1,0 +1,113 @@
+"""Turn-by-turn update in reverse order (SeeUPO): a step on each turn, last first, advantages corrected after each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge, Interval
+from torch import Tensor
+
+from gxpo.forest.forest import Forest
+from gxpo.forest.grouped import begins_of
+from gxpo.learning.base import UpdatePart
+from gxpo.parts.protocols import StepInfo, StepRunner
+from gxpo.parts.registry import part
+
+FARTHEST = 20.0  # nats: bound of a turn's summed log-ratio
+
+
+def turn_numbers(forest: Forest) -> tuple[Tensor, Tensor]:
+    """[P] int64 each: number of trained turns of the trajectory before and after each token's turn."""
+    trained = torch.bincount(forest.path_step[forest.path_trainable], minlength=forest.n_steps) > 0
+    begins = begins_of(forest.step_trajectory, forest.n_trajectories)
+    so_far = torch.cat([torch.zeros(1, dtype=torch.int64), trained.long().cumsum(0)])
+    before = so_far[:-1] - so_far[begins[:-1]][forest.step_trajectory]
+    after = so_far[begins[1:]][forest.step_trajectory] - so_far[1:]
+    return forest.to_path(before, "S"), forest.to_path(after, "S")
+
+
+def turn_ratio(log_ratio: Tensor, trajectory: Tensor, n: int, reduce: str = "mean") -> Tensor:
+    """[n] importance ratio of a trajectory: exp of the mean, or of the sum ("product"), of log_ratio; 1 without tokens.
+
+    log_ratio   of the turn's tokens, new policy less old (nats); what is taken of it is held in +-20
+    trajectory  which of the n trajectories each token belongs to
+
+    >>> turn_ratio(torch.tensor([0.1, -0.04]), torch.tensor([0, 0]), 2)
+    tensor([1.0305, 1.0000])
+    """
+    total = log_ratio.new_zeros(n).index_add_(0, trajectory, log_ratio)
+    if reduce == "mean":
+        total = total / torch.bincount(trajectory, minlength=n).clamp_min(1)
+    return total.clamp(-FARTHEST, FARTHEST).exp()
+
+
+@part("turns_reversed", stage="update")
+@dataclass(frozen=True)
+class TurnsReversed(UpdatePart):
+    """One optimiser step for each turn, last turn first, on that turn's tokens alone (SeeUPO).
+
+    M = the advantage; for k = the last turn, the one before, ...:   a step on the tokens of turn k with c_i M_i;
+    c_i <- clip(c_i clip(r_i)),  r_i the geometric mean over those tokens of i of pi_new / pi_old, c_i = 1 at first
+
+    correction_low, correction_high   clip's bounds, relative to 1
+    reduce    "mean": the geometric mean over the turn; "product": the turn's own ratio of probabilities
+    count     which turns are taken together: "start": those of one number from the beginning, so that a trajectory with
+              fewer turns joins in later; "end": those as far from the end
+    old       pi_old of the correction, which also divides the ratios: "turn": the policy before the step on that turn,
+              so that all ratios are 1; "step": that at the start of the step
+    planned   optimiser steps a step that a learning-rate schedule counts on: the turns of a usual trajectory
+
+    pi_new is the policy after the step on the turn; parameters are shared, so a turn's tokens have moved a little
+    before it is their turn. Trajectories without a turn sit out: their correction stays. Means of the objective are
+    over the turn's tokens and the trajectories that have it. With "end", a token that forks share at different
+    distances from their ends counts at each of them, with the tokens of that distance. Turns without trained tokens
+    are not counted. With one turn only it is one plain step.
+
+    Costs a forward pass for each turn in addition to its update. Source: SeeUPO, arXiv 2602.06554, and its code.
+    """
+
+    correction_low: Annotated[float, Interval(ge=0, le=1)] = 0.2
+    correction_high: Annotated[float, Ge(0)] = field(default=0.2, metadata={"unbounded": True})
+    planned: Annotated[int, Ge(1)] = 1
+    reduce: Literal["mean", "product"] = "mean"
+    count: Literal["start", "end"] = "start"
+    old: Literal["turn", "step"] = "turn"
+
+    def optimiser_steps(self, groups: int) -> int:
+        """Expected number of optimiser steps, for schedules; in fact there are as many as the longest trajectory has
+        turns."""
+        return self.planned
+
+    def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:
+        before, after = turn_numbers(forest)
+        number = after if self.count == "end" else -before
+        turns = number[forest.path_trainable].unique().tolist()
+        if len(turns) < 2:
+            return [learner.step(forest, credit, weight)]
+        old, infos = learner.logprob(), []
+        factor = torch.ones(forest.n_trajectories, dtype=old.dtype)
+        for k in turns:
+            here = number == k
+            infos.append(learner.step(only(forest, here), credit * forest.to_path(factor, "R"), weight * here))
+            if infos[-1].empty or k == turns[-1]:
+                continue
+            moved, now = (here & forest.path_trainable).nonzero().squeeze(1), learner.logprob()
+            of = forest.path_trajectory[moved]
+            ratio = turn_ratio((now - old)[moved], of, forest.n_trajectories, self.reduce)
+            factor = self._held(factor * self._held(ratio))
+            if self.old == "turn":
+                old = now
+                learner.renew()
+        return infos
+
+    def _held(self, ratio: Tensor) -> Tensor:
+        return ratio.clamp(1 - self.correction_low, 1 + self.correction_high)
+
+
+def only(forest: Forest, entries: Tensor) -> Forest:
+    """The forest with only the tokens `entries` [P] bool trained."""
+    stored = torch.zeros(forest.n_tokens, dtype=torch.bool)
+    stored[forest.path_token[entries]] = True
+    return forest.replace(trainable=forest.trainable & stored)

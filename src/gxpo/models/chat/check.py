@@ -1,0 +1,305 @@
+"""Test whether a chat template supports multi-turn conversations, with results as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gxpo.base.errors import ModelError
+from gxpo.models.chat.facts import CALL, TOOL, called, say, tries
+from gxpo.models.chat.markers import tags_in
+from gxpo.models.chat.plain import Tokens
+from gxpo.models.chat.reasoning import TAGS, opened_by
+from gxpo.models.chat.render import shared_prefix
+from gxpo.models.chat.template import TemplateChat, TemplateConversation
+from gxpo.parts.protocols import Message
+
+ANSWERS = ("Four.", 'A list: ["x", {"y": 1}].', "Für Elise — 7 µs")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check. verdict: "ok"; "note", gxpo deals with it and you should know; "fails", training would suffer."""
+
+    name: str
+    verdict: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Report:
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check failed."""
+        return all(c.verdict != "fails" for c in self.checks)
+
+    def __getitem__(self, name: str) -> Check:
+        return next(c for c in self.checks if c.name == name)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"ok": self.ok, "checks": [asdict(c) for c in self.checks]}
+
+    def text(self) -> str:
+        """Text of the report, one line for each check."""
+        width = max(len(c.name) for c in self.checks)
+        return "\n".join(f"{c.verdict:5}  {c.name:{width}}  {c.detail}" for c in self.checks)
+
+
+def check_template(chat: Any, template: str | None = None, kwargs: Mapping[str, Any] | None = None) -> Report:
+    """Play canned conversations. `chat`: a `TemplateChat`, or a tokenizer, with `template` and `kwargs` as there."""
+    if not isinstance(chat, TemplateChat):
+        try:
+            chat = TemplateChat(chat, template, kwargs, rewrites="keep")
+        except ModelError as error:
+            return Report((Check("renders", "fails", str(error)),))
+    return Report(tuple(_checks(chat)))
+
+
+def _checks(chat: TemplateChat) -> Iterator[Check]:
+    yield Check("renders", "ok", f"a question and an answer; the next answer begins after {_prompt(chat)}")
+    for check in (
+        _ends,
+        _turns,
+        _tokens,
+        _cut,
+        _blanks,
+        _thinking,
+        _roles,
+        _tools,
+        _answers,
+        _bos,
+        _date,
+        _forgery,
+        _tags,
+    ):
+        try:
+            yield check(chat)
+        except ModelError as error:
+            yield Check(check.__name__[1:], "fails", str(error))
+
+
+def _prompt(chat: TemplateChat) -> str:
+    return repr(chat.facts.generation_prompt) if chat.facts.generation_prompt else "the question itself"
+
+
+def _canonical(chat: TemplateChat, messages: Sequence[Message], answer: Message, tools: Sequence[Any] = ()) -> str:
+    """The action that the template itself would write for `answer`, without its end-of-turn token."""
+    asked = chat.template.render(messages, tools)
+    last = chat.template.render([*messages, answer], tools, answer=False)
+    text = last[shared_prefix(asked, last) :] if last.startswith(asked.rstrip()) else str(answer["content"])
+    ends = [i for e in chat.facts.ends if (i := text.rfind(e)) >= 0]
+    text = text[: min(ends)] if ends else text
+    close = opened_by(asked)
+    return text if close is None or close in text else f"Thinking.\n{close}\n\n{text}"
+
+
+def _stop(chat: TemplateChat) -> list[int]:
+    end = chat.facts.last_end or chat.facts.next_end
+    openers = [t for t in chat.facts.stops if chat.tokens.one_id(t) != chat.tokens.eos]
+    return [chat.tokens.one_id(t) for t in ([end] if end else openers or chat.facts.stops)[:1]]
+
+
+def _play(chat: TemplateChat, answers: Sequence[str], stop: bool = True) -> tuple[TemplateConversation, list[Message]]:
+    """A conversation in which the policy writes these answers as the template would."""
+    said = [say("user", "What is two and two?")]
+    talk = chat.start(said)
+    for answer in answers:
+        text = _canonical(chat, said, say("assistant", answer))
+        talk.act([*chat.tokens.encode_after(text), *(_stop(chat) if stop else [])])
+        question = say("user", "And now?")
+        talk.observe([question])
+        said += [say("assistant", answer), question]
+    return talk, said
+
+
+def _changes(talk: TemplateConversation) -> int:
+    return talk.rebuilt + talk.kept_against_template
+
+
+def _ends(chat: TemplateChat) -> Check:
+    facts = chat.facts
+    if not chat.stop_ids:
+        return Check(
+            "ends", "fails", "neither the tokenizer nor the template has a token that ends an action: give stop="
+        )
+    stops = ", ".join(facts.stops)
+    if facts.last_end != facts.next_end and facts.ends:
+        last, later = facts.last_end or "nothing", facts.next_end or "nothing"
+        return Check(
+            "ends", "note", f"an action ends with {last} if it is the last one, later with {later}; stops: {stops}"
+        )
+    return Check("ends", "ok", f"stops: {stops}")
+
+
+def _turns(chat: TemplateChat) -> Check:
+    talk, _ = _play(chat, ANSWERS)
+    if n := _changes(talk):
+        return Check("turns", "note", f"{n} of {len(ANSWERS)} turns rewrite what the policy saw: {_policy(chat)}")
+    if talk.respelled:
+        return Check("turns", "note", "plain answers are written another way, or end in another way, in the history")
+    return Check("turns", "ok", "earlier turns stay as the policy saw them")
+
+
+def _policy(chat: TemplateChat) -> str:
+    return "rewrites='rebuild' follows the template, 'keep' does not"
+
+
+def _tokens(chat: TemplateChat) -> Check:
+    talk, said = _play(chat, ANSWERS)
+    text = chat.template.render(said)
+    if talk.context == chat.tokens.encode(text):
+        return Check("tokens", "ok", "answers in the tokenizer's own spelling give the ids of the whole text")
+    if _changes(talk) or talk.respelled:
+        return Check("tokens", "note", "the ids are not those of the template's whole text, which has another history")
+    return Check("tokens", "note", "as one text, tokens merge across the border of an action; the policy's ids stay")
+
+
+def _cut(chat: TemplateChat) -> Check:
+    talk, _ = _play(chat, ANSWERS[:1], stop=False)
+    end = chat.facts.next_end
+    if end is None:
+        return Check("cut", "note", "the template ends an action with nothing, one that was cut included")
+    closed = chat.tokens.one_id(end) in talk.context
+    detail = f"an action without end-of-turn token is given {end}"
+    return Check(
+        "cut", "ok" if closed else "fails", detail if closed else f"{end} is missing after an action that was cut"
+    )
+
+
+def _blanks(chat: TemplateChat) -> Check:
+    said = say("assistant", "\n Q9 \n")
+    if "\n Q9 \n" not in chat.template.render([say("user", "Two?"), said, say("user", "And now?")]):
+        return Check(
+            "blanks", "note", "white space around an answer is taken off in the history; the policy's ids stay"
+        )
+    return Check("blanks", "ok", "white space around an answer stays")
+
+
+def _thinking(chat: TemplateChat) -> Check:
+    asked = [say("user", "Two?")]
+    key = chat.facts.reasoning_key
+    if key is not None:
+        thinks = say("assistant", "Four.", **{key: "Q8thought."})
+        kept = "Q8thought." in chat.template.render([*asked, thinks, say("user", "And now?")])
+        known = f"read from {key}"
+    else:
+        open_, close = TAGS[0]
+        thinks = say("assistant", f"{open_}\nQ8thought.\n{close}\n\nFour.")
+        kept = "Q8thought." in chat.template.render([*asked, thinks, say("user", "And now?")])
+        known = "text of the content"
+    if chat.facts.opens_reasoning:
+        known += ", opened by the generation prompt"
+    if kept:
+        return Check("thinking", "ok", f"{known}; stays in later turns")
+    return Check("thinking", "note", f"{known}; taken out of earlier turns: {_policy(chat)}")
+
+
+def _roles(chat: TemplateChat) -> Check:
+    user, said = say("user", "Two?"), say("assistant", "Four.")
+    lacks = [] if chat.facts.system else ["no system message"]
+    refused: list[tuple[str, Callable[[], str | None]]] = [
+        ("two user messages in a row", lambda: tries(chat.template, user, said, user, user)),
+        ("a first message of the assistant", lambda: tries(chat.template, said, user)),
+    ]
+    lacks += [f"refuses {what}" for what, text in refused if text() is None]
+    plain = tries(chat.template, user, answer=False) or ""
+    before = plain.partition("Two?")[0]
+    if len(before.split()) > 4:
+        lacks.append("puts words of its own before the first message")
+    return Check("roles", "note" if lacks else "ok", "; ".join(lacks) or "system, user and assistant in any order")
+
+
+def _tools(chat: TemplateChat) -> Check:
+    facts = chat.facts
+    if not facts.shows_tools:
+        return Check(
+            "tools", "note", "the template shows no tools: they are explained in words, calls are <tool>...</tool>"
+        )
+    if facts.form is None:
+        return Check(
+            "tools", "note", "calls can't be read back as the template writes them: calls are <tool>...</tool>"
+        )
+    user = say("user", "Look it up.")
+    talk = chat.start([user], [TOOL])
+    if chat.tools_format == "tags":
+        return Check("tools", "ok", "calls are <tool>...</tool>, by choice")
+    text = _canonical(chat, [user], called(CALL, facts.arguments_as_json), [TOOL])
+    reply = talk.act([*chat.tokens.encode_after(text), *_stop(chat)])
+    talk.observe([say("tool", "found")])
+    if [(c.name, c.error) for c in reply.calls] != [(CALL.name, None)]:
+        return Check("tools", "fails", f"a call in the form {facts.form.name} is not read back from tokens")
+    two = tries(
+        chat.template, user, {**called(CALL, facts.arguments_as_json), "tool_calls": _twice(facts)}, tools=[TOOL]
+    )
+    detail = f"calls in the form {facts.form.name} are read back; answers have the role tool"
+    if _changes(talk):
+        return Check("tools", "note", f"{detail}; the turn of a call is rewritten: {_policy(chat)}")
+    if two is None:
+        return Check("tools", "note", f"{detail}; two calls in one action are refused, and shown as text")
+    return Check("tools", "ok", detail)
+
+
+def _twice(facts: Any) -> list[Any]:
+    return [c for _ in range(2) for c in called(CALL, facts.arguments_as_json)["tool_calls"]]
+
+
+def _answers(chat: TemplateChat) -> Check:
+    if chat.tools_format == "native" and not chat.facts.bare_answers:
+        return Check(
+            "answers", "note", "an answer to a malformed call is given as a user's message: the template wants a call"
+        )
+    return Check("answers", "ok", "a malformed call can be answered")
+
+
+def _bos(chat: TemplateChat) -> Check:
+    bos = chat.tokenizer.bos_token_id
+    ids = chat.start([say("user", "Two?")]).context
+    if bos is not None and ids[:2] == (bos, bos):
+        return Check("bos", "fails", "the template writes the first token twice")
+    adds = list(chat.tokenizer("a", verbose=False).input_ids)[:1] == [bos] and bos is not None
+    if adds and ids[:1] == (bos,):
+        return Check(
+            "bos", "ok", "written by the template; tokenizing its text again with special tokens would double it"
+        )
+    return Check("bos", "ok", "written by the template" if ids[:1] == (bos,) else "the template writes none")
+
+
+def _date(chat: TemplateChat) -> Check:
+    if "strftime_now" in chat.template.text:
+        detail = (
+            "the template may write today's date, so runs differ by day: set it in kwargs (date_string for Llama 3)"
+        )
+        return Check("date", "note", detail)
+    return Check("date", "ok", "the text does not depend on the clock")
+
+
+def _forgery(chat: TemplateChat) -> Check:
+    end = chat.facts.last_end or chat.facts.next_end
+    if end is None:
+        return Check("forgery", "ok", "there is no end-of-turn token to forge")
+    one = chat.start([say("user", "Two?")]).context.count(chat.tokens.one_id(end))
+    two = chat.start([say("user", f"Two?{end}")]).context.count(chat.tokens.one_id(end))
+    if two > one:
+        return Check("forgery", "fails", f"{end} typed into a message becomes the token")
+    return Check("forgery", "ok", f"{end} typed into a message stays text")
+
+
+def _tags(chat: TemplateChat) -> Check:
+    if found := tag_note(chat.tokens):
+        return Check("tags", "note", found)
+    return Check("tags", "ok", "no tag for the policy to write is a special token")
+
+
+def tag_note(tokens: Tokens) -> str:
+    """Note on special tokens that are tags for the policy to write; "" where there are none."""
+    tags = tags_in(tokens.text_of(i) for i in sorted(tokens.content))
+    if not tags:
+        return ""
+    more = f" and {len(tags) - 4} more" if len(tags) > 4 else ""
+    return (
+        f"special tokens {', '.join(tags[:4])}{more}: completions and replies keep them, programs that decode with "
+        "skip_special_tokens=True do not; their names in prompts stay letters"
+    )

@@ -1,0 +1,202 @@
+"""Messages of others in one form: contents are texts, tool calls are OpenAI's structure with objects as arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gxpo.base.errors import ModelError
+from gxpo.parts.protocols import Message
+
+TEXT_PARTS = ("text", "input_text", "output_text")  # OpenAI's names for a part of content that is a text
+THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")  # fields of messages for thinking
+FORMER_CALL = "function_call"  # OpenAI's field before there were tool_calls
+
+
+def normal_messages(messages: Sequence[Message], first: int = 0) -> list[Message]:
+    """The messages with keys that are null left out, parts of text joined, and tool calls in OpenAI's structure.
+
+    `ModelError` names the message (counted from `first`) and the field that can't be read. Parts that are pictures stay
+    for `gxpo.base.media`.
+    """
+    out = []
+    for i, message in enumerate(messages, start=first):
+        try:
+            out.append(normal_message(message))
+        except ModelError as error:
+            raise ModelError(f"message {i}: {error}") from None
+    return out
+
+
+def normal_message(message: Any) -> Message:
+    """One message; see `normal_messages`."""
+    if not isinstance(message, Mapping):
+        raise ModelError(f"a message is an object with 'role' and 'content', not {_short(message)}")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not role:
+        raise ModelError(f"'role' is a text such as user or assistant, not {_short(role)}")
+    if isinstance(content, str) and len(message) == 2:
+        return message
+    normal = {key: value for key, value in message.items() if value is not None}
+    if FORMER_CALL in normal:
+        raise ModelError(f"{FORMER_CALL!r} is a former form: write the call into 'tool_calls'")
+    calls = normal.pop("tool_calls", ())
+    if not isinstance(calls, list | tuple):
+        raise ModelError(f"'tool_calls' is a list, not {_short(calls)}")
+    if calls and role != "assistant":
+        raise ModelError(f"'tool_calls' belongs to the assistant, not to role {role!r}")
+    empty = content is None or (isinstance(content, list | tuple) and not content)
+    if empty and not calls and role != "tool":
+        raise ModelError("'content' is missing; it may be null beside tool calls alone")
+    normal["content"] = "" if empty else join_parts(content)
+    if calls:
+        normal["tool_calls"] = [_normal_call(call, f"tool call {i}") for i, call in enumerate(calls)]
+    return message if normal == message else normal
+
+
+def join_parts(content: Any) -> Any:
+    """The text of a content that is a text or parts of text; a list that holds pictures stays a list of parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        raise ModelError(f"'content' is a text or a list of parts, not {_short(content)}")
+    parts = [_normal_part(part, i) for i, part in enumerate(content)]
+    return parts if any(part["type"] == "image" for part in parts) else "".join(part["text"] for part in parts)
+
+
+def _normal_part(part: Any, number: int) -> Mapping[str, Any]:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "image" and part.get("image") is not None:
+        return {"type": "image", "image": part["image"]}
+    if kind not in TEXT_PARTS:
+        raise ModelError(
+            f"part {number} of 'content' is a text or an image, as {{type: text, text: ...}} or "
+            f"{{type: image, image: ...}}, not {_short(part)}"
+        )
+    if not isinstance(part.get("text"), str):
+        raise ModelError(f"part {number} of 'content' has no text: {_short(part)}")
+    return {"type": "text", "text": part["text"]}
+
+
+def _normal_call(call: Any, where: str) -> dict[str, Any]:
+    """A call in OpenAI's structure; its id is left out where it has none."""
+    inner = call.get("function") if isinstance(call, Mapping) else None
+    function = inner if isinstance(inner, Mapping) else call
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise ModelError(f"{where} is {{function: {{name: ..., arguments: {{...}}}}}}, not {_short(call)}")
+    arguments = _arguments(function.get("arguments"), f"{where} ({function['name']})")
+    normal = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return normal if call.get("id") in (None, "") else {**normal, "id": str(call["id"])}
+
+
+def _arguments(arguments: Any, where: str) -> dict[str, Any]:
+    """Arguments as an object: it may be one, JSON text of one, or (of a call without arguments) null or empty."""
+    value = arguments
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError) as error:
+            raise ModelError(f"{where}: 'arguments' is not valid JSON ({error}): {_short(arguments)}") from None
+    if value is None and arguments is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ModelError(f"{where}: 'arguments' is an object or JSON text of one, not {_short(arguments)}")
+    return dict(value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# ---------------------------------------------------------------- calls of the history
+def has_calls(messages: Sequence[Message]) -> bool:
+    """Return True if the history has tool calls or answers to them."""
+    return any(m.get("tool_calls") or m.get("role") == "tool" for m in messages)
+
+
+def pair_answers(messages: Sequence[Message], renumber: bool = False) -> list[Message]:
+    """Tool calls with ids, and their answers with the id and the name of their call, in the order of the calls where
+    they name none. `renumber`: ids of nine letters and digits in the place of all, as the strictest templates want."""
+    out: list[Message] = []
+    number = 0
+    names: dict[str, tuple[str, str]] = {}  # id -> (id that is written, name), of the calls so far
+    waiting: list[str] = []
+    for message in messages:
+        if message.get("tool_calls"):
+            calls = []
+            waiting = []
+            for call in message["tool_calls"]:
+                call_id = call.get("id") or f"hist{number:05d}"
+                names[call_id] = (f"hist{number:05d}" if renumber else call_id, call["function"]["name"])
+                calls.append({**call, "id": names[call_id][0]})
+                waiting.append(call_id)
+                number += 1
+            message = {**message, "tool_calls": calls}
+        elif message.get("role") == "tool":
+            call_id = message.get("tool_call_id") or (waiting[0] if waiting else None)
+            if call_id in waiting:
+                waiting.remove(call_id)
+            if call_id in names:
+                message = {"name": names[call_id][1], **message, "tool_call_id": names[call_id][0]}
+        out.append(message)
+    return out
+
+
+def padded_arguments(messages: Sequence[Message]) -> set[str]:
+    """Names of arguments that are null in all calls of one tool and have a value in another tool's: Arrow's padding."""
+    tools_by_key: dict[str, set[str]] = {}
+    nulls: set[tuple[str, str]] = set()
+    for function in (call["function"] for m in messages for call in m.get("tool_calls", ())):
+        for key, value in function["arguments"].items():
+            if value is None:
+                nulls.add((function["name"], key))
+            else:
+                tools_by_key.setdefault(key, set()).add(function["name"])
+    return {key for tool, key in nulls if key in tools_by_key and tool not in tools_by_key[key]}
+
+
+def with_arguments(messages: Sequence[Message], as_json: bool) -> list[Message]:
+    """The messages with the arguments of calls as objects, or as JSON text."""
+    if not as_json:
+        return list(messages)
+    out: list[Message] = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            functions = [{**c["function"], "arguments": _json(c["function"]["arguments"])} for c in calls]
+            message = {**message, "tool_calls": [{**c, "function": f} for c, f in zip(calls, functions, strict=True)]}
+        out.append(message)
+    return out
+
+
+def _json(arguments: Any) -> Any:
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, Mapping) else arguments
+
+
+def with_tags(messages: Sequence[Message]) -> list[Message]:
+    """The messages with tool calls as text of their contents, in the form `<tool>name({...})</tool>`."""
+    out: list[Message] = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            tags = [f"<tool>{c['function']['name']}({_json(c['function']['arguments'])})</tool>" for c in calls]
+            rest = {key: value for key, value in message.items() if key != "tool_calls"}
+            message = {**rest, "content": "\n".join([message["content"], *tags]).strip()}
+        out.append(message)
+    return out
+
+
+# ---------------------------------------------------------------- an answer that is begun
+def without_prefill(messages: Sequence[Message]) -> tuple[list[Message], str]:
+    """The messages without an assistant's at the end, and its text, which the policy continues ("": there is none).
+
+    `ModelError` where that message has more than a text.
+    """
+    if not messages or messages[-1]["role"] != "assistant":
+        return list(messages), ""
+    *rest, last = messages
+    if last.get("tool_calls"):
+        raise ModelError("the last message is a tool call: add the tool's answer, or leave the call out")
+    if more := [key for key in THOUGHT_KEYS if last.get(key)]:
+        raise ModelError(f"the last message is the assistant's, to be continued: write its {more[0]!r} into 'content'")
+    return rest, last["content"]

@@ -1,0 +1,167 @@
+"""Render chat templates: messages to text, with limits."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gxpo.base import media
+from gxpo.base.errors import ModelError
+from gxpo.parts.protocols import Message
+
+LONGEST = 5.0  # seconds of CPU time for one rendering, which takes milliseconds
+
+
+class Endless(ModelError):
+    """A template that does not terminate."""
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raises `Endless` in the block when the process has worked so long on it; in a thread that is not the main one
+    nothing can end it."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise Endless(f"the chat template comes to no end: it was stopped after {seconds:g} seconds")
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)  # again, should the first be lost in a finaliser
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before or signal.SIG_DFL)
+
+
+class Template:
+    """A chat template. `text`: the Jinja source. `kwargs`: its variables, e.g. `enable_thinking`.
+
+    parts    it wants contents as lists of parts, as some templates of vision models do
+    picture  what it writes for a part that is a picture: the model's placeholder; "": it can't be shown any
+    """
+
+    def __init__(self, tokenizer: Any, text: str, kwargs: Mapping[str, Any], parts: bool = False) -> None:
+        self.tokenizer, self.text, self.kwargs, self.parts = tokenizer, text, dict(kwargs), parts
+        self.picture = ""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), answer: bool = True) -> str:
+        """Render `messages`, with the generation prompt if `answer`. Contents are texts, in which marks stand for
+        pictures (`gxpo.base.media`), and so is what comes out: the template is shown pictures as parts, and its k-th
+        placeholder is the k-th picture. A template that can't be shown any has the marks in its texts.
+
+        `ModelError` with the template's own words where it refuses them, and where it leaves a picture out; `Endless`
+        where it does not end.
+        """
+        refs = [ref for m in messages for ref in media.split(_text(m))[1::2]]
+        text = self._rendered(messages, tools, answer)
+        if not refs:
+            return text
+        if self.picture:
+            pieces = text.split(self.picture)
+            if len(pieces) == len(refs) + 1:
+                marks = [*(f"{media.MARK[0]}{ref}{media.MARK[1]}" for ref in refs), ""]
+                return "".join(piece + mark for piece, mark in zip(pieces, marks, strict=True))
+            found = len(pieces) - 1
+        else:
+            shown = media.split(text)[1::2]
+            if shown == refs:
+                return text
+            found = len(shown)
+        raise ModelError(f"the chat template writes {found} pictures where the messages have {len(refs)}")
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: bool) -> str:
+        try:
+            with _limited(LONGEST):
+                return self.tokenizer.apply_chat_template(
+                    [self._form(m) for m in messages],
+                    tools=[dict(t) for t in tools] or None,
+                    chat_template=self.text,
+                    add_generation_prompt=answer,
+                    tokenize=False,
+                    **self.kwargs,
+                )
+        except Endless:
+            raise
+        except Exception as error:  # a template is foreign code and may raise anything
+            said = " ".join(str(error).split()) or type(error).__name__
+            roles = ", ".join(str(m.get("role")) for m in messages[-6:])
+            more = "..., " if len(messages) > 6 else ""
+            calls = any(m.get("tool_calls") for m in messages)
+            way = "; chat.tools=tags writes the tool calls of the history as text" if calls else ""
+            raise ModelError(f"the chat template refuses the messages ({more}{roles}): {said}{way}") from error
+
+    def _form(self, message: Message) -> dict[str, Any]:
+        """A message as the template wants it."""
+        shows = bool(self.picture) and media.MARK[0] in _text(message)
+        return in_parts(message, shows) if shows or self.parts else dict(message)
+
+
+def _text(message: Message) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else ""
+
+
+def in_parts(message: Message, pictures: bool = False) -> dict[str, Any]:
+    """A message whose content is a list of parts: its text, or its texts and `pictures` in order."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return dict(message)
+    if not pictures:
+        return {**message, "content": [{"type": "text", "text": content}]}
+    found: list[dict[str, Any]] = []
+    for i, piece in enumerate(media.split(content)):
+        if i % 2:
+            found.append({"type": "image"})
+        elif piece:
+            found.append({"type": "text", "text": piece})
+    return {**message, "content": found}
+
+
+def source(tokenizer: Any, template: str | Path | None) -> str:
+    """Jinja source of `template`: itself, a file's, or (None) the tokenizer's own."""
+    if template is None:
+        own = tokenizer.chat_template
+        if isinstance(own, dict):
+            own = own.get("default")
+        if not own:
+            raise ModelError("the tokenizer has no chat template: give one (template=FILE.jinja), or template='none'")
+        return own
+    if isinstance(template, str) and ("{%" in template or "{{" in template):
+        return template
+    try:
+        if Path(template).exists() and not Path(template).is_file():
+            raise OSError("a named pipe, for one, would be waited for")
+        return Path(template).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the chat template {str(template)!r} is neither Jinja text nor a readable file") from error
+
+
+def has_template(tokenizer: Any) -> bool:
+    own = getattr(tokenizer, "chat_template", None)
+    return bool(own.get("default") if isinstance(own, dict) else own)
+
+
+def unused(word: str, *texts: str) -> str:
+    """`word`, lengthened until no text contains it."""
+    while any(word in t for t in texts):
+        word += "x"
+    return word
+
+
+def shared_prefix(a: str, b: str) -> int:
+    """Number of characters in the common prefix of two texts."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[:middle] == b[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,448 @@
+"""Any chat template of transformers as a `Chat`: messages to tokens turn by turn, sampled ids left as they are.
+
+What a template puts after an action is read off its own text. The whole history is rendered with the action in it; if
+the text so far and the action are in it letter by letter, the rest is the next observation. Otherwise the same
+history is rendered with a marker word in the action's place: what follows the word is the observation, and what stands
+before it, read by the same parser as the action, shows whether the template has only respelled the action (white space,
+JSON layout, `True` for `true`) or has taken something out of the history (thinking of earlier turns).
+
+The package `renderers` reaches the same goal from the other side: it rewrites each model family's template by hand in
+Python, which gives more (which token belongs to which message, images) for the families it knows, and for any other
+template a fallback that can't extend a conversation. Here nothing is known of families, and nothing but the template is
+needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gxpo.base import media
+from gxpo.base.errors import ConfigError, GxpoError, ModelError
+from gxpo.models.chat import tools as toolbox
+from gxpo.models.chat.facts import find_out, shows_pictures, tries
+from gxpo.models.chat.formats import TAGS, Format
+from gxpo.models.chat.messages import (
+    has_calls,
+    normal_messages,
+    pair_answers,
+    with_arguments,
+    with_tags,
+    without_prefill,
+)
+from gxpo.models.chat.plain import RowsOf, Tokens
+from gxpo.models.chat.reading import Reading, read, same
+from gxpo.models.chat.reasoning import answer_opening, opened_by, split
+from gxpo.models.chat.render import Template, shared_prefix, source, unused
+from gxpo.parts.protocols import ContextUpdate, Message, Reply, ToolCall
+
+MARK = "Q7mark7Z"
+
+
+@dataclass(frozen=True)
+class Action:
+    """An action of the policy: `text` without the token `stop` that ended it (None: it was cut). The names of special
+    tokens that it did not sample as such are `Tokens.typed`, in `reading` too.
+
+    prefix   what was written of the answer before the policy sampled: an assistant's message that it continues
+    reading  of both
+    """
+
+    ids: tuple[int, ...]
+    text: str
+    stop: int | None
+    reading: Reading
+    prefix: str = ""
+
+    @property
+    def whole(self) -> str:
+        return self.prefix + self.text
+
+    @property
+    def text_ids(self) -> tuple[int, ...]:
+        return self.ids if self.stop is None else self.ids[:-1]
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """Text between an action and the next one. `same`: "text", "meaning" or "" (the history was rewritten)."""
+
+    text: str
+    same: str
+
+
+class TemplateConversation:
+    """Conversation of `TemplateChat.start`.
+
+    rebuilt                turns at which the context was built anew because the template rewrites its history
+    kept_against_template  turns at which it does, and the context was appended to all the same
+    respelled              turns at which the template writes the action in another way that says the same
+    """
+
+    def __init__(
+        self, chat: TemplateChat, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        self.chat = chat
+        messages, prefill = without_prefill([media.with_marks(m) for m in normal_messages(messages)])
+        if not messages:
+            raise ModelError(
+                "the assistant's message stands alone: a conversation begins with the user's or the system's"
+            )
+        self.messages: list[Message] = list(messages)
+        self.rebuilt = self.kept_against_template = self.respelled = 0
+        self._types = toolbox.types_of(tools)
+        self._has_tools = bool(tools)
+        typed = chat.tokens.typed  # what others wrote has no special tokens: those are the template's
+        self._tools = tuple(typed(list(tools))) if chat.tools_format == "native" else ()  # messages for the template
+        self._shown, text = self._opening(messages, tools)
+        self._prefix = self._prefill(text, prefill)
+        self._text = text + self._prefix
+        self._actions: list[Action] = []
+        self._said: Message = {}  # the last action's message, as given to the template
+        self._waits_for_action = True
+        self._calls = 0
+        self.context: tuple[int, ...] = chat.tokens.encode(self._text)
+
+    def _opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[list[Message], str]:
+        """The first messages as the template takes them, and its text of them."""
+        chat = self.chat
+        opening_messages = chat.tokens.typed(chat.opening_messages(messages, tools))
+        try:
+            text = chat.template.render(opening_messages, self._tools)
+        except ModelError:
+            if not any(m.get("tool_calls") for m in opening_messages):
+                raise
+            # some templates want ids of nine letters and digits
+            renumbered = pair_answers(opening_messages, renumber=True)
+            text = tries(chat.template, *renumbered, tools=self._tools)
+            if text is None:
+                raise
+            opening_messages = renumbered
+        for call in (c for m in opening_messages for c in m.get("tool_calls", ())):
+            if call["function"]["name"] not in text:
+                raise ModelError(
+                    f"the chat template leaves out the call of {call['function']['name']!r} in the history: "
+                    "chat.tools=tags writes calls as text"
+                )
+        return list(opening_messages), text
+
+    def _prefill(self, text: str, prefill: str) -> str:
+        """The continuation of the template's text where the policy continues an assistant's message."""
+        return answer_opening(text, self.chat.tokens.typed(prefill), self.chat.facts.header) if prefill else ""
+
+    def copy(self) -> TemplateConversation:
+        """Independent copy of the conversation."""
+        twin = object.__new__(TemplateConversation)
+        twin.__dict__.update(self.__dict__)
+        for name in ("messages", "_shown", "_actions"):
+            setattr(twin, name, list(getattr(self, name)))
+        return twin
+
+    def act(self, tokens: Sequence[int]) -> Reply:
+        """Append the sampled ids as they are, end-of-turn token included, and return the parsed action."""
+        if not self._waits_for_action:
+            raise GxpoError("two actions in a row: observe() something (an empty list is possible) between them")
+        ids = tuple(int(t) for t in tokens)
+        text, stop = self.chat.tokens.split_stop(ids, self.chat.stop_ids)
+        prefix = self._prefix
+        opened = opened_by(self._text[: len(self._text) - len(prefix)])
+        whole_reading = reading = self.chat.read(prefix + text, self._types, self._has_tools, opened)
+        if prefix:  # the reply is what was sampled; a thought that the prefix opens is open in it
+            inside = split(prefix, opened).close
+            sampled_reading = self.chat.read(text, self._types, self._has_tools, inside)
+            reading = sampled_reading if len(sampled_reading.calls) == len(whole_reading.calls) else whole_reading
+        calls = tuple(self._numbered(c) for c in whole_reading.calls)
+        self._actions.append(Action(ids, text, stop, whole_reading, prefix))
+        self.context += ids
+        self._said = self._message(self._actions[-1], whole_reading.kept, calls)
+        clean, plain = self.chat.tokens.without_special, self.chat.tokens.plain
+        self.messages.append(plain(self._said))
+        self._waits_for_action = False
+        thinking = clean(reading.reasoning) if reading.reasoning is not None else None
+        calls = tuple(ToolCall(plain(c.name), plain(c.arguments), c.id, c.error) for c in calls)
+        return Reply(clean(reading.content), thinking, calls)
+
+    def _numbered(self, call: ToolCall) -> ToolCall:
+        """Nine letters and digits, as the strictest templates want."""
+        self._calls += 1
+        return ToolCall(call.name, call.arguments, f"call{self._calls - 1:05d}", call.error)
+
+    def _message(self, action: Action, body: str, calls: Sequence[ToolCall]) -> Message:
+        """The action in the structured form that templates expect; `body` is its content without thinking."""
+        reading, key = action.reading, self.chat.facts.reasoning_key
+        message: dict[str, Any] = {"role": "assistant", "content": body.removeprefix(self.chat.facts.lead)}
+        if reading.reasoning is not None and key is not None:
+            message[key] = reading.reasoning
+        elif reading.reasoning is not None and reading.lead:  # the template knows thinking as text only, if at all
+            joined = f"{reading.lead}\n\n{body}" if body else reading.lead
+            message["content"] = action.whole if body == reading.said else joined
+        if well_formed := toolbox.structured(calls, self.chat.facts.arguments_as_json):
+            message["tool_calls"] = well_formed
+        return message
+
+    def _forms(self) -> list[Message]:
+        """Forms of the last action to show the template: as in the messages; else as it was written."""
+        action = self._actions[-1]
+        if self.chat.tools_format == "tags":  # calls by tags are text of the content
+            return [self._message(action, action.reading.said, ())]
+        raw_message: Message = {"role": "assistant", "content": action.whole}
+        message = self._said
+        return [message] if message == raw_message else [message, raw_message]
+
+    def observe(self, messages: Sequence[Message]) -> ContextUpdate:
+        """Append the template's text between the last action and the next one.
+
+        `ModelError` where the template refuses the messages, in its own words.
+        """
+        if self._waits_for_action:
+            raise GxpoError("observe() comes after act(): messages before the first action belong to start()")
+        action = self._actions[-1]
+        messages, prefill = without_prefill([media.with_marks(m) for m in normal_messages(messages)])
+        messages = toolbox.answered(messages, self._last_calls())
+        form, new, text = self._rendered(self.chat.tokens.typed(self.chat.later_messages(messages)))
+        prefix = self._prefill(text, prefill)
+        bridge = self._bridge(form, new, text)
+        before = self.context
+        rebuild = not bridge.same and self.chat.rewrites == "rebuild"
+        if rebuild:
+            self.context = ids = self._rebuilt(text + prefix)
+            self.rebuilt += 1
+        else:
+            ids = self.chat.tokens.encode_after(bridge.text + prefix, action.stop)
+            self.context = before + ids
+            self.kept_against_template += not bridge.same
+            self.respelled += bridge.same == "meaning"
+            if self.context[: len(before)] != before or before[len(before) - len(action.ids) :] != action.ids:
+                raise GxpoError("a conversation has lost tokens that the policy had seen: please report the template")
+        self.messages += messages
+        self._shown += [form, *new]
+        self._prefix, self._text = prefix, text + prefix
+        self._waits_for_action = True
+        return ContextUpdate(ids, rebuild)
+
+    def _last_calls(self) -> list[ToolCall]:
+        calls = self._actions[-1].reading.calls
+        first = self._calls - len(calls)
+        return [ToolCall(c.name, c.arguments, f"call{first + i:05d}", c.error) for i, c in enumerate(calls)]
+
+    def _rendered(self, messages: Sequence[Message]) -> tuple[Message, list[Message], str]:
+        """The form of the last action that the template accepts, the new messages, and the whole text."""
+        refusals = []
+        for form in self._forms():
+            bare = "tool_calls" not in form and not self.chat.facts.bare_answers
+            new = toolbox.as_user(messages) if bare or self.chat.tools_format == "tags" else list(messages)
+            try:
+                return form, new, self._render([form, *new])
+            except ModelError as error:
+                refusals.append(error)
+        raise refusals[0]
+
+    def _render(self, more: Sequence[Message], answer: bool = True) -> str:
+        return self.chat.template.render([*self._shown, *more], self._tools, answer)
+
+    def _bridge(self, form: Message, new: Sequence[Message], text: str) -> Bridge:
+        action = self._actions[-1]
+        seen = self._text + action.text
+        if text.startswith(seen):
+            rest = text[len(seen) :]
+            if action.stop is None:
+                return Bridge(rest, "text")
+            closing = self.chat.closing(action.stop)
+            if closing is not None and (end := closing.match(rest)):
+                own = end[0] == self.chat.tokens.text_of(action.stop)
+                return Bridge(rest[end.end() :], "text" if own else "meaning")
+        return self._bridge_by_mark(form, new, text)
+
+    def _bridge_by_mark(self, form: Message, new: Sequence[Message], text: str) -> Bridge:
+        action = self._actions[-1]
+        tail = self._after_mark(form, new, text)
+        aligned = text.endswith(tail)
+        history = text[: len(text) - len(tail)]
+        kept = aligned and self._says_the_same(history)
+        closing = self.chat.closing(action.stop)
+        end = closing.match(tail) if closing is not None else None
+        if action.stop is not None:
+            tail = tail[end.end() :] if end else tail
+        elif action.reading.close is not None:
+            tail = self._thought_closed(history if kept else "") + tail
+        return Bridge(tail, "meaning" if kept else "")
+
+    def _after_mark(self, form: Message, new: Sequence[Message], text: str) -> str:
+        """Text that the template puts after an action, found with a marker word at the action's end."""
+        mark = unused(MARK, text)
+        calls = form.get("tool_calls")
+        if calls:
+            marked = self._render([{**form, "tool_calls": [*calls[:-1], self._marked_call(calls[-1], mark)]}, *new])
+            _, found, tail = marked.partition(mark)
+            if found:
+                return self._after_call(tail)
+        marked = self._render(
+            [{"role": "assistant", "content": mark, **({"tool_calls": calls} if calls else {})}, *new]
+        )
+        _, found, tail = marked.rpartition(mark)
+        if not found:
+            raise ModelError(
+                "the chat template does not write the text of an action: it can't be used for a conversation"
+            )
+        return tail
+
+    def _marked_call(self, call: Any, mark: str) -> Any:
+        name, arguments = call["function"]["name"], {"key": mark}
+        as_json = self.chat.facts.arguments_as_json
+        return {**call, **toolbox.structured([ToolCall(name, arguments, call["id"])], as_json)[0]}
+
+    def _after_call(self, tail: str) -> str:
+        """Without the closing text of the call itself, which the action has written or left out."""
+        facts = self.chat.facts
+        if facts.call_end and tail.startswith(facts.call_end):
+            return tail[len(facts.call_end) :]
+        ends = [i for e in facts.ends if (i := tail.find(e)) >= 0]
+        return tail[min(ends) :] if ends else tail
+
+    def _says_the_same(self, history: str) -> bool:
+        """Whether the history holds all that the policy was shown, and an action that reads as the last one does."""
+        action = self._actions[-1]
+        before = self._text[: len(self._text) - len(action.prefix)]
+        common = shared_prefix(history, before)
+        if before[common:].strip():
+            return False
+        opened = opened_by(before[:common])
+        return same(self.chat.read(history[common:], self._types, self._has_tools, opened), action.reading)
+
+    def _thought_closed(self, history: str) -> str:
+        """End of a thought that was cut: the template's, else the closing tag alone."""
+        reading = self._actions[-1].reading
+        thought = (reading.reasoning or "").strip()
+        _, found, rest = history.rpartition(thought) if thought else ("", "", "")
+        if found and reading.close is not None and reading.close in rest:
+            return rest
+        return f"\n{reading.close}\n\n"
+
+    def _rebuilt(self, text: str) -> tuple[int, ...]:
+        """Ids of a text; an action that is still in it letter by letter keeps its sampled ids."""
+        tokens = self.chat.tokens
+        header = self.chat.facts.generation_prompt
+        ids: tuple[int, ...] = ()
+        at = 0
+        for action in self._actions:
+            place = text.find(header + action.whole, at) if action.text else -1
+            begin = place + len(header) + len(action.prefix)
+            if place < 0 or begin < at:
+                continue
+            ids += self._piece(text[at:begin], at) + action.text_ids
+            at = begin + len(action.text)
+        return ids + (self._piece(text[at:], at) if text[at:] else tokens.encode(""))
+
+    def _piece(self, text: str, at: int) -> tuple[int, ...]:
+        return self.chat.tokens.encode_after(text) if at else self.chat.tokens.encode(text)
+
+
+REWRITES = ("rebuild", "keep")
+TOOL_FORMATS = ("auto", "native", "tags")
+
+
+class TemplateChat:
+    """Conversations in a chat template's format.
+
+    tokenizer     of transformers, fast or not
+    template      Jinja text or a file of it; None: the tokenizer's own
+    kwargs        variables for the template (`enable_thinking`, `date_string`)
+    rewrites      if the template rewrites the history: "rebuild" the context as the template has it, or
+                  "keep" appending to what was seen; conversations count both
+    tools_format  how calls are written: "native" as the template writes them; "tags" as
+                  `<tool>name({"key": value})</tool>`, which the first message then explains; "auto" is native where the
+                  template shows tools and its calls can be read back
+    stop          further tokens that end an action, by their text
+    rows_of, picture  of a model that sees, as of `Tokens`
+
+    `ModelError` where the template can't be used so; the message has the template's own words.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        template: str | Path | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        rewrites: str = "rebuild",
+        tools_format: str = "auto",
+        stop: Sequence[str] = (),
+        rows_of: RowsOf | None = None,
+        picture: str | None = None,
+    ) -> None:
+        if rewrites not in REWRITES:
+            raise ConfigError(f"rewrites is 'rebuild' or 'keep', not {rewrites!r}")
+        if tools_format not in TOOL_FORMATS:
+            raise ConfigError(f"tools_format is one of {', '.join(TOOL_FORMATS)}, not {tools_format!r}")
+        self.tokenizer, self.rewrites = tokenizer, rewrites
+        self.tokens = Tokens(tokenizer, rows_of, picture)
+        self.template = Template(tokenizer, source(tokenizer, template), kwargs or {})
+        self.facts = find_out(self.template, self.tokens)
+        self.tokens.guard(self.facts.frame)
+        if picture in self.tokens.markers and shows_pictures(self.template, picture):
+            self.template.picture = picture
+            self.tokens.guard([picture])
+        native = self.facts.form is not None and self.facts.shows_tools
+        if tools_format == "native" and not native:
+            lacking = "shows no tools" if not self.facts.shows_tools else "writes calls in a form that can't be read"
+            raise ModelError(f"the chat template {lacking}: use tools_format='tags'")
+        self._tags_by_choice = tools_format == "tags"
+        self.tools_format = ("native" if native else "tags") if tools_format == "auto" else tools_format
+        stops = [self.tokens.one_id(t) for t in (*self.facts.stops, *stop)]
+        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
+        self.tokens.frame(self.stop_ids)
+        self._closing: dict[int | None, re.Pattern[str] | None] = {}
+
+    @property
+    def form(self) -> Format | None:
+        """Format of tool calls."""
+        return TAGS if self.tools_format == "tags" else self.facts.form
+
+    def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> TemplateConversation:
+        """Start a conversation from the template's rendering of `messages` and `tools`."""
+        if not messages:
+            raise ModelError("a conversation starts with at least one message")
+        return TemplateConversation(self, messages, tools)
+
+    def read(self, text: str, types: Mapping[str, Mapping[str, str]], tools: bool, opened: str | None) -> Reading:
+        """Parse an action. Channels are read without tools too: they tell thinking from content."""
+        form = self.form
+        native = self.facts.form
+        if form is TAGS and native is not None and native.channels:
+            spoken = read(text, native, types, False)
+            found = TAGS.find(spoken.content, types) if tools else None
+            return replace(spoken, content=found.content, kept=found.kept, calls=found.calls) if found else spoken
+        return read(text, form, types, tools, opened)
+
+    def opening_messages(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+        """Messages to render at the start: in the format "tags" they include instructions for the tools.
+
+        Calls of the history are written as the template writes them, where it does and the policy is not asked for
+        tags; else as tags, and their answers as a user's messages.
+        """
+        native = self.tools_format == "native"
+        if native or (self.facts.writes_calls and not (tools or self._tags_by_choice)):
+            messages = with_arguments(
+                pair_answers(messages) if has_calls(messages) else messages, self.facts.arguments_as_json
+            )
+        else:
+            messages = toolbox.as_user(with_tags(messages))
+        return messages if native or not tools else toolbox.with_instructions(messages, tools, self.facts.system)
+
+    def later_messages(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages after an action, with the tool calls in them as the conversation writes calls."""
+        return (
+            with_arguments(messages, self.facts.arguments_as_json)
+            if self.tools_format == "native"
+            else with_tags(messages)
+        )
+
+    def closing(self, stop: int | None) -> re.Pattern[str] | None:
+        """End of an action at the beginning of a text: the part that an action ending in `stop` has written itself."""
+        if stop not in self._closing:
+            own = [self.tokens.text_of(stop)] if stop is not None else []
+            words = sorted({*self.facts.ends, *own}, key=len, reverse=True)
+            self._closing[stop] = re.compile(rf"\s*({'|'.join(map(re.escape, words))})") if words else None
+        return self._closing[stop]

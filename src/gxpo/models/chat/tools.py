@@ -1,0 +1,105 @@
+"""Tool schemas: parameter types, and instructions for models whose template has no tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gxpo.base.errors import ConfigError
+from gxpo.models.chat.formats import Types
+from gxpo.parts.protocols import Message, ToolCall
+
+Schema = Mapping[str, Any]
+
+INSTRUCTIONS = """You can call tools. A call is written as
+<tool>name({"argument": value})</tool>
+with the arguments as one JSON object; several calls may follow each other. Then stop:
+each answer comes back between <tool_result> and </tool_result>.
+
+Tools:
+"""
+
+
+def function_of(tool: Schema) -> Schema:
+    """Function of a tool in OpenAI's form; `ConfigError` if it names none."""
+    inner = tool.get("function", tool)
+    if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
+        raise ConfigError('a tool is {"type": "function", "function": {"name": ..., "parameters": {...}}}')
+    return inner
+
+
+def types_of(tools: Sequence[Schema]) -> Types:
+    """Tool -> parameter -> JSON type, if the schema says one."""
+    out = {}
+    for function in map(function_of, tools):
+        properties = (function.get("parameters") or {}).get("properties") or {}
+        out[function["name"]] = {k: p["type"] for k, p in properties.items() if isinstance((p or {}).get("type"), str)}
+    return out
+
+
+def instructions(tools: Sequence[Schema]) -> str:
+    """Instructions for calling these tools, for a system message."""
+    lines = []
+    for function in map(function_of, tools):
+        about = f": {function['description']}" if function.get("description") else ""
+        schema = json.dumps(function.get("parameters") or {}, ensure_ascii=False)
+        lines.append(f"- {function['name']}{about}\n  arguments: {schema}")
+    return INSTRUCTIONS + "\n".join(lines)
+
+
+def with_instructions(messages: Sequence[Message], tools: Sequence[Schema], system: bool) -> list[Message]:
+    """Append the instructions to the system message; in a format without one, insert them before the first message."""
+    text, messages = instructions(tools), list(messages)
+    if not system:
+        at = next((i for i, m in enumerate(messages) if m.get("role") != "system"), 0)
+        messages[at] = {**messages[at], "content": f"{text}\n\n{messages[at]['content']}"}
+    elif messages[0].get("role") == "system":
+        messages[0] = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
+    else:
+        messages.insert(0, {"role": "system", "content": text})
+    return messages
+
+
+def result_text(message: Message) -> str:
+    return f"<tool_result>\n{message.get('content') or ''}\n</tool_result>"
+
+
+def as_user(messages: Sequence[Message]) -> list[Message]:
+    """Tool results as user messages; consecutive ones are merged."""
+    out: list[Message] = []
+    joins = False
+    for message in messages:
+        if message.get("role") != "tool":
+            out.append(message)
+            joins = False
+        elif joins:
+            out[-1] = {"role": "user", "content": f"{out[-1]['content']}\n{result_text(message)}"}
+        else:
+            out.append({"role": "user", "content": result_text(message)})
+            joins = True
+    return out
+
+
+def answered(messages: Sequence[Message], calls: Sequence[ToolCall]) -> list[Message]:
+    """Assign tool results without a call id to the calls in order: templates ask for id and name."""
+    out: list[Message] = []
+    waiting = iter(calls)
+    for message in messages:
+        if message.get("role") == "tool":
+            call = next(waiting, None)
+            if call is not None:
+                message = {"tool_call_id": call.id, "name": call.name, **message}
+        out.append(message)
+    return out
+
+
+def structured(calls: Sequence[ToolCall], as_json: bool) -> list[dict[str, Any]]:
+    """Well-formed calls in the structure that templates expect."""
+    out = []
+    for call in calls:
+        if call.error is None:
+            arguments = json.dumps(call.arguments, ensure_ascii=False) if as_json else dict(call.arguments)
+            function = {"name": call.name, "arguments": arguments}
+            out.append({"type": "function", "id": call.id, "function": function})
+    return out

@@ -1,0 +1,289 @@
+"""Which models the fast forward pass knows, as data: where a family keeps a layer's parts, and how they are joined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from gxpo.models.decoder.attention import Heads
+from gxpo.models.decoder.functions import ACTIVATIONS, Activation
+
+WINDOWED, FULL = "sliding_attention", "full_attention"
+TEXT_PARTS = ("language_model", "text_model")  # of a model that sees
+NO_ROPE, ONE_ROPE = "none", ""  # keys of rotary tables; others are the types of layers that have their own
+
+
+@dataclass(frozen=True)
+class Family:
+    """Names of the parts of a model and of its layers. What a model lacks is left out of its computation.
+
+    qkv           one map for queries, keys and values, or three; `by_head`: one map, whose rows are q k v of head
+                  after head
+    norms         before and after attention, before and after the MLP; "": there is none
+    inner         gate and up of a gated MLP, in one map or two. A layer whose MLP has other parts, such as experts,
+                  runs that MLP as it is
+    rms           class of norms and what is added to their weight, if they are RMSNorms
+    cap           attribute of attention at which scores are capped; residual, embedding: attributes (of a layer, of the
+                  model) by which its branches and the embeddings are multiplied
+    parallel      attribute of a layer that says whether attention and MLP read the same input
+    must_be_none  settings of its configuration that are not computed here
+    """
+
+    embedding: str = "embed_tokens"
+    norm: str = "norm"
+    attention: str = "self_attn"
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    by_head: bool = False
+    out: str = "o_proj"
+    norms: tuple[str, str, str, str] = ("input_layernorm", "", "post_attention_layernorm", "")
+    inner: tuple[str, ...] = ("gate_proj", "up_proj")
+    activation: str = "hidden_act"
+    rms: tuple[str, float] | None = None
+    cap: str = ""
+    residual: str = ""
+    embedding_scale: str = ""
+    parallel: str = ""
+    must_be_none: tuple[str, ...] = ()
+
+
+def _llama(name: str, **differs: Any) -> tuple[str, Family]:
+    return f"{name}ForCausalLM", replace(Family(rms=(f"{name}RMSNorm", 0.0)), **differs)
+
+
+GEMMA_NORMS = (
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
+)  # fmt: skip
+OLMO_NORMS = ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+FAMILIES: Mapping[str, Family] = dict(
+    (
+        _llama("Llama"),
+        _llama("Mistral"),
+        _llama("Ministral"),
+        _llama("Qwen2"),
+        _llama("Qwen3"),
+        _llama("Qwen2VL"),
+        _llama("Qwen2_5_VL"),
+        _llama("Qwen3VLText"),
+        _llama("SmolLM3"),
+        _llama("Mixtral"),
+        _llama("Qwen2Moe"),
+        _llama("Qwen3Moe"),
+        _llama("Olmoe", must_be_none=("clip_qkv",)),
+        _llama("Olmo2", norms=OLMO_NORMS),
+        _llama("Olmo3", norms=OLMO_NORMS),
+        _llama("Granite", residual="residual_multiplier", embedding_scale="embedding_multiplier"),
+        _llama("Phi3", qkv=("qkv_proj",), inner=("gate_up_proj",)),
+        _llama(
+            "Gemma2", norms=GEMMA_NORMS, rms=("Gemma2RMSNorm", 1.0), activation="hidden_activation",
+            cap="attn_logit_softcapping",
+        ),
+        _llama("Gemma3", norms=GEMMA_NORMS, rms=("Gemma3RMSNorm", 1.0), activation="hidden_activation"),
+        _llama("Starcoder2", rms=None),
+        _llama(
+            "GPTNeoX", embedding="embed_in", norm="final_layer_norm", attention="attention", qkv=("query_key_value",),
+            by_head=True, out="dense", rms=None, parallel="use_parallel_residual",
+        ),
+    )
+)  # fmt: skip
+
+
+# families of language models whose class has another name
+OF_TEXT = {"Qwen2VLTextModel": "Qwen2VLForCausalLM", "Qwen2_5_VLTextModel": "Qwen2_5_VLForCausalLM"}
+
+
+def family_of(causal: Any) -> Family | None:
+    """The family of a model's class, or of the nearest class above it that has one; of a model that sees, that of its
+    language model."""
+    names = [c.__name__ for c in type(causal).__mro__]
+    if backbone_of(causal) is not getattr(causal, causal.base_model_prefix, None):
+        text = type(backbone_of(causal)).__name__
+        names = [OF_TEXT.get(text, text.removesuffix("Model") + "ForCausalLM")]
+    return next((FAMILIES[name] for name in names if name in FAMILIES), None)
+
+
+def backbone_of(causal: Any) -> Any:
+    """The part of a causal model below its head, of a model that sees its language model; None if it names none."""
+    inner = getattr(causal, getattr(causal, "base_model_prefix", ""), None)
+    if not hasattr(inner, "get_image_features"):
+        return inner
+    return next((getattr(inner, name) for name in TEXT_PARTS if hasattr(inner, name)), inner)
+
+
+def plain(*modules: Any) -> bool:
+    """Whether these are linear maps without bias or adapters."""
+    return all(type(m) is nn.Linear and m.bias is None for m in modules)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of a transformers model by the names of its family. Parts are looked up anew each time: adapters replace
+    them.
+
+    rope    key of its rotary tables; window: tokens that it sees, itself included (None: all)
+    """
+
+    module: Any
+    family: Family
+    heads: Heads
+    rope: str
+    window: int | None
+    act: Activation | None
+
+    @property
+    def attention(self) -> Any:
+        return getattr(self.module, self.family.attention)
+
+    @property
+    def mlp(self) -> Any:
+        return self.module.mlp
+
+    @property
+    def maps(self) -> list[Any]:
+        """Linear maps to queries, keys and values."""
+        return [getattr(self.attention, name) for name in self.family.qkv]
+
+    @property
+    def out(self) -> Any:
+        return getattr(self.attention, self.family.out)
+
+    @property
+    def inner(self) -> list[Any]:
+        """Gate and up of a gated MLP whose activation we know, in one map or two; empty if there is none."""
+        names, mlp = self.family.inner, self.mlp
+        if self.act is None or not all(hasattr(mlp, name) for name in (*names, "down_proj")):
+            return []
+        return [getattr(mlp, name) for name in names]
+
+    @property
+    def matrices(self) -> list[Any]:
+        """Its linear maps outside of experts."""
+        return [*self.maps, self.out, *([*self.inner, self.mlp.down_proj] if self.inner else [])]
+
+    def norm(self, place: int) -> Any:
+        """The norm before (0) and after (1) attention, before (2) and after (3) the MLP; None if there is none."""
+        name = self.family.norms[place]
+        return getattr(self.module, name) if name else None
+
+    @property
+    def norms_of_heads(self) -> list[Any]:
+        """Norms of queries and keys; empty if there are none."""
+        found = (getattr(self.attention, name, None) for name in ("q_norm", "k_norm"))
+        return [norm for norm in found if norm is not None]
+
+    @property
+    def multiple(self) -> float:
+        """Factor of what its branches add."""
+        return float(getattr(self.module, self.family.residual)) if self.family.residual else 1.0
+
+    @property
+    def parallel(self) -> bool:
+        """Whether attention and MLP read the same input."""
+        return bool(self.family.parallel and getattr(self.module, self.family.parallel))
+
+    @property
+    def sequential(self) -> bool:
+        """Whether it is x + attention(norm(x)), then x + mlp(norm(x)), and no more than that."""
+        before = self.family.norms[0] and self.family.norms[2]
+        after = self.family.norms[1] or self.family.norms[3]
+        return bool(before and not after) and self.multiple == 1.0 and not self.parallel
+
+
+def layers_of(causal: Any, family: Family) -> list[Layer]:
+    """The layers of a supported model, first to last."""
+    config, model = causal.config.get_text_config(), backbone_of(causal)
+    kinds = getattr(config, "layer_types", None)
+    act = ACTIVATIONS.get(getattr(config, family.activation, None) or "")
+    ropes = getattr(model.rotary_emb, "rope_type", None)
+    found = []
+    for i, module in enumerate(model.layers):
+        attention = getattr(module, family.attention)
+        kind = FULL if kinds is None else kinds[i]
+        rope = kind if isinstance(ropes, dict) else ONE_ROPE
+        cap = getattr(attention, family.cap) if family.cap else None
+        size = getattr(attention, "head_dim", None) or attention.head_size
+        heads = Heads(config.num_attention_heads, int(size), float(attention.scaling), cap)
+        rope = rope if getattr(attention, "use_rope", True) else NO_ROPE
+        found.append(Layer(module, family, heads, rope, window_of(config, i), act))
+    return found
+
+
+def window_of(config: Any, layer: int) -> int | None:
+    """Tokens that a layer sees, itself included; None: all before it."""
+    kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    if kinds is None:
+        return window if getattr(config, "use_sliding_window", True) else None
+    return window if kinds[layer] == WINDOWED else None
+
+
+def why_not(causal: Any) -> str | None:
+    """Why a model can't be described by one of the families, from its class and configuration."""
+    name, family, config = type(causal).__name__, family_of(causal), causal.config.get_text_config()
+    if family is None:
+        return f"{name} is not one of the architectures with a fast forward pass (docs/models.md)"
+    if backbone_of(causal) is None or not len(backbone_of(causal).layers):
+        return "it has no layers"
+    if set_ := [key for key in family.must_be_none if getattr(config, key, None) is not None]:
+        return f"its {set_[0]} is set"
+    if hasattr(backbone_of(causal).rotary_emb, "mrope_section") and any(
+        window_of(config, i) is not None for i in range(len(backbone_of(causal).layers))
+    ):
+        return "it has sliding windows, and with m-RoPE positions do not count tokens"
+    other = sorted(set(getattr(config, "layer_types", None) or ()) - {FULL, WINDOWED})
+    return f"it has {' and '.join(other)} layers" if other else None
+
+
+# ---------------------------------------------------------------- logits, and how long a context may be
+@dataclass(frozen=True)
+class Head:
+    """Hidden states [n, H] to logits [n, V]: the last linear map, then `scale`, then a soft cap."""
+
+    causal: Any
+    scale: float = 1.0
+    cap: float | None = None
+
+    @property
+    def module(self) -> Any:
+        """The last map, as it is now: adapters replace it."""
+        return self.causal.get_output_embeddings()
+
+    @staticmethod
+    def of(causal: Any) -> Head | None:
+        """The head of a model; None if it names no last map."""
+        if not hasattr(causal, "get_output_embeddings") or causal.get_output_embeddings() is None:
+            return None
+        config = causal.config.get_text_config()
+        scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+        return Head(causal, scale, getattr(config, "final_logit_softcapping", None))
+
+    def __call__(self, states: Tensor, weight: Tensor | None = None) -> Tensor:
+        """weight: of the map, in the dtype of products; None: the map runs as it is."""
+        logits = self.module(states) if weight is None else states.to(weight.dtype) @ weight.t()
+        logits = logits * self.scale if self.scale != 1.0 else logits
+        return logits if self.cap is None else self.cap * (logits / self.cap).tanh()
+
+
+def rope_settings(config: Any) -> Sequence[Mapping[str, Any]]:
+    """Settings of the rotary embeddings that a configuration names, for all layers or by type of layer."""
+    settings = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    nested = [x for x in settings.values() if isinstance(x, dict)]
+    return nested or [settings]
+
+
+def positions(config: Any) -> tuple[int | None, str]:
+    """How many tokens a context may have (None: no limit is known), and why if that is fewer than the model says.
+
+    Rotary embeddings of type longrope turn every key anew once a context outgrows a length: keys that a sampler holds
+    would be others than those of the learner.
+    """
+    limit = getattr(config, "max_position_embeddings", None)
+    for settings in rope_settings(config):
+        kind = settings.get("rope_type", settings.get("type"))
+        original = settings.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        if kind == "longrope" and original and (not limit or original < limit):
+            return int(original), " before its longrope turns every key anew, which caches and shared prompts can't do"
+    return limit, ""

@@ -1,0 +1,254 @@
+"""Forward pass of decoder models: hidden states of a flat token list, with the parts of a transformers model."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from gxpo.models.decoder import architecture, deepstack
+from gxpo.models.decoder.architecture import NO_ROPE, ONE_ROPE, Head, Layer, backbone_of, family_of, layers_of
+from gxpo.models.decoder.attention import HALF, Chain, Plan, TreeAttention, attend, has_matrix_units, kernel_works
+from gxpo.models.decoder.layer import add_attention, add_mlp, queries_keys_values
+from gxpo.models.decoder.vision import triples_of, vision_of
+
+Kernels = Literal["auto", "transformers"]
+Products = Literal["auto", "native", "float32"]
+Within = Callable[..., Tensor]  # (module, function, *arguments) -> what the function gives
+Tables = dict[str, tuple[Tensor, Tensor]]  # cos, sin [n, R] by the key of a layer's rotary embedding
+PROBE = 15  # tokens of the probe
+NARROW = 6  # window of the probe of a model whose window is wider than it
+
+
+def directly(module: Any, function: Callable[..., Tensor], *given: Any) -> Tensor:
+    """`Within` for parameters that are there."""
+    return function(*given)
+
+
+class Decoder:
+    """Hidden states of a transformers model of a family in `gxpo.models.decoder.architecture`, with its own parameters.
+
+    causal    the model; adapters, biases, norms of other kinds and norms of queries and keys are run as they are
+    products  dtype in which matrices are multiplied: "native" (of the parameters), "float32", or "auto": float32 for
+              parameters of 16 bits on processors without matrix units for them (`models.decoder.measure` tries it out).
+              It may be set anew between two passes
+    recompute hold one hidden state a token and layer, and compute the rest again in the backward pass
+    within    calls a function that uses the parameters of a layer's module (`gxpo.learning.sharded` gathers them around
+              it); `states` alone goes through it
+
+    `Decoder.why_not(causal)` is the reason for which a model can't be run here, None if it can.
+    """
+
+    def __init__(self, causal: Any, *, products: Products = "auto", recompute: bool = False) -> None:
+        family = family_of(causal)
+        assert family is not None
+        self.family, self.model, self.triples = family, backbone_of(causal), triples_of(causal)
+        self.layers = layers_of(causal, family)
+        vision = vision_of(causal)
+        self.deep = vision if vision is not None and vision.deep else None
+        self.head = Head.of(causal)
+        self.recompute = recompute
+        self.products: Products = products
+        self.within: Within = directly
+
+    @staticmethod
+    def why_not(causal: Any) -> str | None:
+        """Why this model is not supported, from its class, configuration and device."""
+        if (reason := architecture.why_not(causal)) is not None:
+            return reason
+        if next(causal.parameters()).device.type != "cpu":
+            return "its attention over blocks is written for CPUs"
+        if not kernel_works():
+            return "this build of torch lacks the attention kernel for CPUs"
+        return None
+
+    @classmethod
+    def of(cls, causal: Any, *, products: Products = "auto", recompute: bool = False) -> Decoder | None:
+        """Decoder of a supported model whose results agree with the model's on a short probe; None otherwise."""
+        if cls.why_not(causal) is not None:
+            return None
+        try:
+            decoder = cls(causal, products=products, recompute=recompute)
+            agrees = decoder._agrees(causal)
+        except (AttributeError, TypeError, RuntimeError, IndexError, KeyError) as error:
+            decoder, agrees = None, str(error)[:100]
+        if agrees is True:
+            return decoder
+        detail = "" if agrees is False else f" ({agrees})"
+        warnings.warn(
+            f"{type(causal).__name__} is run by transformers: it does not do what its configuration says{detail}",
+            stacklevel=4,
+        )
+        return None
+
+    @torch.no_grad()
+    def _agrees(self, causal: Any) -> bool:
+        """Whether hidden states and logits are the model's on a few tokens, within its windows too."""
+        if self.head is None:
+            return False
+        tokens = torch.arange(1, PROBE + 1) * 7919 % causal.config.get_text_config().vocab_size
+        for decoder, window in ((self, None), *self._narrowed(causal)):
+            with with_window(causal, window):
+                own = decoder.states(tokens, torch.arange(PROBE), [Chain(0, PROBE, PROBE)])
+                theirs = self.model(input_ids=tokens[None], use_cache=False).last_hidden_state[0]
+                if not near(own, theirs):
+                    return False
+                logits = causal(input_ids=tokens[None], use_cache=False).logits[0]
+            if not near(self.head(theirs), logits):
+                return False
+        return True
+
+    def _narrowed(self, causal: Any) -> Iterator[tuple[Decoder, int]]:
+        """This decoder with windows that a probe outgrows, if it has wider ones."""
+        if any(layer.window is not None and layer.window >= PROBE for layer in self.layers):
+            with with_window(causal, NARROW):
+                narrow = Decoder(causal, products=self.products)
+            yield narrow, NARROW
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the parameters."""
+        return self.embedding.weight.dtype
+
+    @property
+    def embedding(self) -> Any:
+        return getattr(self.model, self.family.embedding)
+
+    @property
+    def product(self) -> torch.dtype:
+        """Dtype of matrix products."""
+        if self.products == "native" or self.dtype not in HALF:
+            return self.dtype
+        return torch.float32 if self.products == "float32" or not has_matrix_units() else self.dtype
+
+    def states(self, tokens: Tensor, position: Tensor, chains: list[Chain], layer: int = -1) -> Tensor:
+        """[n, H] hidden states after a layer (-1: the last, normed) of tokens [n] at positions [n] ([3, n]: of m-RoPE),
+        in chains."""
+        return self.states_after(tokens, position, chains, (layer,))[0]
+
+    def states_after(
+        self, tokens: Tensor, position: Tensor, chains: list[Chain], layers: Sequence[int]
+    ) -> list[Tensor]:
+        """Hidden states after each of several layers, from one pass that ends with the last of them."""
+        x, added = self._read(tokens)
+        tables, product = self.tables(x, position), self.product
+        plans = self._plans(chains, position, x.dtype)
+        found: dict[int, Tensor] = {}
+        for i, layer in enumerate(self.layers):
+            if i in layers:
+                found[i] = x
+                if found.keys() >= set(layers):
+                    return [found[layer] for layer in layers]
+            run: Callable[..., Tensor] = partial(self.within, layer.module, self._layer)
+            given = (layer, x, *tables[layer.rope], plans[layer.window], product)
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(run, *given, use_reentrant=False, preserve_rng_state=False)
+                assert isinstance(x, Tensor)
+            else:
+                x = run(*given)
+            x = added(x, i)
+        last = self.norm(x)
+        return [found.get(layer, last) for layer in layers]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[n, H] what the first layer reads."""
+        x: Tensor = self.embedding(tokens)
+        name = self.family.embedding_scale
+        return x * getattr(self.model, name) if name else x
+
+    def _read(self, tokens: Tensor) -> tuple[Tensor, Callable[[Tensor, int], Tensor]]:
+        """[n, H] what the first layer reads, and what is to be done to the states behind each layer."""
+        if self.deep is None:
+            return self.embed(tokens), lambda x, layer: x
+        out, rows, later = deepstack.read(self.deep, self.embedding, tokens)
+        at = rows.nonzero().squeeze(1)
+        return out, lambda x, layer: x.index_add(0, at, later[layer]) if layer < len(later) else x
+
+    def norm(self, x: Tensor) -> Tensor:
+        """[n, H] as the head reads it."""
+        return getattr(self.model, self.family.norm)(x)
+
+    def tables(self, x: Tensor, position: Tensor) -> Tables:
+        """Rotary tables of positions [n] or, of m-RoPE, [3, n], by key."""
+        found: Tables = {}
+        for key in dict.fromkeys(layer.rope for layer in self.layers):
+            if key == NO_ROPE:
+                found[key] = (x.new_empty(x.shape[0], 0), x.new_empty(x.shape[0], 0))
+            else:
+                cos, sin = self.model.rotary_emb(x[None], position[..., None, :], *([] if key == ONE_ROPE else [key]))
+                found[key] = (cos[0], sin[0])
+        return found
+
+    def positions(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
+        """Positions [n] of the tokens of these prompts, one after the other; with m-RoPE [3, n], and of the token after
+        each."""
+        if self.triples is None:
+            return torch.cat([torch.arange(len(prompt)) for prompt in prompts]), None
+        found = [self.triples.positions(prompt) for prompt in prompts]
+        return torch.cat([position for position, _ in found], 1), torch.tensor([after for _, after in found])
+
+    def _plans(self, chains: list[Chain], position: Tensor, dtype: torch.dtype) -> dict[int | None, Plan]:
+        """Attention blocks by window."""
+        return {
+            window: Plan.of(chains) if window is None else Plan.within(chains, window, position, dtype)
+            for window in {layer.window for layer in self.layers}
+        }
+
+    @torch.no_grad()
+    def prefill(self, tokens: Tensor, position: Tensor, chains: list[Chain]) -> tuple[Tensor, list[Tensor]]:
+        """Prefill: [n, H] hidden states as the head reads them, and keys and values [n, 2 kv, D] of each layer."""
+        x, added = self._read(tokens)
+        tables, product, held = self.tables(x, position), self.product, []
+        plans = self._plans(chains, position, x.dtype)
+        for i, layer in enumerate(self.layers):
+            cos, sin = (table.to(x.dtype) for table in tables[layer.rope])
+            qkv = queries_keys_values(layer, x, product)
+            out, _, turn = attend(qkv, cos, sin, plans[layer.window], layer.heads)
+            held.append(turn[:, layer.heads.queries :])
+            x = added(add_mlp(layer, add_attention(layer, x, out.flatten(1), product), product, x), i)
+        return self.norm(x), held
+
+    def _layer(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, plan: Plan, product: torch.dtype) -> Tensor:
+        qkv = queries_keys_values(layer, x, product)
+        attended = TreeAttention.apply(qkv, cos, sin, plan, layer.heads)
+        return add_mlp(layer, add_attention(layer, x, attended, product), product, x)
+
+
+@contextmanager
+def with_window(causal: Any, window: int | None) -> Iterator[None]:
+    """Context manager: the model has sliding windows of this size; None: those that it has."""
+    if window is None:
+        yield
+        return
+    backbone = backbone_of(causal)
+    if backbone.config is not causal.config:
+        raise RuntimeError("the windows of a model that sees are not tried")
+    before = (causal.config, backbone.config)
+    try:
+        causal.config = backbone.config = narrow = copy.copy(before[1])
+        narrow.sliding_window = window
+        yield
+    finally:
+        causal.config, backbone.config = before
+
+
+def near(x: Tensor, y: Tensor) -> bool:
+    """Whether rows [n, H] differ only by rounding: most of them by less than half of their digits.
+
+    In float64 by 1e-6: parts of transformers' models (softmax, routers) compute in float32 whatever they are given.
+    """
+    x, y = with_zeros(x), with_zeros(y)
+    error = (x.double() - y.double()).norm(dim=1) / y.double().norm(dim=1)
+    return bool(error.median() <= max(torch.finfo(y.dtype).eps, 1e-12) ** 0.5)
+
+
+def with_zeros(logits: Tensor) -> Tensor:
+    """Logits with 0 in the place of minus infinity: what is never chosen counts in no difference."""
+    return torch.where(logits == -torch.inf, 0.0, logits)

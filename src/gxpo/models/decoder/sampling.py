@@ -1,0 +1,284 @@
+"""Single-token steps of many samples: keys and values of a prompt are stored once, those of each sample separately."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm
+
+from gxpo.models.decoder.architecture import Layer, plain
+from gxpo.models.decoder.attention import forward
+from gxpo.models.decoder.forward import Decoder
+from gxpo.models.decoder.layer import add_attention, add_linear, add_mlp, eps_of, queries_keys_values, stock, weight_of
+
+SHORT = 64  # columns of prompts up to which every sample has a copy of its own: one attention is quicker than two
+COPIES = 1 << 30  # bytes of weights, laid side by side or converted, that may be held while samples are drawn
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Fused weights of a layer in the dtype of products; None if its modules must be run as they are."""
+
+    qkv: Tensor | None
+    out: Tensor | None
+    inner: Tensor | None
+    down: Tensor | None
+
+
+def copies_fit(decoder: Decoder, product: torch.dtype) -> bool:
+    """Whether copies of all weights in this dtype fit in memory."""
+    return sum(p.numel() for p in decoder.model.parameters()) * product.itemsize <= COPIES
+
+
+class Stepper:
+    """Single-token decoding with fused copies of the weights, which must not change during its lifetime."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        assert decoder.head is not None
+        self.decoder, self.head = decoder, decoder.head
+        small = copies_fit(decoder, decoder.product)
+        self.product = decoder.product if small else decoder.dtype
+        self.layers = [self._laid(layer, small) for layer in decoder.layers]
+        last = self.head.module
+        self.head_weight = last.weight.detach().to(self.product) if plain(last) else None
+
+    def _laid(self, layer: Layer, small: bool) -> Weights:
+        x = self.decoder.embedding.weight
+
+        def side_by_side(norm: Any, *maps: Any) -> Tensor | None:
+            if not (small and maps and plain(*maps) and (norm is None or stock(layer, norm, x))):
+                return None
+            return torch.cat([each.weight.detach().to(self.product) for each in maps]).t().contiguous()
+
+        if not layer.sequential:
+            return Weights(None, None, None, None)
+        simple = not (layer.norms_of_heads or layer.family.by_head)
+        qkv = side_by_side(layer.norm(0), *layer.maps) if simple else None
+        inner = side_by_side(layer.norm(2), *layer.inner)
+        down = None if inner is None else side_by_side(None, layer.mlp.down_proj)
+        return Weights(qkv, side_by_side(None, layer.out), inner, down)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[n, V] logits of the last hidden states [n, H]."""
+        return self.head(states, self.head_weight)
+
+    def qkv(self, i: int, x: Tensor) -> Tensor:
+        """[n, (heads + 2 kv) * D] queries, keys and values of layer i."""
+        layer, weight = self.decoder.layers[i], self.layers[i].qkv
+        if weight is None:
+            return queries_keys_values(layer, x, self.product)
+        return (self._normed(layer, layer.norm(0), x) @ weight).to(x.dtype)
+
+    def _normed(self, layer: Layer, norm: Any, x: Tensor) -> Tensor:
+        """[n, H] in the dtype of products."""
+        weight = weight_of(layer, norm).to(torch.float32)
+        return rms_norm(x.to(torch.float32), x.shape[1:], weight, eps_of(norm)).to(self.product)
+
+    def finish(self, i: int, x: Tensor, attended: Tensor) -> Tensor:
+        """[n, H] output of layer i, from its input and the attention result [n, heads * D]."""
+        layer, w, before = self.decoder.layers[i], self.layers[i], x
+        if not layer.sequential:
+            return add_mlp(layer, add_attention(layer, x, attended, self.product), self.product, before)
+        if w.out is None:  # no copies, or adapters
+            x = add_linear(layer.out, x, attended, self.product)
+        else:
+            x = torch.addmm(x.to(self.product), attended.to(self.product), w.out).to(x.dtype)
+        if w.inner is None or w.down is None:
+            return add_mlp(layer, x, self.product, before)
+        assert layer.act is not None
+        gate, up = (self._normed(layer, layer.norm(2), x) @ w.inner).chunk(2, 1)
+        return torch.addmm(x.to(self.product), layer.act.value(gate).mul_(up), w.down).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """C prompts, right-aligned: keys and values [C, kv, columns, D] of each layer; mask [C, columns]: valid columns;
+    after [C]: the position of the token after each (None: its number of tokens)."""
+
+    layers: list[tuple[Tensor, Tensor]]
+    mask: Tensor
+    after: Tensor | None = None
+
+    def select(self, rows: Tensor) -> Prompts:
+        after = None if self.after is None else self.after[rows]
+        return Prompts([(k[rows], v[rows]) for k, v in self.layers], self.mask[rows], after)
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Samples between two tokens: next-token logits [n, V], their prompts, and their own tokens.
+
+    owner   [n] ascending: the prompt of each sample; start [n]: the position of the token after it
+    own     per layer [n, room, 2 kv, D] keys and values of the `filled` tokens of its own: those drawn so far, and
+            behind `begun` of them those of the prompt where prompts are short
+    mask    [n, room] of what of them counts; None: everything
+    """
+
+    stepper: Stepper
+    prompts: Prompts | None
+    owner: Tensor
+    start: Tensor
+    logits: Tensor
+    own: list[Tensor]
+    filled: int
+    begun: int
+    mask: Tensor | None
+
+    @staticmethod
+    def of(
+        stepper: Stepper, prompts: Prompts, owner: Tensor, logits: Tensor, room: int, short: int = SHORT
+    ) -> Branches:
+        """Samples without tokens of their own yet; logits [C, V] after the prompts."""
+        n, columns = owner.numel(), prompts.mask.shape[1]
+        copied = columns if columns <= short else 0
+        own = []
+        for keys, values in prompts.layers:
+            both = keys.new_empty(n, copied + room, 2 * keys.shape[1], keys.shape[3])
+            if copied:
+                both[:, :columns] = torch.cat([keys, values], 1).transpose(1, 2)[owner]
+            own.append(both)
+        mask = None
+        if copied and not bool(prompts.mask.all()):
+            low = torch.finfo(own[0].dtype).min
+            mask = own[0].new_zeros(n, 1, 1, copied + room)
+            mask[:, 0, 0, :columns].masked_fill_(~prompts.mask.bool()[owner], low)
+        start = (prompts.mask.sum(1) if prompts.after is None else prompts.after)[owner]
+        return Branches(stepper, None if copied else prompts, owner, start, logits[owner], own, copied, copied, mask)
+
+    def select(self, rows: Tensor) -> Branches:
+        """Subset of samples; prompts without samples are dropped."""
+        owner, prompts = self.owner[rows], self.prompts
+        if prompts is not None:
+            left, renamed = torch.unique(owner, return_inverse=True)
+            if left.numel() < prompts.mask.shape[0]:
+                prompts, owner = prompts.select(left), renamed
+        return replace(
+            self,
+            prompts=prompts,
+            owner=owner,
+            start=self.start[rows],
+            logits=self.logits[rows],
+            own=[x[rows] for x in self.own],
+            mask=None if self.mask is None else self.mask[rows],
+        )
+
+    def columns(self, row: int, prompt: int, tokens: int) -> list[tuple[Tensor, Tensor]]:
+        """Copies of keys and values [kv, tokens, D] of a sample, from the first of its `prompt` tokens on."""
+        out = []
+        for i, own in enumerate(self.own):
+            if self.prompts is None:
+                both = own[row, self.begun - prompt : self.begun - prompt + tokens].transpose(0, 1)
+            else:
+                shared = torch.cat([x[self.owner[row], :, x.shape[2] - prompt :] for x in self.prompts.layers[i]])
+                both = torch.cat([shared, own[row, : tokens - prompt].transpose(0, 1)], 1)
+            keys, values = both.chunk(2, 0)
+            out.append((keys.clone(), values.clone()))
+        return out
+
+    def advance(self, token: Tensor) -> Branches:
+        """Samples after one more token [n] of each."""
+        stepper, decoder = self.stepper, self.stepper.decoder
+        x = decoder.embed(token)
+        tables = decoder.tables(x, self.start + self.filled - self.begun)
+        turns = {key: Turn.of(cos.to(x.dtype), sin.to(x.dtype)) for key, (cos, sin) in tables.items()}
+        place = None if self.prompts is None else Placement.of(self.owner, self.prompts.mask, x.dtype)
+        for i, (layer, own) in enumerate(zip(decoder.layers, self.own, strict=True)):
+            kv, size = own.shape[2] // 2, own.shape[3]
+            qkv = stepper.qkv(i, x).view(token.numel(), -1, size)
+            turned, values = turns[layer.rope](qkv[:, :-kv]), qkv[:, -kv:]
+            q, keys = turned.split([layer.heads.queries, kv], 1)
+            own[:, self.filled, :kv] = keys
+            own[:, self.filled, kv:] = values
+            x = stepper.finish(i, x, self._attend(i, layer, q, place).flatten(1))
+        return replace(self, logits=stepper.logits(decoder.norm(x)), filled=self.filled + 1)
+
+    def _attend(self, i: int, layer: Layer, q: Tensor, place: Placement | None) -> Tensor:
+        """[n, heads, D] attention of queries [n, heads, D] to their samples' tokens within the layer's window."""
+        own, heads, end = self.own[i], layer.heads, self.filled + 1
+        n, kv, size = q.shape[0], own.shape[2] // 2, q.shape[2]
+        first = 0 if layer.window is None else max(0, end - layer.window)
+        mask = None
+        if self.mask is not None:
+            mask = self.mask[..., first:end].expand(-1, -1, heads.queries // kv, -1)
+        seen = own[:, first:end].transpose(1, 2)
+        # the heads that share keys are queries of one block
+        out, total = forward(
+            q.reshape(n, kv, -1, size), seen[:, :kv], seen[:, kv:], heads.scale, mask=mask, cap=heads.cap
+        )
+        out, total = out.reshape(n, -1, size), total.reshape(n, -1)
+        if place is None or self.prompts is None:
+            return out
+        keys, values = self.prompts.layers[i]
+        # prompts are right-aligned: the same columns are beyond the window of every sample
+        beyond = 0 if layer.window is None else max(0, keys.shape[2] + end - layer.window)
+        if beyond >= keys.shape[2]:
+            return out
+        mask = None if place.mask is None else place.mask[..., beyond:]
+        more, sums = forward(
+            place.spread(q), keys[:, :, beyond:], values[:, :, beyond:], heads.scale, mask=mask, cap=heads.cap
+        )
+        # the softmax over both, whose parts weigh as their sums: sigmoid of the difference of logarithms
+        weight = (total - place.back(sums)).sigmoid_()[..., None].to(out.dtype)
+        return torch.lerp(place.back(more), out, weight)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Rotary embeddings of single tokens: cos, and sin with the sign of its half, [n, 1, R]."""
+
+    cos: Tensor
+    sin: Tensor
+
+    @staticmethod
+    def of(cos: Tensor, sin: Tensor) -> Turn:
+        """Rotary embeddings from tables [n, R]."""
+        sin = sin.clone()
+        sin[:, : sin.shape[1] // 2].neg_()
+        return Turn(cos[:, None], sin[:, None])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [n, heads, D] with positions in its first R numbers."""
+        size = self.cos.shape[2]
+        if size < x.shape[2]:
+            return torch.cat([self(x[..., :size]), x[..., size:]], 2) if size else x
+        return torch.addcmul(x * self.cos, x.roll(size // 2, 2), self.sin)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Samples grouped by prompt: slot [n] of [C, m], m the most samples of a prompt."""
+
+    prompts: int
+    most: int
+    slot: Tensor | None  # None: every prompt has m samples, in order
+    mask: Tensor | None
+
+    @staticmethod
+    def of(owner: Tensor, counts: Tensor, dtype: torch.dtype) -> Placement:
+        """owner [n] ascending; counts [C, columns]: valid columns of each prompt."""
+        sizes = torch.bincount(owner, minlength=counts.shape[0])
+        most, slot = int(sizes.max()), None
+        if bool((sizes != most).any()):
+            rank = torch.arange(owner.numel()) - (sizes.cumsum(0) - sizes)[owner]
+            slot = owner * most + rank
+        held, mask = counts.bool(), None
+        if not bool(held.all()):
+            low = torch.zeros(held.shape, dtype=dtype).masked_fill_(~held, torch.finfo(dtype).min)
+            mask = low[:, None, None].expand(-1, 1, most, -1)
+        return Placement(counts.shape[0], most, slot, mask)
+
+    def spread(self, q: Tensor) -> Tensor:
+        """Scatter q [n, heads, D] to [C, heads, m, D]."""
+        if self.slot is not None:
+            wide = q.new_zeros(self.prompts * self.most, *q.shape[1:])
+            wide[self.slot] = q
+            q = wide
+        return q.view(self.prompts, self.most, *q.shape[1:]).transpose(1, 2)
+
+    def back(self, x: Tensor) -> Tensor:
+        """Gather x [C, heads, m, ...] to [n, heads, ...]."""
+        flat = x.transpose(1, 2).flatten(0, 1)
+        return flat if self.slot is None else flat[self.slot]

@@ -1,0 +1,251 @@
+"""How a vision-language model of transformers reads pictures: rows of its tower for ids beyond the vocabulary.
+
+`install` changes two modules of a model in place, by class, so that parameters and their names stay as they are: the
+embedding gives a picture's rows for ids of `gxpo.base.media`, from one run of the tower for each distinct picture of a
+forward pass, and the head gives the model's own placeholders no probability, in sampling and in every log-prob.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gxpo.base import media
+from gxpo.base.errors import ModelError
+from gxpo.models.decoder import deepstack, mrope
+from gxpo.models.decoder.architecture import TEXT_PARTS, backbone_of, rope_settings
+from gxpo.models.decoder.mrope import Grid
+
+if TYPE_CHECKING:
+    from gxpo.base.media import Pixels
+    from gxpo.forest.forest import Forest
+
+READ = ("llava", "idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # types of models
+PLACEHOLDERS = (
+    "image_token_id", "image_token_index", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+)  # fmt: skip
+BLANK = 64  # pixels of the sides of a picture that is shown where there is none
+
+
+class Processor(Protocol):
+    """Prepares pictures for a tower."""
+
+    def grid(self, height: int, width: int) -> Grid:
+        """Grid of a picture of that size, in pixels."""
+        ...
+
+    def inputs(self, pictures: Sequence[Pixels]) -> Mapping[str, Tensor]:
+        """What the model's `get_image_features` is called with."""
+        ...
+
+
+class Vision:
+    """The tower of a model and its processor.
+
+    model        the part of a causal model that has `get_image_features`
+    placeholder  id that stands for a row in the model's own vocabulary
+    banned       ids that are never sampled
+    triples      its positions are those of m-RoPE (`gxpo.models.decoder.mrope`)
+    deep         layers behind which further features of a row are added (`gxpo.models.decoder.deepstack`)
+    around       ids of the model's vocabulary before and after the rows of each picture
+    at_once      pictures that go through the tower together
+    runs         how often all processes run the tower in a forward pass, from how often this one has to (its parameters
+                 are sharded over them); those that have to less often run it on a blank picture, of which nothing is
+                 read. None: each process runs it by itself
+    """
+
+    runs: Callable[[int], int] | None = None
+
+    def __init__(
+        self, model: Any, processor: Processor, config: Any, *, triples: bool = False, at_once: int = 256
+    ) -> None:
+        self.model, self.processor, self.triples, self.at_once = model, processor, triples, at_once
+        self.deep = len(getattr(config.vision_config, "deepstack_visual_indexes", None) or ())
+        self.width = int(config.get_text_config().hidden_size) * (1 + self.deep)  # H of `features`
+        self.around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+        self.banned = tuple(sorted({i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None}))
+        self.placeholder: int = next(i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None)
+
+    def freeze(self) -> None:
+        """Train neither the tower nor what projects its rows."""
+        parts = [getattr(self.model, name) for name in TEXT_PARTS if hasattr(self.model, name)]
+        text = {id(p) for part in parts for p in part.parameters()}
+        for p in self.model.parameters():
+            p.requires_grad_(id(p) in text)
+
+    def grid(self, ref: str) -> Grid:
+        """Grid of a picture."""
+        height, width = _size(ref)
+        return self.processor.grid(height, width)
+
+    def ids(self, ref: str) -> tuple[int, ...]:
+        """Ids of a picture's rows and of what is around them, as contexts hold them."""
+        frames, rows, columns = self.grid(ref)
+        media.PICTURES.placeholders[ref] = self.placeholder
+        return (*self.around[0], *media.ids(ref, frames * rows * columns), *self.around[1])
+
+    def features(self, refs: Sequence[str]) -> list[Tensor]:
+        """[rows, H] of each picture; with `deep` further features [rows, (1 + deep) * H], side by side."""
+        out: list[Tensor] = []
+        for start in range(0, len(refs), self.at_once):
+            out += self._through_tower([media.PICTURES.pixels(ref) for ref in refs[start : start + self.at_once]])
+        for ref, x in zip(refs, out, strict=True):
+            frames, rows, columns = self.grid(ref)
+            if x.shape[0] != frames * rows * columns:
+                raise ModelError(f"picture {ref[:20]}: {x.shape[0]} rows of the tower for a grid of {self.grid(ref)}")
+        return out
+
+    def _through_tower(self, pictures: Sequence[Pixels]) -> list[Tensor]:
+        given, like = self.processor.inputs(pictures), next(self.model.parameters())
+        here = {k: x.to(like.device, like.dtype if x.is_floating_point() else None) for k, x in given.items()}
+        found = self.model.get_image_features(**here, return_dict=True)
+        first = [x.reshape(-1, x.shape[-1]) for x in found.pooler_output]  # a tensor, or one a picture
+        if not self.deep:
+            return first
+        return [torch.cat(own, -1) for own in zip(first, *found.deepstack_features, strict=True)]
+
+    def _for_others(self, runs: int) -> list[Tensor]:
+        """[0, H] for each run of the tower that this process makes because another one has pictures left; a backward
+        pass through it gives the tower's parameters gradients of 0."""
+        blank = np.full((BLANK, BLANK, 3), 127, dtype=np.uint8)  # prepared, not 0: Idefics3 drops what is 0 as padding
+        return [self._through_tower([blank])[0][:0] for _ in range(runs)]
+
+    # ------------------------------------------------------------ positions of m-RoPE
+    def _steps(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return mrope.steps(ids, lambda key: self.grid(media.PICTURES.ref_of(key)))
+
+    def positions(self, ids: Sequence[int]) -> tuple[Tensor, int]:
+        """[3, n] positions of a list of ids, and that of the next token."""
+        advance, offset = self._steps(torch.tensor(ids))
+        return mrope.along(advance, offset), int(advance.sum())
+
+    def positions_in(self, forest: Forest) -> Tensor:
+        """[3, T] positions of a forest's stored tokens."""
+        node = torch.repeat_interleave(torch.arange(forest.n_nodes), forest.first_token.diff())
+        return mrope.in_tree(*self._steps(forest.token), forest.first_token, forest.parent, node)
+
+    # ------------------------------------------------------------ rows
+    def needs_rows(self, rows: Tensor) -> bool:
+        """Whether a forward pass has to call `rows`, by which of its tokens are rows [...] bool: for itself, or because
+        other processes may run the tower in it."""
+        return self.runs is not None or bool(rows.any())
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """[n, H] rows of pictures by id [n], as of `features`; n may be 0."""
+        own = ids.cpu() - media.FIRST
+        keys, place = torch.unique(own // media.ROWS, return_inverse=True)
+        runs = -(-len(keys) // self.at_once)
+        more = 0 if self.runs is None else self.runs(runs) - runs  # before this process's own: all of them agree first
+        found = self.features([media.PICTURES.ref_of(key) for key in keys.tolist()]) + self._for_others(more)
+        if not found:
+            return self.model.get_input_embeddings().weight.new_zeros(0, self.width)
+        begin = torch.tensor([0, *(len(x) for x in found[:-1])]).cumsum(0)
+        return torch.cat(found).index_select(0, (begin[place] + own % media.ROWS).to(ids.device))
+
+
+@lru_cache(maxsize=1 << 16)
+def _size(ref: str) -> tuple[int, int]:
+    """Height and width of a picture."""
+    height, width, _ = media.PICTURES.pixels(ref).shape
+    return height, width
+
+
+class PictureEmbedding(nn.Embedding):
+    """An embedding that gives rows of pictures too."""
+
+    vision: Vision
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = input >= media.FIRST
+        if self.vision.deep and bool(rows.any()):
+            raise ModelError("rows of pictures were embedded without their deeper features: please report it")
+        if self.vision.deep or not self.vision.needs_rows(rows):
+            return super().forward(input)
+        out = super().forward(input.masked_fill(rows, 0))
+        return out.index_put((rows,), self.vision.rows(input[rows]).to(out))
+
+
+class TextHead(nn.Linear):
+    """A head that gives some ids no probability."""
+
+    banned: tuple[int, ...]
+
+    def forward(self, input: Tensor) -> Tensor:
+        out = super().forward(input)
+        return out.index_fill(-1, torch.tensor(self.banned, device=out.device), -torch.inf)
+
+
+@contextmanager
+def with_placeholders(causal: Any) -> Iterator[None]:
+    """Within it the head of a model gives placeholders their logits, as the model's own does."""
+    head = causal.get_output_embeddings()
+    kind = type(head)
+    head.__class__ = nn.Linear if kind is TextHead else kind
+    try:
+        yield
+    finally:
+        head.__class__ = kind
+
+
+def tower_of(causal: Any) -> Any:
+    """The part of a model that has `get_image_features`. `ModelError` for a model whose pictures gxpo can't read, and
+    why."""
+    config, inner = causal.config, getattr(causal, causal.base_model_prefix, None)
+    name = type(causal).__name__
+    if config.model_type not in READ:
+        raise ModelError(
+            f"{name} can't be given pictures: gxpo knows those of {', '.join(READ)}, and others may let the rows of a "
+            "picture see each other or put further tokens between them"
+        )
+    embedding, head = causal.get_input_embeddings(), causal.get_output_embeddings()
+    if type(embedding) is not nn.Embedding or type(head) is not nn.Linear or not hasattr(inner, "get_image_features"):
+        raise ModelError(
+            f"{name} can't be given pictures: gxpo knows models of transformers that have get_image_features, a plain "
+            "embedding and a linear head"
+        )
+    return inner
+
+
+def install(causal: Any, processor: Processor) -> Vision:
+    """Let a vision-language model read pictures by the ids of `gxpo.base.media`. `ModelError` as of `tower_of`."""
+    inner = tower_of(causal)
+    embedding, head = causal.get_input_embeddings(), causal.get_output_embeddings()
+    vision = Vision(inner, processor, causal.config, triples=_has_triples(causal))
+    embedding.__class__, head.__class__ = PictureEmbedding, TextHead
+    cast("PictureEmbedding", embedding).vision = vision
+    cast("TextHead", head).banned = vision.banned
+    if vision.deep:
+        deepstack.hand_over(inner, backbone_of(causal))
+    return vision
+
+
+def _has_triples(causal: Any) -> bool:
+    """Whether a model has m-RoPE, by its configuration, or by its rotary embedding where that has sections of its own
+    choice."""
+    settings = rope_settings(causal.config.get_text_config())
+    rotary = getattr(backbone_of(causal), "rotary_emb", None)
+    return any("mrope_section" in each for each in settings) or hasattr(rotary, "mrope_section")
+
+
+def triples_of(model: Any) -> Vision | None:
+    """What a model with m-RoPE sees with; None: its positions are the numbers of tokens before."""
+    vision = vision_of(model)
+    return vision if vision is not None and vision.triples else None
+
+
+def picture_grid_of(model: Any) -> Callable[[str], tuple[int, int]] | None:
+    """Rows and columns of the features that a model makes of a picture, by its reference; None: it reads texts."""
+    vision = vision_of(model)
+    return None if vision is None else lambda ref: tuple(vision.grid(ref)[1:])  # type: ignore[return-value]
+
+
+def vision_of(model: Any) -> Vision | None:
+    """What a model, or one wrapped by peft, sees with; None: it reads texts alone."""
+    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    return getattr(embedding, "vision", None)

@@ -1,0 +1,257 @@
+"""Composition by leaf key: each method states the keys in which it differs from the base; equal values merge, different
+values are a conflict unless the caller decides the key."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from gxpo.base.errors import ConfigError, MethodConflict, did_you_mean
+from gxpo.parts.ranges import snake
+
+STAGES = ("credit", "weight", "rollout", "segment", "reward", "signal", "objective", "update", "tasks.sampler")
+JOINED = "scoring.options"  # a mapping of which the caller states entries beside those that methods state
+EVIDENCE = ("reference-code", "paper", "secondary", "reconstruction")
+CODE = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{7,40}( [^\s@]+)*")
+_IN_DOC = {  # where a method's docstring says what
+    "idea": re.compile(r"\A(?:[^\n:]+: )?(.+?)(?=\n\n|\Z)", re.DOTALL),
+    "formula": re.compile(r"\A.+?\n\n(?!Choices\. )(.+?)(?=\n\n|\nChoices\. |\Z)", re.DOTALL),
+    "choices": re.compile(r"^Choices\. (.+?)(?=\n\n|\Z)", re.DOTALL | re.MULTILINE),
+}
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A published method: the keys in which it differs from the base, and where they come from.
+
+    evidence  "reference-code": the authors' own code was read; "paper": their equations; "secondary": somebody else's
+              port or summary; "reconstruction": an abstract and general knowledge, never called verified. The first two
+              are read at source. A doc whose first line says "(mostly ours)" has less than half from its sources
+    code      the authors' code that was read, "OWNER/NAME@COMMIT PATH..." on GitHub: what "reference-code" means
+    doc       the docstring of its file: "NAME: IDEA.", the mathematics, and a paragraph "Choices. ..." on what its
+              sources leave open. From it come `idea`, `choices` and `formula` (the second paragraph) where they are not
+              stated; mathematics of several lines needs a `formula` of one line, for listings and compositions
+    """
+
+    name: str
+    title: str
+    arxiv: str
+    idea: str = field(default="", kw_only=True)
+    formula: str = field(default="", kw_only=True)
+    evidence: str  # one of EVIDENCE
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    paper_defaults: Mapping[str, Any] = field(default_factory=dict)  # what NAME@paper adds
+    refuses: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # key -> values it can't work with
+    choices: str = ""  # where sources disagree: what was chosen and why
+    cost: str = "none beyond the base"
+    year: int = 0
+    authors: str = ""
+    alias_of: str | None = None
+    code: str = ""
+    doc: str | None = None
+
+    def __post_init__(self) -> None:
+        told = inspect.cleandoc(self.doc or "")
+        for name, pattern in _IN_DOC.items():
+            if not getattr(self, name) and (found := pattern.search(told)):
+                object.__setattr__(self, name, " ".join(found[1].split()).removesuffix("."))
+        for name in ("keys", "paper_defaults"):
+            object.__setattr__(self, name, {k: kind_of(v) for k, v in getattr(self, name).items()})
+        if self.evidence not in EVIDENCE:
+            raise ValueError(f"{self.name}: evidence is one of {EVIDENCE}, not {self.evidence!r}")
+        if self.code and not CODE.fullmatch(self.code):
+            raise ValueError(f"{self.name}: code is 'OWNER/NAME@COMMIT PATH...', not {self.code!r}")
+
+    @property
+    def code_links(self) -> tuple[str, ...]:
+        """Addresses of the files in `code`, at the commit that was read; the repository's where it names no file."""
+        if not self.code:
+            return ()
+        where, *paths = self.code.split()
+        repo, commit = where.split("@")
+        home = f"https://github.com/{repo}"
+        return tuple(f"{home}/blob/{commit}/{path}" for path in paths) or (f"{home}/tree/{commit}",)
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages that it changes."""
+        return tuple(s for s in STAGES if s in {stage_of(k) for k in self.keys})
+
+    @property
+    def bibtex(self) -> str:
+        fields = {
+            "title": self.title,
+            "author": self.authors,
+            "year": str(self.year or ""),
+            "eprint": self.arxiv,
+            "archivePrefix": "arXiv" if self.arxiv else "",
+        }
+        body = ",\n".join(f"  {k} = {{{v}}}" for k, v in fields.items() if v)
+        return f"@misc{{{self.name},\n{body}\n}}"
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A value and where it came from: a method's name, `NAME@system`, a file and line, `--set`...
+
+    optional   left out, with a warning, where no part of the composition has such a key
+    by_method  the value is the name of a method that states nothing of the key, as does none of the composition
+    """
+
+    value: Any
+    origin: str
+    optional: bool = False
+    by_method: bool = False
+
+    @property
+    def is_silent(self) -> bool:
+        """True of an empty mapping (`credit: {}`), and of a method that says nothing of the key: defaults hold."""
+        return self.by_method or (isinstance(self.value, Mapping) and not self.value)
+
+
+def stage_of(key: str) -> str | None:
+    """The stage that a key belongs to; None: it is a setting of the run."""
+    return next((stage for stage in STAGES if key == stage or key.startswith(f"{stage}.")), None)
+
+
+def kind_of(value: Any) -> Any:
+    """The part that a pure function is, where it states a part's name; any other value as it is."""
+    return vars(value).get("__kind__", value) if inspect.isfunction(value) else value
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal as settings: the same part or an equal value."""
+    a, b = kind_of(a), kind_of(b)
+    numbers = all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in (a, b))
+    return a is b or ((numbers or type(a) is type(b)) and bool(a == b))
+
+
+def merge(
+    definitions: Sequence[tuple[str, Definition, Mapping[str, Any]]],
+    overrides: Mapping[str, Stated],
+    known: Mapping[str, Definition],
+) -> dict[str, Stated]:
+    """The stated keys of a composition.
+
+    definitions  (label, method, keys) from left to right; `keys` are the method's own and those of its `@system`
+    overrides    the caller's keys; they decide conflicts. The value of a stage key may be a method's name: as in it.
+
+    An override that takes nothing from that method, and nothing of the composition away, is `Stated.by_method`.
+    """
+    decided, as_in = {}, {}
+    for key, stated in overrides.items():
+        if isinstance(stated.value, str) and stated.value in known:
+            as_in[key] = stated
+        else:
+            decided[key] = stated
+    merged: dict[str, Stated] = {}
+    for label, _, keys in definitions:
+        for key, value in keys.items():
+            if key == JOINED and key in decided:
+                decided[key] = joined(decided[key], value)
+            if key in decided or any(_governs(k, key, keys) for k in as_in):
+                continue
+            if any(key.startswith(f"{stage}.add.") and stage in keys for stage in decided):
+                continue
+            if key in merged and not same(merged[key].value, value):
+                first = merged[key]
+                raise MethodConflict(
+                    f"{first.origin} sets {key}={show(first.value)} and {label} sets {key}={show(value)}: decide with "
+                    f"--set {key}={first.origin.split('@')[0]} (or ={label.split('@')[0]}, or a value), "
+                    f"in Python {{{key!r}: {first.origin.split('@')[0]!r}}}"
+                )
+            merged.setdefault(key, Stated(value, label))
+    for key, stated in as_in.items():
+        source = known[stated.value]
+        taken = {k: v for k, v in source.keys.items() if _governs(key, k, source.keys)}
+        merged |= {k: Stated(v, f"{stated.origin} (as in {source.name})") for k, v in taken.items()}
+        if not taken and not any(_governs(key, k, keys) for _, _, keys in definitions for k in keys):
+            merged[key] = dataclasses.replace(stated, by_method=True)
+    return merged | decided
+
+
+def joined(stated: Stated, below: Any) -> Stated:
+    """Options of rewards as the caller states them, over those that a method states of the same rewards."""
+    if not isinstance(stated.value, Mapping):
+        return stated
+    both = {name: {**below.get(name, {}), **stated.value.get(name, {})} for name in {**below, **stated.value}}
+    return dataclasses.replace(stated, value=both)
+
+
+def _governs(decision: str, key: str, keys: Mapping[str, Any]) -> bool:
+    """Whether a decision for a stage key carries `key` of a method with it: the stage's parameters do, and so do parts
+    that are added to the stage where the method states both (GiGPO's two levels), not those that are added to any."""
+    return key == decision or (key.startswith(decision + ".") and not _added_to_any(decision, key, keys))
+
+
+def _added_to_any(stage: str, key: str, keys: Mapping[str, Any]) -> bool:
+    return key.startswith(stage + ".add.") and stage not in keys
+
+
+def check_refusals(
+    definitions: Sequence[tuple[str, Definition, Mapping[str, Any]]], resolved: Mapping[str, Any]
+) -> None:
+    """Raise where a method of the composition can't work with a value that came out."""
+    for label, definition, _ in definitions:
+        for key, values in definition.refuses.items():
+            if key in resolved and any(same(resolved[key], v) for v in values):
+                raise ConfigError(f"{label} can't work with {key}={show(resolved[key])}: set {key} to another value")
+
+
+def check_allowed(part: Any, stated: Mapping[str, Stated]) -> None:
+    """Raise where a setting of the run has a value that a part can't work with: it `allows` other ones alone."""
+    for key, (values, why) in getattr(part, "allows", {}).items():
+        if key in stated and not any(same(stated[key].value, v) for v in values):
+            others = " or ".join(map(show, values))
+            raise ConfigError(f"{key}={show(stated[key].value)}: {show(part)} {why}: set {key} to {others}")
+
+
+def finite(value: Any, unbounded: bool = False) -> bool:
+    """Whether every number in a value is finite; `unbounded`: or infinite, but never nan."""
+    if isinstance(value, float):
+        return math.isfinite(value) or (unbounded and math.isinf(value))
+    if isinstance(value, Mapping):
+        return all(finite(v, unbounded) for v in value.values())
+    return not isinstance(value, (list, tuple)) or all(finite(v, unbounded) for v in value)
+
+
+def show(value: Any) -> str:
+    """A value as it is typed: a part by its name, which is its class's in lower case with underscores, or, where it is
+    none of gxpo's own, by its file and class."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    value = kind_of(value)
+    if isinstance(value, type):
+        return _shown(value)
+    if dataclasses.is_dataclass(value):
+        return getattr(value, "label", None) or show(type(value))
+    if inspect.isfunction(value) and str(value.__module__).startswith("gxpo."):
+        return value.__name__
+    if inspect.isfunction(value):
+        return f"{inspect.getsourcefile(value)}:{value.__name__}"
+    return str(value)
+
+
+def _shown(kind: type) -> str:
+    if not str(kind.__module__).startswith("gxpo."):
+        with suppress(TypeError, OSError):  # of a notebook or an interpreter's line: it has no file
+            return f"{inspect.getsourcefile(kind)}:{kind.__name__}"
+    stage_and_name = vars(kind).get("__part__")  # of `gxpo.parts.registry.part`
+    return snake(kind.__name__) if stage_and_name is None else stage_and_name[1]
+
+
+def is_section(key: str, keys: Iterable[str]) -> bool:
+    """True if some of the keys lie below this one."""
+    return any(k.startswith(f"{key}.") for k in keys)
+
+
+def unknown_key(key: str, valid: Sequence[str]) -> ConfigError:
+    return ConfigError(f"unknown key {key!r}{did_you_mean(key, valid)}")

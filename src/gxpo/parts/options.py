@@ -1,0 +1,412 @@
+"""Make parts from configuration keys: dotted keys, types and ranges of options, parts by name, file or object."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from gxpo.base.errors import ConfigError, did_you_mean
+from gxpo.base.usercode import NotRun, Unusable, object_at
+from gxpo.parts import functions, ranges, registry
+from gxpo.parts.definition import Stated, finite, is_section, kind_of, same, show, stage_of
+from gxpo.parts.functions import Formula
+from gxpo.parts.schedule import Schedule, Scheduled, is_schedule, read
+
+_SYNONYMS = {  # words for the same settings
+    "advantage": "credit",
+    **{
+        f"update.{name}": f"optim.{name}"
+        for name in ("lr", "betas", "weight_decay", "max_grad_norm", "schedule", "warmup_steps")
+    },
+}
+
+
+def canonical(key: str) -> str:
+    """The key that a stated key is a synonym of: "credit.scale" for "advantage.scale"; every other as it is."""
+    head, dot, rest = key.partition(".")
+    return f"credit{dot}{rest}" if head == "advantage" else _SYNONYMS.get(key, key)
+
+
+def canonical_keys(stated: Mapping[str, Stated]) -> dict[str, Stated]:
+    """The stated keys, synonyms under the keys that they stand for. ConfigError where two of one key differ."""
+    out: dict[str, Stated] = {}
+    for key, entry in stated.items():
+        name = canonical(key)
+        if name in out and not same(out[name].value, entry.value):
+            raise ConfigError(f"{name} is set twice: {show(out[name].value)} and {show(entry.value)}")
+        out[name] = entry
+    return out
+
+
+def dotted(given: Mapping[str, Any]) -> dict[str, Stated]:
+    """Keys from Python, `Stated` or plain values, nested or dotted, as dotted ones. ConfigError where two are one."""
+    out: dict[str, Stated] = {}
+    for key, value in given.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"key {key!r} is a {type(key).__name__}: keys are texts, as 'credit.scale'")
+        held = value if isinstance(value, Stated) else Stated(value, "override")
+        for leaf, stated in leaves(key, held.value, held.origin):
+            if leaf in out:
+                raise ConfigError(f"{leaf} is set twice")
+            out[leaf] = replace(held, value=stated.value)
+    return out
+
+
+def leaves(key: str, value: Any, origin: str, source: str | None = None) -> Iterator[tuple[str, Stated]]:
+    """The dotted keys that a value stands for: `{"kl": {"coef": 0.1}}` under "objective" states "objective.kl.coef".
+
+    `part` names the part of a key that takes one: `{"part": "gae", "lam": 1.0}` under "credit" states "credit" and
+    "credit.lam". Settings that are mappings themselves (`is_mapping`), schedules of a number and empty mappings
+    (`Stated.is_silent`) stay whole.
+
+    source  the file, whose lines are told beside it
+    """
+    empty = isinstance(value, Mapping) and not value and key not in ("", "reward")
+    if not isinstance(value, Mapping) or empty or is_mapping(key) or is_schedule(value):
+        yield key, Stated(value, origin)
+        return
+    lines = getattr(getattr(value, "lc", None), "data", None) or {}
+    for name, inner in value.items():
+        at = f"{source}:{lines[name][0] + 1}" if source and name in lines else origin
+        part = name == "part" and (key == "reward" or registry.folder_of(key) is not None)
+        yield from leaves(key if part else f"{key}.{name}" if key else str(name), inner, at, source)
+
+
+def is_mapping(key: str) -> bool:
+    """Whether a key's value is itself a mapping: of some settings, and of `weights` and `only` of parts."""
+    if not key:
+        return False
+    from gxpo.parts.settings import MAPPINGS
+
+    return key == "versions" or key in MAPPINGS or key.endswith((".weights", ".only"))
+
+
+@cache
+def hints_of(kind: type) -> dict[str, Any]:
+    """Types of a part's fields; resolving them costs more than making the part."""
+    return get_type_hints(kind)
+
+
+class Unexecuted:
+    """Stand-in for a part whose file must not be run (`usercode.unexecuted`): needs nothing, accepts any setting."""
+
+    provides = needs = requires = outputs = ()
+    couples, axes, calls = "token", {}, None
+
+    def __init__(self, path: str, fields: Mapping[str, Any] | None = None) -> None:
+        self.path = path
+        vars(self).update(fields or {})
+
+    def __add__(self, other: Any) -> Unexecuted:
+        return self
+
+    __radd__ = __add__
+
+    def __call__(self, *args: Any) -> Any:
+        raise ConfigError(f"{self.path} is not run here")
+
+    def optimiser_steps(self, tasks: int) -> int:
+        raise ConfigError(f"update={self.path} is not run here, so how many optimiser steps it takes is not known")
+
+
+SECTIONS = (  # keys that take a method's name and are no part's
+    "weight",
+    "signal",
+    "credit.add",
+    "reward",
+    "reward.add",
+    "reward.shape",
+    "reward.step",
+    "objective.add",
+    "objective.entropy",
+    "objective.kl",
+)
+
+
+class Keys:
+    """Stated keys being consumed; every resolved value is noted with its origin.
+
+    stated  keys with a value
+    silent  keys that only have to exist: `Stated.is_silent`
+    """
+
+    def __init__(self, given: Mapping[str, Stated]) -> None:
+        self.given = given
+        self.stated = {k: s for k, s in given.items() if not s.is_silent or is_mapping(k)}
+        self.silent = {k: s for k, s in given.items() if k not in self.stated}
+        self.used, self.resolved, self.valid = set[str](), dict[str, Stated](), list[str]()
+        self.schedules: dict[str, Schedule] = {}  # of numbers of the parts that are being made, by key
+        self.scheduled: list[Scheduled] = []
+
+    def take(self, key: str, default: Any) -> Any:
+        self.valid.append(key)
+        self.used.add(key)
+        found = self.stated.get(key, Stated(default, "default"))
+        self.resolved[key] = found
+        return found.value
+
+    def names(self, prefix: str) -> list[str]:
+        """NAME of every stated `prefix.NAME`, in order; optional options of a part that is not stated make none, and
+        neither does a method that has no such part."""
+        words = len(prefix.split("."))
+        stated_keys = [k for k, s in self.given.items() if k.startswith(f"{prefix}.") and not s.by_method]
+        below = {k: k.split(".")[words] for k in stated_keys}
+        return list(dict.fromkeys(n for k, n in below.items() if k == f"{prefix}.{n}" or not self.given[k].optional))
+
+    def part(
+        self,
+        slot: str,
+        value: Any,
+        table: Mapping[str, Any],
+        prefix: str | None = None,
+        what: str = "part",
+        main: str | None = None,
+    ) -> Any:
+        """The part that `value` names, its fields filled from `prefix.FIELD`.
+
+        main  the slot of the part that it is added to: fields that its class names in `follows`, and those whose
+              default is None, are as they are there unless they are stated
+        """
+        kind = resolve_part(value, table, slot, what)
+        if isinstance(kind, Unexecuted):
+            for key in [k for k in self.stated if k.startswith(f"{prefix or slot}.")]:
+                self.take(key, None)
+            return kind
+        check_protocol(f"{slot}={show(value)}", kind, what)
+        if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+            return kind
+        prefix, shared = slot if prefix is None else prefix, {}
+        for entry in dataclasses.fields(kind) if main is not None else ():
+            of_main = self.resolved.get(f"{main}.{entry.name}")
+            if of_main is not None and (entry.default is None or entry.name in getattr(kind, "follows", ())):
+                shared[entry.name] = default_of(entry) if of_main.value is None else of_main.value
+        fields = self.fields(kind, prefix, shared=shared)
+        try:
+            if issubclass(kind, Formula):
+                fields["options"] = self.options(kind, fields, prefix)
+            return self.owned(kind(**fields), prefix)
+        except NotRun as needed:
+            return Unexecuted(str(needed), fields)
+
+    def fields(
+        self, kind: Any, prefix: str, *, made: Mapping[str, Any] | None = None, shared: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Values for the fields of the part's class `kind`, from what is stated under `prefix.FIELD`.
+
+        made    values of fields that no key states
+        shared  what fields are where they are not stated, or null
+        """
+        fields, shared = dict(made or {}), shared or {}
+        hints, rules = hints_of(kind), ranges.rules(kind)
+        for entry in dataclasses.fields(kind):
+            name, key, default = entry.name, f"{prefix}.{entry.name}", default_of(entry)
+            if not entry.init or name in fields or (name == "options" and issubclass(kind, Formula)):
+                continue
+            if name == "control":
+                fields[name] = self.control(key, default)
+            elif name in shared and (key not in self.stated or self.stated[key].value is None):
+                self.take(key, None)
+                fields[name] = shared[name]
+            else:
+                fields[name] = self.field(key, default, hints[name], rules.get(name), "unbounded" in entry.metadata)
+        return fields
+
+    def options(self, kind: type[Formula], fields: dict[str, Any], prefix: str) -> dict[str, Any]:
+        """Options of the functions that a part applies: they lie beside its fields, under `prefix.OPTION`."""
+        out: dict[str, Any] = {}
+        for name, (module, free) in kind.functions.items():
+            fields[name] = functions.named(fields[name], module, f"{prefix}.{name}", free=free)
+            if callable(fields[name]):
+                for option, (hint, default) in functions.signature(fields[name]).options.items():
+                    if option in fields:
+                        continue
+                    rule = ranges.rule_of(hint, default == math.inf)
+                    out[option] = self.field(f"{prefix}.{option}", default, hint, rule)
+        return out
+
+    def control(self, key: str, default: Any) -> Any:
+        """What moves a coefficient: a part inside a part, its fields under `KEY.FIELD`."""
+        named = self.take(key, None if default is None else type(default))
+        made = None if named is None else self.part(key, named, registry.CONTROLS, what="control")
+        return None if isinstance(made, Unexecuted) else made
+
+    def choice(self, key: str, *choices: str) -> str:
+        """What is stated, of the choices, or the first."""
+        hint = Literal[choices]  # type: ignore[valid-type]
+        return self.field(key, choices[0], hint, ranges.rule_of(hint))
+
+    def field(self, key: str, default: Any, hint: Any, rule: ranges.Rule | None = None, unbounded: bool = False) -> Any:
+        """What is stated, of the field's type and as its rule has it, or the default as it is.
+
+        Numbers are finite, but where the default is inf or the field's metadata says `unbounded`.
+        """
+        value = self.take(key, default)
+        if value is dataclasses.MISSING:
+            raise ConfigError(f"{key} has no default: set it")
+        if key in self.silent:
+            return self.silent_field(key, default, hint, rule)
+        if key not in self.stated:
+            return value
+        stated = self.stated[key]
+        if is_schedule(value):
+            return self.largest(key, stated, hint, rule)
+        return self.checked(key, stated, hint, rule, unbounded or default in (math.inf, -math.inf))
+
+    def silent_field(self, key: str, default: Any, hint: Any, rule: ranges.Rule | None) -> Any:
+        """The default where a method is named that does not state the field, unless the field takes that text."""
+        silent_value = self.silent[key]
+        try:
+            value = self.checked(key, silent_value, hint, rule)
+        except ConfigError:
+            if not silent_value.by_method:
+                raise
+            return default
+        self.resolved[key] = silent_value
+        return value
+
+    def checked(self, key: str, stated: Stated, hint: Any, rule: ranges.Rule | None, unbounded: bool = False) -> Any:
+        """The stated value, of the type of the hint and as the rule has it."""
+        found = typed(key, stated.value, hint, stated)
+        if not finite(found, unbounded):
+            raise ConfigError(f"{key}={show(stated.value)} ({stated.origin}): it must be a finite number")
+        if rule is not None and not rule.holds(found):
+            raise ConfigError(ranges.refusal(key, found, rule, said(stated)))
+        return found
+
+    def largest(self, key: str, stated: Stated, hint: Any, rule: ranges.Rule | None) -> Any:
+        """What a part is made with whose number has a schedule: `Schedule.largest`."""
+        if (stage := key.split(".")[0]) in UNSCHEDULED or is_control(key):
+            raise ConfigError(
+                f"{key}: {UNSCHEDULED.get(stage, 'a control is a schedule itself: move the coefficient')}"
+            )
+        try:
+            schedule = read(stated.value)
+        except ConfigError as error:
+            raise ConfigError(f"{key} ({stated.origin}): {error}") from None
+        ends = [self.checked(key, replace(stated, value=x), hint, rule) for x in (schedule.start, schedule.to)]
+        if any(isinstance(x, bool) or not isinstance(x, (int, float)) for x in ends):
+            raise ConfigError(f"{key} ({stated.origin}): a schedule moves numbers, and this is none")
+        self.schedules[key] = replace(schedule, start=ends[0], to=ends[1])
+        return self.schedules[key].largest
+
+    def owned(self, part: Any, prefix: str) -> Any:
+        """The part, with its numbers that have a schedule under `prefix.NAME` as in step 1.
+
+        Made with either end it must be as good as with the other: whatever a part checks, it checks of both.
+        """
+        for key in [k for k in self.schedules if k.rpartition(".")[0] == prefix]:
+            own = Scheduled(key, part, key.rpartition(".")[2], self.schedules[key])
+            if own.name not in own.held():
+                continue
+            for end in (own.schedule.start, own.schedule.to):
+                own.tried(end)
+            own.set(own.at(1))
+            self.scheduled.append(own)
+            del self.schedules[key]
+        return part
+
+    def leftover(self) -> list[str]:
+        """Keys that no part has taken; a section may be silent."""
+        left = [k for k in self.given if k not in self.used]
+        return [k for k in left if k not in self.silent or not self.is_section(k)]
+
+    def is_section(self, key: str) -> bool:
+        """True of a key that may stand for all keys below it."""
+        return key in SECTIONS or (stage_of(key) is not None and is_section(key, self.valid))
+
+
+def default_of(entry: dataclasses.Field[Any]) -> Any:
+    return entry.default_factory() if entry.default_factory is not dataclasses.MISSING else entry.default
+
+
+def said(stated: Stated) -> str:
+    """Where a value comes from, but for those of a call's own arguments."""
+    return "" if stated.origin == "override" else stated.origin
+
+
+UNSCHEDULED = {  # stage -> why its numbers have no schedule
+    stage: f"a schedule moves numbers of credit, weight, reward, objective and update; {why}"
+    for stage, why in {
+        "rollout": "rollouts are sampled as the run began, ahead of the step where asynchronous",
+        "segment": "segments are cut as the run began",
+        "signal": "signals may own models and a memory that were made with the number",
+    }.items()
+}
+
+
+def is_control(key: str) -> bool:
+    """Whether a key is an option of a coefficient's controller."""
+    return "control" in key.split(".")[1:-1]
+
+
+PROTOCOL = {  # what a part must have, where it is more than being callable
+    "rollout": ("grow",),
+    "signal": ("compute", "provides", "axes"),
+    "update": ("run", "optimiser_steps"),
+    "surrogate": ("loss", "clipped"),
+    "ratio": ("level", "couples"),
+    "control": ("coefficient", "adjust"),
+    "term": ("__call__", "active", "couples"),
+    "term of the objective": ("__call__", "active", "couples"),
+    "task sampler": ("weights",),
+}
+
+
+def check_protocol(stated: str, part: Any, what: str) -> None:
+    """Refuse an object that lacks what the protocol of its stage asks for, before a step of a run finds out."""
+    needed = PROTOCOL.get(what, ("__call__",))
+    if isinstance(part, type):
+        if not dataclasses.is_dataclass(part):
+            raise ConfigError(f"{stated} is a class but no dataclass: decorate it with @dataclass(frozen=True)")
+        lacking = [n for n in needed if not any(n in vars(base) for base in part.__mro__)]
+        lacking += sorted(getattr(part, "__abstractmethods__", ()))
+    else:
+        lacking = [n for n in needed if not hasattr(part, n)]
+    if lacking:
+        raise ConfigError(f"{stated} can't be a {what}: it has no {', '.join(dict.fromkeys(lacking))}")
+
+
+def typed(key: str, value: Any, hint: Any, stated: Stated) -> Any:
+    """`value` checked against the field's type; an int is taken for a float, a list for a tuple."""
+    hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    if hint is Any:
+        return value
+    if hint is float and type(value) in (int, float):
+        return float(value)
+    if type(value) is (str if get_origin(hint) is Literal else hint):  # the choices are the rule's
+        return value
+    if isinstance(value, list) and get_origin(hint) is tuple:
+        value = tuple(value)
+    from pydantic import TypeAdapter, ValidationError  # a tenth of a second, for what plain comparisons don't decide
+
+    try:
+        return TypeAdapter(hint, config={"arbitrary_types_allowed": True, "strict": True}).validate_python(value)
+    except ValidationError as error:
+        raise ConfigError(f"{key}={show(value)} ({stated.origin}): {error.errors()[0]['msg'].lower()}") from None
+
+
+def resolve_part(value: Any, table: Mapping[str, Any], slot: str, what: str) -> Any:
+    """A name in the table, `file.py:name`, `module:name`, a part class, a part or a function."""
+    if not isinstance(value, str):
+        if value is None or not (callable(value) or dataclasses.is_dataclass(value)):
+            raise ConfigError(f"{slot}={value!r} is neither the name of a {what} nor a function")
+        return registry.of_function(kind_of(value), getattr(table, "stage", ""))
+    if value in table:
+        return table[value]
+    if ":" in value:
+        return registry.of_function(kind_of(load_object(value, slot)), getattr(table, "stage", ""))
+    raise ConfigError(f"{slot}: unknown {what} {value!r}{did_you_mean(value, table)}; there is {', '.join(table)}")
+
+
+def load_object(path: str, slot: str) -> Any:
+    """The object that `file.py:name` or `package.module:name` names."""
+    try:
+        return object_at(path)
+    except NotRun:
+        return Unexecuted(path)
+    except Unusable as error:
+        raise ConfigError(f"{slot}={path}: {error}") from None

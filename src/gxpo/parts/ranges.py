@@ -1,0 +1,221 @@
+"""Range checks from type annotations: `Annotated[float, Interval(gt=0, le=1)]` and `Literal` on a dataclass's fields.
+
+    @dataclass(frozen=True)
+    class TopEntropy(WeightPart):
+        share: Annotated[float, Interval(gt=0, le=1)] = 0.2
+        among: Literal["group", "batch"] = "group"
+
+    TopEntropy(share=2.0)  # ConfigError: weight.top_entropy.share is 2.0; it is above 0, up to 1
+
+The constraints are those of `annotated_types`. A number with bounds is also finite, unless its default is infinite or
+its field has the metadata "unbounded". Hints are read once for each class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+import re
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache, wraps
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from gxpo.base.errors import ConfigError, did_you_mean
+
+_COMPARE = {"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le}
+_NAMES = {type(None): "null", str: "a text", int: "an integer", float: "a number", bool: "true or false"}
+_KNOWN = (*_COMPARE, "multiple_of", "min_length", "max_length")
+
+
+class Rule(NamedTuple):
+    """What a value must be: in words, as a test, and by name where there are few choices."""
+
+    text: str
+    holds: Callable[[Any], bool]
+    choices: tuple[Any, ...] = ()
+
+
+class Part:
+    """Base of frozen dataclasses whose fields are checked against their annotations when one is made.
+
+    A `__post_init__` of a subclass runs after the check, and needs no call of `super`.
+
+    slot  the key that names such a part, its options below it; NAME: several have one each, by default the part's name
+    """
+
+    slot: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = vars(cls).get("__post_init__")
+        if own is None:
+            return
+
+        @wraps(own)
+        def checked(self: Any, *args: Any) -> None:
+            check(type(self), vars(self))
+            own(self, *args)
+
+        cls.__post_init__ = checked
+
+    def __post_init__(self) -> None:
+        check(type(self), vars(self))
+
+
+def snake(name: str) -> str:
+    """The name of a class as configurations write it: `GroupRelative` is `group_relative`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def check(kind: type, values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for the first field of the dataclass `kind` whose value is not what its annotation allows."""
+    for name, rule in rules(kind).items():
+        if name in values and not rule.holds(values[name]):
+            raise ConfigError(refusal(f"{key_of(kind)}.{name}", values[name], rule))
+
+
+def refusal(key: str, value: Any, rule: Rule, origin: str = "") -> str:
+    """`weight.token.share is 2; it is above 0, up to 1`."""
+    shown = repr(value) if isinstance(value, str) else "null" if value is None else str(value)
+    hint = did_you_mean(value, rule.choices) if isinstance(value, str) else ""
+    return f"{key} is {shown}{origin and f' ({origin})'}; it is {rule.text}{hint}"
+
+
+def key_of(kind: type) -> str:
+    """The key under which a part has its options, as far as its class tells."""
+    slot = getattr(kind, "slot", "")
+    return slot.replace("NAME", snake(kind.__name__)) or snake(kind.__name__)
+
+
+@cache
+def rules(kind: type) -> dict[str, Rule]:
+    """What the annotations of a dataclass ask of its fields, by name; fields that may have any value are left out."""
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except NameError:  # names that are imported for type checkers alone: sums and products of parts
+        return {}
+    out: dict[str, Rule] = {}
+    for field in dataclasses.fields(kind):
+        unbounded = field.default in (math.inf, -math.inf) or "unbounded" in field.metadata
+        rule = rule_of(hints[field.name], unbounded) if field.init else None
+        if rule is not None:
+            out[field.name] = rule
+    return out
+
+
+def rule_of(hint: Any, unbounded: bool = False) -> Rule | None:
+    """What a hint asks for beyond its plain type."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _bounded(rule_of(args[0]), list(_constraints(args[1:])), unbounded)
+    if origin is Literal:
+        return Rule(f"one of {', '.join(map(str, args))}", lambda value: _among(value, args), args)
+    if origin in (Union, types.UnionType):
+        return _either([(alternative, rule_of(alternative, unbounded)) for alternative in args])
+    if isinstance(origin, type) and args and args[-1] is not None:
+        inner = [a for a in args if a is not Ellipsis]
+        if issubclass(origin, tuple) and args[-1] is not Ellipsis:
+            return _fields([rule_of(a, unbounded) for a in inner])
+        each = rule_of(inner[-1], unbounded)
+        if each is not None and issubclass(origin, Mapping):
+            return Rule(f"by name: {each.text}", lambda value: all(map(each.holds, value.values())))
+        if each is not None and issubclass(origin, Collection):
+            return Rule(f"a list, of which each is {each.text}", lambda value: all(map(each.holds, value)))
+    return None
+
+
+def _constraints(metadata: tuple[Any, ...]) -> Iterator[Any]:
+    for entry in metadata:
+        yield from entry if hasattr(entry, "__is_annotated_types_grouped_metadata__") else (entry,)
+
+
+def _bounded(rule: Rule | None, constraints: list[Any], unbounded: bool) -> Rule | None:
+    given = {k: v for c in constraints for k in _KNOWN if (v := getattr(c, k, None)) is not None}
+    bounds = {k: v for k, v in given.items() if k in _COMPARE}
+    lengths = {k: v for k, v in given.items() if k in ("min_length", "max_length")}
+    multiple = given.get("multiple_of")
+    texts = [*_between(bounds), *([f"a multiple of {multiple}"] if multiple else []), *_long(lengths)]
+    if not texts:
+        return rule
+    if rule is not None:
+        texts.insert(0, rule.text)
+
+    def holds(value: Any) -> bool:
+        if lengths and not lengths.get("min_length", 0) <= len(value) <= lengths.get("max_length", math.inf):
+            return False
+        if bounds or multiple:
+            number = isinstance(value, (int, float)) and (math.isfinite(value) or (unbounded and value == value))
+            if not (number and all(_COMPARE[k](value, bound) for k, bound in bounds.items())):
+                return False
+            if multiple and value % multiple:
+                return False
+        return rule is None or rule.holds(value)
+
+    return Rule(", ".join(texts), holds)
+
+
+def _between(bounds: Mapping[str, Any]) -> list[str]:
+    """`from 0 to 1`, `above 0, up to 1`, `0 or more`."""
+    low = f"from {bounds['ge']}" if "ge" in bounds else f"above {bounds['gt']}" if "gt" in bounds else ""
+    if low and "le" in bounds:
+        return [f"{low} to {bounds['le']}" if "ge" in bounds else f"{low}, up to {bounds['le']}"]
+    if low and "lt" in bounds:
+        return [f"{low} to below {bounds['lt']}" if "ge" in bounds else f"{low} and below {bounds['lt']}"]
+    if "ge" in bounds:
+        return [f"{bounds['ge']} or more"]
+    high = f"at most {bounds['le']}" if "le" in bounds else f"below {bounds['lt']}" if "lt" in bounds else ""
+    return [text for text in (low, high) if text]
+
+
+def _long(lengths: Mapping[str, int]) -> list[str]:
+    least, most = lengths.get("min_length", 0), lengths.get("max_length")
+    if most is None:
+        return [f"of length {least} or more"] if least else []
+    return [f"of length {least}" if least == most else f"of length {least} to {most}"]
+
+
+def _among(value: Any, choices: tuple[Any, ...]) -> bool:
+    return any(type(value) is type(choice) and value == choice for choice in choices)
+
+
+def _either(alternatives: list[tuple[Any, Rule | None]]) -> Rule | None:
+    if all(rule is None for _, rule in alternatives):
+        return None
+
+    def holds(value: Any) -> bool:
+        return any(_is(value, hint) and (rule is None or rule.holds(value)) for hint, rule in alternatives)
+
+    texts = [text for hint, rule in alternatives if (text := _NAMES.get(hint, "") if rule is None else rule.text)]
+    choices = tuple(c for _, rule in alternatives if rule is not None for c in rule.choices)
+    return Rule(", or ".join(texts), holds, choices)
+
+
+def _fields(each: list[Rule | None]) -> Rule | None:
+    """Of a tuple that has one value for each."""
+    if all(rule is None for rule in each):
+        return None
+
+    def holds(value: Any) -> bool:
+        return len(value) == len(each) and all(r is None or r.holds(v) for r, v in zip(each, value, strict=True))
+
+    texts = ", then ".join("any" if rule is None else rule.text for rule in each)
+    return Rule(f"{len(each)} values: {texts}", holds)
+
+
+def _is(value: Any, hint: Any) -> bool:
+    """Whether a value may be what one alternative of a union stands for."""
+    kind = get_origin(hint)
+    if kind is Annotated:
+        return _is(value, get_args(hint)[0])
+    if kind is Literal:
+        return True  # its rule decides
+    kind = kind or hint
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind is tuple:
+        return isinstance(value, (tuple, list))
+    return not isinstance(kind, type) or isinstance(value, kind)

@@ -1,0 +1,1 @@
+"""Sampling: engines, rollouts, and the endpoint through which agents sample."""

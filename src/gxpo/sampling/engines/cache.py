@@ -1,0 +1,166 @@
+"""Key-value caches of transformers: select, repeat and drop rows; grow in place."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import cache as once
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gxpo.base.errors import ModelError
+
+Layers = list[tuple[Tensor, Tensor]]  # keys and values of each layer
+
+
+def check_rows(cache: Any, name: str) -> None:
+    """Raise an error if rows of a model's cache can't be selected one by one."""
+    layers = getattr(cache, "layers", None)
+    if layers is None or not all(_has_states(layer) or _is_plain(layer) for layer in layers):
+        raise ModelError(
+            f"{name} keeps no cache whose rows can be reordered (it is recurrent throughout, or older than "
+            "transformers' common cache): sample from it with another engine"
+        )
+
+
+def _is_plain(layer: Any) -> bool:
+    return hasattr(layer, "batch_select_indices") and not hasattr(layer, "conv_states")
+
+
+def _has_states(layer: Any) -> bool:
+    """Whether a layer holds states of linear attention or convolutions, by number, of which rows can be selected."""
+    states = (getattr(layer, name, None) for name in ("conv_states", "recurrent_states"))
+    return all(isinstance(x, dict) for x in states) and hasattr(layer, "reorder_cache")
+
+
+def rows_of(cache: Any, rows: Tensor) -> Any:
+    """Copy `rows` (repeats allowed) to a new cache; this one stays as it was."""
+    return _with_layers(cache, [_rows_of_layer(layer, rows) for layer in cache.layers])
+
+
+def spread(cache: Any, rows: Tensor, room: int) -> Any:
+    """Copy `rows` (repeats allowed) to a new cache whose full-attention layers have `room` for further positions.
+
+    The layers of transformers grow by concatenation, which copies the whole cache for every token.
+    """
+    return _with_layers(
+        cache,
+        [_roomy(layer, rows, room) if _is_full(layer) else _rows_of_layer(layer, rows) for layer in cache.layers],
+    )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Layout of a model's cache, if every layer holds the keys and values of all tokens and nothing else.
+
+    empty  a cache of the model's own class, whose layers are replaced
+    sizes  per layer: heads, size of a key, size of a value, dtype, device
+    """
+
+    empty: Any
+    sizes: tuple[tuple[int, int, int, torch.dtype, torch.device], ...]
+
+    @staticmethod
+    def of(cache: Any) -> Layout | None:
+        """Layout of a cache filled by a forward pass; None if a layer holds something else."""
+        if not all(_is_full(layer) and layer.is_initialized for layer in cache.layers):
+            return None
+        sizes = tuple(
+            (x.keys.shape[1], x.keys.shape[3], x.values.shape[3], x.keys.dtype, x.keys.device) for x in cache.layers
+        )
+        return Layout(_with_layers(cache, []), sizes)
+
+    def buffers(self, rows: int, columns: int) -> Layers:
+        """Zeroed keys and values [rows, heads, columns, size] of each layer: masked columns must be finite, too."""
+
+        def zeros(heads: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+            return torch.zeros(rows, heads, columns, size, dtype=dtype, device=device)
+
+        return [
+            (zeros(heads, key, dtype, device), zeros(heads, value, dtype, device))
+            for heads, key, value, dtype, device in self.sizes
+        ]
+
+    def cache(self, buffers: Layers, filled: int, written: Tensor | None = None) -> Any:
+        """A cache on these buffers, their first `filled` columns in use; see `RoomyLayer`."""
+        kind = _roomy_class()
+        return _with_layers(self.empty, [kind(keys, values, filled, written) for keys, values in buffers])
+
+
+def columns_of(cache: Any, row: int, start: int, end: int) -> Layers:
+    """Copies of the keys and values [heads, end - start, size] of one row."""
+    part = (row, slice(None), slice(start, end))
+    return [(layer.keys[part].clone(), layer.values[part].clone()) for layer in cache.layers]
+
+
+def _with_layers(cache: Any, layers: list[Any]) -> Any:
+    out = copy.copy(cache)
+    out.layers = layers
+    return out
+
+
+def _rows_of_layer(layer: Any, rows: Tensor) -> Any:
+    taken = copy.copy(layer)
+    if _has_states(layer):
+        for name, value in vars(layer).items():
+            if isinstance(value, dict):  # else both layers would write into one
+                setattr(taken, name, dict(value))
+        taken.reorder_cache(rows)
+    else:
+        taken.batch_select_indices(rows)
+    return taken
+
+
+def _is_full(layer: Any) -> bool:
+    from transformers.cache_utils import DynamicLayer
+
+    return type(layer) in (DynamicLayer, _roomy_class())
+
+
+def _roomy(layer: Any, rows: Tensor, room: int) -> Any:
+    filled = layer.keys.shape[2]
+    buffers = []
+    for x in (layer.keys, layer.values):
+        buffer = torch.empty(rows.numel(), x.shape[1], filled + room, x.shape[3], dtype=x.dtype, device=x.device)
+        buffer[:, :, :filled] = x[rows]
+        buffers.append(buffer)
+    return _roomy_class()(*buffers, filled)
+
+
+@once
+def _roomy_class() -> type:
+    from transformers.cache_utils import DynamicLayer
+
+    class RoomyLayer(DynamicLayer):
+        """Keys and values [rows, heads, positions, size] are views on the filled part of larger buffers.
+
+        written  [rows, new positions] bool: where the one update of such a cache may write; what lies elsewhere stays
+        """
+
+        def __init__(self, keys: Tensor, values: Tensor, filled: int, written: Tensor | None = None) -> None:
+            super().__init__()
+            self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+            self.buffers = (keys, values)
+            self.written = None if written is None else written[:, None, :, None]
+            self._show(filled)
+
+        def _show(self, length: int) -> tuple[Tensor, Tensor]:
+            self.filled = length
+            keys, values = (buffer[:, :, :length] for buffer in self.buffers)
+            self.keys, self.values = keys, values
+            return keys, values
+
+        def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+            end = self.filled + key_states.shape[2]
+            for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
+                place = buffer[:, :, self.filled : end]
+                place.copy_(new if self.written is None else torch.where(self.written, new, place))
+            return self._show(end)
+
+        def batch_select_indices(self, indices: Tensor) -> None:
+            self.buffers = tuple(buffer[indices] for buffer in self.buffers)
+            self._show(self.filled)
+
+    return RoomyLayer

@@ -1,0 +1,236 @@
+"""A causal language model in transformers' own forward pass, for what our decoder does not do: prefill, then tokens."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gxpo.base.errors import ModelError
+from gxpo.models.decoder.architecture import positions, rope_settings
+from gxpo.models.decoder.forward import Decoder, Kernels, Products, near
+from gxpo.models.decoder.vision import triples_of, vision_of
+from gxpo.sampling.engines.cache import Layers, Layout, check_rows, columns_of, rows_of, spread
+from gxpo.sampling.engines.decode import Context, right_aligned
+
+GROWING_ROPE = {"dynamic", "longrope"}  # these turn all keys anew once a context outgrows a length (see `positions`)
+
+
+@dataclass(frozen=True)
+class State:
+    """State of a batch between two tokens: next-token logits [n, V], cache, attention mask [n, columns so far], and the
+    number of columns of the prompts.
+
+    What counts of a row are its last columns without a gap, so positions and windows are those of the row alone.
+    `ahead` [n]: by how much the next position is beyond the number of tokens, behind pictures (None: it is that).
+    """
+
+    network: Network
+    logits: Tensor
+    cache: Any
+    mask: Tensor
+    prompts: int
+    ahead: Tensor | None = None
+
+    def after(self) -> Tensor | None:
+        """[n] positions of the next tokens, where they are not the numbers of tokens."""
+        return None if self.ahead is None else self.mask.sum(1) + self.ahead
+
+    def advance(self, token: Tensor) -> State:
+        """State after one more token [n] of each row."""
+        mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], 1)
+        position = mask.sum(1, keepdim=True) - 1
+        position = position if self.ahead is None else position + self.ahead[:, None]
+        logits, cache = self.network(token[:, None], mask, position, self.cache)
+        return State(self.network, logits, cache, mask, self.prompts, self.ahead)
+
+    def select(self, rows: Tensor) -> State:
+        return self._rows(rows, rows_of(self.cache, rows))
+
+    def _rows(self, rows: Tensor, cache: Any) -> State:
+        ahead = None if self.ahead is None else self.ahead[rows]
+        return State(self.network, self.logits[rows], cache, self.mask[rows], self.prompts, ahead)
+
+    def columns(self, row: int, prompt: int, tokens: int) -> Layers:
+        """Copies of keys and values [heads, tokens, size] of a row, from the first of its `prompt` tokens on."""
+        start = self.prompts - prompt
+        return columns_of(self.cache, row, start, start + tokens)
+
+    def spread(self, rows: Tensor, room: int) -> State:
+        """Copy rows (repeats allowed), with room for further tokens."""
+        return self._rows(rows, spread(self.cache, rows, room))
+
+
+class Network:
+    """A causal language model of transformers, optionally wrapped by peft.
+
+    decoder    our own forward pass for the models that it knows; None: transformers' is used
+    sees       it reads pictures;   triples: what it sees with, if its positions are those of m-RoPE
+    positions  how many it has; None or 0: no limit is known
+    """
+
+    def __init__(
+        self, model: Any, device: torch.device, *, kernels: Kernels = "auto", products: Products = "auto"
+    ) -> None:
+        self.model, self.device = model.to(device), device
+        self.causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.name, self.triples = type(self.causal).__name__, triples_of(self.causal)
+        self.sees = vision_of(self.causal) is not None
+        accepted = inspect.signature(self.causal.forward).parameters
+        if not any(x.name == "past_key_values" or x.kind is x.VAR_KEYWORD for x in accepted.values()):
+            check_rows(None, self.name)
+        self._accepts = {name for name in ("position_ids", "logits_to_keep") if name in accepted}
+        self.positions, self.limited_by = positions(self.causal.config.get_text_config())
+        self.decoder = Decoder.of(self.causal, products=products) if kernels == "auto" else None
+        if self.decoder is None:
+            self._check_forks()
+
+    @torch.no_grad()
+    def _check_forks(self) -> None:
+        """Raise an error unless samples that go on from one padded prefill are what whole forward passes give.
+
+        What a model keeps between tokens differs from one architecture to the next: states, windows, positions.
+        """
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            vocabulary = self.causal.config.get_text_config().vocab_size
+            ids = [(i * 7919) % vocabulary for i in range(1, 10)]
+            prompts, owner, drawn = (ids[:5], ids[5:7]), (0, 0, 1), (ids[7], ids[8], ids[7])
+            state = prefill(self, [Context(tuple(p)) for p in prompts], 0, 64)
+            state = state.spread(torch.tensor(owner, device=self.device), 2)
+            for _ in range(2):
+                state = state.advance(torch.tensor(drawn, device=self.device))
+            for row, (p, token) in enumerate(zip(owner, drawn, strict=True)):
+                tokens = torch.tensor([[*prompts[p], token, token]], device=self.device)
+                whole = self.causal(input_ids=tokens, use_cache=False).logits[0, -1:]
+                if not near(state.logits[row : row + 1], whole):
+                    raise ModelError(
+                        f"{self.name}: samples that go on from its cache differ from its own forward pass, so their "
+                        "log-probs would not be the learner's: sample from it with another engine"
+                    )
+        finally:
+            self.model.train(was_training)
+
+    def __call__(self, tokens: Tensor, mask: Tensor, position: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        """Logits after the last of `tokens` [n, new] and the cache that includes them.
+
+        mask [n, columns]: 1 where a column of cache and new tokens counts; position [n, new]: how many count before it,
+        or of m-RoPE, which may be [3, n, new]
+        """
+        extra = {"position_ids": position, "logits_to_keep": 1}
+        out = self.causal(
+            input_ids=tokens,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+            **{name: extra[name] for name in self._accepts},
+        )
+        return out.logits[:, -1], getattr(out, "past_key_values", None)
+
+    @cached_property
+    def layout(self) -> Layout | None:
+        """How to split and rebuild this model's cache, found with a forward pass of one token.
+
+        None: it can't be (sliding windows, layers with states of their own, positions that the model counts itself).
+        """
+        zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        _, cache = self(zero, zero + 1, zero, None)
+        check_rows(cache, self.name)
+        if "position_ids" not in self._accepts or _rope_types(self.causal.config.get_text_config()) & GROWING_ROPE:
+            return None
+        return Layout.of(cache)
+
+    def end_ids(self, tokenizer: Any) -> tuple[int, ...]:
+        """End-of-sequence ids of the tokenizer and of the model's generation settings."""
+        sources = (tokenizer, getattr(self.causal, "generation_config", None))
+        found = [getattr(source, "eos_token_id", None) for source in sources]
+        return tuple(i for ids in found for i in (ids if isinstance(ids, (list, tuple)) else [ids]) if i is not None)
+
+
+def _rope_types(config: Any) -> set[str]:
+    """The kinds of rotary embedding that a configuration names, for all layers or by type of layer."""
+    return {str(x.get("rope_type", x.get("type", "default"))) for x in rope_settings(config)}
+
+
+ALIKE = 32  # new tokens by which contexts may always differ in one forward pass; beyond, at most by a factor of 2
+
+
+def prefill(network: Network, contexts: Sequence[Context], room: int, tokens: int) -> State:
+    """Prefill contexts: the state after each, in order, with room for further tokens if the cache has a layout.
+
+    Contexts should be sorted by their number of new tokens: neighbours share forward passes of at most `tokens` new
+    tokens, padding included, or of one context. Without a layout all go through in one pass.
+    """
+    layout = network.layout
+    columns = max(len(c.prompt) for c in contexts)
+    mask = right_aligned([len(c.prompt) for c in contexts], columns, network.device)
+    position, ahead = _positions(network, contexts, mask)
+    if layout is None:
+        logits, cache = network(_padded(contexts, columns, network.device), mask, position, None)
+        return State(network, logits, cache, mask, columns, ahead)
+    buffers = layout.buffers(len(contexts), columns + room)
+    for row, context in enumerate(contexts):
+        _lay(context, buffers, row, columns - len(context.prompt))
+    logits = [
+        _through(network, layout, contexts[a:b], [(k[a:b, :, :columns], v[a:b, :, :columns]) for k, v in buffers])
+        for a, b in _chunks([len(c.new) for c in contexts], tokens)
+    ]
+    return State(network, torch.cat(logits), layout.cache(buffers, columns), mask, columns, ahead)
+
+
+def _through(network: Network, layout: Layout, contexts: Sequence[Context], buffers: Layers) -> Tensor:
+    """Logits [n, V] after contexts whose known tokens are in the buffers; new ones are written there, right-aligned.
+
+    Columns that only pad a shorter row's new tokens are those of its known tokens, so they must not be written.
+    """
+    columns, news = max(len(c.prompt) for c in contexts), [len(c.new) for c in contexts]
+    width = max(news)
+    mask = right_aligned([len(c.prompt) for c in contexts], columns, network.device)
+    written = None if min(news) == width else right_aligned(news, width, network.device).bool()
+    place = [(keys[:, :, -columns:], values[:, :, -columns:]) for keys, values in buffers]
+    cache = layout.cache(place, columns - width, written)
+    position, _ = _positions(network, contexts, mask)
+    logits, _ = network(_padded(contexts, width, network.device), mask, position[..., -width:], cache)
+    return logits
+
+
+def _lay(context: Context, buffers: Layers, row: int, start: int) -> None:
+    if context.kept is not None:
+        end = start + context.known
+        for to, kept in zip(buffers, context.kept.layers, strict=True):
+            for buffer, x in zip(to, kept, strict=True):
+                buffer[row, :, start:end] = x[:, : context.known]
+
+
+def _chunks(news: Sequence[int], tokens: int) -> Iterator[tuple[int, int]]:
+    """Ranges of contexts that go through together, from their numbers of new tokens, ascending."""
+    start = 0
+    for i, new in enumerate(news):
+        if i > start and (new * (i - start + 1) > tokens or new > 2 * news[start] + ALIKE):
+            yield start, i
+            start = i
+    yield start, len(news)
+
+
+def _padded(contexts: Sequence[Context], width: int, device: torch.device) -> Tensor:
+    return torch.tensor([[0] * (width - len(c.new)) + list(c.new) for c in contexts], device=device)
+
+
+def _positions(network: Network, contexts: Sequence[Context], mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    """[n, columns] positions of right-aligned contexts; of m-RoPE [3, n, columns], and [n] `State.ahead`."""
+    position = (mask.cumsum(1) - 1).clamp_min(0)
+    if network.triples is None:
+        return position, None
+    position, ahead = position.expand(3, -1, -1).clone(), []
+    for row, context in enumerate(contexts):
+        n = len(context.prompt)
+        found, after = network.triples.positions(context.prompt)
+        position[:, row, -n:] = found.to(position.device)
+        ahead.append(after - n)
+    return position, torch.tensor(ahead, device=position.device)

@@ -1,0 +1,69 @@
+"""Sampling requests for engines in other processes: validation, and a seed for every stream."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+from gxpo.base import media
+from gxpo.base.errors import ModelError
+from gxpo.parts.protocols import Request, Sampling, SoftSampling, StreamKey
+
+LEAST_TEMPERATURE = 0.01  # what vLLM raises lower ones to without being asked
+
+
+def seed_of(key: StreamKey) -> int:
+    """Seed of a stream: 63 bits of the blake2b hash of its name.
+
+    >>> seed_of(StreamKey(0, 3, "gsm8k/17", 1)) == seed_of(StreamKey(0, 3, "gsm8k/17", 1))
+    True
+    >>> seed_of(StreamKey(0, 3, "gsm8k/17", 1)) == seed_of(StreamKey(0, 3, "gsm8k/17", 2))
+    False
+    """
+    name = json.dumps([key.seed, key.step, key.task, key.attempt, list(key.path), key.turn])
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def check(
+    requests: Sequence[Request],
+    sampling: Sampling,
+    *,
+    policy: str,
+    positions: int | None,
+    limit: str,
+    pictures: str | None = "which is handed to the torch and the vLLM engine alone: set sampling.engine=torch or vllm",
+) -> None:
+    """Raise an error for requests that such an engine does not support.
+
+    positions  tokens that a context may have, action included (None: unknown);   limit  where that number comes from
+    pictures   why it takes none (None: it does)
+    """
+    if isinstance(sampling, SoftSampling):
+        raise ModelError(
+            "soft thinking feeds the model mixtures of embeddings, which this engine can't: set sampling.engine=torch"
+        )
+    s = sampling
+    if s.temperature < 0 or not 0 < s.top_p <= 1 or s.top_k < 0 or s.max_new_tokens < 1:
+        raise ModelError(f"{s} is impossible: temperature and top_k must be >= 0, 0 < top_p <= 1, max_new_tokens >= 1")
+    if 0 < s.temperature < LEAST_TEMPERATURE:
+        raise ModelError(
+            f"sampling.temperature={s.temperature:g}: vLLM samples at {LEAST_TEMPERATURE:g} or more; set 0 (greedy), "
+            "or sampling.engine=torch"
+        )
+    if "" in s.stop:
+        raise ModelError("sampling.stop has an empty string, which would end every action: remove it")
+    for request in requests:
+        if not request.prompt:
+            raise ModelError("a request has an empty prompt: the model needs at least one token, such as its bos")
+        if request.extras or min(request.prompt) < 0:
+            raise ModelError("a request has steps that are no vocabulary ids, which a language model can't go on from")
+        if pictures is not None and max(request.prompt) >= media.FIRST:
+            raise ModelError(f"a request shows a picture, {pictures}")
+        if request.policy != policy:
+            raise ModelError(f"a request is for policy {request.policy!r}, and the engine knows one policy, {policy!r}")
+        if positions is not None and len(request.prompt) + s.max_new_tokens > positions:
+            raise ModelError(
+                f"a prompt of {len(request.prompt)} tokens and max_new_tokens {s.max_new_tokens} exceed {positions} "
+                f"({limit}): shorten the prompt, or lower max_new_tokens"
+            )

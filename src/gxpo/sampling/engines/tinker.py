@@ -1,0 +1,110 @@
+"""Sampling from the samplers of a Tinker server: token ids in, token ids and log-probs out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from gxpo.base.errors import ModelError, need
+from gxpo.parts.protocols import Completion, Request, Sampling
+from gxpo.sampling.engines.remote_requests import check, seed_of
+
+SEEDS = 1 << 31  # servers read a seed as a 32-bit number
+
+
+class Published(Protocol):
+    """A training engine whose samplers this engine asks."""
+
+    address: str
+    version: int
+
+    @property
+    def sampler(self) -> Any: ...
+    def publish(self, version: int, timeout: float) -> None: ...
+
+
+class TinkerSampler:
+    """Engine over the sampling client of a training engine (`gxpo.learning.remote.tinker.TinkerEngine`).
+
+    trained     the training engine; its weights are published when samples of a newer `policy_version` are asked for
+    tokenizer   for the end-of-sequence id
+    vocabulary, positions  of the model; None: unknown
+    timeout     seconds for publishing, and for one sample
+
+    Every stream is a request with a seed of its own (`seed_of`, cut to 31 bits); all of a call are under way at once.
+    Whether equal seeds give equal tokens is the server's business: equal bits are not promised.
+    """
+
+    def __init__(
+        self,
+        trained: Published,
+        *,
+        tokenizer: Any = None,
+        vocabulary: int | None = None,
+        positions: int | None = None,
+        policy: str = "main",
+        timeout: float = 600.0,
+    ) -> None:
+        self._trained, self._types = trained, need("tinker", "tinker").types
+        end = getattr(tokenizer, "eos_token_id", None)
+        self.stop_ids = () if end is None else (end,)
+        self.policy, self.positions, self._vocabulary, self._timeout = policy, positions, vocabulary, timeout
+        self.policy_version = 0
+        self.prefilled_tokens = self.reused_tokens = 0
+
+    def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        """Sample one completion for every stream of every request, in order."""
+        check(requests, sampling, policy=self.policy, positions=self.positions, limit="the model's positions")
+        if sampling.stop:
+            raise ModelError("a Tinker server stops at token ids: leave out sampling.stop")
+        if sampling.truncated_support:
+            raise ModelError(
+                "a Tinker server does not say which tokens top_k and top_p left: set sampling.top_k=0, sampling.top_p=1"
+            )
+        self._trained.publish(self.policy_version, self._timeout)
+        client, ends = self._trained.sampler, sorted({*self.stop_ids, *sampling.stop_ids})
+        where, t = self._trained.address, self._types
+        try:
+            waiting = [
+                [
+                    client.sample(
+                        t.ModelInput.from_ints(list(r.prompt)),
+                        num_samples=1,
+                        sampling_params=t.SamplingParams(
+                            max_tokens=sampling.max_new_tokens,
+                            temperature=sampling.temperature,
+                            seed=seed_of(key) % SEEDS,
+                            stop=ends,
+                        ),
+                    )
+                    for key in r.streams
+                ]
+                for r in requests
+            ]
+            found = [[future.result(self._timeout).sequences[0] for future in row] for row in waiting]
+        except TimeoutError as error:
+            raise ModelError(f"{where} did not answer a request for a sample within {self._timeout:g} s") from error
+        except Exception as error:  # the SDK's, its HTTP library's and pydantic's
+            said = " ".join(str(error).split())[:300] or type(error).__name__
+            raise ModelError(f"{where} could not sample: {said}") from error
+        self.prefilled_tokens += sum(len(r.prompt) * len(r.streams) for r in requests)
+        return [[self._completion(s, sampling, ends) for s in row] for row in found]
+
+    def _completion(self, said: Any, s: Sampling, ends: Sequence[int]) -> Completion:
+        tokens, logprobs, where = list(said.tokens), said.logprobs, self._trained.address
+        if not 1 <= len(tokens) <= s.max_new_tokens or logprobs is None or len(logprobs) != len(tokens):
+            raise ModelError(f"{where} gave {len(tokens)} tokens without a log-prob for each, or none, or too many")
+        if self._vocabulary is not None and max(tokens) >= self._vocabulary:
+            raise ModelError(f"{where} gave token {max(tokens)}, and the policy knows {self._vocabulary}")
+        stopped = said.stop_reason == "stop"
+        if stopped and tokens[-1] not in ends:
+            raise ModelError(f"{where} stopped after token {tokens[-1]}, which ends no action, or left out the one")
+        return Completion(
+            tokens=tokens,
+            logprobs=[0.0] * len(tokens) if s.temperature == 0 else [float(x) for x in logprobs],
+            finish="stop" if stopped else "length",
+            policy_version=self._trained.version,
+        )
+
+    def release(self, names: Sequence[str] | None = None) -> None:
+        """Does nothing: the server keeps no caches by name."""

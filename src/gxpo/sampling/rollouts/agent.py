@@ -1,0 +1,263 @@
+"""Rollouts of a user's own agent behind an OpenAI-compatible endpoint; its recorded replies are trained."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge, Gt
+
+from gxpo.base import runtime
+from gxpo.base.errors import ConfigError, need
+from gxpo.base.usercode import NotRun
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Completion, Sampling, Session, StreamKey, Task
+from gxpo.parts.registry import part
+from gxpo.sampling.rollouts.build import Count, RolloutPart, action, group_of, name_draws, record
+from gxpo.sampling.serve import agents
+from gxpo.sampling.serve.history import History
+from gxpo.sampling.serve.http import Server
+from gxpo.sampling.serve.origin import host_names
+from gxpo.sampling.serve.outcome import COMPONENT, outcome_of
+from gxpo.sampling.serve.queue import Attempt, CallQueue, new_key
+from gxpo.sampling.serve.respond import respond
+
+Seconds = Annotated[float, Gt(0)]
+
+
+@part("agent", stage="rollout")
+@dataclass(frozen=True)
+class AgentEpisodes(RolloutPart):
+    """`group_size` episodes of an agent at each task: it is given an endpoint of OpenAI's API and a key.
+
+    run          FILE.py:FUNCTION, package.module:FUNCTION, or a command line
+    concurrency  episodes that are under way at once; the next begins when one is over
+    timeout      seconds that an episode may take, the waiting for replies not counted
+    patience     seconds that calls wait for the other episodes' calls, to be sampled together; 0: not at all
+    max_calls    replies that an episode may ask for
+    failed       reward of an episode that raised, hung or asked nothing; null: it is unscored
+    allowed_hosts  host names beside localhost's under which the endpoint answers, such as host.docker.internal
+
+    An episode is one trajectory and each reply an action of it. Messages that go on from a reply read the ids that
+    were sampled; others begin a context of their own. A reply depends on (seed, step, draw, attempt), on the ids read
+    and on how many replies the episode has had to the same ids, so not on when it was asked for. The state of an action
+    is what the agent says (`metadata.state`), or else the ids read.
+
+    The reward is what the agent returns; where it returns none, or a text, the run's reward judges that text or the
+    last reply. It is the component `agent`, which `reward` may weigh among others.
+    """
+
+    run: str | Callable[..., Any] = ""
+    group_size: Count = 8
+    concurrency: Count = 64
+    timeout: Seconds = 120.0
+    patience: Annotated[float, Ge(0)] = 20.0
+    max_calls: Count = 32
+    failed: float | None = None
+    allowed_hosts: Sequence[str] = ()
+
+    held_out: ClassVar[bool] = False
+    samples_prompts: ClassVar[bool] = False  # its program writes the prompts
+    provides = ("states",)
+    single_turn = True
+    components = (COMPONENT,)
+
+    def __post_init__(self) -> None:
+        if self.run == "":
+            raise ConfigError(
+                "rollout.run is missing: give FILE.py:FUNCTION or a command line, such as 'node agent.js'"
+            )
+
+    @property
+    def max_turns(self) -> int:
+        """The most actions that a trajectory can have."""
+        return self.max_calls
+
+    def evaluation(self, samples: int) -> AgentEpisodes:
+        """Held-out tasks are attempted by the agent."""
+        options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        options["group_size"] = samples
+        made = _HeldOut(**options)
+        vars(made)["agent"] = self.agent
+        return made
+
+    @cached_property
+    def agent(self) -> agents.Agent:
+        """Loaded once: a file that is changed while the run goes on changes nothing."""
+        return agents.agent_of(self.run)
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """ConfigError for an agent that can't be loaded, and where several processes would each run it."""
+        if runtime.world() > 1:
+            raise ConfigError("rollout agent runs in one process: start the run without torchrun")
+        need("uvicorn", "serve")
+        host_names(self.allowed_hosts, "rollout.allowed_hosts")
+        with suppress(NotRun):
+            _ = self.agent
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        queue = CallQueue(patience=self.patience, most_calls=self.max_calls)
+        server = Server(queue, session.decode, hosts=host_names(self.allowed_hosts, "rollout.allowed_hosts"))
+        play = _Play(self, session, queue, server.base_url)
+        try:
+            return play.forest(tasks)
+        finally:
+            play.stop()
+            server.close(wait=False)
+
+
+@dataclass(frozen=True)
+class _HeldOut(AgentEpisodes):
+    """The episodes of an evaluation."""
+
+    held_out: ClassVar[bool] = True
+
+
+@dataclass(eq=False)
+class _Episode:
+    """An attempt of the agent at a task. `end`: how it ended, as in `sampling.rollouts.build.Episode`, or "silent"."""
+
+    task: Task
+    group: str
+    attempt: Attempt
+    playing: agents.Playing = field(default_factory=agents.Playing)
+    end: str = ""
+
+    @property
+    def turns(self) -> list[dict[str, Any]]:
+        return self.attempt.history.turns()
+
+
+class _Play:
+    """The episodes of a step, under way together."""
+
+    def __init__(self, part: AgentEpisodes, session: Session, queue: CallQueue, base_url: str) -> None:
+        self.part, self.session, self.queue, self.base_url = part, session, queue, base_url
+        self.running: list[_Episode] = []
+
+    def forest(self, tasks: Sequence[Task]) -> Forest:
+        """All episodes played to their ends, written down and scored."""
+        episodes = self._episodes(tasks)
+        waiting = episodes[::-1]
+        while waiting or self.running:
+            while waiting and len(self.running) < self.part.concurrency:
+                self._begin(waiting.pop())
+            calls = self.queue.take(self._next_deadline())
+            respond(self.queue, calls, self.session, action)
+            over = {id(attempt) for attempt in self.queue.collect()}
+            for episode in [e for e in self.running if id(e.attempt) in over]:
+                self._finish(episode)
+            self._end_late()
+        if self.queue.unawaited:
+            warnings.warn(
+                f"episodes kept others waiting for rollout.patience={self.part.patience:g} s: {self.queue.unawaited} "
+                "batches went without them, and another run of this seed may differ in the last bits",
+                stacklevel=2,
+            )
+        return self._written(episodes)
+
+    def stop(self) -> None:
+        """Ends what is under way."""
+        for episode in self.running:
+            episode.playing.stop()
+        self.queue.close()
+
+    # ------------------------------------------------------------ playing
+    def _episodes(self, tasks: Sequence[Task]) -> list[_Episode]:
+        session, out = self.session, []
+        for task, draw in zip(tasks, name_draws(tasks), strict=True):
+            for i in range(self.part.group_size):
+                tokenizer = getattr(session, "tokenizer", None)
+                history = History(session.chat, tokenizer, session.system, session.episode.max_context)
+                key = StreamKey(session.seed, session.step, draw, i)
+                out.append(
+                    _Episode(task, group_of(session, draw), Attempt(new_key(), len(out), f"{draw}/{i}", key, history))
+                )
+        return out
+
+    def _begin(self, episode: _Episode) -> None:
+        attempt = episode.attempt
+        self.queue.open(attempt)
+        self.running.append(episode)
+        line = agents.Line(self.base_url, attempt.key, attempt.stream.attempt, self.part.held_out)
+        episode.playing = agents.start(self.part.agent, episode.task, line, lambda: self.queue.end(attempt))
+
+    def _next_deadline(self) -> float | None:
+        """When the first of those that work would have taken too long."""
+        now = self.queue.clock()
+        working = [e.attempt for e in self.running if e.attempt.since is not None]
+        return min((now + self.part.timeout - a.own_seconds(now) for a in working), default=None)
+
+    def _end_late(self) -> None:
+        now = self.queue.clock()
+        for episode in [e for e in self.running if e.attempt.own_seconds(now) >= self.part.timeout]:
+            episode.playing.fail("timeout", f"it took longer than rollout.timeout={self.part.timeout:g} s")
+            episode.playing.stop()
+            self.queue.end(episode.attempt)
+
+    def _finish(self, episode: _Episode) -> None:
+        """The episode is over: what became of it, and of what was posted."""
+        self.running.remove(episode)
+        attempt, playing = episode.attempt, episode.playing
+        if playing.kind is None and playing.outcome == agents.Outcome():
+            if attempt.post_error is not None:
+                playing.fail("nonsense", f"posted to /v1/reward: {attempt.post_error}")
+            elif attempt.posted is not None:
+                playing.outcome = outcome_of(attempt.posted)
+            elif playing.output_error:
+                playing.fail("nonsense", playing.output_error)
+        if playing.kind is None and not attempt.history.threads:
+            playing.fail("silent", "it asked the policy for nothing: is OPENAI_BASE_URL, or base_url, what it calls?")
+        limited = {"calls": "turns", "context": "context"}.get(attempt.limit or "", "")
+        failed = playing.kind in ("raised", "died")
+        episode.end = limited if failed and limited else playing.kind or "done"
+        self.session.release([f"{attempt.name}/{thread.number}" for thread in attempt.history.threads])
+
+    # ------------------------------------------------------------ writing
+    def _written(self, episodes: Sequence[_Episode]) -> Forest:
+        self.session.budget.rollouts += len(episodes)
+        weighed = COMPONENT in getattr(self.session, "weighed", ())
+        forest = Forest.from_records([self._record(e, weighed) for e in episodes])
+        return self.session.score(forest, [self._answer(e) for e in episodes])
+
+    def _answer(self, episode: _Episode) -> str:
+        """What is judged: the answer that the agent gave, or the last reply that it had."""
+        if episode.playing.outcome.answer is not None:
+            return episode.playing.outcome.answer
+        turns = episode.turns
+        return self.session.decode(turns[-1]["action"]) if turns else ""
+
+    def _record(self, episode: _Episode, weighed: bool) -> dict[str, Any]:
+        """The line of `gxpo.rollouts/1`. An agent that ran into a limit and broke has failed: that is the policy's
+        doing; any other break leaves its episode unscored, unless `failed` says what it is worth."""
+        playing, limited = episode.playing, episode.end in ("turns", "context")
+        broken = playing.kind is not None and not limited
+        reward = self.part.failed if broken else 0.0 if limited else playing.outcome.reward
+        known = broken or limited
+        turns = episode.turns or [
+            {"context": list(self.session.encode(episode.task)), **action(Completion([], [], "none"))}
+        ]
+        first, *rest = turns
+        history = episode.attempt.history
+        info: dict[str, Any] = {
+            **playing.outcome.info,
+            "agent": {"end": episode.end, "contexts": len(history.threads), "overridden": history.overridden},
+        }
+        if broken:
+            info["failure"] = f"agent: {playing.message}"
+        return record(
+            episode.task,
+            episode.group,
+            f"{episode.group}/{episode.attempt.stream.attempt}",
+            self.session.sampling,
+            prompt=first["context"],
+            turns=[{k: v for k, v in first.items() if k != "context"}, *rest],
+            rewards={COMPONENT: reward, **({} if known else playing.outcome.rewards)},
+            success=False if limited or (broken and reward is not None) else playing.outcome.success,
+            truncated=limited or turns[-1]["finish"] == "length",
+            info=info,
+        ) | {"reward": reward if known or not weighed else None}

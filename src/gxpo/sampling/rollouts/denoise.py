@@ -1,0 +1,186 @@
+"""Groups of a flow: independent samples of a condition, or a tree that leaves a deterministic path at every step.
+
+A trajectory is one action: the initial noise, then a token for every denoising step, each a segment of its own (segment
+k is what step k - 1 made, 0 the initial noise) with its latent, time and noise scale under `extras`. One action, not a
+turn per step, because nothing is observed between steps, and a fork inside an action stores a shared path once.
+Trained are the steps in which something was drawn, not the initial noise (no parameter makes it) and not steps of the
+ODE, the last one among them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Completion, Request, Sampling, Session, StreamKey, Task
+from gxpo.parts.registry import part
+from gxpo.sampling.rollouts.base import Rollout, Round
+from gxpo.sampling.rollouts.build import Count, RolloutPart, action, group_of, name_draws, record, requests, stream
+from gxpo.sampling.rollouts.episodes import Play
+
+
+@part("denoise", stage="rollout")
+@dataclass(frozen=True)
+class Denoise(Rollout):
+    """`group_size` samples of each condition, each from an initial noise of its own; see `Independent` for names.
+
+    `sampling.temperature` is the noise level of every step but the last; at 0 nothing is trained.
+    """
+
+    group_size: Count = 8
+
+    provides = ("latents",)
+
+    def evaluation(self, samples: int) -> Denoise:
+        """How held-out tasks are attempted."""
+        return Denoise(samples)
+
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        made = [(e, e.sampled) for e in rounds[0].episodes if e.sampled is not None]
+        records = (_record(play.session, e.task, e.group, e.id, [c], prompt=list(e.opening.ids)) for e, c in made)
+        return Forest.from_records(list(records))
+
+
+@part("denoise_tree", stage="rollout")
+@dataclass(frozen=True)
+class DenoiseTree(RolloutPart):
+    """From each of `seeds` initial noises the ODE's path, and at each of its steps `branches` that leave it.
+
+    A branch takes the one step with noise (`sampling.temperature` is its level, above 0) and goes on by the ODE to the
+    end, so that its outcome is about that step: it is the trajectory's only trained token. The path is stored once and
+    branches are forks of it; the last step has none. With T steps a group has seeds * branches * (T - 1) trajectories,
+    and a seed costs T steps of the path and branches * T (T - 1) / 2 of branches.
+
+    by_seed   a group is the branches of one seed ("s{step}/{task}/{seed}"), not of the task: what the initial noise
+              did is then no part of the comparison
+
+    Under `info` of a trajectory: `seed` and `branched_at`, the step.
+
+    Source: TempFlow-GRPO, arXiv 2508.04324 (4 seeds and 6 branches, as in its reference code; groups by seed in the
+    paper's later versions only).
+    """
+
+    seeds: Count = 4
+    branches: Count = 6
+    by_seed: bool = False
+
+    provides = ("latents", "forks")
+
+    def evaluation(self, samples: int) -> Denoise:
+        """Held-out tasks are sampled without branches."""
+        return Denoise(samples)
+
+    @staticmethod
+    def check_sampling(sampling: Sampling) -> None:
+        """Refuse a noise level of 0."""
+        if not sampling.temperature > 0:
+            raise ConfigError("a branch draws its step: sampling.temperature, its noise level, must be above 0")
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        self.check_sampling(session.sampling)
+        draws = name_draws(tasks)
+        prompts = [session.encode(task) for task in tasks]
+        ode = dataclasses.replace(session.sampling, temperature=0.0)
+        paths = session.sample(requests(prompts, draws, self.seeds, session), ode)
+        if any(path.finish != "stop" for group in paths for path in group):
+            raise ConfigError(
+                f"sampling.max_new_tokens={session.sampling.max_new_tokens} is too few for the initial noise and every "
+                "denoising step: raise it"
+            )
+        branches = [
+            _Branch(task, draw, prompt, path, seed, at)
+            for task, draw, prompt, group in zip(tasks, draws, prompts, paths, strict=True)
+            for seed, path in enumerate(group)
+            for at in range(len(path.tokens) - 2)
+        ]
+        one = dataclasses.replace(session.sampling, max_new_tokens=1)
+        steps = session.sample([b.step(session, self.branches) for b in branches], one)
+        ends = session.sample(
+            [b.end(session, i, y) for b, ys in zip(branches, steps, strict=True) for i, y in enumerate(ys)], ode
+        )
+        rest = iter(group[0] for group in ends)
+        records = []
+        for branch, ys in zip(branches, steps, strict=True):
+            for i, y in enumerate(ys):
+                records.append(branch.record(session, i, y, next(rest), self.by_seed))
+        return Forest.from_records(records)
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """The point at which branches leave the path of a seed, before the step `at`."""
+
+    task: Task
+    draw: str
+    prompt: tuple[int, ...]
+    path: Completion
+    seed: int
+    at: int
+
+    def _from(self, latents: np.ndarray, streams: tuple[StreamKey, ...]) -> Request:
+        """Goes on from the last of these latents."""
+        blank = np.full((len(self.prompt), latents.shape[1]), np.nan, dtype=latents.dtype)
+        return Request(self.prompt + (-1,) * len(latents), streams, extras={"latent": np.concatenate([blank, latents])})
+
+    def step(self, session: Session, branches: int) -> Request:
+        """The step with noise: a stream for each branch."""
+        keys = [self._key(session, i, 0) for i in range(branches)]
+        return self._from(self.path.extras["latent"][: self.at + 1], tuple(keys))
+
+    def end(self, session: Session, branch: int, y: Completion) -> Request:
+        """The ODE behind it. Nothing is drawn, so the stream is a name alone."""
+        latents = np.concatenate([self.path.extras["latent"][: self.at + 1], y.extras["latent"]])
+        return self._from(latents, (self._key(session, branch, 1),))
+
+    def _key(self, session: Session, branch: int, turn: int) -> StreamKey:
+        return stream(session, self.draw, self.seed, (self.at, branch), turn)
+
+    def record(self, session: Session, branch: int, y: Completion, end: Completion, by_seed: bool) -> dict[str, Any]:
+        """The first branch of a seed is written in full, the first of another step as a fork of the path so far."""
+        task = group_of(session, self.draw)
+        start = f"{task}/{self.seed}"
+        kept, of = (self.at + 1, self.at) if branch else (self.at, self.at - 1)
+        given: dict[str, Any] = {"prompt": list(self.prompt)}
+        if kept:
+            given = {"fork": {"of": f"{start}.{of}.0", "turn": 0, "token": kept}}
+        parts = [_cut(self.path, kept, self.at + 1), y, end]
+        info = {"seed": self.seed, "branched_at": self.at}
+        name = f"{start}.{self.at}.{branch}"
+        return _record(session, self.task, start if by_seed else task, name, parts, info=info, **given)
+
+
+def _cut(sample: Completion, begin: int, end: int) -> Completion:
+    """These tokens of a completion."""
+    extras = {name: x[begin:end] for name, x in sample.extras.items()}
+    part = slice(begin, end)
+    return dataclasses.replace(sample, tokens=sample.tokens[part], logprobs=sample.logprobs[part], extras=extras)
+
+
+def _record(
+    session: Session, task: Task, group: str, name: str, parts: Sequence[Completion], **given: Any
+) -> dict[str, Any]:
+    """A trajectory whose action is these parts, or what a fork adds to its base."""
+    parts = [part for part in parts if part.tokens]
+    extras = {key: np.concatenate([part.extras[key] for part in parts]) for key in parts[0].extras}
+    trainable = extras["noise_scale"] > 0
+    trainable[0] &= "fork" in given  # else it is the initial noise
+    turn = action(*parts) | {
+        "trainable": trainable.tolist(),
+        "segments": list(range(len(trainable))),
+        "extras": {key: torch.from_numpy(x) for key, x in extras.items()},
+        "action_text": _said(extras["latent"][-1]),
+    }
+    return record(task, group, name, session.sampling, turns=[turn], truncated=parts[-1].finish == "length", **given)
+
+
+def _said(point: np.ndarray) -> str:
+    """A latent for people, its first few numbers."""
+    shown = ", ".join(f"{x:+.2f}" for x in point[:4])
+    return f"({shown}{', ...' if len(point) > 4 else ''})"

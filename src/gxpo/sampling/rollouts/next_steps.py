@@ -1,0 +1,66 @@
+"""Next steps of running episodes after a turn: functions that `TurnBranches` takes by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+from annotated_types import Interval
+
+from gxpo.sampling.rollouts.branching import branch_probability, surprise
+from gxpo.sampling.rollouts.build import Count, Episode, keyed
+from gxpo.sampling.rollouts.grow import AttemptTree
+
+
+def at_surprise(
+    tree: AttemptTree,
+    running: Sequence[Episode],
+    room: int,
+    *,
+    beam: Count = 2,
+    probability: Annotated[float, Interval(ge=0, le=1)] = 0.5,
+    weight: float = 0.2,
+    tokens: Count = 20,
+) -> Iterator[Episode]:
+    """One of each running episode, and up to `beam` - 1 more, each with probability
+    clip(`probability` + `weight` (H - H_first), 0, 1): H is the mean -log p (nats) of the first `tokens` tokens of the
+    turn just taken, H_first that of the episode's first turn (a branch's is its base's).
+
+    Source: ARPO, arXiv 2507.19849, and its code. Three choices. -log p of the sampled tokens, whose expectation is the
+    entropy, stands for the entropy of the ten likeliest: that is all that every engine returns. It is a mean, where the
+    code sums over the 20 tokens and divides by the logarithm of the vocabulary: for 20 tokens and 151 643 entries 1.68
+    times ours, for shorter actions less. The first turn's is the episode's own; the code keeps the first one that it
+    ever saw in a row of the batch.
+    """
+    for episode in running:
+        now, first = (surprise(episode.turns[i], tokens) for i in (-1, 0))
+        likely = branch_probability(now, first, probability, weight)
+        draws = keyed(tree.play.session, episode.name, len(episode.turns), "branch")
+        yield episode
+        yield from (episode for _ in range(beam - 1) if draws.random() < likely)
+
+
+def uniform(tree: AttemptTree, running: Sequence[Episode], room: int, *, forks: Count = 2) -> list[Episode]:
+    """`room` of all possible next steps, of which every running episode has `forks`, drawn without replacement.
+
+    Since the choice does not look at what it chooses among, only the chosen are generated: the same distribution, and
+    nothing is thrown away but the turns of dropped episodes.
+
+    Source: PORTool, arXiv 2510.26020; the number of forks and how they are chosen are ours.
+    """
+    steps = [episode for episode in running for _ in range(forks)]
+    draws = keyed(tree.play.session, tree.draw.name, len(running[0].turns), "choose")
+    return draws.sample(steps, min(len(steps), room))
+
+
+def at_one_turn(tree: AttemptTree, running: Sequence[Episode], room: int) -> Iterator[Episode]:
+    """One of each running episode, and a second one before a turn that is drawn for the task, uniformly among those
+    that an episode may have; an episode that ends before it has no branch.
+
+    Source: REFUEL, arXiv 2410.04612.
+    """
+    turn = keyed(tree.play.session, tree.draw.name, "turn").randrange(tree.play.rules.max_turns)
+    for episode in running:
+        yield episode
+        if len(episode.turns) == turn:
+            yield episode

@@ -1,0 +1,178 @@
+"""Partial rollouts (T-PPO): sampled a window at a time, what is not finished goes on in the next step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gxpo.base.errors import TaskError
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Completion, Request, Sampling, Session, StreamKey, Task
+from gxpo.parts.registry import part
+from gxpo.sampling.rollouts.build import Attempts, Count, Episode, RolloutPart, name_draws
+from gxpo.sampling.rollouts.episodes import Play
+
+Json = dict[str, Any]
+_WHY = "goes on under the whole vocabulary"
+UNCUT = {"sampling.top_k": ((0,), _WHY), "sampling.top_p": ((1.0,), _WHY)}
+
+
+@part("partial_rollouts", stage="rollout")
+@dataclass(frozen=True)
+class PartialRollouts(RolloutPart):
+    """`group_size` attempts at each task, at most a window of tokens a step; unfinished ones go on in later steps.
+
+    windows  into how many windows `sampling.max_new_tokens` is divided: a window is that over `windows`, rounded up
+
+    A step's forest has every attempt that was sampled in it, each whole: a window is a turn (with nothing observed
+    before it), so each has its own policy version, and `weighting.NewestVersion` tells this step's tokens from those
+    that earlier steps have trained. An attempt that is not over has `truncated`, the outcome 0 and no verdict; it is
+    scored in the step in which it ends. One that the limit on tokens has ended is over: `truncated` is false, its last
+    turn's finish is "length". The groups of a step may lack members, so this is for credit that compares none.
+
+    Deviation: T-PPO keeps the batch full by starting as many prompts as have finished; here each step starts the
+    run's number of tasks, and what goes on comes on top. In an environment a window is a share of `env.max_turns`, and
+    what was done before is done again in the environment, not sampled. Truncated supports (top_k, top_p) are refused.
+    """
+
+    group_size: Count = 8
+    windows: Count = 2
+    memory: list[Json] = field(init=False, repr=False, compare=False, default_factory=list)
+
+    provides = ("states",)
+    allows = UNCUT
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        session.know([_task(a["task"]) for a in self.memory])
+        if session.envs is not None:
+            return self._episodes(tasks, session)
+        attempts = [*self.memory, *self._begin(tasks, session)]
+        self._sample(attempts, session)
+        self.memory[:] = [a for a in attempts if not a["over"]]
+        # records hold lists of their own: what a later window appends to an attempt is no part of this step's forest
+        return Forest.from_records([_record(a, session.sampling) for a in attempts])
+
+    def _episodes(self, tasks: Sequence[Task], session: Session) -> Forest:
+        """Episodes that are under way are gone through again, and all go on for a window of turns."""
+        with Play(session) as play:
+            stored = list(self.memory)
+            groups = [f"s{a['born']}/{a['draw']}" for a in stored]
+            begun = zip(stored, groups, strict=True)
+            old = play.begin(Attempts(_task(a["task"]), a["draw"], [a["attempt"]], group, group) for a, group in begun)
+            for number in range(max((len(a["turns"]) for a in stored), default=0)):
+                known = [
+                    (e, Completion(t["action"], t["logprob"], t["finish"], policy_version=t["policy_version"]))
+                    for e, a in zip(old, stored, strict=True)
+                    for t in a["turns"][number : number + 1]
+                    if e.end is None
+                ]
+                play.take([e for e, _ in known], [said for _, said in known])
+            for episode, attempt in zip(old, stored, strict=True):
+                episode.label, episode.key = episode.id, dataclasses.replace(episode.key, path=(attempt["born"],))
+            episodes = old + play.begin([draw.attempts(self.group_size) for draw in play.draws(tasks)])
+            for _ in range(-(-play.rules.max_turns // self.windows)):
+                play.turn(play.running(episodes))
+            self.memory[:] = [_unfinished(e, session.step) for e in episodes if e.end is None]
+            lines = [e.record(dataclasses.asdict(session.sampling)) for e in episodes]
+            waiting = {"reward": 0.0, "rewards": {"env": 0.0}, "success": None, "truncated": True}
+            return Forest.from_records(
+                [line | waiting if e.end is None else line for e, line in zip(episodes, lines, strict=True)]
+            )
+
+    def _begin(self, tasks: Sequence[Task], session: Session) -> list[Json]:
+        draws = name_draws(tasks, Counter())
+        return [
+            {
+                "task": _stored(task),
+                "draw": draw,
+                "born": session.step,
+                "attempt": i,
+                "prompt": list(session.encode(task)),
+                "turns": [],
+                "over": False,
+            }
+            for task, draw in zip(tasks, draws, strict=True)
+            for i in range(self.group_size)
+        ]
+
+    def _sample(self, attempts: Sequence[Json], session: Session) -> None:
+        """One more window of each attempt."""
+        limit = session.sampling.max_new_tokens
+        window = -(-limit // self.windows)
+        room = [min(window, limit - sum(len(t["action"]) for t in a["turns"])) for a in attempts]
+        for size in sorted(set(room)):
+            mine = [a for a, r in zip(attempts, room, strict=True) if r == size]
+            requests = [Request(_context(a), (_stream(a, session),)) for a in mine]
+            found = session.sample(requests, dataclasses.replace(session.sampling, max_new_tokens=size))
+            for attempt, (completion,) in zip(mine, found, strict=True):
+                turn = {
+                    "action": list(completion.tokens),
+                    "logprob": list(completion.logprobs),
+                    "policy_version": completion.policy_version,
+                    "finish": completion.finish,
+                }
+                attempt["turns"] = [*attempt["turns"], turn]
+                used = sum(len(t["action"]) for t in attempt["turns"])
+                attempt["over"] = completion.finish != "length" or used >= limit
+
+    def state_dict(self) -> Json:
+        return {"unfinished": list(self.memory)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.memory[:] = state["unfinished"]
+
+
+def _context(attempt: Json) -> tuple[int, ...]:
+    return (*attempt["prompt"], *(token for turn in attempt["turns"] for token in turn["action"]))
+
+
+def _stream(attempt: Json, session: Session) -> StreamKey:
+    path = (attempt["born"],) if attempt["turns"] else ()
+    return StreamKey(session.seed, session.step, attempt["draw"], attempt["attempt"], path, len(attempt["turns"]))
+
+
+def _unfinished(episode: Episode, step: int) -> Json:
+    """An episode that goes on in a later step: its actions, by which the environment and the context come back."""
+    kept = ("action", "logprob", "finish", "policy_version")
+    return {
+        "task": _stored(episode.task),
+        "draw": episode.key.task,
+        "born": episode.key.path[0] if episode.key.path else step,
+        "attempt": episode.key.attempt,
+        "turns": [{name: turn[name] for name in kept} for turn in episode.turns],
+    }
+
+
+def _stored(task: Task) -> Json:
+    """The task in JSON values: a resumed run then scores by exactly what the stopped one would have scored by."""
+    try:
+        return json.loads(json.dumps(dataclasses.asdict(task)))
+    except TypeError as error:
+        raise TaskError(
+            f"task {task.id!r} can't be kept for a later step, its answer or info is no JSON: {error}"
+        ) from None
+
+
+def _task(stored: Json) -> Task:
+    prompt = stored["prompt"]
+    return Task(**{**stored, "prompt": prompt if isinstance(prompt, str) else tuple(prompt)})
+
+
+def _record(attempt: Json, sampling: Sampling) -> Json:
+    group, prompt = f"s{attempt['born']}/{attempt['draw']}", attempt["task"]["prompt"]
+    return {
+        "schema": "gxpo.rollouts/1",
+        "task": attempt["task"]["id"],
+        "group": group,
+        "id": f"{group}/{attempt['attempt']}",
+        "prompt": attempt["prompt"],
+        "prompt_text": prompt if isinstance(prompt, str) else None,
+        "turns": attempt["turns"],
+        "reward": None if attempt["over"] else 0.0,
+        "truncated": not attempt["over"],
+        "sampling": dataclasses.asdict(sampling),
+    }

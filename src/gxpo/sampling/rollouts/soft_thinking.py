@@ -1,0 +1,70 @@
+"""Soft thinking (SofT-GRPO): mixtures of token embeddings until the thinking is closed, then tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Gt, Interval
+
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import SoftSampling
+from gxpo.parts.registry import part
+from gxpo.sampling.rollouts.base import Rollout, Round
+from gxpo.sampling.rollouts.build import Attempts, Count, Draw, Text
+from gxpo.sampling.rollouts.episodes import Play
+from gxpo.sampling.rollouts.fork import Fork
+
+
+@part("soft_thinking", stage="rollout")
+@dataclass(frozen=True)
+class SoftThinking(Rollout):
+    """`group_size` attempts at each task, independent of one another, soft until `closing` has been said.
+
+    top_k, top_p        of the distribution p of a soft step
+    mixing_temperature  tau: the input is softmax((log p + Gumbel noise) / tau) over the embeddings of p's ids
+    closing             the text that ends the thinking, in the likeliest ids of the soft steps; tokens follow it
+
+    A soft step is stored as its likeliest id, with the log-density of its noise for a log-prob, and in the extras
+    "support", "soft_y", "soft_weight" [T, K] what it was made of. Texts are of the likeliest ids. An attempt that never
+    says `closing` is soft to its end. Needs the torch engine and learner; tasks with one answer.
+
+    Source: SofT-GRPO, arXiv 2511.06411 (K 5, top-p 0.95, tau 0.1).
+    """
+
+    group_size: Count = 8
+    top_k: Count = 5
+    top_p: Annotated[float, Interval(gt=0, le=1)] = 0.95
+    mixing_temperature: Annotated[float, Gt(0)] = 0.1
+    closing: Text = "</think>"
+
+    single_turn = True
+
+    def evaluation(self, samples: int) -> SoftThinking:
+        """How held-out tasks are attempted: softly too; at temperature 0 without noise."""
+        return dataclasses.replace(self, group_size=samples)
+
+    def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts | Fork]:
+        session = play.session
+        sampling = SoftSampling(
+            **vars(session.sampling),
+            soft_top_k=self.top_k,
+            soft_top_p=self.top_p,
+            mixing_temperature=self.mixing_temperature,
+            closing=self.closing,
+        )
+        return [draw.attempts(self.group_size, sampling=sampling, read=session.sampling) for draw in draws]
+
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        forest = rounds[0].forest
+        extras = dict(forest.extras)
+        for name in ("soft_y", "soft_weight"):
+            extras[name] = torch.full(extras["support"].shape, torch.nan, dtype=torch.float64)
+            said = [torch.as_tensor(e.sampled.extras[name]) for e in rounds[0].episodes if e.sampled is not None]
+            widest = max(x.shape[1] for x in said)
+            own = [torch.nn.functional.pad(x, (0, widest - x.shape[1]), value=torch.nan) for x in said]
+            extras[name][forest.path_token, :widest] = torch.cat(own)
+        return forest.replace(extras=extras)

@@ -1,0 +1,97 @@
+"""Tree search over a team's calls (MASPRM): every agent's turn is a node with several children."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Completion, Request, Session, Task
+from gxpo.parts.registry import part
+from gxpo.sampling.rollouts.graph import Graph
+from gxpo.sampling.rollouts.search import Searching
+from gxpo.sampling.rollouts.search_nodes import Grower, Node, SearchTree
+from gxpo.sampling.rollouts.team import TeamPolicies, Teamwork, Walk
+
+
+class _Branch(Walk):
+    """A walk that can be gone on with in several ways."""
+
+    def with_said(self, completion: Completion) -> _Branch:
+        """Another walk, in which this was said next."""
+        twin = copy.copy(self)
+        twin._spoken = set(self._spoken)
+        twin._running = {name: context.copy() for name, context in self._running.items()}
+        twin.take(completion)
+        return twin
+
+
+class _Call(NamedTuple):
+    walk: _Branch  # after it
+    turn: dict[str, Any]
+
+
+class Calls(Grower):
+    """Calls of a team, one a piece; a frozen role says one thing."""
+
+    def __init__(self, session: Session, width: int, cast: TeamPolicies) -> None:
+        super().__init__(session, width)
+        self.cast, self.longest, self.most = cast, session.sampling.max_new_tokens, cast.graph.longest
+
+    def plant(self, tasks: Sequence[Task]) -> list[SearchTree]:
+        trees = super().plant(tasks)
+        for tree in trees:
+            walk = _Branch(self.cast, tree.task, self.session)
+            tree.root.piece = _Call(walk, {})
+            if walk.stops():  # not even the first context has room: the attempt is there, and counted
+                walk.role = self.cast.graph.roles[0]
+                call = _Call(walk, walk.turn(Completion([], [], "none")))
+                tree.leaves.append(tree.root.add(call, (), terminal=True, cut=True))
+                tree.current = None
+        return trees
+
+    def expand(self, batch: Sequence[tuple[SearchTree, Node]]) -> None:
+        requests = []
+        for tree, node in batch:
+            walk: _Branch = node.piece.walk
+            assert walk.role is not None
+            ways = 1 if walk.role.name in self.cast.frozen else self.width
+            requests.append(Request(walk.context, self.streams(tree, node, ways), policy=self.cast.of(walk.role)))
+        for (tree, node), found in zip(batch, self.session.sample(requests), strict=True):
+            walk = node.piece.walk
+            for done in found:
+                after = walk.with_said(done)
+                node.add(_Call(after, walk.turn(done)), done.logprobs, terminal=after.stops(), cut=after.cut)
+                tree.spent += len(done.tokens)
+
+    def record(self, tree: SearchTree, leaf: Node, base: Node | None, shared: int) -> dict[str, Any]:
+        walk: _Branch = leaf.piece.walk
+        turns = [node.piece.turn for node in leaf.way()[shared:]]
+        fork = None if base is None else {"of": self.name(tree, base), "turn": shared - 1, "token": None}
+        name = self.name(tree, leaf)
+        return walk.line(name, tree.group, turns, fork, path=list(leaf.path), tree_tokens=tree.spent)
+
+    def judged(self, leaves: Sequence[tuple[SearchTree, Node]]) -> Forest:
+        forest = Forest.from_records([self.record(tree, leaf, None, 0) for tree, leaf in leaves])
+        return self.session.score(forest, [leaf.piece.walk.answer for _, leaf in leaves])
+
+
+@part("team_search", stage="rollout")
+@dataclass(frozen=True)
+class TeamSearch(Searching, Teamwork):
+    """`Searching` where a piece is a call of a team's role: the group is the attempts of one tree, scored by the team's
+    answer. An attempt is written as in `Team`, its turns with their agent, policy and context.
+
+    graph, policy, frozen   see `Team`; a frozen role has one child instead of `width`
+
+    Held-out tasks are attempted by the team, without search. Source: MASPRM, arXiv 2510.24803.
+    """
+
+    graph: str | Graph = "solver_verifier"
+    policy: Literal["shared", "per_role"] = "shared"
+    frozen: list[str] = field(default_factory=list)
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        return self.searched(tasks, Calls(session, self.width, self.cast))

@@ -1,0 +1,146 @@
+"""Thinking budgets (AnytimeReasoner): thinking cut at several lengths, with an answer forced at each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
+from gxpo.parts.protocols import Completion, Request, Sampling, Session, Task
+from gxpo.parts.registry import part
+from gxpo.sampling.rollouts.build import (
+    Count,
+    RolloutPart,
+    Text,
+    action,
+    group_of,
+    name_draws,
+    record,
+    requests,
+    stream,
+)
+
+
+@dataclass(eq=False)
+class _Thinking:
+    """One thinking about a drawn task, where it is cut, and the answers at each cut."""
+
+    task: Task
+    draw: str
+    number: int
+    prompt: tuple[int, ...]
+    said: Completion
+    cuts: list[int]  # tokens kept; the last is all of it, and stands for all later budgets
+    closing: list[tuple[int, ...]]  # what is put after each cut
+    answers: list[list[Completion]] = dataclasses.field(default_factory=list)
+
+
+@part("thinking_budgets", stage="rollout")
+@dataclass(frozen=True)
+class ThinkingBudgets(RolloutPart):
+    """`group_size` thinkings of each task, each cut at `budgets` lengths; at each cut `summaries` answers.
+
+    group_size      thinkings a task
+    budgets         S: with B tokens for the thinking, it is cut after B s / S of them (rounded up), s = 1 .. S
+    summaries       A, answers at each cut
+    summary_tokens  the longest answer; B is what is left of `sampling.max_new_tokens`
+    closing         what ends a thinking: sampled, it is part of it; after a cut it is put there, untrained
+
+    All of a task's answers are one group "s{step}/{task}", each a trajectory of two turns: the thinking up to the cut
+    and the answer, which alone is judged. A thinking is stored once; cuts are declared forks of it, and its segments
+    end at the budgets. A thinking that ends by itself is cut at the budgets before its end, and the whole of it stands
+    for all later ones. info: "thinking" (its number), "budget" (the first that the cut stands for, from 0), "covers"
+    (how many).
+
+    Thinking i has the stream (seed, step, task, i); answer a at cut s the same with path (s, a) and turn 1. Held-out
+    tasks are attempted by one uncut thinking and one answer. Tasks with one answer only.
+
+    Source: AnytimeReasoner, arXiv 2505.13438. Budgets are evenly spaced, as there.
+    """
+
+    group_size: Count = 8
+    budgets: Count = 4
+    summaries: Count = 4
+    summary_tokens: Count = 8
+    closing: Text = "</think>"
+
+    provides = ("forks",)
+    single_turn = True
+
+    def evaluation(self, samples: int) -> ThinkingBudgets:
+        """How held-out tasks are attempted: `samples` uncut thinkings of each, with an answer."""
+        return dataclasses.replace(self, group_size=samples, budgets=1, summaries=1)
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Refuse actions that leave too few tokens to think."""
+        if sampling.max_new_tokens - self.summary_tokens < self.budgets:
+            raise ConfigError(
+                f"sampling.max_new_tokens={sampling.max_new_tokens} less rollout.summary_tokens={self.summary_tokens} "
+                f"leaves fewer tokens to think than rollout.budgets={self.budgets}: raise the first or lower "
+                "one of the others"
+            )
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        self.check_sampling(session.sampling)
+        thinkings = self._thought(tasks, session.sampling.max_new_tokens - self.summary_tokens, session)
+        self._answered(thinkings, session)
+        forest = Forest.from_records([row for t in thinkings for row in _records(t, self.budgets, session)])
+        said = [answer for t in thinkings for cut in reversed(t.answers) for answer in cut]
+        return session.score(forest, [session.decode(answer.tokens) for answer in said])
+
+    # ------------------------------------------------------------ sampling
+    def _thought(self, tasks: Sequence[Task], room: int, session: Session) -> list[_Thinking]:
+        draws, prompts = name_draws(tasks), [session.encode(task) for task in tasks]
+        asked = requests(prompts, draws, self.group_size, session)
+        sampling = dataclasses.replace(
+            session.sampling, max_new_tokens=room, stop=(*session.sampling.stop, self.closing)
+        )
+        closing, out = session.tokenize(self.closing, markup=True), []
+        limits = [-(-room * s // self.budgets) for s in range(1, self.budgets + 1)]
+        for task, draw, prompt, found in zip(tasks, draws, prompts, session.sample(asked, sampling), strict=True):
+            for i, said in enumerate(found):
+                cuts = [limit for limit in limits if limit < len(said.tokens)] + [len(said.tokens)]
+                closed = self.closing in session.decode(said.tokens)
+                after = [closing] * (len(cuts) - 1) + [() if closed else closing]
+                out.append(_Thinking(task, draw, i, prompt, said, cuts, after))
+        return out
+
+    def _answered(self, thinkings: Sequence[_Thinking], session: Session) -> None:
+        """Answers at every cut, all of them together."""
+        places = [(t, s) for t in thinkings for s in range(len(t.cuts))]
+        asked = []
+        for t, s in places:
+            keys = (stream(session, t.draw, t.number, (s, a), 1) for a in range(self.summaries))
+            asked.append(Request((*t.prompt, *t.said.tokens[: t.cuts[s]], *t.closing[s]), tuple(keys)))
+        sampling = dataclasses.replace(session.sampling, max_new_tokens=self.summary_tokens)
+        for (t, _), found in zip(places, session.sample(asked, sampling), strict=True):
+            t.answers.append(found)
+
+
+def _records(t: _Thinking, budgets: int, session: Session) -> Iterator[dict[str, Any]]:
+    """A thinking's answers as lines of `gxpo.rollouts/1`: those to the whole of it first, of which the others fork."""
+    group, last = group_of(session, t.draw), len(t.cuts) - 1
+    name = f"{group}/{t.number}"
+    for s in reversed(range(len(t.cuts))):
+        for a, answer in enumerate(t.answers[s]):
+            turn = {"observation": list(t.closing[s]) or None, **action(answer)}
+            columns: dict[str, Any] = {"fork": {"of": f"{name}.{last}.0", "turn": 0, "token": None}, "turns": [turn]}
+            if s < last:
+                columns["fork"]["token"] = t.cuts[s]
+                columns["turns"] = [{"action": [], "finish": "length"}, turn]
+            elif a == 0:
+                begins = [0, *t.cuts[:-1]] if t.said.tokens else []
+                thought = {**action(t.said), "state": t.task.id, "segments": begins}
+                columns = {"prompt": list(t.prompt), "turns": [thought, turn]}
+            yield record(
+                t.task,
+                group,
+                f"{name}.{s}.{a}",
+                session.sampling,
+                truncated=answer.finish == "length",
+                info={"thinking": t.number, "budget": s, "covers": budgets - s if s == last else 1},
+                **columns,
+            )

@@ -1,0 +1,245 @@
+"""The endpoint on loopback: a Starlette application in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gxpo.base.errors import ConfigError, need
+from gxpo.sampling.serve import connections, reply, request, strict_json
+from gxpo.sampling.serve.history import Draft, History
+from gxpo.sampling.serve.origin import check_origin, host_names
+from gxpo.sampling.serve.outcome import Nonsense, outcome_of
+from gxpo.sampling.serve.queue import Attempt, Call, CallQueue
+from gxpo.sampling.serve.refusal import TOO_LONG, Refused
+from gxpo.sampling.serve.request import Asked
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+HOST = "127.0.0.1"
+LARGEST = 1 << 23  # bytes of a body
+DRAINED = 1 << 26  # bytes of a refused body that are read all the same
+LARGEST_TOGETHER = 1 << 28  # bytes of bodies that are being read or prepared
+LIGHT = 1 << 17  # bytes of a body that is prepared in no time, and waits for no heavier one
+THREADS = 2  # that prepare light calls, and as many heavy ones
+
+T = TypeVar("T")
+
+
+class Server:
+    """Serves a queue's calls from its making until `close`.
+
+    decode  token ids to text
+    port    0: a free one
+    hosts   names under which it answers beside those of loopback
+    """
+
+    def __init__(
+        self, queue: CallQueue, decode: reply.Decode, port: int = 0, *, hosts: frozenset[str] = frozenset()
+    ) -> None:
+        uvicorn, self._bodies = need("uvicorn", "serve"), Bodies()
+        app = application(queue, decode, self._bodies, hosts)
+        try:
+            self._socket = socket.create_server((HOST, port), backlog=1024)
+        except OSError as error:
+            raise ConfigError(f"can't listen on {HOST}:{port}: {error.strerror}; choose another port") from error
+        self.port: int = self._socket.getsockname()[1]
+        config = uvicorn.Config(
+            app,
+            log_level="critical",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=1,
+            http=connections.protocol(connections.most_connections()),
+            h11_max_incomplete_event_size=connections.LARGEST_HEAD,
+        )
+        self._server = uvicorn.Server(config)
+        serve = {"sockets": [self._socket]}
+        self._thread = threading.Thread(target=self._server.run, kwargs=serve, name="gxpo-serve", daemon=True)
+        self._thread.start()
+
+    @property
+    def base_url(self) -> str:
+        """What OpenAI's clients are given."""
+        return f"http://{HOST}:{self.port}/v1"
+
+    def close(self, *, wait: bool = True) -> None:
+        """Answer no more calls. Without `wait` the thread ends by itself in some tenths of a second."""
+        self._server.should_exit = True
+        self._bodies.close()
+        if wait:
+            self._thread.join(5.0)
+
+
+class Bodies:
+    """Bodies of requests: read within limits, and made into calls by threads of their own, so that the endpoint answers
+    others in the meantime."""
+
+    def __init__(self) -> None:
+        self._light = ThreadPoolExecutor(THREADS, thread_name_prefix="gxpo-serve-light")
+        self._heavy = ThreadPoolExecutor(THREADS, thread_name_prefix="gxpo-serve-heavy")
+        self._size = 0  # bytes of all that are under way
+
+    def close(self) -> None:
+        """Prepare no more calls."""
+        for pool in (self._light, self._heavy):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    async def read(self, http: Request, prepare: Callable[[bytearray], T]) -> T:
+        """Return what `prepare` makes of the body; of a large one only so much is taken that its client reads why."""
+        from starlette.requests import ClientDisconnect
+
+        body = bytearray()
+        size = 0
+        try:
+            announced = http.headers.get("content-length", "")
+            if announced.isdecimal() and int(announced[:20]) > DRAINED:
+                raise _too_large()
+            # what is too large is still taken and forgotten: a client that finds its connection closed never reads why
+            async for piece in http.stream():
+                size += len(piece)
+                if size > DRAINED:
+                    break
+                if size > LARGEST:
+                    continue
+                body += piece
+                self._size += len(piece)
+                if self._size > LARGEST_TOGETHER:
+                    raise Refused("too many large requests at once: try again in a second", status=503)
+            if size > LARGEST:
+                raise _too_large()
+            pool = self._light if len(body) <= LIGHT else self._heavy
+            return await asyncio.get_running_loop().run_in_executor(pool, prepare, body)
+        except ClientDisconnect as error:
+            raise Refused("the client has gone", status=499) from error
+        finally:
+            self._size -= len(body)
+
+
+def application(queue: CallQueue, decode: reply.Decode, bodies: Bodies, hosts: frozenset[str]) -> ASGIApp:
+    """The routes: `/v1/...` with a key as bearer token, `/KEY/v1/...` for clients that can't send one."""
+    need("starlette", "serve")
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.responses import JSONResponse, StreamingResponse
+    from starlette.routing import Route
+
+    def refused(_: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            error = Refused(f"there is no such route or method: {error.detail}", status=error.status_code)
+        if not isinstance(error, Refused):
+            error = Refused(f"{type(error).__name__}: {error}", status=500)
+        return JSONResponse(error.body(), error.status)
+
+    async def complete(http: Request, *, chat: bool) -> Response:
+        attempt = queue.attempt(_key(http))
+        try:
+            call_request, drafts = await bodies.read(http, lambda body: prepare_call(attempt.history, body, chat))
+        except Refused as error:
+            attempt.limit = attempt.limit or ("context" if error.code == TOO_LONG else None)
+            raise
+        choices = await _answer(http, queue, queue.submit(attempt, call_request, drafts))
+        if call_request.stream:
+            return StreamingResponse(reply.events(call_request, choices, decode), media_type="text/event-stream")
+        return JSONResponse(reply.body(call_request, choices, decode))
+
+    async def chat(http: Request) -> Response:
+        return await complete(http, chat=True)
+
+    async def completion(http: Request) -> Response:
+        return await complete(http, chat=False)
+
+    async def models(http: Request) -> Response:
+        queue.attempt(_key(http))
+        return JSONResponse(reply.model() if "name" in http.path_params else reply.models())
+
+    async def reward(http: Request) -> Response:
+        attempt: Attempt = queue.attempt(_key(http))
+        try:
+            posted = await bodies.read(http, read_outcome)
+        except Refused as error:
+            attempt.post_error = str(error)
+            raise
+        queue.post(attempt, posted)
+        if attempt.over:  # the client may count on its record
+            await asyncio.wrap_future(attempt.record_future)
+        return JSONResponse({"ok": True})
+
+    routes = [
+        ("/v1/chat/completions", chat, ["POST"]),
+        ("/v1/completions", completion, ["POST"]),
+        ("/v1/models", models, ["GET"]),
+        ("/v1/models/{name:path}", models, ["GET"]),
+        ("/v1/reward", reward, ["POST"]),
+    ]
+    app = Starlette(
+        routes=[Route(p + path, view, methods=how) for p in ("", "/{key}") for path, view, how in routes],
+        exception_handlers={Refused: refused, HTTPException: refused, Exception: refused},
+    )
+    names = host_names((), "") | hosts
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            check_origin(scope.get("headers", ()), names)
+        except Refused as error:
+            await JSONResponse(error.body(), error.status)(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return checked
+
+
+def _key(http: Request) -> str | None:
+    if "key" in http.path_params:
+        return http.path_params["key"]
+    kind, _, key = http.headers.get("authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" else None
+
+
+def prepare_call(history: History, body: bytearray, chat: bool) -> tuple[Asked, list[Draft]]:
+    call_request = request.read(parse_body(body), chat=chat)
+    return call_request, history.drafts(call_request)
+
+
+def read_outcome(body: bytearray) -> Any:
+    value = parse_body(body)
+    try:
+        outcome_of(value)
+    except Nonsense as error:
+        raise Refused(str(error).replace("it returned", "the body is")) from error
+    return value
+
+
+def parse_body(body: bytearray) -> Any:
+    try:
+        return strict_json.parse(body)
+    except strict_json.Malformed as error:
+        raise Refused(f"the body is not JSON: {error}") from error
+
+
+def _too_large() -> Refused:
+    return Refused(f"the body has more than {LARGEST} bytes", status=413)
+
+
+async def _answer(http: Request, queue: CallQueue, call: Call) -> Any:
+    """The answer to a call; a client that goes away before is not answered."""
+    answer, gone = asyncio.wrap_future(call.answer), asyncio.ensure_future(_gone(http))
+    done, _ = await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+    if answer not in done:
+        queue.withdraw(call)
+        raise Refused("the client has gone", status=499)
+    gone.cancel()
+    return answer.result()
+
+
+async def _gone(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass

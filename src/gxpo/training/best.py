@@ -1,0 +1,115 @@
+"""Best checkpoint and early stopping by a metric."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gxpo.base.errors import ConfigError, did_you_mean
+from gxpo.parts.settings import TrainerSettings
+from gxpo.training import checkpoint
+from gxpo.training.metrics import NAMES, metric
+
+LOWER = "min:"  # before the name of a metric of which less is better
+
+
+class Best:
+    """The best of a metric's readings: every line of metrics that has it, and the evaluation before step 1.
+
+    value, step  the best reading and its step; the first of equal ones
+    waited       readings since then
+    """
+
+    def __init__(self, key: str, spec: str, *, least: float = 0.0) -> None:
+        """key: of the setting, for errors. spec: a metric's name, or `min:NAME`. least: what counts as better at all.
+
+        ConfigError for a name that is no metric's, and for one that depends on the clock or the machine.
+        """
+        self.name, self.sign = spec.removeprefix(LOWER), -1.0 if spec.startswith(LOWER) else 1.0
+        self.key, self.least = key, least
+        if self.name.startswith(("time_", "memory_")):
+            raise ConfigError(f"{key}={spec}: it differs between equal runs, so a resumed run could end otherwise")
+        if metric(self.name) is None or "NAME" in self.name:
+            raise ConfigError(
+                f"{key}={spec}: no metric has that name{did_you_mean(self.name, NAMES)} (docs/metrics.md)"
+            )
+        self.value: float | None = None
+        self.step = 0
+        self.waited = 0
+        self._read: int | None = None
+
+    def see(self, row: Mapping[str, Any]) -> bool:
+        """Take a line; whether it is the best so far. A line that has been taken counts once."""
+        value, step = row.get(self.name), int(row["step"])
+        if step == self._read or not isinstance(value, (int, float)) or not math.isfinite(value):
+            return False
+        self._read = step
+        if self.value is None or self.sign * (value - self.value) > self.least:
+            self.value, self.step, self.waited = float(value), step, 0
+            return True
+        self.waited += 1
+        return False
+
+    def missing(self, row: Mapping[str, Any]) -> None:
+        """ConfigError where the first evaluation has no figure of that name, a warning where step 1 has none."""
+        if self.name in row:
+            return
+        if row["step"] == 0 and self.name.startswith("eval_"):
+            there = [name for name in row if name.startswith("eval_")]
+            raise ConfigError(
+                f"{self.key}={self.name}: the evaluation gives {', '.join(there)}{did_you_mean(self.name, there)}; "
+                "pass@k needs eval.samples=k or more"
+            )
+        if row["step"] == 1 and not self.name.startswith("eval_"):
+            warnings.warn(f"{self.key}={self.name}: step 1 has no such figure", stacklevel=3)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"metric": self.name, "value": self.value, "step": self.step, "waited": self.waited, "read": self._read}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.value, self.step, self.waited = state["value"], state["step"], state["waited"]
+        self._read = state["read"]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.value:.4g} at step {self.step}" if self.value is not None else f"{self.name} unknown"
+
+
+class Patience:
+    """`trainer.stop_early`: the run ends when a metric has not become better for so many readings."""
+
+    def __init__(self, metric: str, patience: int, least: float) -> None:
+        self.best, self.patience = Best("trainer.stop_early.metric", metric, least=least), patience
+
+    @property
+    def over(self) -> bool:
+        """Whether the run is to end."""
+        return self.best.waited >= self.patience
+
+    def again(self) -> None:
+        """Wait anew: somebody wants the run to go on."""
+        self.best.waited = 0
+
+    @property
+    def reason(self) -> str:
+        """What is said where it is over."""
+        return f"{self.best.name} has not improved in {self.best.waited} readings: best {self.best}"
+
+
+def rules_of(t: TrainerSettings) -> tuple[Best | None, Patience | None]:
+    """What `trainer.keep_best` and `trainer.stop_early` ask for."""
+    early = t.stop_early
+    return (
+        None if t.keep_best is None else Best("trainer.keep_best", t.keep_best),
+        None if early.metric is None else Patience(early.metric, early.patience, early.min_delta),
+    )
+
+
+def best_of(run: Path) -> dict[str, Any]:
+    """{"metric", "value", "step"} of the checkpoint that a run keeps as its best. ConfigError without one."""
+    found = checkpoint.newest_state(run).get("best")
+    if found is None or found["value"] is None:
+        raise ConfigError(f"{run} has kept no best checkpoint: train with --set trainer.keep_best=eval_accuracy")
+    return {name: found[name] for name in ("metric", "value", "step")}

@@ -1,0 +1,85 @@
+"""`gxpo doctor` on the trainer's own runs: while one goes on, and its verdict at the end."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gxpo.doctor.diagnosis import diagnose
+from gxpo.doctor.finding import Diagnosis
+from gxpo.doctor.live import Live
+from gxpo.doctor.reading import read
+from gxpo.doctor.rollout_json import read_json
+from gxpo.doctor.rollout_sample import dump
+from gxpo.training.config import Resolved
+from gxpo.training.report import write_report
+
+A_STEP = 100  # rollouts of a step that are looked at while the run goes on
+# Findings that say what `Tally.problem` says, but closer: where both are there, one is shown.
+NOTHING_LEARNED = frozenset(
+    {"all_wrong", "all_right", "no_diversity", "reward_ignores_completion", "missing_scores", "dead_component"}
+)
+
+
+class Checkup:
+    """Checks every `doctor.every` steps: a warning for each cause, once; with `doctor.stop`, the end of the run.
+
+    rows  the lines of metrics.jsonl so far, of a run that is resumed
+    """
+
+    def __init__(self, run: Path, resolved: Resolved, rows: Iterable[Mapping[str, Any]] = ()) -> None:
+        s = resolved.settings.doctor
+        keys = {name: stated.value for name, stated in resolved.keys.items()}
+        self.run = run
+        self.live = Live("gxpo", keys, every=s.every, stop_on=("critical",) if s.stop else ())
+        self._unread: list[Path] = []
+        self._reads = True
+        for row in rows:
+            self.live.row(int(row["step"]), {k: v for k, v in row.items() if k != "step"})
+
+    def __call__(self, row: Mapping[str, Any], *, warned: bool = False) -> bool:
+        """Takes a step's line, and what stands in rollouts/ of it; whether the run is to end. `warned`: it was said
+        that nothing is learned."""
+        step = int(row["step"])
+        self.live.row(step, {k: v for k, v in row.items() if k != "step"})
+        written = self.run / "rollouts" / f"step-{step:06d}.jsonl"
+        if self._reads and written.is_file():
+            self._unread.append(written)
+        if warned:
+            self.live.said |= NOTHING_LEARNED
+        if self.live.due(step):
+            self._read()
+            self.live.check()
+            self._report()
+        return self.live.stop
+
+    def _report(self) -> None:
+        """The report so far; counted with the checks, which leave out some where they take too long."""
+        began = time.perf_counter()
+        try:
+            write_report(self.run, self.live.diagnosis)
+        except Exception as error:
+            warnings.warn(f"report.html can't be written: {error}", stacklevel=3)
+        self.live.spent += time.perf_counter() - began
+
+    def _read(self) -> None:
+        try:
+            for path in self._unread:
+                found = read_json([dump(path, self.run)], "gxpo", A_STEP)
+                self.live.rollouts(found.rows, of=round(found.of))
+        except Exception as error:  # a run goes on without its doctor
+            self._reads = False
+            warnings.warn(f"doctor: rollouts can't be read: {type(error).__name__}: {error}", stacklevel=3)
+        self._unread = []
+
+
+def verdict_of(run: Path) -> Diagnosis | None:
+    """What `gxpo doctor RUN` finds in a run directory; None, and a warning, where it fails."""
+    try:
+        return diagnose(read(run))
+    except Exception as error:  # a run that has ended is not to fail for what is said of it
+        warnings.warn(f"doctor: no verdict: {type(error).__name__}: {error}", stacklevel=2)
+        return None

@@ -1,0 +1,20 @@
+"""Models: the embedded tiny model, its warm starts, and any causal language model that transformers loads."""
+
+from gxpo.models.tiny import tiny_model
+from gxpo.models.tokenizer import character_tokenizer
+from gxpo.training.models.load import Described, Loaded, describe, load, unread_style
+from gxpo.training.models.warmup import WARMUPS, Check, Recipe, warm_start
+
+__all__ = [
+    "WARMUPS",
+    "Check",
+    "Described",
+    "Loaded",
+    "Recipe",
+    "character_tokenizer",
+    "describe",
+    "load",
+    "tiny_model",
+    "unread_style",
+    "warm_start",
+]

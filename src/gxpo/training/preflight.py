@@ -1,0 +1,253 @@
+"""What is wrong with a run, as far as that can be known before anything is sampled.
+
+`check_settings` looks at what is stated alone; a trainer calls it first, then `check_world` and `check_model` when it
+has the tasks, and loads the model after that. `rehearse` is all of it for a run that is only shown (`--dry-run`): it
+makes gxpo's own tasks and rewards, and neither runs a user's code nor fetches weights or data; of a file it reads
+whether it defines the name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import Any
+
+import torch
+
+from gxpo.base.errors import ConfigError, GxpoError, ModelError
+from gxpo.base.usercode import one_line
+from gxpo.environments import worlds
+from gxpo.environments.rewards.named import check_named
+from gxpo.environments.tasks.source import solution_of
+from gxpo.environments.worlds import World
+from gxpo.forest.forest import Forest
+from gxpo.learning.block_mask import NO_FLEX_BACKWARD
+from gxpo.methods.method import Method
+from gxpo.models.chat.rendered import RENDERED, prompt_warnings
+from gxpo.parts.definition import show
+from gxpo.parts.learning import learns_from_equal_groups
+from gxpo.parts.settings import RunSettings
+from gxpo.sampling.rollouts import Independent
+from gxpo.training.asynchronous.checks import check_asynchronous
+from gxpo.training.best import rules_of
+from gxpo.training.callbacks.named import check as check_callbacks
+from gxpo.training.cluster_checks import check_cluster
+from gxpo.training.config import Resolved
+from gxpo.training.external import Externals, check_externals
+from gxpo.training.models import flow, prompt_lengths
+from gxpo.training.models.load import check_name
+from gxpo.training.phases import check_phases
+from gxpo.training.setup import device_of, sampled_of, sampling_of
+
+LOOKED_AT = 2000  # prompts in which markers of templates are looked for
+
+
+def check_settings(s: RunSettings, method: Method) -> None:
+    """Refuse a device that does not exist, a model of another kind, groups that can teach the method nothing, and
+    sampling that the rollout can't work with."""
+    device = device_of(s.learner.device)
+    check_device(device)
+    if s.learner.attention == "flex" and device in NO_FLEX_BACKWARD:
+        raise ConfigError(f"learner.attention=flex: FlexAttention has no backward pass on {device}; leave it at auto")
+    samples_latents = "latents" in getattr(method.rollout, "provides", ())
+    if flow.is_flow(s.model) != samples_latents:
+        rollout = show(method.rollout)
+        raise ConfigError(
+            f"model {s.model} has no tokens, and rollout {rollout} samples them: use a method that samples latents"
+            if flow.is_flow(s.model)
+            else f"rollout {rollout} samples latents, and model {s.model} has none: use model=flow"
+        )
+    if isinstance(method.rollout, Independent) and method.rollout.group_size == 1 and not learns_from_one(method):
+        raise ConfigError(
+            f"rollout.group_size=1: {show(method.credit)} compares the rollouts of a group, and one alone is given a "
+            "credit of 0: raise it to 2 or more, or take a credit over the batch (credit=batch_whiten)"
+        )
+    check_ratios(method)
+    check_rendered(s)
+    check_optimiser(s)
+    check_cluster(s, method)
+    check_externals(s, method)
+    check_changing_rubric(s, method)
+    check_asynchronous(s, method)
+    if (check_sampling := getattr(method.rollout, "check_sampling", None)) is not None:
+        check_sampling(sampling_of(s))
+
+
+def check_optimiser(s: RunSettings) -> None:
+    """Refuse an optimiser that can't step what the run trains."""
+    kind = s.learner.optimiser
+    unfit = {f"model {s.model}": flow.is_flow(s.model), "LoRA's factors": s.learner.lora_rank > 0}
+    for what in (name for name, asked in unfit.items() if asked and kind == "muon"):
+        raise ConfigError(f"learner.optimiser=muon moves whole hidden matrices, and not {what}: use another")
+    if kind != "adamw" and s.learner.states != "float32":
+        raise ConfigError(f"learner.optimiser={kind} holds float32 states: leave out learner.states={s.learner.states}")
+
+
+def check_rendered(s: RunSettings) -> None:
+    """Refuse what can't be put into prompts that are rendered already."""
+    if s.chat.template != RENDERED:
+        return
+    for what, is_set in (("chat.system", s.chat.system is not None), ("chat.kwargs", bool(s.chat.kwargs))):
+        if is_set:
+            raise ConfigError(f"{what}: prompts of chat.template=rendered are whole conversations: leave it out")
+
+
+def warn_of_prompts(world: World, template: str, chat: Any = None) -> None:
+    """Warn of prompts that hold a rendered template, or of those that should and do not; see `prompt_warnings`."""
+    if world.envs is not None:
+        return
+    tasks = getattr(world.source, "training", None) or world.source.draw(1, 1)
+    for line in prompt_warnings(itertools.islice(tasks, LOOKED_AT), chat, template):
+        warnings.warn(line, stacklevel=2)
+
+
+def check_ratios(method: Method) -> None:
+    """Refuse importance ratios over rollouts of which nobody knows with what probability they were sampled."""
+    if getattr(method.rollout, "has_behaviour", True):
+        return
+    reading = [show(term) for term in method.terms.values() if reads_ratio(term)]
+    reading += [f"weight {name}" for name, part in method.weights.items() if getattr(part, "corrects_mismatch", False)]
+    if reading:
+        raise ConfigError(
+            f"{method.name}: {reading[0]} reads importance ratios, and rollout {show(method.rollout)} has no log-probs "
+            "of who sampled: take an objective without (preference_pairs, positive_likelihood), records with them, "
+            "or objective.on_unknown_behaviour=one"
+        )
+
+
+def reads_ratio(term: Any) -> bool:
+    """Whether a term divides by the probability that a token was sampled with, and has no way without."""
+    surrogate = getattr(term, "surrogate", None)
+    over = getattr(term, "ratio_over", None) in ("proximal", "behaviour")
+    return (
+        over
+        and getattr(term, "on_unknown_behaviour", "") == "error"
+        and getattr(term, "ratio_weighted", True)
+        and not getattr(surrogate, "on_policy", False)
+    )
+
+
+def check_changing_rubric(s: RunSettings, method: Method) -> None:
+    """Refuse a judge whose rubric changes where rewards of several steps are compared."""
+    if not s.scoring.options.get("judge", {}).get("refresh"):
+        return
+    remembering = {"rollout": method.rollout, "credit": method.credit}
+    for stage, part in remembering.items():
+        if hasattr(part, "state_dict") and bool(getattr(part, "remembers", True)):
+            raise ConfigError(
+                f"scoring.options.judge.refresh: {stage} {show(part)} keeps rollouts or rewards of earlier steps, and "
+                "those of two rubrics are not comparable: leave refresh out, or take a part without a memory"
+            )
+    if s.async_.max_staleness:
+        raise ConfigError(
+            "scoring.options.judge.refresh: rollouts sampled ahead are of an older rubric: set async.max_staleness=0"
+        )
+
+
+def check_model(s: RunSettings) -> None:
+    """Refuse a model that does not exist; nothing of it is loaded."""
+    if flow.is_flow(s.model):
+        flow.steps_of(s.model)
+    else:
+        check_name(s.model, s.task)
+
+
+def check_device(name: str) -> None:
+    """`ModelError` unless tensors can be put there."""
+    try:
+        if torch.device(name).type == "meta":
+            raise RuntimeError("it holds no numbers")
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"device {name!r} can't be used: {one_line(str(error))}") from error
+
+
+def learns_from_one(method: Method) -> bool:
+    """Whether groups of one rollout, some right and some wrong, are given any credit; True where made-up rollouts
+    can't tell, because a part reads more than outcomes or is not gxpo's own."""
+    told = [*method.terms.values(), *getattr(method.credit, "parts", [method.credit])]
+    own = all(type(part).__module__.startswith("gxpo.") for part in told)
+    if not own or not method.reads_credit or any(map(learns_from_equal_groups, told)):
+        return True
+    if method.kl_reward is not None or any(getattr(method.credit, name, ()) for name in ("needs", "requires")):
+        return True
+    forest = Forest.from_completions([[1], [2], [3], [4]], [[[5, 6]]] * 4, rewards=[[0.0], [1.0], [0.0], [1.0]])
+    made = method.fill(horizon=2.0, max_length=2, total_steps=1)
+    try:
+        shaped = made.shaped(forest.with_rewards(forest.outcome, success=forest.outcome))
+        return bool(made.advantages(shaped).any())
+    except GxpoError:  # it reads what these rollouts lack
+        return True
+
+
+def check_world(method: Method, world: World, task: str, held_out: int = 0, template: str = "auto") -> None:
+    """Refuse a method whose needs nobody meets. `held_out`: tasks that evaluations sample; `template`: of the chat."""
+    parts = [method.rollout, world.source, world.envs]
+    provided = {x for part in (*parts, method.segmenter) for x in getattr(part, "provides", ())}
+    advice = "choose a task that does"
+    if world.envs is not None:
+        provided.add("restarts")  # environments are deterministic: where there are no snapshots, actions are replayed
+        if "states" not in world.envs.provides:  # what rollouts say of states is true where a prompt is the state
+            provided.discard("states")
+            advice = "give TimeStep.state, or tell states by what is read in them (credit.state=observation)"
+        if getattr(method.rollout, "single_turn", False) or getattr(method.rollout, "team", ""):
+            raise ConfigError(
+                f"rollout {show(method.rollout)} is for tasks with one answer, and those of {task} are episodes: set "
+                "rollout=independent"
+            )
+    for need in method.requires:
+        if need not in provided:
+            raise ConfigError(
+                f"{method.name} requires {need}, which neither the rollout nor task {task!r} provides: {advice}"
+            )
+    if world.envs is not None and template == RENDERED:
+        raise ConfigError(
+            f"chat.template=rendered is for tasks whose prompts are texts, and those of {task} are episodes"
+        )
+    if (check_held_out := getattr(method.rollout, "check_held_out", None)) is not None:
+        check_held_out(world.source.held_out(held_out))
+    check_task = getattr(method.rollout, "check_task", None)
+    if check_task is not None:
+        knows = "expert's way" if world.envs is not None and "expert" in world.envs.provides else None
+        for given in getattr(world.source, "training", None) or world.source.draw(1, 1):
+            check_task(given, lambda t: solution_of(world.source, t) or knows)
+
+
+def check_lengths(s: RunSettings, method: Method, world: World) -> None:
+    """Refuse or announce tasks whose prompts are too long (`tasks.too_long`), where the tokenizer is here."""
+    if world.envs is not None or flow.is_flow(s.model) or not getattr(method.rollout, "samples_prompts", True):
+        return
+    check_model(s)
+    if (lengths := prompt_lengths.of_name(s)) is not None:
+        for line in prompt_lengths.fit(world.source, lengths, s.eval.tasks, s.task)[1]:
+            warnings.warn(line, stacklevel=2)
+
+
+def rehearse(resolved: Resolved) -> None:
+    """All checks of a run that is not going to be started from here."""
+    check_phases(resolved)
+    rules_of(resolved.settings.trainer)
+    check_callbacks(resolved.settings.trainer.callbacks, resolved.settings.logging.options)
+    for one in resolved.phases or (resolved,):
+        _rehearse(one)
+
+
+def _rehearse(resolved: Resolved) -> None:
+    """The checks of one phase, or of a run without phases."""
+    s, method = resolved.settings, resolved.method
+    check_settings(s, method)
+    world = worlds.foreseen(s.task, seed=s.seed, options=s.tasks.options, per_step=s.tasks.per_step)
+    try:
+        if world is not None:
+            check_world(method, world, s.task, s.eval.tasks, s.chat.template)
+            check_lengths(s, method, world)
+            warn_of_prompts(world, s.chat.template)
+            if method.sampler is not None:
+                sampled_of(s, method.sampler, world)
+        check_model(s)
+        given = getattr(method.rollout, "components", ())
+        options = Externals(s, device_of(s.learner.device)).options()
+        check_named(s.rewards, None if world is None else world.source, options, given)
+    finally:
+        if world is not None:
+            world.close()

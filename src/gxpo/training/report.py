@@ -1,0 +1,151 @@
+"""`report.html`: one page of a run, without script: verdict, curves, sample rollouts, figures, configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gxpo.base.page import Html, charts, folded, masthead, page, paragraph, preformatted, section, svg_chart, table
+from gxpo.base.page.chart import Point
+from gxpo.doctor.finding import Diagnosis
+from gxpo.doctor.html import said
+from gxpo.training import metrics
+from gxpo.training.checkpoint import write_atomic
+from gxpo.training.report_samples import samples
+
+Row = Mapping[str, Any]
+
+# title, unit, whether it is a share, legend -> metric
+CHARTS: tuple[tuple[str, str, bool, dict[str, str]], ...] = (
+    ("Held-out accuracy", "share of tasks, with 95% interval", True, {"accuracy": "eval_accuracy"}),
+    ("Training reward", "mean per rollout", False, {"reward": "reward_mean"}),
+    ("Success rate", "share of rollouts", True, {"success rate": "success_rate"}),
+    ("Zero-signal groups", "share of groups", True,
+     {"all": "zero_signal_groups", "all right": "zero_signal_all_right", "all wrong": "zero_signal_all_wrong"}),
+    ("Entropy", "nats per token", False, {"of trained tokens": "entropy", "of sampled tokens": "entropy_sampled"}),
+    ("KL", "nats per token", False, {"from the reference": "kl", "within the step": "approx_kl"}),
+    ("Clipped", "share of tokens", True, {"clip fraction": "clip_fraction"}),
+    ("Completion length", "tokens", False, {"mean length": "length_mean"}),
+    ("Cut at the length limit", "share of rollouts", True, {"truncated": "truncated_rate"}),
+    ("Gradient norm", "before clipping", False, {"gradient norm": "grad_norm"}),
+    ("Speed", "tokens per second", False,
+     {"sampling": "time_sample_tokens_per_s", "update": "time_update_tokens_per_s"}),
+)  # fmt: skip
+
+
+def write_report(run: Path | str, diagnosis: Diagnosis | None = None) -> Path:
+    """Write `report.html` of a run directory from what stands in it so far; gives its path.
+
+    Reads metrics.jsonl, evaluations.jsonl (held-out figures, the first before any step), config.yaml and the first and
+    the last file of rollouts/. Everything that a model or a user wrote is escaped. `diagnosis`: the doctor's, which
+    the page begins with.
+    """
+    run = Path(run)
+    rows = metrics.read(run / "metrics.jsonl")
+    evaluations = metrics.read(run / "evaluations.jsonl") or [r for r in rows if "eval_accuracy" in r]
+    config = run / "config.yaml"
+    config_text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else "no config.yaml yet"
+    title, facts = _names(config_text, run.resolve().name)
+    facts.append(f"step {rows[-1]['step']}" if rows else "no step yet")
+    body = masthead(title, facts)
+    if diagnosis is not None:
+        body += said(diagnosis)
+    body += section("Curves", *curves(rows, evaluations))
+    body += section("Sample rollouts", *samples(run / "rollouts"))
+    body += section("Figures", table(("", ""), summary(rows, evaluations)))
+    body += section("Configuration", folded("config.yaml", preformatted(config_text, boxed=True)))
+    path = run / "report.html"
+    write_atomic(path, page(title, body).encode("utf-8", "replace"))
+    return path
+
+
+def _names(config: str, directory: str) -> tuple[str, list[str]]:
+    """The page's title and the facts under it: method, model and task, as the configuration names them."""
+    stated = dict(re.findall(r"^(method|model|task|seed):[ \t]+(.*?)(?:[ \t]+#.*)?$", config, re.MULTILINE))
+    named = [str(stated[k]) for k in ("method", "model", "task") if k in stated]
+    title = f"{named[0]} on {named[-1]}" if len(named) == 3 else f"gxpo run {directory}"
+    facts = [f"model {stated['model']}"] if "model" in stated else []
+    return title, [*facts, *([f"seed {stated['seed']}"] if "seed" in stated else []), f"run {directory}"]
+
+
+def summary(rows: Sequence[Row], evaluations: Sequence[Row]) -> list[tuple[str, str]]:
+    """Closing figures of a run as (what, value)."""
+    out: list[tuple[str, str]] = [("steps", str(rows[-1]["step"]) if rows else "none yet")]
+    measured = [e for e in evaluations if e.get("eval_accuracy") is not None]
+    if measured:
+        first, last = measured[0], measured[-1]
+        out.append((f"held-out accuracy, step {first['step']}", _accuracy(first)))
+        if last is not first:
+            gain = last["eval_accuracy"] - first["eval_accuracy"]
+            out.append((f"held-out accuracy, step {last['step']}", _accuracy(last)))
+            out.append(("change", f"{gain:+.3f}"))
+        if last.get("eval_tasks") is not None:
+            out.append(("held-out tasks", f"{last['eval_tasks']:.0f}"))
+        for name, value in last.items():
+            if name.startswith("eval_pass_at_") and value is not None:
+                out.append((f"held-out pass@{name.removeprefix('eval_pass_at_')}", f"{value:.3f}"))
+    if not rows:
+        return out
+    end = rows[-1]
+    for label, name in (
+        ("tokens generated", "generated_tokens"),
+        ("rollouts discarded", "discarded_rollouts"),
+        ("steps without an update", "empty_steps"),
+        ("optimiser steps skipped, gradient not finite", "nonfinite_steps"),
+        ("CRC-32 of the weights", "weights_crc"),
+    ):
+        if end.get(name) is not None:
+            out.append((label, f"{end[name]:,}" if name != "weights_crc" else str(end[name])))
+    out.append(("rollouts unscored", f"{sum(r.get('unscored') or 0 for r in rows):,}"))
+    for label, name in (("time of all steps", "time_step_s"), ("of it sampling", "time_sample_s"),
+                        ("of it scoring", "time_score_s"), ("of it updating", "time_update_s")):  # fmt: skip
+        if any(r.get(name) is not None for r in rows):
+            out.append((label, _duration(sum(r.get(name) or 0.0 for r in rows))))
+    return out
+
+
+def _accuracy(row: Row) -> str:
+    text = f"{row['eval_accuracy']:.3f}"
+    if row.get("eval_low") is not None and row.get("eval_high") is not None:
+        text += f" (95% interval {row['eval_low']:.3f} to {row['eval_high']:.3f})"
+    return text
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
+
+
+def curves(rows: Sequence[Row], evaluations: Sequence[Row], only: Collection[str] | None = None) -> list[Html]:
+    """The charts of a run, `only` those with these titles, and a line about those that it has no values for."""
+    drawn, missing = [], []
+    for title, unit, share, names in CHARTS:
+        if only is not None and title not in only:
+            continue
+        source = evaluations if title == "Held-out accuracy" else rows
+        series = {label: _points(source, name) for label, name in names.items()}
+        if not any(series.values()):
+            missing.append(title)
+            continue
+        series = {label: points for label, points in series.items() if points}
+        if title == "Training reward" and series["reward"] == _points(rows, "success_rate"):
+            continue  # the same curve again
+        bands = {}
+        if "accuracy" in series:
+            bands["accuracy"] = [(float(r["step"]), float(r["eval_low"]), float(r["eval_high"])) for r in source
+                                 if r.get("eval_low") is not None and r.get("eval_high") is not None]  # fmt: skip
+        caption = "; ".join(f"{label}: {metrics.meaning(names[label])}" for label in series)
+        still = all(y == 0 for points in series.values() for _, y in points)  # such as the KL within an only update
+        least = (0.0, 1.0) if share or still else (0.0, 0.0) if title == "Speed" else None
+        drawn.append((svg_chart(series, title=title, y_label=unit, bands=bands, y_range=least), caption))
+    if not drawn:
+        return [paragraph("No step has ended yet.")]
+    return [charts(drawn), *([paragraph(f"Not measured: {', '.join(missing).lower()}.", soft=True)] if missing else [])]
+
+
+def _points(rows: Iterable[Row], name: str) -> list[Point]:
+    return [(float(r["step"]), float(r[name])) for r in rows if r.get(name) is not None]

@@ -1,0 +1,210 @@
+"""Resources of a run or of one of its phases: tasks, rewards, policy and engine, made anew where a phase begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gxpo.algorithms.signals import SignalTools
+from gxpo.base import runtime
+from gxpo.base.runtime import give_back
+from gxpo.environments.rewards import RewardSet
+from gxpo.environments.tasks.epochs import FIRST_STEP, count_from
+from gxpo.environments.tasks.sampled import SampledTasks
+from gxpo.learning.remote import RemoteLearner
+from gxpo.methods.method import Method
+from gxpo.models.chat.plain import decoder, raw_decoder
+from gxpo.parts.protocols import Envs
+from gxpo.parts.settings import RunSettings
+from gxpo.sampling.rollouts.logged import OF_PHASES
+from gxpo.training import checkpoint, preflight, setup
+from gxpo.training.config import Resolved
+from gxpo.training.external import Externals
+from gxpo.training.measured import measured
+from gxpo.training.phases import PhaseTracker, collect, folder_of
+from gxpo.training.shared_envs import SharedEnvs
+from gxpo.training.start import load_learner, parameters_of, start_from
+
+
+class Resources:
+    """Tasks, rewards, policy, engine and method of a run, or of the phase that holds."""
+
+    settings: RunSettings
+    method: Method
+    envs: Envs | None
+    sampled: SampledTasks | None
+
+    def __init__(self, resolved: Resolved, reward: Any, source: Any, notify: Callable[[str], None]) -> None:
+        self.resolved, self._given, self._notify = resolved, (reward, source), notify
+        self.tracker = PhaseTracker(resolved) if resolved.phases else None
+        self._open = ExitStack()
+        self.directory = Path()  # of the run whose checkpoint it begins with
+        self._refuses_long = True  # prompts; not where a run goes on whose config.yaml does not say so
+        self.first_step = FIRST_STEP  # of the first epoch of its tasks; a resumed run's is its checkpoint's
+
+    def close(self) -> None:
+        """End the processes of rewards, environments and sampling."""
+        self._open.close()
+
+    @property
+    def now(self) -> Resolved:
+        """The configuration of the run, or of the phase that holds."""
+        return self.resolved if self.tracker is None else self.resolved.phases[self.tracker.number]
+
+    def set_up(
+        self,
+        start: str | Path | None,
+        *,
+        measure: bool,
+        keep: bool = False,
+        reference: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Make what is needed from here on; `_open` closes it.
+
+        start      a run or checkpoint whose parameters it begins with; `keep`: and whose optimiser's state
+        measure    whether what `auto` means has to be found out
+        reference  parameters of its reference policy where that is `previous`; None: those that it begins with
+        """
+        now = self.now
+        s, method = now.settings, self._reading(now.method)
+        preflight.check_settings(s, method)
+        self.sampling = setup.sampling_of(s)
+        reward, source = self._objects(now)
+        self.world = setup.world_of(s, source)
+        with ExitStack() as opened:
+            opened.callback(self.world.close)
+            preflight.check_world(method, self.world, s.task, s.eval.tasks, s.chat.template)
+            self.sampled = None if method.sampler is None else setup.sampled_of(s, method.sampler, self.world)
+            self.source = self.world.source if self.sampled is None else self.sampled
+            count_from(self.source, self.first_step)
+            preflight.check_model(s)
+            external = Externals(s, setup.device_of(s.learner.device), self._notify)
+            self.rewards = RewardSet.make(
+                reward if reward is not None else s.rewards,
+                source=self.world.source,
+                timeout=s.scoring.timeout,
+                workers=s.scoring.workers,
+                options=external.options(),
+                given=getattr(method.rollout, "components", ()),
+            )
+            opened.callback(self.rewards.close)
+            policy = setup.policy_of(now, self._notify)
+            opened.callback(getattr(policy.engine, "close", lambda: None))
+            if keep:
+                load_learner(policy.learner, Path(str(start)))
+            elif start is not None:
+                start_from(policy.learner, start)
+            previous = now.phase is not None and now.phase.reference == "previous"
+            if previous and not isinstance(policy.learner, RemoteLearner):
+                policy.learner.refer(policy.learner.snapshot() if reference is None else reference)
+            self.tokenizer, self.learner, self.engine = policy.tokenizer, policy.learner, policy.engine
+            self.chat, self.device = policy.chat, policy.device
+            self.rewards.read_with(raw_decoder(self.tokenizer))
+            if runtime.rank() == 0:
+                preflight.warn_of_prompts(self.world, s.chat.template, self.chat)
+            self.episode = setup.episode_of(s, self.world, policy)
+            if self.world.envs is None:
+                self._fit(s, method, policy)
+            if measure:
+                self.resolved = measured(self.resolved, policy, self.source, self._notify)
+            self._open = opened.pop_all()
+        self.settings = s = self.now.settings
+        envs = self.world.envs
+        self.envs = envs if envs is None or runtime.world() == 1 else SharedEnvs(envs)
+        longest = s.sampling.max_new_tokens * max(self.episode.max_turns, getattr(method.rollout, "max_turns", 1))
+        self.method = method.fill(horizon=float(longest), max_length=longest, total_steps=now.steps)
+        tools = SignalTools(
+            self.learner,
+            decoder(self.tokenizer, self.chat),
+            self.tokenizer.pad_token_id,
+            0,
+            s.seed,
+            external=lambda name: external.teacher(name, self.learner, self.tokenizer),
+        )
+        for part in self.method.signals.values():
+            part.bind(tools)
+
+    def _fit(self, s: RunSettings, method: Method, policy: setup.Policy) -> None:
+        """Look at the prompts of all tasks before the first step, and do with those too long what the settings say."""
+        self.source, lines = setup.fitted(s, method, self.source, policy, refuses=self._refuses_long)
+        for line in lines:
+            self._notify(line)
+        if lines and self.sampled is not None and self.source is self.sampled:  # its tasks are others now
+            self.source = self.sampled = setup.sampled_of(s, method.sampler, self.world)
+            count_from(self.source, self.first_step)
+
+    @property
+    def exhausted(self) -> str | None:
+        """Why no further step has a task, where the sampler has dropped all of them."""
+        return None if self.sampled is None else self.sampled.exhausted
+
+    def keep_order(self, state: Mapping[str, Any]) -> None:
+        """Draw tasks in the order of the run of this checkpoint's state; one without `first_step` counted from 0."""
+        self.first_step = int(state.get("first_step", 0))
+        count_from(self.source, self.first_step)
+
+    def _reading(self, method: Method) -> Method:
+        """The method, with the folder of what its rollout reads of earlier phases."""
+        if self.tracker is None or getattr(method.rollout, "file", None) not in OF_PHASES:
+            return method
+        folder = folder_of(self.directory, self.tracker.number)
+        return replace(method, rollout=replace(method.rollout, file=str(folder)))
+
+    def _objects(self, now: Resolved) -> tuple[Any, Any]:
+        """The reward and the task source that were given as objects, unless the phase states its own."""
+        own = () if now.phase is None else now.phase.keys
+        reward, source = self._given
+        return None if "reward" in own or "scoring.weights" in own else reward, None if "task" in own else source
+
+    def set_up_as(self, run: Path) -> None:
+        """Make what is needed for the newest checkpoint of a run to be loaded: that of its phase."""
+        reference, self.directory = None, run
+        self._refuses_long = self.resolved.keys["tasks.too_long"].origin != "default"
+        if self.tracker is not None:
+            path = Path(runtime.first(str(checkpoint.latest(run)) if runtime.rank() == 0 else ""))
+            self.tracker.load_state_dict(checkpoint.state_of(path)["phases"])
+            if self.tracker.phase.reference == "previous":
+                reference = parameters_of(run, self.tracker.began)
+        self.set_up(None, measure=False, reference=reference)
+
+    def next_phase(self, tracker: PhaseTracker, step: int, spent: float, path: Path) -> None:
+        """Begin the next phase from the checkpoint of the last step of this one.
+
+        spent  share of the run's budget
+        """
+        before, updates = self.now, self.learner.optimiser.steps
+        source, rewards, counts = self.source.state_dict(), self.rewards.state_dict(), dict(self.rewards.counts)
+        self.directory = path.parents[1]
+        if (
+            runtime.rank() == 0
+            and getattr(self.resolved.phases[tracker.number + 1].method.rollout, "file", "") in OF_PHASES
+        ):
+            collect(self.directory, self.resolved.phases, tracker.begins, step)
+        runtime.first("")
+        self._open.close()
+        del self.learner, self.engine, self.method
+        give_back()
+        tracker.enter(step, spent, updates)
+        start = self.settings.init_from if tracker.phase.weights == "reset" else path
+        self.set_up(start, measure=False, keep=tracker.phase.optimiser == "keep")
+        self.rewards.counts.update(counts)
+        if _of_rewards(before) == _of_rewards(self.now):
+            self.rewards.load_state_dict(rewards)
+        if _of_tasks(before) == _of_tasks(self.now):
+            self.source.load_state_dict(source)
+
+
+def _of_tasks(one: Resolved) -> tuple[Any, ...]:
+    """What decides which tasks are drawn: where it is the same, the source goes on."""
+    s = one.settings
+    return s.task, s.tasks, s.env, one.method.sampler
+
+
+def _of_rewards(one: Resolved) -> tuple[Any, ...]:
+    s = one.settings
+    return s.reward, s.scoring, s.task

@@ -1,0 +1,238 @@
+"""A model, a configuration's or a run's, behind the endpoint, without training: `gxpo serve`."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import InvalidStateError
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gxpo.base import runtime
+from gxpo.base.errors import ConfigError, GxpoError
+from gxpo.base.usercode import described, one_line
+from gxpo.forest.forest import Forest
+from gxpo.forest.records import dump
+from gxpo.models.chat.plain import decoder
+from gxpo.parts.protocols import Budget, StreamKey, Task
+from gxpo.sampling.rollouts.agent import AgentEpisodes
+from gxpo.sampling.rollouts.build import action, record
+from gxpo.sampling.serve.history import History
+from gxpo.sampling.serve.http import Server
+from gxpo.sampling.serve.origin import host_names
+from gxpo.sampling.serve.outcome import outcome_of
+from gxpo.sampling.serve.queue import Attempt, Call, CallQueue
+from gxpo.sampling.serve.refusal import Refused
+from gxpo.sampling.serve.respond import respond
+from gxpo.training import checkpoint, config
+from gxpo.training.config import Resolved
+from gxpo.training.directory import CONFIG
+from gxpo.training.episode_file import EpisodeFile
+from gxpo.training.interrupts import ServerInterrupts
+from gxpo.training.session import Session
+from gxpo.training.start import load_learner, verified
+from gxpo.training.step import Stages
+from gxpo.training.texts import with_texts
+
+Notify = Callable[[str], None]
+
+
+@contextmanager
+def stages_of(what: str, sets: list[str], notify: Notify) -> Iterator[Stages]:
+    """The stages of a configuration file, of a run directory's newest checkpoint, or of a model by its name."""
+    path, given = Path(what), config.parse_set(sets)
+    run = path.is_dir() and (path / CONFIG).is_file()
+    if run:
+        keys, _ = verified(path)
+        resolved = config.resolve(config.over(keys, given))
+    elif path.suffix in (".yaml", ".yml"):
+        resolved = config.resolve(config.over(config.read(path), given))
+    else:
+        resolved = config.resolve(config.over({"model": config.Stated(what, "argument")}, given))
+    stages = _Loaded(resolved, path if run else None, notify)
+    try:
+        yield stages
+    finally:
+        stages.close()
+
+
+class _Loaded(Stages):
+    """Stages that take no step."""
+
+    def __init__(self, resolved: Resolved, run: Path | None, notify: Notify) -> None:
+        runtime.start(alone=resolved.settings.cluster.by_processes)
+        super().__init__(resolved, reward=None, notify=notify)
+        if run is None:
+            self.set_up(resolved.settings.init_from, measure=True)
+        else:
+            self.set_up_as(run)
+            _, state = load_learner(self.learner, checkpoint.latest(run))
+            self.step_number = state["step"]
+        self.engine.policy_version = self.step_number
+
+
+def _session(stages: Stages, temperature: float | None) -> Session:
+    sampling = stages.sampling if temperature is None else replace(stages.sampling, temperature=temperature)
+    return stages.session(0, seed=stages.settings.seed, sampling=sampling, budget=Budget())
+
+
+def serve(
+    stages: Stages,
+    *,
+    port: int,
+    temperature: float | None,
+    out: Path | None,
+    ready: Callable[[str], None],
+    notify: Notify = lambda line: None,
+    hosts: Sequence[str] = (),
+    seconds: float | None = None,
+) -> int:
+    """Answer calls until SIGINT or SIGTERM comes, or for so many seconds; gives how many episodes there were.
+
+    Any key is an episode, or goes on with one. It ends with its posted reward, after `queue.IDLE` seconds without a
+    call, or with the server.
+
+    out     records of the episodes, appended as they end
+    ready   told the base URL
+    hosts   names under which the endpoint answers beside those of loopback
+    """
+    rollout = stages.method.rollout
+    hosts = (*hosts, *(rollout.allowed_hosts if isinstance(rollout, AgentEpisodes) else ()))
+    allowed = host_names(hosts, "--allow-host")
+    session = _session(stages, temperature)
+    recorder = _EpisodeRecorder(session, stages, None if out is None else EpisodeFile(out), notify)
+    queue = CallQueue(patience=0.0, most_calls=1 << 30, newcomer=recorder.newcomer)
+    until = math.inf if seconds is None else time.monotonic() + seconds
+    with ServerInterrupts(notify) as interrupts:
+        try:
+            server = Server(queue, session.decode, port, hosts=allowed)
+            try:
+                ready(server.base_url)
+                while not interrupts.is_due and time.monotonic() < until:
+                    calls = queue.take(min(until, time.monotonic() + 0.5))
+                    with interrupts.abortable():
+                        _answer(queue, calls, session, notify)
+                    recorder.write(queue.collect())
+            except KeyboardInterrupt:
+                pass
+            finally:
+                queue.close()
+                server.close()
+        finally:
+            recorder.close(queue.collect())
+    return recorder.count
+
+
+def _answer(queue: CallQueue, calls: Sequence[Call], session: Session, notify: Notify) -> None:
+    """Answer calls. What goes wrong with a batch costs its calls alone."""
+    try:
+        respond(queue, calls, session, action)
+    except Exception as error:
+        message = _message(error)
+        notify(f"{len(calls)} calls are not answered: {message}")
+        for call in calls:
+            if not call.answer.done():
+                queue.answered(call)
+                call.give(Refused(message, status=503))
+
+
+def _message(error: Exception) -> str:
+    return one_line(str(error)) if isinstance(error, GxpoError) else described(error)
+
+
+class _EpisodeRecorder:
+    """The episodes of a server, written down as they end.
+
+    count  those that have got replies and are over
+    """
+
+    def __init__(self, session: Session, stages: Stages, file: EpisodeFile | None, notify: Notify) -> None:
+        self.session, self.stages, self.file, self.notify = session, stages, file, notify
+        self.count = self._total = 0
+        self._starts: Counter[str] = Counter()  # episodes under each key
+        self._decode = decoder(stages.tokenizer, stages.chat)
+
+    def newcomer(self, key: str) -> Attempt:
+        """An episode begins under a key."""
+        session, number, total = self.session, self._starts[key], self._total
+        self._starts[key] += 1
+        self._total += 1
+        history = History(session.chat, self.stages.tokenizer, session.system, session.episode.max_context)
+        return Attempt(key, total, f"{key}/{number}", StreamKey(session.seed, 0, key, number), history)
+
+    def write(self, ended: Sequence[Attempt]) -> None:
+        """Append the episodes to the file, if there is one, and forget them."""
+        for attempt in ended:
+            turns = attempt.history.turns()
+            self.session.release([f"{attempt.name}/{thread.number}" for thread in attempt.history.threads])
+            self.count += bool(turns)
+            if turns and self.file is not None:
+                try:
+                    line = _record(attempt, turns, self.file.name(attempt.key), self.session)
+                    self.file.append(with_texts(Forest.from_records([line]), self._decode))
+                except Exception as error:  # the disk may be full for a while
+                    message = f"an episode is not written: {_message(error)}"
+                    self.notify(message)
+                    with suppress(InvalidStateError):  # the client has gone
+                        attempt.record_future.set_exception(Refused(message, status=503))
+            with suppress(InvalidStateError):
+                attempt.record_future.set_result(None)
+
+    def close(self, ended: Sequence[Attempt]) -> None:
+        """Write what has ended with the server; RecordError where that can't be done."""
+        self.write(ended)
+        if self.file is not None:
+            self.file.close()
+
+
+def _record(attempt: Attempt, turns: Sequence[dict[str, Any]], name: str, session: Session) -> dict[str, Any]:
+    """The episode as a record, with what was posted as its outcome."""
+    outcome = outcome_of(attempt.posted)
+    first, *rest = turns
+    columns = {"reward": outcome.reward, "success": outcome.success, "rewards": dict(outcome.rewards)}
+    info = {**outcome.info, **({} if outcome.answer is None else {"answer": outcome.answer})}
+    return (
+        record(
+            Task(attempt.key, ""),
+            name,
+            name,
+            session.sampling,
+            prompt=first["context"],
+            turns=[{k: v for k, v in first.items() if k != "context"}, *rest],
+            info=info,
+        )
+        | columns
+    )
+
+
+def play(stages: Stages, n: int, out: Path | None) -> tuple[Forest, Callable[[Sequence[int]], str]]:
+    """The configuration's agent at the first `n` tasks, as it would be played in a step, and what makes text of ids;
+    nothing is trained."""
+    rollout = stages.method.rollout
+    if not isinstance(rollout, AgentEpisodes):
+        raise ConfigError("--play needs an agent: set rollout=agent and rollout.run=my_agent.py:run")
+    session = _session(stages, None)
+    forest = session.score(rollout.grow(session.draw(n), session))
+    shown = with_texts(forest, session.decode)
+    if out is not None:
+        dump(shown, out)
+    return shown, session.decode
+
+
+def transcript(forest: Forest, row: int, decode: Callable[[Sequence[int]], str]) -> str:
+    """What the model read, token ids as text, and wrote in one trajectory, turn by turn."""
+    record = forest.to_records()[row]
+    lines, read = [], list(record.get("prompt") or [])
+    for turn in record["turns"]:
+        read = turn.get("context") or [*read, *(turn.get("observation") or [])]
+        lines += [f"[read]  {decode(read)}", f"[{turn.get('agent') or 'agent'}] {decode(turn['action'])}"]
+        read = []
+    about: dict[str, Any] = forest.info[row]
+    score = "unscored" if not bool(forest.scored[row]) else f"reward {float(forest.outcome[row]):g}"
+    failure = f" ({about['failure']})" if "failure" in about else ""
+    return "\n".join([f"{forest.id[row]}: {score}{failure}", *lines, json.dumps(about.get("agent", {}))])

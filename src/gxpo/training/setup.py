@@ -1,0 +1,243 @@
+"""What a run needs before its first step: the world, the policy in its learner and engine, the chat format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gxpo.base.errors import ConfigError
+from gxpo.environments import worlds
+from gxpo.environments.tasks.sampled import SampledTasks, sampled
+from gxpo.environments.worlds import World
+from gxpo.learning.base import steps_of
+from gxpo.learning.flow import FlowLearner
+from gxpo.learning.optimiser_kinds import betas_of
+from gxpo.learning.remote import RemoteLearner
+from gxpo.learning.sharded import ShardedLearner
+from gxpo.learning.torch import TorchLearner
+from gxpo.methods.method import Method
+from gxpo.models import chat
+from gxpo.models.decoder.architecture import positions
+from gxpo.models.decoder.vision import vision_of
+from gxpo.parts.protocols import Chat, EpisodeRules, Sampling, TaskSource
+from gxpo.parts.settings import RunSettings
+from gxpo.sampling.engines.flow import FlowEngine
+from gxpo.sampling.engines.tinker import TinkerSampler
+from gxpo.training import cluster, cluster_checks, models
+from gxpo.training.config import Resolved
+from gxpo.training.engine import LanguageEngine, engine_of
+from gxpo.training.export import lora_settings
+from gxpo.training.models import flow, prompt_lengths
+
+Notify = Callable[[str], None]
+
+
+def device_of(name: str) -> str:
+    """The device that "auto" means here: cuda, else mps, else cpu."""
+    if name != "auto":
+        return name
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def world_of(s: RunSettings, given: Any = None) -> World:
+    """Where tasks come from, and their environment; `given`: a task source of the user's, as an object."""
+    return worlds.make(
+        s.task,
+        seed=s.seed,
+        options=s.tasks.options,
+        per_step=s.tasks.per_step,
+        workers=s.env.workers,
+        timeout=s.env.timeout,
+        concurrency=s.env.concurrency,
+        given=given,
+    )
+
+
+def sampled_of(s: RunSettings, sampler: Any, world: World) -> SampledTasks:
+    """The world's tasks under the method's sampler; TaskError where it has none that are met twice."""
+
+    def at_level(level: Any) -> TaskSource:
+        options = {**s.tasks.options, sampler.by: level}
+        return worlds.make(s.task, seed=s.seed, options=options, per_step=s.tasks.per_step).source
+
+    return sampled(world.source, sampler, s.seed, s.task, at_level if world.envs is None else None)
+
+
+def sampling_of(s: RunSettings) -> Sampling:
+    """How actions are drawn in training."""
+    names = {"temperature", "top_k", "top_p", "max_new_tokens"}
+    return Sampling(**s.sampling.model_dump(include=names), stop=tuple(s.sampling.stop))
+
+
+@dataclass
+class Policy:
+    """The model that is trained, and how it is sampled and spoken to."""
+
+    tokenizer: Any
+    learner: TorchLearner | FlowLearner | RemoteLearner
+    engine: LanguageEngine | FlowEngine | TinkerSampler
+    chat: Chat
+    device: str
+    longest: int | None = None  # tokens that a context may have, where `learner` has no model to ask
+
+    @property
+    def positions(self) -> int:
+        """Tokens that a context may have."""
+        if isinstance(self.learner, RemoteLearner):
+            return self.longest or 1 << 30
+        config = getattr(self.learner.model, "config", None)  # a flow has none, and no limit
+        found = None if config is None else positions(config.get_text_config())[0]
+        return found or 1 << 30
+
+
+def policy_of(resolved: Resolved, notify: Notify) -> Policy:
+    """Loads the model; what can be wrong with it and is not known by its name (`preflight`) is found here."""
+    return _flow_policy(resolved, notify) if flow.is_flow(resolved.settings.model) else _text_policy(resolved, notify)
+
+
+def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
+    """A causal language model."""
+    s, method = resolved.settings, resolved.method
+    device = device_of(s.learner.device)
+    if s.cluster.backend in cluster_checks.ENGINES:
+        return _remote_policy(resolved, device, notify)
+
+    def warming(check: models.Check) -> None:
+        seen = "" if check.accuracy is None else f", accuracy {check.accuracy:.2f}"
+        notify(f"warm-up of the tiny model (once, then cached): step {check.step}, loss {check.loss:.2f}{seen}")
+
+    loaded = models.load(s.model, task=s.task, device=device, dtype=s.learner.dtype, progress=warming, notify=notify)
+    if s.task and (unread := models.unread_style(s.model, s.task, s.tasks.options)):
+        notify(unread)
+    _check_tower(s, loaded.model)
+    talk = _chat(s, loaded.tokenizer, loaded.model)
+    sharded: dict[str, Any] = {"sampled": s.sampling.engine != "openai"} if s.cluster.backend == "fsdp" else {}
+    learner = (ShardedLearner if sharded else TorchLearner)(
+        loaded.model,
+        **sharded,
+        **_learning(resolved, device),
+        images_per_microbatch=s.learner.images_per_microbatch,
+        layout="packed" if s.learner.layout == "auto" else "flat",
+        lora=lora_settings(s),
+        value_heads=method.value_heads,
+        value_lr=s.learner.value_lr,
+        attention=s.learner.attention,
+        kernels=s.learner.kernels,
+        products=s.learner.products,
+        recompute=s.learner.recompute,
+        states=s.learner.states,
+        policies=getattr(method.rollout, "policies", None),
+    )
+    engine = engine_of(s, learner, loaded.tokenizer, device, sampling_of(s), notify)
+    return Policy(loaded.tokenizer, learner, engine, talk, device)
+
+
+def _check_tower(s: RunSettings, model: Any) -> None:
+    """Freeze the vision tower if that is asked for; `ConfigError` for settings of one where there is none."""
+    vision, freeze = vision_of(model), s.learner.freeze_vision_tower
+    for name, asked in (("freeze_vision_tower", freeze), ("images_per_microbatch", s.learner.images_per_microbatch)):
+        if asked and vision is None:
+            raise ConfigError(f"learner.{name}: {s.model} has no tower: leave it out")
+    if freeze and s.learner.lora_rank > 0:
+        raise ConfigError("learner.freeze_vision_tower: adapters train what learner.lora_targets names: name it there")
+    if freeze and vision is not None:
+        vision.freeze()
+
+
+def _remote_policy(resolved: Resolved, device: str, notify: Notify) -> Policy:
+    """A language model whose weights a training engine holds."""
+    s, learning = resolved.settings, _learning(resolved, device)
+    if s.cluster.backend == "tinker":
+        tokenizer, learner, engine, longest = cluster.tinker_policy(s, learning, notify)
+    else:
+        tokenizer, learner, engine, longest = cluster.verl_policy(s, learning, device, notify)
+    return Policy(tokenizer, learner, engine, _chat(s, tokenizer), device, longest)
+
+
+def _chat(s: RunSettings, tokenizer: Any, model: Any = None) -> Chat:
+    c, vision = s.chat, None if model is None else vision_of(model)
+    return chat.make(
+        tokenizer,
+        template=c.template,
+        kwargs=c.kwargs,
+        tools_format=c.tools,
+        rewrites=c.rewrites,
+        rows_of=None if vision is None else vision.ids,
+        picture=None if vision is None else tokenizer.convert_ids_to_tokens(vision.placeholder),
+    )
+
+
+def _flow_policy(resolved: Resolved, notify: Notify) -> Policy:
+    """A sampler that denoises."""
+    s, method = resolved.settings, resolved.method
+    unfit = {
+        "learner.dtype=bfloat16": s.learner.dtype == "bfloat16",
+        "learner.tokens_per_microbatch=auto": s.learner.tokens_per_microbatch == "auto",
+        "learner.lora_rank": s.learner.lora_rank > 0,
+        "a value head": bool(method.value_heads),
+        "chat.system": s.chat.system is not None,
+        f"sampling.engine={s.sampling.engine}": s.sampling.engine in ("vllm", "openai"),
+    }
+    for what in (name for name, asked in unfit.items() if asked):
+        raise ConfigError(f"model {s.model} can't have {what}: leave it out")
+    device = device_of(s.learner.device)
+    model = flow.load(s.model, dtype=s.learner.dtype, notify=notify)
+    learner = FlowLearner(model, **_learning(resolved, device))
+    conditions = flow.Conditions()
+    return Policy(conditions, learner, FlowEngine(learner.model, device=device), flow.ConditionChat(conditions), device)
+
+
+def _learning(resolved: Resolved, device: str) -> dict[str, Any]:
+    """What every learner is told."""
+    s, method = resolved.settings, resolved.method
+    size = s.learner.tokens_per_microbatch
+    return {
+        "lr": s.optim.lr,
+        "optimiser": s.learner.optimiser,
+        "betas": betas_of(s.learner.optimiser, s.optim.betas),
+        "weight_decay": s.optim.weight_decay,
+        "max_grad_norm": s.optim.max_grad_norm,
+        "schedule": s.optim.schedule,
+        "warmup_steps": s.optim.warmup_steps,
+        "total_steps": resolved.steps * steps_of(method.update, s.tasks.per_step),
+        "tokens_per_microbatch": 8192 if size == "auto" else size,
+        "device": device,
+        "reference": "reference_logprob" in method.needs,
+    }
+
+
+def fitted(s: RunSettings, method: Method, source: Any, policy: Policy, *, refuses: bool) -> tuple[Any, list[str]]:
+    """The source with tasks whose prompts leave room for an answer (`tasks.too_long`), and lines that say what changed.
+
+    refuses  whether one that is too long raises TaskError under tasks.too_long=error, or is only told
+    """
+    context_limits = [x for x in (policy.positions, getattr(policy.engine, "positions", None)) if x]
+    samples = getattr(method.rollout, "samples_prompts", True)  # else the task's prompt is not what is sampled under
+    if min(context_limits) >= 1 << 30 or not (samples or getattr(method.rollout, "evaluation", None) is None):
+        return source, []
+    lengths = prompt_lengths.PromptLengths(
+        policy.chat, s.chat.system, min(context_limits), s.sampling.max_new_tokens, s.tasks.too_long
+    )
+    return prompt_lengths.fit(source, lengths, s.eval.tasks, s.task, training=samples, refuses=refuses)
+
+
+def episode_of(s: RunSettings, world: World, policy: Policy) -> EpisodeRules:
+    """The rules of an episode: the environment's, the run's, and the positions that the model has."""
+    limit = min(s.env.max_context or policy.positions, policy.positions)
+    if limit <= s.sampling.max_new_tokens:
+        raise ConfigError(
+            f"env.max_context={limit} leaves no room for an observation beside sampling.max_new_tokens="
+            f"{s.sampling.max_new_tokens}: raise the one or lower the other"
+        )
+    longest = world.envs.max_turns if world.envs is not None else 1
+    return EpisodeRules(
+        max_turns=min(s.env.max_turns or longest, longest) if world.envs is not None else 1,
+        context=s.env.context,
+        window=s.env.window,
+        max_context=limit,
+    )

@@ -1,0 +1,33 @@
+"""Forests with texts beside token ids, for files and people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from gxpo.forest import grouped
+from gxpo.forest.forest import Forest
+from gxpo.training.session import Session
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def with_texts(forest: Forest, decode: Decode) -> Forest:
+    """The forest with texts beside the ids of prompts and actions."""
+    prompts = {n: decode(forest.context(n)) for n in set(forest.prompt_node.tolist())}
+    return forest.replace(
+        prompt_text=[prompts[n] for n in forest.prompt_node.tolist()],
+        action_text=[decode(forest.action(s)) or forest.action_text[s] or "" for s in range(forest.n_steps)],
+    )
+
+
+def annotated(forest: Forest, credit: Tensor, session: Session) -> Forest:
+    """The forest with texts, and under `info` each trajectory's mean advantage and the right answer to its task, where
+    one is known."""
+    shown = torch.zeros(forest.n_trajectories, dtype=torch.float64)
+    shown[forest.path_trajectory] = grouped.mean(credit, forest.ids("trajectory", axis="P"), forest.path_trainable)
+    known = [{} if a is None else {"answer": a} for a in session.answers(forest)]
+    rows = zip(known, forest.info, shown.tolist(), strict=True)
+    return with_texts(forest, session.decode).replace(info=[{**a, **info, "advantage": x} for a, info, x in rows])
