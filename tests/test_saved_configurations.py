@@ -29,8 +29,10 @@ FORMER = {
     "grpo_vps": {"credit.scale": "std", "credit.add.progress.factor": 1.0},
     "pta_grpo": {"rollout.plans": 3, "reward.add.plan_success.function": "plan_success", "credit.ddof": 1},
     "srpo_routing@paper": {"credit.scale": "std"},
+    "t_ppo": {"credit.cut": "extend", "objective.add.value.aggregate": "token_mean"},
 }
 FORMER["grpo_vps@paper"] = FORMER["grpo_vps"]
+FORMER["t_ppo@paper"] = FORMER["t_ppo"] | {"objective.clip_high": 0.2}
 BOX = r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}|<answer>(.*?)</answer>|#\s*(-?\d+(?:[.,/]\d+)*)"  # braces two deep
 for name in ("copo", "copo@paper", "seed_grpo", "seed_grpo@paper"):
     FORMER[name] = {"signal.answer_clusters.pattern": BOX}
