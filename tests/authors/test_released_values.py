@@ -66,6 +66,32 @@ def test_steppo(discount: float, lam: float) -> None:
     assert targets == pytest.approx([x for x, k in zip(returns, lengths, strict=True) for _ in range(k)], abs=1e-12)
 
 
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_steppo_fits_its_values_as_verl_does(clip: float | None) -> None:
+    """AgentR1/StepPO@26107f1 arft/ray_agent_trainer.py, verl's `value_loss` on it: .5 times the mean over tokens of the
+    larger of (V - R)^2 and the same with V held within .5 of the one that the returns are made of."""
+    rows = [("a", 1.0, [[3, 4], [5]]), ("a", 0.0, [[3], [4, 5, 6]])]
+    old = [0.2, 0.9, -0.3, 1.4, 0.1, 0.6, -0.2]
+    new = [0.9, 0.8, -1.2, 2.1, 0.0, 0.6, 0.5]
+    forest, m = (
+        episodes(rows),
+        gxpo.method("steppo", {"objective.add.value.coef": 1.0, "objective.add.value.clip": clip}),
+    )
+    signals = {"value": torch.tensor(old, dtype=F64)}
+    signals |= m.credit.targets(forest, signals, 0)
+    returns, terms = signals["value_target"].tolist(), []
+    assert returns == pytest.approx([1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0])
+    for v, was, r in zip(new, old, returns, strict=True):
+        near = v if clip is None else min(max(v, was - clip), was + clip)
+        terms.append(0.5 * max((v - r) ** 2, (near - r) ** 2))
+    policy = gxpo.PolicyTokens(
+        *(torch.full((7,), -1.0, dtype=F64) for _ in range(2)), value=torch.tensor(new, dtype=F64)
+    )
+    policy_alone = gxpo.method("steppo", {"objective.add.value.coef": 0.0}).loss(forest, policy, signals=signals).value
+    found = m.loss(forest, policy, signals=signals).value - policy_alone
+    assert float(found) == pytest.approx(math.fsum(terms) / 7, abs=1e-12)
+
+
 @pytest.mark.parametrize("whiten", ["none", "token"])
 def test_t_ppo(whiten: str) -> None:
     """HanlinDu/verl@5a66921 recipe/tppo/tppo_algos.py, `compute_truncate_gae_advantage_return`, called by
@@ -137,6 +163,47 @@ def test_t_ppo_trains_the_newest_window_and_a_value_of_each_rollout() -> None:
         expected += [(V[t] - outcome[r]) / (last - first) / 2 if r < 2 else 0.0 for t in range(first, last)]
     assert pull.tolist() == pytest.approx(expected, abs=1e-12)
     assert [bool(x) for x in slope[:4]] == [False] * 4 and all(slope[4:9]) and not any(slope[9:])
+
+
+@pytest.mark.parametrize("whiten", ["none", "token"])
+def test_vineppo(whiten: str) -> None:
+    """McGill-NLP/VinePPO@efe7228 math_episode_generator_with_mc_advantages.py, `_compute_mc_value`,
+    `_compute_step_advantages`, `_compute_token_advantages`: the mean reward of a step's continuations, r + V' - V, and
+    a token has the advantage of the step that its first character is in. ppo_trainer.py whitens over the tokens."""
+    rows = [  # steps as tokens' texts, the outcome, rewards of the continuations from the query and each later step
+        ([["a", "b\n"], ["c\n"], ["d", "e", "f"]], 1.0, [[1, 0, 0], [1, 1, 0], [1, 1, 1]]),
+        ([["a\n"], ["g", "h"]], 0.0, [[1, 0, 0], [0, 0, 0]]),
+        ([["k", "l"]], 1.0, [[1, 0, 0]]),
+    ]
+    expected, before, records = [], [], []
+    for i, (steps, outcome, continued) in enumerate(rows):
+        values = [sum(r) / len(r) for r in continued] + [0.0]  # of the terminal state 0
+        rewards = [0.0] * (len(steps) - 1) + [outcome]
+        advantages = [rewards[k] + values[k + 1] - values[k] for k in range(len(steps))]
+        bounds = [0]
+        for step in steps:
+            bounds.append(bounds[-1] + len("".join(step)))
+        of_character = [a for a, b, e in zip(advantages, bounds, bounds[1:], strict=False) for _ in range(b, e)]
+        at = 0
+        for k, step in enumerate(steps):
+            for t, text in enumerate(step):
+                expected.append(of_character[at])
+                before.append(values[k] if t == 0 else math.nan)
+                at += len(text)
+        n = sum(len(step) for step in steps)
+        turn = {"action": [5] * n, "logprob": [-1.0] * n}
+        record = {"schema": "gxpo.rollouts/1", "group": "g", "id": f"v{i}", "prompt": [1], "reward": outcome}
+        records.append(record | {"turns": [turn]})
+    if whiten == "token":
+        mean = math.fsum(expected) / len(expected)
+        std = math.sqrt(math.fsum((x - mean) ** 2 for x in expected) / (len(expected) - 1) + 1e-8)
+        expected = [(x - mean) / std for x in expected]
+    forest = Forest.from_records(records)
+    values_T = torch.full((len(forest.token),), math.nan, dtype=F64)
+    values_T[forest.path_token] = torch.tensor(before, dtype=F64)
+    m = gxpo.method("vineppo", {"credit.whiten": whiten})
+    found = m.advantages(forest.replace(extras={VALUE: values_T})).tolist()
+    assert found == pytest.approx(expected, abs=1e-12)
 
 
 def test_spo_segment() -> None:
