@@ -119,22 +119,37 @@ def test_minpro_weighs_by_the_least_ratio_of_the_prefix():
     assert found.tolist() == pytest.approx(slopes, abs=1e-9)
 
 
-def test_steporlms_pairs_follow_the_solver_and_then_the_process():
-    """arXiv 2509.22558 (W-DPO): right before wrong with weight 1, else by the share of right steps."""
-    right, process, score = [1, 1, 0, 0], [0.2, 0.6, 0.9, 0.9], [0.4, -0.3, 0.1, 0.7]
-    terms = []
-    for i in range(4):
-        for j in range(4):
-            if right[i] > right[j]:
-                weight = 1.0
-            elif right[i] == right[j] and process[i] > process[j]:
-                weight = process[i] - process[j]
-            else:
-                continue
-            terms.append(weight * math.log1p(math.exp(-0.1 * (score[i] - score[j]))))
+@pytest.mark.parametrize("reference", ["none", "start"])
+def test_steporlms_pairs_follow_the_solver_and_then_the_process(reference):
+    """StepORLM at ICLR 2026 (arXiv 2509.22558), equation 1 and Algorithm 1: a pair of different results has weight 1,
+    one of equal results the difference of the shares of right steps; log-probs of whole answers without a reference."""
+    lengths = [3, 1, 2, 4]
+    right, process = [True, True, False, False], [0.2, 0.6, 0.9, 0.9]
+    logprob = [-0.4, -1.3, -0.2, -0.9, -2.0, -0.1, -0.6, -0.3, -0.8, -1.1]
+    frozen = [-0.5, -1.0, -0.4, -0.7, -1.0, -0.3, -0.6, -0.5, -0.9, -0.7]
+    begins = [sum(lengths[:i]) for i in range(5)]
+    anchor = frozen if reference == "start" else [0.0] * 10
+    score = [sum(logprob[t] - anchor[t] for t in range(begins[i], begins[i + 1])) for i in range(4)]
+
+    def construct(a, b):
+        """Algorithm 1: (winner, loser, weight), or None."""
+        if right[a] and not right[b]:
+            return a, b, 1.0
+        if right[b] and not right[a]:
+            return b, a, 1.0
+        diff = process[a] - process[b]
+        if diff > 0:
+            return a, b, diff
+        if diff < 0:
+            return b, a, -diff
+        return None
+
+    taken = [construct(a, b) for a in range(4) for b in range(a + 1, 4)]
+    terms = [w * math.log1p(math.exp(-0.1 * (score[a] - score[b]))) for a, b, w in filter(None, taken)]
     assert len(terms) == 5  # the two wrong ones are alike
-    forest = answers([1] * 4, [r + p for r, p in zip(right, process, strict=True)], 4)
+    forest = answers(lengths, [r + p for r, p in zip(right, process, strict=True)], 4)
     forest = forest.replace(success=torch.tensor(right, dtype=F64))
-    now, zero = torch.tensor(score, dtype=F64), torch.zeros(4, dtype=F64)
-    found = gxpo.method("steporlm").loss(forest, PolicyTokens(now, zero, reference_logprob=zero)).value
+    now, still = torch.tensor(logprob, dtype=F64), torch.tensor(frozen, dtype=F64)
+    m = gxpo.method("steporlm", {"objective.reference": "start"} if reference == "start" else None)
+    found = m.loss(forest, PolicyTokens(now, still, reference_logprob=still if reference == "start" else None)).value
     assert float(found) == pytest.approx(statistics.mean(terms), abs=1e-9)

@@ -6,6 +6,7 @@ Loops over answers and tokens, written from the files that each method's `code` 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 import pytest
@@ -114,6 +115,44 @@ def test_orpo(weight: float) -> None:
         return sum(losses) / len(losses)
 
     agree("orpo", PAIRS, wanted, {"objective.pair_weight": weight})
+
+
+@pytest.mark.parametrize("gamma", [0.7, 1.0])
+def test_dmpo(gamma: float) -> None:
+    """swt-user/DMPO@64f4845 fastchat/train/dmpo_trainer_efficient.py, `get_batch_loss_metrics`: the j-th of n turns is
+    multiplied by gamma^j (1 - gamma^(n - j)) / (1 - gamma^n). Its loader lists the turns from the second one, and the
+    first keeps 1; here the first is j = 0."""
+
+    def coefficients(turns: list[int], left: int) -> list[float]:
+        n, out = len(turns) - left, [1.0] * sum(turns[:left])
+        for j, size in enumerate(turns[left:]):
+            alpha = gamma**j * (1 - gamma ** (n - j)) / (1 - gamma**n) if gamma < 1 else (n - j) / n
+            out += [alpha] * size
+        return out
+
+    turns = [[1, 2, 3], [2, 1]]  # tokens of each turn of the better conversation and of the worse
+    policy, frozen = logprobs([[(1, 6), (0, 3)]], 0.2), logprobs([[(1, 6), (0, 3)]], 0.0)
+    moved = (policy - frozen).tolist()
+
+    def loss(left: int) -> float:
+        good, bad = (coefficients(t, left) for t in turns)
+        score = sum(a * x for a, x in zip(good, moved[:6], strict=True))
+        score -= sum(a * x for a, x in zip(bad, moved[6:], strict=True))
+        return math.log1p(math.exp(-0.1 * score))
+
+    records = [
+        {"schema": "gxpo.rollouts/1", "group": "q", "id": f"c{i}", "prompt": [1], "reward": 1.0 - i, "success": i == 0}
+        | {"turns": [{"observation": [9], "action": [5 + i] * n, "logprob": [-1.0] * n} for n in sizes]}
+        for i, sizes in enumerate(turns)
+    ]
+    tokens = gxpo.PolicyTokens(policy, policy, reference_logprob=frozen)
+    found = gxpo.method("dmpo", {"objective.gamma": gamma}).loss(Forest.from_records(records), tokens).value
+    assert float(found) == pytest.approx(loss(0), abs=1e-12) and abs(loss(1) - loss(0)) > 1e-3
+    if gamma < 1:
+        assert [round(coefficients([1, 1, 1], left)[t], 4) for left in (0, 1) for t in range(3)] == [
+            *(1.0, 0.5434, 0.2237),
+            *(1.0, 1.0, 0.4118),
+        ]
 
 
 @pytest.mark.parametrize("bias", [0.5, 1.0])

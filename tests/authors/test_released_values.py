@@ -66,6 +66,146 @@ def test_steppo(discount: float, lam: float) -> None:
     assert targets == pytest.approx([x for x, k in zip(returns, lengths, strict=True) for _ in range(k)], abs=1e-12)
 
 
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_steppo_fits_its_values_as_verl_does(clip: float | None) -> None:
+    """AgentR1/StepPO@26107f1 arft/ray_agent_trainer.py, verl's `value_loss` on it: .5 times the mean over tokens of the
+    larger of (V - R)^2 and the same with V held within .5 of the one that the returns are made of."""
+    rows = [("a", 1.0, [[3, 4], [5]]), ("a", 0.0, [[3], [4, 5, 6]])]
+    old = [0.2, 0.9, -0.3, 1.4, 0.1, 0.6, -0.2]
+    new = [0.9, 0.8, -1.2, 2.1, 0.0, 0.6, 0.5]
+    forest, m = (
+        episodes(rows),
+        gxpo.method("steppo", {"objective.add.value.coef": 1.0, "objective.add.value.clip": clip}),
+    )
+    signals = {"value": torch.tensor(old, dtype=F64)}
+    signals |= m.credit.targets(forest, signals, 0)
+    returns, terms = signals["value_target"].tolist(), []
+    assert returns == pytest.approx([1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0])
+    for v, was, r in zip(new, old, returns, strict=True):
+        near = v if clip is None else min(max(v, was - clip), was + clip)
+        terms.append(0.5 * max((v - r) ** 2, (near - r) ** 2))
+    policy = gxpo.PolicyTokens(
+        *(torch.full((7,), -1.0, dtype=F64) for _ in range(2)), value=torch.tensor(new, dtype=F64)
+    )
+    policy_alone = gxpo.method("steppo", {"objective.add.value.coef": 0.0}).loss(forest, policy, signals=signals).value
+    found = m.loss(forest, policy, signals=signals).value - policy_alone
+    assert float(found) == pytest.approx(math.fsum(terms) / 7, abs=1e-12)
+
+
+@pytest.mark.parametrize("whiten", ["none", "token"])
+def test_t_ppo(whiten: str) -> None:
+    """HanlinDu/verl@5a66921 recipe/tppo/tppo_algos.py, `compute_truncate_gae_advantage_return`, called by
+    `compute_advantage_tppo`: a row is the newest window of 12 tokens, padded with zeros behind its end."""
+    window, lam, ignored = 12, 0.95, 8
+    rows = [("done at once", [7], 1.0), ("done", [12, 5], 1.0), ("unfinished", [12], 0.0), ("third", [12, 12], 0.0)]
+    finished = [True, True, False, False]
+    if whiten == "token":  # over the newest windows' tokens, which are all that there are
+        rows = [(name, lengths[-1:], outcome) for name, lengths, outcome in rows]
+    value = [math.sin(1.7 * t + 0.3) for t in range(sum(sum(lengths) for _, lengths, _ in rows))]
+    records, expected, returns, at = [], [], [], 0
+    for (name, lengths, outcome), is_finished in zip(rows, finished, strict=True):
+        before, newest = sum(lengths[:-1]), lengths[-1]
+        V = value[at + before : at + before + newest] + [0.0] * (window - newest)
+        paid = [outcome if is_finished and t == newest - 1 else 0.0 for t in range(window)]
+        last, advantage = 0.0, [0.0] * window
+        for t in reversed(range(window)):
+            delta = paid[t] + (V[t + 1] if t < window - 1 else 0.0) - V[t]
+            if t == window - 1 and not is_finished:
+                delta = 0.0  # (gamma - 1) V
+            last = delta + lam * last
+            advantage[t] = last if is_finished or t < window - ignored else 0.0
+        kept = newest if is_finished else window - ignored
+        expected.append((before, advantage[:newest], kept))
+        returns += [outcome if is_finished else math.nan] * sum(lengths)
+        at += sum(lengths)
+        turns = [
+            {"action": [5] * n, "logprob": [-1.0] * n, "policy_version": k, **({"observation": []} if k else {})}
+            for k, n in enumerate(lengths)
+        ]
+        record = {"schema": "gxpo.rollouts/1", "group": name, "id": name, "prompt": [1], "reward": outcome}
+        records.append(record | {"turns": turns, "truncated": not is_finished})
+    if whiten == "token":
+        taken = [x for _, row, kept in expected for x in row[:kept]]
+        mean = math.fsum(taken) / len(taken)
+        std = math.sqrt(math.fsum((x - mean) ** 2 for x in taken) / (len(taken) - 1) + 1e-8)
+        expected = [
+            (before, [(x - mean) / std if t < kept else 0.0 for t, x in enumerate(row)], kept)
+            for before, row, kept in expected
+        ]
+    forest, m = Forest.from_records(records), gxpo.method("t_ppo", {"credit.whiten": whiten})
+    signals = {"value": torch.tensor(value, dtype=F64)}
+    found = m.advantages(forest, signals)
+    for r, (before, row, _) in enumerate(expected):
+        assert found[forest.path_of(r)][before:].tolist() == pytest.approx(row, abs=1e-9)
+    targets = m.credit.targets(forest, signals, 0)["value_target"].tolist()
+    assert targets == pytest.approx(returns, abs=1e-12, nan_ok=True)
+
+
+def test_t_ppo_trains_the_newest_window_and_a_value_of_each_rollout() -> None:
+    """The same, `compute_value_loss`: .5 mean over the finished rows of the mean of (V - return)^2 over their tokens;
+    `compute_policy_loss`: the tokens of the newest window alone have a gradient."""
+    lengths, outcome = [[4, 3], [2], [4]], [1.0, 0.0, 0.0]
+    records = []
+    for i, row in enumerate(lengths):
+        acts = [{"action": [5] * n, "logprob": [-1.0] * n, "policy_version": k} for k, n in enumerate(row)]
+        record = {"schema": "gxpo.rollouts/1", "group": f"g{i}", "id": f"r{i}", "prompt": [1], "reward": outcome[i]}
+        records.append(record | {"turns": acts, "truncated": i == 2})
+    forest, m = Forest.from_records(records), gxpo.method("t_ppo", {"objective.add.value.coef": 1.0})
+    n = forest.n_entries
+    value = torch.tensor([math.cos(0.9 * t) for t in range(n)], dtype=F64)
+    now, said = torch.full((n,), -1.0, dtype=F64, requires_grad=True), value.clone().requires_grad_()
+    policy = gxpo.PolicyTokens(now, torch.full((n,), -1.0, dtype=F64), value=said)
+    signals = {"value": value, **m.credit.targets(forest, {"value": value}, 0)}
+    loss = m.loss(forest, policy, advantages=m.advantages(forest, signals), signals=signals)
+    slope, pull = torch.autograd.grad(loss.value, (now, said))
+    V, expected = value.tolist(), []
+    for r, (first, last) in enumerate([(0, 7), (7, 9), (9, 13)]):
+        expected += [(V[t] - outcome[r]) / (last - first) / 2 if r < 2 else 0.0 for t in range(first, last)]
+    assert pull.tolist() == pytest.approx(expected, abs=1e-12)
+    assert [bool(x) for x in slope[:4]] == [False] * 4 and all(slope[4:9]) and not any(slope[9:])
+
+
+@pytest.mark.parametrize("whiten", ["none", "token"])
+def test_vineppo(whiten: str) -> None:
+    """McGill-NLP/VinePPO@efe7228 math_episode_generator_with_mc_advantages.py, `_compute_mc_value`,
+    `_compute_step_advantages`, `_compute_token_advantages`: the mean reward of a step's continuations, r + V' - V, and
+    a token has the advantage of the step that its first character is in. ppo_trainer.py whitens over the tokens."""
+    rows = [  # steps as tokens' texts, the outcome, rewards of the continuations from the query and each later step
+        ([["a", "b\n"], ["c\n"], ["d", "e", "f"]], 1.0, [[1, 0, 0], [1, 1, 0], [1, 1, 1]]),
+        ([["a\n"], ["g", "h"]], 0.0, [[1, 0, 0], [0, 0, 0]]),
+        ([["k", "l"]], 1.0, [[1, 0, 0]]),
+    ]
+    expected, before, records = [], [], []
+    for i, (steps, outcome, continued) in enumerate(rows):
+        values = [sum(r) / len(r) for r in continued] + [0.0]  # of the terminal state 0
+        rewards = [0.0] * (len(steps) - 1) + [outcome]
+        advantages = [rewards[k] + values[k + 1] - values[k] for k in range(len(steps))]
+        bounds = [0]
+        for step in steps:
+            bounds.append(bounds[-1] + len("".join(step)))
+        of_character = [a for a, b, e in zip(advantages, bounds, bounds[1:], strict=False) for _ in range(b, e)]
+        at = 0
+        for k, step in enumerate(steps):
+            for t, text in enumerate(step):
+                expected.append(of_character[at])
+                before.append(values[k] if t == 0 else math.nan)
+                at += len(text)
+        n = sum(len(step) for step in steps)
+        turn = {"action": [5] * n, "logprob": [-1.0] * n}
+        record = {"schema": "gxpo.rollouts/1", "group": "g", "id": f"v{i}", "prompt": [1], "reward": outcome}
+        records.append(record | {"turns": [turn]})
+    if whiten == "token":
+        mean = math.fsum(expected) / len(expected)
+        std = math.sqrt(math.fsum((x - mean) ** 2 for x in expected) / (len(expected) - 1) + 1e-8)
+        expected = [(x - mean) / std for x in expected]
+    forest = Forest.from_records(records)
+    values_T = torch.full((len(forest.token),), math.nan, dtype=F64)
+    values_T[forest.path_token] = torch.tensor(before, dtype=F64)
+    m = gxpo.method("vineppo", {"credit.whiten": whiten})
+    found = m.advantages(forest.replace(extras={VALUE: values_T})).tolist()
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
 def test_spo_segment() -> None:
     """AIFrameResearch/SPO@b9fc6a2 math_episode_generator_with_mc_advantages.py, 347-477: a stretch ends before every
     second token below 0.9 here, the first is without a value to begin from unless it is cut at its first token, and

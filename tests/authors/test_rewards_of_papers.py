@@ -7,10 +7,12 @@ import statistics
 
 import pytest
 import torch
+from tests.rewards.test_majority import by
 
 import gxpo
 from gxpo.environments.rewards.entities import mentioned
 from gxpo.environments.rewards.outcomes import process_bonus
+from gxpo.methods import METHODS
 
 F64 = torch.float64
 
@@ -81,3 +83,27 @@ def test_grpo_ds_coefficient_dips_and_rises(least, most):
         found.append(m.terms["kl"].now)
     assert found == pytest.approx(expected, abs=1e-12)
     assert min(found) == pytest.approx(least, abs=1e-12) and math.isclose(found[-1], most)
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_empo_pays_the_frequency_where_answers_are_not_all_different(released):
+    """QingyangZhang/EMPO@582a079 trl/src/open_r1/rewards.py, `get_empo_math_reward`: the share of the group that has
+    the attempt's answer, 0 without one, and 0 for all where the entropy is log n. That is a gate of less than 1; the
+    default [.1, .9] of the normalised entropy also leaves out what is nearly sure and nearly lost."""
+    groups = {"sure": ["1"] * 4, "torn": list("1112"), "wide": list("1123"), "lost": list("1234")}
+    near_sure = [*["1"] * 99, "2"]  # entropy .056 of log 100 = 4.605: .012
+    groups["near_sure"] = near_sure
+    expected = []
+    for texts in groups.values():
+        n = len(texts)
+        share = {x: texts.count(x) / n for x in texts}
+        entropy = -sum(p * math.log(p) for p in share.values())
+        relative = entropy / math.log(n)
+        pays = entropy < math.log(n) - 1e-12 if released else 0.1 <= relative <= 0.9
+        expected += [share[x] if pays else 0.0 for x in texts]
+    forest, _ = by("frequency", {g: ["#" + x for x in texts] for g, texts in groups.items()}, gate=[0, 0.999])
+    if not released:
+        options = METHODS["empo"].keys["scoring.options"]["majority_vote"]
+        assert options == {"reward": "frequency", "gate": [0.1, 0.9]}
+        forest, _ = by("frequency", {g: ["#" + x for x in texts] for g, texts in groups.items()}, gate=options["gate"])
+    assert forest.outcome.tolist() == pytest.approx(expected, abs=1e-12)

@@ -9,10 +9,11 @@ import pytest
 import torch
 from tests.learners.llamas import clean_llama
 
+import gxpo
 from gxpo.algorithms.objectives.distillation import Distillation
 from gxpo.algorithms.signals import Signals, SignalTools
 from gxpo.algorithms.signals.self_teacher import SelfTeacher
-from gxpo.forest.forest import Forest
+from gxpo.forest import Forest
 from gxpo.learning.torch import TorchLearner
 from gxpo.parts.protocols import PolicyTokens
 
@@ -136,7 +137,8 @@ def test_the_loss(top_k: int, alpha: float) -> None:
     ]
     forest = Forest.from_records(records)
     student, old = TorchLearner(clean_llama(0), lr=0.1), TorchLearner(clean_llama(2), lr=0.1)
-    part = SelfTeacher(top_k=top_k)
+    m = gxpo.method("sdpo_self", {"objective.alpha": alpha, "signal.self_teacher.top_k": top_k})
+    (part,) = m.signals.values()
     part.memory["model"] = TorchLearner(clean_llama(1), lr=0.0)
     tools = SignalTools(student, lambda t: "", 0, asked=lambda *_: None)
     signals = Signals.of(forest, part.compute(forest, Signals.of(forest), tools))
@@ -146,7 +148,7 @@ def test_the_loss(top_k: int, alpha: float) -> None:
     below = old.outputs(forest)["logprob"]
     policy = PolicyTokens(now["logprob"], below, proximal_logprob=below, outputs=now)
     blank = torch.ones(forest.n_entries, dtype=torch.float64)
-    found = float(term(forest, policy, blank, blank, signals, 0)[0])
+    found = float(m.loss(forest, policy, advantages=blank, signals=signals).value)
 
     def model(seed: int, context: list[int]) -> list[float]:
         with torch.no_grad():
@@ -174,3 +176,12 @@ def test_the_loss(top_k: int, alpha: float) -> None:
             ratio = math.exp(s[chosen] - model(2, [1, 2, *action[:t]])[chosen])
             losses.append(far * min(ratio, 2.0))
     assert found == pytest.approx(math.fsum(losses) / len(losses), abs=1e-9)
+
+
+def test_sdpo_self_has_the_settings_of_the_code() -> None:
+    """verl/trainer/config/actor/actor.yaml, `self_distillation`, and verl/trainer/config/sdpo.yaml: alpha 0.5, the top
+    100 ids and a tail, ratios up to 2, a teacher that takes 0.05 of the policy after each step."""
+    m = gxpo.method("sdpo_self")
+    (term,), (teacher,) = (list(parts.values()) for parts in (dict(m.terms), m.signals))
+    assert (term.alpha, term.ratio_max, term.over) == (0.5, 2.0, "taught")
+    assert (teacher.top_k, teacher.rate) == (100, 0.05)

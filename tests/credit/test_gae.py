@@ -531,3 +531,18 @@ def test_bi_level_is_over_tokens_only_where_nothing_is_discounted() -> None:
     both = credit(forest, value, level="both", discount=0.5)
     assert both.tolist() == pytest.approx([0.5, 0.5, 1.0])
     assert credit(forest, value, discount=0.5).tolist() == pytest.approx([0.25, 0.5, 1.0])
+
+
+def test_a_tail_is_left_out_of_unfinished_trajectories_alone() -> None:
+    rows = [{"schema": "gxpo.rollouts/1", "group": "g", "id": f"t{i}", "prompt": [1], "reward": 1.0} for i in range(2)]
+    acts = [{"action": [5] * 4, "logprob": [-1.0] * 4}]
+    records = [{**rows[0], "turns": acts, "truncated": True}, {**rows[1], "turns": acts}]
+    forest = Forest.from_records(records)
+    signals = {"value": torch.linspace(0.1, 0.8, 8, dtype=torch.float64)}
+    whole = Gae(cut="extend", lam=0.5)(forest, signals, 0).tolist()
+    assert Gae(cut="trim", lam=0.5, tail=0)(forest, signals, 0).tolist() == whole
+    cut = Gae(cut="trim", lam=0.5, tail=2)(forest, signals, 0).tolist()
+    assert cut == [*whole[:2], 0.0, 0.0, *whole[4:]] and whole[2] != 0.0
+    assert Gae(cut="trim")(forest, signals, 0)[:4].tolist() == [0.0] * 4
+    with pytest.raises(ConfigError, match=r"credit\.tail"):
+        Gae(tail=1)

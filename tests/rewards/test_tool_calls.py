@@ -123,6 +123,7 @@ def test_hdpo_compares_calls_among_right_answers_alone():
     forest = m.shaped(
         forest.with_rewards(forest.outcome, components={"correct": forest.outcome}, success=forest.outcome)
     )
+    assert forest.outcome.tolist() == [2, 1.5, 1.25, 0]  # what the metric `reward_mean` is of: calls with weight 1
     credit = m.advantages(forest)
     ends = torch.tensor([int((forest.path_trajectory == r).nonzero()[-1]) for r in range(4)])
     expected = [0.5 + 0.15 * z for z in (1.091087, -0.218217, -0.872869)] + [-1.5]

@@ -6,7 +6,8 @@ L = PPO's clip by the token's ratio + 0.5 mean_t (V_t - (A_k + V_k))^2 / 2 over 
 Choices. As in the released code: V_k is read before the turn's first token but trained on all tokens of the turn, the
 ratio is the token's (the paper's step is in advantage and critic), std with ddof 1, gamma 1 and lambda 1. Without
 whitening and with the value trained where it is read this is `gae_turn`. Its scaling of rewards by a running std, an
-option there, is not part of it here.
+option there, is not part of it here. Its critic's loss is verl's, which clips values at +-0.5 from those at the
+start of the step by default: not here, `objective.add.value.clip` (`steppo@paper`).
 """
 
 from gxpo.algorithms.credit.gae import Gae
@@ -29,6 +30,7 @@ steppo = Definition(
         "credit.whiten": "turn",
         "objective.add.value": ValueRegression,
     },
+    paper_defaults={"objective.add.value.clip": 0.5},
     cost="a forward pass for the values at the start of the step; one vector of parameters",
     code="AgentR1/StepPO@26107f1d6d4c5438abe29b21a6ad085d8d1d4ac9 arft/core_algos.py arft/ray_agent_trainer.py",
 )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
-from annotated_types import Interval
+from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gxpo.algorithms.credit.base import CreditPart
@@ -169,7 +169,8 @@ class Gae(CreditPart):
     target_at      the value is trained on "all" tokens, or, at level "turn", on each turn's "anchor" only
     cut            truncated trajectories: "end" (they are over: what follows is worth 0, the outcome is theirs) or
                    "extend" (they are unfinished: extended GAE, the outcome is not paid, step rewards are, and the value
-                   is not trained on them)
+                   is not trained on them) or "trim" (the same, and their last `tail` tokens have advantage 0 and are
+                   not whitened)
     whiten         "none"; "token": (A - mean) / sqrt(var + 1e-8) over the trainable tokens of the batch, unbiased
                    variance, as verl does by default, long trajectories and turns moving the mean more; "turn":
                    (A - mean) / (std + 1e-8) over the turns of the batch, ddof 1, at level "turn"
@@ -199,17 +200,20 @@ class Gae(CreditPart):
     target_lam: Share | None = None
     anchor: Literal["first", "last"] = "first"
     target_at: Literal["all", "anchor"] = "all"
-    cut: Literal["end", "extend"] = "end"
+    cut: Literal["end", "extend", "trim"] = "end"
     whiten: Literal["none", "token", "turn"] = "none"
     reward: str | None = None
     weight: float = 1.0
     bonus: float = 0.0
+    tail: Annotated[int, Ge(0)] = field(default=8, kw_only=True)
 
     provides = ("value_target",)
     learns_from_equal_groups = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs", ("value",) if self.reward is None else ("value", self.reward))
+        if self.tail != 8 and self.cut != "trim":
+            raise ConfigError("credit.tail is what credit.cut=trim leaves out: set that, or leave credit.tail out")
         if self.whiten == "turn" and self.level != "turn":
             raise ConfigError("credit.whiten=turn is of one advantage a turn: set credit.level=turn, or whiten=token")
         if self.target_at == "anchor" and self.level != "turn":
@@ -224,16 +228,17 @@ class Gae(CreditPart):
             )
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        advantage = self._estimate(forest, signals, self.lam)[0]
+        estimated, kept = self._estimate(forest, signals, self.lam)[0], ~self._tails(forest)
+        advantage = torch.where(kept, estimated, 0.0)
         if self.whiten == "none":
             return advantage
         if self.whiten == "token":
-            return batch_whiten(advantage, forest.path_trainable, forest.to_path(forest.compared, "R"))
+            return batch_whiten(advantage, forest.path_trainable & kept, forest.to_path(forest.compared, "R"))
         first, _ = ends(forest.path_step, forest.path_trainable, forest.n_steps)
-        turn = advantage[first.clamp_min(0)] if len(advantage) else torch.zeros(forest.n_steps, dtype=torch.float64)
+        turn = estimated[first.clamp_min(0)] if len(estimated) else torch.zeros(forest.n_steps, dtype=torch.float64)
         compared = forest.compared[forest.step_trajectory]
         whitened = grouped.normalize(turn, torch.where(first >= 0, 0, -1), compared, eps=1e-8)
-        return torch.where(forest.path_trainable, forest.to_path(whitened, "S"), 0.0)
+        return torch.where(forest.path_trainable & kept, forest.to_path(whitened, "S"), 0.0)
 
     def targets(self, forest: Forest, signals: Signals, step: int) -> dict[str, Tensor]:
         """{"value_target": [P]}: A + V with `target_lam`; nan on tokens that the value is not trained on."""
@@ -260,7 +265,17 @@ class Gae(CreditPart):
         return out
 
     def _unfinished(self, forest: Forest) -> Tensor:
-        return forest.truncated if self.cut == "extend" else torch.zeros_like(forest.truncated)
+        return torch.zeros_like(forest.truncated) if self.cut == "end" else forest.truncated
+
+    def _tails(self, forest: Forest) -> Tensor:
+        """[P] bool: the last `tail` trainable tokens of each unfinished trajectory."""
+        if self.cut != "trim":
+            return torch.zeros_like(forest.path_trainable)
+        count = forest.path_trainable.cumsum(0)
+        total = torch.zeros(forest.n_trajectories, dtype=torch.int64)
+        total.scatter_reduce_(0, forest.path_trajectory, count, "amax")
+        near = forest.to_path(total, "R") - count < self.tail
+        return forest.path_trainable & forest.to_path(self._unfinished(forest), "R") & near
 
     def _paid(self, forest: Forest, signals: Signals, unfinished: Tensor) -> Tensor:
         """[S] what each step is paid."""
