@@ -18,7 +18,7 @@ ON_BATTERY = {  # components of the battery in the place of those that a method'
 }
 
 
-def kinds_of_parts(name: str) -> Iterator[Hashable]:
+def kinds_of_parts(name: str) -> Iterator[tuple[Hashable, ...]]:
     """Types of the parts that compute on a forest, with the words and switches of their settings: methods that have all
     of them between them run every branch that a method chooses by name."""
     method = gxpo.method(name)

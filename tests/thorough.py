@@ -10,17 +10,6 @@ import pytest
 ALL = pytest.mark.thorough
 
 
-def first_of_each(names: Iterable[str], kind: Callable[[str], Hashable]) -> list[Any]:
-    """All names; those whose kind an earlier one has are marked `thorough`."""
-    seen: set[Hashable] = set()
-    found = []
-    for name in names:
-        what = kind(name)
-        found.append(pytest.param(name, marks=[ALL] * (what in seen)))
-        seen.add(what)
-    return found
-
-
 def some(values: Iterable[Any], tried: Iterable[Any]) -> list[Any]:
     """All values; those that are not among `tried` are marked `thorough`."""
     kept = list(tried)

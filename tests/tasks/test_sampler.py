@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.rollouts.resumed import check_resumed, lines, parity
-from tests.thorough import ALL
+from tests.thorough import ALL, some
 
 import gxpo
 from gxpo import tasks
@@ -217,8 +218,13 @@ def test_epochs_draw_every_task_that_is_left_once() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:tasks.sampler")
-@pytest.mark.parametrize("kind", sorted(SAMPLERS))
-@pytest.mark.parametrize("per_step", [1, 3, 8, 14, 40])
+@pytest.mark.parametrize(
+    ("kind", "per_step"),
+    some(
+        itertools.product(sorted(SAMPLERS), (1, 3, 8, 14, 40)),
+        [*((kind, 3) for kind in SAMPLERS), *(("drop_solved", n) for n in (1, 8, 14, 40)), ("keep_hardest", 40)],
+    ),
+)
 def test_a_dropped_task_is_never_drawn(kind: str, per_step: int) -> None:
     """Fourteen tasks, of which some are always solved, some never and some half of the time, over ends of epochs, read
     back in the middle, until nothing is left or for 30 steps."""
