@@ -1,6 +1,7 @@
 """What the verl adapter does, against verl itself: `python scripts/check_verl.py --python VERL_PYTHON`.
 
-It runs on a CPU and needs no engine, but what verl's trainer imports: `pip install torch verl uvicorn fastapi pillow`.
+It runs on a CPU and needs no engine, but what verl's trainer imports:
+`pip install torch verl uvicorn fastapi pillow cachetools`.
 Checks that importing verl with VERL_USE_EXTERNAL_MODULES=gxpo.adapters.verl registers the methods, that estimators and
 losses that both have agree on random batches, and what the trainer's own function gives. Exit status 1 where a check
 fails.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,19 @@ from gxpo.forest.forest import Forest
 ON_BATTERY = {  # components of the battery in the place of those that a method's own rewards make
     "hdpo": {"credit.weights": {"*": 1.0, "format": 0.15}, "credit.only": {"format": "success"}},
 }
+
+
+def kinds_of_parts(name: str) -> Iterator[tuple[Hashable, ...]]:
+    """Types of the parts that compute on a forest, with the words and switches of their settings: methods that have all
+    of them between them run every branch that a method chooses by name."""
+    method = gxpo.method(name)
+    for stage in ("credit", "weights", "terms", "shapes", "step_rewards"):
+        value = getattr(method, stage)
+        for part in value.values() if isinstance(value, Mapping) else [value]:
+            yield stage, type(part)
+            for key, setting in vars(part).items():
+                plain = isinstance(setting, (str, bool, type(None)))
+                yield stage, type(part), key, setting if plain else type(setting)
 
 
 def battery(

@@ -1,5 +1,5 @@
-"""Patterns and functions of gxpo over a policy's text cost time linear in its length: each is run on 64,000 characters
-that are made against it, and the kernel kills what takes more than two seconds of processor time."""
+"""Patterns and functions of gxpo over a policy's text cost time linear in its length: each is run on 32,000 characters
+that are made against it, and the kernel kills what takes more than half a second of processor time."""
 
 from __future__ import annotations
 

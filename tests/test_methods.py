@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.battery import ON_BATTERY, battery, given_of, made_up, policy_of
+from tests.battery import ON_BATTERY, battery, given_of, kinds_of_parts, made_up, policy_of
 from tests.learners.llamas import clean_llama
-from tests.thorough import cover, first_of_each
+from tests.thorough import cover
 
 import gxpo
 from gxpo.algorithms.signals import Signals
@@ -164,11 +164,13 @@ AGREEING = {  # the battery's sampler is nobody that the learner knows: such bou
 def objective_of(name):
     """What decides how a step may be cut: the terms, what they read of the policy, what the credit hands them."""
     m = gxpo.method(name)
-    return repr(m.terms), m.outputs, m.couples, m.credit_targets
+    yield from (kind for kind in kinds_of_parts(name) if kind[0] == "terms")
+    yield "together", tuple(sorted(type(term).__name__ for term in m.terms.values()))
+    yield "read", m.outputs, m.couples, m.credit_targets
 
 
 @pytest.mark.filterwarnings("ignore:.*method.shaped:UserWarning")  # credit on the task's rewards alone
-@pytest.mark.parametrize("name", first_of_each(NAMES, objective_of))
+@pytest.mark.parametrize("name", cover(NAMES, objective_of))
 def test_the_gradient_is_the_same_however_the_step_is_cut(name, learner):
     m, forest = composed(name, AGREEING.get(name)), battery(3, sizes=(3, 2, 2))
     signals = made_up(m, forest, 3)
@@ -220,7 +222,15 @@ def test_the_gradient_is_the_same_however_the_step_is_cut(name, learner):
 
 @pytest.mark.filterwarnings("ignore:.*method.shaped:UserWarning")  # credit on the task's rewards alone
 # ---------------------------------------------------------------- equal groups
-@pytest.mark.parametrize("name", NAMES)
+def still_of(name):
+    """What decides whether equal groups move a method."""
+    m = gxpo.method(name)
+    yield from kinds_of_parts(name)
+    yield "update", type(m.update), m.value_heads
+    yield "moves", name in EQUAL_GROUPS_LEARN
+
+
+@pytest.mark.parametrize("name", cover(NAMES, still_of))
 def test_groups_of_equal_rewards_move_nothing(name):
     """All rewards of a group are equal, groups differ; decay must not move anything either."""
     m = composed(name)

@@ -86,6 +86,9 @@ def _writes(tree: ast.AST) -> list[int]:
     return lines
 
 
+WRITING = re.compile(r"print|echo\(|Console|std(out|err)")  # no line of a file without these does
+
+
 def test_one_module_writes_to_terminals():
     found = []
     for package in (SOURCE, SOURCE.parent / "gxpo_worlds"):
@@ -93,7 +96,10 @@ def test_one_module_writes_to_terminals():
             name = path.relative_to(package).as_posix()
             if name in PIPES or name == "terminal.py":
                 continue
-            tree = ast.parse(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            if not WRITING.search(text):
+                continue
+            tree = ast.parse(text)
             blocks = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
             typed = {line for block in blocks for line in range(block.lineno, (block.end_lineno or 0) + 1)}
             found += [f"{name}:{line}" for line in _writes(tree) if line not in typed]

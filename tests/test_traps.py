@@ -7,8 +7,6 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/traps.md").read_text(encoding="utf-8")
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
@@ -21,9 +19,10 @@ def functions(path: str) -> dict[str, ast.FunctionDef]:
     return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize(("path", "name"), NAMED, ids=[f"{p}::{n}" for p, n in NAMED])
-def test_every_named_test_is_there(path: str, name: str) -> None:
-    assert name.startswith("test_") and name in functions(path)
+def test_every_named_test_is_there() -> None:
+    there = {path: functions(path) for path in {path for path, _ in NAMED}}
+    assert len(NAMED) > 60
+    assert [(path, name) for path, name in NAMED if not name.startswith("test_") or name not in there[path]] == []
 
 
 def test_every_trap_of_losses_is_in_the_table_with_a_test() -> None:

@@ -4,8 +4,6 @@ import json
 import tarfile
 from pathlib import Path
 
-import pytest
-
 CORPUS = Path(__file__).parent / "corpus"
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "doctor_corpus"
 TRUTH = json.loads((CORPUS / "truth.json").read_text())
@@ -25,9 +23,12 @@ def test_trl_runs_lie_in_the_half_that_was_drawn_for_them():
     assert found == {r: (f"trl-{drawn[r]['run']:03d}", drawn[r]["half"]) for r in found}
 
 
-@pytest.mark.parametrize("path", ARCHIVES, ids=lambda p: f"{p.parent.name}-{p.name.removesuffix('.tar.xz')}")
-def test_archive_is_small_and_without_pickles(path):
-    with tarfile.open(path, "r:xz") as tar:
-        names = tar.getnames()
-    assert names and not [n for n in names if n.endswith((".bin", ".pt", ".pth", ".pkl", ".safetensors"))]
-    assert path.stat().st_size < 100_000
+def test_archives_are_small_and_without_pickles():
+    wrong = []
+    for path in ARCHIVES:
+        with tarfile.open(path, "r:xz") as tar:
+            names = tar.getnames()
+        pickles = [n for n in names if n.endswith((".bin", ".pt", ".pth", ".pkl", ".safetensors"))]
+        if not names or pickles or path.stat().st_size >= 100_000:
+            wrong.append((path.name, len(names), pickles, path.stat().st_size))
+    assert len(ARCHIVES) > 200 and wrong == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.rollouts.resumed import check_resumed, lines, parity
-from tests.thorough import ALL
+from tests.thorough import ALL, some
 
 import gxpo
 from gxpo.base.errors import CheckpointError, ConfigError, TaskError
@@ -165,7 +166,7 @@ def test_only_what_the_policy_sampled_for_a_training_task_counts() -> None:
 
 def test_rollouts_without_any_verdict_are_refused() -> None:
     forest = answers({"a": 1}).replace(success=torch.full((8,), torch.nan, dtype=torch.float64))
-    with pytest.raises(gxpo.errors.GxpoError, match=r"tasks\.sampler"):
+    with pytest.raises(gxpo.base.errors.GxpoError, match=r"tasks\.sampler"):
         made("variance").observe(forest)
 
 
@@ -217,8 +218,13 @@ def test_epochs_draw_every_task_that_is_left_once() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:tasks.sampler")
-@pytest.mark.parametrize("kind", sorted(SAMPLERS))
-@pytest.mark.parametrize("per_step", [1, 3, 8, 14, 40])
+@pytest.mark.parametrize(
+    ("kind", "per_step"),
+    some(
+        itertools.product(sorted(SAMPLERS), (1, 3, 8, 14, 40)),
+        [*((kind, 3) for kind in SAMPLERS), *(("drop_solved", n) for n in (1, 8, 14, 40)), ("keep_hardest", 40)],
+    ),
+)
 def test_a_dropped_task_is_never_drawn(kind: str, per_step: int) -> None:
     """Fourteen tasks, of which some are always solved, some never and some half of the time, over ends of epochs, read
     back in the middle, until nothing is left or for 30 steps."""
