@@ -17,45 +17,48 @@ from gxpo.environments.rewards.conformance import EVENT
 from gxpo.environments.rewards.key_steps import HEADINGS, STEP
 
 # Packages whose patterns see what a policy, an environment or a stranger's rollouts say; the rest is thorough.
-POLICY = ("answers", "chat/", "doctor/rollout_", "envs/", "explain/", "media", "rewards/", "rollouts/", "segments/",
-          "serve/", "signals/", "tasks/", "verdicts", "weighting/")  # fmt: skip
+POLICY = ("base/answers", "models/chat/", "doctor/rollout_", "environments/envs/", "explain/", "base/media",
+          "environments/rewards/", "sampling/rollouts/", "algorithms/segments/", "sampling/serve/",
+          "algorithms/signals/", "environments/tasks/", "base/verdicts", "algorithms/weighting/")  # fmt: skip
 OWN = {  # patterns over what the user of this machine writes himself: scripts, settings, names of files
-    "adapters/convert_script.py", "adapters/convert_verl.py", "compare/arms.py", "compare/found.py", "definition.py",
-    "doctor/rollout_sample.py", "explain/outlook.py", "explain/rollout_source.py", "phases.py", "trainer/report.py",
-    "yamltext.py",
+    "adapters/convert_script.py", "adapters/convert_verl.py", "compare/arms.py", "compare/found.py",
+    "parts/definition.py", "doctor/rollout_sample.py", "explain/outlook.py", "explain/rollout_source.py",
+    "training/phase_plan.py", "training/report.py", "base/yamltext.py",
 }  # fmt: skip
 TERM = r"\<\|im_end\|\>"
 # Patterns that are made at run time, (file, argument as written): the defaults, or an example of what they are made of.
 # An empty list: a pattern of the user's, who answers for it.
 MADE: dict[tuple[str, str], list[str]] = {
-    ("answers.py", "pattern"): [ANSWER, TAGGED],
-    ("chat/plain.py", "f'(?={self._control.pattern})(.)'"): [f"(?={TERM})(.)"],
-    ("chat/plain.py", "'|'.join(map(re.escape, known))"): [f"{TERM}|<think>"],
-    ("chat/template.py", 'f"\\\\s*({\'|\'.join(map(re.escape, words))})"'): [],
+    ("base/answers.py", "pattern"): [ANSWER, TAGGED],
+    ("models/chat/plain.py", "f'(?={self._control.pattern})(.)'"): [f"(?={TERM})(.)"],
+    ("models/chat/plain.py", "'|'.join(map(re.escape, known))"): [f"{TERM}|<think>"],
+    ("models/chat/template.py", 'f"\\\\s*({\'|\'.join(map(re.escape, words))})"'): [],
     ("doctor/html.py", "f'(?<![\\\\w/]){re.escape(series.key)}(?![\\\\w/])'"): [r"(?<![\w/])loss(?![\w/])"],
     ("doctor/rollout_references.py", "f'(?<!\\\\w){re.escape(wanted)}(?!\\\\w)'"): [r"(?<!\w)aaa(?!\w)"],
-    ("envs/actions.py", "f'<{name}>((?:(?!<{name}>).)*?)</{name}>'"): ["<action>((?:(?!<action>).)*?)</action>"],
-    ("rewards/conformance.py", "pattern"): [EVENT],
-    ("rewards/conformance.py", "self.pattern"): [],
-    ("rewards/features.py", "pattern"): [r"<aux>.*</aux>"],
-    ("rewards/first_error.py", "self.steps"): [r"\n\n"],
-    ("rewards/key_steps.py", "f'(?:{parts[-1]})\\\\s*\\\\Z'"): [r"(?:### The final answer is:)\s*\Z"],
-    ("rewards/key_steps.py", "part"): list(HEADINGS),
-    ("rewards/key_steps.py", "parts[-1]"): [HEADINGS[-1]],
-    ("rewards/key_steps.py", "step"): [STEP],
-    ("rewards/listener.py", "self.until"): [],
-    ("rewards/tool_result.py", "f'(?<![\\\\w.-]){re.escape(answer)}(?!\\\\w|\\\\.\\\\d)'"): [
+    ("environments/envs/actions.py", "f'<{name}>((?:(?!<{name}>).)*?)</{name}>'"): [
+        "<action>((?:(?!<action>).)*?)</action>",
+    ],
+    ("environments/rewards/conformance.py", "pattern"): [EVENT],
+    ("environments/rewards/conformance.py", "self.pattern"): [],
+    ("environments/rewards/features.py", "pattern"): [r"<aux>.*</aux>"],
+    ("environments/rewards/first_error.py", "self.steps"): [r"\n\n"],
+    ("environments/rewards/key_steps.py", "f'(?:{parts[-1]})\\\\s*\\\\Z'"): [r"(?:### The final answer is:)\s*\Z"],
+    ("environments/rewards/key_steps.py", "part"): list(HEADINGS),
+    ("environments/rewards/key_steps.py", "parts[-1]"): [HEADINGS[-1]],
+    ("environments/rewards/key_steps.py", "step"): [STEP],
+    ("environments/rewards/listener.py", "self.until"): [],
+    ("environments/rewards/tool_result.py", "f'(?<![\\\\w.-]){re.escape(answer)}(?!\\\\w|\\\\.\\\\d)'"): [
         r"(?<![\w.-])777(?!\w|\.\d)",
     ],
-    ("rollouts/graph.py", "self.accepts"): [],
-    ("segments/by_text.py", "pattern"): [],
-    ("segments/by_text.py", "self.regex"): [Pattern().regex],
-    ("signals/self_teacher.py", "self.hide"): [],
-    ("signals/texts.py", "pattern"): [],
-    ("signals/valid_thinking.py", "f'(?<![\\\\w.]){re.escape(answer)}(?!\\\\w|\\\\.\\\\d)'"): [
+    ("sampling/rollouts/graph.py", "self.accepts"): [],
+    ("algorithms/segments/by_text.py", "pattern"): [],
+    ("algorithms/segments/by_text.py", "self.regex"): [Pattern().regex],
+    ("algorithms/signals/self_teacher.py", "self.hide"): [],
+    ("algorithms/signals/texts.py", "pattern"): [],
+    ("algorithms/signals/valid_thinking.py", "f'(?<![\\\\w.]){re.escape(answer)}(?!\\\\w|\\\\.\\\\d)'"): [
         r"(?<![\w.])777(?!\w|\.\d)",
     ],
-    ("verdicts.py", "f'{words}\\\\s*[:=\\\\uff1a]\\\\s*(.*)'"): [r"verdicts?\s*[:=]\s*(.*)"],
+    ("base/verdicts.py", "f'{words}\\\\s*[:=\\\\uff1a]\\\\s*(.*)'"): [r"verdicts?\s*[:=]\s*(.*)"],
 }  # fmt: skip
 
 
@@ -147,13 +150,22 @@ PREFIXES = ("", "```json\n", "<tool_call>", "\\boxed{", "<answer>", "[TOOL_CALLS
 
 def functions():
     """(name, function of a text) of all public functions over texts."""
-    for package in ("rewards", "chat", "envs", "segments", "signals", "weighting"):
+    for package in (
+        "environments.rewards", "models.chat", "environments.envs", "algorithms.segments", "algorithms.signals",
+        "algorithms.weighting",
+    ):  # fmt: skip
         root = importlib.import_module(f"gxpo.{package}")
         for info in pkgutil.walk_packages(root.__path__, f"gxpo.{package}."):
             if ".adapters" in info.name or info.name.endswith("launcher"):
                 continue
             yield from _of(importlib.import_module(info.name))
-    for name in ("answers", "verdicts", "explain.overlap", "doctor.rollout_texts", "doctor.rollout_references"):
+    for name in (
+        "base.answers",
+        "base.verdicts",
+        "explain.overlap",
+        "doctor.rollout_texts",
+        "doctor.rollout_references",
+    ):
         yield from _of(importlib.import_module(f"gxpo.{name}"))
 
 

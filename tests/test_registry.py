@@ -58,10 +58,10 @@ def test_two_parts_of_one_name_are_refused(folder, monkeypatch):
 
 def test_every_concrete_part_of_a_stage_states_its_name():
     """A subclass of a part in gxpo's own folders is one too, or is private."""
-    for folder, _, table in registry.PLACES:
+    for _, _, table in registry.PLACES:
         for kind in table.values():
             for below in kind.__subclasses__():
-                own = below.__module__.startswith(f"gxpo.{folder}.") and not below.__name__.startswith("_")
+                own = below.__module__.startswith(f"{table.package}.") and not below.__name__.startswith("_")
                 assert not own or "__part__" in vars(below) or inspect.isabstract(below), below
 
 

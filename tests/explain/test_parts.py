@@ -74,7 +74,7 @@ def test_methods_that_use_a_part_are_those_whose_composition_has_it():
     [
         (["epoch"], "no part 'epoch'; did you mean 'epochs'?"),
         (["grpo"], "grpo is a method: gxpo methods grpo"),
-        (["pass_atk"], "pass_atk is a former name; it is now pass_at_k"),
+        (["pass_atk"], "no part 'pass_atk'; did you mean 'pass_at_k'?"),
         (["--stage", "wieght"], "no stage 'wieght'; did you mean 'weight'?"),
     ],
 )

@@ -49,13 +49,6 @@ OF_FUNCTIONS = {  # stage -> its `FunctionPart`: how a pure function becomes a p
     "segment": "gxpo.algorithms.segments.base:Cuts",
     "sampler": "gxpo.environments.tasks.sampler:TaskSampler",
 }
-PACKAGES = {  # folder of a stage's parts -> the package that it is
-    **{name: f"gxpo.algorithms.{name}" for name in ("credit", "weighting", "segments", "signals", "objectives")},
-    "rollouts": "gxpo.sampling.rollouts",
-    "rewards": "gxpo.environments.rewards",
-    "tasks": "gxpo.environments.tasks",
-    "learners": "gxpo.learning",
-}
 T = TypeVar("T", bound=Callable[..., Any])
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -97,17 +90,17 @@ def _of_functions(stage: str) -> type[FunctionPart]:
 
 
 class Table(Mapping[str, Any]):
-    """The parts of a stage that the modules of its package (`PACKAGES`) define, by name.
+    """The parts of a stage that the modules of the package `gxpo.PACKAGE` define, by name.
 
     The modules are imported when the table is first read: a method whose parts are given as classes reads few tables.
     """
 
-    def __init__(self, stage: str, folder: str) -> None:
-        self.stage, self._folder = stage, PACKAGES[folder]
+    def __init__(self, stage: str, package: str) -> None:
+        self.stage, self.package = stage, f"gxpo.{package}"
 
     @cached_property
     def _found(self) -> dict[str, type]:
-        folder = importlib.import_module(self._folder)
+        folder = importlib.import_module(self.package)
         found: dict[str, type] = {}
         for module in sorted(m.name for m in pkgutil.iter_modules(folder.__path__)):
             loaded = importlib.import_module(f"{folder.__name__}.{module}")
@@ -131,18 +124,18 @@ class Table(Mapping[str, Any]):
         return len(self._found)
 
 
-CREDITS = Table("credit", "credit")
-WEIGHTS = Table("weight", "weighting")
-ROLLOUTS = Table("rollout", "rollouts")
-REWARDS = Table("reward", "rewards")
-SEGMENTERS = Table("segment", "segments")
-SIGNALS = Table("signal", "signals")
-SURROGATES = Table("surrogate", "objectives")
-RATIOS = Table("ratio", "objectives")
-CONTROLS = Table("control", "objectives")
-TERMS = Table("term", "objectives")
-UPDATES = Table("update", "learners")
-SAMPLERS = Table("sampler", "tasks")
+CREDITS = Table("credit", "algorithms.credit")
+WEIGHTS = Table("weight", "algorithms.weighting")
+ROLLOUTS = Table("rollout", "sampling.rollouts")
+REWARDS = Table("reward", "environments.rewards")
+SEGMENTERS = Table("segment", "algorithms.segments")
+SIGNALS = Table("signal", "algorithms.signals")
+SURROGATES = Table("surrogate", "algorithms.objectives")
+RATIOS = Table("ratio", "algorithms.objectives")
+CONTROLS = Table("control", "algorithms.objectives")
+TERMS = Table("term", "algorithms.objectives")
+UPDATES = Table("update", "learning")
+SAMPLERS = Table("sampler", "environments.tasks")
 
 PLACES = (  # folder, slot and table of each kind of part
     ("credit", "credit", CREDITS),
