@@ -13,7 +13,8 @@ import numpy as np
 from gxpo.compare.reading import Spent, cut, windows
 from gxpo.compare.results import Budget, RunResult
 from gxpo.doctor.readers import configs
-from gxpo.doctor.runlog import Floats, RunLog
+from gxpo.doctor.runlog import RunLog
+from gxpo.doctor.series import Floats
 from gxpo.errors import ConfigError, did_you_mean
 
 # Figures that are compared unless one is asked for, the best first: held-out ones before those of training.

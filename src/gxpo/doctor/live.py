@@ -17,7 +17,9 @@ from gxpo.doctor.reading import add_series
 from gxpo.doctor.remedies import foremost
 from gxpo.doctor.rollout_rows import Row, assemble
 from gxpo.doctor.rollout_sample import KEPT
-from gxpo.doctor.runlog import NAMES, Rollouts, RunLog, Series
+from gxpo.doctor.rollouts import Rollouts
+from gxpo.doctor.runlog import NAMES, RunLog
+from gxpo.doctor.series import Series
 
 ROWS = 4_000  # rows of figures that are kept
 FIRST, LAST = 200, 1_000  # of them always: the beginning, which is the baseline, and the end

@@ -11,7 +11,8 @@ from gxpo.doctor.readers import configs, keys, numbering, runs, validation
 from gxpo.doctor.readers.files import candidates, dump_source, recognised
 from gxpo.doctor.readers.found import Found
 from gxpo.doctor.rollout_files import rollouts
-from gxpo.doctor.runlog import RunLog, Series
+from gxpo.doctor.runlog import RunLog
+from gxpo.doctor.series import Series
 from gxpo.errors import RecordError
 
 LOOKED_FOR = "trainer_state.json, metrics as JSON lines, CSV or TensorBoard events, console texts, dumps of rollouts"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gxpo.doctor.runlog import Rollouts
+from gxpo.doctor.rollouts import Rollouts
 
 STEPS, LONGEST = 8, 64  # steps that are looked at, tokens of a stand-in completion
 ASKED = ("ngrpo", "psr_nsr", "reinforce_pp")

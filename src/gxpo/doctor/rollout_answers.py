@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gxpo.doctor.rollout_references import Holder, bare
-from gxpo.doctor.runlog import Rollouts
+from gxpo.doctor.rollouts import Rollouts
 
 Index = NDArray[np.int64]
 # names of reward functions that say whether an answer is right, against those of style and price

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from gxpo.doctor.rollout_answers import References, off_form_of, references_of
 from gxpo.doctor.rollout_texts import goes_on, markup, overlap, repeated_prompts, unfinished
 from gxpo.doctor.rollout_variance import variance_shares, within_correlation
-from gxpo.doctor.runlog import Floats, Rollouts
+from gxpo.doctor.rollouts import Rollouts
+from gxpo.doctor.series import Floats
 
 Index = NDArray[np.int64]
 EARLY = 3  # recorded steps that count as the beginning

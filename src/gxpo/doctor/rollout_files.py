@@ -13,7 +13,7 @@ from gxpo.doctor.rollout_sample import KEPT, Dump, dump
 from gxpo.doctor.rollout_tables import form, table_names
 from gxpo.doctor.rollout_tasks import with_references
 from gxpo.doctor.rollout_trl import REQUIRED, Hints, Tables, read_trl
-from gxpo.doctor.runlog import Rollouts
+from gxpo.doctor.rollouts import Rollouts
 from gxpo.errors import MissingExtra
 
 _ORDER = ("gxpo", "trl", "verl", "plain")  # of a run with several, the first

@@ -9,7 +9,7 @@ from gxpo.doctor.rollout_json import PROMPTS
 from gxpo.doctor.rollout_lines import LARGE, parsed
 from gxpo.doctor.rollout_rows import first_reference, reference, text
 from gxpo.doctor.rollout_sample import Dump
-from gxpo.doctor.runlog import Rollouts
+from gxpo.doctor.rollouts import Rollouts
 
 _USER = "user: "
 

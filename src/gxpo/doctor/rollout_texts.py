@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gxpo.doctor.runlog import Rollouts
+from gxpo.doctor.rollouts import Rollouts
 
 Flags = NDArray[np.bool_]
 

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gxpo.doctor.rollout_credit import centred
-from gxpo.doctor.runlog import Floats, Rollouts
+from gxpo.doctor.rollouts import Rollouts
+from gxpo.doctor.series import Floats
 
 Ints = NDArray[np.int64]
 EQUAL = 1e-9  # scores that differ by less are equal

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gxpo import config
 from gxpo.definition import show, stage_of
 from gxpo.doctor.rollout_files import rollouts
-from gxpo.doctor.runlog import Rollouts
+from gxpo.doctor.rollouts import Rollouts
 from gxpo.errors import GxpoError, RecordError
 from gxpo.explain.words import Words, pseudo_tokens, reader_of
 from gxpo.forest import Forest

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gxpo.doctor.case import Case
 from gxpo.doctor.checks.credit import SAMPLER
 from gxpo.doctor.finding import Finding
+from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.sickness import found, sickness
 
 # our compositions whose advantages are the score less its group's mean; others have baselines of their own
@@ -32,13 +32,13 @@ POSITIVE_ONLY = (
     needs=("advantage_min", "rollouts"),
     follows=(),
 )
-def wrong_groups(case: Case) -> Finding | None:
-    if str(case.setting("method") or "").startswith(POSITIVE_ONLY):
+def wrong_groups(log: RunLog) -> Finding | None:
+    if str(log.setting("method") or "").startswith(POSITIVE_ONLY):
         return None
-    if case.has("advantage_min", "advantage_mean", "reward"):
-        steps = set(case.log.steps("advantage_mean").tolist()) & set(case.log.steps("reward").tolist())
-        a = dict(zip(case.log.steps("advantage_mean").tolist(), case.values("advantage_mean").tolist(), strict=True))
-        s = dict(zip(case.log.steps("reward").tolist(), case.values("reward").tolist(), strict=True))
+    if log.has("advantage_min", "advantage_mean", "reward"):
+        steps = set(log.steps("advantage_mean").tolist()) & set(log.steps("reward").tolist())
+        a = dict(zip(log.steps("advantage_mean").tolist(), log.values("advantage_mean").tolist(), strict=True))
+        s = dict(zip(log.steps("reward").tolist(), log.values("reward").tolist(), strict=True))
         x, y = np.array([a[k] for k in sorted(steps)]), np.array([s[k] for k in sorted(steps)])
         close = len(x) >= 5 and float(np.abs(x - y).mean()) < 0.2 * float(np.abs(y).mean())
         if close and float(np.abs(x).mean()) > 0.02:  # relative to a group they would sum to about 0
@@ -47,22 +47,22 @@ def wrong_groups(case: Case) -> Finding | None:
                 "critical",
                 "proved",
                 "advantages are the raw rewards: every rollout is a group of its own",
-                case.quote("advantage_min"),
-                case.quote("advantage_mean"),
-                case.quote("reward"),
+                log.quote("advantage_min"),
+                log.quote("advantage_mean"),
+                log.quote("reward"),
             )
-    if case.facts is not None and case.facts.mixed > 0.5:
+    if log.facts is not None and log.facts.mixed > 0.5:
         return found(
             "wrong_groups",
             "critical",
             "proved",
             "rollouts of different prompts are compared with each other",
-            f"in {case.facts.mixed:.0%} of the blocks of {case.facts.group_size:g} rows that share a baseline, prompts "
+            f"in {log.facts.mixed:.0%} of the blocks of {log.facts.group_size:g} rows that share a baseline, prompts "
             "differ",
-            examples=case.facts.examples(case.facts.members[0]),
+            examples=log.facts.examples(log.facts.members[0]),
         )
-    seen = None if case.facts is None else case.facts.advantages
-    if seen is None or case.facts is None or case.facts.r.grouped_by == "prompt" or not _by_group_mean(case):
+    seen = None if log.facts is None else log.facts.advantages
+    if seen is None or log.facts is None or log.facts.r.grouped_by == "prompt" or not _by_group_mean(log):
         return None
     line = (
         f"root mean square of the groups' mean advantage / that of all advantages = {seen.off_centre:.2f}; correlation "
@@ -75,7 +75,7 @@ def wrong_groups(case: Case) -> Finding | None:
             "proved",
             "advantages are the raw rewards: no group's mean was subtracted",
             line,
-            examples=case.facts.examples(case.facts.members[0]),
+            examples=log.facts.examples(log.facts.members[0]),
         )
     if seen.off_centre > 0.25 and seen.correlation > 0.2:
         return found(
@@ -84,14 +84,14 @@ def wrong_groups(case: Case) -> Finding | None:
             "likely",
             "advantages do not sum to 0 within a group: groups are of the wrong rollouts",
             line,
-            examples=case.facts.examples(case.facts.members[0]),
+            examples=log.facts.examples(log.facts.members[0]),
         )
     return None
 
 
-def _by_group_mean(case: Case) -> bool:
+def _by_group_mean(log: RunLog) -> bool:
     """Whether advantages are relative to the group's mean, so far as is known."""
-    return case.log.source != "gxpo" or str(case.setting("method") or "").split("+")[0].split("@")[0] in GROUP_MEAN
+    return log.source != "gxpo" or str(log.setting("method") or "").split("+")[0].split("@")[0] in GROUP_MEAN
 
 
 @sickness(
@@ -111,11 +111,11 @@ def _by_group_mean(case: Case) -> bool:
         *SAMPLER,
     ),
 )
-def advantage_sign(case: Case) -> Finding | None:
-    seen = None if case.facts is None else case.facts.advantages
-    if seen is not None and case.facts is not None and seen.groups >= 5:
+def advantage_sign(log: RunLog) -> Finding | None:
+    seen = None if log.facts is None else log.facts.advantages
+    if seen is not None and log.facts is not None and seen.groups >= 5:
         line = f"correlation of advantage and score within {seen.groups} groups: {seen.correlation:.2f}"
-        some = case.facts.examples(case.facts.members[0])
+        some = log.facts.examples(log.facts.members[0])
         if seen.correlation < -0.5:
             return found(
                 "advantage_sign",
@@ -125,7 +125,7 @@ def advantage_sign(case: Case) -> Finding | None:
                 line,
                 examples=some,
             )
-        if abs(seen.correlation) < 0.2 and _by_group_mean(case):
+        if abs(seen.correlation) < 0.2 and _by_group_mean(log):
             return found(
                 "advantage_sign",
                 "critical",
@@ -134,19 +134,19 @@ def advantage_sign(case: Case) -> Finding | None:
                 line,
                 examples=some,
             )
-    score = case.trend("reward")
+    score = log.trend("reward")
     if score is None or not score.falls or score.n < 10:
         return None
-    worse = score.first - score.last > 4 * score.ends_error or (case.held_out_gain < 0 and score.falls)
+    worse = score.first - score.last > 4 * score.ends_error or (log.evaluation_gain < 0 and score.falls)
     from_start = worse and score.best - score.first < 2 * score.ends_error
-    grad = case.values("grad_norm")
+    grad = log.values("grad_norm")
     positive = grad[grad > 0]
     calm = len(positive) >= 4 and float(positive.max()) < 10 * float(np.median(positive[:8]))
-    shape = all(0.6 < ratio < 1.6 for n in ("length",) if (ratio := _change(case, n)) is not None)
-    if not (from_start and calm and shape and not case.last("truncated") > 0.5):
+    shape = all(0.6 < ratio < 1.6 for n in ("length",) if (ratio := _change(log, n)) is not None)
+    if not (from_start and calm and shape and not log.last("truncated") > 0.5):
         return None
     ids = ["advantage_sign", "lr_too_high"]
-    told = case.facts.same_text if case.facts is not None else None
+    told = log.facts.same_text if log.facts is not None else None
     if told is None or told[0] < 10:
         ids.insert(1, "reward_noise")
     return found(
@@ -154,13 +154,13 @@ def advantage_sign(case: Case) -> Finding | None:
         "critical",
         "likely",
         "reward falls steadily from the first step on, with a calm gradient: it points the wrong way",
-        case.quote("reward"),
-        case.quote("grad_norm"),
-        *(case.quote(n) for n in ("entropy", "length") if case.has(n)),
+        log.quote("reward"),
+        log.quote("grad_norm"),
+        *(log.quote(n) for n in ("entropy", "length") if log.has(n)),
         "to tell them apart, overfit one batch at a tenth of the learning rate: with the right sign its reward rises",
     )
 
 
-def _change(case: Case, name: str) -> float | None:
+def _change(log: RunLog, name: str) -> float | None:
     """Last level of a series / its first; None where it is not known."""
-    return case.last(name) / case.first(name) if case.has(name) and case.first(name) > 0 else None
+    return log.last(name) / log.first(name) if log.has(name) and log.first(name) > 0 else None

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from gxpo.doctor.case import CORRECT, STYLE, Case
 from gxpo.doctor.finding import Finding
-from gxpo.doctor.rollout_answers import References
+from gxpo.doctor.rollout_answers import CORRECT, STYLE, References
+from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.sickness import found, sickness
 
 ERROR = re.compile(r"err|wrong|mistake|incorrect|distance|loss|fail|miss", re.I)
@@ -25,8 +25,8 @@ PENALTY = re.compile(r"penal|overlong|cost|length|repet", re.I)
     needs=("references",),
     follows=("wrong_template",),
 )
-def verifier_rejects(case: Case) -> Finding | None:
-    seen = _references(case)
+def verifier_rejects(log: RunLog) -> Finding | None:
+    seen = _references(log)
     if seen is None or seen.hits < 8:
         return None
     rate = seen.hits / seen.n
@@ -39,8 +39,8 @@ def verifier_rejects(case: Case) -> Finding | None:
         "completions with the right answer are scored as wrong",
         f"{seen.hits} of {seen.n} completions contain their reference answer, {seen.chance:.1%} would by chance",
         f"{seen.accepted:.0%} of those {seen.hits} have more than the lowest score",
-        case.quote("reward"),
-        examples=shown(case, seen.rejected),
+        log.quote("reward"),
+        examples=shown(log, seen.rejected),
     )
 
 
@@ -53,12 +53,12 @@ def verifier_rejects(case: Case) -> Finding | None:
     needs=("references",),
     follows=(),
 )
-def labels_misaligned(case: Case) -> Finding | None:
-    seen = _references(case)
+def labels_misaligned(log: RunLog) -> Finding | None:
+    seen = _references(log)
     if seen is None:
         return None
     # what the answer depends on may lie in a world behind the prompt
-    world = case.has("turns") or (case.has("tool_calls") and case.mean("tool_calls") > 0)
+    world = log.has("turns") or (log.has("tool_calls") and log.mean("tool_calls") > 0)
     if not world and seen.contradictions >= 3 and seen.contradictions > 0.3 * seen.repeated:
         return found(
             "labels_misaligned",
@@ -66,7 +66,7 @@ def labels_misaligned(case: Case) -> Finding | None:
             "proved",
             "the same prompt stands beside different reference answers",
             f"{seen.contradictions} of {seen.repeated} repeated prompts have more than one reference answer",
-            examples=shown(case, seen.contradicting),
+            examples=shown(log, seen.contradicting),
         )
     if seen.shift is not None:
         shift, rate, own = seen.shift
@@ -83,9 +83,9 @@ def labels_misaligned(case: Case) -> Finding | None:
             "proved",
             f"answers agree with the reference of {way}, not with their own",
             f"{rate:.0%} of the completions contain that reference, {own:.0%} their own",
-            examples=shown(case, range(3)),
+            examples=shown(log, range(3)),
         )
-    if seen.consensus is not None and not case.gains:
+    if seen.consensus is not None and not log.gains:
         agree, own, of = seen.consensus
         return found(
             ["labels_misaligned", "verifier_rejects_right_answers"],
@@ -93,27 +93,27 @@ def labels_misaligned(case: Case) -> Finding | None:
             "possible",
             "a group's answers agree with each other and not with the reference",
             f"in {of} groups {agree:.0%} of the answers are the commonest one; it contains the reference in {own:.0%}",
-            case.quote("reward"),
-            examples=shown(case, range(3)),
+            log.quote("reward"),
+            examples=shown(log, range(3)),
         )
     return None
 
 
-def _summed(case: Case) -> bool:
+def _summed(log: RunLog) -> bool:
     """Whether the logged total is the plain sum of its components, so that none has a negative weight."""
-    names = [f"component/{n}" for n in case.log.components()]
-    if not names or not case.has("reward") or any(len(case.values(n)) != len(case.values("reward")) for n in names):
+    names = [f"component/{n}" for n in log.components()]
+    if not names or not log.has("reward") or any(len(log.values(n)) != len(log.values("reward")) for n in names):
         return False
-    total = sum(case.values(n) for n in names)
-    return bool(np.abs(total - case.values("reward")).max() < 0.02 * max(float(np.abs(total).max()), 1e-9))
+    total = sum(log.values(n) for n in names)
+    return bool(np.abs(total - log.values("reward")).max() < 0.02 * max(float(np.abs(total).max()), 1e-9))
 
 
-def _references(case: Case) -> References | None:
-    return None if case.facts is None else case.facts.references
+def _references(log: RunLog) -> References | None:
+    return None if log.facts is None else log.facts.references
 
 
-def shown(case: Case, rows: Iterable[int]) -> tuple[dict[str, Any], ...]:
-    return () if case.facts is None else case.facts.examples(rows)
+def shown(log: RunLog, rows: Iterable[int]) -> tuple[dict[str, Any], ...]:
+    return () if log.facts is None else log.facts.examples(rows)
 
 
 @sickness(
@@ -124,20 +124,18 @@ def shown(case: Case, rows: Iterable[int]) -> tuple[dict[str, Any], ...]:
     needs=("unscored", "rollouts", "messages"),
     follows=("verifier_outage",),
 )
-def missing_scores(case: Case) -> Finding | None:
-    told = [m for m in case.log.messages if "returned None" in m]
+def missing_scores(log: RunLog) -> Finding | None:
+    told = [m for m in log.messages if "returned None" in m]
     share, evidence, examples = 0.0, [], []
-    if case.has("unscored", "rollouts"):
-        share = float(case.values("unscored").sum() / max(1.0, case.values("rollouts").sum()))
-        evidence.append(case.quote("unscored"))
-    r = case.rollouts
-    counted = (
-        case.has("unscored") and float(case.values("unscored").max()) == 0
-    )  # rows without a score are parts of one
+    if log.has("unscored", "rollouts"):
+        share = float(log.values("unscored").sum() / max(1.0, log.values("rollouts").sum()))
+        evidence.append(log.quote("unscored"))
+    r = log.training_rollouts
+    counted = log.has("unscored") and float(log.values("unscored").max()) == 0  # rows without a score are parts of one
     if r is not None and len(r) and not counted:
         missing = ~np.isfinite(r.score)
         for name, values in r.components.items():
-            partly = case.facts is not None and case.facts.partly_missing(values) > 0.1
+            partly = log.facts is not None and log.facts.partly_missing(values) > 0.1
             if len(r.components) == 1 or CORRECT.search(name) or partly:
                 lost = ~np.isfinite(values)
                 if not (np.isfinite(r.score) & ~lost).any():
@@ -151,7 +149,7 @@ def missing_scores(case: Case) -> Finding | None:
                 evidence.append(
                     f"those that have one all have {np.nanmax(known):.3g}: what is missing are the other answers"
                 )
-            examples = shown(case, np.flatnonzero(missing))
+            examples = shown(log, np.flatnonzero(missing))
     if told and not evidence:
         evidence.append(f"the console says: {told[0]}")
         share = max(share, 0.1)
@@ -159,12 +157,12 @@ def missing_scores(case: Case) -> Finding | None:
         return None
     return found(
         "missing_scores",
-        "critical" if share > 0.2 or not case.gains else "warning",
+        "critical" if share > 0.2 or not log.gains else "warning",
         "proved",
         f"{share:.0%} of the rollouts have no score",
         *evidence,
         *(f"the console says: {t}" for t in told[:1]),
-        case.quote("reward"),
+        log.quote("reward"),
         examples=examples,
     )
 
@@ -177,9 +175,9 @@ def missing_scores(case: Case) -> Finding | None:
     needs=("success", "component/NAME", "rollouts", "reward"),
     follows=("near_constant_reward",),
 )
-def reward_sign(case: Case) -> Finding | None:
-    seen = _references(case)
-    few = case.facts is not None and len(case.facts.levels) in (2, 3)  # a verdict, no sum of graded prices
+def reward_sign(log: RunLog) -> Finding | None:
+    seen = _references(log)
+    few = log.facts is not None and len(log.facts.levels) in (2, 3)  # a verdict, no sum of graded prices
     if few and seen is not None and seen.hits >= 8 and seen.score_miss - seen.score_hit > 0.4:
         return found(
             "reward_sign",
@@ -188,23 +186,23 @@ def reward_sign(case: Case) -> Finding | None:
             "completions with the right answer score less than the others",
             f"mean score {seen.score_hit:.0%} of its range where the reference answer occurs, {seen.score_miss:.0%} "
             "elsewhere",
-            case.quote("reward"),
-            examples=shown(case, seen.rejected),
+            log.quote("reward"),
+            examples=shown(log, seen.rejected),
         )
-    flipped = None if case.facts is None else case.facts.flipped
-    if flipped is not None and not PENALTY.search(flipped[0]) and not _summed(case):
+    flipped = None if log.facts is None else log.facts.flipped
+    if flipped is not None and not PENALTY.search(flipped[0]) and not _summed(log):
         name, correlation = flipped
         named = CORRECT.search(name) is not None and STYLE.search(name) is None
-        if named or case.falls(f"component/{name}"):
+        if named or log.falls(f"component/{name}"):
             return found(
                 "reward_sign",
                 "critical",
                 "proved",
                 f"the total falls where {name} rises: its weight is negative",
                 f"within groups, {name} and the total reward (or the advantage) correlate at {correlation:.2f}",
-                *(case.quote(n) for n in ("reward", f"component/{name}") if case.has(n)),
+                *(log.quote(n) for n in ("reward", f"component/{name}") if log.has(n)),
             )
-    weights, known = case.setting("reward_weights"), case.log.components()
+    weights, known = log.setting("reward_weights"), log.components()
     if isinstance(weights, list) and len(weights) == len(known):
         for name, weight in zip(known, weights, strict=True):
             if isinstance(weight, int | float) and weight < 0 and CORRECT.search(name) and not STYLE.search(name):
@@ -214,79 +212,72 @@ def reward_sign(case: Case) -> Finding | None:
                     "likely",
                     f"the weight of {name} is negative",
                     f"reward weights {weights}",
-                    case.quote(f"component/{name}"),
-                    case.quote("reward"),
+                    log.quote(f"component/{name}"),
+                    log.quote("reward"),
                 )
-    paid = [n for n in known if f"component/{n}" != case.correctness and case.rises(f"component/{n}")]
+    paid = [n for n in known if f"component/{n}" != log.correctness and log.rises(f"component/{n}")]
     other = [n for n in paid if not (CORRECT.search(n) and not STYLE.search(n))]
-    if case.rises("reward") and case.has("success") and case.falls("success") and not (other and len(known) > 1):
+    if log.rises("reward") and log.has("success") and log.falls("success") and not (other and len(known) > 1):
         return found(
             "reward_sign",
             "critical",
             "proved",
             "the reward rises while fewer answers are right",
-            case.quote("reward"),
-            case.quote("success"),
+            log.quote("reward"),
+            log.quote("success"),
         )
-    names = [n for n in case.log.components() if not PENALTY.search(n)]
-    if case.rises("reward"):
-        if len(case.log.components()) == 1 and names and case.falls(f"component/{names[0]}"):
+    names = [n for n in log.components() if not PENALTY.search(n)]
+    if log.rises("reward"):
+        if len(log.components()) == 1 and names and log.falls(f"component/{names[0]}"):
             return found(
                 "reward_sign",
                 "critical",
                 "proved",
                 f"the total rises while its only component {names[0]} falls",
-                case.quote("reward"),
-                case.quote(f"component/{names[0]}"),
+                log.quote("reward"),
+                log.quote(f"component/{names[0]}"),
             )
-        right = case.correctness
-        others = [n for n in names if f"component/{n}" != right and case.rises(f"component/{n}")]
-        priced = [n for n in case.log.components() if PENALTY.search(n) and case.rises(f"component/{n}")]
-        if right is not None and case.falls(right) and right != "success" and not others and not priced:
-            low = case.values("reward").max() <= 1e-9
-            if low or len(case.log.components()) == 1:
+        right = log.correctness
+        others = [n for n in names if f"component/{n}" != right and log.rises(f"component/{n}")]
+        priced = [n for n in log.components() if PENALTY.search(n) and log.rises(f"component/{n}")]
+        if right is not None and log.falls(right) and right != "success" and not others and not priced:
+            low = log.values("reward").max() <= 1e-9
+            if low or len(log.components()) == 1:
                 return found(
                     "reward_sign",
                     "critical",
                     "likely",
                     "the total rises while correctness falls, and is never above 0",
-                    case.quote("reward"),
-                    case.quote(right),
+                    log.quote("reward"),
+                    log.quote(right),
                 )
-    for name in case.log.components():
-        if (
-            ERROR.search(name)
-            and case.rises(f"component/{name}")
-            and case.rises("reward")
-            and case.first("reward") >= 0
-        ):
+    for name in log.components():
+        if ERROR.search(name) and log.rises(f"component/{name}") and log.rises("reward") and log.first("reward") >= 0:
             return found(
                 "reward_sign",
                 "critical",
                 "likely",
                 f"{name} rises with the total: errors are paid",
-                case.quote(f"component/{name}"),
-                case.quote("reward"),
-                case.quote("entropy") if case.has("entropy") else "",
-                examples=shown(case, range(3)),
+                log.quote(f"component/{name}"),
+                log.quote("reward"),
+                log.quote("entropy") if log.has("entropy") else "",
+                examples=shown(log, range(3)),
             )
-    low, high = (
-        (float(case.values("reward").min()), float(case.values("reward").max())) if case.has("reward") else (0, 0)
-    )
-    label = names[0] if len(case.log.components()) == 1 and names else None
+    low, high = (float(log.values("reward").min()), float(log.values("reward").max())) if log.has("reward") else (0, 0)
+    label = names[0] if len(log.components()) == 1 and names else None
     named = label is not None and CORRECT.search(label) and not STYLE.search(label)
-    if len(known) <= 1 and high <= 1e-9 and low < -0.05 and (case.rises("reward") or case.held_out_gain < 0):
-        worse = case.held_out_gain < 0 and case.held_out != "eval/reward"
-        only = case.facts.levels if case.facts is not None else ()
-        if worse or named or only == (-1.0, 0.0) or (case.facts is None and low >= -1.001 and len(names) == len(known)):
+    if len(known) <= 1 and high <= 1e-9 and low < -0.05 and (log.rises("reward") or log.evaluation_gain < 0):
+        worse = log.evaluation_gain < 0 and log.evaluation != "eval/reward"
+        only = log.facts.levels if log.facts is not None else ()
+        if worse or named or only == (-1.0, 0.0) or (log.facts is None and low >= -1.001 and len(names) == len(known)):
             return found(
                 "reward_sign",
                 "critical",
                 "likely" if worse or named or only else "possible",
                 "the reward lies between -1 and 0 and rises to 0: the sign of a score of right answers is flipped",
-                case.quote("reward"),
-                case.quote(case.held_out) if case.held_out else "",
+                log.quote("reward"),
+                log.quote(log.evaluation) if log.evaluation else "",
                 f"the reward function is called {label}" if label else "",
-                examples=shown(case, range(2)),
+                examples=shown(log, range(2)),
             )
     return None
