@@ -12,7 +12,7 @@ import numpy as np
 from gxpo.doctor.diagnosis import diagnose
 from gxpo.doctor.finding import Diagnosis, Finding, Severity
 from gxpo.doctor.readers import configs
-from gxpo.doctor.readers.found import Found, figures, flat
+from gxpo.doctor.readers.table import Table, figures, flat
 from gxpo.doctor.reading import add_series
 from gxpo.doctor.remedies import foremost
 from gxpo.doctor.rollout_rows import Row, assemble
@@ -142,7 +142,7 @@ class Live:
         """What `gxpo.doctor.read` would make of the rows and rollouts."""
         log = RunLog(source=self.source)
         log.config = configs.named(self._settings, self.source)
-        add_series(log, {"rows": Found("rows", rows=self._rows)} if self._rows else {})
+        add_series(log, {"rows": Table("rows", rows=self._rows)} if self._rows else {})
         for name in dict.fromkeys(n for _, row in self._named for n in row):
             pairs = [(step, row[name]) for step, row in self._named if name in row]
             steps, values = np.array(pairs, dtype=float).T

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gxpo.doctor.readers.found import Found, flat
+from gxpo.doctor.readers.table import Table, flat
 from gxpo.errors import GxpoError
 
 LARGEST = 2_000_000  # characters of a file that may be a configuration
@@ -118,7 +118,7 @@ _DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "f
 _FLAT_LINE = re.compile(r"^([A-Za-z_][\w.]*)\s*[:=]\s*(\S.*)$")
 
 
-def from_text(text: str) -> Found | None:
+def from_text(text: str) -> Table | None:
     """A configuration in YAML or JSON; None where the text is neither or sets nothing that is known."""
     if len(text) > LARGEST or "\0" in text[:4096]:
         return None
@@ -155,7 +155,7 @@ def _toml(text: str) -> Any:
         return None
 
 
-def from_settings(settings: Mapping[str, Any]) -> Found | None:
+def from_settings(settings: Mapping[str, Any]) -> Table | None:
     """The same of settings that are already flat."""
     if any(key in settings for key in _MODEL):
         return None
@@ -167,7 +167,7 @@ def from_settings(settings: Mapping[str, Any]) -> Found | None:
     }
     if trainer(settings) is None and "peft_type" not in settings:
         return None
-    return Found("config", settings=dict(settings))
+    return Table("config", settings=dict(settings))
 
 
 def trainer(settings: Mapping[str, Any]) -> str | None:
