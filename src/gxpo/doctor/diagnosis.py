@@ -170,7 +170,7 @@ def _under_causes(findings: list[Finding]) -> list[Finding]:
 
 
 def _has_root(name: str, parents: dict[str, str]) -> bool:
-    """Whether the chain of causes of a finding ends in one that has none; the first of a circle counts as that one."""
+    """True if the chain of causes of a finding ends in one that has none; the first of a circle counts as that one."""
     if name not in parents:
         return False
     seen, at = [name], parents[name]

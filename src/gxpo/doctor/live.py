@@ -103,7 +103,7 @@ class Live:
 
     # ------------------------------------------------------------ checks
     def due(self, step: int) -> bool:
-        """Whether this step ends with a check: the first since the last one that reaches a multiple of `every`."""
+        """True if this step ends with a check: the first since the last one that reaches a multiple of `every`."""
         if not self.every or self._broken or step // self.every <= self._checked // self.every:
             return False
         return bool(self.stop_on) or self.spent <= self.share * (self._clock() - self._began)
@@ -141,7 +141,7 @@ class Live:
     def log(self) -> RunLog:
         """What `gxpo.doctor.read` would make of the rows and rollouts."""
         log = RunLog(source=self.source)
-        log.config = configs.named(self._settings, self.source)
+        log.config = configs.translate(self._settings, self.source)
         add_series(log, {"rows": Table("rows", rows=self._rows)} if self._rows else {})
         for name in dict.fromkeys(n for _, row in self._named for n in row):
             pairs = [(step, row[name]) for step, row in self._named if name in row]

@@ -110,7 +110,7 @@ def _add_settings(log: RunLog, members: Mapping[str, Table], configurations: Map
         if source == "unknown" and trainer is not None:
             source = trainer
         has_settings = table.settings and trainer in (source, None, "trl")
-        settings = configs.named(table.settings, source) if has_settings else {}
+        settings = configs.translate(table.settings, source) if has_settings else {}
         max_steps = table.settings.get("trainer_state.max_steps")
         if isinstance(max_steps, (int, float)) and max_steps > 0:
             settings.setdefault("max_steps", max_steps)

@@ -57,7 +57,7 @@ def block_size(tables: Sequence[Table], given: int | None = None) -> int:
 
 
 def _centred(tables: Sequence[Table], d: int) -> bool:
-    """Whether the advantages of every block of d rows sum to 0, and enough blocks have any."""
+    """True if the advantages of every block of d rows sum to 0, and enough blocks have any."""
     with_signal = 0
     for t in tables:
         blocks = t.advantage[len(t.advantage) % d :].reshape(-1, d)

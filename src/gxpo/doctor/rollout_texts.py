@@ -77,7 +77,7 @@ def _goes_on(prompt: str, completion: str) -> bool:
 
 
 def repeats(text: str, times: int = 3, longest: int = 200) -> bool:
-    """Whether the text ends with one piece of at least two characters, blanks aside, `times` in a row or more, over 12
+    """True if the text ends with one piece of at least two characters, blanks aside, `times` in a row or more, over 12
     characters in all."""
     end = text.rstrip()[-longest * times :]
     for size in range(1, min(longest, len(end) // times) + 1):

@@ -52,7 +52,7 @@ def sickness(
     return register
 
 
-def found(
+def finding(
     ids: str | Sequence[str],
     severity: Severity,
     grade: Grade,
@@ -60,6 +60,6 @@ def found(
     *evidence: str,
     examples: Sequence[dict[str, Any]] = (),
 ) -> Finding:
-    """A finding, its remedies and causes still to be filled in."""
+    """Make a finding, its remedies and causes still to be filled in."""
     names = (ids,) if isinstance(ids, str) else tuple(ids)
     return Finding(names, severity, grade, title, tuple(e for e in evidence if e), tuple(examples)[:3])

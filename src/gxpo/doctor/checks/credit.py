@@ -1,4 +1,4 @@
-"""What credit there was: zero-signal groups, too small ones, no diversity."""
+"""Checks of the credit: zero-signal groups, too small ones, no diversity."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gxpo.doctor.finding import Finding
 from gxpo.doctor.rollout_facts import Facts
 from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.series import FRESH
-from gxpo.doctor.sickness import found, sickness
+from gxpo.doctor.sickness import finding, sickness
 
 SAMPLER = ("stale_sampler", "sampler_mismatch", "logprob_shift")
 
@@ -85,7 +85,7 @@ def all_wrong(log: RunLog) -> Finding | None:
         )
     if name.startswith("component/"):
         ids.append("dead_component")
-    return found(
+    return finding(
         ids,
         "critical",
         "possible" if sparse else "proved" if zero == 1.0 and len(ids) == 1 else "likely",
@@ -119,7 +119,7 @@ def _no_signal_yet(log: RunLog, name: str) -> Finding | None:
         )
     else:
         ids, title = ["all_right", "reward_ignores_completion"], "every answer has the same reward"
-    return found(
+    return finding(
         ids,
         "warning",
         "possible",
@@ -148,7 +148,7 @@ def all_right(log: RunLog) -> Finding | None:
     exactly = log.is_constant("reward") and log.is_silent
     high = log.first("reward") >= 0.9 * top and float(reward.mean()) >= 0.85 * top
     if easy and not exactly and high and not log.gains:
-        return found(
+        return finding(
             "all_right",
             "warning",
             "likely",
@@ -181,7 +181,7 @@ def all_right(log: RunLog) -> Finding | None:
         elif exactly and unread and log.source == "trl":
             ids.append("missing_scores")
             evidence.append("a scorer that returns None for wrong answers looks the same: the completions would tell")
-        return found(
+        return finding(
             ids,
             "warning",
             "proved" if not unread else "likely",
@@ -191,7 +191,7 @@ def all_right(log: RunLog) -> Finding | None:
     if log.is_solved and log.has("zero_signal") and log.last("zero_signal") > 0.8:
         steps = log.steps("reward")
         since = steps[int(np.argmax(level))] if level.any() else steps[-1]
-        return found(
+        return finding(
             "all_right",
             "note",
             "likely",
@@ -215,7 +215,7 @@ def no_diversity(log: RunLog) -> Finding | None:
     abrupt = None if facts is None else facts.alike_from
     if facts is not None and abrupt is not None and _unmoved(log, abrupt[0]):
         step, before, rows = abrupt
-        return found(
+        return finding(
             "no_diversity",
             "critical",
             "proved",
@@ -236,7 +236,7 @@ def no_diversity(log: RunLog) -> Finding | None:
         unsure = log.first_entropy * log.first("length") if log.has("entropy", "length") else 0.0  # nats an answer
         if unsure < 1.0 and log.has("reward") and log.first("reward") >= 0.9 * log.top_reward > 0:
             return None  # one right answer each: solved
-        return found(
+        return finding(
             "no_diversity",
             "critical",
             "proved",
@@ -251,7 +251,7 @@ def no_diversity(log: RunLog) -> Finding | None:
             examples=facts.examples(rows[:2]),
         )
     if len(log.components()) > 1 and log.is_constant("reward") and log.is_silent and log.is_silent_at_first:
-        return found(
+        return finding(
             ["no_diversity", "entropy_collapse", "reward_ignores_completion"],
             "critical",
             "possible",
@@ -261,7 +261,7 @@ def no_diversity(log: RunLog) -> Finding | None:
             "are the answers of a group the same text? The completions would tell",
         )
     if (step := _silent_at_once(log)) is not None:
-        return found(
+        return finding(
             ["no_diversity", "reward_ignores_completion"],
             "critical",
             "likely",
@@ -278,7 +278,7 @@ def no_diversity(log: RunLog) -> Finding | None:
     if not mixed or (log.has("zero_signal") and log.mean("zero_signal") < 0.9):
         return None
     if log.first_entropy < 0.02 or (cold is not None and cold < 0.1) or log.number("top_k") == 1 or narrow:
-        return found(
+        return finding(
             "no_diversity",
             "critical",
             "likely",
@@ -307,7 +307,7 @@ def _silent_at_once(log: RunLog) -> int | None:
 
 
 def _unmoved(log: RunLog, step: int) -> bool:
-    """Whether entropy stays at a step and the tasks are not solved after it, so that equal texts are no success."""
+    """True if entropy stays at a step and the tasks are not solved after it, so that equal texts are no success."""
     entropy, steps = log.values("entropy"), log.steps("entropy")
     before, after = entropy[steps < step][-3:], entropy[steps >= step][:3]
     sharpened = len(before) > 0 and len(after) > 0 and float(after.mean()) < 0.5 * float(before.mean())
@@ -327,7 +327,7 @@ def group_too_small(log: RunLog) -> Finding | None:
     if size is None or size > 3:
         return None
     if size <= 1:
-        return found(
+        return finding(
             "group_too_small",
             "critical",
             "proved",
@@ -347,7 +347,7 @@ def group_too_small(log: RunLog) -> Finding | None:
     if log.has("zero_signal") and log.mean("zero_signal") < 0.4:
         return None
     falls = log.falls("reward")
-    return found(
+    return finding(
         "group_too_small",
         "critical" if falls else "note" if log.gains else "warning",
         "likely",

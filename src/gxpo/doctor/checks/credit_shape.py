@@ -1,4 +1,4 @@
-"""Whether advantages are what the method says: relative to their group, and of the sign of the reward."""
+"""Checks of the advantages against the method: relative to their group, and of the sign of the reward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from gxpo.doctor.checks.credit import SAMPLER
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.runlog import RunLog
-from gxpo.doctor.sickness import found, sickness
+from gxpo.doctor.sickness import finding, sickness
 
 # our compositions whose advantages are the score less its group's mean; others have baselines of their own
 GROUP_MEAN = ("grpo", "dr_grpo", "dapo", "gspo", "gmpo", "cispo", "rloo")
@@ -42,7 +42,7 @@ def wrong_groups(log: RunLog) -> Finding | None:
         x, y = np.array([a[k] for k in sorted(steps)]), np.array([s[k] for k in sorted(steps)])
         close = len(x) >= 5 and float(np.abs(x - y).mean()) < 0.2 * float(np.abs(y).mean())
         if close and float(np.abs(x).mean()) > 0.02:  # relative to a group they would sum to about 0
-            return found(
+            return finding(
                 "wrong_groups",
                 "critical",
                 "proved",
@@ -52,7 +52,7 @@ def wrong_groups(log: RunLog) -> Finding | None:
                 log.quote("reward"),
             )
     if log.facts is not None and log.facts.mixed > 0.5:
-        return found(
+        return finding(
             "wrong_groups",
             "critical",
             "proved",
@@ -69,7 +69,7 @@ def wrong_groups(log: RunLog) -> Finding | None:
         f"with the score within groups {seen.correlation:.2f} ({seen.groups} groups)"
     )
     if seen.raw:
-        return found(
+        return finding(
             "wrong_groups",
             "critical",
             "proved",
@@ -78,7 +78,7 @@ def wrong_groups(log: RunLog) -> Finding | None:
             examples=log.facts.examples(log.facts.members[0]),
         )
     if seen.off_centre > 0.25 and seen.correlation > 0.2:
-        return found(
+        return finding(
             "wrong_groups",
             "critical",
             "likely",
@@ -90,7 +90,7 @@ def wrong_groups(log: RunLog) -> Finding | None:
 
 
 def _by_group_mean(log: RunLog) -> bool:
-    """Whether advantages are relative to the group's mean, so far as is known."""
+    """True if advantages are relative to the group's mean, so far as is known."""
     return log.source != "gxpo" or str(log.setting("method") or "").split("+")[0].split("@")[0] in GROUP_MEAN
 
 
@@ -117,7 +117,7 @@ def advantage_sign(log: RunLog) -> Finding | None:
         line = f"correlation of advantage and score within {seen.groups} groups: {seen.correlation:.2f}"
         some = log.facts.examples(log.facts.members[0])
         if seen.correlation < -0.5:
-            return found(
+            return finding(
                 "advantage_sign",
                 "critical",
                 "proved",
@@ -126,7 +126,7 @@ def advantage_sign(log: RunLog) -> Finding | None:
                 examples=some,
             )
         if abs(seen.correlation) < 0.2 and _by_group_mean(log):
-            return found(
+            return finding(
                 "advantage_sign",
                 "critical",
                 "proved",
@@ -149,7 +149,7 @@ def advantage_sign(log: RunLog) -> Finding | None:
     told = log.facts.same_text if log.facts is not None else None
     if told is None or told[0] < 10:
         ids.insert(1, "reward_noise")
-    return found(
+    return finding(
         ids,
         "critical",
         "likely",

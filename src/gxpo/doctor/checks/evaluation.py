@@ -1,4 +1,4 @@
-"""Evaluation and data: repeated prompts, leaks, small evaluations; resumes, tool calls, slow sampling."""
+"""Checks of evaluation and data: repeated prompts, leaks, small evaluations; resumes, tool calls, slow sampling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.series import Floats
-from gxpo.doctor.sickness import found, sickness
+from gxpo.doctor.sickness import finding, sickness
 
 BLIND = 1e-3  # nats a token
 
@@ -33,8 +33,10 @@ def duplicate_prompts(log: RunLog) -> Finding | None:
     evidence += [log.quote("epoch")] if len(epochs) else []
     evidence += [log.quote(log.evaluation)] if log.evaluation else []
     if log.evaluation is not None and log.evaluation_gain > 0:
-        return found("duplicate_prompts", "note", "proved", "the same few prompts are used again and again", *evidence)
-    return found(
+        return finding(
+            "duplicate_prompts", "note", "proved", "the same few prompts are used again and again", *evidence
+        )
+    return finding(
         "duplicate_prompts",
         "warning",
         "proved" if tiny else "likely",
@@ -58,7 +60,7 @@ def blind_policy(log: RunLog) -> Finding | None:
     evidence = [log.quote("eval/picture_kl", ".2g")]
     evidence += [log.quote(log.evaluation)] if log.evaluation else []
     said = "hiding the pictures changes nothing: the policy answers from the text"
-    return found("blind_policy", "note", "proved", said, *evidence)
+    return finding("blind_policy", "note", "proved", said, *evidence)
 
 
 @sickness(
@@ -76,7 +78,7 @@ def eval_leak(log: RunLog) -> Finding | None:
     share, count, of, rows = facts.overlap
     if share < 0.2 or count < 2:
         return None
-    return found(
+    return finding(
         "eval_leak",
         "warning",
         "proved",
@@ -105,7 +107,7 @@ def eval_too_small(log: RunLog) -> Finding | None:
     wanted = int(np.ceil(2 * 0.25 * (1.96 / 0.1) ** 2))
     if tasks > 40 or 1.96 * error < 0.15 or log.evaluation_gain != 0:
         return None
-    return found(
+    return finding(
         "eval_too_small",
         "warning" if tasks <= 8 else "note",
         "proved",
@@ -153,7 +155,7 @@ def resume_discontinuity(log: RunLog) -> Finding | None:
     if not lines:
         return None
     entropy = log.quote("entropy") if log.has("entropy") else ""
-    return found(
+    return finding(
         "resume_discontinuity",
         "warning",
         "proved",
@@ -190,7 +192,7 @@ def tool_failures(log: RunLog) -> Finding | None:
         if log.has(name) and log.first(name) > 0.5 and log.last(name) > 0.5 and not log.falls(name):
             if name == "tool_failures" and log.has("tool_calls") and log.mean("tool_calls") < 0.05:
                 continue
-            return found(
+            return finding(
                 "tool_failures",
                 "warning" if log.gains else "critical",
                 "likely",
@@ -216,7 +218,7 @@ def slow_tail(log: RunLog) -> Finding | None:
     tail = log.mean("length_max") / max(log.mean("length"), 1e-9)
     if share < 0.5 or tail < 8:
         return None
-    return found(
+    return finding(
         "slow_tail",
         "note",
         "likely",

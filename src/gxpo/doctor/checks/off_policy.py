@@ -1,4 +1,4 @@
-"""Off-policy: the sampler's log-probs against the learner's, and how far one batch is reused."""
+"""Checks of sampler and learner: log-probs of one against those of the other, and how far one batch is reused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.series import trend
-from gxpo.doctor.sickness import found, sickness
+from gxpo.doctor.sickness import finding, sickness
 
 GAPS = ("gap_mean", "gap_probability", "gap_kl", "gap_max", "gap_pearson", "gap_ratio")
 USUAL = {
@@ -25,7 +25,7 @@ def _gap(log: RunLog) -> str | None:
 
 
 def grows(log: RunLog, name: str) -> bool:
-    """Whether the gap begins at about 0 and becomes several times its start, at the end or between deliveries of the
+    """True if the gap begins at about 0 and becomes several times its start, at the end or between deliveries of the
     weights, after each of which it begins anew."""
     values, usual = log.values(name), USUAL.get(name, 0.1)
     found_trend = trend(values)
@@ -50,7 +50,7 @@ def logprob_shift(log: RunLog) -> Finding | None:
     apart = log.has("gap_pearson") and float(log.values("gap_pearson")[0]) < 0.5
     only = log.values("gap_max") if name is None else np.empty(0)  # a largest gap alone tells no shift from others
     if len(only) and float(only[0]) > 2 and float(np.median(only)) > 2:
-        return found(
+        return finding(
             ["logprob_shift", "sampler_mismatch"],
             "critical",
             "likely",
@@ -62,7 +62,7 @@ def logprob_shift(log: RunLog) -> Finding | None:
     unlikely = name == "gap_mean" and log.has("entropy") and log.first("gap_mean") > 1.2 * log.first_entropy
     wide = log.has("gap_max") and float(np.median(log.values("gap_max"))) > 6
     if unlikely and wide and log.first("gap_mean") > USUAL["gap_mean"]:
-        return found(
+        return finding(
             "logprob_shift",
             "critical",
             "likely",
@@ -72,7 +72,7 @@ def logprob_shift(log: RunLog) -> Finding | None:
     if not (at_once or apart):
         return None
     evidence = [log.quote(n) for n in GAPS if log.has(n)]
-    return found(
+    return finding(
         "logprob_shift",
         "critical",
         "proved" if apart and at_once else "likely",
@@ -94,7 +94,7 @@ def stale_sampler(log: RunLog) -> Finding | None:
         return None
     staleness = log.trend("staleness_mean")
     if staleness is not None and staleness.last > 8 and staleness.last > 3 * max(staleness.first, 1):
-        return found(
+        return finding(
             "stale_sampler",
             "critical",
             "proved",
@@ -111,7 +111,7 @@ def stale_sampler(log: RunLog) -> Finding | None:
     saturates = abs(values[-third:].mean() - values[third:-third].mean()) < 0.15 * values[-third:].mean()
     if third and saturates and float(np.quantile(values, 0.7)) < 1.5 * USUAL.get(name, 0.1):
         return None  # a bounded lag
-    return found(
+    return finding(
         "stale_sampler",
         "critical",
         "likely",
@@ -151,7 +151,7 @@ def sampler_mismatch(log: RunLog) -> Finding | None:
         or ratio
     ):
         return None
-    return found(
+    return finding(
         "sampler_mismatch",
         "warning" if log.gains else "critical",
         "likely",
@@ -192,10 +192,10 @@ def too_off_policy(log: RunLog) -> Finding | None:
     evidence += [f"updates on the same rollouts: {reuse:g}"] if reuse else []
     worse = much or (score is not None and (log.falls("reward") or score.best - score.last > 4 * score.ends_error))
     if log.gains and not worse:
-        return found(
+        return finding(
             "too_off_policy", "note", "possible", "many tokens are clipped, but the run still gains", *evidence
         )
-    return found(
+    return finding(
         "too_off_policy",
         "critical" if worse else "warning",
         "likely" if (reuse or 0) >= 4 or worse else "possible",

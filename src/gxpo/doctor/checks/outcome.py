@@ -10,7 +10,7 @@ from gxpo.doctor.finding import Finding
 from gxpo.doctor.rollout_answers import CORRECT, STYLE
 from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.series import trend
-from gxpo.doctor.sickness import found, sickness
+from gxpo.doctor.sickness import finding, sickness
 
 LEAST = 12  # steps below which a direction is not judged
 PAID, EXPLOITED = "component/judge", "component/exploitation"
@@ -40,7 +40,7 @@ def judge_hacked(log: RunLog) -> Finding | None:
     said = [log.quote(PAID), *(log.quote(n) for n in others), log.quote(EXPLOITED)]
     if log.evaluation is not None:
         said.append(log.quote(log.evaluation))
-    return found(
+    return finding(
         "judge_hacked",
         "critical" if fall else "warning",
         "likely" if fall else "possible",
@@ -80,7 +80,7 @@ def entropy_collapse(log: RunLog) -> Finding | None:
     if len(reward) < LEAST and begin > 0.02 and (gone or end < 0.35 * begin) and log.last_step >= 100:
         if float(reward[-2:].mean()) > float(reward[:2].mean()) + 0.5 * float(np.ptp(reward)):
             return None
-        return found(
+        return finding(
             "entropy_collapse",
             "warning",
             "possible",
@@ -89,7 +89,7 @@ def entropy_collapse(log: RunLog) -> Finding | None:
             log.quote("reward"),
         )
     if not gone and log.evaluation_gain < 0 and log.falls("reward") and 0.02 < end < 0.5 * begin:
-        return found(
+        return finding(
             ["entropy_collapse", "lr_too_high"],
             "critical",
             "possible",
@@ -110,7 +110,7 @@ def entropy_collapse(log: RunLog) -> Finding | None:
         return None
     if log.evaluation_gain > 0 and not silent > 0.8:
         return None
-    return found(
+    return finding(
         "entropy_collapse",
         "warning" if log.gains else "critical",
         "likely" if silent > 0.7 else "possible",
@@ -137,7 +137,7 @@ class Right:
         return self.change < -2.5 * self.error
 
     def lags(self, gain: float) -> bool:
-        """Whether it gains less than half of a gain, and that much would have shown."""
+        """True if it gains less than half of a gain, and that much would have shown."""
         return self.change < 2 * self.error and self.change + 2 * self.error < 0.5 * gain
 
 
@@ -196,7 +196,7 @@ def length_hack(log: RunLog) -> Finding | None:
     evidence = [log.quote("length"), log.quote("reward")]
     evidence += [log.quote(right.name)] if right else []
     evidence += [f"within groups, completion length and reward correlate at {pays:.2f}"] if pays is not None else []
-    return found(
+    return finding(
         "length_hack",
         "critical" if right is not None and right.falls else "warning",
         "likely" if paid else "possible",
@@ -222,7 +222,7 @@ def length_collapse(log: RunLog) -> Finding | None:
     right = _right(log)
     pays = None if log.facts is None else log.facts.length_pays
     if right is not None and right.falls:
-        return found(
+        return finding(
             "length_collapse",
             "critical",
             "likely",
@@ -233,7 +233,7 @@ def length_collapse(log: RunLog) -> Finding | None:
             f"within groups, completion length and reward correlate at {pays:.2f}" if pays is not None else "",
         )
     if right is None and pays is not None and pays < -0.6 and end < 0.35 * begin:
-        return found(
+        return finding(
             "length_collapse",
             "warning",
             "possible",
@@ -291,7 +291,7 @@ def component_dominates(log: RunLog) -> Finding | None:
             ids = ["length_hack", "component_dominates"]
         elif log.last("length") < 0.6 * log.first("length"):
             ids = ["length_collapse", "component_dominates"]
-    return found(
+    return finding(
         ids,
         "critical" if right.falls else "warning",
         "likely",
@@ -319,10 +319,10 @@ def kl_runaway(log: RunLog) -> Finding | None:
     score = log.trend("reward")
     worse = score is not None and (score.falls or score.best - score.last > 4 * score.ends_error)
     if log.gains and not worse and log.evaluation_gain >= 0:
-        return found(
+        return finding(
             "kl_runaway", "note", "possible", "the policy is far from its reference, but still gains", log.quote("kl")
         )
-    return found(
+    return finding(
         "kl_runaway",
         "critical" if worse or log.evaluation_gain < 0 else "warning",
         "likely",
@@ -373,7 +373,7 @@ def memorising(log: RunLog) -> Finding | None:
     many = (len(epochs) > 0 and epochs[-1] > 5) or (few is not None and few <= 64)
     if len(epochs):
         evidence.append(log.quote("epoch"))
-    return found(
+    return finding(
         "memorising",
         "critical" if change < -2 * error else "warning",
         "likely" if many or change < 0 else "possible",

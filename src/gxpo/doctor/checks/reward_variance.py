@@ -1,14 +1,14 @@
-"""What was scored, by its variance: rewards that are noise, blind, nearly constant, dead, or interrupted."""
+"""Checks of the rewards' variance: rewards that are noise, blind, nearly constant, dead, or interrupted."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from gxpo.doctor.checks.scored import PENALTY, shown
+from gxpo.doctor.checks.scored import PENALTY, examples_of
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.rollout_answers import STYLE
 from gxpo.doctor.runlog import RunLog
-from gxpo.doctor.sickness import found, sickness
+from gxpo.doctor.sickness import finding, sickness
 
 FAINT = 2e-3  # length of a gradient that is made of rounding; advantages of about 1 give 0.01 and more
 
@@ -29,7 +29,7 @@ def reward_noise(log: RunLog) -> Finding | None:
         return None
     strong = ratio > 0.5
     slight = ratio < 0.2 or (log.gains and not strong)  # a judge that is not quite sure
-    return found(
+    return finding(
         "reward_noise",
         "note" if slight else "critical" if strong and not log.evaluation_gain > 0 else "warning",
         "proved",
@@ -37,12 +37,12 @@ def reward_noise(log: RunLog) -> Finding | None:
         f"{differing} of {pairs} pairs of identical completions of one group differ in their score; the difference is "
         f"{ratio:.0%} of that of any two answers of a group",
         log.quote("reward"),
-        examples=shown(log, rows),
+        examples=examples_of(log, rows),
     )
 
 
 def pays_for_anything(log: RunLog) -> bool:
-    """Whether one and the same reward above 0 goes to answers of which the verifier accepts some and refuses others."""
+    """True if one and the same reward above 0 goes to answers of which the verifier accepts some and refuses others."""
     if not log.has("reward", "success") or len(log.values("reward")) < 5 or not log.is_constant("reward"):
         return False
     accepted = log.values("success")
@@ -59,7 +59,7 @@ def pays_for_anything(log: RunLog) -> bool:
 )
 def reward_ignores(log: RunLog) -> Finding | None:
     if pays_for_anything(log):
-        return found(
+        return finding(
             "reward_ignores_completion",
             "critical",
             "proved",
@@ -71,7 +71,7 @@ def reward_ignores(log: RunLog) -> Finding | None:
         inside, between, differ, groups = spread
         if groups < 6 or inside > 1e-6 * max(between, 1e-9) or between < 1e-4 or differ < 0.3:
             return None
-        return found(
+        return finding(
             "reward_ignores_completion",
             "critical",
             "proved",
@@ -79,7 +79,7 @@ def reward_ignores(log: RunLog) -> Finding | None:
             f"deviation of the score within groups {inside:.2g}, between groups {between:.2g} ({groups} groups); "
             f"{differ:.0%} of the completions of a group differ",
             log.quote("zero_signal") if log.has("zero_signal") else "",
-            examples=shown(log, log.facts.members[0][:2]) if log.facts is not None else (),
+            examples=examples_of(log, log.facts.members[0][:2]) if log.facts is not None else (),
         )
     if not log.is_silent or not log.has("reward") or not log.is_silent_at_first:
         return None
@@ -88,14 +88,14 @@ def reward_ignores(log: RunLog) -> Finding | None:
     if max(between, wanders) < 1e-3 or log.is_solved:
         return None
     if log.first_entropy > 0.1:
-        return found(
+        return finding(
             "reward_ignores_completion",
             "critical",
             "likely",
             "all answers of a group score the same, and groups differ",
             *(log.quote(n) for n in ("zero_signal", "reward", "entropy", "grad_norm") if log.has(n)),
         )
-    return found(
+    return finding(
         ["reward_ignores_completion", "no_diversity"],
         "critical",
         "possible",
@@ -118,14 +118,14 @@ def near_constant(log: RunLog) -> Finding | None:
     if seen is not None and not log.gains:
         count, of, size = len(seen.residue), seen.equal, seen.size
         if count >= 0.2 * of and count >= 8:
-            return found(
+            return finding(
                 "near_constant_reward",
                 "critical",
                 "proved",
                 "equal rewards of a group have advantages other than 0: rounding is trained on",
                 f"{count} of {of} rollouts in groups of equal scores have an advantage, up to {size:.1e}",
                 log.quote("zero_signal") if log.has("zero_signal") else "",
-                examples=shown(log, seen.residue),
+                examples=examples_of(log, seen.residue),
             )
     if not log.has("reward"):
         return None
@@ -137,7 +137,7 @@ def near_constant(log: RunLog) -> Finding | None:
         and float(pull.max()) < 5 * FAINT
         and log.mean("reward_std") > 0.01
     ):
-        return found(
+        return finding(
             ["reward_ignores_completion", "near_constant_reward"],
             "critical",
             "possible" if log.gains else "likely",
@@ -153,7 +153,7 @@ def near_constant(log: RunLog) -> Finding | None:
         log.has("zero_signal") and log.mean("zero_signal") > 0.9 and spread > 1e-6 * level
     ):
         return None
-    return found(
+    return finding(
         "near_constant_reward",
         "critical",
         "likely",
@@ -198,7 +198,7 @@ def dead_component(log: RunLog) -> Finding | None:
     harmless = (PENALTY.search(name) is not None and level == 0.0) or (
         level == 1.0 and STYLE.search(name) is not None and log.gains
     )
-    return found(
+    return finding(
         "dead_component",
         "note" if harmless else "warning",
         "proved",
@@ -223,7 +223,7 @@ def verifier_outage(log: RunLog) -> Finding | None:
         steps = log.steps("unscored")
         if len(lost) >= 8 and (lost > 0.5).sum() >= 2 and np.median(lost) < 0.05:
             bad = steps[lost > 0.5]
-            return found(
+            return finding(
                 "verifier_outage",
                 "warning",
                 "proved",
@@ -240,7 +240,7 @@ def verifier_outage(log: RunLog) -> Finding | None:
         if not _calm(log, start):
             continue
         came_back = after is not None
-        return found(
+        return finding(
             "verifier_outage",
             "critical" if not came_back else "warning",
             "likely" if came_back or end - start >= 5 else "possible",
@@ -289,7 +289,7 @@ def _stretch(log: RunLog, name: str) -> tuple[float, float, float, float, float 
 
 
 def _calm(log: RunLog, step: float) -> bool:
-    """Whether entropy and length at a step are as in the steps before it."""
+    """True if entropy and length at a step are as in the steps before it."""
     known = False
     for name in ("entropy", "length"):
         values, steps = log.values(name), log.steps(name)

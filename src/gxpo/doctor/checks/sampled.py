@@ -1,4 +1,4 @@
-"""What was sampled: completions without an end, cut ones, prompts in the wrong form."""
+"""Checks of the samples: completions without an end, cut ones, prompts in the wrong form."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import numpy as np
 
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.runlog import RunLog
-from gxpo.doctor.sickness import found, sickness
+from gxpo.doctor.sickness import finding, sickness
 
 ALL = 0.97  # share of completions at the limit that counts as all of them
 
 
 def all_cut(log: RunLog) -> bool:
-    """Whether nearly every completion of every step ran into the limit, from the first step on."""
+    """True if nearly every completion of every step ran into the limit, from the first step on."""
     if log.has_partial_rollouts:
         return False
     if log.has("truncated"):
@@ -67,7 +67,7 @@ def no_eos(log: RunLog) -> Finding | None:
         ids.append("all_masked")
         evidence.append("cut completions are masked out of the loss: nothing is trained on")
         evidence += [log.quote(n) for n in ("grad_norm", "reward_std") if log.has(n)]
-    return found(
+    return finding(
         ids,
         "critical",
         "proved" if bare or (goes_on is not None and goes_on > 0.6) else "likely",
@@ -113,14 +113,14 @@ def all_masked(log: RunLog) -> Finding | None:
     evidence = [log.quote(n) for n in ("grad_norm", "reward_std", "zero_signal", "truncated") if log.has(n)]
     rate = log.values("lr")
     if log.has("truncated") and log.last("truncated") < 0.5:
-        return found(
+        return finding(
             ["all_masked", "weights_do_not_move"],
             "critical",
             "likely",
             "there is no gradient although rewards differ: every token is masked, or no parameter is trained",
             *evidence,
         )
-    return found(
+    return finding(
         "all_masked",
         "critical",
         "proved" if log.setting("mask_truncated") else "likely",
@@ -151,7 +151,7 @@ def truncation(log: RunLog) -> Finding | None:
             return None
         if goes_on is None:
             return None  # no_eos names both
-        return found(
+        return finding(
             "truncation",
             "critical",
             "likely",
@@ -175,9 +175,9 @@ def truncation(log: RunLog) -> Finding | None:
             return None
     unpaid = split is not None and split[0] < 0.25 * split[1] and min(share, late) > 0.2
     if log.gains and late < 0.5 and not late > share + 0.1 and not unpaid:
-        return found("truncation", "note", "possible", f"{late:.0%} of the completions are cut", *evidence)
+        return finding("truncation", "note", "possible", f"{late:.0%} of the completions are cut", *evidence)
     grows = late > share + 0.2
-    return found(
+    return finding(
         "truncation",
         "warning" if log.gains or grows else "critical",
         "likely" if split is not None or min(share, late) > 0.5 else "possible",
@@ -203,7 +203,7 @@ def wrong_template(log: RunLog) -> Finding | None:
         return None
     low = log.first("reward") if log.has("reward") else float("nan")
     healthy = log.gains and share < 0.9 and "completion" in what
-    return found(
+    return finding(
         "wrong_template",
         "note" if healthy else "critical",
         "likely" if share > 0.5 else "possible",

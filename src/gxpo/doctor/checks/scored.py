@@ -1,4 +1,4 @@
-"""What was scored, by sign and meaning: rejected answers, misaligned labels, missing scores, flipped signs."""
+"""Checks of the scores, by sign and meaning: rejected answers, misaligned labels, missing scores, flipped signs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.rollout_answers import CORRECT, STYLE, References
 from gxpo.doctor.runlog import RunLog
-from gxpo.doctor.sickness import found, sickness
+from gxpo.doctor.sickness import finding, sickness
 
 ERROR = re.compile(r"err|wrong|mistake|incorrect|distance|loss|fail|miss", re.I)
 PENALTY = re.compile(r"penal|overlong|cost|length|repet", re.I)
@@ -32,7 +32,7 @@ def verifier_rejects(log: RunLog) -> Finding | None:
     rate = seen.hits / seen.n
     if seen.accepted > 0.25 or rate < 2 * seen.chance or rate < 0.02 or seen.score_hit < seen.score_miss - 0.2:
         return None
-    return found(
+    return finding(
         "verifier_rejects_right_answers",
         "critical",
         "proved",
@@ -40,7 +40,7 @@ def verifier_rejects(log: RunLog) -> Finding | None:
         f"{seen.hits} of {seen.n} completions contain their reference answer, {seen.chance:.1%} would by chance",
         f"{seen.accepted:.0%} of those {seen.hits} have more than the lowest score",
         log.quote("reward"),
-        examples=shown(log, seen.rejected),
+        examples=examples_of(log, seen.rejected),
     )
 
 
@@ -60,13 +60,13 @@ def labels_misaligned(log: RunLog) -> Finding | None:
     # what the answer depends on may lie in a world behind the prompt
     world = log.has("turns") or (log.has("tool_calls") and log.mean("tool_calls") > 0)
     if not world and seen.contradictions >= 3 and seen.contradictions > 0.3 * seen.repeated:
-        return found(
+        return finding(
             "labels_misaligned",
             "critical",
             "proved",
             "the same prompt stands beside different reference answers",
             f"{seen.contradictions} of {seen.repeated} repeated prompts have more than one reference answer",
-            examples=shown(log, seen.contradicting),
+            examples=examples_of(log, seen.contradicting),
         )
     if seen.shift is not None:
         shift, rate, own = seen.shift
@@ -77,30 +77,30 @@ def labels_misaligned(log: RunLog) -> Finding | None:
             if shift == -1
             else f"the prompt {shift:+d} places on"
         )
-        return found(
+        return finding(
             "labels_misaligned",
             "critical",
             "proved",
             f"answers agree with the reference of {way}, not with their own",
             f"{rate:.0%} of the completions contain that reference, {own:.0%} their own",
-            examples=shown(log, range(3)),
+            examples=examples_of(log, range(3)),
         )
     if seen.consensus is not None and not log.gains:
         agree, own, of = seen.consensus
-        return found(
+        return finding(
             ["labels_misaligned", "verifier_rejects_right_answers"],
             "critical",
             "possible",
             "a group's answers agree with each other and not with the reference",
             f"in {of} groups {agree:.0%} of the answers are the commonest one; it contains the reference in {own:.0%}",
             log.quote("reward"),
-            examples=shown(log, range(3)),
+            examples=examples_of(log, range(3)),
         )
     return None
 
 
 def _summed(log: RunLog) -> bool:
-    """Whether the logged total is the plain sum of its components, so that none has a negative weight."""
+    """True if the logged total is the plain sum of its components, so that none has a negative weight."""
     names = [f"component/{n}" for n in log.components()]
     if not names or not log.has("reward") or any(len(log.values(n)) != len(log.values("reward")) for n in names):
         return False
@@ -112,7 +112,8 @@ def _references(log: RunLog) -> References | None:
     return None if log.facts is None else log.facts.references
 
 
-def shown(log: RunLog, rows: Iterable[int]) -> tuple[dict[str, Any], ...]:
+def examples_of(log: RunLog, rows: Iterable[int]) -> tuple[dict[str, Any], ...]:
+    """At most three of these rollouts as evidence; none where there are no rollouts."""
     return () if log.facts is None else log.facts.examples(rows)
 
 
@@ -149,13 +150,13 @@ def missing_scores(log: RunLog) -> Finding | None:
                 evidence.append(
                     f"those that have one all have {np.nanmax(known):.3g}: what is missing are the other answers"
                 )
-            examples = shown(log, np.flatnonzero(missing))
+            examples = examples_of(log, np.flatnonzero(missing))
     if told and not evidence:
         evidence.append(f"the console says: {told[0]}")
         share = max(share, 0.1)
     if share < 0.05:
         return None
-    return found(
+    return finding(
         "missing_scores",
         "critical" if share > 0.2 or not log.gains else "warning",
         "proved",
@@ -179,7 +180,7 @@ def reward_sign(log: RunLog) -> Finding | None:
     seen = _references(log)
     few = log.facts is not None and len(log.facts.levels) in (2, 3)  # a verdict, no sum of graded prices
     if few and seen is not None and seen.hits >= 8 and seen.score_miss - seen.score_hit > 0.4:
-        return found(
+        return finding(
             "reward_sign",
             "critical",
             "proved",
@@ -187,14 +188,14 @@ def reward_sign(log: RunLog) -> Finding | None:
             f"mean score {seen.score_hit:.0%} of its range where the reference answer occurs, {seen.score_miss:.0%} "
             "elsewhere",
             log.quote("reward"),
-            examples=shown(log, seen.rejected),
+            examples=examples_of(log, seen.rejected),
         )
     flipped = None if log.facts is None else log.facts.flipped
     if flipped is not None and not PENALTY.search(flipped[0]) and not _summed(log):
         name, correlation = flipped
         named = CORRECT.search(name) is not None and STYLE.search(name) is None
         if named or log.falls(f"component/{name}"):
-            return found(
+            return finding(
                 "reward_sign",
                 "critical",
                 "proved",
@@ -206,7 +207,7 @@ def reward_sign(log: RunLog) -> Finding | None:
     if isinstance(weights, list) and len(weights) == len(known):
         for name, weight in zip(known, weights, strict=True):
             if isinstance(weight, int | float) and weight < 0 and CORRECT.search(name) and not STYLE.search(name):
-                return found(
+                return finding(
                     "reward_sign",
                     "critical",
                     "likely",
@@ -218,7 +219,7 @@ def reward_sign(log: RunLog) -> Finding | None:
     paid = [n for n in known if f"component/{n}" != log.correctness and log.rises(f"component/{n}")]
     other = [n for n in paid if not (CORRECT.search(n) and not STYLE.search(n))]
     if log.rises("reward") and log.has("success") and log.falls("success") and not (other and len(known) > 1):
-        return found(
+        return finding(
             "reward_sign",
             "critical",
             "proved",
@@ -229,7 +230,7 @@ def reward_sign(log: RunLog) -> Finding | None:
     names = [n for n in log.components() if not PENALTY.search(n)]
     if log.rises("reward"):
         if len(log.components()) == 1 and names and log.falls(f"component/{names[0]}"):
-            return found(
+            return finding(
                 "reward_sign",
                 "critical",
                 "proved",
@@ -243,7 +244,7 @@ def reward_sign(log: RunLog) -> Finding | None:
         if right is not None and log.falls(right) and right != "success" and not others and not priced:
             low = log.values("reward").max() <= 1e-9
             if low or len(log.components()) == 1:
-                return found(
+                return finding(
                     "reward_sign",
                     "critical",
                     "likely",
@@ -253,7 +254,7 @@ def reward_sign(log: RunLog) -> Finding | None:
                 )
     for name in log.components():
         if ERROR.search(name) and log.rises(f"component/{name}") and log.rises("reward") and log.first("reward") >= 0:
-            return found(
+            return finding(
                 "reward_sign",
                 "critical",
                 "likely",
@@ -261,7 +262,7 @@ def reward_sign(log: RunLog) -> Finding | None:
                 log.quote(f"component/{name}"),
                 log.quote("reward"),
                 log.quote("entropy") if log.has("entropy") else "",
-                examples=shown(log, range(3)),
+                examples=examples_of(log, range(3)),
             )
     low, high = (float(log.values("reward").min()), float(log.values("reward").max())) if log.has("reward") else (0, 0)
     label = names[0] if len(log.components()) == 1 and names else None
@@ -270,7 +271,7 @@ def reward_sign(log: RunLog) -> Finding | None:
         worse = log.evaluation_gain < 0 and log.evaluation != "eval/reward"
         only = log.facts.levels if log.facts is not None else ()
         if worse or named or only == (-1.0, 0.0) or (log.facts is None and low >= -1.001 and len(names) == len(known)):
-            return found(
+            return finding(
                 "reward_sign",
                 "critical",
                 "likely" if worse or named or only else "possible",
@@ -278,6 +279,6 @@ def reward_sign(log: RunLog) -> Finding | None:
                 log.quote("reward"),
                 log.quote(log.evaluation) if log.evaluation else "",
                 f"the reward function is called {label}" if label else "",
-                examples=shown(log, range(2)),
+                examples=examples_of(log, range(2)),
             )
     return None

@@ -1,4 +1,4 @@
-"""What moved: learning rate, frozen weights, the KL's weight, collapse, steps that are not finite."""
+"""Checks of the update: learning rate, frozen weights, the KL's weight, collapse, steps that are not finite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gxpo.doctor.checks.credit import SAMPLER
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.series import Floats, stationary
-from gxpo.doctor.sickness import found, sickness
+from gxpo.doctor.sickness import finding, sickness
 
 LEAST = 20  # steps below which a flat run is no evidence of anything
 NOT_FINITE = re.compile(
@@ -23,7 +23,7 @@ STRONG_KL = 0.5  # coefficient from which the KL outweighs rewards of size 1 at 
 
 
 def still(log: RunLog) -> tuple[bool, list[str]]:
-    """Whether the policy looks as if it did not move at all, and by which series."""
+    """True if the policy looks as if it did not move at all, and by which series."""
     averaged = log.n_steps >= LEAST // 2 and log.last_step >= 2.5 * LEAST  # rows are means over several steps
     if (log.n_steps < LEAST and not averaged) or log.gains or log.falls("reward"):
         return False, []
@@ -55,7 +55,7 @@ def still(log: RunLog) -> tuple[bool, list[str]]:
 
 
 def _stated_rest(log: RunLog) -> bool:
-    """Whether rate, gradient bound or KL say already that nothing can move."""
+    """True if rate, gradient bound or KL say already that nothing can move."""
     rates, bound = log.values("lr"), log.number("max_grad_norm")
     slow = len(rates) > 0 and float(rates.max()) <= TINY_RATE
     clipped = bound is not None and 0 < bound <= 1e-3
@@ -65,14 +65,14 @@ def _stated_rest(log: RunLog) -> bool:
 
 
 def has_gradient(log: RunLog) -> bool:
-    """Whether steps had a gradient to follow."""
+    """True if steps had a gradient to follow."""
     if log.has("grad_norm"):
         return float(np.median(log.values("grad_norm"))) > 0
     return not log.is_silent
 
 
 def _unfinished_warmup(log: RunLog) -> bool:
-    """Whether the rate rose from step to step until the end of the run, as a warm-up does."""
+    """True if the rate rose from step to step until the end of the run, as a warm-up does."""
     rates = log.values("lr")
     if len(rates) < LEAST:
         return False
@@ -97,7 +97,7 @@ def lr_too_low(log: RunLog) -> Finding | None:
         return None
     largest = float(rates.max())
     if largest == 0.0:
-        return found(
+        return finding(
             "lr_too_low",
             "critical",
             "proved",
@@ -107,7 +107,7 @@ def lr_too_low(log: RunLog) -> Finding | None:
         )
     if _unfinished_warmup(log) and not log.gains:
         asked = log.number("lr")
-        return found(
+        return finding(
             "lr_too_low",
             "critical",
             "likely" if flat else "possible",
@@ -119,7 +119,7 @@ def lr_too_low(log: RunLog) -> Finding | None:
     if not flat:
         return None
     if largest <= TINY_RATE:
-        return found(
+        return finding(
             "lr_too_low",
             "critical",
             "likely",
@@ -146,7 +146,7 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
         return None
     moved = log.values("weights_moved")
     if log.is_constant("weights_crc") and len(log.values("weights_crc")) >= 3:
-        return found(
+        return finding(
             "weights_do_not_move",
             "critical",
             "proved",
@@ -155,7 +155,7 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
             log.quote("grad_norm"),
         )
     if len(moved) >= 3 and float(moved.max()) == 0.0:
-        return found(
+        return finding(
             "weights_do_not_move",
             "critical",
             "proved",
@@ -172,7 +172,7 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
         return None
     bound = log.number("max_grad_norm")
     if bound is not None and 0 < bound <= 1e-3:
-        return found(
+        return finding(
             "weights_do_not_move",
             "critical",
             "likely",
@@ -181,7 +181,7 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
             *shown,
         )
     if str(log.setting("dtype")).endswith(("bfloat16", "bf16", "float16")):
-        return found(
+        return finding(
             "weights_do_not_move",
             "critical",
             "likely",
@@ -196,7 +196,7 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
     beta = log.number("beta")
     if log.has("kl") and not exact and (beta is None or beta >= STRONG_KL):
         ids.append("kl_too_high")
-    return found(
+    return finding(
         ids,
         "critical",
         "likely" if exact else "possible",
@@ -247,7 +247,7 @@ def kl_too_high(log: RunLog) -> Finding | None:
     if log.has("kl") and log.last("kl") > 0.05:
         return None
     stated = log.number("beta") is not None or log.has("kl_coef")
-    return found(
+    return finding(
         "kl_too_high",
         "critical",
         "likely",
@@ -363,7 +363,7 @@ def lr_too_high(log: RunLog) -> Finding | None:
             "it never gained and fell over several steps: a gradient that points the wrong way looks the same; an "
             "overfit test on one batch tells"
         )
-    return found(
+    return finding(
         ids,
         "critical",
         grade,
@@ -392,7 +392,7 @@ def non_finite(log: RunLog) -> Finding | None:
             if log.source == "gxpo" and not log.last("nonfinite_steps") > 0:
                 continue
             at = int(held.steps[int(np.argmax(bad))])
-            return found(
+            return finding(
                 "non_finite",
                 "critical",
                 "proved",
@@ -403,7 +403,7 @@ def non_finite(log: RunLog) -> Finding | None:
             )
     died = [m for m in log.messages if NOT_FINITE.search(m)]
     if died:
-        return found(
+        return finding(
             "non_finite",
             "critical",
             "proved",
@@ -414,7 +414,7 @@ def non_finite(log: RunLog) -> Finding | None:
     scores = log.series.get("reward")
     if scores is not None and len(scores) and np.isinf(scores.values).sum() >= max(1, 0.05 * len(scores)):
         count = int(np.isinf(scores.values).sum())
-        return found(
+        return finding(
             "non_finite",
             "critical",
             "proved",
@@ -423,7 +423,7 @@ def non_finite(log: RunLog) -> Finding | None:
         )
     skipped = log.values("nonfinite_steps")
     if len(skipped) and skipped[-1] >= max(2, 0.05 * len(skipped)):
-        return found(
+        return finding(
             "non_finite",
             "critical",
             "proved",

@@ -171,7 +171,7 @@ def from_settings(settings: Mapping[str, Any]) -> Table | None:
 
 
 def trainer(settings: Mapping[str, Any]) -> str | None:
-    """Whose configuration it is."""
+    """Return the trainer that a configuration is of."""
     counts = {name: sum(value(settings, key) is not None for key in own) for name, own in _OWN.items()}
     best = max(counts, key=lambda name: counts[name])
     return best if counts[best] else None
@@ -185,15 +185,15 @@ def value(settings: Mapping[str, Any], key: str) -> Any:
     return settings[longer[0]] if longer else None
 
 
-def named(settings: Mapping[str, Any], whose: str) -> dict[str, Any]:
-    """Settings under our names. `whose`: the trainer (unsloth's are TRL's)."""
-    whose = "trl" if whose == "unsloth" else whose
+def translate(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return settings under our names; `source` is the trainer (unsloth's are TRL's)."""
+    source = "trl" if source == "unsloth" else source
     out: dict[str, Any] = {}
-    for name, keys in _TABLES.get(whose, {}).items():
+    for name, keys in _TABLES.get(source, {}).items():
         found = next((v for key in keys if (v := value(settings, key)) is not None), None)
         if found is not None and not isinstance(found, dict):
             out[name] = _clean(name, found)
-    special = _SPECIAL.get(whose)
+    special = _SPECIAL.get(source)
     if special is not None:
         special(settings, out)
     return {name: v for name, v in out.items() if v is not None}

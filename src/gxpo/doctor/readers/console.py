@@ -80,7 +80,7 @@ _MARKS = (
 
 
 def _marks(chunk: str) -> list[int]:
-    """Where marks stand, in order."""
+    """Positions of the marks, in order."""
     out = []
     for mark in _MARKS:
         at = chunk.find(mark)
@@ -302,7 +302,7 @@ class Console:
         values = figures(texts)
         if "train_runtime" in values:
             return
-        if not any(map(keys.known, values)):
+        if not any(map(keys.is_metric, values)):
             logged = _MESSAGE.search(text)  # prime-rl's `json_sink`: the line is inside an object
             if logged is not None:
                 self._words(logged[1])
@@ -378,7 +378,7 @@ class Console:
         if span is not None and "Time" not in values:
             unit = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}[span[2]]
             values["Time"] = float(span[1]) * unit + float(span[3] or 0)
-        if not any(map(keys.known, values)):
+        if not any(map(keys.is_metric, values)):
             return
         if evaluated:
             values = {f"eval/{evaluated['name']}/{key}": value for key, value in values.items()}

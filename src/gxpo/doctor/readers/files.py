@@ -94,14 +94,14 @@ def _read_text(path: Path, start: str) -> Table | None:
         if len(first) > 2 and first[0] == "{":
             table = json_files.from_lines(_lines(path, notes))
         if table is None:
-            table = json_files.from_text(_whole(path))
+            table = json_files.from_text(_text_of(path))
         if table is not None and table.kind == "config":
             return configs.from_settings(table.settings)
         if table is not None and (not table.rows or _has_figures(table)):
             table.notes += notes
             return table
     if size <= 50_000_000 and any(mark in start for mark in ("\t", ",", "|", ";")):
-        table = _read_delimited(_whole(path), path.name)
+        table = _read_delimited(_text_of(path), path.name)
         if table is not None and table.rows:
             return table
     notes = []
@@ -109,12 +109,12 @@ def _read_text(path: Path, start: str) -> Table | None:
     table.notes += notes
     if table.rows or table.messages or (table.settings and configs.trainer(table.settings)):
         return table
-    return configs.from_text(_whole(path)) if size <= configs.LARGEST else None
+    return configs.from_text(_text_of(path)) if size <= configs.LARGEST else None
 
 
 def _has_figures(table: Table) -> bool:
     """True if the rows have any figure of training."""
-    return any(keys.known(key) for _, row in itertools.islice(table.rows, 200) for key in row)
+    return any(keys.is_metric(key) for _, row in itertools.islice(table.rows, 200) for key in row)
 
 
 def _read_events(path: Path) -> Table:
@@ -196,7 +196,7 @@ def _read_delimited(text: str, name: str) -> Table | None:
 
 def _is_header(header: list[str]) -> bool:
     return all(h and number(h) is None and "{" not in h for h in header[1:]) and any(
-        keys.known(keys.own(h)) for h in header
+        keys.is_metric(keys.trainer_key(h)) for h in header
     )
 
 
@@ -210,10 +210,12 @@ def _cells(line: str, mark: str) -> list[str]:
 
 
 def _delimited_rows(header: list[str], lines: list[str], mark: str, name: str) -> Table | None:
-    steps = [i for i, h in enumerate(header) if keys.own(h) in STEP_KEYS]
-    counts = sorted(steps, key=lambda i: STEP_KEYS.index(keys.own(header[i])))
+    steps = [i for i, h in enumerate(header) if keys.trainer_key(h) in STEP_KEYS]
+    counts = sorted(steps, key=lambda i: STEP_KEYS.index(keys.trainer_key(header[i])))
     columns = {
-        i: keys.own(h) for i, h in enumerate(header) if i not in steps and not h.endswith(_BOUNDS) and h and h != "_"
+        i: keys.trainer_key(h)
+        for i, h in enumerate(header)
+        if i not in steps and not h.endswith(_BOUNDS) and h and h != "_"
     }
     _refuse_several_runs(header, columns, name)
     table = Table("table", is_numbered=bool(counts))
@@ -254,7 +256,7 @@ def _encoding(head: bytes) -> str:
     return "utf-8-sig"
 
 
-def _whole(path: Path) -> str:
+def _text_of(path: Path) -> str:
     """The text of a file, at most `LARGEST` bytes of it."""
     with path.open("rb") as stream:
         data = stream.read(LARGEST)

@@ -90,11 +90,11 @@ _TABLES = {"trl": TRL, "unsloth": TRL, "verl": VERL, "gxpo": GXPO, "openrlhf": O
 
 
 @lru_cache(100_000)
-def known(key: str) -> bool:
+def is_metric(key: str) -> bool:
     """True if a key is a figure of some trainer: a row without any such is not of a log of training."""
-    key = own(key)
+    key = trainer_key(key)
     return key not in ("epoch", "Time") and (
-        any(named(key) is not None for named in _NAMED.values())
+        any(name_of(key) is not None for name_of in _NAMED.values())
         or key.startswith(("val-core/", "val-aux/", "val/test"))
     )
 
@@ -111,7 +111,7 @@ _HF_TABLE = {"Training Loss": "loss", "Validation Loss": "eval_loss"}  # transfo
 
 
 @lru_cache(100_000)
-def own(key: str) -> str:
+def trainer_key(key: str) -> str:
     """The trainer's own key behind what trackers put before it: "run - train/reward" of a wandb table, "train/reward"
     and "eval/reward" as transformers' trackers rewrite "reward" and "eval_reward"."""
     key = key.rsplit(" - ", 1)[-1].strip().replace(" / ", "/")
@@ -131,9 +131,9 @@ def names(keys: Iterable[str], trainer: str) -> dict[str, str]:
     ordered = sorted(keys, key=lambda k: (order.get(k, len(order)), -len(k), k))
     out: dict[str, str] = {}
     taken: set[str] = set()
-    for named in (_NAMED[trainer], *(() if trainer in ("gxpo", "verl") else (_common,))):
+    for name_of in (_NAMED[trainer], *(() if trainer in ("gxpo", "verl") else (_common,))):
         for key in ordered:
-            name = named(key)
+            name = name_of(key)
             if name is not None and name not in taken and key not in out:
                 taken.add(name)
                 out[key] = name

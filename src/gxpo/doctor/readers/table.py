@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from gxpo.doctor.readers.keys import own
+from gxpo.doctor.readers.keys import trainer_key
 
 Row = tuple[float, dict[str, float]]  # step, figures
 Columns = dict[str, tuple[list[float], list[float]]]  # key -> steps, values
@@ -66,7 +66,7 @@ class Table:
             for key, value in row.items():
                 column = column_of.get(key)
                 if column is None:
-                    column = column_of[key] = columns.setdefault(own(key), ([], []))
+                    column = column_of[key] = columns.setdefault(trainer_key(key), ([], []))
                 column[0].append(step)
                 column[1].append(value)
         return columns
