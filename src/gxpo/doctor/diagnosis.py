@@ -95,11 +95,11 @@ def diagnose(log: RunLog, *, recompute: bool = False) -> Diagnosis:
     if not log.series and log.rollouts is None:
         return Diagnosis(log.source, [], notes=[*log.notes, *(f"the console says: {m}" for m in log.messages[-5:])])
     log = replace(log)  # conclusions are drawn anew: series may have been added since the last diagnosis
-    made = [f for s in SICKNESSES.values() if (f := s.check(log)) is not None]
-    ordered = _under_causes(_without_repeats(made))
-    findings = [replace(f, remedy=remedies(f.ids, log)) for f in ordered]
-    signal = log.has("zero_signal") and log.mean("zero_signal") < 0.5  # its own method gave equal groups one
-    if recompute and log.training_rollouts is not None and not signal:
+    findings = [f for s in SICKNESSES.values() if (f := s.check(log)) is not None]
+    findings = _under_causes(_without_repeats(findings))
+    findings = [replace(f, remedy=remedies(f.ids, log)) for f in findings]
+    has_signal = log.has("zero_signal") and log.mean("zero_signal") < 0.5  # its own method gave equal groups one
+    if recompute and log.training_rollouts is not None and not has_signal:
         findings = [_with_signal(f, log.training_rollouts) for f in findings]
     few = log.n_steps if log.n_steps < LEAST else 0
     return Diagnosis(log.source, list(log.read), findings, unchecked(log), progress(log), list(log.notes), few)
@@ -125,14 +125,12 @@ def _rank(finding: Finding) -> tuple[int, int, int]:
 
 
 def _without_repeats(findings: list[Finding]) -> list[Finding]:
-    """A sickness is named once: by the better founded finding, the one with fewer alternatives where they are equal."""
-    kept: list[Finding] = []
+    """Name a sickness once: by the better founded finding, or by the one with fewer alternatives."""
+    distinct: list[Finding] = []
     for finding in sorted(findings, key=lambda f: (*_rank(f)[:2], len(f.ids), _rank(f)[2])):
-        named = {i for f in kept for i in f.ids}
-        if finding.ids[0] in named:
-            continue
-        kept.append(finding)
-    return kept
+        if not any(finding.ids[0] in f.ids for f in distinct):
+            distinct.append(finding)
+    return distinct
 
 
 def _under_causes(findings: list[Finding]) -> list[Finding]:
@@ -173,11 +171,11 @@ def _has_root(name: str, parents: dict[str, str]) -> bool:
     """True if the chain of causes of a finding ends in one that has none; the first of a circle counts as that one."""
     if name not in parents:
         return False
-    seen, at = [name], parents[name]
-    while at in parents and at not in seen:
-        seen.append(at)
+    chain, at = [name], parents[name]
+    while at in parents and at not in chain:
+        chain.append(at)
         at = parents[at]
-    return not (at == name and name == min(seen))
+    return not (at == name and name == min(chain))
 
 
 def progress(log: RunLog) -> str:

@@ -27,7 +27,7 @@ class Series:
     values  [n] float64; nan where the trainer wrote a value that is not finite (a missing key is no entry at all)
     key     the trainer's own name, which findings quote
 
-    The statistics below are of `column`. They are computed once, so the arrays are not to be changed after that.
+    The statistics below are of `column` and computed once, so the arrays are not to be changed after that.
     """
 
     steps: Floats
@@ -45,13 +45,13 @@ class Series:
 
     @cached_property
     def column(self) -> Series:
-        """Finite entries in the order of their steps; a repeated step counts once, as last written."""
+        """Finite entries in the order of their steps, read-only; a repeated step counts once, as last written."""
         finite = self.finite
-        if len(finite) > 1 and not (np.diff(finite.steps) > 0).all():
-            value_by_step = dict(zip(finite.steps.tolist(), finite.values.tolist(), strict=True))
-            steps = np.array(sorted(value_by_step))
-            return Series(steps, np.array([value_by_step[step] for step in steps.tolist()]), self.key)
-        return Series(np.ascontiguousarray(finite.steps), np.ascontiguousarray(finite.values), self.key)
+        if len(finite) < 2 or (np.diff(finite.steps) > 0).all():
+            return Series(_read_only(finite.steps), _read_only(finite.values), self.key)
+        value_by_step = dict(zip(finite.steps.tolist(), finite.values.tolist(), strict=True))
+        steps = sorted(value_by_step)
+        return Series(_read_only(steps), _read_only([value_by_step[step] for step in steps]), self.key)
 
     @cached_property
     def trend(self) -> Trend | None:
@@ -104,6 +104,13 @@ class Series:
 
 
 EMPTY = Series(np.empty(0), np.empty(0), "")
+
+
+def _read_only(values: Floats | list[float]) -> Floats:
+    """View of values in one piece that can't be written to, since several checks share it."""
+    view = np.ascontiguousarray(values).view()
+    view.flags.writeable = False
+    return view
 
 
 def _mean(values: Floats) -> float:

@@ -161,9 +161,9 @@ def from_settings(settings: Mapping[str, Any]) -> Table | None:
         return None
     # wandb's config.yaml has each value under "value"; "${...}" is a reference that nobody resolved
     settings = {
-        key.removesuffix(".value"): found
-        for key, found in settings.items()
-        if not key.startswith(("_wandb", "wandb_version")) and not str(found).startswith("${")
+        key.removesuffix(".value"): setting
+        for key, setting in settings.items()
+        if not key.startswith(("_wandb", "wandb_version")) and not str(setting).startswith("${")
     }
     if trainer(settings) is None and "peft_type" not in settings:
         return None
@@ -172,7 +172,7 @@ def from_settings(settings: Mapping[str, Any]) -> Table | None:
 
 def trainer(settings: Mapping[str, Any]) -> str | None:
     """Return the trainer that a configuration is of."""
-    counts = {name: sum(value(settings, key) is not None for key in own) for name, own in _OWN.items()}
+    counts = {name: sum(value(settings, key) is not None for key in keys) for name, keys in _OWN.items()}
     best = max(counts, key=lambda name: counts[name])
     return best if counts[best] else None
 
@@ -190,9 +190,9 @@ def translate(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
     source = "trl" if source == "unsloth" else source
     out: dict[str, Any] = {}
     for name, keys in _TABLES.get(source, {}).items():
-        found = next((v for key in keys if (v := value(settings, key)) is not None), None)
-        if found is not None and not isinstance(found, dict):
-            out[name] = _clean(name, found)
+        setting = next((v for key in keys if (v := value(settings, key)) is not None), None)
+        if setting is not None and not isinstance(setting, dict):
+            out[name] = _clean(name, setting)
     special = _SPECIAL.get(source)
     if special is not None:
         special(settings, out)
@@ -255,8 +255,8 @@ def _verl(settings: Mapping[str, Any], out: dict[str, Any]) -> None:
     if isinstance(warmup, (int, float)) and warmup < 0:  # -1: by lr_warmup_steps_ratio
         ratio = value(settings, "actor.optim.lr_warmup_steps_ratio")
         steps = out.get("max_steps")
-        known = isinstance(ratio, (int, float)) and (ratio == 0 or steps)
-        out["warmup_steps"] = math.ceil(ratio * (steps or 0)) if known else None
+        is_known = isinstance(ratio, (int, float)) and (ratio == 0 or steps)
+        out["warmup_steps"] = math.ceil(ratio * (steps or 0)) if is_known else None
     ranks = [value(settings, key) for key in ("model.lora_rank", "model.lora.rank")]
     if any(isinstance(r, (int, float)) for r in ranks):
         out["lora"] = any(isinstance(r, (int, float)) and r > 0 for r in ranks)

@@ -156,16 +156,16 @@ _EVALUATED = re.compile(r"eval/(?P<source>.*?)/(?:effective/(?:[^/]+/)?)?(?:Rewa
 
 def _evaluation(key: str, trainer: str) -> tuple[str, str, int, bool] | None:
     """Name, data source and samples of an evaluation's key, and True if it is the reward itself."""
-    if trainer == "verl" and (found := _MEAN.match(key)):
-        variable = found["variable"] or "reward"
+    if trainer == "verl" and (match := _MEAN.match(key)):
+        variable = match["variable"] or "reward"
         name = "eval/accuracy" if variable == "acc" else "eval/reward"
-        return name, found["source"] or found["old"], int(found["n"] or 0), variable == "reward"
-    if trainer == "openrlhf" and (found := _PASS.match(key)):
-        return "eval/reward", found["source"], 1, True
-    if trainer in ("trl", "unsloth") and (found := _DATASET.match(key)):
-        return "eval/reward", found["source"], 1, True
-    if trainer == "prime-rl" and (found := _EVALUATED.match(key)):
-        return "eval/reward", found["source"], int(found["n"] or 0), True
+        return name, match["source"] or match["old"], int(match["n"] or 0), variable == "reward"
+    if trainer == "openrlhf" and (match := _PASS.match(key)):
+        return "eval/reward", match["source"], 1, True
+    if trainer in ("trl", "unsloth") and (match := _DATASET.match(key)):
+        return "eval/reward", match["source"], 1, True
+    if trainer == "prime-rl" and (match := _EVALUATED.match(key)):
+        return "eval/reward", match["source"], int(match["n"] or 0), True
     return None
 
 
