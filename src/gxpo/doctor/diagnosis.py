@@ -139,7 +139,7 @@ def _under_causes(findings: list[Finding]) -> list[Finding]:
     parents: dict[str, str] = {}
     for finding in findings:
         causes = [c for i in finding.ids for c in SICKNESSES[i].follows]
-        near = [
+        explaining = [
             f
             for f in findings
             if f is not finding
@@ -147,8 +147,8 @@ def _under_causes(findings: list[Finding]) -> list[Finding]:
             and f.severity != "note"
             and (f.grade != "possible" or finding.grade == "possible")
         ]
-        if near:
-            parents[finding.ids[0]] = min(near, key=_rank).ids[0]
+        if explaining:
+            parents[finding.ids[0]] = min(explaining, key=_rank).ids[0]
     roots = [f for f in findings if not _has_root(f.ids[0], parents)]
     ordered: list[Finding] = []
 

@@ -139,7 +139,7 @@ class Live:
         return found
 
     def log(self) -> RunLog:
-        """What `gxpo.doctor.read` would make of the rows and rollouts."""
+        """Make the log that `gxpo.doctor.read` would make of the rows and rollouts."""
         log = RunLog(source=self.source)
         log.config = configs.translate(self._settings, self.source)
         add_series(log, {"rows": Table("rows", rows=self._rows)} if self._rows else {})

@@ -244,8 +244,8 @@ def _one_run(files: Mapping[str, Table], path: str) -> dict[str, Table]:
             clusters.append({name: table})
     if len(clusters) > 1:
         titles = sorted(_title(cluster) for cluster in clusters)
-        shown = ", ".join(titles[:8]) + (", ..." if len(titles) > 8 else "")
-        raise RecordError(f"{path} holds {len(clusters)} runs: {shown}: give one of them")
+        listed = ", ".join(titles[:8]) + (", ..." if len(titles) > 8 else "")
+        raise RecordError(f"{path} holds {len(clusters)} runs: {listed}: give one of them")
     return clusters[0] if clusters else {}
 
 

@@ -66,15 +66,15 @@ class Holder:
         Texts are compared without case and with single spaces; a single letter with its case, so that the article "a"
         is no answer A.
         """
-        wanted = bare(reference)
-        if not wanted:
+        answer = bare(reference)
+        if not answer:
             return False
-        if (value := _number(wanted)) is not None:
+        if (value := _number(answer)) is not None:
             return value in self.numbers
-        flags = 0 if len(wanted) == 1 else re.IGNORECASE
-        if wanted.lower() not in self._lower:
+        flags = 0 if len(answer) == 1 else re.IGNORECASE
+        if answer.lower() not in self._lower:
             return False  # a pattern without case is slow where there is nothing to find
-        return re.search(rf"(?<!\w){re.escape(wanted)}(?!\w)", self.text, flags) is not None
+        return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", self.text, flags) is not None
 
     @cached_property
     def _lower(self) -> str:
@@ -95,9 +95,9 @@ class Holder:
 
 def _key(answer: str) -> str:
     """One spelling of an answer: 12, 12.0 and $12 are one."""
-    wanted = bare(answer)
-    value = _number(wanted)
-    return wanted.lower() if value is None else f"{value:.12g}"
+    text = bare(answer)
+    value = _number(text)
+    return text.lower() if value is None else f"{value:.12g}"
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def references_of(r: Rollouts, members: Sequence[Index]) -> References | None:
     span = high - low
     lowest = score <= low + 0.05 * span if span > 0 else np.full(len(rows), high <= 0)
     index = np.array(rows)
-    repeated, contradictions, shown = _contradictions(r, rows, reference_by_row)
+    repeated, contradictions, contradicting = _contradictions(r, rows, reference_by_row)
     return References(
         len(rows),
         int(hit.sum()),
@@ -176,7 +176,7 @@ def references_of(r: Rollouts, members: Sequence[Index]) -> References | None:
         _consensus(r, members, reference_by_row, completion_by_row),
         contradictions,
         repeated,
-        shown,
+        contradicting,
     )
 
 

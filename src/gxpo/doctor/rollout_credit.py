@@ -1,4 +1,4 @@
-"""Which columns of TRL's tables are reward functions, and with which weights the advantages were made."""
+"""Columns of TRL's tables that are reward functions, and the weights with which the advantages were made."""
 
 from __future__ import annotations
 

@@ -98,15 +98,17 @@ def _kind(path: Path, tables: dict[Path, str], notes: list[str]) -> str | None:
         if str(error) not in notes:
             notes.append(str(error))
         return None
-    found = "trl" if what == "parquet" and set(names) >= REQUIRED else kind([dict.fromkeys(names)])
-    if what == "parquet" and found:
-        tables[path.parent] = found
-    return found
+    name = "trl" if what == "parquet" and set(names) >= REQUIRED else kind([dict.fromkeys(names)])
+    if what == "parquet" and name:
+        tables[path.parent] = name
+    return name
 
 
 def _held_out_apart(dumps: Sequence[Dump]) -> list[Dump]:
-    """Where no name says which files are of an evaluation: of two folders that share no prompt, the one whose files
-    have the same prompts again."""
+    """Mark the files of an evaluation where no name says which they are.
+
+    Of two folders that share no prompt, it is the one whose files have the same prompts again.
+    """
     folders: dict[Path, list[Dump]] = {}
     for d in dumps:
         folders.setdefault(d.path.parent, []).append(d)

@@ -25,7 +25,7 @@ _STEPS = ("step", "global_step", "training_step", "iteration")
 
 @dataclass(frozen=True)
 class Columns:
-    """Which field of a table of rollouts holds what; None: it has none."""
+    """Fields of a table of rollouts by their meaning; None: it has none."""
 
     prompt: str | None
     completion: str
@@ -36,7 +36,7 @@ class Columns:
 
     @property
     def keys(self) -> list[str]:
-        """What rows of one group share."""
+        """Fields that rows of one group share."""
         return [k for k in (self.step, self.group or self.prompt) if k is not None]
 
 
@@ -58,7 +58,7 @@ class Sample:
 
 
 def kind(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """What the first objects of a file are: gxpo, verl, plain, or None."""
+    """Kind of a file by its first objects: gxpo, verl, plain, or None."""
     if any(r.get("schema") == GXPO for r in rows):
         return "gxpo"
     if any({"input", "output", "score"} <= r.keys() for r in rows):
@@ -76,7 +76,7 @@ def _is_task(row: Mapping[str, Any]) -> bool:
 
 
 def columns(names: Sequence[str]) -> Columns | None:
-    """Which of the names hold what; None where they are not of a table of rollouts."""
+    """Assign names to their meaning; None where they are not of a table of rollouts."""
     lower = {n.lower(): n for n in reversed(names)}
 
     def first(wanted: Sequence[str]) -> str | None:

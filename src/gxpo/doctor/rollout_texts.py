@@ -110,7 +110,7 @@ class Repeats:
 
 
 def repeated_prompts(r: Rollouts) -> Repeats:
-    """How often prompts come again. Groups that were made by equal prompts can't repeat one within a step."""
+    """Count how often prompts come again. Groups that were made by equal prompts can't repeat one within a step."""
     seen: dict[int, tuple[int, str]] = {}
     for i in np.flatnonzero((r.group >= 0) & ~r.held_out).tolist():
         seen.setdefault(int(r.group[i]), (int(r.step[i]), normal(r.prompt[i])))

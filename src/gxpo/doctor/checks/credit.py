@@ -16,17 +16,17 @@ SAMPLER = ("stale_sampler", "sampler_mismatch", "logprob_shift")
 
 def spread_between(log: RunLog) -> float:
     """Deviation of the reward over a step's rollouts: recorded by component, or largest less smallest."""
-    seen = [log.mean(n) for n in log.series if n.startswith("component_std/")]
+    deviations = [log.mean(n) for n in log.series if n.startswith("component_std/")]
     if log.has("reward_max", "reward_min"):
-        seen.append(float((log.values("reward_max") - log.values("reward_min")).mean()))
+        deviations.append(float((log.values("reward_max") - log.values("reward_min")).mean()))
     if log.training_rollouts is not None:
         r = log.training_rollouts
-        known = r.score[np.isfinite(r.score)]
-        if len(known):
-            seen.append(float(known.std()))
-    if not seen and log.has("reward"):
-        seen.append(float(log.values("reward").std()))
-    return max(seen, default=0.0)
+        score = r.score[np.isfinite(r.score)]
+        if len(score):
+            deviations.append(float(score.std()))
+    if not deviations and log.has("reward"):
+        deviations.append(float(log.values("reward").std()))
+    return max(deviations, default=0.0)
 
 
 @sickness(
@@ -63,10 +63,10 @@ def all_wrong(log: RunLog) -> Finding | None:
         return None
     if name == "reward" and not log.is_silent_from_start and spread_between(log) > 1e-9:
         return None
-    seen = _counted(log)
+    n_rollouts = _counted(log)
     bound = (
-        f"in {seen} rollouts none was right: the pass rate is below {3 / seen:.1e} (95%)"
-        if seen and zero == 1.0
+        f"in {n_rollouts} rollouts none was right: the pass rate is below {3 / n_rollouts:.1e} (95%)"
+        if n_rollouts and zero == 1.0
         else ""
     )
     evidence = [log.quote(name), *(log.quote(n) for n in ("zero_signal", "grad_norm") if log.has(n)), bound]
@@ -111,10 +111,10 @@ def _no_signal_yet(log: RunLog, name: str) -> Finding | None:
     if not len(values) or not log.is_silent or not (values == values[0]).all():
         return None
     steps = f"{len(values)} step{'s' * (len(values) > 1)}"
-    known = log.facts is not None and log.facts.references is not None
+    has_references = log.facts is not None and log.facts.references is not None
     if values[0] <= 0.0:
         ids, title = (
-            ["all_wrong", *([] if known else ["verifier_rejects_right_answers"])],
+            ["all_wrong", *([] if has_references else ["verifier_rejects_right_answers"])],
             "every answer is scored as wrong",
         )
     else:

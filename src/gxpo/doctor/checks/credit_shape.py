@@ -61,14 +61,14 @@ def wrong_groups(log: RunLog) -> Finding | None:
             "differ",
             examples=log.facts.examples(log.facts.members[0]),
         )
-    seen = None if log.facts is None else log.facts.advantages
-    if seen is None or log.facts is None or log.facts.r.grouped_by == "prompt" or not _by_group_mean(log):
+    advantages = None if log.facts is None else log.facts.advantages
+    if advantages is None or log.facts is None or log.facts.r.grouped_by == "prompt" or not _by_group_mean(log):
         return None
     line = (
-        f"root mean square of the groups' mean advantage / that of all advantages = {seen.off_centre:.2f}; correlation "
-        f"with the score within groups {seen.correlation:.2f} ({seen.groups} groups)"
+        f"root mean square of the groups' mean advantage / that of all advantages = {advantages.off_centre:.2f}; "
+        f"correlation with the score within groups {advantages.correlation:.2f} ({advantages.groups} groups)"
     )
-    if seen.raw:
+    if advantages.raw:
         return finding(
             "wrong_groups",
             "critical",
@@ -77,7 +77,7 @@ def wrong_groups(log: RunLog) -> Finding | None:
             line,
             examples=log.facts.examples(log.facts.members[0]),
         )
-    if seen.off_centre > 0.25 and seen.correlation > 0.2:
+    if advantages.off_centre > 0.25 and advantages.correlation > 0.2:
         return finding(
             "wrong_groups",
             "critical",
@@ -112,11 +112,11 @@ def _by_group_mean(log: RunLog) -> bool:
     ),
 )
 def advantage_sign(log: RunLog) -> Finding | None:
-    seen = None if log.facts is None else log.facts.advantages
-    if seen is not None and log.facts is not None and seen.groups >= 5:
-        line = f"correlation of advantage and score within {seen.groups} groups: {seen.correlation:.2f}"
+    advantages = None if log.facts is None else log.facts.advantages
+    if advantages is not None and log.facts is not None and advantages.groups >= 5:
+        line = f"correlation of advantage and score within {advantages.groups} groups: {advantages.correlation:.2f}"
         some = log.facts.examples(log.facts.members[0])
-        if seen.correlation < -0.5:
+        if advantages.correlation < -0.5:
             return finding(
                 "advantage_sign",
                 "critical",
@@ -125,7 +125,7 @@ def advantage_sign(log: RunLog) -> Finding | None:
                 line,
                 examples=some,
             )
-        if abs(seen.correlation) < 0.2 and _by_group_mean(log):
+        if abs(advantages.correlation) < 0.2 and _by_group_mean(log):
             return finding(
                 "advantage_sign",
                 "critical",
@@ -146,8 +146,8 @@ def advantage_sign(log: RunLog) -> Finding | None:
     if not (from_start and calm and shape and not log.last("truncated") > 0.5):
         return None
     ids = ["advantage_sign", "lr_too_high"]
-    told = log.facts.same_text if log.facts is not None else None
-    if told is None or told[0] < 10:
+    same_text = log.facts.same_text if log.facts is not None else None
+    if same_text is None or same_text[0] < 10:
         ids.insert(1, "reward_noise")
     return finding(
         ids,

@@ -59,8 +59,8 @@ def blind_policy(log: RunLog) -> Finding | None:
         return None
     evidence = [log.quote("eval/picture_kl", ".2g")]
     evidence += [log.quote(log.evaluation)] if log.evaluation else []
-    said = "hiding the pictures changes nothing: the policy answers from the text"
-    return finding("blind_policy", "note", "proved", said, *evidence)
+    title = "hiding the pictures changes nothing: the policy answers from the text"
+    return finding("blind_policy", "note", "proved", title, *evidence)
 
 
 @sickness(
@@ -104,7 +104,7 @@ def eval_too_small(log: RunLog) -> Finding | None:
     values = log.values(log.evaluation)
     if not (values.min() >= 0 and values.max() <= 1):
         return None
-    wanted = int(np.ceil(2 * 0.25 * (1.96 / 0.1) ** 2))
+    n_tasks_needed = int(np.ceil(2 * 0.25 * (1.96 / 0.1) ** 2))
     if tasks > 40 or 1.96 * error < 0.15 or log.evaluation_gain != 0:
         return None
     return finding(
@@ -113,7 +113,7 @@ def eval_too_small(log: RunLog) -> Finding | None:
         "proved",
         f"an evaluation of {tasks} tasks can't show a change below {1.96 * error:.2f}",
         log.quote(log.evaluation),
-        f"{wanted} tasks would show a change of 0.1",
+        f"{n_tasks_needed} tasks would show a change of 0.1",
     )
 
 
@@ -145,13 +145,13 @@ def resume_discontinuity(log: RunLog) -> Finding | None:
         if len(back):
             i = int(back[0])
             lines.append(f"{passes.key} goes from {passes.values[i]:.3g} back to {passes.values[i + 1]:.3g}")
-    held = log.series.get("lr")
+    rate = log.series.get("lr")
     schedule = str(log.setting("schedule") or "")
-    if held is not None and len(held) > 10 and "restart" not in schedule and "cycl" not in schedule:
-        rates, steps = held.finite.values, held.finite.steps
+    if rate is not None and len(rate) > 10 and "restart" not in schedule and "cycl" not in schedule:
+        rates, steps = rate.finite.values, rate.finite.steps
         at = _second_rise(rates)
         if at is not None:
-            lines.append(f"{held.key} is {rates[at]:.3g} at step {steps[at]:.0f} and rises again after it")
+            lines.append(f"{rate.key} is {rates[at]:.3g} at step {steps[at]:.0f} and rises again after it")
     if not lines:
         return None
     entropy = log.quote("entropy") if log.has("entropy") else ""

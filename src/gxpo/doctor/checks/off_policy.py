@@ -48,8 +48,9 @@ def logprob_shift(log: RunLog) -> Finding | None:
     name = _gap(log)
     at_once = name is not None and float(log.values(name)[0]) > SHIFTED[name]
     apart = log.has("gap_pearson") and float(log.values("gap_pearson")[0]) < 0.5
-    only = log.values("gap_max") if name is None else np.empty(0)  # a largest gap alone tells no shift from others
-    if len(only) and float(only[0]) > 2 and float(np.median(only)) > 2:
+    # a largest gap alone tells no shift from others
+    largest_gap = log.values("gap_max") if name is None else np.empty(0)
+    if len(largest_gap) and float(largest_gap[0]) > 2 and float(np.median(largest_gap)) > 2:
         return finding(
             ["logprob_shift", "sampler_mismatch"],
             "critical",

@@ -37,15 +37,15 @@ def judge_hacked(log: RunLog) -> Finding | None:
         return None
     if "success" in better and "component/held_out" not in fall:
         return None  # by the labels it gets better
-    said = [log.quote(PAID), *(log.quote(n) for n in others), log.quote(EXPLOITED)]
+    evidence = [log.quote(PAID), *(log.quote(n) for n in others), log.quote(EXPLOITED)]
     if log.evaluation is not None:
-        said.append(log.quote(log.evaluation))
+        evidence.append(log.quote(log.evaluation))
     return finding(
         "judge_hacked",
         "critical" if fall else "warning",
         "likely" if fall else "possible",
         "the judge that is paid for likes the answers more and more, and those who are not asked by the reward do not",
-        *said,
+        *evidence,
     )
 
 
@@ -145,9 +145,8 @@ def _right(log: RunLog) -> Right | None:
     """Held-out accuracy, else verdicts or the component for correctness; None where none of them is known."""
     name = log.evaluation
     if name == "eval/reward":  # the same reward as in training, which says what is right only where it is named so
-        known = log.components()
-        named = len(known) == 1 and CORRECT.search(known[0]) is not None and STYLE.search(known[0]) is None
-        name = name if named else None
+        only, *others = log.components() or [""]
+        name = None if others or not CORRECT.search(only) or STYLE.search(only) else name
     if name is not None:
         return Right(name, *line(log, name))
     if log.correctness is not None:

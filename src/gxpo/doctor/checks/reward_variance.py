@@ -114,9 +114,9 @@ def reward_ignores(log: RunLog) -> Finding | None:
     follows=(),
 )
 def near_constant(log: RunLog) -> Finding | None:
-    seen = None if log.facts is None else log.facts.advantages
-    if seen is not None and not log.gains:
-        count, of, size = len(seen.residue), seen.equal, seen.size
+    advantages = None if log.facts is None else log.facts.advantages
+    if advantages is not None and not log.gains:
+        count, of, size = len(advantages.residue), advantages.equal, advantages.size
         if count >= 0.2 * of and count >= 8:
             return finding(
                 "near_constant_reward",
@@ -125,7 +125,7 @@ def near_constant(log: RunLog) -> Finding | None:
                 "equal rewards of a group have advantages other than 0: rounding is trained on",
                 f"{count} of {of} rollouts in groups of equal scores have an advantage, up to {size:.1e}",
                 log.quote("zero_signal") if log.has("zero_signal") else "",
-                examples=examples_of(log, seen.residue),
+                examples=examples_of(log, advantages.residue),
             )
     if not log.has("reward"):
         return None
@@ -290,14 +290,14 @@ def _stretch(log: RunLog, name: str) -> tuple[float, float, float, float, float 
 
 def _calm(log: RunLog, step: float) -> bool:
     """True if entropy and length at a step are as in the steps before it."""
-    known = False
+    is_known = False
     for name in ("entropy", "length"):
         values, steps = log.values(name), log.steps(name)
         before, at = values[(steps < step) & (steps >= step - 6)], values[(steps >= step) & (steps < step + 2)]
         if len(before) < 3 or not len(at):
             continue
-        known = True
+        is_known = True
         noise = max(float(np.sqrt(np.mean(np.diff(before) ** 2) / 2)), 0.02 * abs(float(before.mean())), 1e-3)
         if abs(float(at.mean() - before[-3:].mean())) > 5 * noise:
             return False
-    return known
+    return is_known

@@ -143,8 +143,8 @@ def truncation(log: RunLog) -> Finding | None:
         return None
     facts = log.facts
     if all_cut(log):
-        told = no_eos(log)
-        if told is not None:
+        endless = no_eos(log)
+        if endless is not None:
             return None
         goes_on = facts.goes_on[0] if facts is not None and facts.goes_on is not None else None
         if goes_on is not None and goes_on >= 0.3:
@@ -169,9 +169,9 @@ def truncation(log: RunLog) -> Finding | None:
     split = None if facts is None else facts.cut_scores(shares)
     evidence = [log.quote("truncated"), log.quote("length"), log.quote("reward")]
     if split is not None:
-        cut, whole, count = split
-        evidence.append(f"mean reward of cut completions {cut:.3g}, of finished ones {whole:.3g} ({count} rollouts)")
-        if cut > 0.5 * whole:
+        cut, ended, count = split
+        evidence.append(f"mean reward of cut completions {cut:.3g}, of finished ones {ended:.3g} ({count} rollouts)")
+        if cut > 0.5 * ended:
             return None
     unpaid = split is not None and split[0] < 0.25 * split[1] and min(share, late) > 0.2
     if log.gains and late < 0.5 and not late > share + 0.1 and not unpaid:

@@ -26,21 +26,21 @@ PENALTY = re.compile(r"penal|overlong|cost|length|repet", re.I)
     follows=("wrong_template",),
 )
 def verifier_rejects(log: RunLog) -> Finding | None:
-    seen = _references(log)
-    if seen is None or seen.hits < 8:
+    match = _references(log)
+    if match is None or match.hits < 8:
         return None
-    rate = seen.hits / seen.n
-    if seen.accepted > 0.25 or rate < 2 * seen.chance or rate < 0.02 or seen.score_hit < seen.score_miss - 0.2:
+    rate = match.hits / match.n
+    if match.accepted > 0.25 or rate < 2 * match.chance or rate < 0.02 or match.score_hit < match.score_miss - 0.2:
         return None
     return finding(
         "verifier_rejects_right_answers",
         "critical",
         "proved",
         "completions with the right answer are scored as wrong",
-        f"{seen.hits} of {seen.n} completions contain their reference answer, {seen.chance:.1%} would by chance",
-        f"{seen.accepted:.0%} of those {seen.hits} have more than the lowest score",
+        f"{match.hits} of {match.n} completions contain their reference answer, {match.chance:.1%} would by chance",
+        f"{match.accepted:.0%} of those {match.hits} have more than the lowest score",
         log.quote("reward"),
-        examples=examples_of(log, seen.rejected),
+        examples=examples_of(log, match.rejected),
     )
 
 
@@ -54,22 +54,22 @@ def verifier_rejects(log: RunLog) -> Finding | None:
     follows=(),
 )
 def labels_misaligned(log: RunLog) -> Finding | None:
-    seen = _references(log)
-    if seen is None:
+    match = _references(log)
+    if match is None:
         return None
     # what the answer depends on may lie in a world behind the prompt
     world = log.has("turns") or (log.has("tool_calls") and log.mean("tool_calls") > 0)
-    if not world and seen.contradictions >= 3 and seen.contradictions > 0.3 * seen.repeated:
+    if not world and match.contradictions >= 3 and match.contradictions > 0.3 * match.repeated:
         return finding(
             "labels_misaligned",
             "critical",
             "proved",
             "the same prompt stands beside different reference answers",
-            f"{seen.contradictions} of {seen.repeated} repeated prompts have more than one reference answer",
-            examples=examples_of(log, seen.contradicting),
+            f"{match.contradictions} of {match.repeated} repeated prompts have more than one reference answer",
+            examples=examples_of(log, match.contradicting),
         )
-    if seen.shift is not None:
-        shift, rate, own = seen.shift
+    if match.shift is not None:
+        shift, rate, hits = match.shift
         way = (
             "the next prompt"
             if shift == 1
@@ -82,17 +82,17 @@ def labels_misaligned(log: RunLog) -> Finding | None:
             "critical",
             "proved",
             f"answers agree with the reference of {way}, not with their own",
-            f"{rate:.0%} of the completions contain that reference, {own:.0%} their own",
+            f"{rate:.0%} of the completions contain that reference, {hits:.0%} their own",
             examples=examples_of(log, range(3)),
         )
-    if seen.consensus is not None and not log.gains:
-        agree, own, of = seen.consensus
+    if match.consensus is not None and not log.gains:
+        agree, hits, of = match.consensus
         return finding(
             ["labels_misaligned", "verifier_rejects_right_answers"],
             "critical",
             "possible",
             "a group's answers agree with each other and not with the reference",
-            f"in {of} groups {agree:.0%} of the answers are the commonest one; it contains the reference in {own:.0%}",
+            f"in {of} groups {agree:.0%} of the answers are the commonest one; it contains the reference in {hits:.0%}",
             log.quote("reward"),
             examples=examples_of(log, range(3)),
         )
@@ -126,7 +126,7 @@ def examples_of(log: RunLog, rows: Iterable[int]) -> tuple[dict[str, Any], ...]:
     follows=("verifier_outage",),
 )
 def missing_scores(log: RunLog) -> Finding | None:
-    told = [m for m in log.messages if "returned None" in m]
+    warnings = [m for m in log.messages if "returned None" in m]
     share, evidence, examples = 0.0, [], []
     if log.has("unscored", "rollouts"):
         share = float(log.values("unscored").sum() / max(1.0, log.values("rollouts").sum()))
@@ -143,16 +143,16 @@ def missing_scores(log: RunLog) -> Finding | None:
                     continue  # a column of other rows, or of those alone that have no score
                 missing = lost if lost.mean() > missing.mean() else missing
         if missing.mean() > 0.02:
-            known = r.score[~missing]
+            score = r.score[~missing]
             share = max(share, float(missing.mean()))
             evidence.append(f"{int(missing.sum())} of {len(r)} rollouts that were read have no score")
-            if len(known) and np.nanmin(known) == np.nanmax(known):
+            if len(score) and np.nanmin(score) == np.nanmax(score):
                 evidence.append(
-                    f"those that have one all have {np.nanmax(known):.3g}: what is missing are the other answers"
+                    f"those that have one all have {np.nanmax(score):.3g}: what is missing are the other answers"
                 )
             examples = examples_of(log, np.flatnonzero(missing))
-    if told and not evidence:
-        evidence.append(f"the console says: {told[0]}")
+    if warnings and not evidence:
+        evidence.append(f"the console says: {warnings[0]}")
         share = max(share, 0.1)
     if share < 0.05:
         return None
@@ -162,7 +162,7 @@ def missing_scores(log: RunLog) -> Finding | None:
         "proved",
         f"{share:.0%} of the rollouts have no score",
         *evidence,
-        *(f"the console says: {t}" for t in told[:1]),
+        *(f"the console says: {t}" for t in warnings[:1]),
         log.quote("reward"),
         examples=examples,
     )
@@ -177,18 +177,18 @@ def missing_scores(log: RunLog) -> Finding | None:
     follows=("near_constant_reward",),
 )
 def reward_sign(log: RunLog) -> Finding | None:
-    seen = _references(log)
+    match = _references(log)
     few = log.facts is not None and len(log.facts.levels) in (2, 3)  # a verdict, no sum of graded prices
-    if few and seen is not None and seen.hits >= 8 and seen.score_miss - seen.score_hit > 0.4:
+    if few and match is not None and match.hits >= 8 and match.score_miss - match.score_hit > 0.4:
         return finding(
             "reward_sign",
             "critical",
             "proved",
             "completions with the right answer score less than the others",
-            f"mean score {seen.score_hit:.0%} of its range where the reference answer occurs, {seen.score_miss:.0%} "
+            f"mean score {match.score_hit:.0%} of its range where the reference answer occurs, {match.score_miss:.0%} "
             "elsewhere",
             log.quote("reward"),
-            examples=examples_of(log, seen.rejected),
+            examples=examples_of(log, match.rejected),
         )
     flipped = None if log.facts is None else log.facts.flipped
     if flipped is not None and not PENALTY.search(flipped[0]) and not _summed(log):
@@ -203,9 +203,9 @@ def reward_sign(log: RunLog) -> Finding | None:
                 f"within groups, {name} and the total reward (or the advantage) correlate at {correlation:.2f}",
                 *(log.quote(n) for n in ("reward", f"component/{name}") if log.has(n)),
             )
-    weights, known = log.setting("reward_weights"), log.components()
-    if isinstance(weights, list) and len(weights) == len(known):
-        for name, weight in zip(known, weights, strict=True):
+    weights, components = log.setting("reward_weights"), log.components()
+    if isinstance(weights, list) and len(weights) == len(components):
+        for name, weight in zip(components, weights, strict=True):
             if isinstance(weight, int | float) and weight < 0 and CORRECT.search(name) and not STYLE.search(name):
                 return finding(
                     "reward_sign",
@@ -216,9 +216,9 @@ def reward_sign(log: RunLog) -> Finding | None:
                     log.quote(f"component/{name}"),
                     log.quote("reward"),
                 )
-    paid = [n for n in known if f"component/{n}" != log.correctness and log.rises(f"component/{n}")]
+    paid = [n for n in components if f"component/{n}" != log.correctness and log.rises(f"component/{n}")]
     other = [n for n in paid if not (CORRECT.search(n) and not STYLE.search(n))]
-    if log.rises("reward") and log.has("success") and log.falls("success") and not (other and len(known) > 1):
+    if log.rises("reward") and log.has("success") and log.falls("success") and not (other and len(components) > 1):
         return finding(
             "reward_sign",
             "critical",
@@ -267,10 +267,11 @@ def reward_sign(log: RunLog) -> Finding | None:
     low, high = (float(log.values("reward").min()), float(log.values("reward").max())) if log.has("reward") else (0, 0)
     label = names[0] if len(log.components()) == 1 and names else None
     named = label is not None and CORRECT.search(label) and not STYLE.search(label)
-    if len(known) <= 1 and high <= 1e-9 and low < -0.05 and (log.rises("reward") or log.evaluation_gain < 0):
+    if len(components) <= 1 and high <= 1e-9 and low < -0.05 and (log.rises("reward") or log.evaluation_gain < 0):
         worse = log.evaluation_gain < 0 and log.evaluation != "eval/reward"
         only = log.facts.levels if log.facts is not None else ()
-        if worse or named or only == (-1.0, 0.0) or (log.facts is None and low >= -1.001 and len(names) == len(known)):
+        is_score = log.facts is None and low >= -1.001 and len(names) == len(components)
+        if worse or named or only == (-1.0, 0.0) or is_score:
             return finding(
                 "reward_sign",
                 "critical",

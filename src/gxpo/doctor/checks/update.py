@@ -43,14 +43,14 @@ def still(log: RunLog) -> tuple[bool, list[str]]:
     # a policy that moves would show in its entropy, if that is known well enough
     level = log.trend("entropy")
     sharp = level is not None and level.noise < SHARP * max(level.first, level.last)
-    told = _stated_rest(log)
-    if log.n_steps < 1.5 * LEAST and not averaged and not told:
+    rest_is_stated = _stated_rest(log)
+    if log.n_steps < 1.5 * LEAST and not averaged and not rest_is_stated:
         return False, []
-    if all(stationary(log.values(n)) for n in watched) and (sharp or told):
-        shown = [log.quote(n) for n in watched]
+    if all(stationary(log.values(n)) for n in watched) and (sharp or rest_is_stated):
+        evidence = [log.quote(n) for n in watched]
         if log.has("kl"):
-            shown.append(log.quote("kl", ".2g"))
-        return True, shown
+            evidence.append(log.quote("kl", ".2g"))
+        return True, evidence
     return False, []
 
 
@@ -77,9 +77,9 @@ def _unfinished_warmup(log: RunLog) -> bool:
     if len(rates) < LEAST:
         return False
     rising = np.diff(rates) > 0
-    asked, warm = log.number("lr"), log.number("warmup_steps")
-    short = asked is not None and rates[-1] < 0.3 * asked
-    return bool(rising.mean() > 0.95) and (short or asked is None or (warm or 0) >= log.n_steps)
+    rate, warm = log.number("lr"), log.number("warmup_steps")
+    short = rate is not None and rates[-1] < 0.3 * rate
+    return bool(rising.mean() > 0.95) and (short or rate is None or (warm or 0) >= log.n_steps)
 
 
 @sickness(
@@ -91,7 +91,7 @@ def _unfinished_warmup(log: RunLog) -> bool:
     follows=(),
 )
 def lr_too_low(log: RunLog) -> Finding | None:
-    flat, shown = still(log)
+    flat, evidence = still(log)
     rates = log.values("lr")
     if not len(rates) or not has_gradient(log) or log.is_silent:
         return None
@@ -103,18 +103,18 @@ def lr_too_low(log: RunLog) -> Finding | None:
             "proved",
             "the learning rate is 0 in every step: nothing is learnt",
             log.quote("lr", ".2g"),
-            *shown,
+            *evidence,
         )
     if _unfinished_warmup(log) and not log.gains:
-        asked = log.number("lr")
+        rate = log.number("lr")
         return finding(
             "lr_too_low",
             "critical",
             "likely" if flat else "possible",
             f"the learning rate is still warming up after {log.n_steps} steps",
             log.quote("lr", ".2g"),
-            f"asked for: {asked:.2g}" if asked else "",
-            *shown,
+            f"asked for: {rate:.2g}" if rate else "",
+            *evidence,
         )
     if not flat:
         return None
@@ -125,7 +125,7 @@ def lr_too_low(log: RunLog) -> Finding | None:
             "likely",
             f"the learning rate ({largest:.2g}) is too small to move the policy",
             log.quote("lr", ".2g"),
-            *shown,
+            *evidence,
         )
     return None
 
@@ -163,7 +163,7 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
             log.quote("weights_moved"),
             log.quote("grad_norm"),
         )
-    flat, shown = still(log)
+    flat, evidence = still(log)
     if not flat:
         return None
     if log.has("lr") and (float(log.values("lr").max()) <= TINY_RATE or _unfinished_warmup(log)):
@@ -178,7 +178,7 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
             "likely",
             f"the gradient is clipped to {bound:g}: the weights hardly move",
             log.quote("grad_norm"),
-            *shown,
+            *evidence,
         )
     if str(log.setting("dtype")).endswith(("bfloat16", "bf16", "float16")):
         return finding(
@@ -188,10 +188,10 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
             f"updates are lost in the rounding of {log.setting('dtype')} weights",
             log.quote("lr", ".2g"),
             log.quote("grad_norm"),
-            *shown,
+            *evidence,
         )
     exact = log.has("kl") and float(np.abs(log.values("kl")).max()) < 1e-6
-    told = "to tell them apart: the share of weights that a step changes, max_grad_norm, the rate asked for"
+    advice = "to tell them apart: the share of weights that a step changes, max_grad_norm, the rate asked for"
     ids = ["weights_do_not_move", "lr_too_low"]
     beta = log.number("beta")
     if log.has("kl") and not exact and (beta is None or beta >= STRONG_KL):
@@ -203,8 +203,8 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
         "the policy does not move, although there is a gradient",
         log.quote("lr", ".2g"),
         log.quote("grad_norm"),
-        *shown,
-        told,
+        *evidence,
+        advice,
     )
 
 
@@ -224,12 +224,12 @@ def implied_beta(log: RunLog) -> float | None:
 
 def strong_kl(log: RunLog) -> float | None:
     """The KL's coefficient where it is large, from the configuration or from loss / KL."""
-    stated = log.number("beta")
-    if stated is None and log.has("kl_coef"):
-        stated = log.mean("kl_coef")
-    if stated is None:
-        stated = implied_beta(log)
-    return stated if stated is not None and stated >= STRONG_KL else None
+    beta = log.number("beta")
+    if beta is None and log.has("kl_coef"):
+        beta = log.mean("kl_coef")
+    if beta is None:
+        beta = implied_beta(log)
+    return beta if beta is not None and beta >= STRONG_KL else None
 
 
 @sickness(
@@ -246,14 +246,14 @@ def kl_too_high(log: RunLog) -> Finding | None:
         return None
     if log.has("kl") and log.last("kl") > 0.05:
         return None
-    stated = log.number("beta") is not None or log.has("kl_coef")
+    is_stated = log.number("beta") is not None or log.has("kl_coef")
     return finding(
         "kl_too_high",
         "critical",
         "likely",
         f"the KL coefficient of {beta:.2g} holds the policy at its reference",
         log.quote("kl", ".2g"),
-        "" if stated else f"loss / kl = {beta:.3g} at most steps",
+        "" if is_stated else f"loss / kl = {beta:.3g} at most steps",
         log.quote("reward"),
         *(still(log)[1] or ()),
     )
@@ -271,8 +271,8 @@ def _start(values: Floats) -> float:
 def _calm_noise(values: Floats) -> float:
     """Deviation of single steps without the tenth of the steps that change most, which a collapse is among."""
     steps = np.sort(np.diff(values) ** 2)
-    kept = steps[: max(3, int(0.9 * len(steps)))]
-    return float(np.sqrt(kept.mean() / 2)) if len(kept) else 0.0
+    calm = steps[: max(3, int(0.9 * len(steps)))]
+    return float(np.sqrt(calm.mean() / 2)) if len(calm) else 0.0
 
 
 def _steps_of_fall(values: Floats, start: float, low: float) -> int:
@@ -324,8 +324,8 @@ def lr_too_high(log: RunLog) -> Finding | None:
     collapsed = "reward" in signs and score.last <= low + 0.1 * (max(score.best, start) - low)
     grad = log.values("grad_norm")
     if len(grad) >= 6:
-        known = grad[grad > 0]
-        usual = float(np.median(known[:5])) if len(known) else 0.0
+        positive = grad[grad > 0]
+        usual = float(np.median(positive[:5])) if len(positive) else 0.0
         if usual > 0 and float(grad.max()) > 10 * usual:
             signs.append("grad_norm")
             evidence.append(f"{log.key('grad_norm')} up to {grad.max():.3g}, {usual:.3g} in the first steps")
@@ -383,22 +383,22 @@ def lr_too_high(log: RunLog) -> Finding | None:
 )
 def non_finite(log: RunLog) -> Finding | None:
     for name in ("loss", "grad_norm"):
-        held = log.series.get(name)
-        if held is None or not len(held):
+        series = log.series.get(name)
+        if series is None or not len(series):
             continue
-        bad = ~np.isfinite(held.values)
+        bad = ~np.isfinite(series.values)
         if bad.any() and (bad[-1] or bad.mean() > 0.05 or bad.sum() >= 3):
             # a trainer that writes null where a step had no signal is no sick one
             if log.source == "gxpo" and not log.last("nonfinite_steps") > 0:
                 continue
-            at = int(held.steps[int(np.argmax(bad))])
+            at = int(series.steps[int(np.argmax(bad))])
             return finding(
                 "non_finite",
                 "critical",
                 "proved",
-                f"{held.key} is not finite from step {at} on"
+                f"{series.key} is not finite from step {at} on"
                 if bad[-1]
-                else f"{held.key} is not finite in {int(bad.sum())} steps",
+                else f"{series.key} is not finite in {int(bad.sum())} steps",
                 f"{int(bad.sum())} of {len(bad)} logged values, the first at step {at}",
             )
     died = [m for m in log.messages if NOT_FINITE.search(m)]

@@ -58,8 +58,8 @@ def candidates(root: Path) -> tuple[list[Path], list[str]]:
                 files.append(path)
     notes = []
     if pickled:
-        shown = ", ".join(pickled[:5]) + ", ..." * (len(pickled) > 5)
-        notes.append(f"not opened, as unpickling could run code: {shown}")
+        names_shown = ", ".join(pickled[:5]) + ", ..." * (len(pickled) > 5)
+        notes.append(f"not opened, as unpickling could run code: {names_shown}")
     if len(files) > MOST_FILES:
         notes.append(f"{len(files):,} files: only the first {MOST_FILES:,} were tried")
     return files[:MOST_FILES], notes
@@ -245,8 +245,8 @@ def _refuse_several_runs(header: list[str], columns: dict[int, str], name: str) 
     if len(set(columns.values())) < len(columns):
         runs = sorted({h.rsplit(" - ", 1)[0] for i, h in enumerate(header) if i in columns and " - " in h})
         if len(runs) > 1:
-            shown = ", ".join(runs[:8]) + ", ..." * (len(runs) > 8)
-            raise RecordError(f"{name} holds {len(runs)} runs: {shown}: export one of them")
+            listed = ", ".join(runs[:8]) + ", ..." * (len(runs) > 8)
+            raise RecordError(f"{name} holds {len(runs)} runs: {listed}: export one of them")
 
 
 def _encoding(head: bytes) -> str:

@@ -34,9 +34,9 @@ def from_text(text: str) -> Table | None:
         if '"log_history"' not in text:
             return None
         at = text.index('"log_history"')
-        found = _state({"log_history": list(_objects(text, at))})
-        found.is_torn = True
-        return found
+        table = _state({"log_history": list(_objects(text, at))})
+        table.is_torn = True
+        return table
     return from_document(document)
 
 
@@ -81,18 +81,18 @@ def from_lines(lines: Iterable[str]) -> Table | None:
     The last line of a run that is still going may be cut: `torn`, and not counted as unreadable.
     """
     rows: list[Mapping[str, Any]] = []
-    unreadable, torn, seen = 0, False, 0
+    unreadable, torn, n_lines = 0, False, 0
     for line in lines:
         line = line.strip()
         if not line or line in "[],":
             continue
-        seen += 1
+        n_lines += 1
         torn = False
         try:
             row = json.loads(line.rstrip(","))
         except (ValueError, RecursionError):
             unreadable, torn = unreadable + 1, True
-            if unreadable >= 20 and unreadable > seen / 2:
+            if unreadable >= 20 and unreadable > n_lines / 2:
                 return None
             continue
         if not isinstance(row, Mapping):
@@ -106,35 +106,35 @@ def from_lines(lines: Iterable[str]) -> Table | None:
     nested = any(isinstance(v, Mapping) and k not in ("data", "metrics") for k, v in rows[0].items())
     if len(rows) == 1 and (nested or "log_history" in rows[0] or not any(key in rows[0] for key in STEP_KEYS)):
         return from_document(rows[0])
-    found = _rows(rows)
-    found.n_unreadable += unreadable - torn
-    found.is_torn = torn
-    return found if found.rows else None
+    table = _rows(rows)
+    table.n_unreadable += unreadable - torn
+    table.is_torn = torn
+    return table if table.rows else None
 
 
 def _rows(rows: list[Any]) -> Table:
-    found = Table("rows")
+    table = Table("rows")
     padded = _padded(rows)
     for row in rows:
         if not isinstance(row, Mapping):
-            found.n_unreadable += 1
+            table.n_unreadable += 1
             continue
         step, values = _row(row)
         if step is None:
-            found.is_numbered = False
+            table.is_numbered = False
         values = {k: v for k, v in values.items() if not (k in padded and math.isnan(v))} if padded else values
         if values:
-            found.rows.append((math.nan if step is None else step, values))
-    if not found.is_numbered:
-        count = iter(range(1, len(found.rows) + 1))
-        found.is_numbered = any(not math.isnan(step) for step, _ in found.rows)
+            table.rows.append((math.nan if step is None else step, values))
+    if not table.is_numbered:
+        count = iter(range(1, len(table.rows) + 1))
+        table.is_numbered = any(not math.isnan(step) for step, _ in table.rows)
         last = 0.0  # a row without a number among numbered ones belongs to the step before it
         renumbered: list[Row] = []
-        for step, values in found.rows:
-            last = step if not math.isnan(step) else last if found.is_numbered else float(next(count))
+        for step, values in table.rows:
+            last = step if not math.isnan(step) else last if table.is_numbered else float(next(count))
             renumbered.append((last, values))
-        found.rows = renumbered
-    return found
+        table.rows = renumbered
+    return table
 
 
 def _row(row: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
@@ -166,23 +166,23 @@ def _padded(rows: list[Any]) -> set[str]:
 
 def _state(state: Mapping[str, Any]) -> Table:
     """`trainer_state.json` (transformers TrainerState): rows of training, of evaluation, and a summary at the end."""
-    found = Table("state")
+    table = Table("state")
     for row in state["log_history"]:
         step = number(row.get("step")) if isinstance(row, Mapping) else None
         if step is None or math.isnan(step):
-            found.n_unreadable += 1
+            table.n_unreadable += 1
             continue
         if "train_runtime" in row:
             continue  # means over the whole run
         values = figures(row, leave="step")
         if values:
-            found.rows.append((step, values))
-    found.settings = {
+            table.rows.append((step, values))
+    table.settings = {
         f"trainer_state.{k}": state[k]
         for k in ("max_steps", "logging_steps", "eval_steps", "global_step", "num_train_epochs")
         if isinstance(state.get(k), (int, float))
     }
-    return found
+    return table
 
 
 def _objects(text: str, at: int) -> Iterator[Any]:
