@@ -33,7 +33,7 @@ MADE: dict[tuple[str, str], list[str]] = {
     ("chat/plain.py", "'|'.join(map(re.escape, known))"): [f"{TERM}|<think>"],
     ("chat/template.py", 'f"\\\\s*({\'|\'.join(map(re.escape, words))})"'): [],
     ("doctor/html.py", "f'(?<![\\\\w/]){re.escape(series.key)}(?![\\\\w/])'"): [r"(?<![\w/])loss(?![\w/])"],
-    ("doctor/rollout_answers.py", "f'(?<!\\\\w){re.escape(wanted)}(?!\\\\w)'"): [r"(?<!\w)aaa(?!\w)"],
+    ("doctor/rollout_answers.py", "f'(?<!\\\\w){re.escape(answer)}(?!\\\\w)'"): [r"(?<!\w)aaa(?!\w)"],
     ("envs/actions.py", "f'<{name}>((?:(?!<{name}>).)*?)</{name}>'"): ["<action>((?:(?!<action>).)*?)</action>"],
     ("rewards/conformance.py", "pattern"): [EVENT],
     ("rewards/conformance.py", "self.pattern"): [],
