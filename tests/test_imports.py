@@ -208,5 +208,3 @@ def test_no_code_of_the_trainer_names_a_method():
                 found += [(path.name, w) for w in re.findall(r"[a-z_0-9]+", node.value) if w in set(METHODS) - {"real"}]
     files = {(file, "grpo") for file in ("run.py", "config.py", "phase_plan.py")}
     assert set(found) <= files | {("phase_plan.py", "dpo")}
-        ("phase_plan.py", "dpo")
-    }

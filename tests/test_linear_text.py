@@ -34,7 +34,7 @@ MADE: dict[tuple[str, str], list[str]] = {
     ("models/chat/plain.py", "'|'.join(map(re.escape, known))"): [f"{TERM}|<think>"],
     ("models/chat/template.py", 'f"\\\\s*({\'|\'.join(map(re.escape, words))})"'): [],
     ("doctor/html.py", "f'(?<![\\\\w/]){re.escape(series.key)}(?![\\\\w/])'"): [r"(?<![\w/])loss(?![\w/])"],
-    ("doctor/rollout_references.py", "f'(?<!\\\\w){re.escape(wanted)}(?!\\\\w)'"): [r"(?<!\w)aaa(?!\w)"],
+    ("doctor/rollout_answers.py", "f'(?<!\\\\w){re.escape(answer)}(?!\\\\w)'"): [r"(?<!\w)aaa(?!\w)"],
     ("environments/envs/actions.py", "f'<{name}>((?:(?!<{name}>).)*?)</{name}>'"): [
         "<action>((?:(?!<action>).)*?)</action>",
     ],
@@ -164,7 +164,7 @@ def functions():
         "base.verdicts",
         "explain.overlap",
         "doctor.rollout_texts",
-        "doctor.rollout_references",
+        "doctor.rollout_answers",
     ):
         yield from _of(importlib.import_module(f"gxpo.{name}"))
 

@@ -16,7 +16,6 @@ import remedy_study  # noqa: E402
 import study  # noqa: E402
 from gxpo.compare.store import digest  # noqa: E402
 from gxpo.doctor import Finding, RunLog, evidence  # noqa: E402
-from gxpo.doctor.case import Case  # noqa: E402
 from gxpo.doctor.evidence import Measured, OfTask  # noqa: E402
 from gxpo.doctor.finding import Diagnosis  # noqa: E402
 from gxpo.doctor.remedies import REMEDIES, remedies  # noqa: E402
@@ -182,7 +181,7 @@ def test_each_text_of_a_measured_change_stands_in_a_line_or_is_a_method():
 
 
 def test_what_helped_comes_first_and_what_harmed_is_not_advised():
-    lines = remedies(["all_wrong"], Case(RunLog("gxpo")), [remedy("ghpo", GOOD), remedy("ngrpo", BAD)])
+    lines = remedies(["all_wrong"], RunLog("gxpo"), [remedy("ghpo", GOOD), remedy("ngrpo", BAD)])
     assert lines[0] == ("method=ghpo shows part of the solution [measured: +.10 (95 % +.05 to +.15), 1 task, 20 seeds]")
     assert all(line.endswith("(untested here)") for line in lines[1:]) and len(lines) == 4
     assert not any("ngrpo" in line for line in lines)
@@ -190,34 +189,34 @@ def test_what_helped_comes_first_and_what_harmed_is_not_advised():
 
 def test_what_helped_and_has_no_line_gets_one_in_gxpos_keys():
     found = [remedy("gcpo_gold", GOOD), remedy("lens", (0.02, -0.05, 0.09))]
-    lines = remedies(["all_wrong"], Case(RunLog("gxpo")), found)
+    lines = remedies(["all_wrong"], RunLog("gxpo"), found)
     assert lines[0] == "method=gcpo_gold [measured: +.10 (95 % +.05 to +.15), 1 task, 20 seeds]"
     assert len(lines) == len(REMEDIES["gxpo"]["all_wrong"]) + 1
-    assert not any("measured" in line for line in remedies(["all_wrong"], Case(RunLog("trl")), found))
+    assert not any("measured" in line for line in remedies(["all_wrong"], RunLog("trl"), found))
 
 
 def test_other_trainers_are_told_where_it_was_measured_and_only_of_the_same_change():
     gspo = dataclasses.replace(remedy("gspo", GOOD), sickness="too_off_policy")
-    assert not any("measured" in line for line in remedies(["too_off_policy"], Case(RunLog("trl")), [gspo]))
+    assert not any("measured" in line for line in remedies(["too_off_policy"], RunLog("trl"), [gspo]))
     more = remedy("group of 16", GOOD, keys={"method": "grpo", "rollout.group_size": 16})
-    first = remedies(["all_wrong"], Case(RunLog("trl")), [more])[0]
+    first = remedies(["all_wrong"], RunLog("trl"), [more])[0]
     assert first.startswith("num_generations=16") and "[measured in gxpo: +.10 (95 %" in first
 
 
 def test_what_can_not_be_told_from_0_comes_last():
     unclear = remedy("ghpo", (0.02, -0.05, 0.09), p=0.5)
-    last = remedies(["all_wrong"], Case(RunLog("gxpo")), [unclear])[-1]
+    last = remedies(["all_wrong"], RunLog("gxpo"), [unclear])[-1]
     assert last.endswith("[measured, no clear change: +.02 (95 % -.05 to +.09), 1 task, 20 seeds]")
 
 
 def test_harm_is_said_where_nothing_else_is_known():
     one = dataclasses.replace(remedy("x", BAD), sickness="stale_sampler", label="weights in time")
-    (line,) = remedies(["stale_sampler"], Case(RunLog("gxpo")), [one])
+    (line,) = remedies(["stale_sampler"], RunLog("gxpo"), [one])
     assert line.endswith("[measured, did harm: -.10 (95 % -.15 to -.05), 1 task, 20 seeds]")
 
 
 def test_the_limits_are_said_once():
-    case = Case(RunLog("gxpo"))
+    case = RunLog("gxpo")
     lines = remedies(["all_wrong"], case, [remedy("ghpo", GOOD), remedy("ngrpo", (0.01, -0.1, 0.12), p=0.9)])
     said = text(
         Diagnosis("gxpo", ["a"], [Finding(("all_wrong",), "critical", "proved", "none is right", remedy=lines)])

@@ -6,7 +6,8 @@ import numpy as np
 
 from gxpo.doctor.finding import Diagnosis, Finding, Unchecked
 from gxpo.doctor.html import html
-from gxpo.doctor.runlog import RunLog, Series
+from gxpo.doctor.runlog import RunLog
+from gxpo.doctor.series import Series
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -9,7 +9,7 @@ import pytest
 
 from gxpo.base.errors import GxpoError, RecordError
 from gxpo.doctor import read
-from gxpo.doctor.readers import text
+from gxpo.doctor.readers import files
 
 ROWS = [{"loss": 0.5, "reward": 0.25, "rewards/f/mean": 0.25, "step": 1}, {"eval_reward": 0.5, "step": 1}]
 SAMPLES = {
@@ -84,7 +84,7 @@ def test_what_no_run_writes_is_left_alone(tmp_path):
 
 
 def test_of_a_file_over_the_limit_both_ends_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "LARGEST", 4000)
+    monkeypatch.setattr(files, "LARGEST", 4000)
     lines = [f"step:{i} - critic/score/mean:{i}.0 - actor/lr:1e-06\n" for i in range(1, 401)]
     (tmp_path / "log").write_text("".join(lines))
     log = read(tmp_path)

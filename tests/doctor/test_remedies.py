@@ -11,8 +11,7 @@ import pytest
 from tests.doctor.logs import log
 
 from gxpo.doctor import RunLog, diagnosis
-from gxpo.doctor.case import Case
-from gxpo.doctor.enable import LINES
+from gxpo.doctor.diagnosis import LINES
 from gxpo.doctor.remedies import REMEDIES, foremost, lines_for, remedies
 from gxpo.doctor.remedies_any import ANY
 from gxpo.doctor.sickness import SICKNESSES
@@ -115,7 +114,7 @@ def test_gxpo_takes_what_is_said(stated):
 
 
 def test_lines_are_marked_as_untested_and_say_which_of_several_they_are_for():
-    case = Case(RunLog("verl"))
+    case = RunLog("verl")
     assert remedies(["dead_component"], case) == (
         "call compute_score on a reference answer by hand; mend that part, or remove it (untested here)",
     )
@@ -144,7 +143,7 @@ def test_what_helped_is_said_before_what_nobody_has_measured():
 
 def test_a_run_is_not_advised_the_method_that_it_has():
     advised = {
-        name: remedies(["all_wrong"], Case(log("gxpo", {"method": name}, reward=0.0))) for name in ("grpo", "ngrpo+tis")
+        name: remedies(["all_wrong"], log("gxpo", {"method": name}, reward=0.0)) for name in ("grpo", "ngrpo+tis")
     }
     assert any(line.startswith("method=ngrpo ") for line in advised["grpo"])
     assert not any(line.startswith("method=ngrpo ") for line in advised["ngrpo+tis"])

@@ -7,7 +7,7 @@ import pytest
 from tests.doctor.logs import groups, rollouts
 
 from gxpo.doctor.rollout_facts import Facts, _doubled
-from gxpo.doctor.trend import stationary, trend
+from gxpo.doctor.series import stationary, trend
 
 
 def test_equal_texts_with_different_scores() -> None:

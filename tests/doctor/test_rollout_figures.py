@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from gxpo.doctor import rollout_texts, rollout_variance
-from gxpo.doctor.rollout_references import Holder
+from gxpo.doctor import rollout_facts, rollout_texts
+from gxpo.doctor.rollout_answers import Holder
 from gxpo.doctor.rollout_rows import Row, assemble
 from gxpo.doctor.rollout_texts import repeats
 
@@ -29,7 +29,7 @@ def scores(*groups, step=1):
 def test_within_correlation_ignores_differences_between_groups():
     # centred x: -1 0 1 -1 0 1; centred y: -1 1 0 -1 1 0: sum xy = 2, sum xx = 4, sum yy = 4: r = 1/2, d = 6 - 2 - 1 = 3
     x, y = np.array([1.0, 2, 3, 101, 102, 103]), np.array([0.0, 2, 1, 50, 52, 51])
-    found = rollout_variance.within_correlation(x, y, np.array([0, 0, 0, 1, 1, 1]))
+    found = rollout_facts.within_correlation(x, y, np.array([0, 0, 0, 1, 1, 1]))
     assert (found.r, found.rows, found.groups) == (pytest.approx(0.5), 6, 2)
     assert found.p == pytest.approx(0.391, abs=5e-4)  # t = 0.5 sqrt(3 / 0.75) = 1 with 3 degrees of freedom
     assert found.low == pytest.approx(-0.6840, abs=1e-4)  # tanh(0.5493 - 1.96 / sqrt 2) = tanh(-0.8366)
@@ -38,7 +38,7 @@ def test_within_correlation_ignores_differences_between_groups():
 
 def test_within_correlation_needs_variation_within_groups():
     x = np.array([1.0, 1.0, 2.0, 2.0])
-    found = rollout_variance.within_correlation(x, np.array([0.0, 1.0, 0.0, 1.0]), np.array([0, 0, 1, 1]))
+    found = rollout_facts.within_correlation(x, np.array([0.0, 1.0, 0.0, 1.0]), np.array([0, 0, 1, 1]))
     assert np.isnan(found.r) and found.groups == 0
 
 
@@ -49,18 +49,18 @@ def with_components(*rows):
 def test_variance_shares_of_a_sum():
     # f' = -1/2 1/2, g' = 1/4 -1/4, s' = -1/4 1/4: shares (1/8 + 1/8) / (1/8) = 2 and -1
     r = with_components((0, 0.5, {"f": 0.0, "g": 0.5}), (0, 1.0, {"f": 1.0, "g": 0.0}))
-    assert rollout_variance.variance_shares(r) == {"f": pytest.approx(2.0), "g": pytest.approx(-1.0)}
+    assert rollout_facts.variance_shares(r) == {"f": pytest.approx(2.0), "g": pytest.approx(-1.0)}
 
 
 def test_variance_shares_find_weights():
     # score = f + g / 10, two groups: f' and g' orthogonal
     rows = [(0, f + g / 10, {"f": f, "g": g}) for f in (0.0, 1.0) for g in (0.0, 1.0)]
-    found = rollout_variance.variance_shares(with_components(*rows))
+    found = rollout_facts.variance_shares(with_components(*rows))
     assert found == {"f": pytest.approx(1 / 1.01), "g": pytest.approx(0.01 / 1.01)}
 
 
 def test_variance_shares_of_equal_scores():
-    assert rollout_variance.variance_shares(with_components((0, 1.0, {"f": 1.0}), (0, 1.0, {"f": 1.0}))) == {}
+    assert rollout_facts.variance_shares(with_components((0, 1.0, {"f": 1.0}), (0, 1.0, {"f": 1.0}))) == {}
 
 
 def advantages(*rows):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gxpo.doctor import Diagnosis, Finding, RunLog, Series, Unchecked, diagnose
-from gxpo.doctor.case import Case
-from gxpo.doctor.enable import unchecked
-from gxpo.doctor.progress import progress
+from gxpo.doctor.diagnosis import progress, unchecked
 from gxpo.doctor.text import text
 
 
@@ -68,16 +66,16 @@ def test_at_most_six_lines_of_what_was_not_checked_the_widest_first():
 def test_what_no_setting_can_show_is_not_listed():
     rows = {n: series([0.1, 0.2, 0.3], n) for n in ("reward", "grad_norm", "entropy", "length", "truncated")}
     log = RunLog("trl", ["x"], {**rows, "loss": series([float("nan")] * 3, "loss")})
-    ids = {u.id for u in unchecked(Case(log))}
+    ids = {u.id for u in unchecked(log)}
     assert not ids & {"tool_failures", "slow_tail", "kl_too_high", "non_finite", "too_off_policy"}
     assert {"wrong_template", "memorising", "stale_sampler"} <= ids
     log.source = "unknown"
-    assert {u.enable for u in unchecked(Case(log))} == {
+    assert {u.enable for u in unchecked(log)} == {
         "keep the completions of some steps beside the metrics: prompt, completion, reward, step",
         "evaluate on held-out prompts every few steps",
     }
     log.read = []
-    assert unchecked(Case(log)) == []
+    assert unchecked(log) == []
 
 
 def test_figures_are_quoted_by_how_many_there_are():
@@ -88,7 +86,7 @@ def test_figures_are_quoted_by_how_many_there_are():
         "eval/accuracy": series([0.1, 0.2, 0.3, 0.2, 0.3, 0.5], "eval_acc", [0, 1, 2, 3, 4, 5]),
         "length": series([1.0, 2, 3, 4, 5, 6, 7, 8, 9, 10], "len"),
     }
-    case = Case(RunLog("trl", ["x"], held))
+    case = RunLog("trl", ["x"], held)
     assert case.quote("kl") == "kl = 0.5 at step 83, the only one logged"
     assert case.quote("entropy") == "entropy 2, 1 at steps 10, 20"
     assert case.quote("reward") == "reward = 0.25 in all 7 logged steps"
@@ -98,12 +96,12 @@ def test_figures_are_quoted_by_how_many_there_are():
 
 
 def test_progress_in_a_line():
-    assert progress(Case(RunLog("trl", ["x"], {"reward": series([0.5], "reward")}))) == (
+    assert progress(RunLog("trl", ["x"], {"reward": series([0.5], "reward")})) == (
         "1 step: too few to say whether the reward gains"
     )
     flat = RunLog("trl", ["x"], {"reward": series([0.0] * 40, "reward")})
-    assert progress(Case(flat)) == "reward = 0 in all 40 steps"
+    assert progress(flat) == "reward = 0 in all 40 steps"
     noise = [0.0, 0.1] * 10
     unsure = RunLog("trl", ["x"], {"reward": series([n + i * 0.0054 for i, n in enumerate(noise)], "reward")})
-    assert progress(Case(unsure)).endswith("may gain, but by less than three standard errors")
+    assert progress(unsure).endswith("may gain, but by less than three standard errors")
     assert "gains" in diagnose(RunLog("trl", ["x"], {"reward": series([i / 40 for i in range(40)], "reward")})).progress

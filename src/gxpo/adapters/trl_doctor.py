@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from gxpo.doctor.finding import Diagnosis
     from gxpo.doctor.live import Live
     from gxpo.doctor.rollout_rows import Row
-    from gxpo.doctor.runlog import Rollouts, RunLog
+    from gxpo.doctor.rollouts import Rollouts
+    from gxpo.doctor.runlog import RunLog
 else:
     Base = object
 

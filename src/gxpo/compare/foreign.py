@@ -14,7 +14,8 @@ from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.compare.reading import Spent, cut, windows
 from gxpo.compare.results import Budget, RunResult
 from gxpo.doctor.readers import configs
-from gxpo.doctor.runlog import Floats, RunLog
+from gxpo.doctor.runlog import RunLog
+from gxpo.doctor.series import Floats
 
 # Figures that are compared unless one is asked for, the best first: held-out ones before those of training.
 CHOICES = ("eval/accuracy", "eval/reward", "success", "reward")

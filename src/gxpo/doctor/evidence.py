@@ -1,4 +1,4 @@
-"""What was measured of remedies (`scripts/remedy_study.py`), and which printed line is which measured change."""
+"""Measurements of remedies (`scripts/remedy_study.py`), and the printed lines that are the changes measured."""
 
 from __future__ import annotations
 
@@ -145,13 +145,13 @@ def dumped(found: Sequence[Measured]) -> str:
 
 @cache
 def read(path: Path = PATH) -> tuple[Measured, ...]:
-    """What the file holds; nothing where there is none."""
+    """Read the measurements of a file; none where there is no file."""
     rows = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     return tuple(Measured(**{**row, "tasks": tuple(OfTask(**t) for t in row["tasks"])}) for row in rows)
 
 
 def of_line(sickness: str, line: str, found: Sequence[Measured]) -> Measured | None:
-    """What was measured of the change that a printed line asks for; None where nothing was.
+    """Find what was measured of the change that a printed line asks for; None where nothing was.
 
     A line that names several changes ("a, or b") is matched by the first of `SAME` that stands in it.
     """
@@ -162,7 +162,7 @@ def of_line(sickness: str, line: str, found: Sequence[Measured]) -> Measured | N
 
 
 def of_keys(sicknesses: Sequence[str], keys: Mapping[str, Any], found: Sequence[Measured]) -> Measured | None:
-    """What was measured of these keys for any of the sicknesses; `tis` is `grpo+tis`."""
+    """Find what was measured of these keys for any of the sicknesses; `tis` is `grpo+tis`."""
 
     def plain(given: Mapping[str, Any]) -> dict[str, str]:
         said = {k: str(v).lower() for k, v in given.items()}

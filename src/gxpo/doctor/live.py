@@ -12,12 +12,14 @@ import numpy as np
 from gxpo.doctor.diagnosis import diagnose
 from gxpo.doctor.finding import Diagnosis, Finding, Severity
 from gxpo.doctor.readers import configs
-from gxpo.doctor.readers.found import Found, figures, flat
+from gxpo.doctor.readers.table import Table, figures, flat
 from gxpo.doctor.reading import add_series
 from gxpo.doctor.remedies import foremost
 from gxpo.doctor.rollout_rows import Row, assemble
 from gxpo.doctor.rollout_sample import KEPT
-from gxpo.doctor.runlog import NAMES, Rollouts, RunLog, Series
+from gxpo.doctor.rollouts import Rollouts
+from gxpo.doctor.runlog import NAMES, RunLog
+from gxpo.doctor.series import Series
 
 ROWS = 4_000  # rows of figures that are kept
 FIRST, LAST = 200, 1_000  # of them always: the beginning, which is the baseline, and the end
@@ -101,7 +103,7 @@ class Live:
 
     # ------------------------------------------------------------ checks
     def due(self, step: int) -> bool:
-        """Whether this step ends with a check: the first since the last one that reaches a multiple of `every`."""
+        """True if this step ends with a check: the first since the last one that reaches a multiple of `every`."""
         if not self.every or self._broken or step // self.every <= self._checked // self.every:
             return False
         return bool(self.stop_on) or self.spent <= self.share * (self._clock() - self._began)
@@ -137,10 +139,10 @@ class Live:
         return found
 
     def log(self) -> RunLog:
-        """What `gxpo.doctor.read` would make of the rows and rollouts."""
+        """Make the log that `gxpo.doctor.read` would make of the rows and rollouts."""
         log = RunLog(source=self.source)
-        log.config = configs.named(self._settings, self.source)
-        add_series(log, {"rows": Found("rows", rows=self._rows)} if self._rows else {})
+        log.config = configs.translate(self._settings, self.source)
+        add_series(log, {"rows": Table("rows", rows=self._rows)} if self._rows else {})
         for name in dict.fromkeys(n for _, row in self._named for n in row):
             pairs = [(step, row[name]) for step, row in self._named if name in row]
             steps, values = np.array(pairs, dtype=float).T

@@ -2,131 +2,146 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from gxpo.base.errors import RecordError
-from gxpo.doctor.readers import configs, keys, numbering, runs, validation
-from gxpo.doctor.readers.files import candidates, dump_source, recognised
-from gxpo.doctor.readers.found import Found
+from gxpo.doctor.readers import configs, keys
+from gxpo.doctor.readers.console import MOST_MESSAGES
+from gxpo.doctor.readers.files import candidates, dump_source, read_file
+from gxpo.doctor.readers.table import Columns, Table
 from gxpo.doctor.rollout_files import rollouts
-from gxpo.doctor.runlog import RunLog, Series
+from gxpo.doctor.runlog import RunLog
+from gxpo.doctor.series import Series
 
 LOOKED_FOR = "trainer_state.json, metrics as JSON lines, CSV or TensorBoard events, console texts, dumps of rollouts"
+# Where two files have a figure of one step: first those that keep all digits.
+_ORDER = ("state", "rows", "table", "events", "console")
+# Figures that agree between different runs (schedules) or differ between logs of one (clocks).
+_UNTELLING = re.compile(
+    r"lr$|learning_rate|epoch|step|time|timing|perf/|memory|num_tokens|runtime|per_second|_timestamp|eval_tasks",
+    re.I,
+)
 
 
 def read(path: str | Path) -> RunLog:
-    """What is in a file, or in a directory and those below it.
+    """Read a file, or a directory and those below it.
 
     Raises `RecordError` where there is nothing at `path`, or several runs. A path in which nothing can be read gives a
     log with an empty `read` and a note.
     """
     root = Path(path)
     try:
-        there = root.is_dir() or root.is_file()
+        exists = root.is_dir() or root.is_file()
     except (OSError, ValueError):
-        there = False
-    if not there:
+        exists = False
+    if not exists:
         raise RecordError(f"{path}: no such file or directory")
     files, notes = candidates(root)
     base = root if root.is_dir() else root.parent
-    found: dict[str, Found] = {}
-    left: list[Path] = []
+    tables: dict[str, Table] = {}
+    unrecognised: list[Path] = []
     for file in files:
-        one = recognised(file)
-        if one is None:
-            left.append(file)
+        table = read_file(file)
+        if table is None:
+            unrecognised.append(file)
         else:
-            found[file.relative_to(base).as_posix()] = one
+            tables[file.relative_to(base).as_posix()] = table
     log = RunLog(notes=notes)
-    others = {name: one for name, one in found.items() if not one.rows}
+    configurations = {name: table for name, table in tables.items() if not table.rows}
     if not root.is_dir():
-        others |= _beside(root, base)
-    _number(found, others)
-    members = runs.one_run({name: one for name, one in found.items() if one.rows}, str(path))
-    log.source = keys.source({keys.own(key) for one in members.values() for _, row in one.rows for key in row})
-    _settings(log, members, others)
+        configurations |= _configurations_beside(root, base)
+    _number(tables, configurations)
+    members = _one_run({name: table for name, table in tables.items() if table.rows}, str(path))
+    log.source = keys.source(set().union(*(table.columns for table in members.values())))
+    _add_settings(log, members, configurations)
     add_series(log, members)
-    _rollouts(log, left, base)
-    used = {name: one for name, one in {**members, **others}.items() if name in log.read or one.notes}
-    for name, one in used.items():
-        if one.unreadable:
-            log.notes.append(f"{name}: {one.unreadable:,} lines or rows could not be read")
-        if one.torn:
+    _add_rollouts(log, unrecognised, base)
+    tables_read = {n: t for n, t in {**members, **configurations}.items() if n in log.read or t.notes}
+    for name, table in tables_read.items():
+        if table.n_unreadable:
+            log.notes.append(f"{name}: {table.n_unreadable:,} lines or rows could not be read")
+        if table.is_torn:
             log.notes.append(f"{name}: the end is cut short and was left out")
-        log.notes += [f"{name}: {note}" for note in one.notes]
-    log.messages = list(dict.fromkeys(m for one in used.values() for m in one.messages))[:50]
+        log.notes += [f"{name}: {note}" for note in table.notes]
+    log.messages = list(dict.fromkeys(m for table in tables_read.values() for m in table.messages))[:MOST_MESSAGES]
     if not log.read:
         what = f"none of {len(files):,} files" if root.is_dir() else "nothing"
         log.notes.append(f"{path}: {what} could be read; looked for: {LOOKED_FOR}")
     return log
 
 
-def _beside(file: Path, base: Path) -> dict[str, Found]:
+def _configurations_beside(file: Path, base: Path) -> dict[str, Table]:
     """Configurations in the directory of a file that was asked for."""
     out = {}
     for name in ("config.yaml", "config.yml", "config.json", "args.json", "args.yaml", ".hydra/config.yaml"):
         path = base / name
         if path != file and path.is_file():
-            one = recognised(path)
-            if one is not None and not one.rows and one.settings:
-                out[name] = one
+            table = read_file(path)
+            if table is not None and not table.rows and table.settings:
+                out[name] = table
     return out
 
 
-def _number(found: Mapping[str, Found], others: Mapping[str, Found]) -> None:
-    """Steps of the rows that carry none."""
-    every = {configs.value(one.settings, "logging_steps") for one in (*found.values(), *others.values())}
-    said = [v for v in every if isinstance(v, (int, float)) and v >= 1]
-    for one in found.values():
-        if one.rows and not one.numbered:
-            one.notes += numbering.renumber(one, said[0] if len(said) == 1 else None)
+def _number(tables: Mapping[str, Table], configurations: Mapping[str, Table]) -> None:
+    """Give the rows that carry no step one."""
+    unnumbered = [table for table in tables.values() if table.rows and not table.is_numbered]
+    if not unnumbered:
+        return
+    values = {configs.value(t.settings, "logging_steps") for t in (*tables.values(), *configurations.values())}
+    intervals = [v for v in values if isinstance(v, (int, float)) and v >= 1]
+    for table in unnumbered:
+        table.notes += _renumber(table, intervals[0] if len(intervals) == 1 else None)
 
 
-def _settings(log: RunLog, members: Mapping[str, Found], others: Mapping[str, Found]) -> None:
+def _add_settings(log: RunLog, members: Mapping[str, Table], configurations: Mapping[str, Table]) -> None:
     """`config` from all files that set anything, the nearest to the root first, and from what consoles print."""
-    whose = log.source
-    ordered = sorted(others.items(), key=lambda item: (item[0].count("/"), item[0])) + list(members.items())
-    for name, one in ordered:
-        trainer = configs.trainer(one.settings) if one.settings else None
-        if isinstance(phases := one.settings.get("phases"), list) and phases:  # of gxpo: see `_last_phase`
-            one.settings |= phases[-1]
-        if whose == "unknown" and trainer is not None:
-            whose = trainer
-        named = configs.named(one.settings, whose) if one.settings and trainer in (whose, None, "trl") else {}
-        state = one.settings.get("trainer_state.max_steps")
-        if isinstance(state, (int, float)) and state > 0:
-            named.setdefault("max_steps", state)
-        for key, value in named.items():
+    source = log.source
+    by_depth = sorted(configurations.items(), key=lambda item: (item[0].count("/"), item[0]))
+    for name, table in [*by_depth, *members.items()]:
+        trainer = configs.trainer(table.settings) if table.settings else None
+        if isinstance(phases := table.settings.get("phases"), list) and phases:  # of gxpo: see `_last_phase`
+            table.settings |= phases[-1]
+        if source == "unknown" and trainer is not None:
+            source = trainer
+        has_settings = table.settings and trainer in (source, None, "trl")
+        settings = configs.translate(table.settings, source) if has_settings else {}
+        max_steps = table.settings.get("trainer_state.max_steps")
+        if isinstance(max_steps, (int, float)) and max_steps > 0:
+            settings.setdefault("max_steps", max_steps)
+        for key, value in settings.items():
             if key in log.config and log.config[key] != value:
                 log.notes.append(f"{name}: {key} is {value!r} there, but {log.config[key]!r} elsewhere, which counts")
             log.config.setdefault(key, value)
-        if named or one.messages:
+        if settings or table.messages:
             log.read.append(name)
-    log.source = whose
-    hints = set().union(*(one.hints for one in members.values())) if members else set()
+    log.source = source
+    hints = set().union(*(table.hints for table in members.values()))
     if log.source == "trl" and "unsloth" in hints:
         log.source = "unsloth"
     log.read = sorted({*log.read, *members})
 
 
-def add_series(log: RunLog, members: Mapping[str, Found]) -> None:
-    """Series of the files of one run."""
-    merged = _last_phase(log, runs.merged(members))
+def add_series(log: RunLog, members: Mapping[str, Table]) -> None:
+    """Add the series of the files of one run."""
+    merged = _last_phase(log, _merged(members))
     if log.config.get("scale") == "batch" and "frac_reward_zero_std" in merged:
         log.notes.append("frac_reward_zero_std is of the whole batch with this scaling, not of groups: not used")
         steps, values = merged.pop("frac_reward_zero_std")
         log.raw["frac_reward_zero_std"] = Series(np.array(steps), np.array(values), "frac_reward_zero_std")
-    named = keys.names(merged, log.source)
+    name_of = keys.names(merged, log.source)
     for key, (steps, values) in merged.items():
         series = Series(np.array(steps, dtype=float), np.array(values, dtype=float), key)
-        if key in named:
-            log.series[named[key]] = series
+        if key in name_of:
+            log.series[name_of[key]] = series
         else:
             log.raw[key] = series
-    evaluations, notes = validation.evaluations(merged, log.source)
+    evaluations, notes = keys.evaluations(merged, log.source)
     for name, (steps, values, key) in evaluations.items():
         if name in log.series:
             continue
@@ -135,34 +150,183 @@ def add_series(log: RunLog, members: Mapping[str, Found]) -> None:
     log.notes += notes
 
 
-def _last_phase(log: RunLog, merged: runs.Columns) -> runs.Columns:
-    """Of a run of gxpo with phases the rows of the last one, with the evaluation before it: its settings are known, and
-    what changes from one phase to the next is no sickness."""
-    steps, values = merged.get("phase", ([], []))
-    if not values or max(values) == 1:
-        return merged
-    begin = min(s for s, v in zip(steps, values, strict=True) if v == max(values))
-    log.notes.append(f"phase {max(values):.0f}, from step {begin:.0f}, is looked at, not those before it")
+def _last_phase(log: RunLog, columns: Columns) -> Columns:
+    """Rows of the last phase of a run of gxpo with phases, with the evaluation before it.
+
+    Its settings are known, and what changes from one phase to the next is no sickness.
+    """
+    steps, phases = columns.get("phase", ([], []))
+    if not phases or max(phases) == 1:
+        return columns
+    begin = min(s for s, phase in zip(steps, phases, strict=True) if phase == max(phases))
+    log.notes.append(f"phase {max(phases):.0f}, from step {begin:.0f}, is looked at, not those before it")
     out = {}
-    for key, (at, of) in merged.items():
+    for key, (steps, values) in columns.items():
         first = begin - 1 if key.startswith("eval_") else begin
-        kept = [(s, v) for s, v in zip(at, of, strict=True) if s >= first]
-        if kept:
-            out[key] = ([s for s, _ in kept], [v for _, v in kept])
+        rows = [(s, v) for s, v in zip(steps, values, strict=True) if s >= first]
+        if rows:
+            out[key] = ([s for s, _ in rows], [v for _, v in rows])
     return out
 
 
-def _rollouts(log: RunLog, left: list[Path], base: Path) -> None:
+def _add_rollouts(log: RunLog, files: list[Path], base: Path) -> None:
+    """Add a sample of the rollouts in the files that are no `Table`."""
+    if not files:
+        return
     size, weights = log.config.get("group_size"), log.config.get("reward_weights")
-    log.rollouts, taken, notes = rollouts(
-        left,
+    log.rollouts, dumps, notes = rollouts(
+        files,
         base,
         group_size=size if isinstance(size, int) else None,
         reward_weights=weights if isinstance(weights, list) else None,
         components=log.components() or None,
         evaluated={int(s) for n in log.series if n.startswith("eval/") for s in log.steps(n)} or None,
     )
-    log.read = sorted({*log.read, *(f.relative_to(base).as_posix() for f in taken)})
+    log.read = sorted({*log.read, *(f.relative_to(base).as_posix() for f in dumps)})
     log.notes += notes
-    if log.source == "unknown" and taken:
-        log.source = dump_source(taken[0])
+    if log.source == "unknown" and dumps:
+        log.source = dump_source(dumps[0])
+
+
+def _renumber(table: Table, every: float | None) -> list[str]:
+    """Give counted rows the steps of the trainer as far as anything tells them; a note says what did.
+
+    every  `logging_steps`, where a configuration or a state says so
+    """
+    if not table.rows:
+        return []
+    count = int(max(step for step, _ in table.rows))
+    bars = _first_after(table.bars)
+    steps = [bars.get(row) for row in range(1, count + 1)]
+    bar_steps = [s for s in steps if s is not None]
+    if len(bar_steps) == count > 1 and bar_steps == sorted(set(bar_steps)):
+        step_of_row = {0.0: 0.0} | {row: float(step) for row, step in enumerate(bar_steps, 1)}
+        table.rows = [(step_of_row[step], row) for step, row in table.rows]
+        table.is_numbered = True
+        return []
+    if every is not None:
+        table.rows = [(step * every, row) for step, row in table.rows]
+        table.is_numbered = True
+        if every == 1:
+            return []
+        return [f"rows carry no step: they were counted, logging_steps ({every:g}) each"]
+    return ["rows carry no step: they were counted"]
+
+
+def _first_after(bars: list[tuple[int, int, int]]) -> dict[int, int]:
+    """Step that the training's progress bar shows when it is drawn again after a row.
+
+    The bars of evaluations have another length and come later.
+    """
+    if not bars:
+        return {}
+    first: dict[int, tuple[int, int]] = {}
+    for row, step, length in bars:
+        first.setdefault(row, (step, length))
+    usual = Counter(length for _, length in first.values()).most_common(1)[0][0]
+    return {row: step for row, (step, length) in first.items() if length == usual}
+
+
+def _one_run(files: Mapping[str, Table], path: str) -> dict[str, Table]:
+    """The files, if they are of one run; `RecordError` with the names of the runs if they are of several."""
+    clusters: list[dict[str, Table]] = []
+    for name, table in sorted(files.items(), key=lambda item: (-len(item[1].rows), item[0])):
+        homes: list[tuple[bool, int, dict[str, Table]]] = []
+        for cluster in clusters:
+            verdicts = [_are_of_one_run(name, table, other, one) for other, one in cluster.items()]
+            near = max(_shared_depth(name, other) for other in cluster)
+            # nothing to compare: then it goes with what is nearest, but not to one of several runs far from it
+            if True in verdicts or (False not in verdicts and (near or "/" not in name or len(clusters) == 1)):
+                homes.append((True in verdicts, near, cluster))
+        if homes:
+            max(homes, key=lambda home: home[:2])[2][name] = table
+        else:
+            clusters.append({name: table})
+    if len(clusters) > 1:
+        titles = sorted(_title(cluster) for cluster in clusters)
+        listed = ", ".join(titles[:8]) + (", ..." if len(titles) > 8 else "")
+        raise RecordError(f"{path} holds {len(clusters)} runs: {listed}: give one of them")
+    return clusters[0] if clusters else {}
+
+
+def _shared_depth(a: str, b: str) -> int:
+    """Number of directories that two files share."""
+    count = 0
+    for x, y in zip(PurePosixPath(a).parent.parts, PurePosixPath(b).parent.parts, strict=False):
+        if x != y:
+            break
+        count += 1
+    return count
+
+
+def _title(cluster: Mapping[str, Table]) -> str:
+    """The directory that the files of a run share, or the first file."""
+    parents = [PurePosixPath(name).parent.parts for name in cluster]
+    shared = []
+    for parts in zip(*parents, strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return "/".join(shared) or min(cluster)
+
+
+def _are_of_one_run(name: str, table: Table, other: str, one: Table) -> bool | None:
+    """True if two files are of one run by the figures of the steps that both have; None: nothing to compare."""
+    if table.is_numbered != one.is_numbered:
+        return None  # the steps of one are only counted
+    ours, theirs = table.columns, one.columns
+    agree = differ = 0
+    for key in ours.keys() & theirs.keys():
+        if _UNTELLING.search(key):
+            continue
+        value_by_step = dict(zip(*theirs[key], strict=True))
+        values, other_values = ours[key][1], theirs[key][1]
+        if len(set(values)) < 2 and len(set(other_values)) < 2 and values[:1] == other_values[:1]:
+            continue  # a constant tells nothing
+        for step, value in zip(*ours[key], strict=True):
+            if step in value_by_step:
+                if _close(value, value_by_step[step]):
+                    agree += 1
+                else:
+                    differ += 1
+    if agree + differ == 0:
+        apart = PurePosixPath(name).parent != PurePosixPath(other).parent
+        twins = PurePosixPath(name).name == PurePosixPath(other).name and table.kind == one.kind == "rows"
+        return False if apart and twins else None
+    if agree < differ and PurePosixPath(name).parent == PurePosixPath(other).parent:
+        first, second = sorted([_span(table), _span(one)])
+        if first[0] < second[0] and first[1] < second[1]:
+            return None  # after a resume the last steps were made again
+    return agree >= differ
+
+
+def _span(table: Table) -> tuple[float, float]:
+    steps = [step for step, _ in table.rows]
+    return min(steps), max(steps)
+
+
+def _close(a: float, b: float) -> bool:
+    """Equal but for the digits that a console leaves away: four of a dict line, three decimals of verl's."""
+    return a == b or (math.isnan(a) and math.isnan(b)) or abs(a - b) <= max(6e-4 * max(abs(a), abs(b)), 6e-4)
+
+
+def _merged(members: Mapping[str, Table]) -> Columns:
+    """Figures of all files of a run: of a key that several have, those of the first kind of `_ORDER`, of two files of a
+    kind the longer; the others add the steps that it has not."""
+    ranked = sorted(members.items(), key=lambda m: (_ORDER.index(m[1].kind), -len(m[1].rows), m[0]))
+    out: Columns = {}
+    numbered_keys = {key for _, table in ranked if table.is_numbered for key in table.columns}
+    for _, table in ranked:
+        for key, (steps, values) in table.columns.items():
+            if not table.is_numbered and key in numbered_keys:
+                continue  # its steps are only counted
+            if key not in out:
+                out[key] = (steps, values)
+                continue
+            steps_so_far = set(out[key][0])
+            more = [(s, v) for s, v in zip(steps, values, strict=True) if s not in steps_so_far]
+            if more:
+                joined = [*zip(*out[key], strict=True), *more]
+                joined.sort(key=lambda pair: pair[0])
+                out[key] = ([s for s, _ in joined], [v for _, v in joined])
+    return out

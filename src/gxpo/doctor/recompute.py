@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gxpo.doctor.runlog import Rollouts
+from gxpo.doctor.rollouts import Rollouts
 
 STEPS, LONGEST = 8, 64  # steps that are looked at, tokens of a stand-in completion
 ASKED = ("ngrpo", "psr_nsr", "reinforce_pp")
@@ -25,13 +25,13 @@ def signal_of(rollouts: Rollouts, names: tuple[str, ...] = ASKED) -> dict[str, t
     from gxpo.forest.forest import Forest
     from gxpo.methods.compose import method
 
-    found: dict[str, tuple[int, int]] = {}
-    known = np.isfinite(rollouts.score) & (rollouts.group >= 0)
-    steps = np.unique(rollouts.step[known])
+    signal: dict[str, tuple[int, int]] = {}
+    is_scored = np.isfinite(rollouts.score) & (rollouts.group >= 0)
+    steps = np.unique(rollouts.step[is_scored])
     for name in names:
         with_signal = silent = 0
         for step in steps[np.linspace(0, len(steps) - 1, min(STEPS, len(steps))).astype(int)] if len(steps) else ():
-            rows = np.flatnonzero(known & (rollouts.step == step))
+            rows = np.flatnonzero(is_scored & (rollouts.step == step))
             groups = [rows[rollouts.group[rows] == g] for g in dict.fromkeys(rollouts.group[rows].tolist())]
             equal = [np.ptp(rollouts.score[g]) == 0 for g in groups]
             reward = torch.tensor(np.concatenate([rollouts.score[g] for g in groups]), dtype=torch.float64)
@@ -42,8 +42,8 @@ def signal_of(rollouts: Rollouts, names: tuple[str, ...] = ASKED) -> dict[str, t
                 groups=[str(i) for i in range(len(groups))],
             ).with_rewards(reward, components={"correct": reward}, success=reward >= top)
             try:
-                made = method(name).fill(horizon=float(LONGEST), max_length=LONGEST)
-                credit = made.advantages(made.shaped(forest))
+                composed = method(name).fill(horizon=float(LONGEST), max_length=LONGEST)
+                credit = composed.advantages(composed.shaped(forest))
             except GxpoError:
                 break
             moved = torch.zeros(forest.n_trajectories, dtype=torch.bool)
@@ -54,5 +54,5 @@ def signal_of(rollouts: Rollouts, names: tuple[str, ...] = ASKED) -> dict[str, t
                 with_signal += bool(same) and bool(moved[at : at + len(group)].any())
                 at += len(group)
         if silent:
-            found[name] = (with_signal, silent)
-    return found
+            signal[name] = (with_signal, silent)
+    return signal

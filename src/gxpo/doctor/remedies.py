@@ -6,12 +6,12 @@ import re
 from collections.abc import Sequence
 
 from gxpo.doctor import evidence
-from gxpo.doctor.case import Case
 from gxpo.doctor.evidence import Measured
 from gxpo.doctor.remedies_any import ANY
 from gxpo.doctor.remedies_gxpo import GXPO
 from gxpo.doctor.remedies_trl import TRL
 from gxpo.doctor.remedies_verl import VERL
+from gxpo.doctor.runlog import RunLog
 
 UNTESTED = "(untested here)"  # no comparison of ours with enough seeds has measured what it does
 OURS = "gxpo.adapters.trl"  # unsloth replaces TRL's trainer, and with it ours
@@ -26,7 +26,7 @@ def lines_for(name: str, source: str) -> tuple[str, ...]:
     return REMEDIES.get(source, {}).get(name) or ANY.get(name, ())
 
 
-def remedies(ids: Sequence[str], case: Case, found: Sequence[Measured] | None = None) -> tuple[str, ...]:
+def remedies(ids: Sequence[str], log: RunLog, found: Sequence[Measured] | None = None) -> tuple[str, ...]:
     """Lines for a finding's sicknesses in the keys of the run's trainer, each with what was measured of it.
 
     What helped comes first, the largest difference before the others; then what is untested; last what changed nothing
@@ -35,8 +35,8 @@ def remedies(ids: Sequence[str], case: Case, found: Sequence[Measured] | None = 
     found   measurements; None: those that gxpo comes with
     """
     known = evidence.read() if found is None else found
-    several, source = len(ids) > 1, case.log.source
-    composed = str(case.setting("method") or "").split("+") if source == "gxpo" else []
+    several, source = len(ids) > 1, log.source
+    composed = str(log.setting("method") or "").split("+") if source == "gxpo" else []
     taken = tuple(f"method={name.split('@')[0]} " for name in composed if name)  # what the run has is no advice
     return tuple(
         f"{name}: {line}" if several else line

@@ -4,20 +4,100 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gxpo.doctor.rollout_references import Holder, bare
-from gxpo.doctor.runlog import Rollouts
+from gxpo.base.answers import NESTED, TAGGED, braced
+from gxpo.doctor.rollouts import Rollouts
 
 Index = NDArray[np.int64]
 # names of reward functions that say whether an answer is right, against those of style and price
 CORRECT = re.compile(r"acc|correct|exact|match|answer|solve|right|success|verif|outcome|task|math|score", re.I)
 STYLE = re.compile(r"format|len|brev|short|long|penalt|cost|style|tag|xml|repet|think|soft|strict|bonus", re.I)
 SHIFTS = (-3, -2, -1, 1, 2, 3)  # prompts by which references may be off
+# A sign belongs to a number unless it stands behind a digit, a letter or a closing bracket: 8-3 holds 8 and 3.
+_NUMBER = re.compile(r"(?<![\w.])(?:(?<![\w)\]}])[-\u2212])?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w])(?!\.\d)")
+_DIGITS = re.compile(r"\d[\d,.]*")  # what every number lies in
+_BOXED = re.compile(rf"\\boxed\s*\{{({braced(NESTED)})\}}")
+_SPACE = re.compile(r"\s+")
+_PLAIN = re.compile(r"[-+]?\d+(?:\.\d+)?")
+SHORT = 60  # characters of a text that is an answer as a whole
+
+
+@lru_cache(maxsize=8192)
+def bare(reference: str) -> str:
+    """The answer alone of a reference with its working: behind the last "####", or in the last \\boxed{}."""
+    if "####" in reference:
+        reference = reference.rsplit("####", 1)[1]
+    if boxed := _BOXED.findall(reference):
+        reference = boxed[-1]
+    return _SPACE.sub(" ", reference).strip().strip("$").rstrip(".").strip()
+
+
+@lru_cache(maxsize=8192)
+def _number(text: str) -> float | None:
+    digits = text.replace("\u2212", "-").replace(",", "").lstrip("$").rstrip("%").strip()
+    return float(digits) if _PLAIN.fullmatch(digits) else None
+
+
+def _numbers(text: str) -> Iterator[str]:
+    """Matches of `_NUMBER`, looked for only where digits stand: it begins with looks behind, which are slow."""
+    for digits in _DIGITS.finditer(text):
+        start, end = digits.span()
+        for m in _NUMBER.finditer(text, max(start - 1, 0), min(end + 2, len(text))):
+            if m.start() < end:
+                yield m[0]
+
+
+class Holder:
+    """A text, and its numbers, in which several references are looked for."""
+
+    def __init__(self, text: str) -> None:
+        self.text = " ".join(text.split())
+        self.numbers = [x for x in map(_number, _numbers(self.text)) if x is not None]
+
+    def holds(self, reference: str) -> bool:
+        """True if the reference stands in the text by itself: 12 is in "= 12." and in "12.0", not in 312 or 12.5.
+
+        Texts are compared without case and with single spaces; a single letter with its case, so that the article "a"
+        is no answer A.
+        """
+        answer = bare(reference)
+        if not answer:
+            return False
+        if (value := _number(answer)) is not None:
+            return value in self.numbers
+        flags = 0 if len(answer) == 1 else re.IGNORECASE
+        if answer.lower() not in self._lower:
+            return False  # a pattern without case is slow where there is nothing to find
+        return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", self.text, flags) is not None
+
+    @cached_property
+    def _lower(self) -> str:
+        return self.text.lower()
+
+    @property
+    def last(self) -> str | None:
+        """The last \\boxed{}, tag <answer> or number, or the whole of a short text: what a reader takes for the answer.
+        None: there is none."""
+        if boxed := _BOXED.findall(self.text):
+            return _key(boxed[-1])
+        if tagged := re.findall(TAGGED, self.text):
+            return _key(tagged[-1])
+        if self.numbers:
+            return f"{self.numbers[-1]:.12g}"
+        return (_key(self.text) or None) if len(self.text) <= SHORT else None
+
+
+def _key(answer: str) -> str:
+    """One spelling of an answer: 12, 12.0 and $12 are one."""
+    text = bare(answer)
+    value = _number(text)
+    return text.lower() if value is None else f"{value:.12g}"
 
 
 @dataclass(frozen=True)
@@ -56,32 +136,34 @@ def words(text: str) -> str:
 
 
 def references_of(r: Rollouts, members: Sequence[Index]) -> References | None:
-    """None where fewer than 20 scored rollouts have a reference, or fewer than three differ."""
+    """Compare completions with references; None below 20 scored rollouts with one, or three different ones."""
     rows = [i for i in range(len(r)) if bare(r.reference[i] or "") and np.isfinite(r.score[i])]
     by_group: dict[int, set[str | None]] = defaultdict(set)
     for i in rows:
         by_group[int(r.group[i])].add(r.reference[i])
     if np.mean([len(x) > 1 for x in by_group.values()] or [0.0]) > 0.2:
         return None  # what stands beside the completions is no answer to the group's task
-    told = {i: bare(r.reference[i] or "").lower() for i in rows}
-    kinds = sorted(set(told.values()))
+    reference_by_row = {i: bare(r.reference[i] or "").lower() for i in rows}
+    kinds = sorted(set(reference_by_row.values()))
     if len(rows) < 20 or len(kinds) < 3:
         return None
-    said = {i: Holder(r.completion[i]) for i in rows}
-    hit = np.array([said[i].holds(told[i]) for i in rows])
+    completion_by_row = {i: Holder(r.completion[i]) for i in rows}
+    hit = np.array([completion_by_row[i].holds(reference_by_row[i]) for i in rows])
     other = np.random.Generator(np.random.Philox(0)).integers(1, len(kinds), size=len(rows))
-    place = {k: n for n, k in enumerate(kinds)}
-    drawn = [kinds[(place[told[i]] + o) % len(kinds)] for i, o in zip(rows, other, strict=True)]
-    chance = np.array([said[i].holds(d) for i, d in zip(rows, drawn, strict=True)])
-    named = [v for n, v in r.components.items() if CORRECT.search(n) and not STYLE.search(n)]
+    index_of = {k: n for n, k in enumerate(kinds)}
+    other_references = [
+        kinds[(index_of[reference_by_row[i]] + o) % len(kinds)] for i, o in zip(rows, other, strict=True)
+    ]
+    chance = np.array([completion_by_row[i].holds(d) for i, d in zip(rows, other_references, strict=True)])
+    verdict_columns = [v for n, v in r.components.items() if CORRECT.search(n) and not STYLE.search(n)]
     score = r.score[rows]
-    if len(r.components) > 1 and len(named) == 1 and np.isfinite(named[0][rows]).all():
-        score = named[0][rows]  # what is said of the answer, without form and price
+    if len(r.components) > 1 and len(verdict_columns) == 1 and np.isfinite(verdict_columns[0][rows]).all():
+        score = verdict_columns[0][rows]  # the verdict on the answer, without form and price
     low, high = float(score.min()), float(score.max())
     span = high - low
     lowest = score <= low + 0.05 * span if span > 0 else np.full(len(rows), high <= 0)
     index = np.array(rows)
-    repeated, contradictions, shown = _contradictions(r, rows, told)
+    repeated, contradictions, contradicting = _contradictions(r, rows, reference_by_row)
     return References(
         len(rows),
         int(hit.sum()),
@@ -90,77 +172,82 @@ def references_of(r: Rollouts, members: Sequence[Index]) -> References | None:
         float((score[hit].mean() - low) / span) if hit.any() and span > 0 else float("nan"),
         float((score[~hit].mean() - low) / span) if (~hit).any() and span > 0 else float("nan"),
         index[hit & lowest],
-        _shift(r, rows, told, said, float(hit.mean()), float(chance.mean())),
-        _consensus(r, members, told, said),
+        _shift(r, rows, reference_by_row, completion_by_row, float(hit.mean()), float(chance.mean())),
+        _consensus(r, members, reference_by_row, completion_by_row),
         contradictions,
         repeated,
-        shown,
+        contradicting,
     )
 
 
-def _contradictions(r: Rollouts, rows: list[int], told: dict[int, str]) -> tuple[int, int, Index]:
+def _contradictions(r: Rollouts, rows: list[int], reference_by_row: dict[int, str]) -> tuple[int, int, Index]:
     """(prompts that occur in several groups, of them those with several references, rows of one of them)."""
     of_group: dict[int, set[str]] = defaultdict(set)
     groups: dict[str, dict[int, int]] = defaultdict(dict)
     for i in rows:
-        of_group[int(r.group[i])].add(told[i])
+        of_group[int(r.group[i])].add(reference_by_row[i])
         groups[r.prompt[i]].setdefault(int(r.group[i]), i)
-    repeated = [held for held in groups.values() if len(held) > 1]
-    several = [held for held in repeated if len(set.union(*(of_group[g] for g in held))) > 1]
+    repeated = [group_rows for group_rows in groups.values() if len(group_rows) > 1]
+    several = [group_rows for group_rows in repeated if len(set.union(*(of_group[g] for g in group_rows))) > 1]
     return len(repeated), len(several), np.array([i for h in several[:1] for i in h.values()], dtype=np.int64)
 
 
 def _shift(
-    r: Rollouts, rows: list[int], told: dict[int, str], said: dict[int, Holder], own: float, chance: float
+    r: Rollouts,
+    rows: list[int],
+    reference_by_row: dict[int, str],
+    completion_by_row: dict[int, Holder],
+    hit_share: float,
+    chance: float,
 ) -> tuple[int, float, float] | None:
-    """Whether completions contain the reference of a neighbouring group far more often than their own."""
+    """`References.shift`: the neighbouring group whose reference fits far better than their own; None without one."""
     order = list(dict.fromkeys(int(r.group[i]) for i in rows))
-    reference = {int(r.group[i]): told[i] for i in rows}
+    reference = {int(r.group[i]): reference_by_row[i] for i in rows}
     step = {int(r.group[i]): int(r.step[i]) for i in rows}
     at = {g: n for n, g in enumerate(order)}
     best: tuple[int, float, float] | None = None
     for shift in SHIFTS:
-        found = []
+        hits = []
         for i in rows:
-            place = at[int(r.group[i])] + shift
-            if 0 <= place < len(order) and step[order[place]] == step[int(r.group[i])]:
-                found.append(said[i].holds(reference[order[place]]))
+            other = at[int(r.group[i])] + shift
+            if 0 <= other < len(order) and step[order[other]] == step[int(r.group[i])]:
+                hits.append(completion_by_row[i].holds(reference[order[other]]))
         if (
-            len(found) >= 20
-            and np.mean(found) > max(0.15, 3 * own, 3 * chance)
-            and (best is None or np.mean(found) > best[1])
+            len(hits) >= 20
+            and np.mean(hits) > max(0.15, 3 * hit_share, 3 * chance)
+            and (best is None or np.mean(hits) > best[1])
         ):
-            best = (shift, float(np.mean(found)), own)
+            best = (shift, float(np.mean(hits)), hit_share)
     return best
 
 
 def _consensus(
-    r: Rollouts, members: Sequence[Index], told: dict[int, str], said: dict[int, Holder]
+    r: Rollouts, members: Sequence[Index], reference_by_row: dict[int, str], completion_by_row: dict[int, Holder]
 ) -> tuple[float, float, int] | None:
-    """Groups at least half of whose answers are the same, and whether that one contains the reference."""
+    """`References.consensus`, over the groups at least half of whose answers are the same; None where few are."""
     agree, right = [], []
     for group in members:
-        rows = [i for i in group.tolist() if i in told]
+        rows = [i for i in group.tolist() if i in reference_by_row]
         if len(rows) < 3:
             continue
-        answers = {i: said[i].last or words(r.completion[i]) for i in rows}
+        answers = {i: completion_by_row[i].last or words(r.completion[i]) for i in rows}
         answer, count = Counter(answers.values()).most_common(1)[0]
         if answer.strip() and count >= 0.5 * len(rows):
             agree.append(count / len(rows))
-            right.append(any(said[i].holds(told[i]) for i in rows if answers[i] == answer))
+            right.append(any(completion_by_row[i].holds(reference_by_row[i]) for i in rows if answers[i] == answer))
     if len(agree) < 8 or len(agree) < 0.3 * len(members) or np.mean(right) > 0.1:
         return None
     return float(np.mean(agree)), float(np.mean(right)), len(agree)
 
 
-def off_form_of(r: Rollouts, seen: References | None) -> float | None:
+def off_form_of(r: Rollouts, references: References | None) -> float | None:
     """Share of the completions without any piece of text that looks like a reference (the same kinds of characters,
     about as many); None where references are long or differ in kind, or are in more than a fiftieth of them."""
-    if seen is None or seen.hits > 0.02 * seen.n:
+    if references is None or references.hits > 0.02 * references.n:
         return None
-    told = [str(x).strip() for x in r.reference if x is not None and str(x).strip()]
-    kinds = {_kind(x) for x in told}
-    sizes = [len(x) for x in told]
+    texts = [str(x).strip() for x in r.reference if x is not None and str(x).strip()]
+    kinds = {_kind(x) for x in texts}
+    sizes = [len(x) for x in texts]
     if len(kinds) != 1 or None in kinds or max(sizes) > 20:
         return None
     kind = next(iter(kinds))

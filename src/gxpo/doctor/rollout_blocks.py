@@ -19,7 +19,7 @@ ENOUGH = 3  # blocks with advantages, before these may contradict the prompts
 
 @dataclass(frozen=True)
 class Table:
-    """What of a file says where its blocks are."""
+    """Columns of a file that say where its blocks are."""
 
     step: int
     prompts: Sequence[str]
@@ -57,7 +57,7 @@ def block_size(tables: Sequence[Table], given: int | None = None) -> int:
 
 
 def _centred(tables: Sequence[Table], d: int) -> bool:
-    """Whether the advantages of every block of d rows sum to 0, and enough blocks have any."""
+    """True if the advantages of every block of d rows sum to 0, and enough blocks have any."""
     with_signal = 0
     for t in tables:
         blocks = t.advantage[len(t.advantage) % d :].reshape(-1, d)
@@ -128,8 +128,11 @@ def _strangers(tables: Sequence[Table], homes: Mapping[str, set[int]]) -> set[in
 
 
 def _begin(tables: Sequence[Table], i: int, marked: Collection[int], homes: Mapping[str, set[int]]) -> int:
-    """Where the evaluation's rows begin: what the table's end shares with that of another evaluation, or, of the only
-    one, the prompts at its end that no training table has. Where neither says anything, all rows."""
+    """First row of the evaluation that a table ends with.
+
+    From it on, the table's end is that of another evaluation, or, of the only one, prompts that no training table has.
+    Where neither says anything, all rows are of it.
+    """
     mine = tables[i].prompts
     common = [_common_end(mine, tables[j].prompts) for j in marked if j != i]
     if common and max(common):

@@ -1,4 +1,4 @@
-"""Which columns of TRL's tables are reward functions, and with which weights the advantages were made."""
+"""Columns of TRL's tables that are reward functions, and the weights with which the advantages were made."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def centred(values: Floats, group: NDArray[np.int64]) -> Floats:
 
 
 def explains(score: Floats, advantage: Floats, group: NDArray[np.int64]) -> bool:
-    """Whether in (nearly) every group that has advantages they are the centred scores times one number, of one sign."""
+    """True if in (nearly) every group that has advantages they are the centred scores times one number, of one sign."""
     c, a = centred(score, group), np.nan_to_num(advantage)
     cc, aa, ca = np.bincount(group, c * c), np.bincount(group, a * a), np.bincount(group, c * a)
     live = aa > ZERO**2 * np.maximum(np.bincount(group), 1)

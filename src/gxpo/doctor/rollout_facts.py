@@ -1,4 +1,4 @@
-"""`Facts`: what single rollouts show, each statistic computed when a check first asks for it."""
+"""`Facts`: statistics of single rollouts, each computed when a check first asks for it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gxpo.doctor.rollout_answers import References, off_form_of, references_of
+from gxpo.doctor.rollout_credit import centred
 from gxpo.doctor.rollout_texts import goes_on, markup, overlap, repeated_prompts, unfinished
-from gxpo.doctor.rollout_variance import variance_shares, within_correlation
-from gxpo.doctor.runlog import Floats, Rollouts
+from gxpo.doctor.rollouts import Rollouts
+from gxpo.doctor.series import Floats
 
 Index = NDArray[np.int64]
+EQUAL = 1e-9  # scores that differ by less are equal
 EARLY = 3  # recorded steps that count as the beginning
 ROLE = re.compile(r"^[^\S\n]*(?:Human|User|Assistant|user|assistant)[^\S\n]*:", re.M)
 LETTERS = re.compile(  # a marker right behind the name of the user's role, whose own marker was a token
@@ -60,11 +62,11 @@ class Facts:
     @cached_property
     def members(self) -> list[Index]:
         """Row indices of each group of two or more."""
-        held: dict[int, list[int]] = defaultdict(list)
+        rows_of: dict[int, list[int]] = defaultdict(list)
         for row, group in enumerate(self.r.group.tolist()):
             if group >= 0:
-                held[group].append(row)
-        return [np.array(rows) for rows in held.values() if len(rows) > 1]
+                rows_of[group].append(row)
+        return [np.array(rows) for rows in rows_of.values() if len(rows) > 1]
 
     @cached_property
     def group_size(self) -> float | None:
@@ -128,18 +130,18 @@ class Facts:
         """(values less their group's mean, row indices), over the groups whose values are all known."""
         parts, rows = [], []
         for group in self.members if groups is None else groups:
-            own = values[group]
-            if np.isfinite(own).all():
-                parts.append(own - own.mean())
+            scores = values[group]
+            if np.isfinite(scores).all():
+                parts.append(scores - scores.mean())
                 rows.append(group)
         if not parts:
             return np.empty(0), np.empty(0, dtype=np.int64)
         return np.concatenate(parts), np.concatenate(rows)
 
     def correlation(self, x: Floats, y: Floats) -> float | None:
-        """Of two columns within groups (`within_correlation`); None where one of them does not vary within any."""
-        found = within_correlation(x, y, self.r.group)
-        return found.r if np.isfinite(found.r) else None
+        """Correlate two columns within groups; None where one of them does not vary within any."""
+        result = within_correlation(x, y, self.r.group)
+        return result.r if np.isfinite(result.r) else None
 
     def partly_missing(self, values: Floats) -> float:
         """Share of the groups in which some values are missing and others are not: a reward that is for other tasks is
@@ -150,8 +152,8 @@ class Facts:
     @cached_property
     def lengths(self) -> Floats:
         """Tokens of each completion, where they are unknown characters."""
-        known = np.isfinite(self.r.tokens)
-        return self.r.tokens if known.all() else np.array([float(len(c)) for c in self.r.completion])
+        is_known = np.isfinite(self.r.tokens)
+        return self.r.tokens if is_known.all() else np.array([float(len(c)) for c in self.r.completion])
 
     @cached_property
     def length_pays(self) -> float | None:
@@ -183,7 +185,7 @@ class Facts:
         pairs = differing = 0
         equal_squares = all_squares = 0.0
         all_pairs = 0
-        shown: list[tuple[float, int, int]] = []
+        examples: list[tuple[float, int, int]] = []
         for group in self.members:
             score = self.r.score[group]
             if not np.isfinite(score).all():
@@ -195,22 +197,22 @@ class Facts:
             for at, row in enumerate(group.tolist()):
                 alike[self.r.completion[row]].append(at)
             for ats in alike.values():
-                own = score[ats]
+                scores = score[ats]
                 m = len(ats)
                 if m < 2:
                     continue
                 pairs += m * (m - 1) // 2
-                equal_squares += float(m * (own**2).sum() - own.sum() ** 2)
-                values, counts = np.unique(own, return_counts=True)
+                equal_squares += float(m * (scores**2).sum() - scores.sum() ** 2)
+                values, counts = np.unique(scores, return_counts=True)
                 differing += (m * m - int((counts**2).sum())) // 2
                 if len(values) > 1:
-                    low, high = ats[int(np.argmin(own))], ats[int(np.argmax(own))]
-                    shown.append((float(np.ptp(own)), int(group[low]), int(group[high])))
+                    low, high = ats[int(np.argmin(scores))], ats[int(np.argmax(scores))]
+                    examples.append((float(np.ptp(scores)), int(group[low]), int(group[high])))
         if not pairs:
             return None
         usual = all_squares / max(all_pairs, 1)
         ratio = (equal_squares / pairs) / usual if usual > 0 else 0.0
-        best = sorted(shown, reverse=True)[:1]
+        best = sorted(examples, reverse=True)[:1]
         return pairs, differing, ratio, np.array([i for _, a, b in best for i in (a, b)], dtype=np.int64)
 
     @cached_property
@@ -222,10 +224,10 @@ class Facts:
         a component that merely goes against the others, such as the right answer against a price on length, has a
         negative correlation and a positive weight.
         """
-        told = (
+        by_advantage = (
             np.isfinite(self.r.advantage).mean() > 0.9 and self.r.grouped_by == "blocks"
         )  # there the total is our sum
-        against = self.r.advantage if told else self.r.score
+        against = self.r.advantage if by_advantage else self.r.score
         columns = {n: v for n, v in self.r.components.items() if np.isfinite(v).mean() > 0.9}
         usable = [g for g in self.members if all(np.isfinite(x[g]).all() for x in (against, *columns.values()))]
         if not columns or len(usable) < 5:
@@ -237,16 +239,21 @@ class Facts:
         varies = np.sqrt((parts**2).mean(axis=0))
         effect = np.where(varies > 1e-9, weights * varies, 0.0)
         worst = int(np.argmin(effect))
-        found = self.correlation(list(columns.values())[worst], against)
-        if share < 0.3 or effect[worst] > -0.1 * float(np.sqrt((total**2).mean())) or found is None or found > -0.3:
+        correlation = self.correlation(list(columns.values())[worst], against)
+        if (
+            share < 0.3
+            or effect[worst] > -0.1 * float(np.sqrt((total**2).mean()))
+            or correlation is None
+            or correlation > -0.3
+        ):
             return None
-        return list(columns)[worst], found
+        return list(columns)[worst], correlation
 
     @cached_property
     def levels(self) -> tuple[float, ...]:
         """Different scores, smallest first; empty above ten of them."""
-        known = np.unique(self.r.score[np.isfinite(self.r.score)])
-        return tuple(known.tolist()) if len(known) <= 10 else ()
+        levels = np.unique(self.r.score[np.isfinite(self.r.score)])
+        return tuple(levels.tolist()) if len(levels) <= 10 else ()
 
     # ---------------------------------------------------------------- advantages
     @cached_property
@@ -345,18 +352,18 @@ class Facts:
                 longest = rows[np.argsort(-self.lengths[rows], kind="stable")]
                 cut[longest] = 0.0
                 cut[longest[: round(part * len(rows))]] = 1.0
-        known = np.isfinite(cut) & np.isfinite(self.r.score)
-        ended, ran_out = known & (cut == 0), known & (cut > 0)
+        is_known = np.isfinite(cut) & np.isfinite(self.r.score)
+        ended, ran_out = is_known & (cut == 0), is_known & (cut > 0)
         if ran_out.sum() < 5 or ended.sum() < 5:
             return None
-        return float(self.r.score[ran_out].mean()), float(self.r.score[ended].mean()), int(known.sum())
+        return float(self.r.score[ran_out].mean()), float(self.r.score[ended].mean()), int(is_known.sum())
 
     # ---------------------------------------------------------------- prompts
     @cached_property
     def prompts(self) -> tuple[int, int]:
         """(different prompts, groups)."""
-        found = repeated_prompts(self.r)
-        return found.prompts, found.groups
+        repeats = repeated_prompts(self.r)
+        return repeats.prompts, repeats.groups
 
     @cached_property
     def overlap(self) -> tuple[float, int, int, Index] | None:
@@ -371,7 +378,7 @@ class Facts:
     def examples(self, rows: Iterable[int], r: Rollouts | None = None) -> tuple[dict[str, Any], ...]:
         """At most three rollouts as evidence."""
         r = r or self.r
-        shown = []
+        rows_shown = []
         for i in list(rows)[:3]:
             row: dict[str, Any] = {
                 "where": r.where[i],
@@ -384,8 +391,8 @@ class Facts:
                 row["reference"] = str(r.reference[i])[:500]
             if np.isfinite(r.advantage[i]):
                 row["advantage"] = float(r.advantage[i])
-            shown.append(row)
-        return tuple(shown)
+            rows_shown.append(row)
+        return tuple(rows_shown)
 
 
 def _doubled(prompt: str) -> bool:
@@ -401,10 +408,78 @@ def _doubled(prompt: str) -> bool:
 
 
 def _unanswered(prompt: str) -> bool:
-    """Whether a rendered prompt has turns, and does not end in an open one of the assistant."""
+    """True if a rendered prompt has turns, and does not end in an open one of the assistant."""
     text = prompt.rstrip()
     if "<|im_start|>" in text:
         return not re.search(r"<\|im_start\|>assistant\s*(?:<think>\s*(?:</think>)?)?$", text)
     if "<|start_header_id|>" in text:
         return not text.endswith("<|start_header_id|>assistant<|end_header_id|>")
     return False
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """r with its 95% interval and two-sided p; nan where a column does not vary within groups."""
+
+    r: float
+    low: float
+    high: float
+    p: float
+    rows: int
+    groups: int
+
+
+def _unknown(rows: int, groups: int) -> Correlation:
+    nan = float("nan")
+    return Correlation(nan, nan, nan, nan, rows, groups)
+
+
+def within_correlation(x: Floats, y: Floats, group: Index) -> Correlation:
+    """Correlation within groups, pooled: of x - (its group's mean) and y - (its group's mean).
+
+    r = sum x'y' / sqrt(sum x'^2 sum y'^2) over the rows where both are known, in groups where both vary. With n rows in
+    g groups t = r sqrt(d / (1 - r^2)), d = n - g - 1; the interval is tanh(artanh r +- 1.96 / sqrt(d - 1)).
+    """
+    is_known = np.isfinite(x) & np.isfinite(y) & (group >= 0)
+    if not is_known.any():
+        return _unknown(0, 0)
+    _, at = np.unique(group[is_known], return_inverse=True)
+    a, b = centred(x[is_known], at), centred(y[is_known], at)
+    varies = (np.bincount(at, np.abs(a) > EQUAL) > 0) & (np.bincount(at, np.abs(b) > EQUAL) > 0)
+    used = varies[at]
+    a, b = a[used], b[used]
+    n, g = len(a), int(varies.sum())
+    d = n - g - 1
+    if d < 2:
+        return _unknown(n, g)
+    r = float(np.clip(a @ b / np.sqrt((a @ a) * (b @ b)), -1.0, 1.0))
+    if abs(r) > 1 - 1e-12:
+        return Correlation(r, r, r, 0.0, n, g)
+    from scipy.special import betainc  # scipy.stats takes half a second to import
+
+    p = float(betainc(d / 2, 0.5, 1 - r * r))  # of Student's t with d degrees of freedom, both sides
+    half = 1.96 / np.sqrt(d - 1)
+    return Correlation(r, float(np.tanh(np.arctanh(r) - half)), float(np.tanh(np.arctanh(r) + half)), p, n, g)
+
+
+def variance_shares(r: Rollouts, weights: dict[str, float] | None = None) -> dict[str, float]:
+    """Each component's share of the within-group variance of the score of the training rows.
+
+    share_k = sum w_k c'_k s' / sum s'^2, with components c' and scores s' centred per group. The weights are those that
+    are given; else 1, where the components then sum to the score; else the least-squares ones of s' = sum_k w_k c'_k.
+    The shares sum to 1 where the score is such a sum (else to R^2); one is negative where the component works against
+    the others. {} where the score does not vary within groups.
+    """
+    used = (r.group >= 0) & ~r.held_out & np.isfinite(r.score)
+    if not used.any() or not r.components:
+        return {}
+    _, at = np.unique(r.group[used], return_inverse=True)
+    score = centred(r.score[used], at)
+    parts = np.stack([centred(v[used], at) for v in r.components.values()], axis=1)
+    variance = float(score @ score)
+    if variance <= EQUAL:
+        return {}
+    w = np.array([(weights or {}).get(n, 1.0) for n in r.components])
+    if weights is None and np.abs(parts @ w - score).max() > 1e-6:
+        w = np.linalg.lstsq(parts, score, rcond=None)[0]
+    return {n: float(s) for n, s in zip(r.components, w * (parts.T @ score) / variance, strict=True)}

@@ -1,21 +1,23 @@
-"""Which files of a run hold single rollouts, and a sample of them: TRL's tables, verl's dumps, gxpo's records and
-plain tables (JSON Lines, a JSON array, CSV, Parquet)."""
+"""`rollouts`: the files of a run that hold single rollouts, and a sample of them.
+
+They are TRL's tables, verl's dumps, gxpo's records and plain tables (JSON Lines, a JSON array, CSV, Parquet)."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from gxpo.base.errors import MissingExtra
-from gxpo.doctor.rollout_json import Found, columns, kind, read_json
-from gxpo.doctor.rollout_lines import first_rows
-from gxpo.doctor.rollout_rows import Row, assemble
+from gxpo.doctor.rollout_json import PROMPTS, Sample, columns, kind, read_json
+from gxpo.doctor.rollout_lines import LARGE, first_rows, parsed
+from gxpo.doctor.rollout_rows import Row, assemble, first_reference, reference, text
 from gxpo.doctor.rollout_sample import KEPT, Dump, dump
 from gxpo.doctor.rollout_tables import form, table_names
-from gxpo.doctor.rollout_tasks import with_references
 from gxpo.doctor.rollout_trl import REQUIRED, Hints, Tables, read_trl
-from gxpo.doctor.runlog import Rollouts
+from gxpo.doctor.rollouts import Rollouts
 
+_USER = "user: "  # before the user's message in a rendered prompt
 _ORDER = ("gxpo", "trl", "verl", "plain")  # of a run with several, the first
 
 
@@ -53,15 +55,15 @@ def rollouts(
             notes += _about_tables(tables)
         else:
             dumps = _held_out_apart(dumps) if name != "gxpo" else dumps
-            found = read_json(dumps, name, keep)
-            rows, of, exact = found.rows, found.of, found.exact
+            lines = read_json(dumps, name, keep)
+            rows, of, exact = lines.rows, lines.of, lines.exact
             how = "recorded" if name == "gxpo" else _grouped_by(dumps)
-            notes += _about_lines(found)
+            notes += _about_lines(lines)
         sample = assemble(rows, round(of), how)
         if sample is None:
             notes.append(f"{len(dumps)} files look like rollouts ({name}) but no row could be read")
             return None, [], notes
-        sample, tasks = with_references(sample, kinds.get("tasks", []))
+        sample, tasks = _with_references(sample, kinds.get("tasks", []))
         if sample.of > len(sample):
             about = "" if exact else "about "
             notes.append(f"a sample of {len(sample):,} of {about}{sample.of:,} rollouts was read")
@@ -96,15 +98,17 @@ def _kind(path: Path, tables: dict[Path, str], notes: list[str]) -> str | None:
         if str(error) not in notes:
             notes.append(str(error))
         return None
-    found = "trl" if what == "parquet" and set(names) >= REQUIRED else kind([dict.fromkeys(names)])
-    if what == "parquet" and found:
-        tables[path.parent] = found
-    return found
+    name = "trl" if what == "parquet" and set(names) >= REQUIRED else kind([dict.fromkeys(names)])
+    if what == "parquet" and name:
+        tables[path.parent] = name
+    return name
 
 
 def _held_out_apart(dumps: Sequence[Dump]) -> list[Dump]:
-    """Where no name says which files are of an evaluation: of two folders that share no prompt, the one whose files
-    have the same prompts again."""
+    """Mark the files of an evaluation where no name says which they are.
+
+    Of two folders that share no prompt, it is the one whose files have the same prompts again.
+    """
     folders: dict[Path, list[Dump]] = {}
     for d in dumps:
         folders.setdefault(d.path.parent, []).append(d)
@@ -129,6 +133,46 @@ def _grouped_by(dumps: Sequence[Dump]) -> str:
     return "recorded" if found is not None and found.group is not None else "prompt"
 
 
+def _with_references(r: Rollouts, files: Sequence[Dump]) -> tuple[Rollouts, list[Dump]]:
+    """The rollouts with references, and the files that these are from; a prompt that has two answers gets none."""
+    if not files or any(reference is not None for reference in r.reference):
+        return r, []
+    wanted = {_question(p) for p in r.prompt}
+    answers: dict[str, set[str]] = {}
+    used = []
+    for file in files:
+        pairs = _answers(file, wanted)
+        used += [file] if pairs else []
+        for prompt, answer in pairs:
+            answers.setdefault(prompt, set()).add(answer)
+    answer_of = {prompt: next(iter(texts)) for prompt, texts in answers.items() if len(texts) == 1}
+    return dataclasses.replace(r, reference=[answer_of.get(_question(p)) for p in r.prompt]), used
+
+
+def _question(prompt: str) -> str:
+    """Return a prompt without what the run may have put around it: messages before the user's, outer blanks."""
+    return prompt.rsplit(_USER, 1)[-1].strip()
+
+
+def _answers(file: Dump, wanted: set[str]) -> list[tuple[str, str]]:
+    """(prompt, answer) of the tasks of a file whose prompts are wanted."""
+    pairs: list[tuple[str, str]] = []
+    if file.size > LARGE:
+        return []
+    try:
+        lines = file.path.read_bytes().split(b"\n")
+    except OSError:
+        return []
+    for line in lines:
+        row = parsed(line)
+        prompt = next((row[n] for n in PROMPTS if n in row), None) if row else None
+        column = first_reference(list(row)) if row else None
+        if row and prompt is not None and column and (question := _question(text(prompt))) in wanted:
+            answer = reference(row[column])
+            pairs += [] if answer is None else [(question, answer)]
+    return pairs
+
+
 def _about_tables(t: Tables) -> list[str]:
     notes = list(t.notes)
     if t.unread:
@@ -140,12 +184,12 @@ def _about_tables(t: Tables) -> list[str]:
     return notes
 
 
-def _about_lines(found: Found) -> list[str]:
+def _about_lines(sample: Sample) -> list[str]:
     notes = []
-    if found.unread:
-        notes.append(f"{found.unread} files of rollouts could not be read")
-    if found.bad:
-        notes.append(f"{found.bad} lines of rollouts could not be read")
+    if sample.unread:
+        notes.append(f"{sample.unread} files of rollouts could not be read")
+    if sample.bad:
+        notes.append(f"{sample.bad} lines of rollouts could not be read")
     return notes
 
 

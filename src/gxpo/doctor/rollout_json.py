@@ -25,7 +25,7 @@ _STEPS = ("step", "global_step", "training_step", "iteration")
 
 @dataclass(frozen=True)
 class Columns:
-    """Which field of a table of rollouts holds what; None: it has none."""
+    """Fields of a table of rollouts by their meaning; None: it has none."""
 
     prompt: str | None
     completion: str
@@ -36,12 +36,12 @@ class Columns:
 
     @property
     def keys(self) -> list[str]:
-        """What rows of one group share."""
+        """Fields that rows of one group share."""
         return [k for k in (self.step, self.group or self.prompt) if k is not None]
 
 
 @dataclass
-class Found:
+class Sample:
     """Rows of several files. `of`: rows that there are; `exact`: whether they were counted."""
 
     rows: list[Row]
@@ -50,7 +50,7 @@ class Found:
     bad: int = 0
     unread: int = 0
 
-    def __iadd__(self, other: Found) -> Found:
+    def __iadd__(self, other: Sample) -> Sample:
         self.rows += other.rows
         self.of, self.bad, self.unread = self.of + other.of, self.bad + other.bad, self.unread + other.unread
         self.exact = self.exact and other.exact
@@ -58,7 +58,7 @@ class Found:
 
 
 def kind(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """What the first objects of a file are: gxpo, verl, plain, or None."""
+    """Kind of a file by its first objects: gxpo, verl, plain, or None."""
     if any(r.get("schema") == GXPO for r in rows):
         return "gxpo"
     if any({"input", "output", "score"} <= r.keys() for r in rows):
@@ -76,7 +76,7 @@ def _is_task(row: Mapping[str, Any]) -> bool:
 
 
 def columns(names: Sequence[str]) -> Columns | None:
-    """Which of the names hold what; None where they are not of a table of rollouts."""
+    """Assign names to their meaning; None where they are not of a table of rollouts."""
     lower = {n.lower(): n for n in reversed(names)}
 
     def first(wanted: Sequence[str]) -> str | None:
@@ -89,7 +89,7 @@ def columns(names: Sequence[str]) -> Columns | None:
     return Columns(prompt, completion, score, group, first(_STEPS), first_reference(names))
 
 
-def read_json(files: Sequence[Dump], what: str, budget: int = KEPT) -> Found:
+def read_json(files: Sequence[Dump], what: str, budget: int = KEPT) -> Sample:
     """About `budget` rows of the files, all of one kind, in whole groups spread over the steps."""
     return shared_out(files, budget, lambda d, n: _read_file(d, what, n), row_count, READ)
 
@@ -97,12 +97,12 @@ def read_json(files: Sequence[Dump], what: str, budget: int = KEPT) -> Found:
 def shared_out(
     files: Sequence[Dump],
     budget: int,
-    read: Callable[[Dump, int], Found],
+    read: Callable[[Dump, int], Sample],
     rows_in: Callable[[Any], float],
     most_bytes: int,
-) -> Found:
+) -> Sample:
     """Reads a part of the files, a quarter of the budget for those held out, and estimates how many rows all have."""
-    found = Found([])
+    found = Sample([])
     held = [d for d in files if d.held_out]
     train = [d for d in files if not d.held_out]
     for some, part in ((train, budget * 3 // 4 if held else budget), (held, budget // 4 if train else budget)):
@@ -114,7 +114,7 @@ def shared_out(
         if cost > most_bytes:
             chosen = [chosen[i] for i in spread(len(chosen), max(int(len(chosen) * most_bytes / cost), 3))]
             each = max(part // len(chosen), 1)
-        seen = Found([])
+        seen = Sample([])
         for dump in chosen:
             try:
                 seen += read(dump, each)
@@ -128,13 +128,13 @@ def shared_out(
     return found
 
 
-def _read_file(dump: Dump, what: str, budget: int) -> Found:
+def _read_file(dump: Dump, what: str, budget: int) -> Sample:
     found = columns(table_names(dump.path) or ()) if what != "gxpo" else None
     if what == "gxpo":
         make: Callable[..., Row | None] = _GxpoRecords(dump)
         lines = read_lines(dump.path, ("group",), budget)
     elif found is None:
-        return Found([], unread=int(dump.size > 0))
+        return Sample([], unread=int(dump.size > 0))
     else:
         make = _TableRows(dump, found)
         lines = read_table(dump.path, found.keys, budget)
@@ -145,7 +145,7 @@ def _read_file(dump: Dump, what: str, budget: int) -> Found:
             bad += 1
         else:
             rows.append(row)
-    return Found(rows, lines.total, lines.exact, bad)
+    return Sample(rows, lines.total, lines.exact, bad)
 
 
 def place(dump: Dump, at: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gxpo.doctor.runlog import Rollouts
+from gxpo.doctor.rollouts import Rollouts
 
 NAN = math.nan
 _ANSWER_KEYS = ("answer", "ground_truth", "target", "solution", "label", "value", "reference")

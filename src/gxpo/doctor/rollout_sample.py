@@ -1,4 +1,4 @@
-"""Which rollouts of a run are kept: steps spread over the run, whole groups, by a budget of rows."""
+"""Choice of the rollouts of a run that are kept: steps spread over the run, whole groups, by a budget of rows."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gxpo.doctor.runlog import Rollouts
+from gxpo.doctor.rollouts import Rollouts
 
 Flags = NDArray[np.bool_]
 
@@ -77,7 +77,7 @@ def _goes_on(prompt: str, completion: str) -> bool:
 
 
 def repeats(text: str, times: int = 3, longest: int = 200) -> bool:
-    """Whether the text ends with one piece of at least two characters, blanks aside, `times` in a row or more, over 12
+    """True if the text ends with one piece of at least two characters, blanks aside, `times` in a row or more, over 12
     characters in all."""
     end = text.rstrip()[-longest * times :]
     for size in range(1, min(longest, len(end) // times) + 1):
@@ -110,7 +110,7 @@ class Repeats:
 
 
 def repeated_prompts(r: Rollouts) -> Repeats:
-    """How often prompts come again. Groups that were made by equal prompts can't repeat one within a step."""
+    """Count how often prompts come again. Groups that were made by equal prompts can't repeat one within a step."""
     seen: dict[int, tuple[int, str]] = {}
     for i in np.flatnonzero((r.group >= 0) & ~r.held_out).tolist():
         seen.setdefault(int(r.group[i]), (int(r.step[i]), normal(r.prompt[i])))

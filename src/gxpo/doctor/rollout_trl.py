@@ -23,7 +23,7 @@ _HELD_OUT = 10**9  # group numbers of held-out rows begin here
 
 @dataclass(frozen=True)
 class Hints:
-    """What the rest of the run says: rows of a group, weights and names of the reward functions, steps with an
+    """Knowledge from the rest of the run: rows of a group, weights and names of the reward functions, steps with an
     evaluation. None: not known."""
 
     group_size: int | None = None
@@ -34,7 +34,7 @@ class Hints:
 
 @dataclass
 class Tables:
-    """What was read: rows of the sample, rows there are, tables that could not be read or repeat another, remarks."""
+    """Rows of the sample, number of rows there are, of tables that could not be read or repeat another, and remarks."""
 
     rows: list[Row] = field(default_factory=list)
     of: float = 0.0

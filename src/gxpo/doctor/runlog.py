@@ -1,15 +1,17 @@
-"""`RunLog`: what a training run left, under one set of names, whichever trainer wrote it."""
+"""`RunLog`: what a training run left, under one set of names, and what several checks conclude from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from gxpo.doctor.rollout_answers import CORRECT, STYLE
+from gxpo.doctor.rollout_facts import Facts
+from gxpo.doctor.rollouts import Rollouts
+from gxpo.doctor.series import EMPTY, Floats, Series, Trend
 
 # Names of series. NAME is a reward function or component; every name but `step` may also stand behind `eval/`.
 NAMES: dict[str, str] = {
@@ -103,97 +105,6 @@ SETTINGS: dict[str, str] = {
 
 
 @dataclass
-class Series:
-    """One figure over the run.
-
-    steps   [n] step numbers in the order of the file; a run that was resumed wrongly may go back
-    values  [n] float64; nan where the trainer wrote a value that is not finite (a missing key is no entry at all)
-    key     the trainer's own name, which findings quote
-    """
-
-    steps: Floats
-    values: Floats
-    key: str
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    @property
-    def finite(self) -> Series:
-        """Without entries that are not finite."""
-        known = np.isfinite(self.values)
-        return self if known.all() else Series(self.steps[known], self.values[known], self.key)
-
-
-@dataclass
-class Rollouts:
-    """A sample of single rollouts, a row each; rows of one group are adjacent.
-
-    step        [n] training step (-1: unknown)
-    group       [n] dense id of the rollouts that were compared, unique over the whole sample; -1: unknown
-    prompt      [n] texts
-    completion  [n] texts (several turns joined by a blank line)
-    score       [n] total reward; nan: unscored
-    components  name -> [n]; nan: missing
-    advantage   [n] mean advantage; nan: not recorded
-    tokens      [n] completion length in tokens; nan: unknown
-    truncated   [n] 1: cut at the limit, 0: ended by itself, nan: unknown
-    success     [n] the verifier's verdict; nan: unknown
-    reference   [n] reference answers; None: not recorded
-    held_out    [n] whether the row is of an evaluation
-    temperature [n] it was sampled at; nan: unknown
-    where       [n] "file:row" of each, for evidence
-    kept, of    rows in the sample, rows there are
-    grouped_by  "recorded", "blocks" (consecutive rows) or "prompt" (equal prompts: two groups of one prompt merge)
-    """
-
-    step: NDArray[np.int64]
-    group: NDArray[np.int64]
-    prompt: list[str]
-    completion: list[str]
-    score: Floats
-    components: dict[str, Floats]
-    advantage: Floats
-    tokens: Floats
-    truncated: Floats
-    success: Floats
-    reference: list[str | None]
-    held_out: NDArray[np.bool_]
-    temperature: Floats
-    where: list[str]
-    of: int
-    grouped_by: str = "recorded"
-
-    def __len__(self) -> int:
-        return len(self.score)
-
-    @property
-    def kept(self) -> int:
-        return len(self)
-
-    def select(self, rows: Any) -> Rollouts:
-        """The rows of a boolean mask or index array, in order."""
-        index = np.flatnonzero(rows) if np.asarray(rows).dtype == bool else np.asarray(rows)
-        lists = {n: [getattr(self, n)[i] for i in index] for n in ("prompt", "completion", "reference", "where")}
-        arrays = {
-            n: getattr(self, n)[index]
-            for n in (
-                "step",
-                "group",
-                "score",
-                "advantage",
-                "tokens",
-                "truncated",
-                "success",
-                "held_out",
-                "temperature",
-            )
-        }
-        components = {k: v[index] for k, v in self.components.items()}
-        return Rollouts(**lists, **arrays, components=components, of=self.of, grouped_by=self.grouped_by)
-
-
-@dataclass
 class RunLog:
     """All that was read of one run.
 
@@ -205,6 +116,8 @@ class RunLog:
     messages   warnings of the trainer that a console text holds
     notes      what was odd in reading: unreadable lines, rows that were left out, files that were not opened
     raw        the trainer's own keys that have no name here -> figures
+
+    Conclusions are drawn once, from what the log holds by then; `dataclasses.replace(log)` is the same log without any.
     """
 
     source: str = "unknown"
@@ -216,17 +129,27 @@ class RunLog:
     notes: list[str] = field(default_factory=list)
     raw: dict[str, Series] = field(default_factory=dict)
 
+    # ---------------------------------------------------------------- series
     def __contains__(self, name: str) -> bool:
-        return name in self.series and len(self.series[name].finite) > 0
+        return self.column(name).values.size > 0
+
+    def has(self, *names: str) -> bool:
+        """True if all of these series have a finite value."""
+        return all([self.column(name).values.size for name in names])
+
+    def column(self, name: str) -> Series:
+        """Finite values of a series by step, each step once; an empty one where it was not recorded."""
+        series = self.series.get(name)
+        return EMPTY if series is None else series.column
 
     def values(self, name: str) -> Floats:
         """Finite values of a series by step; empty where it was not recorded. A repeated step counts once, as last
         written."""
-        return self._sorted(name)[1]
+        return self.column(name).values
 
     def steps(self, name: str) -> Floats:
         """Steps of `values(name)`."""
-        return self._sorted(name)[0]
+        return self.column(name).steps
 
     def key(self, name: str) -> str:
         """The trainer's own key of a series."""
@@ -242,22 +165,259 @@ class RunLog:
         ends = [s.steps.max() for n, s in self.series.items() if len(s) and not n.startswith("eval/")]
         return int(max(ends, default=0))
 
-    def _sorted(self, name: str) -> tuple[Floats, Floats]:
-        if name not in self.series:
-            return np.empty(0), np.empty(0)
-        found = self.series[name].finite
-        last = dict(zip(found.steps.tolist(), found.values.tolist(), strict=True))
-        steps = np.array(sorted(last))
-        return steps, np.array([last[s] for s in steps.tolist()])
+    def trend(self, name: str) -> Trend | None:
+        """Trend of a series; None where it has fewer than 6 steps."""
+        return self.column(name).trend
 
+    def rises(self, name: str) -> bool:
+        """True if a series rises beyond its noise."""
+        trend = self.column(name).trend
+        return trend is not None and trend.rises
 
-def series(rows: Iterable[tuple[float, Mapping[str, float]]], names: Mapping[str, str]) -> dict[str, Series]:
-    """Series from rows (step, {trainer's key: value}); `names` maps the trainer's keys to `NAMES`."""
-    found: dict[str, tuple[list[float], list[float], str]] = {}
-    for step, row in rows:
-        for key, value in row.items():
-            if key in names:
-                steps, values, _ = found.setdefault(names[key], ([], [], key))
-                steps.append(step)
-                values.append(value)
-    return {n: Series(np.array(s, dtype=float), np.array(v, dtype=float), k) for n, (s, v, k) in found.items()}
+    def falls(self, name: str) -> bool:
+        """True if a series falls beyond its noise."""
+        trend = self.column(name).trend
+        return trend is not None and trend.falls
+
+    def mean(self, name: str) -> float:
+        """Mean over the run; nan where there is nothing."""
+        return self.column(name).mean
+
+    def first(self, name: str) -> float:
+        """Mean over the first steps; nan where there is nothing."""
+        return self.column(name).first
+
+    def last(self, name: str) -> float:
+        """Mean over the last fifth of the steps, at least three; nan where there is nothing."""
+        return self.column(name).last
+
+    def largest(self, name: str) -> float:
+        """Largest value of a series; 0 where there is none."""
+        values = self.values(name)
+        return float(values.max()) if len(values) else 0.0
+
+    def is_constant(self, name: str) -> bool:
+        """True if a series has several values and all are equal."""
+        return self.column(name).is_constant
+
+    def is_zero(self, name: str) -> bool:
+        """True if a series has values and all are 0."""
+        values = self.values(name)
+        return len(values) > 0 and not values.any()
+
+    def quote(self, name: str, form: str = ".3g") -> str:
+        """Evidence: the series under the trainer's own key, first and last steps; "" where it was not recorded."""
+        return self.column(name).quote(form, ends=name.startswith("eval/"))
+
+    # ---------------------------------------------------------------- settings
+    def setting(self, name: str) -> Any:
+        """A setting of the run's configuration; None where it is unknown."""
+        return self.config.get(name)
+
+    def number(self, name: str) -> float | None:
+        """A setting as a number; None where it is unknown or none."""
+        try:
+            return float(self.config[name])
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    # ---------------------------------------------------------------- conclusions
+    @cached_property
+    def n_steps(self) -> int:
+        """Steps with a logged reward, or with anything."""
+        sizes = [self.column(name).values.size for name in ("reward", "success", "loss", "grad_norm")]
+        return max(sizes) or max((len(series) for series in self.series.values()), default=0)
+
+    @cached_property
+    def correctness(self) -> str | None:
+        """Name of the series that says how many answers are right: verdicts, else the component that is named so.
+
+        None where only one total reward is known.
+        """
+        if self.has("success"):
+            return "success"
+        names = [n for n in self.components() if CORRECT.search(n) and not STYLE.search(n)]
+        return f"component/{names[0]}" if names and len(self.components()) > 1 else None
+
+    @cached_property
+    def evaluation(self) -> str | None:
+        """Name of the series of evaluations; None where there are fewer than two."""
+        for name in ("eval/accuracy", "eval/success", "eval/reward"):
+            if len(self.values(name)) >= 2:
+                return name
+        return None
+
+    @cached_property
+    def gains(self) -> bool:
+        """True if reward, verdicts or evaluations rise beyond their noise."""
+        return self.rises("reward") or self.rises("success") or self.evaluation_gain > 0
+
+    @cached_property
+    def evaluation_gain(self) -> float:
+        """Sign of the change of the evaluations from the first to the best of the last two: 1, -1, or 0 (in the noise,
+        or none)."""
+        if self.evaluation is None:
+            return 0.0
+        values = self.values(self.evaluation)
+        change = float(values[-2:].mean() - values[0]) if len(values) > 2 else float(values[-1] - values[0])
+        return float(np.sign(change)) if abs(change) > 2 * self.evaluation_error else 0.0
+
+    @cached_property
+    def evaluation_error(self) -> float:
+        """Standard error of a difference of two evaluations: from the recorded intervals, else binomial from the number
+        of held-out tasks, else from neighbouring evaluations."""
+        name = self.evaluation
+        if name is None:
+            return float("inf")
+        if self.has("eval/low", "eval/high"):
+            half = (self.values("eval/high") - self.values("eval/low")).mean() / 2 / 1.96
+            return float(half * np.sqrt(2))
+        values = self.values(name)
+        tasks = self.evaluation_tasks
+        if tasks and float(values.min()) >= 0 and float(values.max()) <= 1:
+            p = min(max(float(values.mean()), 0.5 / tasks), 1 - 0.5 / tasks)
+            return float(np.sqrt(2 * p * (1 - p) / tasks))
+        scale = max(float(np.abs(values).max()), 1e-9)
+        return max(float(np.sqrt(np.mean(np.diff(values) ** 2))) if len(values) >= 4 else 0.0, 0.05 * scale)
+
+    @cached_property
+    def evaluation_tasks(self) -> int | None:
+        """Held-out tasks of one evaluation: recorded, or counted in the rollouts."""
+        if self.has("eval/tasks"):
+            return int(self.values("eval/tasks")[-1])
+        if (denominator := self._common_denominator) is not None:
+            return denominator
+        r = self.rollouts
+        if r is None or not r.held_out.any():
+            return None
+        last = r.held_out & (r.step == r.step[r.held_out].max())
+        return len({p for p, use in zip(r.prompt, last.tolist(), strict=True) if use})
+
+    @cached_property
+    def _common_denominator(self) -> int | None:
+        """Smallest number of tasks, from 3 to 1,000, of which all held-out accuracies are whole parts, where there are
+        three different ones: 0.578125 and 0.59375 are parts of 64."""
+        values = self.values(self.evaluation) if self.evaluation is not None else np.empty(0)
+        if len(np.unique(values)) < 3 or values.min() < 0 or values.max() > 1:
+            return None
+        for n in range(3, 1001):
+            if float(np.abs(values * n - np.round(values * n)).max()) < min(2e-3, 2e-4 * n):
+                return n if n < 500 else None
+        return None
+
+    @cached_property
+    def training_rollouts(self) -> Rollouts | None:
+        """Training rollouts; None where there are none."""
+        r = self.rollouts
+        if r is None or r.held_out.all():
+            return None
+        return r.select(~r.held_out) if r.held_out.any() else r
+
+    @cached_property
+    def has_partial_rollouts(self) -> bool:
+        """True if rows without a score are parts of rollouts that go on in a later step: no score is missed."""
+        r = self.training_rollouts
+        if r is None or not self.has("unscored") or float(self.values("unscored").max()) > 0:
+            return False
+        parts = np.isnan(r.score)
+        if r.components:
+            parts |= np.all([np.isnan(v) for v in r.components.values()], axis=0)
+        return float(parts.mean()) > 0.05
+
+    @cached_property
+    def top_reward(self) -> float:
+        """The largest reward that the run has seen, of a step's mean or of a rollout."""
+        largest = [self.values(name).max() for name in ("reward", "reward_max") if self.has(name)]
+        if self.training_rollouts is not None and np.isfinite(self.training_rollouts.score).any():
+            largest.append(np.nanmax(self.training_rollouts.score))
+        if largest and self.has_binary_rewards:
+            largest.append(1.0)
+        return max((float(value) for value in largest), default=float("nan"))
+
+    @cached_property
+    def has_binary_rewards(self) -> bool:
+        """True if rewards are 0 or 1, as far as means and deviations tell: a deviation^2 of p (1 - p) at most steps."""
+        p, spread = self.values("reward"), self.values("reward_std")
+        if len(p) < 5 or len(p) != len(spread) or p.min() < 0 or p.max() > 1 or not (p * (1 - p) > 0.02).any():
+            return False
+        return float(np.median(np.abs(spread**2 - p * (1 - p)))) < 0.02
+
+    @cached_property
+    def solved_shares(self) -> tuple[float, float] | None:
+        """(first, last) share of groups with at least one right answer: as recorded, else, for rewards of 0 and 1,
+        1 - the share of silent groups x that of all-wrong ones among them, if mixed groups are half right. None where
+        neither is known."""
+        if self.has("zero_wrong"):
+            return 1 - self.first("zero_wrong"), 1 - self.last("zero_wrong")
+        if not (self.has_binary_rewards and self.has("zero_signal")):
+            return None
+
+        def estimate(reward: float, silent: float) -> float:
+            right = (reward - (1 - silent) / 2) / max(silent, 1e-9)
+            return 1 - silent * (1 - min(max(right, 0.0), 1.0))
+
+        reward, silent = self.column("reward"), self.column("zero_signal")
+        return estimate(reward.first, silent.first), estimate(reward.last, silent.last)
+
+    @cached_property
+    def is_solved(self) -> bool:
+        """True if the run has solved its tasks: at its end nearly all groups are at the largest reward seen."""
+        if len(self.values("reward")) < 8 or not np.isfinite(self.top_reward):
+            return False
+        spread = self.top_reward - min(float(self.values("reward").min()), 0.0)
+        return spread > 0 and self.last("reward") >= self.top_reward - 0.05 * spread and self.last("reward") > 0
+
+    @cached_property
+    def is_silent(self) -> bool:
+        """True if hardly any group had a signal in any step."""
+        if self.has("zero_signal"):
+            return self.mean("zero_signal") >= 0.98
+        if self.has("advantage_max", "advantage_min"):
+            return self.is_zero("advantage_max") and self.is_zero("advantage_min")
+        return self.is_zero("grad_norm")
+
+    @cached_property
+    def is_silent_at_first(self) -> bool:
+        """True if the very first step had no signal."""
+        name = "zero_signal" if self.has("zero_signal") else "grad_norm"
+        values = self.values(name)
+        return len(values) > 0 and bool(values[0] >= 0.95 if name == "zero_signal" else values[0] == 0)
+
+    @cached_property
+    def is_silent_from_start(self) -> bool:
+        """True if the first steps had no signal."""
+        if self.has("zero_signal"):
+            return self.first("zero_signal") >= 0.95
+        return self.has("grad_norm") and self.first("grad_norm") == 0.0
+
+    @cached_property
+    def updates_per_batch(self) -> float | None:
+        """Updates on the same rollouts: as configured, or rows with a loss for each row with a reward (TRL logs rewards
+        where it samples)."""
+        epochs = self.number("epochs")
+        n_losses, n_rewards = len(self.values("loss")), len(self.values("reward"))
+        if self.source == "trl" and 0 < 2 * n_rewards <= n_losses:
+            ratio = float(round(n_losses / n_rewards))
+            return ratio if epochs is None or ratio > epochs else epochs
+        return epochs
+
+    @property
+    def first_entropy(self) -> float:
+        """Entropy of the first steps; 1 where none was logged."""
+        return self.first("entropy") if self.has("entropy") else 1.0
+
+    @property
+    def group_size(self) -> float | None:
+        """Rollouts a prompt: from the configuration, the metrics or the rollouts."""
+        size = self.number("group_size")
+        if size is not None:
+            return size
+        if self.has("rollouts", "groups"):
+            return float(np.median(self.values("rollouts") / np.maximum(self.values("groups"), 1)))
+        return None if self.facts is None else self.facts.group_size
+
+    @cached_property
+    def facts(self) -> Facts | None:
+        """Statistics of the training rollouts; None where there are none."""
+        rollouts = self.training_rollouts
+        return None if rollouts is None or not len(rollouts) else Facts(rollouts, self.rollouts)

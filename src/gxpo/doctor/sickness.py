@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gxpo.doctor.case import Case
 from gxpo.doctor.finding import Finding, Grade, Severity
+from gxpo.doctor.runlog import RunLog
 
 STAGES = (
     "what was sampled",
@@ -34,7 +34,7 @@ class Sickness:
     statistic: str
     needs: tuple[str, ...]
     follows: tuple[str, ...]
-    check: Callable[[Case], Finding | None]
+    check: Callable[[RunLog], Finding | None]
 
 
 SICKNESSES: dict[str, Sickness] = {}
@@ -42,17 +42,17 @@ SICKNESSES: dict[str, Sickness] = {}
 
 def sickness(
     id: str, stage: int, title: str, statistic: str, needs: Sequence[str] = (), follows: Sequence[str] = ()
-) -> Callable[[Callable[[Case], Finding | None]], Callable[[Case], Finding | None]]:
+) -> Callable[[Callable[[RunLog], Finding | None]], Callable[[RunLog], Finding | None]]:
     """Registers a check; a log that has none of `needs` is reported as unchecked."""
 
-    def register(check: Callable[[Case], Finding | None]) -> Callable[[Case], Finding | None]:
+    def register(check: Callable[[RunLog], Finding | None]) -> Callable[[RunLog], Finding | None]:
         SICKNESSES[id] = Sickness(id, stage, title, statistic, tuple(needs), tuple(follows), check)
         return check
 
     return register
 
 
-def found(
+def finding(
     ids: str | Sequence[str],
     severity: Severity,
     grade: Grade,
@@ -60,6 +60,6 @@ def found(
     *evidence: str,
     examples: Sequence[dict[str, Any]] = (),
 ) -> Finding:
-    """A finding, its remedies and causes still to be filled in."""
+    """Make a finding, its remedies and causes still to be filled in."""
     names = (ids,) if isinstance(ids, str) else tuple(ids)
     return Finding(names, severity, grade, title, tuple(e for e in evidence if e), tuple(examples)[:3])

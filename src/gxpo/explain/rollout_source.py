@@ -18,9 +18,9 @@ from gxpo.base.media import FOLDER, PICTURES
 from gxpo.base.regular_files import check_regular
 from gxpo.base.usercode import NotRun, unexecuted
 from gxpo.doctor.rollout_files import rollouts
-from gxpo.doctor.runlog import Rollouts
+from gxpo.doctor.rollouts import Rollouts
 from gxpo.explain.words import Words, pseudo_tokens, reader_of
-from gxpo.forest.forest import Forest
+from gxpo.forest import Forest
 from gxpo.forest.record_format.schema import SCHEMA
 from gxpo.methods.method import Method
 from gxpo.parts.definition import show, stage_of

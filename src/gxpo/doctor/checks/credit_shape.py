@@ -1,13 +1,13 @@
-"""Whether advantages are what the method says: relative to their group, and of the sign of the reward."""
+"""Checks of the advantages against the method: relative to their group, and of the sign of the reward."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from gxpo.doctor.case import Case
 from gxpo.doctor.checks.credit import SAMPLER
 from gxpo.doctor.finding import Finding
-from gxpo.doctor.sickness import found, sickness
+from gxpo.doctor.runlog import RunLog
+from gxpo.doctor.sickness import finding, sickness
 
 # our compositions whose advantages are the score less its group's mean; others have baselines of their own
 GROUP_MEAN = ("grpo", "dr_grpo", "dapo", "gspo", "gmpo", "cispo", "rloo")
@@ -32,66 +32,66 @@ POSITIVE_ONLY = (
     needs=("advantage_min", "rollouts"),
     follows=(),
 )
-def wrong_groups(case: Case) -> Finding | None:
-    if str(case.setting("method") or "").startswith(POSITIVE_ONLY):
+def wrong_groups(log: RunLog) -> Finding | None:
+    if str(log.setting("method") or "").startswith(POSITIVE_ONLY):
         return None
-    if case.has("advantage_min", "advantage_mean", "reward"):
-        steps = set(case.log.steps("advantage_mean").tolist()) & set(case.log.steps("reward").tolist())
-        a = dict(zip(case.log.steps("advantage_mean").tolist(), case.values("advantage_mean").tolist(), strict=True))
-        s = dict(zip(case.log.steps("reward").tolist(), case.values("reward").tolist(), strict=True))
+    if log.has("advantage_min", "advantage_mean", "reward"):
+        steps = set(log.steps("advantage_mean").tolist()) & set(log.steps("reward").tolist())
+        a = dict(zip(log.steps("advantage_mean").tolist(), log.values("advantage_mean").tolist(), strict=True))
+        s = dict(zip(log.steps("reward").tolist(), log.values("reward").tolist(), strict=True))
         x, y = np.array([a[k] for k in sorted(steps)]), np.array([s[k] for k in sorted(steps)])
         close = len(x) >= 5 and float(np.abs(x - y).mean()) < 0.2 * float(np.abs(y).mean())
         if close and float(np.abs(x).mean()) > 0.02:  # relative to a group they would sum to about 0
-            return found(
+            return finding(
                 "wrong_groups",
                 "critical",
                 "proved",
                 "advantages are the raw rewards: every rollout is a group of its own",
-                case.quote("advantage_min"),
-                case.quote("advantage_mean"),
-                case.quote("reward"),
+                log.quote("advantage_min"),
+                log.quote("advantage_mean"),
+                log.quote("reward"),
             )
-    if case.facts is not None and case.facts.mixed > 0.5:
-        return found(
+    if log.facts is not None and log.facts.mixed > 0.5:
+        return finding(
             "wrong_groups",
             "critical",
             "proved",
             "rollouts of different prompts are compared with each other",
-            f"in {case.facts.mixed:.0%} of the blocks of {case.facts.group_size:g} rows that share a baseline, prompts "
+            f"in {log.facts.mixed:.0%} of the blocks of {log.facts.group_size:g} rows that share a baseline, prompts "
             "differ",
-            examples=case.facts.examples(case.facts.members[0]),
+            examples=log.facts.examples(log.facts.members[0]),
         )
-    seen = None if case.facts is None else case.facts.advantages
-    if seen is None or case.facts is None or case.facts.r.grouped_by == "prompt" or not _by_group_mean(case):
+    advantages = None if log.facts is None else log.facts.advantages
+    if advantages is None or log.facts is None or log.facts.r.grouped_by == "prompt" or not _by_group_mean(log):
         return None
     line = (
-        f"root mean square of the groups' mean advantage / that of all advantages = {seen.off_centre:.2f}; correlation "
-        f"with the score within groups {seen.correlation:.2f} ({seen.groups} groups)"
+        f"root mean square of the groups' mean advantage / that of all advantages = {advantages.off_centre:.2f}; "
+        f"correlation with the score within groups {advantages.correlation:.2f} ({advantages.groups} groups)"
     )
-    if seen.raw:
-        return found(
+    if advantages.raw:
+        return finding(
             "wrong_groups",
             "critical",
             "proved",
             "advantages are the raw rewards: no group's mean was subtracted",
             line,
-            examples=case.facts.examples(case.facts.members[0]),
+            examples=log.facts.examples(log.facts.members[0]),
         )
-    if seen.off_centre > 0.25 and seen.correlation > 0.2:
-        return found(
+    if advantages.off_centre > 0.25 and advantages.correlation > 0.2:
+        return finding(
             "wrong_groups",
             "critical",
             "likely",
             "advantages do not sum to 0 within a group: groups are of the wrong rollouts",
             line,
-            examples=case.facts.examples(case.facts.members[0]),
+            examples=log.facts.examples(log.facts.members[0]),
         )
     return None
 
 
-def _by_group_mean(case: Case) -> bool:
-    """Whether advantages are relative to the group's mean, so far as is known."""
-    return case.log.source != "gxpo" or str(case.setting("method") or "").split("+")[0].split("@")[0] in GROUP_MEAN
+def _by_group_mean(log: RunLog) -> bool:
+    """True if advantages are relative to the group's mean, so far as is known."""
+    return log.source != "gxpo" or str(log.setting("method") or "").split("+")[0].split("@")[0] in GROUP_MEAN
 
 
 @sickness(
@@ -111,13 +111,13 @@ def _by_group_mean(case: Case) -> bool:
         *SAMPLER,
     ),
 )
-def advantage_sign(case: Case) -> Finding | None:
-    seen = None if case.facts is None else case.facts.advantages
-    if seen is not None and case.facts is not None and seen.groups >= 5:
-        line = f"correlation of advantage and score within {seen.groups} groups: {seen.correlation:.2f}"
-        some = case.facts.examples(case.facts.members[0])
-        if seen.correlation < -0.5:
-            return found(
+def advantage_sign(log: RunLog) -> Finding | None:
+    advantages = None if log.facts is None else log.facts.advantages
+    if advantages is not None and log.facts is not None and advantages.groups >= 5:
+        line = f"correlation of advantage and score within {advantages.groups} groups: {advantages.correlation:.2f}"
+        some = log.facts.examples(log.facts.members[0])
+        if advantages.correlation < -0.5:
+            return finding(
                 "advantage_sign",
                 "critical",
                 "proved",
@@ -125,8 +125,8 @@ def advantage_sign(case: Case) -> Finding | None:
                 line,
                 examples=some,
             )
-        if abs(seen.correlation) < 0.2 and _by_group_mean(case):
-            return found(
+        if abs(advantages.correlation) < 0.2 and _by_group_mean(log):
+            return finding(
                 "advantage_sign",
                 "critical",
                 "proved",
@@ -134,33 +134,33 @@ def advantage_sign(case: Case) -> Finding | None:
                 line,
                 examples=some,
             )
-    score = case.trend("reward")
+    score = log.trend("reward")
     if score is None or not score.falls or score.n < 10:
         return None
-    worse = score.first - score.last > 4 * score.ends_error or (case.held_out_gain < 0 and score.falls)
+    worse = score.first - score.last > 4 * score.ends_error or (log.evaluation_gain < 0 and score.falls)
     from_start = worse and score.best - score.first < 2 * score.ends_error
-    grad = case.values("grad_norm")
+    grad = log.values("grad_norm")
     positive = grad[grad > 0]
     calm = len(positive) >= 4 and float(positive.max()) < 10 * float(np.median(positive[:8]))
-    shape = all(0.6 < ratio < 1.6 for n in ("length",) if (ratio := _change(case, n)) is not None)
-    if not (from_start and calm and shape and not case.last("truncated") > 0.5):
+    shape = all(0.6 < ratio < 1.6 for n in ("length",) if (ratio := _change(log, n)) is not None)
+    if not (from_start and calm and shape and not log.last("truncated") > 0.5):
         return None
     ids = ["advantage_sign", "lr_too_high"]
-    told = case.facts.same_text if case.facts is not None else None
-    if told is None or told[0] < 10:
+    same_text = log.facts.same_text if log.facts is not None else None
+    if same_text is None or same_text[0] < 10:
         ids.insert(1, "reward_noise")
-    return found(
+    return finding(
         ids,
         "critical",
         "likely",
         "reward falls steadily from the first step on, with a calm gradient: it points the wrong way",
-        case.quote("reward"),
-        case.quote("grad_norm"),
-        *(case.quote(n) for n in ("entropy", "length") if case.has(n)),
+        log.quote("reward"),
+        log.quote("grad_norm"),
+        *(log.quote(n) for n in ("entropy", "length") if log.has(n)),
         "to tell them apart, overfit one batch at a tenth of the learning rate: with the right sign its reward rises",
     )
 
 
-def _change(case: Case, name: str) -> float | None:
+def _change(log: RunLog, name: str) -> float | None:
     """Last level of a series / its first; None where it is not known."""
-    return case.last(name) / case.first(name) if case.has(name) and case.first(name) > 0 else None
+    return log.last(name) / log.first(name) if log.has(name) and log.first(name) > 0 else None

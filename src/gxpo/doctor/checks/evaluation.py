@@ -1,13 +1,13 @@
-"""Evaluation and data: repeated prompts, leaks, small evaluations; resumes, tool calls, slow sampling."""
+"""Checks of evaluation and data: repeated prompts, leaks, small evaluations; resumes, tool calls, slow sampling."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from gxpo.doctor.case import Case
 from gxpo.doctor.finding import Finding
-from gxpo.doctor.runlog import Floats
-from gxpo.doctor.sickness import found, sickness
+from gxpo.doctor.runlog import RunLog
+from gxpo.doctor.series import Floats
+from gxpo.doctor.sickness import finding, sickness
 
 BLIND = 1e-3  # nats a token
 
@@ -20,9 +20,9 @@ BLIND = 1e-3  # nats a token
     needs=("epoch", "rollouts"),
     follows=(),
 )
-def duplicate_prompts(case: Case) -> Finding | None:
-    epochs = case.values("epoch")
-    few, groups = (None, None) if case.facts is None else case.facts.prompts
+def duplicate_prompts(log: RunLog) -> Finding | None:
+    epochs = log.values("epoch")
+    few, groups = (None, None) if log.facts is None else log.facts.prompts
     passes = float(epochs[-1]) if len(epochs) else float("nan")
     tiny = few is not None and groups is not None and few <= 16 and groups >= 5 * few
     if not tiny and not passes > 20:
@@ -30,11 +30,13 @@ def duplicate_prompts(case: Case) -> Finding | None:
     evidence = (
         [f"{few} different prompts in {groups} groups of rollouts"] if few is not None and groups is not None else []
     )
-    evidence += [case.quote("epoch")] if len(epochs) else []
-    evidence += [case.quote(case.held_out)] if case.held_out else []
-    if case.held_out is not None and case.held_out_gain > 0:
-        return found("duplicate_prompts", "note", "proved", "the same few prompts are used again and again", *evidence)
-    return found(
+    evidence += [log.quote("epoch")] if len(epochs) else []
+    evidence += [log.quote(log.evaluation)] if log.evaluation else []
+    if log.evaluation is not None and log.evaluation_gain > 0:
+        return finding(
+            "duplicate_prompts", "note", "proved", "the same few prompts are used again and again", *evidence
+        )
+    return finding(
         "duplicate_prompts",
         "warning",
         "proved" if tiny else "likely",
@@ -51,14 +53,14 @@ def duplicate_prompts(case: Case) -> Finding | None:
     needs=("eval/picture_kl",),
     follows=(),
 )
-def blind_policy(case: Case) -> Finding | None:
-    kl = case.values("eval/picture_kl")
+def blind_policy(log: RunLog) -> Finding | None:
+    kl = log.values("eval/picture_kl")
     if not len(kl) or kl[-1] >= BLIND:
         return None
-    evidence = [case.quote("eval/picture_kl", ".2g")]
-    evidence += [case.quote(case.held_out)] if case.held_out else []
-    said = "hiding the pictures changes nothing: the policy answers from the text"
-    return found("blind_policy", "note", "proved", said, *evidence)
+    evidence = [log.quote("eval/picture_kl", ".2g")]
+    evidence += [log.quote(log.evaluation)] if log.evaluation else []
+    title = "hiding the pictures changes nothing: the policy answers from the text"
+    return finding("blind_policy", "note", "proved", title, *evidence)
 
 
 @sickness(
@@ -69,14 +71,14 @@ def blind_policy(case: Case) -> Finding | None:
     needs=("rollouts",),
     follows=(),
 )
-def eval_leak(case: Case) -> Finding | None:
-    facts = case.facts
+def eval_leak(log: RunLog) -> Finding | None:
+    facts = log.facts
     if facts is None or facts.overlap is None or facts.whole is None:
         return None
     share, count, of, rows = facts.overlap
     if share < 0.2 or count < 2:
         return None
-    return found(
+    return finding(
         "eval_leak",
         "warning",
         "proved",
@@ -94,24 +96,24 @@ def eval_leak(case: Case) -> Finding | None:
     needs=("eval/accuracy", "eval/reward"),
     follows=(),
 )
-def eval_too_small(case: Case) -> Finding | None:
-    tasks, train = case.held_out_tasks, case.trend("success" if case.has("success") else "reward")
-    if case.held_out is None or train is None or tasks is None:
+def eval_too_small(log: RunLog) -> Finding | None:
+    tasks, train = log.evaluation_tasks, log.trend("success" if log.has("success") else "reward")
+    if log.evaluation is None or train is None or tasks is None:
         return None
-    error = case.held_out_error
-    values = case.values(case.held_out)
+    error = log.evaluation_error
+    values = log.values(log.evaluation)
     if not (values.min() >= 0 and values.max() <= 1):
         return None
-    wanted = int(np.ceil(2 * 0.25 * (1.96 / 0.1) ** 2))
-    if tasks > 40 or 1.96 * error < 0.15 or case.held_out_gain != 0:
+    n_tasks_needed = int(np.ceil(2 * 0.25 * (1.96 / 0.1) ** 2))
+    if tasks > 40 or 1.96 * error < 0.15 or log.evaluation_gain != 0:
         return None
-    return found(
+    return finding(
         "eval_too_small",
         "warning" if tasks <= 8 else "note",
         "proved",
         f"an evaluation of {tasks} tasks can't show a change below {1.96 * error:.2f}",
-        case.quote(case.held_out),
-        f"{wanted} tasks would show a change of 0.1",
+        log.quote(log.evaluation),
+        f"{n_tasks_needed} tasks would show a change of 0.1",
     )
 
 
@@ -123,9 +125,9 @@ def eval_too_small(case: Case) -> Finding | None:
     needs=("lr", "loss", "reward"),
     follows=(),
 )
-def resume_discontinuity(case: Case) -> Finding | None:
+def resume_discontinuity(log: RunLog) -> Finding | None:
     lines = []
-    main = next((case.log.series[n] for n in ("reward", "loss", "grad_norm") if n in case.log.series), None)
+    main = next((log.series[n] for n in ("reward", "loss", "grad_norm") if n in log.series), None)
     if main is not None and len(main) > 5:
         jumps = np.diff(main.steps)
         back = np.flatnonzero(jumps <= 0)
@@ -137,23 +139,23 @@ def resume_discontinuity(case: Case) -> Finding | None:
         if len(ahead) == 1 and jumps[ahead[0]] >= 5 * usual:
             i = int(ahead[0])
             lines.append(f"step {main.steps[i]:.0f} is followed by step {main.steps[i + 1]:.0f}")
-    passes = case.log.series.get("epoch")
+    passes = log.series.get("epoch")
     if passes is not None and len(passes) > 5:
         back = np.flatnonzero(np.diff(passes.values) < -0.05 * np.nanmax(passes.values))
         if len(back):
             i = int(back[0])
             lines.append(f"{passes.key} goes from {passes.values[i]:.3g} back to {passes.values[i + 1]:.3g}")
-    held = case.log.series.get("lr")
-    schedule = str(case.setting("schedule") or "")
-    if held is not None and len(held) > 10 and "restart" not in schedule and "cycl" not in schedule:
-        rates, steps = held.finite.values, held.finite.steps
+    rate = log.series.get("lr")
+    schedule = str(log.setting("schedule") or "")
+    if rate is not None and len(rate) > 10 and "restart" not in schedule and "cycl" not in schedule:
+        rates, steps = rate.finite.values, rate.finite.steps
         at = _second_rise(rates)
         if at is not None:
-            lines.append(f"{held.key} is {rates[at]:.3g} at step {steps[at]:.0f} and rises again after it")
+            lines.append(f"{rate.key} is {rates[at]:.3g} at step {steps[at]:.0f} and rises again after it")
     if not lines:
         return None
-    entropy = case.quote("entropy") if case.has("entropy") else ""
-    return found(
+    entropy = log.quote("entropy") if log.has("entropy") else ""
+    return finding(
         "resume_discontinuity",
         "warning",
         "proved",
@@ -185,18 +187,18 @@ def _second_rise(rates: Floats) -> int | None:
     needs=("tool_failures", "malformed", "illegal"),
     follows=("truncation", "wrong_template"),
 )
-def tool_failures(case: Case) -> Finding | None:
+def tool_failures(log: RunLog) -> Finding | None:
     for name in ("tool_failures", "malformed", "illegal"):
-        if case.has(name) and case.first(name) > 0.5 and case.last(name) > 0.5 and not case.falls(name):
-            if name == "tool_failures" and case.has("tool_calls") and case.mean("tool_calls") < 0.05:
+        if log.has(name) and log.first(name) > 0.5 and log.last(name) > 0.5 and not log.falls(name):
+            if name == "tool_failures" and log.has("tool_calls") and log.mean("tool_calls") < 0.05:
                 continue
-            return found(
+            return finding(
                 "tool_failures",
-                "warning" if case.gains else "critical",
+                "warning" if log.gains else "critical",
                 "likely",
                 "most tool calls fail, and it does not get better",
-                case.quote(name),
-                case.quote("reward"),
+                log.quote(name),
+                log.quote("reward"),
             )
     return None
 
@@ -209,19 +211,19 @@ def tool_failures(case: Case) -> Finding | None:
     needs=("seconds_sampling",),
     follows=("truncation", "no_eos", "length_hack"),
 )
-def slow_tail(case: Case) -> Finding | None:
-    if not case.has("seconds_sampling", "seconds", "length", "length_max"):
+def slow_tail(log: RunLog) -> Finding | None:
+    if not log.has("seconds_sampling", "seconds", "length", "length_max"):
         return None
-    share = case.mean("seconds_sampling") / max(case.mean("seconds"), 1e-9)
-    tail = case.mean("length_max") / max(case.mean("length"), 1e-9)
+    share = log.mean("seconds_sampling") / max(log.mean("seconds"), 1e-9)
+    tail = log.mean("length_max") / max(log.mean("length"), 1e-9)
     if share < 0.5 or tail < 8:
         return None
-    return found(
+    return finding(
         "slow_tail",
         "note",
         "likely",
         f"sampling takes {share:.0%} of a step and waits for answers {tail:.0f} times the mean",
-        case.quote("length_max"),
-        case.quote("length"),
-        case.quote("seconds_sampling"),
+        log.quote("length_max"),
+        log.quote("length"),
+        log.quote("seconds_sampling"),
     )

@@ -1,13 +1,13 @@
-"""Off-policy: the sampler's log-probs against the learner's, and how far one batch is reused."""
+"""Checks of sampler and learner: log-probs of one against those of the other, and how far one batch is reused."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from gxpo.doctor.case import Case
 from gxpo.doctor.finding import Finding
-from gxpo.doctor.sickness import found, sickness
-from gxpo.doctor.trend import trend
+from gxpo.doctor.runlog import RunLog
+from gxpo.doctor.series import trend
+from gxpo.doctor.sickness import finding, sickness
 
 GAPS = ("gap_mean", "gap_probability", "gap_kl", "gap_max", "gap_pearson", "gap_ratio")
 USUAL = {
@@ -19,15 +19,15 @@ FAR = 0.1  # nats a token that a step moves the policy from where it sampled; 1e
 SHIFTED = {"gap_mean": 0.5, "gap_probability": 0.2, "gap_kl": 0.5}
 
 
-def _gap(case: Case) -> str | None:
+def _gap(log: RunLog) -> str | None:
     """The series that tells the mean gap best."""
-    return next((n for n in ("gap_mean", "gap_probability", "gap_kl") if case.has(n)), None)
+    return next((n for n in ("gap_mean", "gap_probability", "gap_kl") if log.has(n)), None)
 
 
-def grows(case: Case, name: str) -> bool:
-    """Whether the gap begins at about 0 and becomes several times its start, at the end or between deliveries of the
+def grows(log: RunLog, name: str) -> bool:
+    """True if the gap begins at about 0 and becomes several times its start, at the end or between deliveries of the
     weights, after each of which it begins anew."""
-    values, usual = case.values(name), USUAL.get(name, 0.1)
+    values, usual = log.values(name), USUAL.get(name, 0.1)
     found_trend = trend(values)
     if found_trend is None:
         return False
@@ -44,35 +44,36 @@ def grows(case: Case, name: str) -> bool:
     needs=GAPS,
     follows=("wrong_template",),
 )
-def logprob_shift(case: Case) -> Finding | None:
-    name = _gap(case)
-    at_once = name is not None and float(case.values(name)[0]) > SHIFTED[name]
-    apart = case.has("gap_pearson") and float(case.values("gap_pearson")[0]) < 0.5
-    only = case.values("gap_max") if name is None else np.empty(0)  # a largest gap alone tells no shift from others
-    if len(only) and float(only[0]) > 2 and float(np.median(only)) > 2:
-        return found(
+def logprob_shift(log: RunLog) -> Finding | None:
+    name = _gap(log)
+    at_once = name is not None and float(log.values(name)[0]) > SHIFTED[name]
+    apart = log.has("gap_pearson") and float(log.values("gap_pearson")[0]) < 0.5
+    # a largest gap alone tells no shift from others
+    largest_gap = log.values("gap_max") if name is None else np.empty(0)
+    if len(largest_gap) and float(largest_gap[0]) > 2 and float(np.median(largest_gap)) > 2:
+        return finding(
             ["logprob_shift", "sampler_mismatch"],
             "critical",
             "likely",
             "from step 1 on the learner's log-prob of some sampled token is nats away from the sampler's",
-            case.quote("gap_max"),
+            log.quote("gap_max"),
             "the mean gap would tell them apart: half a nat and more is a shift of tokens, less is numerics",
         )
     # sampled tokens are unlikely under shifted log-probs: far more than the policy is unsure of
-    unlikely = name == "gap_mean" and case.has("entropy") and case.first("gap_mean") > 1.2 * case.entropy_first
-    wide = case.has("gap_max") and float(np.median(case.values("gap_max"))) > 6
-    if unlikely and wide and case.first("gap_mean") > USUAL["gap_mean"]:
-        return found(
+    unlikely = name == "gap_mean" and log.has("entropy") and log.first("gap_mean") > 1.2 * log.first_entropy
+    wide = log.has("gap_max") and float(np.median(log.values("gap_max"))) > 6
+    if unlikely and wide and log.first("gap_mean") > USUAL["gap_mean"]:
+        return finding(
             "logprob_shift",
             "critical",
             "likely",
             "from step 1 on sampled tokens are less likely to the learner than the policy's entropy allows",
-            *(case.quote(n) for n in (*GAPS, "entropy") if case.has(n)),
+            *(log.quote(n) for n in (*GAPS, "entropy") if log.has(n)),
         )
     if not (at_once or apart):
         return None
-    evidence = [case.quote(n) for n in GAPS if case.has(n)]
-    return found(
+    evidence = [log.quote(n) for n in GAPS if log.has(n)]
+    return finding(
         "logprob_shift",
         "critical",
         "proved" if apart and at_once else "likely",
@@ -89,35 +90,35 @@ def logprob_shift(case: Case) -> Finding | None:
     needs=(*GAPS, "staleness_mean"),
     follows=(),
 )
-def stale_sampler(case: Case) -> Finding | None:
-    if logprob_shift(case) is not None:
+def stale_sampler(log: RunLog) -> Finding | None:
+    if logprob_shift(log) is not None:
         return None
-    staleness = case.trend("staleness_mean")
+    staleness = log.trend("staleness_mean")
     if staleness is not None and staleness.last > 8 and staleness.last > 3 * max(staleness.first, 1):
-        return found(
+        return finding(
             "stale_sampler",
             "critical",
             "proved",
             "rollouts are sampled with ever older weights",
-            case.quote("staleness_mean"),
+            log.quote("staleness_mean"),
         )
-    name = _gap(case) or ("gap_max" if case.has("gap_max") else None)
-    if name is None or not grows(case, name):
+    name = _gap(log) or ("gap_max" if log.has("gap_max") else None)
+    if name is None or not grows(log, name):
         return None
-    if name == "gap_max" and case.last(name) < 1.0:
+    if name == "gap_max" and log.last(name) < 1.0:
         return None
-    values = case.values(name)
+    values = log.values(name)
     third = len(values) // 3
     saturates = abs(values[-third:].mean() - values[third:-third].mean()) < 0.15 * values[-third:].mean()
     if third and saturates and float(np.quantile(values, 0.7)) < 1.5 * USUAL.get(name, 0.1):
         return None  # a bounded lag
-    return found(
+    return finding(
         "stale_sampler",
         "critical",
         "likely",
         "the sampler falls behind the learner: it does not receive its weights",
-        *(case.quote(n) for n in GAPS if case.has(n)),
-        case.quote("reward"),
+        *(log.quote(n) for n in GAPS if log.has(n)),
+        log.quote("reward"),
         "an adapter that never reaches the sampler looks the same; where deliveries work, the gap drops after each one",
     )
 
@@ -130,36 +131,34 @@ def stale_sampler(case: Case) -> Finding | None:
     needs=GAPS,
     follows=(),
 )
-def sampler_mismatch(case: Case) -> Finding | None:
-    if logprob_shift(case) is not None or stale_sampler(case) is not None:
+def sampler_mismatch(log: RunLog) -> Finding | None:
+    if logprob_shift(log) is not None or stale_sampler(log) is not None:
         return None
-    name = _gap(case)
+    name = _gap(log)
     large = (
-        name is not None and float(np.median(case.values(name))) > USUAL[name] and case.first(name) > 0.6 * USUAL[name]
+        name is not None and float(np.median(log.values(name))) > USUAL[name] and log.first(name) > 0.6 * USUAL[name]
     )
     # a nucleus or another temperature shows beside the policy's own entropy, however small both are
-    relative = (
-        name == "gap_mean" and case.has("entropy") and case.first("gap_mean") > max(5e-3, 0.4 * case.entropy_first)
-    )
-    apart = case.has("gap_pearson") and float(np.median(case.values("gap_pearson"))) < 0.98
-    ratio = case.has("gap_ratio") and float(np.median(case.values("gap_ratio"))) < 0.7
-    worst = name is None and case.has("gap_max") and float(np.median(case.values("gap_max"))) > 1.0
+    relative = name == "gap_mean" and log.has("entropy") and log.first("gap_mean") > max(5e-3, 0.4 * log.first_entropy)
+    apart = log.has("gap_pearson") and float(np.median(log.values("gap_pearson"))) < 0.98
+    ratio = log.has("gap_ratio") and float(np.median(log.values("gap_ratio"))) < 0.7
+    worst = name is None and log.has("gap_max") and float(np.median(log.values("gap_max"))) > 1.0
     if not (
         large
         or (apart and name is None)
-        or (apart and name is not None and case.first(name) > 0.3 * USUAL[name])
+        or (apart and name is not None and log.first(name) > 0.3 * USUAL[name])
         or worst
         or relative
         or ratio
     ):
         return None
-    return found(
+    return finding(
         "sampler_mismatch",
-        "warning" if case.gains else "critical",
+        "warning" if log.gains else "critical",
         "likely",
         "sampler and learner give the same tokens other probabilities from the first step on",
-        *(case.quote(n) for n in GAPS if case.has(n)),
-        *(f"sampling {n} = {case.setting(n)}" for n in ("temperature", "top_p", "top_k") if case.setting(n)),
+        *(log.quote(n) for n in GAPS if log.has(n)),
+        *(f"sampling {n} = {log.setting(n)}" for n in ("temperature", "top_p", "top_k") if log.setting(n)),
     )
 
 
@@ -172,35 +171,36 @@ def sampler_mismatch(case: Case) -> Finding | None:
     needs=("clip_fraction", "ratio_max"),
     follows=("stale_sampler", "sampler_mismatch", "logprob_shift"),
 )
-def too_off_policy(case: Case) -> Finding | None:
-    shares = case.values("clip_fraction")  # after a collapse nothing is clipped any more
+def too_off_policy(log: RunLog) -> Finding | None:
+    shares = log.values("clip_fraction")  # after a collapse nothing is clipped any more
     early = shares[: max(6, len(shares) // 3)]
     clipped = max(float(np.quantile(x, 0.8)) for x in (shares, early)) if len(shares) else 0.0
-    ratio = float(np.median(case.values("ratio_max"))) if case.has("ratio_max") else 0.0
-    reuse = case.reuse
-    score = case.trend("reward")
-    few = case.values("reward")
-    lost = len(few) >= 3 and float(few[0] - few[-1]) > max(0.3 * abs(float(few[0])), 0.05) and case.falls_or_few
+    ratio = float(np.median(log.values("ratio_max"))) if log.has("ratio_max") else 0.0
+    reuse = log.updates_per_batch
+    score = log.trend("reward")
+    few = log.values("reward")
+    lost = len(few) >= 3 and float(few[0] - few[-1]) > max(0.3 * abs(float(few[0])), 0.05)
+    lost = lost and (len(few) < 6 or log.falls("reward"))
     torn = score is not None and score.noise > 0.1 and score.noise > 0.15 * max(abs(score.best), 1e-9)  # a saw-tooth
     much = reuse is not None and reuse >= 8 and (lost or torn) and clipped > 0.05
-    drift = float(np.median(case.values("approx_kl"))) if case.has("approx_kl") else 0.0
+    drift = float(np.median(log.values("approx_kl"))) if log.has("approx_kl") else 0.0
     far = drift > FAR and (reuse or 0) >= 4
     if clipped < 0.25 and ratio < 100 and not much and not far:
         return None
     if reuse is not None and reuse < 2 and clipped < 0.4:
         return None
-    evidence = [case.quote(n) for n in ("clip_fraction", "ratio_max", "approx_kl") if case.has(n)]
+    evidence = [log.quote(n) for n in ("clip_fraction", "ratio_max", "approx_kl") if log.has(n)]
     evidence += [f"updates on the same rollouts: {reuse:g}"] if reuse else []
-    worse = much or (score is not None and (case.falls("reward") or score.best - score.last > 4 * score.ends_error))
-    if case.gains and not worse:
-        return found(
+    worse = much or (score is not None and (log.falls("reward") or score.best - score.last > 4 * score.ends_error))
+    if log.gains and not worse:
+        return finding(
             "too_off_policy", "note", "possible", "many tokens are clipped, but the run still gains", *evidence
         )
-    return found(
+    return finding(
         "too_off_policy",
         "critical" if worse else "warning",
         "likely" if (reuse or 0) >= 4 or worse else "possible",
         "too many updates on the same rollouts: the policy runs away from what it sampled",
         *evidence,
-        case.quote("reward"),
+        log.quote("reward"),
     )

@@ -1,4 +1,4 @@
-"""Where it went: entropy and length collapse, reward hacking, memorising, drift from the reference."""
+"""Checks of the outcome: entropy and length collapse, hacked rewards and judges, memorising, drift."""
 
 from __future__ import annotations
 
@@ -6,12 +6,47 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gxpo.doctor.case import CORRECT, STYLE, Case
 from gxpo.doctor.finding import Finding
-from gxpo.doctor.sickness import found, sickness
-from gxpo.doctor.trend import trend
+from gxpo.doctor.rollout_answers import CORRECT, STYLE
+from gxpo.doctor.runlog import RunLog
+from gxpo.doctor.series import trend
+from gxpo.doctor.sickness import finding, sickness
 
 LEAST = 12  # steps below which a direction is not judged
+PAID, EXPLOITED = "component/judge", "component/exploitation"
+
+
+@sickness(
+    "judge_hacked",
+    5,
+    "the policy exploits its judge: its score rises, held-out judges' or verdicts fall",
+    "score of the training judge rises while the held-out panel's, the verdicts or held-out accuracy fall; or they do "
+    "not rise and the share of credited answers that the panel rejects does",
+    needs=(PAID,),
+)
+def judge_hacked(log: RunLog) -> Finding | None:
+    if log.n_steps < LEAST or not log.rises(PAID):
+        return None
+    others = [n for n in ("component/held_out", "success") if log.has(n) and not log.is_constant(n)]
+    fall = [n for n in others if log.falls(n)]
+    better = [n for n in others if log.rises(n)]
+    if not fall and log.evaluation == "eval/accuracy" and log.evaluation_gain < 0:
+        fall = ["eval/accuracy"]
+    exploited = log.rises(EXPLOITED)
+    if not fall and not (exploited and others and not better):
+        return None
+    if "success" in better and "component/held_out" not in fall:
+        return None  # by the labels it gets better
+    evidence = [log.quote(PAID), *(log.quote(n) for n in others), log.quote(EXPLOITED)]
+    if log.evaluation is not None:
+        evidence.append(log.quote(log.evaluation))
+    return finding(
+        "judge_hacked",
+        "critical" if fall else "warning",
+        "likely" if fall else "possible",
+        "the judge that is paid for likes the answers more and more, and those who are not asked by the reward do not",
+        *evidence,
+    )
 
 
 @sickness(
@@ -32,57 +67,57 @@ LEAST = 12  # steps below which a direction is not judged
         "too_off_policy",
     ),
 )
-def entropy_collapse(case: Case) -> Finding | None:
-    entropy, reward = case.values("entropy"), case.values("reward")
-    if len(entropy) < 8 or len(reward) < 2 or case.finished:
+def entropy_collapse(log: RunLog) -> Finding | None:
+    entropy, reward = log.values("entropy"), log.values("reward")
+    if len(entropy) < 8 or len(reward) < 2 or log.is_solved:
         return None
-    begin, end = float(entropy[:2].mean()), case.last("entropy")
-    if case.gains and case.last("reward") > 0.8 * case.top:
+    begin, end = float(entropy[:2].mean()), log.last("entropy")
+    if log.gains and log.last("reward") > 0.8 * log.top_reward:
         return None  # it has learnt most of what there is
-    silent = case.last("zero_signal") if case.has("zero_signal") else float("nan")
+    silent = log.last("zero_signal") if log.has("zero_signal") else float("nan")
     gone = begin > 0.02 and end < (0.2 if silent > 0.7 else 0.1) * begin
     # few rewards among many entropies: the last ones against the first
-    if len(reward) < LEAST and begin > 0.02 and (gone or end < 0.35 * begin) and case.log.last_step >= 100:
+    if len(reward) < LEAST and begin > 0.02 and (gone or end < 0.35 * begin) and log.last_step >= 100:
         if float(reward[-2:].mean()) > float(reward[:2].mean()) + 0.5 * float(np.ptp(reward)):
             return None
-        return found(
+        return finding(
             "entropy_collapse",
             "warning",
             "possible",
             "entropy has fallen and the reward is where it was",
-            case.quote("entropy"),
-            case.quote("reward"),
+            log.quote("entropy"),
+            log.quote("reward"),
         )
-    if not gone and case.held_out_gain < 0 and case.falls("reward") and 0.02 < end < 0.5 * begin:
-        return found(
+    if not gone and log.evaluation_gain < 0 and log.falls("reward") and 0.02 < end < 0.5 * begin:
+        return finding(
             ["entropy_collapse", "lr_too_high"],
             "critical",
             "possible",
             "the policy becomes surer and worse",
-            case.quote("entropy"),
-            case.quote("reward"),
-            case.quote(case.held_out or "reward"),
+            log.quote("entropy"),
+            log.quote("reward"),
+            log.quote(log.evaluation or "reward"),
             "does the loss have an entropy term, and the right sign?",
         )
-    if case.n < LEAST or not gone:
+    if log.n_steps < LEAST or not gone:
         return None
-    covered = case.covered
+    covered = log.solved_shares
     lost = covered is not None and covered[0] - covered[1] > 0.1
-    if covered is not None and not lost and not case.falls("reward"):
+    if covered is not None and not lost and not log.falls("reward"):
         return None  # as many tasks are solved at times as at the start
     half = trend(reward[len(reward) // 2 :])
     if half is None or half.rises:
         return None
-    if case.held_out_gain > 0 and not silent > 0.8:
+    if log.evaluation_gain > 0 and not silent > 0.8:
         return None
-    return found(
+    return finding(
         "entropy_collapse",
-        "warning" if case.gains else "critical",
+        "warning" if log.gains else "critical",
         "likely" if silent > 0.7 else "possible",
         "entropy has collapsed before the tasks are solved: a group's answers are all alike",
-        case.quote("entropy"),
-        case.quote("reward"),
-        case.quote("zero_signal") if case.has("zero_signal") else "",
+        log.quote("entropy"),
+        log.quote("reward"),
+        log.quote("zero_signal") if log.has("zero_signal") else "",
         f"groups with a right answer: about {covered[0]:.0%} in the first steps, {covered[1]:.0%} in the last"
         if covered is not None
         else "",
@@ -102,32 +137,31 @@ class Right:
         return self.change < -2.5 * self.error
 
     def lags(self, gain: float) -> bool:
-        """Whether it gains less than half of a gain, and that much would have shown."""
+        """True if it gains less than half of a gain, and that much would have shown."""
         return self.change < 2 * self.error and self.change + 2 * self.error < 0.5 * gain
 
 
-def _right(case: Case) -> Right | None:
+def _right(log: RunLog) -> Right | None:
     """Held-out accuracy, else verdicts or the component for correctness; None where none of them is known."""
-    name = case.held_out
+    name = log.evaluation
     if name == "eval/reward":  # the same reward as in training, which says what is right only where it is named so
-        known = case.log.components()
-        named = len(known) == 1 and CORRECT.search(known[0]) is not None and STYLE.search(known[0]) is None
-        name = name if named else None
+        only, *others = log.components() or [""]
+        name = None if others or not CORRECT.search(only) or STYLE.search(only) else name
     if name is not None:
-        return Right(name, *line(case, name))
-    if case.correctness is not None:
-        change = case.trend(case.correctness)
+        return Right(name, *line(log, name))
+    if log.correctness is not None:
+        change = log.trend(log.correctness)
         if change is not None:
-            return Right(case.correctness, change.change, max(change.error, 1e-9))
+            return Right(log.correctness, change.change, max(change.error, 1e-9))
     return None
 
 
-def line(case: Case, name: str) -> tuple[float, float]:
+def line(log: RunLog, name: str) -> tuple[float, float]:
     """(change of a least-squares line through the evaluations from the first to the last, its standard error)."""
-    values = case.values(name)
+    values = log.values(name)
     n = len(values)
     time = np.arange(n) - (n - 1) / 2
-    single = case.held_out_error / np.sqrt(2)
+    single = log.evaluation_error / np.sqrt(2)
     return float(time @ values / (time @ time)) * (n - 1), max(float(single * (n - 1) / np.sqrt(time @ time)), 1e-9)
 
 
@@ -140,28 +174,28 @@ def line(case: Case, name: str) -> tuple[float, float]:
     needs=("length",),
     follows=("judge_hacked",),
 )
-def length_hack(case: Case) -> Finding | None:
-    if case.n < LEAST or not case.has("length", "reward"):
+def length_hack(log: RunLog) -> Finding | None:
+    if log.n_steps < LEAST or not log.has("length", "reward"):
         return None
-    begin, end = case.first("length"), case.last("length")
-    if not (end > 1.4 * begin and case.rises("length") and case.rises("reward")):
+    begin, end = log.first("length"), log.last("length")
+    if not (end > 1.4 * begin and log.rises("length") and log.rises("reward")):
         return None
-    right = _right(case)
-    total = case.trend("reward")
-    room = 1.0 - case.first(right.name) if right is not None and case.top_of(right.name) <= 1 else float("inf")
+    right = _right(log)
+    total = log.trend("reward")
+    room = 1.0 - log.first(right.name) if right is not None and log.largest(right.name) <= 1 else float("inf")
     gain = 0.0 if total is None else min(max(total.change, total.ends), room)
     if right is not None and not (right.falls or (gain > 0.1 and right.lags(gain))):
         return None
-    pays = None if case.facts is None else case.facts.length_pays
+    pays = None if log.facts is None else log.facts.length_pays
     paid = pays is not None and pays > 0.5
     if right is None and not paid:
         return None
     if pays is not None and pays < 0.2:
         return None
-    evidence = [case.quote("length"), case.quote("reward")]
-    evidence += [case.quote(right.name)] if right else []
+    evidence = [log.quote("length"), log.quote("reward")]
+    evidence += [log.quote(right.name)] if right else []
     evidence += [f"within groups, completion length and reward correlate at {pays:.2f}"] if pays is not None else []
-    return found(
+    return finding(
         "length_hack",
         "critical" if right is not None and right.falls else "warning",
         "likely" if paid else "possible",
@@ -178,33 +212,33 @@ def length_hack(case: Case) -> Finding | None:
     needs=("length",),
     follows=("lr_too_high", "reward_sign", "advantage_sign"),
 )
-def length_collapse(case: Case) -> Finding | None:
-    if case.n < LEAST or not case.has("length", "reward"):
+def length_collapse(log: RunLog) -> Finding | None:
+    if log.n_steps < LEAST or not log.has("length", "reward"):
         return None
-    begin, end = case.first("length"), case.last("length")
-    if not (end < 0.6 * begin and case.falls("length")) or case.falls("reward"):
+    begin, end = log.first("length"), log.last("length")
+    if not (end < 0.6 * begin and log.falls("length")) or log.falls("reward"):
         return None
-    right = _right(case)
-    pays = None if case.facts is None else case.facts.length_pays
+    right = _right(log)
+    pays = None if log.facts is None else log.facts.length_pays
     if right is not None and right.falls:
-        return found(
+        return finding(
             "length_collapse",
             "critical",
             "likely",
             "answers shrink while fewer of them are right",
-            case.quote("length"),
-            case.quote("reward"),
-            case.quote(right.name),
+            log.quote("length"),
+            log.quote("reward"),
+            log.quote(right.name),
             f"within groups, completion length and reward correlate at {pays:.2f}" if pays is not None else "",
         )
     if right is None and pays is not None and pays < -0.6 and end < 0.35 * begin:
-        return found(
+        return finding(
             "length_collapse",
             "warning",
             "possible",
             "answers shrink, and short ones are paid",
-            case.quote("length"),
-            case.quote("reward"),
+            log.quote("length"),
+            log.quote("reward"),
             f"within groups, completion length and reward correlate at {pays:.2f}",
         )
     return None
@@ -218,30 +252,30 @@ def length_collapse(case: Case) -> Finding | None:
     needs=("component/NAME",),
     follows=("reward_sign", "judge_hacked"),
 )
-def component_dominates(case: Case) -> Finding | None:
-    names = case.log.components()
-    if case.n < LEAST or len(names) < 2 or not case.rises("reward") or case.correctness is None:
+def component_dominates(log: RunLog) -> Finding | None:
+    names = log.components()
+    if log.n_steps < LEAST or len(names) < 2 or not log.rises("reward") or log.correctness is None:
         return None
-    right = case.trend(case.correctness)
-    name = case.correctness.removeprefix("component/")
+    right = log.trend(log.correctness)
+    name = log.correctness.removeprefix("component/")
     if (
         right is None
         or right.rises
-        or (case.top_of(case.correctness) and right.last > 0.9 * case.top_of(case.correctness))
+        or (log.largest(log.correctness) and right.last > 0.9 * log.largest(log.correctness))
     ):
         return None
-    if case.constant(case.correctness):
+    if log.is_constant(log.correctness):
         return None
-    others = [n for n in names if n != name and case.rises(f"component/{n}")]
-    if not others or case.held_out_gain > 0:
+    others = [n for n in names if n != name and log.rises(f"component/{n}")]
+    if not others or log.evaluation_gain > 0:
         return None
-    share = {} if case.facts is None else case.facts.shares
-    other = max(others, key=lambda n: share.get(n, case.trend(f"component/{n}").change))  # type: ignore[union-attr]
+    share = {} if log.facts is None else log.facts.shares
+    other = max(others, key=lambda n: share.get(n, log.trend(f"component/{n}").change))  # type: ignore[union-attr]
     big = share.get(other, 0.0) > 0.6
     if not (right.falls or big):
         return None
-    lengthy = "len" in other.lower() or case.log.source == "unknown"
-    evidence = [case.quote(f"component/{other}"), case.quote(case.correctness), case.quote("reward")]
+    lengthy = "len" in other.lower() or log.source == "unknown"
+    evidence = [log.quote(f"component/{other}"), log.quote(log.correctness), log.quote("reward")]
     evidence += (
         [
             "share of the reward's variance within groups: "
@@ -251,12 +285,12 @@ def component_dominates(case: Case) -> Finding | None:
         else []
     )
     ids = ["component_dominates"]
-    if lengthy and case.has("length"):
-        if case.last("length") > 1.4 * case.first("length"):
+    if lengthy and log.has("length"):
+        if log.last("length") > 1.4 * log.first("length"):
             ids = ["length_hack", "component_dominates"]
-        elif case.last("length") < 0.6 * case.first("length"):
+        elif log.last("length") < 0.6 * log.first("length"):
             ids = ["length_collapse", "component_dominates"]
-    return found(
+    return finding(
         ids,
         "critical" if right.falls else "warning",
         "likely",
@@ -273,28 +307,28 @@ def component_dominates(case: Case) -> Finding | None:
     needs=("kl",),
     follows=("lr_too_high", "too_off_policy", "reward_noise", "stale_sampler", "length_hack"),
 )
-def kl_runaway(case: Case) -> Finding | None:
-    kl = case.values("kl")
+def kl_runaway(log: RunLog) -> Finding | None:
+    kl = log.values("kl")
     if len(kl) < 4:
         return None
     width = 3 if len(kl) >= 8 else 1
     begin, end = max(float(np.median(kl[:width])), 1e-4), float(np.median(kl[-max(width, len(kl) // 5) :]))
     if not (end > 10 * begin and end > (1.0 if len(kl) >= 8 else 10.0)):
         return None
-    score = case.trend("reward")
+    score = log.trend("reward")
     worse = score is not None and (score.falls or score.best - score.last > 4 * score.ends_error)
-    if case.gains and not worse and case.held_out_gain >= 0:
-        return found(
-            "kl_runaway", "note", "possible", "the policy is far from its reference, but still gains", case.quote("kl")
+    if log.gains and not worse and log.evaluation_gain >= 0:
+        return finding(
+            "kl_runaway", "note", "possible", "the policy is far from its reference, but still gains", log.quote("kl")
         )
-    return found(
+    return finding(
         "kl_runaway",
-        "critical" if worse or case.held_out_gain < 0 else "warning",
+        "critical" if worse or log.evaluation_gain < 0 else "warning",
         "likely",
         "the policy runs away from its reference",
-        case.quote("kl"),
-        case.quote("reward"),
-        case.quote(case.held_out) if case.held_out else "",
+        log.quote("kl"),
+        log.quote("reward"),
+        log.quote(log.evaluation) if log.evaluation else "",
     )
 
 
@@ -306,19 +340,19 @@ def kl_runaway(case: Case) -> Finding | None:
     needs=("eval/accuracy", "eval/reward"),
     follows=("duplicate_prompts",),
 )
-def memorising(case: Case) -> Finding | None:
-    name = case.held_out
-    if name is None or case.n < LEAST or len(case.values(name)) < 3:
+def memorising(log: RunLog) -> Finding | None:
+    name = log.evaluation
+    if name is None or log.n_steps < LEAST or len(log.values(name)) < 3:
         return None
-    source = "success" if case.has("success") else "reward"
+    source = "success" if log.has("success") else "reward"
     # training reward between the first evaluation and the last: what was gained before shows in neither
-    since = case.log.steps(source) >= case.log.steps(name)[0]
-    train = trend(case.values(source)[since])
+    since = log.steps(source) >= log.steps(name)[0]
+    train = trend(log.values(source)[since])
     if train is None or not train.rises:
         return None
-    values = case.values(name)
+    values = log.values(name)
     gain = max(train.ends, train.change)
-    change, error = line(case, name)
+    change, error = line(log, name)
     # the level differs (greedy against sampled), so the gains are compared; a gain of greedy accuracy is capped at 1
     room = 1.0 - float(values[0]) if values.max() <= 1 else gain
     expected = min(gain, room)
@@ -326,19 +360,19 @@ def memorising(case: Case) -> Finding | None:
         return None
     if expected - change < 3.5 * float(np.hypot(error, train.error)):
         return None
-    few = None if case.facts is None else case.facts.prompts[0]
+    few = None if log.facts is None else log.facts.prompts[0]
     evidence = [
-        case.quote(source),
-        case.quote(name),
+        log.quote(source),
+        log.quote(name),
         f"change of a line through the evaluations {change:+.2g}, standard error {error:.2g}",
     ]
     if few is not None:
         evidence.append(f"{few} different prompts in the rollouts that were read")
-    epochs = case.values("epoch")
+    epochs = log.values("epoch")
     many = (len(epochs) > 0 and epochs[-1] > 5) or (few is not None and few <= 64)
     if len(epochs):
-        evidence.append(case.quote("epoch"))
-    return found(
+        evidence.append(log.quote("epoch"))
+    return finding(
         "memorising",
         "critical" if change < -2 * error else "warning",
         "likely" if many or change < 0 else "possible",

@@ -1,26 +1,26 @@
-"""What was sampled: completions without an end, cut ones, prompts in the wrong form."""
+"""Checks of the samples: completions without an end, cut ones, prompts in the wrong form."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from gxpo.doctor.case import Case
 from gxpo.doctor.finding import Finding
-from gxpo.doctor.sickness import found, sickness
+from gxpo.doctor.runlog import RunLog
+from gxpo.doctor.sickness import finding, sickness
 
 ALL = 0.97  # share of completions at the limit that counts as all of them
 
 
-def all_cut(case: Case) -> bool:
-    """Whether nearly every completion of every step ran into the limit, from the first step on."""
-    if case.in_parts:
+def all_cut(log: RunLog) -> bool:
+    """True if nearly every completion of every step ran into the limit, from the first step on."""
+    if log.has_partial_rollouts:
         return False
-    if case.has("truncated"):
-        return case.first("truncated") >= ALL and float(np.median(case.values("truncated"))) >= ALL
-    if case.has("length_min", "length_max"):
-        low, high = case.values("length_min"), case.values("length_max")
+    if log.has("truncated"):
+        return log.first("truncated") >= ALL and float(np.median(log.values("truncated"))) >= ALL
+    if log.has("length_min", "length_max"):
+        low, high = log.values("length_min"), log.values("length_max")
         same = len(low) == len(high) and bool((low == high).all())
-        return same and case.constant("length_max") and len(low) >= 5 and high[0] > 1
+        return same and log.is_constant("length_max") and len(low) >= 5 and high[0] > 1
     return False
 
 
@@ -32,26 +32,26 @@ def all_cut(case: Case) -> bool:
     needs=("truncated", "length_min", "rollouts"),
     follows=("wrong_template",),
 )
-def no_eos(case: Case) -> Finding | None:
-    if not all_cut(case):
+def no_eos(log: RunLog) -> Finding | None:
+    if not all_cut(log):
         return None
-    evidence = [case.quote(n) for n in ("truncated", "terminated_length", "length_min", "length_max") if case.has(n)]
-    facts = case.facts
+    evidence = [log.quote(n) for n in ("truncated", "terminated_length", "length_min", "length_max") if log.has(n)]
+    facts = log.facts
     ends = None if facts is None else facts.goes_on
     goes_on = None if ends is None else ends[0]
     examples = facts.examples(ends[1]) if facts is not None and ends is not None else ()
-    masked = bool(case.setting("mask_truncated")) or nothing_trained(case)
+    masked = bool(log.setting("mask_truncated")) or nothing_trained(log)
     ids = ["no_eos"]
-    scored = case.first(case.correctness or "reward")
-    bare = facts is not None and case.has("length") and facts.characters < 0.8 * case.mean("length")
+    scored = log.first(log.correctness or "reward")
+    bare = facts is not None and log.has("length") and facts.characters < 0.8 * log.mean("length")
     if bare and facts is not None:
         evidence.append(
-            f"completions of {case.mean('length'):.3g} tokens hold {facts.characters:.3g} characters: special tokens, "
+            f"completions of {log.mean('length'):.3g} tokens hold {facts.characters:.3g} characters: special tokens, "
             "the end among them, were sampled and not obeyed"
         )
         examples = facts.examples(range(2))
-    elif scored > 0.1 * max(case.top, 1e-9) and scored > 0.05:
-        evidence.append(f"cut answers are complete ones: {case.quote(case.correctness or 'reward')}")
+    elif scored > 0.1 * max(log.top_reward, 1e-9) and scored > 0.05:
+        evidence.append(f"cut answers are complete ones: {log.quote(log.correctness or 'reward')}")
     elif goes_on is None:
         ids.append("truncation")
         evidence.append("the completions would tell them apart: does text go on after an answer, or is it unfinished?")
@@ -66,8 +66,8 @@ def no_eos(case: Case) -> Finding | None:
     if masked:
         ids.append("all_masked")
         evidence.append("cut completions are masked out of the loss: nothing is trained on")
-        evidence += [case.quote(n) for n in ("grad_norm", "reward_std") if case.has(n)]
-    return found(
+        evidence += [log.quote(n) for n in ("grad_norm", "reward_std") if log.has(n)]
+    return finding(
         ids,
         "critical",
         "proved" if bare or (goes_on is not None and goes_on > 0.6) else "likely",
@@ -79,22 +79,22 @@ def no_eos(case: Case) -> Finding | None:
     )
 
 
-def nothing_trained(case: Case) -> bool:
+def nothing_trained(log: RunLog) -> bool:
     """Gradient exactly 0 in steps whose rewards differ within groups."""
-    if not case.has("grad_norm"):
+    if not log.has("grad_norm"):
         return False
-    late = slice(len(case.values("grad_norm")) // 2, None)  # completions may have become too long on the way
-    still = case.values("grad_norm")[late] == 0
-    zero = set(case.log.steps("grad_norm")[late][still].tolist())
+    late = slice(len(log.values("grad_norm")) // 2, None)  # completions may have become too long on the way
+    still = log.values("grad_norm")[late] == 0
+    zero = set(log.steps("grad_norm")[late][still].tolist())
     least = min(3, len(still))  # a pasted row or two of a longer run will do
-    if len(zero) < max(least, 0.6 * len(still)) or case.log.last_step < 3:
+    if len(zero) < max(least, 0.6 * len(still)) or log.last_step < 3:
         return False
     for name, silent in (("zero_signal", lambda v: v < 1.0), ("reward_std", lambda v: v > 1e-6)):
-        if case.has(name):
-            steps, values = case.log.steps(name), case.values(name)
+        if log.has(name):
+            steps, values = log.steps(name), log.values(name)
             return sum(s in zero and silent(v) for s, v in zip(steps.tolist(), values.tolist(), strict=True)) >= least
-    if case.has("advantage_max"):
-        steps, values = case.log.steps("advantage_max"), case.values("advantage_max")
+    if log.has("advantage_max"):
+        steps, values = log.steps("advantage_max"), log.values("advantage_max")
         return sum(s in zero and v > 0 for s, v in zip(steps.tolist(), values.tolist(), strict=True)) >= least
     return False
 
@@ -107,26 +107,26 @@ def nothing_trained(case: Case) -> bool:
     needs=("grad_norm",),
     follows=("no_eos",),
 )
-def all_masked(case: Case) -> Finding | None:
-    if not nothing_trained(case):
+def all_masked(log: RunLog) -> Finding | None:
+    if not nothing_trained(log):
         return None
-    evidence = [case.quote(n) for n in ("grad_norm", "reward_std", "zero_signal", "truncated") if case.has(n)]
-    rate = case.values("lr")
-    if case.has("truncated") and case.last("truncated") < 0.5:
-        return found(
+    evidence = [log.quote(n) for n in ("grad_norm", "reward_std", "zero_signal", "truncated") if log.has(n)]
+    rate = log.values("lr")
+    if log.has("truncated") and log.last("truncated") < 0.5:
+        return finding(
             ["all_masked", "weights_do_not_move"],
             "critical",
             "likely",
             "there is no gradient although rewards differ: every token is masked, or no parameter is trained",
             *evidence,
         )
-    return found(
+    return finding(
         "all_masked",
         "critical",
-        "proved" if case.setting("mask_truncated") else "likely",
+        "proved" if log.setting("mask_truncated") else "likely",
         "there is no gradient although rewards differ: every completion is masked out of the loss",
         *evidence,
-        case.quote("lr") if len(rate) else "",
+        log.quote("lr") if len(rate) else "",
     )
 
 
@@ -138,48 +138,48 @@ def all_masked(case: Case) -> Finding | None:
     needs=("truncated", "rollouts"),
     follows=("no_eos", "length_hack", "lr_too_high"),
 )
-def truncation(case: Case) -> Finding | None:
-    if not case.has("truncated") or case.in_parts:
+def truncation(log: RunLog) -> Finding | None:
+    if not log.has("truncated") or log.has_partial_rollouts:
         return None
-    facts = case.facts
-    if all_cut(case):
-        told = no_eos(case)
-        if told is not None:
+    facts = log.facts
+    if all_cut(log):
+        endless = no_eos(log)
+        if endless is not None:
             return None
         goes_on = facts.goes_on[0] if facts is not None and facts.goes_on is not None else None
         if goes_on is not None and goes_on >= 0.3:
             return None
         if goes_on is None:
             return None  # no_eos names both
-        return found(
+        return finding(
             "truncation",
             "critical",
             "likely",
             "every completion is cut at the length limit",
-            case.quote("truncated"),
-            case.quote("length_max"),
-            case.quote("reward"),
+            log.quote("truncated"),
+            log.quote("length_max"),
+            log.quote("reward"),
             f"{goes_on:.0%} of the completions go on after a complete answer: the others are unfinished",
             examples=facts.examples(range(2)) if facts is not None else (),
         )
-    share, late = float(case.values("truncated")[0]), case.last("truncated")
-    if max(share, late) < 0.2 or 2 <= len(case.values("truncated")) < 5:
+    share, late = float(log.values("truncated")[0]), log.last("truncated")
+    if max(share, late) < 0.2 or 2 <= len(log.values("truncated")) < 5:
         return None  # a few first steps of a policy that has not been trained yet
-    shares = dict(zip(case.log.steps("truncated").astype(int).tolist(), case.values("truncated").tolist(), strict=True))
+    shares = dict(zip(log.steps("truncated").astype(int).tolist(), log.values("truncated").tolist(), strict=True))
     split = None if facts is None else facts.cut_scores(shares)
-    evidence = [case.quote("truncated"), case.quote("length"), case.quote("reward")]
+    evidence = [log.quote("truncated"), log.quote("length"), log.quote("reward")]
     if split is not None:
-        cut, whole, count = split
-        evidence.append(f"mean reward of cut completions {cut:.3g}, of finished ones {whole:.3g} ({count} rollouts)")
-        if cut > 0.5 * whole:
+        cut, ended, count = split
+        evidence.append(f"mean reward of cut completions {cut:.3g}, of finished ones {ended:.3g} ({count} rollouts)")
+        if cut > 0.5 * ended:
             return None
     unpaid = split is not None and split[0] < 0.25 * split[1] and min(share, late) > 0.2
-    if case.gains and late < 0.5 and not late > share + 0.1 and not unpaid:
-        return found("truncation", "note", "possible", f"{late:.0%} of the completions are cut", *evidence)
+    if log.gains and late < 0.5 and not late > share + 0.1 and not unpaid:
+        return finding("truncation", "note", "possible", f"{late:.0%} of the completions are cut", *evidence)
     grows = late > share + 0.2
-    return found(
+    return finding(
         "truncation",
-        "warning" if case.gains or grows else "critical",
+        "warning" if log.gains or grows else "critical",
         "likely" if split is not None or min(share, late) > 0.5 else "possible",
         f"{max(share, late):.0%} of the completions are cut at the length limit",
         *evidence,
@@ -194,16 +194,16 @@ def truncation(case: Case) -> Finding | None:
     needs=("rollouts",),
     follows=(),
 )
-def wrong_template(case: Case) -> Finding | None:
-    facts = case.facts
+def wrong_template(log: RunLog) -> Finding | None:
+    facts = log.facts
     if facts is None or facts.template is None:
         return None
     share, what, rows = facts.template
     if share < 0.2:
         return None
-    low = case.first("reward") if case.has("reward") else float("nan")
-    healthy = case.gains and share < 0.9 and "completion" in what
-    return found(
+    low = log.first("reward") if log.has("reward") else float("nan")
+    healthy = log.gains and share < 0.9 and "completion" in what
+    return finding(
         "wrong_template",
         "note" if healthy else "critical",
         "likely" if share > 0.5 else "possible",

@@ -1,4 +1,4 @@
-"""What was scored, by sign and meaning: rejected answers, misaligned labels, missing scores, flipped signs."""
+"""Checks of the scores, by sign and meaning: rejected answers, misaligned labels, missing scores, flipped signs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from gxpo.doctor.case import CORRECT, STYLE, Case
 from gxpo.doctor.finding import Finding
-from gxpo.doctor.rollout_answers import References
-from gxpo.doctor.sickness import found, sickness
+from gxpo.doctor.rollout_answers import CORRECT, STYLE, References
+from gxpo.doctor.runlog import RunLog
+from gxpo.doctor.sickness import finding, sickness
 
 ERROR = re.compile(r"err|wrong|mistake|incorrect|distance|loss|fail|miss", re.I)
 PENALTY = re.compile(r"penal|overlong|cost|length|repet", re.I)
@@ -25,22 +25,22 @@ PENALTY = re.compile(r"penal|overlong|cost|length|repet", re.I)
     needs=("references",),
     follows=("wrong_template",),
 )
-def verifier_rejects(case: Case) -> Finding | None:
-    seen = _references(case)
-    if seen is None or seen.hits < 8:
+def verifier_rejects(log: RunLog) -> Finding | None:
+    match = _references(log)
+    if match is None or match.hits < 8:
         return None
-    rate = seen.hits / seen.n
-    if seen.accepted > 0.25 or rate < 2 * seen.chance or rate < 0.02 or seen.score_hit < seen.score_miss - 0.2:
+    rate = match.hits / match.n
+    if match.accepted > 0.25 or rate < 2 * match.chance or rate < 0.02 or match.score_hit < match.score_miss - 0.2:
         return None
-    return found(
+    return finding(
         "verifier_rejects_right_answers",
         "critical",
         "proved",
         "completions with the right answer are scored as wrong",
-        f"{seen.hits} of {seen.n} completions contain their reference answer, {seen.chance:.1%} would by chance",
-        f"{seen.accepted:.0%} of those {seen.hits} have more than the lowest score",
-        case.quote("reward"),
-        examples=shown(case, seen.rejected),
+        f"{match.hits} of {match.n} completions contain their reference answer, {match.chance:.1%} would by chance",
+        f"{match.accepted:.0%} of those {match.hits} have more than the lowest score",
+        log.quote("reward"),
+        examples=examples_of(log, match.rejected),
     )
 
 
@@ -53,23 +53,23 @@ def verifier_rejects(case: Case) -> Finding | None:
     needs=("references",),
     follows=(),
 )
-def labels_misaligned(case: Case) -> Finding | None:
-    seen = _references(case)
-    if seen is None:
+def labels_misaligned(log: RunLog) -> Finding | None:
+    match = _references(log)
+    if match is None:
         return None
     # what the answer depends on may lie in a world behind the prompt
-    world = case.has("turns") or (case.has("tool_calls") and case.mean("tool_calls") > 0)
-    if not world and seen.contradictions >= 3 and seen.contradictions > 0.3 * seen.repeated:
-        return found(
+    world = log.has("turns") or (log.has("tool_calls") and log.mean("tool_calls") > 0)
+    if not world and match.contradictions >= 3 and match.contradictions > 0.3 * match.repeated:
+        return finding(
             "labels_misaligned",
             "critical",
             "proved",
             "the same prompt stands beside different reference answers",
-            f"{seen.contradictions} of {seen.repeated} repeated prompts have more than one reference answer",
-            examples=shown(case, seen.contradicting),
+            f"{match.contradictions} of {match.repeated} repeated prompts have more than one reference answer",
+            examples=examples_of(log, match.contradicting),
         )
-    if seen.shift is not None:
-        shift, rate, own = seen.shift
+    if match.shift is not None:
+        shift, rate, hits = match.shift
         way = (
             "the next prompt"
             if shift == 1
@@ -77,43 +77,44 @@ def labels_misaligned(case: Case) -> Finding | None:
             if shift == -1
             else f"the prompt {shift:+d} places on"
         )
-        return found(
+        return finding(
             "labels_misaligned",
             "critical",
             "proved",
             f"answers agree with the reference of {way}, not with their own",
-            f"{rate:.0%} of the completions contain that reference, {own:.0%} their own",
-            examples=shown(case, range(3)),
+            f"{rate:.0%} of the completions contain that reference, {hits:.0%} their own",
+            examples=examples_of(log, range(3)),
         )
-    if seen.consensus is not None and not case.gains:
-        agree, own, of = seen.consensus
-        return found(
+    if match.consensus is not None and not log.gains:
+        agree, hits, of = match.consensus
+        return finding(
             ["labels_misaligned", "verifier_rejects_right_answers"],
             "critical",
             "possible",
             "a group's answers agree with each other and not with the reference",
-            f"in {of} groups {agree:.0%} of the answers are the commonest one; it contains the reference in {own:.0%}",
-            case.quote("reward"),
-            examples=shown(case, range(3)),
+            f"in {of} groups {agree:.0%} of the answers are the commonest one; it contains the reference in {hits:.0%}",
+            log.quote("reward"),
+            examples=examples_of(log, range(3)),
         )
     return None
 
 
-def _summed(case: Case) -> bool:
-    """Whether the logged total is the plain sum of its components, so that none has a negative weight."""
-    names = [f"component/{n}" for n in case.log.components()]
-    if not names or not case.has("reward") or any(len(case.values(n)) != len(case.values("reward")) for n in names):
+def _summed(log: RunLog) -> bool:
+    """True if the logged total is the plain sum of its components, so that none has a negative weight."""
+    names = [f"component/{n}" for n in log.components()]
+    if not names or not log.has("reward") or any(len(log.values(n)) != len(log.values("reward")) for n in names):
         return False
-    total = sum(case.values(n) for n in names)
-    return bool(np.abs(total - case.values("reward")).max() < 0.02 * max(float(np.abs(total).max()), 1e-9))
+    total = sum(log.values(n) for n in names)
+    return bool(np.abs(total - log.values("reward")).max() < 0.02 * max(float(np.abs(total).max()), 1e-9))
 
 
-def _references(case: Case) -> References | None:
-    return None if case.facts is None else case.facts.references
+def _references(log: RunLog) -> References | None:
+    return None if log.facts is None else log.facts.references
 
 
-def shown(case: Case, rows: Iterable[int]) -> tuple[dict[str, Any], ...]:
-    return () if case.facts is None else case.facts.examples(rows)
+def examples_of(log: RunLog, rows: Iterable[int]) -> tuple[dict[str, Any], ...]:
+    """At most three of these rollouts as evidence; none where there are no rollouts."""
+    return () if log.facts is None else log.facts.examples(rows)
 
 
 @sickness(
@@ -124,47 +125,45 @@ def shown(case: Case, rows: Iterable[int]) -> tuple[dict[str, Any], ...]:
     needs=("unscored", "rollouts", "messages"),
     follows=("verifier_outage",),
 )
-def missing_scores(case: Case) -> Finding | None:
-    told = [m for m in case.log.messages if "returned None" in m]
+def missing_scores(log: RunLog) -> Finding | None:
+    warnings = [m for m in log.messages if "returned None" in m]
     share, evidence, examples = 0.0, [], []
-    if case.has("unscored", "rollouts"):
-        share = float(case.values("unscored").sum() / max(1.0, case.values("rollouts").sum()))
-        evidence.append(case.quote("unscored"))
-    r = case.rollouts
-    counted = (
-        case.has("unscored") and float(case.values("unscored").max()) == 0
-    )  # rows without a score are parts of one
+    if log.has("unscored", "rollouts"):
+        share = float(log.values("unscored").sum() / max(1.0, log.values("rollouts").sum()))
+        evidence.append(log.quote("unscored"))
+    r = log.training_rollouts
+    counted = log.has("unscored") and float(log.values("unscored").max()) == 0  # rows without a score are parts of one
     if r is not None and len(r) and not counted:
         missing = ~np.isfinite(r.score)
         for name, values in r.components.items():
-            partly = case.facts is not None and case.facts.partly_missing(values) > 0.1
+            partly = log.facts is not None and log.facts.partly_missing(values) > 0.1
             if len(r.components) == 1 or CORRECT.search(name) or partly:
                 lost = ~np.isfinite(values)
                 if not (np.isfinite(r.score) & ~lost).any():
                     continue  # a column of other rows, or of those alone that have no score
                 missing = lost if lost.mean() > missing.mean() else missing
         if missing.mean() > 0.02:
-            known = r.score[~missing]
+            score = r.score[~missing]
             share = max(share, float(missing.mean()))
             evidence.append(f"{int(missing.sum())} of {len(r)} rollouts that were read have no score")
-            if len(known) and np.nanmin(known) == np.nanmax(known):
+            if len(score) and np.nanmin(score) == np.nanmax(score):
                 evidence.append(
-                    f"those that have one all have {np.nanmax(known):.3g}: what is missing are the other answers"
+                    f"those that have one all have {np.nanmax(score):.3g}: what is missing are the other answers"
                 )
-            examples = shown(case, np.flatnonzero(missing))
-    if told and not evidence:
-        evidence.append(f"the console says: {told[0]}")
+            examples = examples_of(log, np.flatnonzero(missing))
+    if warnings and not evidence:
+        evidence.append(f"the console says: {warnings[0]}")
         share = max(share, 0.1)
     if share < 0.05:
         return None
-    return found(
+    return finding(
         "missing_scores",
-        "critical" if share > 0.2 or not case.gains else "warning",
+        "critical" if share > 0.2 or not log.gains else "warning",
         "proved",
         f"{share:.0%} of the rollouts have no score",
         *evidence,
-        *(f"the console says: {t}" for t in told[:1]),
-        case.quote("reward"),
+        *(f"the console says: {t}" for t in warnings[:1]),
+        log.quote("reward"),
         examples=examples,
     )
 
@@ -177,116 +176,110 @@ def missing_scores(case: Case) -> Finding | None:
     needs=("success", "component/NAME", "rollouts", "reward"),
     follows=("near_constant_reward",),
 )
-def reward_sign(case: Case) -> Finding | None:
-    seen = _references(case)
-    few = case.facts is not None and len(case.facts.levels) in (2, 3)  # a verdict, no sum of graded prices
-    if few and seen is not None and seen.hits >= 8 and seen.score_miss - seen.score_hit > 0.4:
-        return found(
+def reward_sign(log: RunLog) -> Finding | None:
+    match = _references(log)
+    few = log.facts is not None and len(log.facts.levels) in (2, 3)  # a verdict, no sum of graded prices
+    if few and match is not None and match.hits >= 8 and match.score_miss - match.score_hit > 0.4:
+        return finding(
             "reward_sign",
             "critical",
             "proved",
             "completions with the right answer score less than the others",
-            f"mean score {seen.score_hit:.0%} of its range where the reference answer occurs, {seen.score_miss:.0%} "
+            f"mean score {match.score_hit:.0%} of its range where the reference answer occurs, {match.score_miss:.0%} "
             "elsewhere",
-            case.quote("reward"),
-            examples=shown(case, seen.rejected),
+            log.quote("reward"),
+            examples=examples_of(log, match.rejected),
         )
-    flipped = None if case.facts is None else case.facts.flipped
-    if flipped is not None and not PENALTY.search(flipped[0]) and not _summed(case):
+    flipped = None if log.facts is None else log.facts.flipped
+    if flipped is not None and not PENALTY.search(flipped[0]) and not _summed(log):
         name, correlation = flipped
         named = CORRECT.search(name) is not None and STYLE.search(name) is None
-        if named or case.falls(f"component/{name}"):
-            return found(
+        if named or log.falls(f"component/{name}"):
+            return finding(
                 "reward_sign",
                 "critical",
                 "proved",
                 f"the total falls where {name} rises: its weight is negative",
                 f"within groups, {name} and the total reward (or the advantage) correlate at {correlation:.2f}",
-                *(case.quote(n) for n in ("reward", f"component/{name}") if case.has(n)),
+                *(log.quote(n) for n in ("reward", f"component/{name}") if log.has(n)),
             )
-    weights, known = case.setting("reward_weights"), case.log.components()
-    if isinstance(weights, list) and len(weights) == len(known):
-        for name, weight in zip(known, weights, strict=True):
+    weights, components = log.setting("reward_weights"), log.components()
+    if isinstance(weights, list) and len(weights) == len(components):
+        for name, weight in zip(components, weights, strict=True):
             if isinstance(weight, int | float) and weight < 0 and CORRECT.search(name) and not STYLE.search(name):
-                return found(
+                return finding(
                     "reward_sign",
                     "critical",
                     "likely",
                     f"the weight of {name} is negative",
                     f"reward weights {weights}",
-                    case.quote(f"component/{name}"),
-                    case.quote("reward"),
+                    log.quote(f"component/{name}"),
+                    log.quote("reward"),
                 )
-    paid = [n for n in known if f"component/{n}" != case.correctness and case.rises(f"component/{n}")]
+    paid = [n for n in components if f"component/{n}" != log.correctness and log.rises(f"component/{n}")]
     other = [n for n in paid if not (CORRECT.search(n) and not STYLE.search(n))]
-    if case.rises("reward") and case.has("success") and case.falls("success") and not (other and len(known) > 1):
-        return found(
+    if log.rises("reward") and log.has("success") and log.falls("success") and not (other and len(components) > 1):
+        return finding(
             "reward_sign",
             "critical",
             "proved",
             "the reward rises while fewer answers are right",
-            case.quote("reward"),
-            case.quote("success"),
+            log.quote("reward"),
+            log.quote("success"),
         )
-    names = [n for n in case.log.components() if not PENALTY.search(n)]
-    if case.rises("reward"):
-        if len(case.log.components()) == 1 and names and case.falls(f"component/{names[0]}"):
-            return found(
+    names = [n for n in log.components() if not PENALTY.search(n)]
+    if log.rises("reward"):
+        if len(log.components()) == 1 and names and log.falls(f"component/{names[0]}"):
+            return finding(
                 "reward_sign",
                 "critical",
                 "proved",
                 f"the total rises while its only component {names[0]} falls",
-                case.quote("reward"),
-                case.quote(f"component/{names[0]}"),
+                log.quote("reward"),
+                log.quote(f"component/{names[0]}"),
             )
-        right = case.correctness
-        others = [n for n in names if f"component/{n}" != right and case.rises(f"component/{n}")]
-        priced = [n for n in case.log.components() if PENALTY.search(n) and case.rises(f"component/{n}")]
-        if right is not None and case.falls(right) and right != "success" and not others and not priced:
-            low = case.values("reward").max() <= 1e-9
-            if low or len(case.log.components()) == 1:
-                return found(
+        right = log.correctness
+        others = [n for n in names if f"component/{n}" != right and log.rises(f"component/{n}")]
+        priced = [n for n in log.components() if PENALTY.search(n) and log.rises(f"component/{n}")]
+        if right is not None and log.falls(right) and right != "success" and not others and not priced:
+            low = log.values("reward").max() <= 1e-9
+            if low or len(log.components()) == 1:
+                return finding(
                     "reward_sign",
                     "critical",
                     "likely",
                     "the total rises while correctness falls, and is never above 0",
-                    case.quote("reward"),
-                    case.quote(right),
+                    log.quote("reward"),
+                    log.quote(right),
                 )
-    for name in case.log.components():
-        if (
-            ERROR.search(name)
-            and case.rises(f"component/{name}")
-            and case.rises("reward")
-            and case.first("reward") >= 0
-        ):
-            return found(
+    for name in log.components():
+        if ERROR.search(name) and log.rises(f"component/{name}") and log.rises("reward") and log.first("reward") >= 0:
+            return finding(
                 "reward_sign",
                 "critical",
                 "likely",
                 f"{name} rises with the total: errors are paid",
-                case.quote(f"component/{name}"),
-                case.quote("reward"),
-                case.quote("entropy") if case.has("entropy") else "",
-                examples=shown(case, range(3)),
+                log.quote(f"component/{name}"),
+                log.quote("reward"),
+                log.quote("entropy") if log.has("entropy") else "",
+                examples=examples_of(log, range(3)),
             )
-    low, high = (
-        (float(case.values("reward").min()), float(case.values("reward").max())) if case.has("reward") else (0, 0)
-    )
-    label = names[0] if len(case.log.components()) == 1 and names else None
+    low, high = (float(log.values("reward").min()), float(log.values("reward").max())) if log.has("reward") else (0, 0)
+    label = names[0] if len(log.components()) == 1 and names else None
     named = label is not None and CORRECT.search(label) and not STYLE.search(label)
-    if len(known) <= 1 and high <= 1e-9 and low < -0.05 and (case.rises("reward") or case.held_out_gain < 0):
-        worse = case.held_out_gain < 0 and case.held_out != "eval/reward"
-        only = case.facts.levels if case.facts is not None else ()
-        if worse or named or only == (-1.0, 0.0) or (case.facts is None and low >= -1.001 and len(names) == len(known)):
-            return found(
+    if len(components) <= 1 and high <= 1e-9 and low < -0.05 and (log.rises("reward") or log.evaluation_gain < 0):
+        worse = log.evaluation_gain < 0 and log.evaluation != "eval/reward"
+        only = log.facts.levels if log.facts is not None else ()
+        is_score = log.facts is None and low >= -1.001 and len(names) == len(components)
+        if worse or named or only == (-1.0, 0.0) or is_score:
+            return finding(
                 "reward_sign",
                 "critical",
                 "likely" if worse or named or only else "possible",
                 "the reward lies between -1 and 0 and rises to 0: the sign of a score of right answers is flipped",
-                case.quote("reward"),
-                case.quote(case.held_out) if case.held_out else "",
+                log.quote("reward"),
+                log.quote(log.evaluation) if log.evaluation else "",
                 f"the reward function is called {label}" if label else "",
-                examples=shown(case, range(2)),
+                examples=examples_of(log, range(2)),
             )
     return None

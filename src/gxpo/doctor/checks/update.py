@@ -1,4 +1,4 @@
-"""What moved: learning rate, frozen weights, the KL's weight, collapse, steps that are not finite."""
+"""Checks of the update: learning rate, frozen weights, the KL's weight, collapse, steps that are not finite."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import re
 
 import numpy as np
 
-from gxpo.doctor.case import Case
 from gxpo.doctor.checks.credit import SAMPLER
 from gxpo.doctor.finding import Finding
-from gxpo.doctor.runlog import Floats
-from gxpo.doctor.sickness import found, sickness
-from gxpo.doctor.trend import stationary
+from gxpo.doctor.runlog import RunLog
+from gxpo.doctor.series import Floats, stationary
+from gxpo.doctor.sickness import finding, sickness
 
 LEAST = 20  # steps below which a flat run is no evidence of anything
 NOT_FINITE = re.compile(
@@ -23,64 +22,64 @@ TINY_RATE = 1.1e-7  # below the rates that any published recipe of full fine-tun
 STRONG_KL = 0.5  # coefficient from which the KL outweighs rewards of size 1 at a divergence of a few nats
 
 
-def still(case: Case) -> tuple[bool, list[str]]:
-    """Whether the policy looks as if it did not move at all, and by which series."""
-    averaged = case.n >= LEAST // 2 and case.log.last_step >= 2.5 * LEAST  # rows are means over several steps
-    if (case.n < LEAST and not averaged) or case.gains or case.falls("reward"):
+def still(log: RunLog) -> tuple[bool, list[str]]:
+    """True if the policy looks as if it did not move at all, and by which series."""
+    averaged = log.n_steps >= LEAST // 2 and log.last_step >= 2.5 * LEAST  # rows are means over several steps
+    if (log.n_steps < LEAST and not averaged) or log.gains or log.falls("reward"):
         return False, []
-    score = case.trend("reward")
+    score = log.trend("reward")
     if (
-        not _stated_rest(case)
+        not _stated_rest(log)
         and score is not None
         and abs(score.change) > 2.2 * score.error
         and abs(score.change) > 0.02
     ):
         return False, []  # perhaps it moves
-    if case.has("kl") and float(np.abs(case.values("kl")).max()) > 1e-3:
+    if log.has("kl") and float(np.abs(log.values("kl")).max()) > 1e-3:
         return False, []
-    watched = [n for n in ("reward", "success", "entropy", "length") if case.has(n) and not case.constant(n)]
+    watched = [n for n in ("reward", "success", "entropy", "length") if log.has(n) and not log.is_constant(n)]
     if not watched or not any(n in watched for n in ("entropy", "length", "reward")):
         return False, []
     # a policy that moves would show in its entropy, if that is known well enough
-    level = case.trend("entropy")
+    level = log.trend("entropy")
     sharp = level is not None and level.noise < SHARP * max(level.first, level.last)
-    told = _stated_rest(case)
-    if case.n < 1.5 * LEAST and not averaged and not told:
+    rest_is_stated = _stated_rest(log)
+    if log.n_steps < 1.5 * LEAST and not averaged and not rest_is_stated:
         return False, []
-    if all(stationary(case.values(n)) for n in watched) and (sharp or told):
-        shown = [case.quote(n) for n in watched]
-        if case.has("kl"):
-            shown.append(case.quote("kl", ".2g"))
-        return True, shown
+    if all(stationary(log.values(n)) for n in watched) and (sharp or rest_is_stated):
+        evidence = [log.quote(n) for n in watched]
+        if log.has("kl"):
+            evidence.append(log.quote("kl", ".2g"))
+        return True, evidence
     return False, []
 
 
-def _stated_rest(case: Case) -> bool:
-    """Whether rate, gradient bound or KL say already that nothing can move."""
-    rates, bound = case.values("lr"), case.number("max_grad_norm")
+def _stated_rest(log: RunLog) -> bool:
+    """True if rate, gradient bound or KL say already that nothing can move."""
+    rates, bound = log.values("lr"), log.number("max_grad_norm")
     slow = len(rates) > 0 and float(rates.max()) <= TINY_RATE
     clipped = bound is not None and 0 < bound <= 1e-3
-    short = str(case.setting("dtype")).endswith(("bfloat16", "bf16"))
+    short = str(log.setting("dtype")).endswith(("bfloat16", "bf16"))
     rounded = short and len(rates) > 0 and float(rates.max()) <= ROUNDED
-    return slow or clipped or rounded or (case.has("kl") and float(np.abs(case.values("kl")).max()) < 1e-6)
+    return slow or clipped or rounded or (log.has("kl") and float(np.abs(log.values("kl")).max()) < 1e-6)
 
 
-def has_gradient(case: Case) -> bool:
-    """Whether steps had a gradient to follow."""
-    if case.has("grad_norm"):
-        return float(np.median(case.values("grad_norm"))) > 0
-    return not case.silent
+def has_gradient(log: RunLog) -> bool:
+    """True if steps had a gradient to follow."""
+    if log.has("grad_norm"):
+        return float(np.median(log.values("grad_norm"))) > 0
+    return not log.is_silent
 
 
-def _unfinished_warmup(case: Case) -> bool:
-    """Whether the rate rose from step to step until the end of the run, as a warm-up does."""
-    rates = case.values("lr")
+def _unfinished_warmup(log: RunLog) -> bool:
+    """True if the rate rose from step to step until the end of the run, as a warm-up does."""
+    rates = log.values("lr")
     if len(rates) < LEAST:
         return False
     rising = np.diff(rates) > 0
-    asked, warm = case.number("lr"), case.number("warmup_steps")
-    short = asked is not None and rates[-1] < 0.3 * asked
-    return bool(rising.mean() > 0.95) and (short or asked is None or (warm or 0) >= case.n)
+    rate, warm = log.number("lr"), log.number("warmup_steps")
+    short = rate is not None and rates[-1] < 0.3 * rate
+    return bool(rising.mean() > 0.95) and (short or rate is None or (warm or 0) >= log.n_steps)
 
 
 @sickness(
@@ -91,42 +90,42 @@ def _unfinished_warmup(case: Case) -> bool:
     needs=("lr", "reward"),
     follows=(),
 )
-def lr_too_low(case: Case) -> Finding | None:
-    flat, shown = still(case)
-    rates = case.values("lr")
-    if not len(rates) or not has_gradient(case) or case.silent:
+def lr_too_low(log: RunLog) -> Finding | None:
+    flat, evidence = still(log)
+    rates = log.values("lr")
+    if not len(rates) or not has_gradient(log) or log.is_silent:
         return None
     largest = float(rates.max())
     if largest == 0.0:
-        return found(
+        return finding(
             "lr_too_low",
             "critical",
             "proved",
             "the learning rate is 0 in every step: nothing is learnt",
-            case.quote("lr", ".2g"),
-            *shown,
+            log.quote("lr", ".2g"),
+            *evidence,
         )
-    if _unfinished_warmup(case) and not case.gains:
-        asked = case.number("lr")
-        return found(
+    if _unfinished_warmup(log) and not log.gains:
+        rate = log.number("lr")
+        return finding(
             "lr_too_low",
             "critical",
             "likely" if flat else "possible",
-            f"the learning rate is still warming up after {case.n} steps",
-            case.quote("lr", ".2g"),
-            f"asked for: {asked:.2g}" if asked else "",
-            *shown,
+            f"the learning rate is still warming up after {log.n_steps} steps",
+            log.quote("lr", ".2g"),
+            f"asked for: {rate:.2g}" if rate else "",
+            *evidence,
         )
     if not flat:
         return None
     if largest <= TINY_RATE:
-        return found(
+        return finding(
             "lr_too_low",
             "critical",
             "likely",
             f"the learning rate ({largest:.2g}) is too small to move the policy",
-            case.quote("lr", ".2g"),
-            *shown,
+            log.quote("lr", ".2g"),
+            *evidence,
         )
     return None
 
@@ -140,81 +139,81 @@ def lr_too_low(case: Case) -> Finding | None:
     needs=("weights_crc", "weights_moved", "grad_norm"),
     follows=(),
 )
-def weights_do_not_move(case: Case) -> Finding | None:
-    if not has_gradient(case) or case.silent:
+def weights_do_not_move(log: RunLog) -> Finding | None:
+    if not has_gradient(log) or log.is_silent:
         return None
-    if case.has("lr") and float(case.values("lr").max()) == 0.0:
+    if log.has("lr") and float(log.values("lr").max()) == 0.0:
         return None
-    moved = case.values("weights_moved")
-    if case.constant("weights_crc") and len(case.values("weights_crc")) >= 3:
-        return found(
+    moved = log.values("weights_moved")
+    if log.is_constant("weights_crc") and len(log.values("weights_crc")) >= 3:
+        return finding(
             "weights_do_not_move",
             "critical",
             "proved",
             "the weights are the same after every step",
-            case.quote("weights_crc", ".0f"),
-            case.quote("grad_norm"),
+            log.quote("weights_crc", ".0f"),
+            log.quote("grad_norm"),
         )
     if len(moved) >= 3 and float(moved.max()) == 0.0:
-        return found(
+        return finding(
             "weights_do_not_move",
             "critical",
             "proved",
             "no weight changes in any step",
-            case.quote("weights_moved"),
-            case.quote("grad_norm"),
+            log.quote("weights_moved"),
+            log.quote("grad_norm"),
         )
-    flat, shown = still(case)
+    flat, evidence = still(log)
     if not flat:
         return None
-    if case.has("lr") and (float(case.values("lr").max()) <= TINY_RATE or _unfinished_warmup(case)):
+    if log.has("lr") and (float(log.values("lr").max()) <= TINY_RATE or _unfinished_warmup(log)):
         return None  # lr_too_low says it
-    if strong_kl(case):
+    if strong_kl(log):
         return None
-    bound = case.number("max_grad_norm")
+    bound = log.number("max_grad_norm")
     if bound is not None and 0 < bound <= 1e-3:
-        return found(
+        return finding(
             "weights_do_not_move",
             "critical",
             "likely",
             f"the gradient is clipped to {bound:g}: the weights hardly move",
-            case.quote("grad_norm"),
-            *shown,
+            log.quote("grad_norm"),
+            *evidence,
         )
-    if str(case.setting("dtype")).endswith(("bfloat16", "bf16", "float16")):
-        return found(
+    if str(log.setting("dtype")).endswith(("bfloat16", "bf16", "float16")):
+        return finding(
             "weights_do_not_move",
             "critical",
             "likely",
-            f"updates are lost in the rounding of {case.setting('dtype')} weights",
-            case.quote("lr", ".2g"),
-            case.quote("grad_norm"),
-            *shown,
+            f"updates are lost in the rounding of {log.setting('dtype')} weights",
+            log.quote("lr", ".2g"),
+            log.quote("grad_norm"),
+            *evidence,
         )
-    exact = case.has("kl") and float(np.abs(case.values("kl")).max()) < 1e-6
-    told = "to tell them apart: the share of weights that a step changes, max_grad_norm, the rate asked for"
+    exact = log.has("kl") and float(np.abs(log.values("kl")).max()) < 1e-6
+    advice = "to tell them apart: the share of weights that a step changes, max_grad_norm, the rate asked for"
     ids = ["weights_do_not_move", "lr_too_low"]
-    beta = case.number("beta")
-    if case.has("kl") and not exact and (beta is None or beta >= STRONG_KL):
+    beta = log.number("beta")
+    if log.has("kl") and not exact and (beta is None or beta >= STRONG_KL):
         ids.append("kl_too_high")
-    return found(
+    return finding(
         ids,
         "critical",
         "likely" if exact else "possible",
         "the policy does not move, although there is a gradient",
-        case.quote("lr", ".2g"),
-        case.quote("grad_norm"),
-        *shown,
-        told,
+        log.quote("lr", ".2g"),
+        log.quote("grad_norm"),
+        *evidence,
+        advice,
     )
 
 
-def implied_beta(case: Case) -> float | None:
+def implied_beta(log: RunLog) -> float | None:
     """loss / KL: on policy the advantages sum to about 0 and the loss is the KL term alone; None where that can't be
     told."""
-    steps = set(case.log.steps("kl").tolist()) & set(case.log.steps("loss").tolist())
-    kl = dict(zip(case.log.steps("kl").tolist(), case.values("kl").tolist(), strict=True))
-    loss = dict(zip(case.log.steps("loss").tolist(), case.values("loss").tolist(), strict=True))
+    steps = set(log.steps("kl").tolist()) & set(log.steps("loss").tolist())
+    kl = dict(zip(log.steps("kl").tolist(), log.values("kl").tolist(), strict=True))
+    loss = dict(zip(log.steps("loss").tolist(), log.values("loss").tolist(), strict=True))
     ratios = [loss[s] / kl[s] for s in steps if kl[s] > 1e-5]
     if len(ratios) < 10:
         return None
@@ -223,14 +222,14 @@ def implied_beta(case: Case) -> float | None:
     return middle if middle > 0 and spread < 0.3 * middle else None
 
 
-def strong_kl(case: Case) -> float | None:
+def strong_kl(log: RunLog) -> float | None:
     """The KL's coefficient where it is large, from the configuration or from loss / KL."""
-    stated = case.number("beta")
-    if stated is None and case.has("kl_coef"):
-        stated = case.mean("kl_coef")
-    if stated is None:
-        stated = implied_beta(case)
-    return stated if stated is not None and stated >= STRONG_KL else None
+    beta = log.number("beta")
+    if beta is None and log.has("kl_coef"):
+        beta = log.mean("kl_coef")
+    if beta is None:
+        beta = implied_beta(log)
+    return beta if beta is not None and beta >= STRONG_KL else None
 
 
 @sickness(
@@ -241,22 +240,22 @@ def strong_kl(case: Case) -> float | None:
     needs=("kl", "kl_coef"),
     follows=(),
 )
-def kl_too_high(case: Case) -> Finding | None:
-    beta = strong_kl(case)
-    if beta is None or case.n < LEAST or case.gains or case.silent or case.finished:
+def kl_too_high(log: RunLog) -> Finding | None:
+    beta = strong_kl(log)
+    if beta is None or log.n_steps < LEAST or log.gains or log.is_silent or log.is_solved:
         return None
-    if case.has("kl") and case.last("kl") > 0.05:
+    if log.has("kl") and log.last("kl") > 0.05:
         return None
-    stated = case.number("beta") is not None or case.has("kl_coef")
-    return found(
+    is_stated = log.number("beta") is not None or log.has("kl_coef")
+    return finding(
         "kl_too_high",
         "critical",
         "likely",
         f"the KL coefficient of {beta:.2g} holds the policy at its reference",
-        case.quote("kl", ".2g"),
-        "" if stated else f"loss / kl = {beta:.3g} at most steps",
-        case.quote("reward"),
-        *(still(case)[1] or ()),
+        log.quote("kl", ".2g"),
+        "" if is_stated else f"loss / kl = {beta:.3g} at most steps",
+        log.quote("reward"),
+        *(still(log)[1] or ()),
     )
 
 
@@ -272,8 +271,8 @@ def _start(values: Floats) -> float:
 def _calm_noise(values: Floats) -> float:
     """Deviation of single steps without the tenth of the steps that change most, which a collapse is among."""
     steps = np.sort(np.diff(values) ** 2)
-    kept = steps[: max(3, int(0.9 * len(steps)))]
-    return float(np.sqrt(kept.mean() / 2)) if len(kept) else 0.0
+    calm = steps[: max(3, int(0.9 * len(steps)))]
+    return float(np.sqrt(calm.mean() / 2)) if len(calm) else 0.0
 
 
 def _steps_of_fall(values: Floats, start: float, low: float) -> int:
@@ -303,74 +302,74 @@ def _steps_of_fall(values: Floats, start: float, low: float) -> int:
         *SAMPLER,
     ),
 )
-def lr_too_high(case: Case) -> Finding | None:
-    score = case.trend("reward")
-    if score is None or case.n < 8:
+def lr_too_high(log: RunLog) -> Finding | None:
+    score = log.trend("reward")
+    if score is None or log.n_steps < 8:
         return None
-    reward, signs, evidence = case.values("reward"), [], []
+    reward, signs, evidence = log.values("reward"), [], []
     start, noise = _start(reward), _calm_noise(reward)
     error = noise * float(np.sqrt(1 / 2 + 1 / max(3, score.n // 5)))
     fallen = start - score.last
     from_peak = score.best - score.last
-    outside = case.held_out_gain < 0 and not case.rises("reward")
+    outside = log.evaluation_gain < 0 and not log.rises("reward")
     if fallen > 4 * error or (from_peak > 4 * error and fallen > error) or outside:
         signs.append("reward")
-        if outside and case.held_out is not None:
-            evidence.append(case.quote(case.held_out))
+        if outside and log.evaluation is not None:
+            evidence.append(log.quote(log.evaluation))
         evidence.append(
-            f"{case.log.key('reward')} {start:.3g} at the start, {max(score.best, start):.3g} at best, "
+            f"{log.key('reward')} {start:.3g} at the start, {max(score.best, start):.3g} at best, "
             f"{score.last:.3g} at the end"
         )
     low = float(reward.min())
     collapsed = "reward" in signs and score.last <= low + 0.1 * (max(score.best, start) - low)
-    grad = case.values("grad_norm")
+    grad = log.values("grad_norm")
     if len(grad) >= 6:
-        known = grad[grad > 0]
-        usual = float(np.median(known[:5])) if len(known) else 0.0
+        positive = grad[grad > 0]
+        usual = float(np.median(positive[:5])) if len(positive) else 0.0
         if usual > 0 and float(grad.max()) > 10 * usual:
             signs.append("grad_norm")
-            evidence.append(f"{case.log.key('grad_norm')} up to {grad.max():.3g}, {usual:.3g} in the first steps")
-    entropy = case.values("entropy")
+            evidence.append(f"{log.key('grad_norm')} up to {grad.max():.3g}, {usual:.3g} in the first steps")
+    entropy = log.values("entropy")
     if len(entropy) >= 2:
-        begin, end = float(entropy[0]), case.last("entropy")
+        begin, end = float(entropy[0]), log.last("entropy")
         jump = float(np.abs(np.diff(entropy)).max())
         if begin > 0.02 and ((end < 0.1 * begin and jump > 0.3 * begin) or end > 2.5 * begin + 0.3):
             signs.append("entropy")
-            evidence.append(case.quote("entropy"))
-    length = case.values("length")
+            evidence.append(log.quote("entropy"))
+    length = log.values("length")
     if len(length) >= 6:
-        begin, end = float(length[0]), case.last("length")
-        cut = case.values("truncated")
-        if end > 2.5 * begin or end < 0.35 * begin or (len(cut) > 5 and cut[0] < 0.3 and case.last("truncated") > 0.8):
+        begin, end = float(length[0]), log.last("length")
+        cut = log.values("truncated")
+        if end > 2.5 * begin or end < 0.35 * begin or (len(cut) > 5 and cut[0] < 0.3 and log.last("truncated") > 0.8):
             signs.append("length")
-            evidence.append(case.quote("length"))
-    kl = case.values("kl")
+            evidence.append(log.quote("length"))
+    kl = log.values("kl")
     if len(kl) >= 6 and float(np.sort(kl)[-3:].mean()) > 1.5:
         signs.append("kl")
-        evidence.append(case.quote("kl"))
+        evidence.append(log.quote("kl"))
     drop = float((reward[:-1] - reward[1:]).max()) if len(reward) > 1 else 0.0
     if "reward" in signs and drop > 0.75 * (max(score.best, start) - low) and drop > 6 * noise:
         signs.append("sudden")
-        evidence.append(f"within one step {case.log.key('reward')} falls by {drop:.3g}")
+        evidence.append(f"within one step {log.key('reward')} falls by {drop:.3g}")
     if "reward" not in signs or len(signs) < 2:
         return None
     if len(signs) == 2 and not collapsed and not outside and score.last > 0.5 * start > 0:
         return None  # harder tasks do as much
     grade = "likely" if len(signs) >= 3 or collapsed else "possible"
     ids = ["lr_too_high"]
-    if not case.rises("reward") and score.best < start + 2 * error and _steps_of_fall(reward, start, low) >= 4:
+    if not log.rises("reward") and score.best < start + 2 * error and _steps_of_fall(reward, start, low) >= 4:
         ids.append("advantage_sign")
         evidence.append(
             "it never gained and fell over several steps: a gradient that points the wrong way looks the same; an "
             "overfit test on one batch tells"
         )
-    return found(
+    return finding(
         ids,
         "critical",
         grade,
         "the policy has collapsed: the learning rate is too high",
         *evidence,
-        case.quote("lr", ".2g") if case.has("lr") else "",
+        log.quote("lr", ".2g") if log.has("lr") else "",
     )
 
 
@@ -382,53 +381,53 @@ def lr_too_high(case: Case) -> Finding | None:
     needs=("loss", "grad_norm", "nonfinite_steps", "reward"),
     follows=(),
 )
-def non_finite(case: Case) -> Finding | None:
+def non_finite(log: RunLog) -> Finding | None:
     for name in ("loss", "grad_norm"):
-        held = case.log.series.get(name)
-        if held is None or not len(held):
+        series = log.series.get(name)
+        if series is None or not len(series):
             continue
-        bad = ~np.isfinite(held.values)
+        bad = ~np.isfinite(series.values)
         if bad.any() and (bad[-1] or bad.mean() > 0.05 or bad.sum() >= 3):
             # a trainer that writes null where a step had no signal is no sick one
-            if case.log.source == "gxpo" and not case.last("nonfinite_steps") > 0:
+            if log.source == "gxpo" and not log.last("nonfinite_steps") > 0:
                 continue
-            at = int(held.steps[int(np.argmax(bad))])
-            return found(
+            at = int(series.steps[int(np.argmax(bad))])
+            return finding(
                 "non_finite",
                 "critical",
                 "proved",
-                f"{held.key} is not finite from step {at} on"
+                f"{series.key} is not finite from step {at} on"
                 if bad[-1]
-                else f"{held.key} is not finite in {int(bad.sum())} steps",
+                else f"{series.key} is not finite in {int(bad.sum())} steps",
                 f"{int(bad.sum())} of {len(bad)} logged values, the first at step {at}",
             )
-    died = [m for m in case.log.messages if NOT_FINITE.search(m)]
+    died = [m for m in log.messages if NOT_FINITE.search(m)]
     if died:
-        return found(
+        return finding(
             "non_finite",
             "critical",
             "proved",
             "the run ended because probabilities, loss or gradient were not finite",
             f"the console says: {died[-1]}",
-            *(case.quote(n) for n in ("entropy", "grad_norm", "reward") if case.has(n)),
+            *(log.quote(n) for n in ("entropy", "grad_norm", "reward") if log.has(n)),
         )
-    scores = case.log.series.get("reward")
+    scores = log.series.get("reward")
     if scores is not None and len(scores) and np.isinf(scores.values).sum() >= max(1, 0.05 * len(scores)):
         count = int(np.isinf(scores.values).sum())
-        return found(
+        return finding(
             "non_finite",
             "critical",
             "proved",
             "the reward is not finite: a rollout of infinite reward makes all advantages of its group so",
             f"{scores.key} is infinite in {count} of {len(scores)} logged steps",
         )
-    skipped = case.values("nonfinite_steps")
+    skipped = log.values("nonfinite_steps")
     if len(skipped) and skipped[-1] >= max(2, 0.05 * len(skipped)):
-        return found(
+        return finding(
             "non_finite",
             "critical",
             "proved",
             "optimiser steps are skipped because their gradient is not finite",
-            case.quote("nonfinite_steps", ".0f"),
+            log.quote("nonfinite_steps", ".0f"),
         )
     return None

@@ -1,1 +1,1 @@
-"""One module for each format that training runs leave: file -> `found.Found`, the trainer's own keys untouched."""
+"""One module for each format that training runs leave: file -> `table.Table`, the trainer's own keys untouched."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gxpo.base.errors import GxpoError
-from gxpo.doctor.readers.found import Found, flat
+from gxpo.doctor.readers.table import Table, flat
 
 LARGEST = 2_000_000  # characters of a file that may be a configuration
 
@@ -118,7 +118,7 @@ _DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "f
 _FLAT_LINE = re.compile(r"^([A-Za-z_][\w.]*)\s*[:=]\s*(\S.*)$")
 
 
-def from_text(text: str) -> Found | None:
+def from_text(text: str) -> Table | None:
     """A configuration in YAML or JSON; None where the text is neither or sets nothing that is known."""
     if len(text) > LARGEST or "\0" in text[:4096]:
         return None
@@ -133,7 +133,7 @@ def from_text(text: str) -> Found | None:
     if document is None:
         if ":" not in text:
             return None
-        from gxpo.base import yamltext  # ruamel is read only where there is YAML
+        from gxpo.base import yamltext
 
         try:
             document = yamltext.plain(yamltext.load(text, "configuration"), "configuration")
@@ -155,24 +155,24 @@ def _toml(text: str) -> Any:
         return None
 
 
-def from_settings(settings: Mapping[str, Any]) -> Found | None:
+def from_settings(settings: Mapping[str, Any]) -> Table | None:
     """The same of settings that are already flat."""
     if any(key in settings for key in _MODEL):
         return None
     # wandb's config.yaml has each value under "value"; "${...}" is a reference that nobody resolved
     settings = {
-        key.removesuffix(".value"): found
-        for key, found in settings.items()
-        if not key.startswith(("_wandb", "wandb_version")) and not str(found).startswith("${")
+        key.removesuffix(".value"): setting
+        for key, setting in settings.items()
+        if not key.startswith(("_wandb", "wandb_version")) and not str(setting).startswith("${")
     }
     if trainer(settings) is None and "peft_type" not in settings:
         return None
-    return Found("config", settings=dict(settings))
+    return Table("config", settings=dict(settings))
 
 
 def trainer(settings: Mapping[str, Any]) -> str | None:
-    """Whose configuration it is."""
-    counts = {name: sum(value(settings, key) is not None for key in own) for name, own in _OWN.items()}
+    """Return the trainer that a configuration is of."""
+    counts = {name: sum(value(settings, key) is not None for key in keys) for name, keys in _OWN.items()}
     best = max(counts, key=lambda name: counts[name])
     return best if counts[best] else None
 
@@ -185,15 +185,15 @@ def value(settings: Mapping[str, Any], key: str) -> Any:
     return settings[longer[0]] if longer else None
 
 
-def named(settings: Mapping[str, Any], whose: str) -> dict[str, Any]:
-    """Settings under our names. `whose`: the trainer (unsloth's are TRL's)."""
-    whose = "trl" if whose == "unsloth" else whose
+def translate(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return settings under our names; `source` is the trainer (unsloth's are TRL's)."""
+    source = "trl" if source == "unsloth" else source
     out: dict[str, Any] = {}
-    for name, keys in _TABLES.get(whose, {}).items():
-        found = next((v for key in keys if (v := value(settings, key)) is not None), None)
-        if found is not None and not isinstance(found, dict):
-            out[name] = _clean(name, found)
-    special = _SPECIAL.get(whose)
+    for name, keys in _TABLES.get(source, {}).items():
+        setting = next((v for key in keys if (v := value(settings, key)) is not None), None)
+        if setting is not None and not isinstance(setting, dict):
+            out[name] = _clean(name, setting)
+    special = _SPECIAL.get(source)
     if special is not None:
         special(settings, out)
     return {name: v for name, v in out.items() if v is not None}
@@ -255,8 +255,8 @@ def _verl(settings: Mapping[str, Any], out: dict[str, Any]) -> None:
     if isinstance(warmup, (int, float)) and warmup < 0:  # -1: by lr_warmup_steps_ratio
         ratio = value(settings, "actor.optim.lr_warmup_steps_ratio")
         steps = out.get("max_steps")
-        known = isinstance(ratio, (int, float)) and (ratio == 0 or steps)
-        out["warmup_steps"] = math.ceil(ratio * (steps or 0)) if known else None
+        is_known = isinstance(ratio, (int, float)) and (ratio == 0 or steps)
+        out["warmup_steps"] = math.ceil(ratio * (steps or 0)) if is_known else None
     ranks = [value(settings, key) for key in ("model.lora_rank", "model.lora.rank")]
     if any(isinstance(r, (int, float)) for r in ranks):
         out["lora"] = any(isinstance(r, (int, float)) and r > 0 for r in ranks)

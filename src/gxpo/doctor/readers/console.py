@@ -12,17 +12,15 @@ Where each form was read:
 
 from __future__ import annotations
 
+import ast
 import json
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gxpo.doctor.readers import keys, printed_settings
-from gxpo.doctor.readers.found import Found, Row, number, step_of
-from gxpo.doctor.readers.messages import Messages
-from gxpo.doctor.readers.text import plain
+from gxpo.doctor.readers import keys
+from gxpo.doctor.readers.table import Row, Table, figures, flat, number, step_of
 
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|nan|NaN|inf|Infinity)"
 _MESSAGE = re.compile(r"\"message\": \"(.*?[^\\])\"")
@@ -48,7 +46,29 @@ _EQUALS = re.compile(
 _STEPS = ("step", "global_step", "global_step/max_steps")
 _BAR = re.compile(r"(\d{1,12})/(\d{1,12}) \[")
 _EVALUATED = re.compile(r"Evaluated (?P<name>\S+) \(Step (?P<step>\d{1,12})\)")
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b\n]*\x07")
 
+MOST_MESSAGES = 50
+_WARNING = re.compile(
+    r"\b\w*Warning: |^\s*(?:\[?\d{4}[-/].*)?\[?(?:WARNING|ERROR|CRITICAL)\b|All reward functions returned None"
+    r"|CUDA out of memory|OutOfMemoryError|Killed$|NCCL (?:error|timeout)"
+)
+_MESSAGE_MARKS = ("Warning: ", "WARN", "ERROR", "CRIT", "returned None", "memory", "Memory", "Killed", "NCCL")
+_RAISED = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::|$)")
+_FIGURES = re.compile(r"0x[0-9a-f]+|\d[\d.,:/e+-]*")  # in which alike messages differ: times, steps, addresses
+_OF_LIBRARIES = ("FutureWarning", "DeprecationWarning")  # of what a later version will change
+_BAR_END = re.compile(r"\d{1,12}/\d{1,12} \[[^\[\]]{0,200}\]\s*")
+
+_COMMAND = re.compile(
+    r"verl\.trainer|\btrl grpo\b|openrlhf\.cli|--(?:learning_rate|num_generations|max_completion_length)\b"
+)
+_OPTION = re.compile(r"--([A-Za-z][\w.-]*)(?:[= ]+(?!--)('[^']*'|\"[^\"]*\"|[^\s\\]+))?")
+_OVERRIDE = re.compile(r"(?<![\w.-])\+{0,2}([a-z_]\w*(?:\.\w+)+)=('[^']*'|\"[^\"]*\"|[^\s\\]+)")
+_COMMANDS = ("verl.trainer", "trl grpo", "openrlhf.cli", "--")  # one of them is in every match of _COMMAND
+_ARGUMENTS = re.compile(r"\b(?:GRPOConfig|TrainingArguments|UnslothGRPOConfig)\($")
+_ARGUMENT = re.compile(r"^\s*(\w+)=(.*)$")
+_TREE = re.compile(r"^\s*\{'actor_rollout_ref': \{|^\s*\{'(?:actor|algorithm|data|critic)\w*': \{")
+_LARGEST = 400_000  # characters of a printed tree
 
 # Lines without any of these have nothing to read: the log of an engine has millions.
 _MARKS = (
@@ -60,7 +80,7 @@ _MARKS = (
 
 
 def _marks(chunk: str) -> list[int]:
-    """Where marks stand, in order."""
+    """Positions of the marks, in order."""
     out = []
     for mark in _MARKS:
         at = chunk.find(mark)
@@ -83,22 +103,128 @@ def _pairs(text: str) -> dict[str, Any]:
 
 
 @dataclass
+class Messages:
+    """The first `MOST_MESSAGES` different ones, each once, as printed; a traceback is its last line."""
+
+    texts: list[str] = field(default_factory=list)
+    open: bool = False  # inside a traceback
+    _seen: set[str] = field(default_factory=set)
+
+    def add(self, line: str) -> None:
+        text = line.strip()
+        if text.startswith("Traceback (most recent call last)"):
+            self.open = True
+            return
+        if self.open:
+            if not _RAISED.match(text):
+                if text and not line.startswith((" ", "\t")) and not text.startswith(("During", "The above")):
+                    self.open = False
+                return
+            self.open = False
+        elif (
+            not any(mark in line for mark in _MESSAGE_MARKS)
+            or not _WARNING.search(line)
+            or text.startswith(("{", "warnings.warn"))
+        ):
+            return
+        if any(kind in text for kind in _OF_LIBRARIES):
+            return
+        text = _without_bars(text)[:300]
+        alike = _FIGURES.sub("", text)
+        if alike not in self._seen and len(self.texts) < MOST_MESSAGES:
+            self._seen.add(alike)
+            self.texts.append(text)
+
+
+def _without_bars(text: str) -> str:
+    """The rest of a line after its last progress bar (`12%|...| 3/25 [...]`)."""
+    bar = text.rfind("%|")
+    end = _BAR_END.search(text, bar) if bar >= 0 else None
+    return text if end is None else text[end.end() :]
+
+
+def _setting(text: str) -> Any:
+    """Parse a number, flag, list or text as it is written on a command line."""
+    text = text.strip().strip("'\"")
+    low = text.lower()
+    if low in ("true", "false"):
+        return low == "true"
+    if low in ("null", "none"):
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+@dataclass
+class PrintedSettings:
+    """Settings that a console shows: command lines, the printed arguments of transformers, verl's printed tree."""
+
+    open: str = ""  # "command", "arguments" or "tree" while one goes on
+    settings: dict[str, Any] = field(default_factory=dict)
+    _tree: list[str] = field(default_factory=list)
+    _depth: int = 0
+    _size: int = 0
+
+    def take(self, line: str) -> bool:
+        """Read a line; True if it belongs to settings."""
+        if self.open == "tree" or _TREE.match(line):
+            return self._branch(line)
+        if self.open == "arguments":
+            pair = _ARGUMENT.match(line)
+            if pair is not None:
+                self.settings.setdefault(pair[1], _setting(pair[2].rstrip().removesuffix(",")))
+                return True
+            self.open = ""
+            return line.strip() == ")"
+        if line.endswith("(") and _ARGUMENTS.search(line):
+            self.open = "arguments"
+            return True
+        if self.open == "command" or (any(c in line for c in _COMMANDS) and _COMMAND.search(line)):
+            pairs = [*_OPTION.findall(line), *_OVERRIDE.findall(line)]
+            for name, text in pairs:
+                self.settings.setdefault(name.replace("-", "_"), _setting(text) if text else True)
+            self.open = "command" if line.rstrip().endswith("\\") else ""
+            return bool(pairs)
+        return False
+
+    def _branch(self, line: str) -> bool:
+        self.open = "tree"
+        self._tree.append(line)
+        self._size += len(line)
+        self._depth += line.count("{") - line.count("}")
+        if self._depth <= 0 or self._size > _LARGEST:
+            try:
+                tree = ast.literal_eval("\n".join(self._tree).strip())
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                tree = None
+            for name, setting in flat(tree).items():
+                self.settings.setdefault(name, setting)
+            self.open, self._tree, self._depth, self._size = "", [], 0, 0
+        return True
+
+
+@dataclass
 class Console:
-    """Reads line by line; `found` has what was understood so far."""
+    """Reads line by line; `table` has what was understood so far."""
 
-    found: Found = field(default_factory=lambda: Found("console", numbered=False))
+    table: Table = field(default_factory=lambda: Table("console", is_numbered=False))
     messages: Messages = field(default_factory=Messages)
-    settings: printed_settings.PrintedSettings = field(default_factory=printed_settings.PrintedSettings)
+    settings: PrintedSettings = field(default_factory=PrintedSettings)
     open: list[str] = field(default_factory=list)  # lines of a dict that has not ended
-    before: str = ""  # what stood before it on its first line
+    prefix: str = ""  # what stood before it on its first line
     rows: int = 0  # dict rows of training so far: steps where none are printed
-    step: float = math.nan  # the last that was printed
-    broken: tuple[float, str] | None = None  # a line of verl that may go on in the next
-    rounded: bool = False
-    worded: list[Row] = field(default_factory=list)  # rows of words and numbers
-    evaluated: int = 0
+    broken_line: tuple[float, str] | None = None  # a line of verl that may go on in the next
+    is_rounded: bool = False
+    word_rows: list[Row] = field(default_factory=list)  # rows of words and numbers
+    n_evaluations: int = 0
 
-    def read(self, chunks: Iterable[str]) -> Found:
+    def read(self, chunks: Iterable[str]) -> Table:
         """`chunks`: pieces of whole lines. Only lines with a mark are looked at, and what follows one that goes on."""
         for chunk in chunks:
             at, marks = 0, _marks(chunk)
@@ -106,32 +232,34 @@ class Console:
                 while at <= mark:
                     start = at if self._goes_on else chunk.rfind("\n", at, mark) + 1 or at
                     end = chunk.index("\n", start)
-                    self._line(plain(chunk[start:end]))
+                    self._line(chunk[start:end])
                     at = end + 1
             while self._goes_on and at < len(chunk):
                 end = chunk.index("\n", at)
-                self._line(plain(chunk[at:end]))
+                self._line(chunk[at:end])
                 at = end + 1
         self._end()
-        return self.found
+        return self.table
 
     @property
     def _goes_on(self) -> bool:
-        return bool(self.open or self.broken or self.settings.open or self.messages.open)
+        return bool(self.open or self.broken_line or self.settings.open or self.messages.open)
 
     def _line(self, line: str) -> None:
+        if "\x1b" in line:
+            line = _COLOUR.sub("", line)
         bare = _RAY.sub("", line) if line.startswith("(") else line
         whole, line = bare != line, bare  # Ray puts its prefix before every line, so this one begins here
         if not line.startswith(("{", "step:")):
             self.messages.add(line)
         if "nsloth" in line:
-            self.found.hints.add("unsloth")
+            self.table.hints.add("unsloth")
         if self.open:
             self._go_on(line)
             return
         if self.settings.take(line):
             return
-        if self.broken is not None and self._verl_rest(line, whole):
+        if self.broken_line is not None and self._verl_rest(line, whole):
             return
         start = _DICT.search(line) if "{" in line else None
         if start is not None and not line[: start.start()].rstrip().endswith(("':", '":')):
@@ -150,7 +278,7 @@ class Console:
         end = line.find("}", start)
         if end < 0:
             self.open = [line[start:]]
-            self.before = line[:start]
+            self.prefix = line[:start]
             return
         self._row(line[start : end + 1], line[:start])
 
@@ -158,7 +286,7 @@ class Console:
         fresh = _DICT.search(line)
         if fresh is not None or len(self.open) > 100 or _VERL.search(line):
             self.open = []
-            self.found.unreadable += 1
+            self.table.n_unreadable += 1
             self._line(line)
             return
         if _BAR.search(line) and "%|" in line:
@@ -167,35 +295,34 @@ class Console:
         self.open.append(line if end < 0 else line[: end + 1])
         if end >= 0:
             text, self.open = "\n".join(self.open), []
-            self._row(text, self.before)
+            self._row(text, self.prefix)
 
     def _row(self, text: str, before: str) -> None:
         texts = _pairs(text)
-        figures = {key: value for key, written in texts.items() if (value := number(written)) is not None}
-        if "train_runtime" in figures:
+        values = figures(texts)
+        if "train_runtime" in values:
             return
-        if not any(keys.known(key) for key in figures):
+        if not any(map(keys.is_metric, values)):
             logged = _MESSAGE.search(text)  # prime-rl's `json_sink`: the line is inside an object
             if logged is not None:
                 self._words(logged[1])
             return
-        step = next((s for k in _STEPS if (s := step_of(texts.get(k))) is not None), None)
+        step, _ = step_of(texts, _STEPS)
         for key in _STEPS:
-            figures.pop(key, None)
-        said = _STEP.search(before)
-        if step is None and said is not None:
-            step = float(said[1])
-        evaluation = "eval_runtime" in figures or "eval_loss" in figures or "eval_metrics" in before
-        if evaluation:
+            values.pop(key, None)
+        step_before = _STEP.search(before)
+        if step is None and step_before is not None:
+            step = float(step_before[1])
+        is_evaluation = "eval_runtime" in values or "eval_loss" in values or "eval_metrics" in before
+        if is_evaluation:
             # unsloth prints its own keys without the prefix in rows of evaluations
-            figures = {k if k.startswith(("eval_", "epoch")) else f"eval_{k}": v for k, v in figures.items()}
+            values = {k if k.startswith(("eval_", "epoch")) else f"eval_{k}": v for k, v in values.items()}
         if step is None:
-            self.rows += not evaluation
+            self.rows += not is_evaluation
             step = float(self.rows)
         else:
-            self.found.numbered = True
-        self.step = step
-        self.found.rows.append((step, figures))
+            self.table.is_numbered = True
+        self.table.rows.append((step, values))
 
     # verl
 
@@ -203,29 +330,28 @@ class Console:
         self._verl_pairs(float(start[1]), line[start.end(1) :])
 
     def _verl_pairs(self, step: float, text: str) -> None:
-        figures = {}
+        values = {}
         for pair in _VERL_PAIR.finditer(text):
             if pair[1] == "actor/lr" and pair[2] in ("0.000", "-0.000"):
-                self.rounded = True  # 1e-6 printed with three decimals
+                self.is_rounded = True  # 1e-6 printed with three decimals
                 continue
-            figures[pair[1]] = float(pair[2])
-        if figures:
-            self.found.numbered = True
-            self.step = step
-            if self.broken is not None:
-                self.found.rows.pop()
-            self.found.rows.append((step, figures))
-            self.broken = (step, text)
+            values[pair[1]] = float(pair[2])
+        if values:
+            self.table.is_numbered = True
+            if self.broken_line is not None:
+                self.table.rows.pop()
+            self.table.rows.append((step, values))
+            self.broken_line = (step, text)
 
     def _verl_rest(self, line: str, whole: bool) -> bool:
-        """Whether the line is the rest of the one before, which a terminal or a page has broken."""
-        assert self.broken is not None
-        step, text = self.broken
+        """True if the line is the rest of the one before, which a terminal or a page has broken."""
+        assert self.broken_line is not None
+        step, text = self.broken_line
         may = not whole and "step:" not in line and len(text) < 20_000
         if may and (line.startswith((" - ", "- ")) or len(_VERL_PAIR.findall(line)) > 1):
             self._verl_pairs(step, text + line)
             return True
-        self.broken = None
+        self.broken_line = None
         return False
 
     # words and numbers
@@ -234,45 +360,44 @@ class Console:
         if "%|" in line:
             bar = _BAR.search(line)
             if bar is not None and self.rows and int(bar[2]) > 1:
-                self.found.bars.append((self.rows, int(bar[1]), int(bar[2])))
+                self.table.bars.append((self.rows, int(bar[1]), int(bar[2])))
             return
         evaluated = _EVALUATED.search(line)
-        said = evaluated or _STEP.search(line)
-        if said is None or "Micro Step" in line:
+        match = evaluated or _STEP.search(line)
+        if match is None or "Micro Step" in line:
             return
-        step = float(evaluated["step"] if evaluated else said[1])
-        rest = line[said.end() :]
-        figures: dict[str, float] = {}
+        step = float(evaluated["step"] if evaluated else match[1])
+        rest = line[match.end() :]
+        values: dict[str, float] = {}
         pattern = _PIPE if " | " in rest else _EQUALS
         for pair in pattern.finditer(rest):
             value = number(pair[2])
             if value is not None:
-                figures.setdefault(pair[1].strip(), value / 100 if pair[3] == "%" else value)
+                values.setdefault(pair[1].strip(), value / 100 if pair[3] == "%" else value)
         span = _SPAN.search(rest)
-        if span is not None and "Time" not in figures:
+        if span is not None and "Time" not in values:
             unit = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}[span[2]]
-            figures["Time"] = float(span[1]) * unit + float(span[3] or 0)
-        if not any(keys.known(key) for key in figures):
+            values["Time"] = float(span[1]) * unit + float(span[3] or 0)
+        if not any(map(keys.is_metric, values)):
             return
         if evaluated:
-            figures = {f"eval/{evaluated['name']}/{key}": value for key, value in figures.items()}
-        self.step = step
-        self.worded.append((step, figures))
-        self.evaluated += evaluated is not None
+            values = {f"eval/{evaluated['name']}/{key}": value for key, value in values.items()}
+        self.word_rows.append((step, values))
+        self.n_evaluations += evaluated is not None
 
     def _end(self) -> None:
         # Where dicts or verl's lines are, words with numbers are text: of completions that TRL prints, say.
-        if not self.found.rows or self.evaluated:
-            self.found.rows += self.worded
-            self.found.numbered = self.found.numbered or bool(self.worded)
+        if not self.table.rows or self.n_evaluations:
+            self.table.rows += self.word_rows
+            self.table.is_numbered = self.table.is_numbered or bool(self.word_rows)
         if self.open:
-            self.found.torn = True
-        if self.rounded:
-            self.found.notes.append("figures have three decimals: actor/lr of 0.000 is unknown, and was left out")
-        self.found.messages = self.messages.texts
-        self.found.settings = self.settings.settings()
+            self.table.is_torn = True
+        if self.is_rounded:
+            self.table.notes.append("figures have three decimals: actor/lr of 0.000 is unknown, and was left out")
+        self.table.messages = self.messages.texts
+        self.table.settings = dict(self.settings.settings)
 
 
-def read(chunks: Iterable[str]) -> Found:
+def read(chunks: Iterable[str]) -> Table:
     """Figures, warnings and settings of a console text, given in pieces of whole lines."""
     return Console().read(chunks)

@@ -1,14 +1,23 @@
-"""Files of a run below a directory, and which reader each is for, by content."""
+"""Files of a run below a directory, and the `Table` of each, by the reader that its content asks for."""
 
 from __future__ import annotations
 
+import codecs
+import csv
+import io
 import itertools
+import json
+import math
 import os
+import re
+import struct
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
-from gxpo.base.errors import MissingExtra
-from gxpo.doctor.readers import configs, console, events, json_files, keys, table, text
-from gxpo.doctor.readers.found import Found
+from gxpo.base.errors import MissingExtra, RecordError, need
+from gxpo.doctor.readers import configs, console, json_files, keys
+from gxpo.doctor.readers.table import STEP_KEYS, Table, flat, number
 
 MOST_FILES = 20_000
 SKIPPED_DIRS = {"node_modules", "__pycache__", "site-packages", "venv"}
@@ -25,6 +34,12 @@ SKIPPED = (
     "ledger.jsonl",  # of gxpo's asynchronous runs: groups, no figures
 )
 _HEAD = 65_536
+LARGEST = 500_000_000  # bytes read of one file; of a larger one its two ends
+LONGEST = 4_000_000  # characters of a line; the rest of a longer one is left out
+_CHUNK = 1 << 20
+_EVENTS = b"brain.Event:"  # in the first record of every event file of TensorBoard
+_RULE = re.compile(r"[\s|:-]+$")
+_BOUNDS = ("__MIN", "__MAX")  # wandb exports three columns for each figure
 
 
 def candidates(root: Path) -> tuple[list[Path], list[str]]:
@@ -43,70 +58,254 @@ def candidates(root: Path) -> tuple[list[Path], list[str]]:
                 files.append(path)
     notes = []
     if pickled:
-        shown = ", ".join(pickled[:5]) + ", ..." * (len(pickled) > 5)
-        notes.append(f"not opened, as unpickling could run code: {shown}")
+        names_shown = ", ".join(pickled[:5]) + ", ..." * (len(pickled) > 5)
+        notes.append(f"not opened, as unpickling could run code: {names_shown}")
     if len(files) > MOST_FILES:
         notes.append(f"{len(files):,} files: only the first {MOST_FILES:,} were tried")
     return files[:MOST_FILES], notes
 
 
-def recognised(path: Path) -> Found | None:
-    """What the file holds, or None: a dump of rollouts, or nothing that is known."""
+def read_file(path: Path) -> Table | None:
+    """Read a file; None for a dump of rollouts, or nothing that is known."""
     try:
         with path.open("rb") as stream:
             head = stream.read(_HEAD)
-        if events.MARK in head[:64]:
-            return _events(path)
-        code = text.encoding(head)
+        if _EVENTS in head[:64]:
+            return _read_events(path)
+        code = _encoding(head)
         if (code != "utf-16" and b"\0" in head[:4096]) or not head.strip():
             return None
         start = head.decode(code, errors="replace").lstrip("\ufeff \t\r\n")
-        return _text(path, start)
+        return _read_text(path, start)
     except OSError as error:
-        return Found("config", notes=[f"can't be read: {error.strerror}"])
+        return Table("config", notes=[f"can't be read: {error.strerror}"])
 
 
-def _events(path: Path) -> Found | None:
-    try:
-        return events.read(path)
-    except MissingExtra as error:
-        return Found("events", notes=[str(error)])
-
-
-def _text(path: Path, start: str) -> Found | None:
+def _read_text(path: Path, start: str) -> Table | None:
     notes: list[str] = []
     size = path.stat().st_size
-    found: Found | None = None
+    table: Table | None = None
     if start[:1] in ("{", "["):
         first, more, _ = start.partition("\n")
         if not more:  # the line is longer than the head
-            first = next((line for line in text.lines(path, []) if line.strip()), "").strip("\ufeff \t")
+            first = next((line for line in _lines(path, []) if line.strip()), "").strip("\ufeff \t")
         if json_files.is_dump(first):
             return None
         if len(first) > 2 and first[0] == "{":
-            found = json_files.from_lines(text.lines(path, notes))
-        if found is None:
-            found = json_files.from_text(text.whole(path))
-        if found is not None and found.kind == "config":
-            return configs.from_settings(found.settings)
-        if found is not None and (not found.rows or _training(found)):
-            found.notes += notes
-            return found
+            table = json_files.from_lines(_lines(path, notes))
+        if table is None:
+            table = json_files.from_text(_text_of(path))
+        if table is not None and table.kind == "config":
+            return configs.from_settings(table.settings)
+        if table is not None and (not table.rows or _has_figures(table)):
+            table.notes += notes
+            return table
     if size <= 50_000_000 and any(mark in start for mark in ("\t", ",", "|", ";")):
-        found = table.read(text.whole(path), path.name)
-        if found is not None and len(found.rows) > 0:
-            return found
+        table = _read_delimited(_text_of(path), path.name)
+        if table is not None and table.rows:
+            return table
     notes = []
-    found = console.read(text.chunks(path, notes))
-    found.notes += notes
-    if found.rows or found.messages or (found.settings and configs.trainer(found.settings)):
-        return found
-    return configs.from_text(text.whole(path)) if size <= configs.LARGEST else None
+    table = console.read(_chunks(path, notes))
+    table.notes += notes
+    if table.rows or table.messages or (table.settings and configs.trainer(table.settings)):
+        return table
+    return configs.from_text(_text_of(path)) if size <= configs.LARGEST else None
 
 
-def _training(found: Found) -> bool:
-    """Whether the rows have any figure of training."""
-    return any(keys.known(key) for _, row in itertools.islice(found.rows, 200) for key in row)
+def _has_figures(table: Table) -> bool:
+    """True if the rows have any figure of training."""
+    return any(keys.is_metric(key) for _, row in itertools.islice(table.rows, 200) for key in row)
+
+
+def _read_events(path: Path) -> Table:
+    """Read TensorBoard's scalars by step; a record that is cut short ends the file, a malformed one is counted."""
+    try:
+        event_pb2 = need("tensorboard.compat.proto.event_pb2", "tensorboard")
+    except MissingExtra as error:
+        return Table("events", notes=[str(error)])
+    rows: dict[int, dict[str, float]] = {}
+    table = Table("events")
+    with path.open("rb") as stream:
+        # length, its checksum, the record, its checksum: tensorflow's record_writer.h
+        while head := stream.read(12):
+            size = struct.unpack("<Q", head[:8])[0] if len(head) == 12 else 0
+            data = stream.read(size + 4) if 0 < size < 1 << 30 else b""
+            if len(data) < size + 4 or not data:
+                table.is_torn = True
+                break
+            event = event_pb2.Event()
+            try:
+                event.ParseFromString(data[:-4])
+            except Exception:  # DecodeError is of whichever protobuf there is
+                table.n_unreadable += 1
+                continue
+            for value in event.summary.value:
+                if value.tag == "args/text_summary" and value.tensor.string_val:
+                    table.settings = _arguments(value.tensor.string_val[0])
+                figure = _scalar(value)
+                if figure is not None:
+                    rows.setdefault(event.step, {})[value.tag] = figure
+    table.rows = [(float(step), row) for step, row in rows.items()]
+    if any("rollouts/zero_signal_groups" in row or "update/weights_crc" in row for row in rows.values()):
+        # gxpo's own files: names behind the word that TensorBoard groups them by
+        table.rows = [(step, {key.partition("/")[2]: v for key, v in row.items()}) for step, row in table.rows]
+    elif any("zero/signal_groups" in row or "weights/crc" in row for row in rows.values()):
+        # gxpo's of before: the first underline is a stroke there
+        table.rows = [(step, {key.replace("/", "_", 1): v for key, v in row.items()}) for step, row in table.rows]
+    return table
+
+
+def _arguments(data: bytes) -> dict[str, Any]:
+    """Parse the arguments of training that transformers' `TensorBoardCallback` writes as a text."""
+    try:
+        return flat(json.loads(data))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _scalar(value: Any) -> float | None:
+    kind = value.WhichOneof("value")
+    if kind == "simple_value":
+        return float(value.simple_value)
+    if kind == "tensor" and not value.tensor.tensor_shape.dim:
+        if value.tensor.float_val:
+            return float(value.tensor.float_val[0])
+        if value.tensor.double_val:
+            return float(value.tensor.double_val[0])
+        if value.tensor.dtype == 1 and len(value.tensor.tensor_content) == 4:
+            return struct.unpack("<f", value.tensor.tensor_content)[0]
+    return None
+
+
+def _read_delimited(text: str, name: str) -> Table | None:
+    """Read CSV, TSV (exports of wandb, too), or a table in Markdown or copied from a notebook.
+
+    None where no line is a header that names figures of training.
+    """
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    for at, line in enumerate(lines[:2000]):
+        for mark in ("\t", ",", "|", ";"):
+            if mark in line and len(line) < 50_000 and "{" not in line and "step:" not in line:
+                header = _cells(line, mark)
+                if len(header) > 1 and len(set(header)) == len(header) and _is_header(header):
+                    table = _delimited_rows(header, lines[at + 1 :], mark, name)
+                    if table is not None:
+                        return table
+    return None
+
+
+def _is_header(header: list[str]) -> bool:
+    return all(h and number(h) is None and "{" not in h for h in header[1:]) and any(
+        keys.is_metric(keys.trainer_key(h)) for h in header
+    )
+
+
+def _cells(line: str, mark: str) -> list[str]:
+    if mark == "|":
+        return [c.strip() for c in line.strip().removeprefix("|").removesuffix("|").split("|")]
+    try:
+        return [c.strip() for c in next(csv.reader(io.StringIO(line), delimiter=mark), [])]
+    except csv.Error:
+        return []
+
+
+def _delimited_rows(header: list[str], lines: list[str], mark: str, name: str) -> Table | None:
+    steps = [i for i, h in enumerate(header) if keys.trainer_key(h) in STEP_KEYS]
+    counts = sorted(steps, key=lambda i: STEP_KEYS.index(keys.trainer_key(header[i])))
+    columns = {
+        i: keys.trainer_key(h)
+        for i, h in enumerate(header)
+        if i not in steps and not h.endswith(_BOUNDS) and h and h != "_"
+    }
+    _refuse_several_runs(header, columns, name)
+    table = Table("table", is_numbered=bool(counts))
+    for line in lines:
+        if not line.strip() or _RULE.match(line):
+            if table.rows and mark == "|" and not line.strip():
+                break
+            continue
+        cells = _cells(line, mark)
+        if len(cells) != len(header):
+            if mark == "|":
+                break
+            table.n_unreadable += 1
+            continue
+        step = next((s for i in counts if (s := number(cells[i])) is not None and math.isfinite(s)), None)
+        if step is None and counts:
+            table.n_unreadable += 1
+            continue
+        figures = {key: v for i, key in columns.items() if cells[i] and (v := number(cells[i])) is not None}
+        if figures:
+            table.rows.append((float(len(table.rows) + 1) if step is None else step, figures))
+    return table if table.rows else None
+
+
+def _refuse_several_runs(header: list[str], columns: dict[int, str], name: str) -> None:
+    """Raise `RecordError` for a comparison of several runs, as wandb exports it."""
+    if len(set(columns.values())) < len(columns):
+        runs = sorted({h.rsplit(" - ", 1)[0] for i, h in enumerate(header) if i in columns and " - " in h})
+        if len(runs) > 1:
+            listed = ", ".join(runs[:8]) + ", ..." * (len(runs) > 8)
+            raise RecordError(f"{name} holds {len(runs)} runs: {listed}: export one of them")
+
+
+def _encoding(head: bytes) -> str:
+    """Encoding by the mark at the start; PowerShell's `>` writes UTF-16."""
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "utf-16"
+    return "utf-8-sig"
+
+
+def _text_of(path: Path) -> str:
+    """The text of a file, at most `LARGEST` bytes of it."""
+    with path.open("rb") as stream:
+        data = stream.read(LARGEST)
+    return data.decode(_encoding(data[:2]), errors="replace")
+
+
+def _chunks(path: Path, notes: list[str]) -> Iterator[str]:
+    """The text in pieces of whole lines that end in a line feed; carriage returns of progress bars end lines, too."""
+    with path.open("rb") as raw:
+        head = raw.read(2)
+        size = raw.seek(0, 2)
+        raw.seek(0)
+        if size <= LARGEST:
+            yield from _pieces(raw, _encoding(head), None)
+            return
+        half = LARGEST // 2
+        notes.append(f"larger than {LARGEST:,} bytes: only the first and the last {half:,} were read")
+        yield from _pieces(raw, _encoding(head), half)
+        raw.seek(size - half - half % 2)
+        yield from _pieces(raw, _encoding(head).replace("utf-16", "utf-16-le"), None)
+
+
+def _lines(path: Path, notes: list[str]) -> Iterator[str]:
+    """Lines without their ends."""
+    for chunk in _chunks(path, notes):
+        yield from chunk.split("\n")[:-1]
+
+
+def _pieces(raw: IO[bytes], code: str, limit: int | None) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder(code)(errors="replace")
+    rest, read = "", 0
+    while limit is None or read < limit:
+        data = raw.read(_CHUNK if limit is None else min(_CHUNK, limit - read))
+        read += len(data)
+        text = rest + decoder.decode(data, final=not data)
+        if "\r" in text:
+            # at the end of a piece it may be half of a line's end
+            carriage = "\r" if text[-1] == "\r" and data else ""
+            text = text[: len(text) - len(carriage)].replace("\r\n", "\n").replace("\r", "\n") + carriage
+        end = text.rfind("\n") + 1
+        rest = text[end:]
+        if end:
+            yield text[:end]
+        if len(rest) > LONGEST:
+            rest = rest[:LONGEST]
+        if not data:
+            break
+    if rest:
+        yield rest + "\n"
 
 
 def dump_source(path: Path) -> str:

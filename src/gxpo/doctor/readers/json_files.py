@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gxpo.doctor.readers.found import STEP_KEYS, Found, Row, figures, flat, number, step_of
+from gxpo.doctor.readers.table import STEP_KEYS, Row, Table, figures, flat, number, step_of
 
 # Texts of a rollout: a file whose rows have them is a dump, which `gxpo.doctor.rollout_files` reads.
 ROLLOUT_KEYS = {
@@ -26,7 +26,7 @@ ROLLOUT_KEYS = {
 }
 
 
-def from_text(text: str) -> Found | None:
+def from_text(text: str) -> Table | None:
     """A whole JSON document; one that is cut short gives the rows that are complete. None: no figures, no settings."""
     try:
         document = json.loads(text)
@@ -34,20 +34,20 @@ def from_text(text: str) -> Found | None:
         if '"log_history"' not in text:
             return None
         at = text.index('"log_history"')
-        found = _state({"log_history": list(_objects(text, at))})
-        found.torn = True
-        return found
+        table = _state({"log_history": list(_objects(text, at))})
+        table.is_torn = True
+        return table
     return from_document(document)
 
 
-def from_document(document: Any) -> Found | None:
+def from_document(document: Any) -> Table | None:
     if isinstance(document, Mapping):
         if isinstance(document.get("log_history"), list):
             return _state(document)
         if isinstance(document.get("history"), list):
             return from_document(document["history"])
         settings = flat(document)
-        return Found("config", settings=settings) if settings else None
+        return Table("config", settings=settings) if settings else None
     if isinstance(document, list) and document and all(isinstance(row, Mapping) for row in document[:10]):
         if is_rollout(document[0]):
             return None
@@ -56,7 +56,7 @@ def from_document(document: Any) -> Found | None:
 
 
 def is_rollout(row: Any) -> bool:
-    """Whether a row is of a dump of rollouts and not of figures."""
+    """True if a row is of a dump of rollouts and not of figures."""
     if not isinstance(row, Mapping):
         return False
     if str(row.get("schema", row.get("format", ""))).startswith("gxpo.sampling.rollouts"):
@@ -68,31 +68,31 @@ _TEXTS = re.compile(r"\{\"(?:schema|prompt|completion|input|output|response|mess
 
 
 def is_dump(first: str) -> bool:
-    """Whether the first line of a text is a row of a dump of rollouts; a long one may be cut short."""
+    """True if the first line of a text is a row of a dump of rollouts; a long one may be cut short."""
     try:
         return is_rollout(json.loads(first))
     except (ValueError, RecursionError):
         return _TEXTS.match(first) is not None
 
 
-def from_lines(lines: Iterable[str]) -> Found | None:
+def from_lines(lines: Iterable[str]) -> Table | None:
     """JSON lines; None where the first objects are no figures (a dump of rollouts, messages of a chat).
 
     The last line of a run that is still going may be cut: `torn`, and not counted as unreadable.
     """
     rows: list[Mapping[str, Any]] = []
-    unreadable, torn, seen = 0, False, 0
+    unreadable, torn, n_lines = 0, False, 0
     for line in lines:
         line = line.strip()
         if not line or line in "[],":
             continue
-        seen += 1
+        n_lines += 1
         torn = False
         try:
             row = json.loads(line.rstrip(","))
         except (ValueError, RecursionError):
             unreadable, torn = unreadable + 1, True
-            if unreadable >= 20 and unreadable > seen / 2:
+            if unreadable >= 20 and unreadable > n_lines / 2:
                 return None
             continue
         if not isinstance(row, Mapping):
@@ -106,50 +106,44 @@ def from_lines(lines: Iterable[str]) -> Found | None:
     nested = any(isinstance(v, Mapping) and k not in ("data", "metrics") for k, v in rows[0].items())
     if len(rows) == 1 and (nested or "log_history" in rows[0] or not any(key in rows[0] for key in STEP_KEYS)):
         return from_document(rows[0])
-    found = _rows(rows)
-    found.unreadable += unreadable - torn
-    found.torn = torn
-    return found if found.rows else None
+    table = _rows(rows)
+    table.n_unreadable += unreadable - torn
+    table.is_torn = torn
+    return table if table.rows else None
 
 
-def _rows(rows: list[Any]) -> Found:
-    found = Found("rows")
+def _rows(rows: list[Any]) -> Table:
+    table = Table("rows")
     padded = _padded(rows)
     for row in rows:
         if not isinstance(row, Mapping):
-            found.unreadable += 1
+            table.n_unreadable += 1
             continue
         step, values = _row(row)
         if step is None:
-            found.numbered = False
+            table.is_numbered = False
         values = {k: v for k, v in values.items() if not (k in padded and math.isnan(v))} if padded else values
         if values:
-            found.rows.append((math.nan if step is None else step, values))
-    if not found.numbered:
-        count = iter(range(1, len(found.rows) + 1))
-        found.numbered = any(not math.isnan(step) for step, _ in found.rows)
+            table.rows.append((math.nan if step is None else step, values))
+    if not table.is_numbered:
+        count = iter(range(1, len(table.rows) + 1))
+        table.is_numbered = any(not math.isnan(step) for step, _ in table.rows)
         last = 0.0  # a row without a number among numbered ones belongs to the step before it
         renumbered: list[Row] = []
-        for step, values in found.rows:
-            last = step if not math.isnan(step) else last if found.numbered else float(next(count))
+        for step, values in table.rows:
+            last = step if not math.isnan(step) else last if table.is_numbered else float(next(count))
             renumbered.append((last, values))
-        found.rows = renumbered
-    return found
+        table.rows = renumbered
+    return table
 
 
 def _row(row: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
     """Step and figures. verl's FileLogger writes {"step": n, "data": {...}} (verl/utils/tracking.py, 0.9.1)."""
     inner = row.get("data", row.get("metrics"))
-    step, used = None, None
-    for key in STEP_KEYS:
-        if key in row:
-            step = step_of(row[key])
-            if step is not None:
-                used = key
-                break
+    step, step_key = step_of(row)
     if isinstance(inner, Mapping):
         return step, figures(inner)
-    return step, figures(row, leave=used)
+    return step, figures(row, leave=step_key)
 
 
 def _padded(rows: list[Any]) -> set[str]:
@@ -170,25 +164,25 @@ def _padded(rows: list[Any]) -> set[str]:
     return {k for k, n in nulls.items() if n >= len(rows) / 2 and changes[k] >= 4}
 
 
-def _state(state: Mapping[str, Any]) -> Found:
+def _state(state: Mapping[str, Any]) -> Table:
     """`trainer_state.json` (transformers TrainerState): rows of training, of evaluation, and a summary at the end."""
-    found = Found("state")
+    table = Table("state")
     for row in state["log_history"]:
         step = number(row.get("step")) if isinstance(row, Mapping) else None
         if step is None or math.isnan(step):
-            found.unreadable += 1
+            table.n_unreadable += 1
             continue
         if "train_runtime" in row:
             continue  # means over the whole run
         values = figures(row, leave="step")
         if values:
-            found.rows.append((step, values))
-    found.settings = {
+            table.rows.append((step, values))
+    table.settings = {
         f"trainer_state.{k}": state[k]
         for k in ("max_steps", "logging_steps", "eval_steps", "global_step", "num_train_epochs")
         if isinstance(state.get(k), (int, float))
     }
-    return found
+    return table
 
 
 def _objects(text: str, at: int) -> Iterator[Any]:

@@ -1,9 +1,9 @@
-"""Whose keys a file of metrics has, and the names in `gxpo.doctor.runlog.NAMES` that they stand for."""
+"""Names in `gxpo.doctor.runlog.NAMES` of a trainer's own keys of metrics, and the trainer that has such keys."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
 from gxpo.doctor.readers.key_tables import COMMON, GXPO, OPENRLHF, PRIME, TRL, VERL
@@ -90,11 +90,11 @@ _TABLES = {"trl": TRL, "unsloth": TRL, "verl": VERL, "gxpo": GXPO, "openrlhf": O
 
 
 @lru_cache(100_000)
-def known(key: str) -> bool:
-    """Whether a key is a figure of some trainer: a row without any such is not of a log of training."""
-    key = own(key)
+def is_metric(key: str) -> bool:
+    """True if a key is a figure of some trainer: a row without any such is not of a log of training."""
+    key = trainer_key(key)
     return key not in ("epoch", "Time") and (
-        any(named(key) is not None for named in _NAMED.values())
+        any(name_of(key) is not None for name_of in _NAMED.values())
         or key.startswith(("val-core/", "val-aux/", "val/test"))
     )
 
@@ -111,7 +111,7 @@ _HF_TABLE = {"Training Loss": "loss", "Validation Loss": "eval_loss"}  # transfo
 
 
 @lru_cache(100_000)
-def own(key: str) -> str:
+def trainer_key(key: str) -> str:
     """The trainer's own key behind what trackers put before it: "run - train/reward" of a wandb table, "train/reward"
     and "eval/reward" as transformers' trackers rewrite "reward" and "eval_reward"."""
     key = key.rsplit(" - ", 1)[-1].strip().replace(" / ", "/")
@@ -131,10 +131,68 @@ def names(keys: Iterable[str], trainer: str) -> dict[str, str]:
     ordered = sorted(keys, key=lambda k: (order.get(k, len(order)), -len(k), k))
     out: dict[str, str] = {}
     taken: set[str] = set()
-    for named in (_NAMED[trainer], *(() if trainer in ("gxpo", "verl") else (_common,))):
+    for name_of in (_NAMED[trainer], *(() if trainer in ("gxpo", "verl") else (_common,))):
         for key in ordered:
-            name = named(key)
+            name = name_of(key)
             if name is not None and name not in taken and key not in out:
                 taken.add(name)
                 out[key] = name
     return out
+
+
+# verl/trainer/ppo/ray_trainer.py `_val_metrics_update`: val-core/SOURCE/VARIABLE/mean@N, the variable being `acc` where
+# the reward gives it, else `reward`; then the reward stands under val-aux. 0.2 wrote val/test_score/SOURCE.
+_MEAN = re.compile(
+    r"val-(core|aux)/(?P<source>.*)/(?P<variable>acc|reward|score)/mean@(?P<n>\d+)$|val/test_score/(?P<old>.*)$"
+)
+
+# OpenRLHF trainer/ppo_trainer.py `compute_eval_metrics`: eval_SOURCE_pass1 is the mean reward.
+_PASS = re.compile(r"eval[_/](?:eval_)?(?P<source>.*)_pass1$")
+# transformers with several data sets of evaluation: eval_NAME_reward.
+_DATASET = re.compile(r"eval_(?P<source>[^/]+)_reward$")
+# prime-rl: "Evaluated NAME (Step 3) | ... | Reward 0.5" and, at wandb, eval/NAME/effective/reward/mean or .../avg@N.
+_EVALUATED = re.compile(r"eval/(?P<source>.*?)/(?:effective/(?:[^/]+/)?)?(?:Reward|reward/mean|avg@(?P<n>\d+))$")
+
+
+def _evaluation(key: str, trainer: str) -> tuple[str, str, int, bool] | None:
+    """Name, data source and samples of an evaluation's key, and True if it is the reward itself."""
+    if trainer == "verl" and (match := _MEAN.match(key)):
+        variable = match["variable"] or "reward"
+        name = "eval/accuracy" if variable == "acc" else "eval/reward"
+        return name, match["source"] or match["old"], int(match["n"] or 0), variable == "reward"
+    if trainer == "openrlhf" and (match := _PASS.match(key)):
+        return "eval/reward", match["source"], 1, True
+    if trainer in ("trl", "unsloth") and (match := _DATASET.match(key)):
+        return "eval/reward", match["source"], 1, True
+    if trainer == "prime-rl" and (match := _EVALUATED.match(key)):
+        return "eval/reward", match["source"], int(match["n"] or 0), True
+    return None
+
+
+def evaluations(
+    columns: Mapping[str, tuple[list[float], list[float]]], trainer: str
+) -> tuple[dict[str, tuple[list[float], list[float], str]], list[str]]:
+    """eval/accuracy and eval/reward as the mean over the data sources: name -> (steps, values, key), and notes.
+
+    A step counts only where every source was measured: a mean over fewer would move with the set of them.
+    """
+    chosen: dict[str, dict[str, tuple[int, int, str]]] = {}
+    for key in columns:
+        parts = _evaluation(key, trainer)
+        if parts is None:
+            continue
+        name, source, samples, is_reward = parts
+        rank = (samples, is_reward, key)  # most samples; the reward before the raw score
+        chosen.setdefault(name, {})[source] = max(rank, chosen.get(name, {}).get(source, (-1, 0, "")))
+    out, notes = {}, []
+    for name, sources in chosen.items():
+        names = sorted(key for _, _, key in sources.values())
+        if len(names) == 1:
+            out[name] = (*columns[names[0]], names[0])
+            continue
+        tables = [dict(zip(*columns[key], strict=True)) for key in names]
+        steps = [s for s in sorted(tables[0]) if all(s in t for t in tables)]
+        if steps:
+            out[name] = (steps, [sum(t[s] for t in tables) / len(tables) for s in steps], f"mean of {', '.join(names)}")
+            notes.append(f"{name} is the mean of {len(names)} data sources: {', '.join(sorted(sources))}")
+    return out, notes

@@ -1,86 +1,124 @@
-"""Tables: CSV and TSV (exports of wandb, too), and tables in Markdown or copied from a notebook."""
+"""`Table`: the figures and settings of one file, under the trainer's own keys."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
-from gxpo.base.errors import RecordError
-from gxpo.doctor.readers import keys
-from gxpo.doctor.readers.found import STEP_KEYS, Found, number
+from gxpo.doctor.readers.keys import trainer_key
 
-_RULE = re.compile(r"[\s|:-]+$")
-_BOUNDS = ("__MIN", "__MAX")  # wandb exports three columns for each figure
+Row = tuple[float, dict[str, float]]  # step, figures
+Columns = dict[str, tuple[list[float], list[float]]]  # key -> steps, values
+
+# Keys that hold the number of the step, the first that is there counts. Order matters: wandb's `_step` counts calls of
+# `log`, not steps of the trainer.
+STEP_KEYS = (
+    "step",
+    "global_step",
+    "training/global_step",
+    "train/global_step",
+    "trainer/global_step",
+    "trainer_step",
+    "progress/step",
+    "global_step/max_steps",  # ms-swift: "5/100"
+    "Step",
+    "steps",
+    "iteration",
+    "iter",
+    "_step",
+)
 
 
-def read(text: str, name: str) -> Found | None:
-    """The table whose header names figures of training; None where there is none."""
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    for at, line in enumerate(lines[:2000]):
-        for mark in ("\t", ",", "|", ";"):
-            if mark in line and len(line) < 50_000 and "{" not in line and "step:" not in line:
-                header = _cells(line, mark)
-                if len(header) > 1 and len(set(header)) == len(header) and _is_header(header):
-                    found = _rows(header, lines[at + 1 :], mark, name)
-                    if found is not None:
-                        return found
+@dataclass
+class Table:
+    """The content of one file.
+
+    kind        state, rows, console, table, events, config
+    rows        figures by step, in the order of the file
+    is_numbered whether the steps are the trainer's; False: counted from 1, and `bars` may tell them
+    bars        (rows so far, step, length) of progress bars, where rows carry no step
+    settings    keys of a configuration, nested ones joined by dots
+    hints       names of trainers that the text mentions
+    n_unreadable  lines or rows that could not be read
+    is_torn     whether the last line is incomplete, as in a run that is still going
+    """
+
+    kind: str
+    rows: list[Row] = field(default_factory=list)
+    is_numbered: bool = True
+    bars: list[tuple[int, int, int]] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    hints: set[str] = field(default_factory=set)
+    messages: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    n_unreadable: int = 0
+    is_torn: bool = False
+
+    @cached_property
+    def columns(self) -> Columns:
+        """Steps and values by the trainer's own key; read once, so rows are complete and numbered by then."""
+        columns: Columns = {}
+        column_of: dict[str, tuple[list[float], list[float]]] = {}  # by the key as it is written
+        for step, row in self.rows:
+            for key, value in row.items():
+                column = column_of.get(key)
+                if column is None:
+                    column = column_of[key] = columns.setdefault(trainer_key(key), ([], []))
+                column[0].append(step)
+                column[1].append(value)
+        return columns
+
+
+def number(value: Any) -> float | None:
+    """Return a figure: numbers, texts of numbers, and nan for null; None for all else (flags, texts, lists)."""
+    kind = type(value)
+    if kind is float or kind is int:
+        try:
+            return float(value)
+        except OverflowError:
+            return None
+    if value is None:
+        return float("nan")
+    if kind is str and len(value) < 40:
+        try:
+            return float(value) if "_" not in value else None
+        except ValueError:
+            return float("nan") if value.strip().lower() in ("null", "none") else None
     return None
 
 
-def _is_header(header: list[str]) -> bool:
-    return all(h and number(h) is None and "{" not in h for h in header[1:]) and any(
-        keys.known(_bare(h)) for h in header
-    )
+def step_of(row: Mapping[Any, Any], keys: Sequence[str] = STEP_KEYS) -> tuple[float | None, str | None]:
+    """The finite step that a row carries, from "5/100", too, and its key: the first of `keys` that has one."""
+    for key in keys:
+        if key in row:
+            value = row[key]
+            step = number(value.split("/", 1)[0] if type(value) is str and "/" in value else value)
+            if step is not None and math.isfinite(step):
+                return step, key
+    return None, None
 
 
-def _bare(column: str) -> str:
-    return keys.own(column)
+def figures(row: Mapping[Any, Any], leave: str | None = None) -> dict[str, float]:
+    """Figures of a row; flags, texts and nested values are left out, and so is the key `leave`."""
+    out = {}
+    for key, value in row.items():
+        figure = value if type(value) is float else number(value)
+        if figure is not None and key != leave:
+            out[str(key)] = figure
+    return out
 
 
-def _cells(line: str, mark: str) -> list[str]:
-    if mark == "|":
-        return [c.strip() for c in line.strip().removeprefix("|").removesuffix("|").split("|")]
-    try:
-        return [c.strip() for c in next(csv.reader(io.StringIO(line), delimiter=mark), [])]
-    except csv.Error:
-        return []
-
-
-def _rows(header: list[str], lines: list[str], mark: str, name: str) -> Found | None:
-    steps = [i for i, h in enumerate(header) if keys.own(h) in STEP_KEYS]
-    counts = sorted(steps, key=lambda i: STEP_KEYS.index(keys.own(header[i])))
-    columns = {
-        i: keys.own(h) for i, h in enumerate(header) if i not in steps and not h.endswith(_BOUNDS) and h and h != "_"
-    }
-    _one_run(header, columns, name)
-    found = Found("table", numbered=bool(counts))
-    for line in lines:
-        if not line.strip() or _RULE.match(line):
-            if found.rows and mark == "|" and not line.strip():
-                break
-            continue
-        cells = _cells(line, mark)
-        if len(cells) != len(header):
-            if mark == "|":
-                break
-            found.unreadable += 1
-            continue
-        step = next((s for i in counts if (s := number(cells[i])) is not None and math.isfinite(s)), None)
-        if step is None and counts:
-            found.unreadable += 1
-            continue
-        figures = {key: v for i, key in columns.items() if cells[i] and (v := number(cells[i])) is not None}
-        if figures:
-            found.rows.append((float(len(found.rows) + 1) if step is None else step, figures))
-    return found if found.rows else None
-
-
-def _one_run(header: list[str], columns: dict[int, str], name: str) -> None:
-    """A comparison of several runs, as wandb exports it, is no log of one."""
-    if len(set(columns.values())) < len(columns):
-        runs = sorted({h.rsplit(" - ", 1)[0] for i, h in enumerate(header) if i in columns and " - " in h})
-        if len(runs) > 1:
-            shown = ", ".join(runs[:8]) + ", ..." * (len(runs) > 8)
-            raise RecordError(f"{name} holds {len(runs)} runs: {shown}: export one of them")
+def flat(value: Any, prefix: str = "", depth: int = 0) -> dict[str, Any]:
+    """Nested mappings as one, keys joined by dots; what is deeper than 12 is left out."""
+    out: dict[str, Any] = {}
+    if isinstance(value, Mapping) and depth < 12:
+        for key, inner in value.items():
+            name = f"{prefix}.{key}" if prefix else str(key)
+            if isinstance(inner, Mapping):
+                out.update(flat(inner, name, depth + 1))
+            else:
+                out[name] = inner
+    return out

@@ -1,0 +1,209 @@
+"""`Series`: one figure over a run, with the statistics that checks ask of it, each computed once.
+
+`Trend`: whether a noisy series gains, with an interval, and the least gain that it could have shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+CERTAIN = 3.0  # standard errors from which a change counts: a run is asked about some twenty series
+POWER = 1.96 + 0.84  # standard errors of a gain that a 95% interval excludes 0 for in 80% of runs
+SMALL = 0.03  # of its level: a change that does not count as one unless it is far beyond the noise
+FRESH = 5  # steps that count as the beginning of a run
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Series:
+    """One figure over the run.
+
+    steps   [n] step numbers in the order of the file; a run that was resumed wrongly may go back
+    values  [n] float64; nan where the trainer wrote a value that is not finite (a missing key is no entry at all)
+    key     the trainer's own name, which findings quote
+
+    The statistics below are of `column` and computed once, so the arrays are not to be changed after that.
+    """
+
+    steps: Floats
+    values: Floats
+    key: str
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @cached_property
+    def finite(self) -> Series:
+        """Entries that are finite, in the order of the file."""
+        is_finite = np.isfinite(self.values)
+        return self if is_finite.all() else Series(self.steps[is_finite], self.values[is_finite], self.key)
+
+    @cached_property
+    def column(self) -> Series:
+        """Finite entries in the order of their steps, read-only; a repeated step counts once, as last written."""
+        finite = self.finite
+        if len(finite) < 2 or (np.diff(finite.steps) > 0).all():
+            return Series(_read_only(finite.steps), _read_only(finite.values), self.key)
+        value_by_step = dict(zip(finite.steps.tolist(), finite.values.tolist(), strict=True))
+        steps = sorted(value_by_step)
+        return Series(_read_only(steps), _read_only([value_by_step[step] for step in steps]), self.key)
+
+    @cached_property
+    def trend(self) -> Trend | None:
+        """Trend of the column; None below 6 steps."""
+        return trend(self.column.values)
+
+    @cached_property
+    def mean(self) -> float:
+        """Mean over the run; nan where there is nothing."""
+        return _mean(self.column.values)
+
+    @cached_property
+    def first(self) -> float:
+        """Mean over the first steps; nan where there is nothing."""
+        return _mean(self.column.values[:FRESH])
+
+    @cached_property
+    def last(self) -> float:
+        """Mean over the last fifth of the steps, at least three; nan where there is nothing."""
+        values = self.column.values
+        return _mean(values[-max(3, len(values) // 5) :])
+
+    @cached_property
+    def is_constant(self) -> bool:
+        """True if there are several values and all are equal but for rounding."""
+        values = self.column.values
+        return len(values) > 1 and float(np.ptp(values)) <= 1e-9 * max(1.0, float(np.abs(values).max()))
+
+    def quote(self, form: str, *, ends: bool = False) -> str:
+        """Evidence: the series under the trainer's own key, first and last steps; "" where it has no value.
+
+        ends  quote the first value and the last instead of the means of the first steps and the last
+        """
+        steps, values, key = self.column.steps, self.column.values, self.key
+        if not len(values):
+            return ""
+        if len(values) == 1:
+            return f"{key} = {values[0]:{form}} at step {steps[0]:.0f}, the only one logged"
+        if self.is_constant:
+            return f"{key} = {values[0]:{form}} in all {len(values)} logged steps"
+        if len(values) <= FRESH:
+            at = ", ".join(f"{s:.0f}" for s in steps)
+            return f"{key} {', '.join(f'{v:{form}}' for v in values)} at steps {at}"
+        if ends:
+            return f"{key} {values[0]:{form}} at step {steps[0]:.0f}, {values[-1]:{form}} at step {steps[-1]:.0f}"
+        begin = f"{self.first:{form}} in the first steps"
+        if abs(float(values[0]) - self.first) > 0.4 * float(np.ptp(values)):  # it changed at once
+            begin = f"{values[0]:{form}} at step {steps[0]:.0f}"
+        return f"{key} {begin}, {self.last:{form}} in the last (steps {steps[0]:.0f} to {steps[-1]:.0f})"
+
+
+EMPTY = Series(np.empty(0), np.empty(0), "")
+
+
+def _read_only(values: Floats | list[float]) -> Floats:
+    """View of values in one piece that can't be written to, since several checks share it."""
+    view = np.ascontiguousarray(values).view()
+    view.flags.writeable = False
+    return view
+
+
+def _mean(values: Floats) -> float:
+    return float(values.mean()) if len(values) else NAN
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Change of a series over a run.
+
+    n       steps
+    first   mean of the first steps (at most 5 of them: later ones have learnt already)
+    last    mean of the last fifth (at least 3 steps)
+    change  total change of a least-squares line, slope x (n - 1)
+    error   its standard error
+    noise   deviation of single steps, sqrt(mean squared difference of neighbours / 2), which a trend does not enter
+    best    largest mean of a window as long as that of `last`
+    """
+
+    n: int
+    first: float
+    last: float
+    change: float
+    error: float
+    noise: float
+    best: float
+    ends_error: float
+
+    @property
+    def ends(self) -> float:
+        """Last less first."""
+        return self.last - self.first
+
+    @property
+    def rises(self) -> bool:
+        return self.change > CERTAIN * self.error or self.ends > CERTAIN * self.ends_error
+
+    @property
+    def falls(self) -> bool:
+        return -self.change > CERTAIN * self.error or -self.ends > CERTAIN * self.ends_error
+
+    @property
+    def detectable(self) -> float:
+        """Gain over the run that would have been seen in 80% of runs as noisy as this one."""
+        return POWER * self.error
+
+    def __str__(self) -> str:
+        low, high = self.change - 1.96 * self.error, self.change + 1.96 * self.error
+        return f"{self.first:.3g} -> {self.last:.3g} (change {self.change:+.2g}, 95% {low:+.2g} to {high:+.2g})"
+
+
+def trend(values: Floats) -> Trend | None:
+    """Trend of a series in the order of its steps; None below 6 steps.
+
+    >>> t = trend(np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0]))
+    >>> t.change, t.first, t.last
+    (5.0, 0.5, 4.0)
+    """
+    n = len(values)
+    if n < 6:
+        return None
+    begin, end = min(5, max(2, n // 8)), max(3, n // 5)
+    time = np.arange(n) - (n - 1) / 2
+    slope = float(time @ values / (time @ time))
+    noise = float(np.sqrt(np.mean(np.diff(values) ** 2) / 2))
+    windows = np.convolve(values, np.ones(end) / end, mode="valid")
+    return Trend(
+        n,
+        float(values[:begin].mean()),
+        float(values[-end:].mean()),
+        slope * (n - 1),
+        noise * (n - 1) / float(np.sqrt(time @ time)),
+        noise,
+        float(windows.max()),
+        noise * float(np.sqrt(1 / begin + 1 / end)),
+    )
+
+
+def stationary(values: Floats) -> bool:
+    """True if the series looks like one level with independent noise: no trend, and neighbours as different as any two.
+
+    The second is von Neumann's ratio, sum of squared differences / sum of squares about the mean: 2 +- 2 / sqrt(n) for
+    independent values, smaller where the level wanders. A trend of less than `SMALL` of the level counts from one and a
+    half times as many standard errors on: counts and lengths are not normal.
+    """
+    line = trend(values)
+    if line is None:
+        return True
+    level = float(np.abs(values).mean())
+    spread = float(((values - values.mean()) ** 2).sum())
+    if spread <= 1e-12 * max(1.0, level**2):
+        return True
+    bound = CERTAIN * (1.5 if max(abs(line.change), abs(line.ends)) < SMALL * level else 1.0)
+    has_trend = abs(line.change) > bound * line.error or abs(line.ends) > bound * line.ends_error
+    ratio = float((np.diff(values) ** 2).sum()) / spread
+    return not has_trend and (2 - ratio) * np.sqrt(len(values)) / 2 < bound
