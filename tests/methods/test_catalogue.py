@@ -57,6 +57,13 @@ def test_reconstructions_have_a_folder_of_their_own():
         assert of_their_own == (definition.evidence == "reconstruction"), name
 
 
+def test_the_page_marks_reconstructions():
+    page = (ROOT / "docs/methods.md").read_text(encoding="utf-8").split("## Papers that give no method")[0]
+    table = "\n".join(line for line in page.splitlines() if line.startswith("| "))
+    marked = set(re.findall(r"`(\w+)`\\\*", table))
+    assert marked == {name for name, d in METHODS.items() if d.evidence == "reconstruction"}
+
+
 def test_a_family_fits_on_a_few_screens():
     assert {m: n for m in MODULES if (n := len(source(m).splitlines())) >= 600} == {}
 
