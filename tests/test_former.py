@@ -106,7 +106,7 @@ def renamed(monkeypatch):
     new = replace(METHODS["gigpo"], renamed={"credit.gamma": "credit.discount", "weight.sharp": "weight.mine",
                                              "weight.sharp.top": "weight.mine.cap"},
                   keys={**METHODS["gigpo"].keys, "weight.mine": "truncated"})  # fmt: skip
-    monkeypatch.setitem(METHODS._found, "gigpo", new)
+    monkeypatch.setitem(METHODS._loaded, "gigpo", new)
 
 
 def test_options_that_a_methods_definition_has_renamed(renamed):
@@ -133,8 +133,8 @@ def test_a_definition_of_a_users_with_former_names(monkeypatch):
     from gxpo.methods import METHODS
 
     own = replace(METHODS["grpo"], name="mine", keys={"credit": "per_step", "credit.gamma": 0.5})
-    monkeypatch.setitem(METHODS._found, "mine", own)
-    monkeypatch.setattr(METHODS, "_names", [*METHODS._names, "mine"])
+    monkeypatch.setitem(METHODS._loaded, "mine", own)
+    monkeypatch.setitem(METHODS._module_of, "mine", "")
     made, _ = composed("mine")
     assert made.credit.parts[0].discount == 0.5
 
