@@ -84,8 +84,9 @@ tree_po = Definition(
 arpo_agentic = Definition(
     r"""ARPO: entropy-based adaptive branching of agent rollouts after uncertain turns, with GRPO advantages.
 
-    P(branch after turn t) = clip(p_b + w (H_t - H_1), 0, 1),  H_t the mean -log p of the turn's first 20 tokens;
-    N_0 = 8 of n = 16 attempts begin at the prompt, a turn leaves at most one branch;  A = GRPO's over all n.
+    P(branch after turn t) = clip(p_b + w (H_t - H_1), 0, 1),  p_b 0.5, w 0.2,  H_t the mean -log p of the turn's first
+      20 tokens;   N_0 = 8 of n = 16 attempts begin at the prompt, a turn leaves at most one branch
+    A = GRPO's over all n
 
     Choices. The paper's "soft" advantage, which is all that the code has: every attempt has its own A on its whole
     path, so that a turn which m attempts share is pushed by their sum, m times their mean. The "hard" one has that mean
