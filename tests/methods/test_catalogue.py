@@ -11,6 +11,7 @@ import pytest
 
 import gxpo
 from gxpo.definition import Definition, Paper, show
+from gxpo.explain import method_text
 from gxpo.methods import _MODULES, METHODS, PAPERS
 from gxpo.methods.bibliography import FILE, parse
 from gxpo.registry import part_at, table_at
@@ -109,6 +110,12 @@ def test_a_formula_is_said_once():
 def test_a_method_and_a_composition_show_a_formula_of_several_lines():
     shown = repr(gxpo.method("dr_grpo+gspo"))
     assert "  dr_grpo: A_i = r_i - mean_g r\n           L   = mean_i sum_t" in shown and "\n  gspo: s_i" in shown
+
+
+def test_the_text_of_a_method_has_its_formula_line_by_line():
+    assert "\nformula\n  A_i = r_i - mean_g r\n  L   = mean_i" in method_text.one("dr_grpo")
+    for name in METHODS:
+        assert max(map(len, method_text._field("formula", METHODS[name].formula).splitlines())) <= 120, name
 
 
 def test_a_part_and_its_name_are_one_setting():

@@ -154,13 +154,10 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 def _field(name: str, text: str) -> str:
-    indent, (first, *others) = " " * MARGIN, text.split("\n") or [""]
-    lines = [f"{name:<{MARGIN}}{first}", *(indent + line for line in others)]
-    further = indent + ("  " if others else "")
-    return "\n".join(
-        textwrap.fill(line, WIDTH, subsequent_indent=further, break_long_words=False, drop_whitespace=True)
-        for line in lines
-    )
+    if "\n" in text:  # mathematics of several lines, as wide as its file: below its name, line by line
+        return f"{name}\n" + textwrap.indent(text, "  ")
+    indent = " " * MARGIN
+    return textwrap.fill(f"{name:<{MARGIN}}{text}", WIDTH, subsequent_indent=indent, break_long_words=False)
 
 
 def advised(symptom: str, rows: Sequence[Mapping[str, Any]]) -> str:
