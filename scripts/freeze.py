@@ -44,8 +44,10 @@ def bits_of(x: torch.Tensor) -> str:
 
 
 def without_modules(value: Any) -> str:
-    """A key's value, whatever module its class stands in."""
-    return value.__name__ if isinstance(value, type) else MODULES.sub("", repr(value))
+    """A key's value as a configuration states it: parts by their names."""
+    from gxpo.parts.definition import show
+
+    return MODULES.sub("", show(value))
 
 
 # ---------------------------------------------------------------- methods

@@ -460,7 +460,7 @@ def test_sequence_sum_asks_for_its_horizon():
 
 def test_repr_shows_formula_and_origins():
     text = repr(gxpo.method("gigpo+gspo"))
-    assert "std_state" in text and "[gigpo]" in text and "[gspo]" in text
+    assert "(G_t - mean_s G) / (std_s G + eps)" in text and "[gigpo]" in text and "[gspo]" in text
 
 
 @pytest.mark.parametrize(

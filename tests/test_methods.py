@@ -18,7 +18,7 @@ from gxpo.explain.catalogue import entries
 from gxpo.learning.torch import TorchLearner
 from gxpo.methods import METHODS
 from gxpo.methods.method import controls
-from gxpo.parts.definition import EVIDENCE, Definition
+from gxpo.parts.definition import EVIDENCE, Definition, same
 from gxpo.training.session import BoundLearner
 
 NAMES = sorted(METHODS)
@@ -75,16 +75,15 @@ def test_the_catalogue_reads_idea_formula_and_choices_from_docstrings():
 
     A remark.
     """
-    given = {"name": "m", "title": "", "arxiv": "", "evidence": "paper"}
-    made = Definition(**given, doc=doc)
+    made = Definition(doc, evidence="paper")
     assert (made.idea, made.formula, made.choices) == (
         "a thing in two lines",
-        "A = r - 1; L = -A",
+        "A = r - 1;   L = -A",
         "The code's: 1, not 2",
     )
-    stated = Definition(**given, doc=doc, idea="i", formula="f", choices="c")
-    assert (stated.idea, stated.formula, stated.choices) == ("i", "f", "c")
-    bare = Definition(**given)  # as under `python -OO`
+    lines = Definition(doc.replace(";   L", ",\n      r paid\n    L"), evidence="paper")
+    assert lines.formula == "A = r - 1,\n  r paid\nL = -A"
+    bare = Definition(evidence="paper")  # as under `python -OO`, where its text is a file's docstring
     assert (bare.idea, bare.formula, bare.choices) == ("", "", "")
 
 
@@ -96,7 +95,7 @@ def test_a_method_states_only_what_differs_from_the_base():
                 continue  # a parameter of a part that the base does not have
             if any(k.startswith(f"{key}.add.") for k in definition.keys):
                 continue  # what the other levels of a sum are added to
-            assert key not in base or base[key].value != value, f"{name} repeats {key}"
+            assert key not in base or not same(base[key].value, value), f"{name} repeats {key}"
 
 
 # ---------------------------------------------------------------- fingerprints

@@ -54,6 +54,7 @@ from gxpo.conformance.golden import golden, names
 from gxpo.conformance.losses import losses, objectives
 from gxpo.doctor import evidence
 from gxpo.explain import rollout_page
+from gxpo.methods import PAPERS
 from gxpo.training import demo
 
 for name in suites.names():
@@ -65,6 +66,7 @@ for name in objectives():
 demo.settings()
 evidence.read()
 rollout_page.assets()
+len(PAPERS)
 print(json.dumps(sorted(opened)))
 """
 

@@ -18,10 +18,10 @@ from gxpo.algorithms.objectives.control import ByAccuracy
 from gxpo.algorithms.segments import entropy_segments
 from gxpo.environments.rewards.metrics.diversity import FUNCTION_WORDS, lexical_diversity, signals
 from gxpo.environments.tasks.success_rates import SuccessRates, Visit
-from gxpo.forest.forest import Forest
+from gxpo.forest import Forest
 from gxpo.methods import METHODS
-from gxpo.parts.definition import kind_of
 from gxpo.parts.protocols import PolicyTokens
+from gxpo.parts.registry import part_at
 
 F64 = torch.float64
 GROUPS = ["a", "b", "a", "a", "b", "c", "c"]
@@ -258,7 +258,7 @@ def test_fg_expo_draws_by_a_moving_average() -> None:
     sampler = keys_of("fg_expo")
     assert (sampler["tasks.sampler.discount"], sampler["objective.kl.coef"]) == (0.9, 0.02)
     weights = [math.exp(-((x - 0.5) ** 2) / (2 * 0.1225)) for x in smoothed]
-    made = kind_of(sampler["tasks.sampler"])(discount=0.9)
+    made = part_at("tasks.sampler", sampler["tasks.sampler"])(discount=0.9)
     assert made.weights({"smoothed": column}).tolist() == pytest.approx([w / sum(weights) for w in weights])
     restored = SuccessRates(discount=0.9, prior=2.0, window=3)
     restored.load_state_dict(rates.state_dict())
@@ -280,7 +280,7 @@ def test_fg_expo_scales_its_kl_by_accuracy() -> None:
 def test_drive_keeps_72_then_50_then_25_of_175() -> None:
     """arXiv 2511.06307v1, section 3.2: the hardest cases of its three phases."""
     keys = keys_of("drive")
-    made = kind_of(keys["tasks.sampler"])(shares=keys["tasks.sampler.shares"])
+    made = part_at("tasks.sampler", keys["tasks.sampler"])(shares=keys["tasks.sampler.shares"])
     rate = torch.tensor([((37 * i) % 175) / 175 for i in range(175)], dtype=F64)
     order = sorted(range(175), key=lambda i: float(rate[i]))
     for drawn, kept in ((0.0, 175), (1.0, 72), (2.0, 50), (3.0, 25), (9.0, 25)):

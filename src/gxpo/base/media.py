@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gxpo.base.errors import GxpoError, PictureError, RecordError
 from gxpo.base.picture_files import MAX_BYTES, checked, decoded, pixels_of, png
-from gxpo.base.regular_files import fault_of, read_regular, short_name
 
 if TYPE_CHECKING:
     from gxpo.base.picture_files import Pixels
@@ -295,6 +294,8 @@ class Pictures:
             for folder in self._folders:
                 path = folder / _name(ref)
                 if path.is_file():
+                    from gxpo.base.regular_files import read_regular
+
                     data = read_regular(path, MAX_BYTES, RecordError)
                     if hashlib.sha256(data).hexdigest() != _digest(ref):
                         raise RecordError(f"{path}: was changed since it was written: its digest is not its name")
@@ -333,6 +334,8 @@ class Pictures:
 
 def _file(picture: str | Path) -> tuple[bytes, str]:
     """Bytes and kind of a picture's file, whose pixels can be read."""
+    from gxpo.base.regular_files import fault_of, read_regular, short_name
+
     path, name = Path(picture), f"picture {short_name(picture)!r}"
     if fault := "no such file" if "://" in str(picture) or str(picture)[:5] == "data:" else fault_of(path):
         url = " (a URL is never fetched)" if fault == "no such file" else ""

@@ -15,13 +15,14 @@ from gxpo.methods import METHODS
 from gxpo.methods.compose import method
 from gxpo.methods.method import Method
 from gxpo.parts.definition import EVIDENCE, STAGES, Definition, same, show, stage_of
+from gxpo.parts.registry import part_at
 
 FREE = str(next(f.default for f in dataclasses.fields(Definition) if f.name == "cost"))  # nothing beyond the base
 EXPLAINED = {
     "reference-code": "the authors' own code was read",
     "paper": "the paper's equations were read",
     "secondary": "somebody else's port or summary was read",
-    "reconstruction": "made from an abstract and general knowledge; not verified",
+    "reconstruction": "made from an abstract and general knowledge; not verified, and may change without notice",
 }
 # the first that it changes
 HOMES = ("rollout", "update", "credit", "reward", "weight", "objective", "signal", "segment", "tasks.sampler")
@@ -62,7 +63,7 @@ def options(definition: Definition, made: Method) -> dict[str, Any]:
     """Further keys of a method's own parts (of every part, for the base), with their defaults."""
     found: dict[str, Any] = {}
     for key, stated in made.keys.items():
-        part = stated.value
+        part = part_at(key, stated.value)
         if not dataclasses.is_dataclass(part) or (definition.keys and key not in definition.keys):
             continue
         slot = "objective" if key == "objective.surrogate" else key
@@ -95,7 +96,7 @@ def home(definition: Definition) -> str:
     """
     if "phases" in definition.keys:
         return "update"
-    parts = {stage_of(k) for k, v in definition.keys.items() if isinstance(v, type) or k in HOMES}
+    parts = {stage_of(k) for k, v in definition.keys.items() if k in HOMES or isinstance(part_at(k, v), type)}
     parts |= {"credit"} & set(definition.stages)
     if {"credit", "signal"} <= parts:
         return "credit"
@@ -124,13 +125,13 @@ def _homeless(owner: Definition, other: Definition) -> set[str]:
     for key in other.keys:
         stage, _, field = key.rpartition(".")
         if stage in ("credit", "rollout", "update"):
-            part = owner.keys.get(stage)
+            part = part_at(stage, owner.keys.get(stage))
             if stage not in other.keys and dataclasses.is_dataclass(part) and field not in _fields(part):
                 found.add(stage)
         elif key.startswith("objective."):
             field = key.split(".")[1]
             for slot in ("objective", "objective.surrogate"):
-                part = owner.keys.get(slot)
+                part = part_at(slot, owner.keys.get(slot))
                 if part is None or slot in other.keys or not dataclasses.is_dataclass(part):
                     continue
                 if isinstance(part, type) and issubclass(part, PolicyGradient):

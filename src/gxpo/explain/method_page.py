@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from gxpo.methods import METHODS
 from gxpo.methods.compose import method
 from gxpo.methods.method import Method
 from gxpo.parts.definition import Definition, show
+from gxpo.parts.registry import part_at
 
 FENCE = "```"
 INDICES = {  # pages and their sections
@@ -105,12 +105,12 @@ def _cells(cells: Sequence[str]) -> str:
 def _page(
     row: Mapping[str, Any], definition: Definition, made: Method, tried: Effect | str, picture: str, curves: str
 ) -> str:
-    name = row["name"]
+    name, home = row["name"], f"methods/{METHODS.module_of(row['name']).replace('.', '/')}.py"
     blocks = [
         f"# {name}",
         f"{FENCE}bash\ngxpo methods {name}\n{FENCE}",
         _source(row, definition),
-        f"{FENCE}text\n{_docstring(name)}\n{FENCE}",
+        f"{FENCE}text\n{_docstring(definition)}\n{FENCE}",
         f"Switch it on: `--set method={name}`"
         + (f"; with the paper's settings: `--set method={name}@paper`" if row["paper_defaults"] else "")
         + ".",
@@ -119,7 +119,7 @@ def _page(
         _effect(name, tried, picture),
         curves,
         f"{FENCE}bibtex\n{definition.bibtex}\n{FENCE}",
-        f"Written by `make docs` from [methods/{name}.py](../../src/gxpo/methods/{name}.py); [all methods](index.md).",
+        f"Written by `make docs` from [{home}](../../src/gxpo/{home}); [all methods](index.md).",
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -130,8 +130,8 @@ def _source(row: Mapping[str, Any], definition: Definition) -> str:
     return f"*{row['title']}*. {cited}. Evidence `{row['evidence']}`: {EXPLAINED[row['evidence']]}."
 
 
-def _docstring(name: str) -> str:
-    return inspect.cleandoc(importlib.import_module(f"gxpo.methods.{name}").__doc__ or "").replace(FENCE, "'''")
+def _docstring(definition: Definition) -> str:
+    return inspect.cleandoc(definition.doc or "").replace(FENCE, "'''")
 
 
 def _facts(row: Mapping[str, Any]) -> str:
@@ -164,7 +164,7 @@ def _parts(definition: Definition, made: Method) -> str:
     """Docstrings and options of the method's own parts."""
     lines = []
     for key, stated in made.keys.items():
-        part = stated.value
+        part = part_at(key, stated.value)
         if stated.origin != definition.name or not (isinstance(part, type) and dataclasses.is_dataclass(part)):
             continue
         module = part.__module__.removeprefix("gxpo.").replace(".", "/")

@@ -154,6 +154,8 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 def _field(name: str, text: str) -> str:
+    if "\n" in text:  # mathematics of several lines, as wide as its file: below its name, line by line
+        return f"{name}\n" + textwrap.indent(text, "  ")
     indent = " " * MARGIN
     return textwrap.fill(f"{name:<{MARGIN}}{text}", WIDTH, subsequent_indent=indent, break_long_words=False)
 

@@ -11,6 +11,7 @@ from gxpo.explain import advice, method_text
 from gxpo.explain.catalogue import citations, entries, entry, select
 from gxpo.explain.symptoms import SYMPTOMS
 from gxpo.methods import METHODS
+from gxpo.parts.definition import show as typed
 
 
 def show(
@@ -54,9 +55,14 @@ def _as_json(name: str) -> str:
         from gxpo.methods.compose import method
 
         made = method(name)  # a composition, or an error that says what is close
-        keys = {k: {"value": str(s.value), "origin": s.origin} for k, s in made.keys.items()}
+        keys = {k: {"value": _value(s.value), "origin": s.origin} for k, s in made.keys.items()}
         return _dumped({"name": name, "methods": [d.name for d in made.definitions], "keys": keys})
     return _dumped(entry(METHODS[name]))
+
+
+def _value(value: Any) -> str:
+    """A key's value as text, a part by its name."""
+    return typed(value) if isinstance(value, type) else str(value)
 
 
 def _dumped(value: Any) -> str:

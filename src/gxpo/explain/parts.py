@@ -15,7 +15,7 @@ from gxpo.methods import METHODS
 from gxpo.methods.compose import method
 from gxpo.parts import ranges
 from gxpo.parts.definition import Definition, show, stage_of
-from gxpo.parts.registry import PLACES, STAGES, folder_of
+from gxpo.parts.registry import PLACES, STAGES, part_at
 
 _WORDS = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "null"}
 
@@ -89,12 +89,9 @@ def _base() -> set[type]:
 
 
 def _parts_of(definition: Definition) -> list[type]:
-    tables = {slot: table for _, slot, table in PLACES}
     out = []
     for key, value in {**definition.paper_defaults, **definition.keys}.items():
-        if isinstance(value, str) and folder_of(key) is not None:
-            head = "credit" if key.startswith("credit.add.") else key.rpartition(".")[0]
-            value = tables.get(key, tables.get(f"{head}.NAME", tables.get(head, {}))).get(value)
+        value = part_at(key, value)
         if isinstance(value, type) or dataclasses.is_dataclass(value):
             out.append(value if isinstance(value, type) else type(value))
     return out

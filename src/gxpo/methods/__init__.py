@@ -1,69 +1,143 @@
-"""Catalogue of published methods: one file each with idea, mathematics, citation and keys."""
+"""Catalogue of published methods: a module per family, and in it one `Definition` per method.
+
+A method is data: the keys in which it differs from the base, `grpo`. To add one,
+
+1. write it beside its relatives, in `catalogue/FAMILY.py` (`reconstructed/FAMILY.py` where only an abstract is known):
+
+       dr_grpo = Definition(
+           r\"""Dr. GRPO: GRPO without the std (difficulty bias) and without 1/length (length bias).
+
+           A_i = r_i - mean_g r;   L = mean_i sum_t l_{i,t} / H
+
+           Choices. What the sources leave open, and what was chosen here.
+           \""",
+           cite="liu2025drgrpo",
+           evidence="reference-code",
+           code="sail-sg/understand-r1-zero@dfca49d train_zero_math.py",
+           keys={"credit.scale": "none", "objective.aggregate": "sequence_sum"},
+           paper_defaults={"optim.lr": 1e-6},
+       )
+
+   Parts stand in `keys` by the names that they are registered under. What is missing becomes a part that others can
+   use too, and a function of at most 15 lines may stand beside the method;
+2. add its paper to `methods.bib`, under the key that `cite` names;
+3. add its name to the module's line in `_MODULES` below, and to the family's row in docs/methods.md.
+
+tests/methods/test_catalogue.py says what is still missing. A user's own methods are files NAME.py in GXPO_METHODS.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
-import pkgutil
 from collections.abc import Iterator, Mapping
 
 from gxpo.base.errors import ConfigError
 from gxpo.base.usercode import Unusable, object_at
-from gxpo.parts.definition import Definition
+from gxpo.parts.definition import Definition, Paper
+
+_MODULES = {  # module -> its methods; only the module of a method that is asked for is imported
+    "catalogue.baseline_and_scale": "grpo dr_grpo rloo opo two_grpo mc_grpo maxrl mapo asymre ngrpo dgpo_math remax "
+    "pvpo v05 aapo passk pkpo psr_nsr",
+    "catalogue.batch_statistics": "reinforce_pp reinforce_pp_baseline gdpo_multi bnpo copo riskpo polychromic ospo gpg",
+    "catalogue.difficulty_and_confidence": "a_grae s_grpo seed_grpo adora edge_grpo progrpo xrpo capo_calibration "
+    "tw_grpo vital_dgrpo grpo_s",
+    "catalogue.tool_calls_and_length": "otc hdpo tool_star ton conciser lc_r1 length_curriculum rlsp fapo "
+    "gcpo_geometry pm4grpo",
+    "catalogue.reward_design": "grpo_lead lens unlikeliness dra_grpo fgrpr spectral_po multirole carl",
+    "catalogue.structured_answers": "asr_grpo speech_grpo table2latex mixed_r1 videochat_r1 lpo_gui vlm_rl_clg",
+    "catalogue.agreement": "ttrl empo ttrv ps_grpo",
+    "catalogue.judges": "arena_rl heron listener debate_reward meta_po rubric_hacking",
+    "catalogue.clips": "ppo dapo gspo gmpo luspo apmpo gppo dhpo fiberpo hapo clip_cov fipo lite_ppo",
+    "catalogue.soft_surrogates": "spo_simple r2vpo gbpo dpo_discovered sapo_gate dppo_divergence",
+    "catalogue.bounded_weights": "cispo tis topr vespo rec hispo decoupled_ppo minpro kpo",
+    "catalogue.kl_and_entropy": "mdpo grpo_d fg_expo epo aepo",
+    "catalogue.token_selection": "d3s cppo gtpo capo_curvature aspo",
+    "catalogue.group_and_pair_losses": "gvpo reg_grpo opmd copg disco real dpo trpa nft rover",
+    "catalogue.preferences": "simpo ipo kto orpo group_robust_po mnpo step_apo cpl_contrastive dmpo sdpo_segment p3o "
+    "refuel",
+    "catalogue.self_distillation": "sdpo_self srpo_routing bupo soft_grpo",
+    "catalogue.repeated_states": "gigpo hgpo salt graph_gpo graft",
+    "catalogue.critics": "gae t_ppo gae_turn steppo poad archer hiper",
+    "catalogue.monte_carlo_values": "vineppo spo_segment vsrm pav",
+    "catalogue.belief_and_hidden_states": "igpo grpo_vps spae verl_rank hicra avatar_tas",
+    "catalogue.scored_steps": "matchtir mt_grpo prorag capo_genprm e_grpo step_grpo_r1vl",
+    "catalogue.trees": "tree_grpo tree_rl tree_po arpo_agentic slate rose anytime_brpo deepsearch tree_opo alphamath "
+    "masprm",
+    "catalogue.plans": "himac pta_grpo thor step_grpo_router",
+    "catalogue.trained_models": "poise oprl spa_rl hrm steporlm",
+    "catalogue.hints_and_drafts": "scaf_grpo ghpo igrpo search_r2",
+    "catalogue.replay_and_budget": "repo_replay ar3po v0 knapsack_rl pipo r1v2_ssb gcpo_gold luffy tempsamp_r1",
+    "catalogue.groups_without_signal": "eframe r3 arpo_gui snapshot_rl",
+    "catalogue.task_sampling": "vas cures srpo_history drive",
+    "catalogue.phases": "itool step_filter mobile_r1 uav_vl_r1",
+    "catalogue.teams": "at_grpo dr_mas",
+    "catalogue.masked_observations": "papo vppo",
+    "catalogue.parameter_updates": "sfpo trpo seeupo",
+    "catalogue.flows": "flow_grpo tempflow_grpo",
+    "reconstructed.rewards": "sem np_engine ssl_sweet_spot rl_struct uniform_phantom genii rluf reagent_v",
+    "reconstructed.clips_and_weights": "etr earl",
+    "reconstructed.preferences": "power_dl mpo_set",
+    "reconstructed.rollouts": "portool mbma hi_agent erpo",
+    "reconstructed.task_sampling": "craft_gui videorl_select favchat_degrpo",
+    "reconstructed.phases": "mixed_po veripo bfs_prover_v2",
+}
 
 
 class Catalogue(Mapping[str, Definition]):
-    """Mapping of method names to definitions: `methods/NAME.py` holds a Definition called NAME, imported on first use.
+    """Definitions by the names of their methods, those of gxpo and those of the files in GXPO_METHODS."""
 
-    User methods: files NAME.py listed in the environment variable GXPO_METHODS, separated as in PATH.
-    """
+    def __init__(self, modules: Mapping[str, str]) -> None:
+        self._module_of = {name: module for module, names in modules.items() for name in names.split()}
+        self._names = sorted(self._module_of)
+        self._loaded: dict[str, Definition] = {}
+        self._of_users: dict[str, Definition] = {}  # by the file's whole path
 
-    def __init__(self) -> None:
-        self._names = sorted({m.name for m in pkgutil.iter_modules(__path__)} - {"compat", "compose", "method"})
-        self._found: dict[str, Definition] = {}
-        self._given: dict[str, Definition] = {}  # by the file's whole path
+    def module_of(self, name: str) -> str:
+        """The module of one of gxpo's own methods, below `gxpo.methods`: "catalogue.clips"."""
+        return self._module_of[name]
 
     def _files(self) -> dict[str, str]:
         """NAME -> path of each user file. ConfigError for a file that can't be a method."""
-        found: dict[str, str] = {}
+        files: dict[str, str] = {}
         for path in filter(None, os.environ.get("GXPO_METHODS", "").split(os.pathsep)):
             name, kind = os.path.splitext(os.path.basename(path))
             if kind != ".py":
                 raise ConfigError(f"GXPO_METHODS: {path} is no .py file")
             if not os.path.isfile(path):
                 raise ConfigError(f"GXPO_METHODS: there is no file {path} (looked in {os.getcwd()})")
-            if name in self._names or name in found:
-                of = "of gxpo's own" if name in self._names else "of another file"
+            if name in self._module_of or name in files:
+                of = "of gxpo's own" if name in self._module_of else "of another file"
                 raise ConfigError(f"GXPO_METHODS: {path} has the name of a method {of}: rename file and method")
-            found[name] = os.path.abspath(path)
-        return found
+            files[name] = os.path.abspath(path)
+        return files
 
     def _of_user(self, name: str, path: str) -> Definition:
-        if path not in self._given:
+        if path not in self._of_users:
             try:
                 definition = object_at(f"{path}:{name}", always=True)
             except Unusable as error:
                 raise ConfigError(f"GXPO_METHODS: {error}") from None
-            if not isinstance(definition, Definition) or definition.name != name:
+            if not isinstance(definition, Definition) or definition.name not in ("", name):
                 raise ConfigError(f"GXPO_METHODS: {path}: {name!r} is no Definition named {name!r}")
-            self._given[path] = definition
-        return self._given[path]
+            if isinstance(definition.cite, str) and definition.cite:
+                raise ConfigError(f"GXPO_METHODS: {path}: cite={definition.cite!r} is a key: give Paper(title=...)")
+            self._of_users[path] = dataclasses.replace(definition, name=name)
+        return self._of_users[path]
 
     def __getitem__(self, name: str) -> Definition:
         files = self._files()
         if name in files:
             return self._of_user(name, files[name])
-        if name not in self._found:
-            if name not in self._names:
-                raise KeyError(name)
-            definition = getattr(importlib.import_module(f"{__name__}.{name}"), name)
-            if definition.name != name:
-                raise ValueError(f"methods/{name}.py defines {definition.name!r}: file and method share one name")
-            self._found[name] = definition
-        return self._found[name]
+        if name not in self._loaded:
+            module = importlib.import_module(f"{__name__}.{self._module_of[name]}")
+            definition: Definition = getattr(module, name)
+            self._loaded[name] = dataclasses.replace(definition, name=definition.name or name, papers=PAPERS)
+        return self._loaded[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._files() or name in self._names
+        return name in self._files() or name in self._module_of
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self._names, *self._files()])
@@ -72,4 +146,23 @@ class Catalogue(Mapping[str, Definition]):
         return len(self._names) + len(self._files())
 
 
-METHODS = Catalogue()
+class _Papers(Mapping[str, Paper]):
+    """The entries of methods.bib, which is read when the first of them is asked for."""
+
+    def _entries(self) -> Mapping[str, Paper]:
+        from gxpo.methods.bibliography import papers
+
+        return papers()
+
+    def __getitem__(self, key: str) -> Paper:
+        return self._entries()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries())
+
+    def __len__(self) -> int:
+        return len(self._entries())
+
+
+PAPERS = _Papers()
+METHODS = Catalogue(_MODULES)

@@ -315,11 +315,12 @@ def _is_empty_section(stated: Stated, key: str) -> bool:
 
 def _refuse_key(key: str, keys: Keys, stated: Mapping[str, Stated], names: list[str]) -> None:
     origin, stage = stated[key].origin, _stage(key, keys.resolved)
-    if stated[key].by_method and registry.folder_of(key) is not None:
+    if stated[key].by_method and registry.table_at(key) is not None:
         from gxpo.methods import METHODS
 
         other = METHODS[stated[key].value]
-        hint = did_you_mean(key, [k for k in (*keys.given, *other.keys) if k != key and registry.folder_of(k)])
+        slots = [k for k in (*keys.given, *other.keys) if k != key and registry.table_at(k) is not None]
+        hint = did_you_mean(key, slots)
         searched = list(dict.fromkeys([*names, other.name]))
         has = f"neither {' nor '.join(searched)} has" if searched[1:] else f"{other.name} does not have"
         raise _at_origin(f"{key}={other.name}: {has} this key{hint}", origin)

@@ -434,7 +434,9 @@ class Method:
 
     def __repr__(self) -> str:
         lines = [f"method {self.name}"]
-        lines += [f"  {d.name}: {self.remains[d.name] or d.formula}" for d in self.definitions]
+        for d in self.definitions:
+            formula = (self.remains[d.name] or d.formula).replace("\n", "\n" + " " * (len(d.name) + 4))
+            lines.append(f"  {d.name}: {formula}")
         stages = (
             "credit",
             "rollout",

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from gxpo.base.errors import ConfigError, MethodConflict, did_you_mean
@@ -19,54 +19,111 @@ STAGES = ("credit", "weight", "rollout", "segment", "reward", "signal", "objecti
 JOINED = "scoring.options"  # a mapping of which the caller states entries beside those that methods state
 EVIDENCE = ("reference-code", "paper", "secondary", "reconstruction")
 CODE = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{7,40}( [^\s@]+)*")
-_IN_DOC = {  # where a method's docstring says what
-    "idea": re.compile(r"\A(?:[^\n:]+: )?(.+?)(?=\n\n|\Z)", re.DOTALL),
-    "formula": re.compile(r"\A.+?\n\n(?!Choices\. )(.+?)(?=\n\n|\nChoices\. |\Z)", re.DOTALL),
-    "choices": re.compile(r"^Choices\. (.+?)(?=\n\n|\Z)", re.DOTALL | re.MULTILINE),
-}
+_IDEA = re.compile(r"\A(?:[^\n:]+: )?(.+?)(?=\n\n|\Z)", re.DOTALL)
+_FORMULA = re.compile(r"\A.+?\n\n(?!Choices\. )(.+?)(?=\n\n|\nChoices\. |\Z)", re.DOTALL)
+_CHOICES = re.compile(r"^Choices\. (.+?)(?=\n\n|\Z)", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Bibliography of a method: authors as "SURNAME, GIVEN and ...", `arxiv` the preprint's number, "" for none."""
+
+    title: str = ""
+    authors: str = ""
+    year: int = 0
+    arxiv: str = ""
+
+    def bibtex(self, key: str) -> str:
+        fields = {
+            "title": self.title,
+            "author": self.authors,
+            "year": str(self.year or ""),
+            "eprint": self.arxiv,
+            "archivePrefix": "arXiv" if self.arxiv else "",
+        }
+        body = ",\n".join(f"  {k} = {{{v}}}" for k, v in fields.items() if v)
+        return f"@misc{{{key},\n{body}\n}}"
 
 
 @dataclass(frozen=True)
 class Definition:
     """A published method: the keys in which it differs from the base, and where they come from.
 
+    doc       "NAME: IDEA.", the mathematics as a paragraph of its own, and a paragraph "Choices. ..." on what its
+              sources leave open: from it come `idea`, `formula` and `choices`
+    name      the attribute's, which the catalogue sets
+    cite      its key in methods.bib; of a method elsewhere its `Paper`
     evidence  "reference-code": the authors' own code was read; "paper": their equations; "secondary": somebody else's
               port or summary; "reconstruction": an abstract and general knowledge, never called verified. The first two
               are read at source. A doc whose first line says "(mostly ours)" has less than half from its sources
     code      the authors' code that was read, "OWNER/NAME@COMMIT PATH..." on GitHub: what "reference-code" means
-    doc       the docstring of its file: "NAME: IDEA.", the mathematics, and a paragraph "Choices. ..." on what its
-              sources leave open. From it come `idea`, `choices` and `formula` (the second paragraph) where they are not
-              stated; mathematics of several lines needs a `formula` of one line, for listings and compositions
+    keys      parts by the names that they are registered under; of a user's method also functions and classes
+    papers    the bibliography that `cite` is a key of, which the catalogue sets
     """
 
-    name: str
-    title: str
-    arxiv: str
-    idea: str = field(default="", kw_only=True)
-    formula: str = field(default="", kw_only=True)
+    doc: str | None = None
+    _: KW_ONLY
+    name: str = ""
+    cite: str | Paper = ""
     evidence: str  # one of EVIDENCE
+    code: str = ""
     keys: Mapping[str, Any] = field(default_factory=dict)
     paper_defaults: Mapping[str, Any] = field(default_factory=dict)  # what NAME@paper adds
     refuses: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # key -> values it can't work with
-    choices: str = ""  # where sources disagree: what was chosen and why
-    cost: str = "none beyond the base"
-    year: int = 0
-    authors: str = ""
     alias_of: str | None = None
-    code: str = ""
-    doc: str | None = None
+    cost: str = "none beyond the base"
+    papers: Mapping[str, Paper] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        told = inspect.cleandoc(self.doc or "")
-        for name, pattern in _IN_DOC.items():
-            if not getattr(self, name) and (found := pattern.search(told)):
-                object.__setattr__(self, name, " ".join(found[1].split()).removesuffix("."))
         for name in ("keys", "paper_defaults"):
             object.__setattr__(self, name, {k: kind_of(v) for k, v in getattr(self, name).items()})
+        title = self.name or (self.doc or "").strip().partition("\n")[0]
         if self.evidence not in EVIDENCE:
-            raise ValueError(f"{self.name}: evidence is one of {EVIDENCE}, not {self.evidence!r}")
+            raise ValueError(f"{title}: evidence is one of {EVIDENCE}, not {self.evidence!r}")
         if self.code and not CODE.fullmatch(self.code):
-            raise ValueError(f"{self.name}: code is 'OWNER/NAME@COMMIT PATH...', not {self.code!r}")
+            raise ValueError(f"{title}: code is 'OWNER/NAME@COMMIT PATH...', not {self.code!r}")
+
+    @property
+    def idea(self) -> str:
+        """Its first line without the name, in one line."""
+        return " ".join(self._read(_IDEA).split()).removesuffix(".")
+
+    @property
+    def formula(self) -> str:
+        """Its mathematics, line by line as in the docstring."""
+        return self._read(_FORMULA).strip().removesuffix(".")
+
+    @property
+    def choices(self) -> str:
+        """What its sources leave open and was chosen here, in one line."""
+        return " ".join(self._read(_CHOICES).split()).removesuffix(".")
+
+    def _read(self, pattern: re.Pattern[str]) -> str:
+        match = pattern.search(inspect.cleandoc(self.doc or ""))
+        return "" if match is None else match[1]
+
+    @property
+    def paper(self) -> Paper:
+        """Its bibliography, which is read when it is first asked for. KeyError for a key that the file has not."""
+        if isinstance(self.cite, Paper):
+            return self.cite
+        return self.papers[self.cite] if self.cite else Paper()
+
+    @property
+    def title(self) -> str:
+        return self.paper.title
+
+    @property
+    def authors(self) -> str:
+        return self.paper.authors
+
+    @property
+    def year(self) -> int:
+        return self.paper.year
+
+    @property
+    def arxiv(self) -> str:
+        return self.paper.arxiv
 
     @property
     def code_links(self) -> tuple[str, ...]:
@@ -85,15 +142,7 @@ class Definition:
 
     @property
     def bibtex(self) -> str:
-        fields = {
-            "title": self.title,
-            "author": self.authors,
-            "year": str(self.year or ""),
-            "eprint": self.arxiv,
-            "archivePrefix": "arXiv" if self.arxiv else "",
-        }
-        body = ",\n".join(f"  {k} = {{{v}}}" for k, v in fields.items() if v)
-        return f"@misc{{{self.name},\n{body}\n}}"
+        return self.paper.bibtex(self.name)
 
 
 @dataclass(frozen=True)
@@ -126,8 +175,10 @@ def kind_of(value: Any) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal as settings: the same part or an equal value."""
+    """Equal as settings: the same part, itself or by its name, or an equal value."""
     a, b = kind_of(a), kind_of(b)
+    if isinstance(a, str) != isinstance(b, str) and isinstance(a if isinstance(b, str) else b, type):
+        return show(a) == show(b)
     numbers = all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in (a, b))
     return a is b or ((numbers or type(a) is type(b)) and bool(a == b))
 

@@ -72,7 +72,7 @@ def leaves(key: str, value: Any, origin: str, source: str | None = None) -> Iter
     lines = getattr(getattr(value, "lc", None), "data", None) or {}
     for name, inner in value.items():
         at = f"{source}:{lines[name][0] + 1}" if source and name in lines else origin
-        part = name == "part" and (key == "reward" or registry.folder_of(key) is not None)
+        part = name == "part" and (key == "reward" or registry.table_at(key) is not None)
         yield from leaves(key if part else f"{key}.{name}" if key else str(name), inner, at, source)
 
 

@@ -51,6 +51,7 @@ OF_FUNCTIONS = {  # stage -> its `FunctionPart`: how a pure function becomes a p
 }
 T = TypeVar("T", bound=Callable[..., Any])
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_DECORATOR = re.compile(r'^@part\(\s*"([a-z0-9_]+)",\s*stage="([a-z]+)"', re.MULTILINE)
 
 
 def part(name: str, *, stage: str, **facts: Any) -> Callable[[T], T]:
@@ -89,39 +90,48 @@ def _of_functions(stage: str) -> type[FunctionPart]:
     return getattr(importlib.import_module(module), name)
 
 
+@cache
+def _modules_of(folder: str) -> Mapping[tuple[str, str], str]:
+    """(stage, name) of each part of a folder -> the module whose source states it."""
+    modules: dict[tuple[str, str], str] = {}
+    package = importlib.import_module(folder)
+    for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
+        module = f"{folder}.{info.name}"
+        loader = info.module_finder.find_spec(module).loader  # type: ignore[union-attr, call-arg]
+        for name, stage in _DECORATOR.findall(loader.get_source(module)):  # type: ignore[union-attr]
+            if (stage, name) in modules:
+                raise ValueError(f"{folder} has two parts named {name!r}")
+            modules[stage, name] = module
+    return modules
+
+
 class Table(Mapping[str, Any]):
     """The parts of a stage that the modules of the package `gxpo.PACKAGE` define, by name.
 
-    The modules are imported when the table is first read: a method whose parts are given as classes reads few tables.
+    Names are read from the sources: of the modules only that of a part that is asked for is imported.
     """
 
     def __init__(self, stage: str, package: str) -> None:
         self.stage, self.package = stage, f"gxpo.{package}"
 
     @cached_property
-    def _found(self) -> dict[str, type]:
-        folder = importlib.import_module(self.package)
-        found: dict[str, type] = {}
-        for module in sorted(m.name for m in pkgutil.iter_modules(folder.__path__)):
-            loaded = importlib.import_module(f"{folder.__name__}.{module}")
-            for _, kind in inspect.getmembers(loaded, lambda x: inspect.isclass(x) or inspect.isfunction(x)):
-                kind = kind_of(kind)
-                stage, name = vars(kind).get("__part__", ("", ""))
-                if kind.__module__ != loaded.__name__ or stage != self.stage:
-                    continue
-                if name in found:
-                    raise ValueError(f"{folder.__name__} has two parts named {name!r}")
-                found[name] = kind
-        return found
+    def _modules(self) -> dict[str, str]:
+        return {name: module for (stage, name), module in _modules_of(self.package).items() if stage == self.stage}
 
     def __getitem__(self, name: str) -> Any:
-        return self._found[name]
+        module = importlib.import_module(self._modules[name])
+        members = (kind_of(x) for x in vars(module).values() if inspect.isclass(x) or inspect.isfunction(x))
+        mark = (self.stage, name)
+        return next(x for x in members if x.__module__ == module.__name__ and vars(x).get("__part__") == mark)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._modules
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
+        return iter(self._modules)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._modules)
 
 
 CREDITS = Table("credit", "algorithms.credit")
@@ -158,30 +168,23 @@ def place_of(folder: str, name: str) -> tuple[str, Table]:
     return next((slot, table) for home, slot, table in PLACES if home == folder and name in table)
 
 
-_FOLDERS = {  # slot -> folder of its parts; a slot that takes any number of parts by name ends in a dot
-    "credit": "credit",
-    "credit.add.": "credit",
-    "weight.": "weighting",
-    "rollout": "rollouts",
-    "segment": "segments",
-    "tasks.sampler": "tasks",
-    "reward.shape.": "rewards",
-    "reward.step.": "rewards",
-    "reward.add.": "rewards",
-    "signal.": "signals",
-    "update": "learners",
-    "objective": "objectives",
-    "objective.surrogate": "objectives",
-    "objective.ratio": "objectives",
-    "objective.add.": "objectives",
+_SLOTS = {slot.removesuffix("NAME"): table for _, slot, table in PLACES} | {
+    "credit.add.": CREDITS,
+    "reward.shape.": REWARDS,
+    "reward.step.": REWARDS,
+    "objective": TERMS,
 }
 
 
-def folder_of(key: str) -> str | None:
-    """The folder of the parts that a key may name; None where the key takes no part."""
-    if key in _FOLDERS:
-        return _FOLDERS[key]
+def table_at(key: str) -> Table | None:
+    """The table of the parts that a key may name; None for the key of an option or setting."""
     if key.endswith(".control"):
-        return "objectives"
-    head, _, name = key.rpartition(".")
-    return _FOLDERS.get(f"{head}.") if name else None
+        return CONTROLS
+    head, dot, _ = key.rpartition(".")
+    return _SLOTS.get(key, _SLOTS.get(head + dot) if dot else None)
+
+
+def part_at(key: str, value: Any) -> Any:
+    """The part that a key's value names; the value itself where it names none."""
+    table = table_at(key) if isinstance(value, str) else None
+    return value if table is None or value not in table else table[value]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def _method(definition: Any, remains: str) -> str:
     if remains:
         return f"{lines[0]}\nNot so in this run: {remains}."
     lines += [
-        f"\n    {definition.formula}\n",
+        "\n" + textwrap.indent(definition.formula, "    ") + "\n",
         f"Evidence: {definition.evidence}." + (f" Choices: {definition.choices}." if definition.choices else ""),
     ]
     return "\n".join(lines)
