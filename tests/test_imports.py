@@ -103,7 +103,7 @@ def test_first_uses_load_nothing_heavy_beside_torch(brought: dict[str, set[str]]
 
 def test_a_composition_imports_the_families_of_its_methods_alone(brought: dict[str, set[str]]) -> None:
     modules = {name.removeprefix("gxpo.methods.") for name in brought["a method"] if name.startswith("gxpo.methods.")}
-    assert modules == {"catalogue", "catalogue.repeated_states", "catalogue.clips"}
+    assert modules == {"catalogue", "catalogue.repeated_states", "catalogue.clips", "compose", "method"}
 
 
 def test_grpo_loads_no_part_that_it_does_not_have() -> None:

@@ -252,7 +252,7 @@ def test_groups_of_equal_rewards_move_nothing(name):
 
 
 def test_gigpo_is_still_on_equal_groups_without_discount():
-    m = gxpo.method("gigpo", {"credit.discount": 1.0})
+    m = gxpo.method("gigpo", {"credit.add.state.discount": 1.0})
     assert bool((m.advantages(battery(5, rewards=(0.1, 0.7, 1 / 3))) == 0).all())
 
 

@@ -173,3 +173,19 @@ def test_the_shortest_way_imports_no_pydantic():
 
     code = "import sys, gxpo; gxpo.method('grpo'); assert 'pydantic' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_hook_is_the_part_s_own_or_what_its_base_declares():
+    class Base(ranges.Part):
+        near: bool = True
+
+        def room(self, n: int) -> int:
+            return n
+
+    class Theirs:
+        """A user's part, without the base."""
+
+    theirs = Theirs()
+    assert Base.hook(theirs, "near") is True and Base.hook(theirs, "room")(3) == 3
+    theirs.near, theirs.room = False, lambda n: n + 1
+    assert Base.hook(theirs, "near") is False and Base.hook(theirs, "room")(3) == 4

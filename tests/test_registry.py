@@ -80,15 +80,15 @@ def test_two_parts_of_one_name_are_refused(folder):
 
 def test_sources_state_every_part_that_importing_makes():
     """Tables read names from sources: no module has a part whose decorator they do not see."""
-    for folder in sorted({folder for folder, _, _ in registry.PLACES}):
-        home = importlib.import_module(f"gxpo.{folder}")
+    for package in sorted({table.package for _, _, table in registry.PLACES}):
+        home = importlib.import_module(package)
         made = set()
-        for info in pkgutil.iter_modules(home.__path__, f"gxpo.{folder}."):
+        for info in pkgutil.iter_modules(home.__path__, f"{package}."):
             for x in vars(importlib.import_module(info.name)).values():
                 kind = kind_of(x)
                 if isinstance(kind, type) and kind.__module__ == info.name and "__part__" in vars(kind):
                     made.add((vars(kind)["__part__"], info.name))
-        assert made == set(registry._modules_of(f"gxpo.{folder}").items()), folder
+        assert made == set(registry._modules_of(package).items()), package
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from tests.rollouts.resumed import check_resumed
 import gxpo
 from gxpo.adapters.verl_asks import why_not
 from gxpo.base.errors import ConfigError
-from gxpo.parts.schedule import Schedule, is_schedule
+from gxpo.parts.definition import is_schedule
+from gxpo.parts.schedule import Schedule
 from gxpo.training import config
 
 LENGTH = {"reward.add.length": "length"}

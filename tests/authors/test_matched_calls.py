@@ -134,6 +134,7 @@ def test_credit_is_the_authors() -> None:
             peers = [other[t] for other in returns if t < len(other)]
             mean, std = (statistics.mean(peers), statistics.stdev(peers)) if len(peers) > 1 else (0.0, 1.0)
             wanted += [(coarse[i] + (x - mean) / (std + EPS)) / 2] * 2
-    keys = {"reward.step.matched_calls.matching": "greedy", "credit.single": "raw"}
+    keys = {"credit.singleton": "raw", "credit.add.turn.singleton": "raw"}
+    keys |= {"reward.step.matched_calls.matching": "greedy"}
     method = gxpo.method("matchtir", keys)
     assert method.advantages(method.shaped(forest())).tolist() == pytest.approx(wanted, abs=1e-9)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gxpo.algorithms.credit import group_relative
 from gxpo.algorithms.objectives import KL, Entropy, KLReward, PolicyGradient, kl_estimate, penalised_outcome
-from gxpo.algorithms.objectives.kl import ESTIMATORS
+from gxpo.algorithms.objectives.penalty import ESTIMATORS
 from gxpo.base.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.parts.protocols import PolicyTokens
 

@@ -13,10 +13,8 @@ from tests.objectives.conftest import figures_of
 from gxpo.algorithms.objectives import surrogate
 from gxpo.algorithms.objectives.base import PolicyGradient, TermPart, TermSum, coefficients
 from gxpo.algorithms.objectives.control import Control
-from gxpo.algorithms.objectives.entropy import Entropy
-from gxpo.algorithms.objectives.kl import KL, kl_estimate
 from gxpo.algorithms.objectives.masked_kl import MaskedKl, masked_kl
-from gxpo.algorithms.objectives.penalty import Penalty
+from gxpo.algorithms.objectives.penalty import KL, Entropy, Penalty, kl_estimate
 from gxpo.algorithms.objectives.power_mean import PowerMean
 from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
 from gxpo.algorithms.objectives.sequence_losses import GroupVariance, group_variance

@@ -16,12 +16,11 @@ from gxpo.algorithms.objectives import surrogate
 from gxpo.algorithms.objectives.base import PolicyGradient, TermPart, TermSum
 from gxpo.algorithms.objectives.control import AdaptiveKl
 from gxpo.algorithms.objectives.distillation import Distillation
-from gxpo.algorithms.objectives.entropy import Entropy
 from gxpo.algorithms.objectives.entropy_band import EntropyBand, outside
 from gxpo.algorithms.objectives.inner_layer import InnerLayer
-from gxpo.algorithms.objectives.kl import KL, kl_estimate
 from gxpo.algorithms.objectives.masked_kl import MaskedKl
 from gxpo.algorithms.objectives.mirror_kl import MirrorKl
+from gxpo.algorithms.objectives.penalty import KL, Entropy, kl_estimate
 from gxpo.algorithms.objectives.positive_likelihood import PositiveLikelihood
 from gxpo.algorithms.objectives.power_mean import PowerMean, log_power_mean
 from gxpo.algorithms.objectives.preference_forms import sigmoid

@@ -20,7 +20,7 @@ from tests.rewards.task_scorer import verdict
 
 from gxpo.base.errors import ConfigError
 from gxpo.environments.rewards import RewardSet
-from gxpo.environments.rewards.worker import Unusable, judge, parameters
+from gxpo.environments.rewards.worker import Unusable, attempts, judge, parameters
 
 NO_SCORER = Source(default=None)
 
@@ -563,3 +563,19 @@ def test_a_file_edited_during_a_run_changes_nothing(tmp_path: Path) -> None:
         path.write_text("def f(completion): return 2.0\n")
         forest = score(rewards, ["x", "die", "x"])
     assert forest.outcome[[0, 2]].tolist() == [1.0, 1.0] and forest.outcome[1].isnan()
+
+
+def test_a_reward_that_returns_one_object_again_is_judged_as_it_was_returned():
+    named, total = {"correct": 0.0}, torch.zeros(())
+
+    def counting() -> dict[str, float]:
+        named["correct"] += 1.0
+        return named
+
+    assert attempts(counting, [((), {})] * 3) == [("ok", {"correct": x}) for x in (1.0, 2.0, 3.0)]
+    assert attempts(lambda: total.add_(0.5), [((), {})] * 2) == [("ok", 0.5), ("ok", 1.0)]
+    assert attempts(lambda x: {"a": x}, [((math.inf,), {}), ((1,), {})])[1] == ("ok", {"a": 1.0})
+    assert attempts(lambda x: x, [((math.nan,), {}), (("1",), {})])[0] == (
+        "nonsense",
+        "returned nan, not a finite number",
+    )

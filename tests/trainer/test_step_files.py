@@ -2,6 +2,7 @@
 
 import ast
 import gc
+import itertools
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,16 +15,17 @@ PACKAGE = Path(gxpo.__file__).parent
 SOURCES = {".".join(("gxpo", *p.relative_to(PACKAGE).with_suffix("").parts)): p for p in sorted(PACKAGE.rglob("*.py"))}
 SOURCES = {name.removesuffix(".__init__"): path for name, path in SOURCES.items()}
 KEYS = ["model=tiny:cold", "method=grpo", "tasks.per_step=2", "rollout.group_size=4", "sampling.max_new_tokens=6"]
-FILES, LINES = 40, 500  # seven of them are the decoder's, four check prompts and what parts give
+LOAD_FILES, LOAD_SWITCHES = 13, 160
+FILES, LINES = 37, 500  # five of them are the decoder's, four check prompts and what parts give
 
 
-def called_files(run: Callable[[], object]) -> set[str]:
-    """The files of the package of which a function is called, in this thread."""
-    found: set[str] = set()
+def calls_by_file(run: Callable[[], object]) -> list[str]:
+    """The file of the package of each function that is called, in order, in this thread."""
+    names: list[str] = []
 
     def profile(frame, event, argument):
         if event == "call" and frame.f_code.co_name != "<module>":
-            found.add(frame.f_code.co_filename)
+            names.append(frame.f_code.co_filename)
 
     gc.collect()  # what earlier tests have left would be closed while this one looks
     gc.disable()
@@ -33,7 +35,7 @@ def called_files(run: Callable[[], object]) -> set[str]:
     finally:
         sys.setprofile(None)
         gc.enable()
-    return {str(Path(name).relative_to(PACKAGE)) for name in found if name.startswith(f"{PACKAGE}/")}
+    return [str(Path(name).relative_to(PACKAGE)) for name in names if name.startswith(f"{PACKAGE}/")]
 
 
 def test_a_warm_step_passes_few_files(tmp_path):
@@ -42,9 +44,17 @@ def test_a_warm_step_passes_few_files(tmp_path):
         resolved = config.load(None, [*KEYS, "credit.scale=none"])
         trainer = gxpo.Trainer(resolved, out=tmp_path, reward=lambda completion: float(sum(map(ord, completion)) % 2))
         trainer.step()
-        files = called_files(trainer.step)
+        files = set(calls_by_file(trainer.step))
         trainer.close()
     assert len(files) <= FILES, sorted(files)
+
+
+def test_a_load_of_a_configuration_goes_through_few_files_once(tmp_path):
+    (tmp_path / "run.yaml").write_text("model: tiny\ntasks: {per_step: 32}\noptim: {lr: 1.0e-4}\neval: {every: 25}\n")
+    config.load(tmp_path / "run.yaml", KEYS)
+    names = calls_by_file(lambda: config.load(tmp_path / "run.yaml", KEYS))
+    switches = sum(a != b for a, b in itertools.pairwise(names))
+    assert len(set(names)) <= LOAD_FILES and switches <= LOAD_SWITCHES, (sorted(set(names)), switches)
 
 
 def test_no_file_is_long():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 import re
 import warnings
 from collections.abc import Mapping
@@ -54,13 +56,25 @@ def method(spec: str | Method, overrides: Mapping[str, Any] | None = None, *, co
             raise ConfigError(f"{key}={show(value)} is not a name")
     from gxpo.methods import METHODS
 
-    with collections_paused():  # parts are imported as they are named
-        definitions = [_defined(word.strip(), compat) for word in spec.split("+")]
-        given = dotted(overrides or {})
-        stated = canonical_keys(given)
-        made = _build(spec, definitions, merge(definitions, stated, METHODS))
-        object.__setattr__(made, "asked", (given, compat))
-        return made
+    _import_base()
+    definitions = [_defined(word.strip(), compat) for word in spec.split("+")]
+    given = dotted(overrides or {})
+    made = _build(spec, definitions, merge(definitions, canonical_keys(given), METHODS))
+    object.__setattr__(made, "asked", (given, compat))
+    return made
+
+
+@functools.cache
+def _import_base() -> None:
+    """Import the parts that every composition has, once; others are imported as they are named."""
+    with collections_paused():
+        for module in (
+            "algorithms.credit.relative",
+            "learning.base",
+            "sampling.rollouts.independent",
+            "algorithms.objectives",
+        ):
+            importlib.import_module(f"gxpo.{module}")
 
 
 def _defined(word: str, compat: str | None) -> tuple[str, Definition, Mapping[str, Any]]:
@@ -93,20 +107,21 @@ def _build(
 ) -> Method:
     from gxpo.algorithms.credit.relative import Relative
     from gxpo.learning.base import Epochs
+    from gxpo.sampling.rollouts.build import RolloutPart
     from gxpo.sampling.rollouts.independent import Independent
 
     keys = Keys(stated)
     total = _credit(keys, Relative)
-    weights = _named(keys, "weight", registry.WEIGHTS, "weight")
+    weights = keys.parts("weight", registry.WEIGHTS, "weight")
     rollout = keys.part("rollout", keys.take("rollout", Independent), registry.ROLLOUTS, what="rollout")
     named = keys.take("segment", None)
     segmenter = None if named is None else keys.part("segment", named, registry.SEGMENTERS, what="segmenter")
     named = keys.take("tasks.sampler", None)
     sampler = None if named is None else keys.part("tasks.sampler", named, registry.SAMPLERS, what="task sampler")
-    shapes = _named(keys, "reward.shape", registry.REWARDS, "reward")
-    step_rewards = _named(keys, "reward.step", registry.REWARDS, "reward")
-    rewards = _named(keys, "reward.add", registry.REWARDS, "reward")
-    signals = _named(keys, "signal", registry.SIGNALS, "signal")
+    shapes = keys.parts("reward.shape", registry.REWARDS, "reward")
+    step_rewards = keys.parts("reward.step", registry.REWARDS, "reward")
+    rewards = keys.parts("reward.add", registry.REWARDS, "reward")
+    signals = keys.parts("signal", registry.SIGNALS, "signal")
     update = keys.part("update", keys.take("update", Epochs), registry.UPDATES, what="update")
     terms, kl_reward = _objective(keys)
     context = keys.choice("objective.context", "trained", "sampled")
@@ -143,7 +158,7 @@ def _build(
     )
     _check_provided(made)
     _check_credit_is_read(made)
-    if getattr(rollout, "drops_equal_groups", False) and learns_from_equal_groups(total):
+    if RolloutPart.hook(rollout, "drops_equal_groups") and learns_from_equal_groups(total):
         raise ConfigError(
             f"{name}: credit {show(total)} learns from groups of equal rewards, which rollout "
             f"{show(rollout)} drops: set rollout=independent"
@@ -169,14 +184,6 @@ def _credit(keys: Keys, default: Any) -> Any:
         slot = f"credit.add.{extra}"
         total = total + keys.part(slot, keys.take(slot, extra), registry.CREDITS, what="credit", main="credit")
     return total
-
-
-def _named(keys: Keys, stage: str, table: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The parts under `stage.NAME`, each by its NAME, which is also what it is unless it says otherwise."""
-    return {
-        name: keys.part(f"{stage}.{name}", keys.take(f"{stage}.{name}", name), table, what=what)
-        for name in keys.names(stage)
-    }
 
 
 def _check_provided(made: Method) -> None:
@@ -287,7 +294,7 @@ def _objective(keys: Keys) -> tuple[dict[str, Any], Any]:
     bonus = objectives.Entropy(**keys.fields(objectives.Entropy, "objective.entropy", made=horizon))
     if bonus.ever:
         terms["entropy"] = keys.owned(bonus, "objective.entropy")
-    return terms | _named(keys, "objective.add", registry.TERMS, "term"), kl_reward
+    return terms | keys.parts("objective.add", registry.TERMS, "term"), kl_reward
 
 
 def _stage(key: str, resolved: Mapping[str, Stated]) -> str:

@@ -13,14 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo.algorithms.objectives.base import evaluate
+from gxpo.algorithms.credit.base import CreditPart
+from gxpo.algorithms.objectives.base import TermPart, evaluate
 from gxpo.algorithms.signals import Signals
 from gxpo.base.errors import GxpoError
 from gxpo.environments.rewards import own
+from gxpo.environments.rewards.base import RewardPart
 from gxpo.forest import grouped
 from gxpo.forest.forest import Forest
 from gxpo.parts.definition import Definition, Stated, show
-from gxpo.parts.functions import expect, naming, place_of
+from gxpo.parts.functions import expect, naming, place_of, title_of
 from gxpo.parts.protocols import Output, PolicyTokens
 from gxpo.parts.schedule import Scheduled
 
@@ -120,10 +122,21 @@ class Method:
         provided = {*self.credit_targets, *(name for part in self.signals.values() for name in part.provides)}
         return tuple(name for name in self._collect("needs") if name not in provided)
 
-    @property
+    @cached_property
     def credit_targets(self) -> tuple[str, ...]:
         """What the advantage estimator gives the terms beside advantages: see `CreditPart.targets`."""
-        return tuple(getattr(self.credit, "provides", ()))
+        return tuple(CreditPart.hook(self.credit, "provides"))
+
+    @cached_property
+    def given(self) -> tuple[str, ...]:
+        """The signals that outputs of the loss are made with: see `TermPart.given`."""
+        return tuple(dict.fromkeys(n for term in self.terms.values() for n in TermPart.hook(term, "given")))
+
+    @cached_property
+    def reads_texts(self) -> bool:
+        """True if a reward of its own reads what the actions say."""
+        parts = (*self.shapes.values(), *self.step_rewards.values(), *self.rewards.values())
+        return any(RewardPart.hook(part, "reads_texts") for part in parts)
 
     @cached_property
     def axes(self) -> dict[str, str]:
@@ -158,10 +171,10 @@ class Method:
         """The value heads that some part reads or trains: "value", "value@NAME"."""
         return tuple(sorted({x for x in (*self.outputs, *self.needs) if Output(x).kind == "value"}))
 
-    @property
+    @cached_property
     def reads_credit(self) -> bool:
         """Whether any term of the objective does."""
-        return any(getattr(term, "reads_credit", True) for term in self.terms.values())
+        return any(TermPart.hook(term, "reads_credit") for term in self.terms.values())
 
     @property
     def couples(self) -> str:
@@ -226,14 +239,14 @@ class Method:
         with torch.no_grad():
             if self.kl_reward is not None:
                 sub = self.kl_reward.penalise(sub, held)
-            with naming(f"credit {show(self.credit)}", self.credit):
+            with naming("credit", self.credit, name=show):
                 columns = compute(sub, held)
         out = {}
         for name, x in columns.items():
-            what = f"credit {show(self.credit)}" if name == "credit" else f"{name} of credit {show(self.credit)}"
-            expect(x, (sub.n_entries,), what, self.credit, "path token (use forest.to_path)")
+            what = "credit" if name == "credit" else f"{name} of credit"
+            expect(x, (sub.n_entries,), what, self.credit, "path token (use forest.to_path)", name=show)
             if fault := _fault(name, x):
-                raise GxpoError(f"{what}{place_of(self.credit)} gave {fault}")
+                raise GxpoError(f"{title_of(what, self.credit, name=show)} gave {fault}")
             x = x.detach().to(torch.float64)
             out[name] = x if sub is forest else empty.index_copy(0, entries, x)
         return out

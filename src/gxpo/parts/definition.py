@@ -272,6 +272,11 @@ def finite(value: Any, unbounded: bool = False) -> bool:
     return not isinstance(value, (list, tuple)) or all(finite(v, unbounded) for v in value)
 
 
+def is_schedule(value: Any) -> bool:
+    """True of a setting's value that is a schedule (`schedule.Schedule`): a mapping with `schedule` and one of its ends."""
+    return isinstance(value, Mapping) and "schedule" in value and ("from" in value or "to" in value)
+
+
 def show(value: Any) -> str:
     """A value as it is typed: a part by its name, which is its class's in lower case with underscores, or, where it is
     none of gxpo's own, by its file and class."""

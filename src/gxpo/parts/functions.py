@@ -239,21 +239,33 @@ def in_words(value: Any) -> str:
     return f"shape {tuple(value.shape)}{f' of {value.dtype}' if value.is_complex() else ''}"
 
 
-def expect(value: Any, shape: Sequence[int], what: str, part: Any, unit: str) -> Any:
+Name = Callable[[Any], str]
+
+
+def title_of(what: str, part: Any, name: Name | None) -> str:
+    """A part as errors call it: `what` it is, its `name` where one is asked for, and its file where it is a user's."""
+    return f"{what}{'' if name is None else f' {name(part)}'}{place_of(part)}"
+
+
+def expect(value: Any, shape: Sequence[int], what: str, part: Any, unit: str, *, name: Name | None = None) -> Any:
     """The tensor that a part has given, of this shape. GxpoError that names the part's file otherwise.
 
     unit  what has one value: "path token (use forest.to_path)"
+    name  gives the part's name, which is told after `what`
     """
     fits = hasattr(value, "is_complex") and not value.is_complex() and tuple(value.shape) == tuple(shape)
     if fits:
         return value
     size = f"shape {tuple(shape)}, one value for each {unit}" if len(shape) else "a tensor of shape (), one number"
-    raise GxpoError(f"{what}{place_of(part)} gave {in_words(value)}; it has to give {size}")
+    raise GxpoError(f"{title_of(what, part, name)} gave {in_words(value)}; it has to give {size}")
 
 
 @contextmanager
-def naming(what: str, part: Any) -> Iterator[None]:
-    """Context manager: an exception that a user's part causes outside of its own code names its file."""
+def naming(what: str, part: Any, *, name: Name | None = None) -> Iterator[None]:
+    """Context manager: an exception that a user's part causes outside of its own code names its file.
+
+    name  gives the part's name, which is told after `what`
+    """
     try:
         yield
     except GxpoError:
@@ -264,5 +276,5 @@ def naming(what: str, part: Any) -> Iterator[None]:
             raise
         message = " ".join(str(error).split())
         raise GxpoError(
-            f"{what}{place_of(part)} gave what can't be used: {type(error).__name__}: {message[:300]}"
+            f"{title_of(what, part, name)} gave what can't be used: {type(error).__name__}: {message[:300]}"
         ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.base.usercode import NotRun, Unusable, object_at
 from gxpo.parts import functions, ranges, registry
-from gxpo.parts.definition import Stated, finite, is_section, kind_of, same, show, stage_of
+from gxpo.parts.definition import Stated, finite, is_schedule, is_section, kind_of, same, show, stage_of
 from gxpo.parts.functions import Formula
-from gxpo.parts.schedule import Schedule, Scheduled, is_schedule, read
+from gxpo.parts.schedule import Schedule, Scheduled, read
 
 _SYNONYMS = {  # words for the same settings
     "advantage": "credit",
@@ -56,7 +56,7 @@ def dotted(given: Mapping[str, Any]) -> dict[str, Stated]:
     return out
 
 
-def leaves(key: str, value: Any, origin: str, source: str | None = None) -> Iterator[tuple[str, Stated]]:
+def leaves(key: str, value: Any, origin: str, source: str | None = None) -> list[tuple[str, Stated]]:
     """The dotted keys that a value stands for: `{"kl": {"coef": 0.1}}` under "objective" states "objective.kl.coef".
 
     `part` names the part of a key that takes one: `{"part": "gae", "lam": 1.0}` under "credit" states "credit" and
@@ -65,15 +65,17 @@ def leaves(key: str, value: Any, origin: str, source: str | None = None) -> Iter
 
     source  the file, whose lines are told beside it
     """
-    empty = isinstance(value, Mapping) and not value and key not in ("", "reward")
-    if not isinstance(value, Mapping) or empty or is_mapping(key) or is_schedule(value):
-        yield key, Stated(value, origin)
-        return
+    if not isinstance(value, Mapping) or (not value and key not in ("", "reward")):
+        return [(key, Stated(value, origin))]
+    if is_mapping(key) or ("schedule" in value and is_schedule(value)):
+        return [(key, Stated(value, origin))]
+    out: list[tuple[str, Stated]] = []
     lines = getattr(getattr(value, "lc", None), "data", None) or {}
     for name, inner in value.items():
         at = f"{source}:{lines[name][0] + 1}" if source and name in lines else origin
         part = name == "part" and (key == "reward" or registry.table_at(key) is not None)
-        yield from leaves(key if part else f"{key}.{name}" if key else str(name), inner, at, source)
+        out += leaves(key if part else f"{key}.{name}" if key else str(name), inner, at, source)
+    return out
 
 
 def is_mapping(key: str) -> bool:
@@ -83,6 +85,26 @@ def is_mapping(key: str) -> bool:
     from gxpo.parts.settings import MAPPINGS
 
     return key == "versions" or key in MAPPINGS or key.endswith((".weights", ".only"))
+
+
+def silent_keys(given: Mapping[str, Stated]) -> set[str]:
+    """The keys that only have to exist (`Stated.is_silent`); a setting that is a mapping may well be empty."""
+    return {key for key, stated in given.items() if stated.is_silent and not is_mapping(key)}
+
+
+def settings_of(keys: Iterable[str]) -> dict[str, tuple[str, list[str]]]:
+    """(setting, names from there on) of each key: of `tasks.options.digits` the mapping and ["digits"]."""
+    return {key: _setting_of(key) for key in keys}
+
+
+def _setting_of(key: str) -> tuple[str, list[str]]:
+    words = key.split(".")
+    for i in range(1, len(words)):
+        whole = ".".join(words[:i])
+        if is_mapping(whole):
+            by_reward = whole.endswith((".weights", ".only"))  # names of rewards may have dots
+            return whole, [".".join(words[i:])] if by_reward else words[i:]
+    return key, []
 
 
 @cache
@@ -131,13 +153,16 @@ class Keys:
     """Stated keys being consumed; every resolved value is noted with its origin.
 
     stated  keys with a value
-    silent  keys that only have to exist: `Stated.is_silent`
+    silent  keys that only have to exist: `silent_keys`
+    moving  keys whose value is a schedule
     """
 
     def __init__(self, given: Mapping[str, Stated]) -> None:
         self.given = given
-        self.stated = {k: s for k, s in given.items() if not s.is_silent or is_mapping(k)}
-        self.silent = {k: s for k, s in given.items() if k not in self.stated}
+        silent = silent_keys(given)
+        self.stated = {k: s for k, s in given.items() if k not in silent}
+        self.silent = {k: s for k, s in given.items() if k in silent}
+        self.moving = {k for k, s in given.items() if is_schedule(s.value)}
         self.used, self.resolved, self.valid = set[str](), dict[str, Stated](), list[str]()
         self.schedules: dict[str, Schedule] = {}  # of numbers of the parts that are being made, by key
         self.scheduled: list[Scheduled] = []
@@ -156,6 +181,11 @@ class Keys:
         stated_keys = [k for k, s in self.given.items() if k.startswith(f"{prefix}.") and not s.by_method]
         below = {k: k.split(".")[words] for k in stated_keys}
         return list(dict.fromkeys(n for k, n in below.items() if k == f"{prefix}.{n}" or not self.given[k].optional))
+
+    def parts(self, stage: str, table: Mapping[str, Any], what: str) -> dict[str, Any]:
+        """The parts under `stage.NAME`, each by its NAME, which is also what it is unless it says otherwise."""
+        slots = {name: f"{stage}.{name}" for name in self.names(stage)}
+        return {name: self.part(slot, self.take(slot, name), table, what=what) for name, slot in slots.items()}
 
     def part(
         self,
@@ -252,7 +282,7 @@ class Keys:
         if key not in self.stated:
             return value
         stated = self.stated[key]
-        if is_schedule(value):
+        if key in self.moving:
             return self.largest(key, stated, hint, rule)
         return self.checked(key, stated, hint, rule, unbounded or default in (math.inf, -math.inf))
 

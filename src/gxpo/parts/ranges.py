@@ -14,6 +14,7 @@ its field has the metadata "unbounded". Hints are read once for each class.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import operator
 import re
@@ -26,6 +27,7 @@ from gxpo.base.errors import ConfigError, did_you_mean
 
 _COMPARE = {"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le}
 _NAMES = {type(None): "null", str: "a text", int: "an integer", float: "a number", bool: "true or false"}
+_LACKING = object()
 _KNOWN = (*_COMPARE, "multiple_of", "min_length", "max_length")
 
 
@@ -62,6 +64,16 @@ class Part:
 
     def __post_init__(self) -> None:
         check(type(self), vars(self))
+
+    @classmethod
+    def hook(cls, part: Any, name: str) -> Any:
+        """An attribute or a method of a part of this kind, which may be a user's that has another base, or none: this
+        class declares what holds where it lacks it."""
+        value = getattr(part, name, _LACKING)
+        if value is not _LACKING:
+            return value
+        default = getattr(cls, name)
+        return default.__get__(part) if inspect.isfunction(default) else default
 
 
 def snake(name: str) -> str:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache, cached_property
 from typing import Any, TypeVar
 
+from gxpo.base.imports import collections_paused
 from gxpo.parts.definition import kind_of
 from gxpo.parts.functions import FunctionPart, function_part
 
@@ -119,7 +120,8 @@ class Table(Mapping[str, Any]):
         return {name: module for (stage, name), module in _modules_of(self.package).items() if stage == self.stage}
 
     def __getitem__(self, name: str) -> Any:
-        module = importlib.import_module(self._modules[name])
+        with collections_paused():
+            module = importlib.import_module(self._modules[name])
         members = (kind_of(x) for x in vars(module).values() if inspect.isclass(x) or inspect.isfunction(x))
         mark = (self.stage, name)
         return next(x for x in members if x.__module__ == module.__name__ and vars(x).get("__part__") == mark)

@@ -99,11 +99,6 @@ class Schedule:
         return SHAPES[self.shape](self.start, self.to, done, **options)
 
 
-def is_schedule(value: Any) -> bool:
-    """Whether a setting's value is a schedule: a mapping with `schedule` and one of its ends."""
-    return isinstance(value, Mapping) and "schedule" in value and ("from" in value or "to" in value)
-
-
 def read(value: Mapping[str, Any]) -> Schedule:
     """The schedule that a setting's value states; ConfigError in one line, without the key."""
     for word in value:

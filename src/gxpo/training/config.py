@@ -22,9 +22,8 @@ from gxpo.base import yamltext
 from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.methods.compose import method
 from gxpo.methods.method import Method
-from gxpo.parts.definition import JOINED, Stated, check_allowed, finite, is_section, joined, show, stage_of
-from gxpo.parts.options import SECTIONS, canonical, dotted, is_mapping, leaves
-from gxpo.parts.schedule import is_schedule
+from gxpo.parts.definition import JOINED, Stated, check_allowed, finite, is_schedule, is_section, joined, show, stage_of
+from gxpo.parts.options import SECTIONS, canonical, dotted, leaves, settings_of, silent_keys
 from gxpo.parts.settings import RUN_KEYS, RunSettings
 from gxpo.sampling.rollouts.logged import OF_PHASES
 from gxpo.training.phase_plan import RULES, Phase, expand, may_change
@@ -168,23 +167,20 @@ def read(path: str | Path) -> dict[str, Stated]:
         return {}
     if not isinstance(document, Mapping):
         raise ConfigError(f"{path}: a configuration is a mapping of keys to values")
-    out: dict[str, Stated] = {}
-    for key, stated in leaves("", document, str(path), str(path)):
-        name = canonical(key)
-        if _is_stated(name, out):
-            raise ConfigError(f"{stated.origin}: {name} is set twice")
-        _state(name, Stated(yamltext.plain(stated.value, f"{stated.origin}: {name}"), stated.origin), out)
+    keys = [(canonical(key), stated) for key, stated in leaves("", document, str(path), str(path))]
+    values = [yamltext.plain(stated.value, f"{stated.origin}: {key}") for key, stated in keys]
+    out = _once([(key, Stated(value, s.origin)) for (key, s), value in zip(keys, values, strict=True)])
     return {k: replace(s, value=_renamed(k, s.value, HERE, f"{path.parent}/")) for k, s in out.items()}
 
 
 def parse_set(items: Sequence[str]) -> dict[str, Stated]:
     """`--set key=value` arguments; values are YAML. Entries of mappings stay by themselves: see `over`."""
-    out: dict[str, Stated] = {}
+    stated: list[tuple[str, Any]] = []
     for item in items:
         key, sign, text = item.partition("=")
         key = key.strip()
         if key.startswith(DROP) and not sign:
-            out[key] = Stated(None, "--set")
+            stated.append((key, None))
             continue
         if not sign or not key:
             raise ConfigError(f"--set {item}: write --set KEY=VALUE, or --set {DROP}KEY to drop what is stated")
@@ -192,10 +188,13 @@ def parse_set(items: Sequence[str]) -> dict[str, Stated]:
             value = yamltext.load(text, f"--set {key}") if text.strip() else ""
         except YAMLError:
             value = text
-        for leaf, stated in leaves(key, yamltext.plain(value, f"--set {key}"), "--set"):
+        stated.append((key, yamltext.plain(value, f"--set {key}")))
+    out: dict[str, Stated] = {}
+    for key, value in stated:
+        for leaf, entry in leaves(key, value, "--set"):
             name = canonical(leaf)
             out.pop(name, None)  # in the order of the last statements: see `over`
-            out[name] = stated
+            out[name] = entry
     return out
 
 
@@ -205,32 +204,30 @@ DROP = "~"  # before a key: what is stated for it, and under it, is dropped
 def over(below: Mapping[str, Stated], above: Mapping[str, Stated]) -> dict[str, Stated]:
     """Merge two sets of keys; `above` wins, in its order: an entry of a mapping (`tasks.options.digits`) joins those
     before it, and a whole mapping takes their place."""
-    out = dict(below)
+    out, settings, silent = dict(below), settings_of(above), silent_keys(above)
     for key, stated in above.items():
-        _state(key, stated, out)
+        if key not in silent or not (key in out or is_section(key, out)):
+            _state(key, stated, settings[key], out)
     return out
 
 
-def _entry(key: str) -> tuple[str, list[str]]:
-    """(key of a setting, names from there on): of `tasks.options.digits` the mapping and ["digits"]."""
-    words = key.split(".")
-    for i in range(1, len(words)):
-        whole = ".".join(words[:i])
-        if is_mapping(whole):
-            named = whole.endswith((".weights", ".only"))  # by rewards, whose names may have dots
-            return whole, [".".join(words[i:])] if named else words[i:]
-    return key, []
+def _once(keys: Sequence[tuple[str, Stated]]) -> dict[str, Stated]:
+    """The keys of one file by name. ConfigError where one is stated twice, by itself or within its mapping."""
+    settings, silent, out = settings_of(key for key, _ in keys), silent_keys(dict(keys)), dict[str, Stated]()
+    for key, stated in keys:
+        whole, names = settings[key]
+        value = out[whole].value if whole in out else None
+        for name in names:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is not None or (not names and whole in out):
+            raise ConfigError(f"{stated.origin}: {key} is set twice")
+        if key in silent and is_section(key, out):
+            continue
+        _state(key, stated, settings[key], out)
+    return out
 
 
-def _is_stated(key: str, out: Mapping[str, Stated]) -> bool:
-    whole, names = _entry(key)
-    value = out[whole].value if whole in out else None
-    for name in names:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value is not None or (not names and whole in out)
-
-
-def _state(key: str, stated: Stated, out: dict[str, Stated]) -> None:
+def _state(key: str, stated: Stated, setting: tuple[str, list[str]], out: dict[str, Stated]) -> None:
     """Put a key into `out`; an entry of a mapping goes into a copy of what is stated there, and `~KEY` drops a key."""
     if key.startswith(DROP):
         name = key.removeprefix(DROP)
@@ -240,9 +237,7 @@ def _state(key: str, stated: Stated, out: dict[str, Stated]) -> None:
         if not dropped:  # there may be something below
             out[key] = stated
         return
-    if stated.is_silent and not is_mapping(key) and (key in out or is_section(key, out)):
-        return
-    whole, names = _entry(key)
+    whole, names = setting
     other = _INSTEAD.get(whole, "")
     if other in out and out[other].value is not None and stated.value is not None:
         if names:
@@ -274,8 +269,14 @@ def _no_entries(key: str, stated: Stated, of: str, held: Stated) -> ConfigError:
 def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> Resolved:
     """Resolve the settings and method of a run. `composed`: a method built in Python, instead of the key `method`;
     keys of the method go over those that it was composed with."""
-    given = dotted({k: replace(s, value=yamltext.plain(s.value, f"{_at(s)}{k}")) for k, s in given.items()})
-    given = over({}, {canonical(k): s for k, s in given.items()})
+    places = [f"{_at(s)}{k}" for k, s in given.items()]
+    plain = [yamltext.plain(s.value, place) for s, place in zip(given.values(), places, strict=True)]
+    given = dotted({k: replace(s, value=value) for (k, s), value in zip(given.items(), plain, strict=True)})
+    return _resolved(over({}, {canonical(k): s for k, s in given.items()}), composed)
+
+
+def _resolved(given: Mapping[str, Stated], composed: Method | None = None) -> Resolved:
+    """The settings and method of a run, from plain values by canonical keys: what `over` gives."""
     below = _below_phases(given, composed)
     stated = given.get("phases", below.pop("phases", None))
     if stated is None or not stated.value:
@@ -289,7 +290,7 @@ def _resolve(given: Mapping[str, Stated], composed: Method | None) -> Resolved:
     if not isinstance(spec.value, str):
         raise ConfigError(f"method={spec.value!r} ({spec.origin}) is not a method's name")
     own = {k: s for k, s in given.items() if k in RUN_KEYS}
-    staged = {k: s for k, s in given.items() if _is_staged(k)}
+    staged = _staged(given)
     for key, stated in given.items():
         if key not in own and key not in staged and not _is_known(key, stated):
             if key.startswith(DROP):
@@ -303,8 +304,9 @@ def _resolve(given: Mapping[str, Stated], composed: Method | None) -> Resolved:
         composed = method(composed, staged, compat=compat.value)
     if JOINED in own and JOINED in composed.run_keys:
         own[JOINED] = joined(own[JOINED], composed.run_keys[JOINED].value)
-    merged = {k: Stated(v, "default") for k, v in RUN_KEYS.items()} | over(composed.run_keys, own)
-    settings = _validate(merged)
+    own = over(composed.run_keys, own)
+    settings = _validate(own)
+    merged = {k: Stated(v, "default") for k, v in RUN_KEYS.items()} | own
     check_allowed(composed.rollout, merged)
     keys = {"method": Stated(composed.name, spec.origin), **merged, **composed.keys}
     if compat.value is not None:
@@ -329,9 +331,9 @@ def _is_known(key: str, stated: Stated) -> bool:
     return key in _OTHER or (stated.is_silent and is_section(key, RUN_KEYS))
 
 
-def _is_staged(key: str) -> bool:
-    """Whether a key is of the method's parts."""
-    return key not in RUN_KEYS and key not in _OTHER and stage_of(key) is not None
+def _staged(given: Mapping[str, Stated]) -> dict[str, Stated]:
+    """The keys of the method's parts."""
+    return {k: s for k, s in given.items() if k not in RUN_KEYS and k not in _OTHER and stage_of(k) is not None}
 
 
 # ---------------------------------------------------------------- phases
@@ -359,9 +361,10 @@ def _in_phases(given: Mapping[str, Stated], composed: Method | None, stated: Sta
             f"method={run['method'].value}: its phases name their own methods, so the rest would do nothing: state "
             "phases in the file, with the compositions in them"
         )
-    found, lacking = [], {k: s for k, s in run.items() if _is_staged(k)}
+    staged = _staged(run)
+    found, lacking = [], dict(staged)
     for number, phase in enumerate(plan, 1):
-        keys = {k: replace(s, optional=s.optional or _is_staged(k)) for k, s in run.items()}
+        keys = {k: replace(s, optional=s.optional or k in staged) for k, s in run.items()}
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".* is left out: .* has no such key")
@@ -417,15 +420,18 @@ def _at(stated: Stated) -> str:
 
 
 def _validate(keys: Mapping[str, Stated]) -> RunSettings:
+    """The settings of a run from those that are stated."""
     nested: dict[str, Any] = {}
+    moving = {k for k, s in keys.items() if is_schedule(s.value)}
+    infinite = {k for k, s in keys.items() if not finite(s.value)}
     for key, stated in keys.items():
-        if is_schedule(stated.value):
+        if key in moving:
             instead = "set optim.schedule" if key == "optim.lr" else "set it to one number"
             raise ConfigError(
                 f"{_at(stated)}{key}: a schedule moves numbers of the method's parts, and this is a setting of the "
                 f"whole run: {instead}"
             )
-        if not finite(stated.value):
+        if key in infinite:
             raise ConfigError(f"{_at(stated)}{key}: numbers must be finite (got {show(stated.value)})")
         *sections, leaf = key.split(".")
         target = nested
@@ -446,4 +452,4 @@ def _validate(keys: Mapping[str, Stated]) -> RunSettings:
 
 def load(path: str | Path | None = None, sets: Sequence[str] = ()) -> Resolved:
     """Load and resolve a YAML file with `--set` arguments."""
-    return resolve(over(read(path) if path is not None else {}, parse_set(sets)))
+    return _resolved(over(read(path) if path is not None else {}, parse_set(sets)))

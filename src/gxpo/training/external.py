@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gxpo.algorithms.signals.base import SignalPart
 from gxpo.base.errors import ConfigError, ModelError, did_you_mean, one_of
 from gxpo.base.judges import SEES, FunctionJudge, Judge, Messages, Server
 from gxpo.environments.local_judge import LocalJudge
@@ -90,7 +91,7 @@ def externals_of(s: RunSettings) -> dict[str, External]:
 def check_externals(s: RunSettings, method: Method) -> None:
     """Refuse models that can't be what they are for, that do not exist, or that nothing uses; nothing is loaded."""
     found = externals_of(s)
-    used = {x for part in method.signals.values() for x in getattr(part, "external", ())}
+    used = {x for part in method.signals.values() for x in SignalPart.hook(part, "external")}
     for name in used:
         if name not in found or found[name].role != "teacher":
             raise ConfigError(

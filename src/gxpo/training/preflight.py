@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from gxpo.algorithms.weighting.base import WeightPart
 from gxpo.base.errors import ConfigError, GxpoError, ModelError
 from gxpo.base.usercode import one_line
 from gxpo.environments import worlds
@@ -28,6 +29,7 @@ from gxpo.parts.definition import show
 from gxpo.parts.learning import learns_from_equal_groups
 from gxpo.parts.settings import RunSettings
 from gxpo.sampling.rollouts import Independent
+from gxpo.sampling.rollouts.build import RolloutPart
 from gxpo.training.asynchronous.checks import check_asynchronous
 from gxpo.training.best import rules_of
 from gxpo.training.callbacks.named import check as check_callbacks
@@ -49,7 +51,7 @@ def check_settings(s: RunSettings, method: Method) -> None:
     check_device(device)
     if s.learner.attention == "flex" and device in NO_FLEX_BACKWARD:
         raise ConfigError(f"learner.attention=flex: FlexAttention has no backward pass on {device}; leave it at auto")
-    samples_latents = "latents" in getattr(method.rollout, "provides", ())
+    samples_latents = "latents" in RolloutPart.hook(method.rollout, "provides")
     if flow.is_flow(s.model) != samples_latents:
         rollout = show(method.rollout)
         raise ConfigError(
@@ -69,8 +71,7 @@ def check_settings(s: RunSettings, method: Method) -> None:
     check_externals(s, method)
     check_changing_rubric(s, method)
     check_asynchronous(s, method)
-    if (check_sampling := getattr(method.rollout, "check_sampling", None)) is not None:
-        check_sampling(sampling_of(s))
+    RolloutPart.hook(method.rollout, "check_sampling")(sampling_of(s))
 
 
 def check_optimiser(s: RunSettings) -> None:
@@ -103,10 +104,10 @@ def warn_of_prompts(world: World, template: str, chat: Any = None) -> None:
 
 def check_ratios(method: Method) -> None:
     """Refuse importance ratios over rollouts of which nobody knows with what probability they were sampled."""
-    if getattr(method.rollout, "has_behaviour", True):
+    if RolloutPart.hook(method.rollout, "has_behaviour"):
         return
     reading = [show(term) for term in method.terms.values() if reads_ratio(term)]
-    reading += [f"weight {name}" for name, part in method.weights.items() if getattr(part, "corrects_mismatch", False)]
+    reading += [f"weight {name}" for name, part in method.weights.items() if WeightPart.hook(part, "corrects_mismatch")]
     if reading:
         raise ConfigError(
             f"{method.name}: {reading[0]} reads importance ratios, and rollout {show(method.rollout)} has no log-probs "
@@ -190,7 +191,7 @@ def check_world(method: Method, world: World, task: str, held_out: int = 0, temp
         if "states" not in world.envs.provides:  # what rollouts say of states is true where a prompt is the state
             provided.discard("states")
             advice = "give TimeStep.state, or tell states by what is read in them (credit.state=observation)"
-        if getattr(method.rollout, "single_turn", False) or getattr(method.rollout, "team", ""):
+        if RolloutPart.hook(method.rollout, "single_turn") or getattr(method.rollout, "team", ""):
             raise ConfigError(
                 f"rollout {show(method.rollout)} is for tasks with one answer, and those of {task} are episodes: set "
                 "rollout=independent"
@@ -215,7 +216,7 @@ def check_world(method: Method, world: World, task: str, held_out: int = 0, temp
 
 def check_lengths(s: RunSettings, method: Method, world: World) -> None:
     """Refuse or announce tasks whose prompts are too long (`tasks.too_long`), where the tokenizer is here."""
-    if world.envs is not None or flow.is_flow(s.model) or not getattr(method.rollout, "samples_prompts", True):
+    if world.envs is not None or flow.is_flow(s.model) or not RolloutPart.hook(method.rollout, "samples_prompts"):
         return
     check_model(s)
     if (lengths := prompt_lengths.of_name(s)) is not None:
@@ -245,7 +246,7 @@ def _rehearse(resolved: Resolved) -> None:
             if method.sampler is not None:
                 sampled_of(s, method.sampler, world)
         check_model(s)
-        given = getattr(method.rollout, "components", ())
+        given = RolloutPart.hook(method.rollout, "components")
         options = Externals(s, device_of(s.learner.device)).options()
         check_named(s.rewards, None if world is None else world.source, options, given)
     finally:

@@ -21,6 +21,7 @@ from gxpo.methods.method import Method
 from gxpo.models.chat.plain import decoder, raw_decoder
 from gxpo.parts.protocols import Envs
 from gxpo.parts.settings import RunSettings
+from gxpo.sampling.rollouts.build import RolloutPart
 from gxpo.sampling.rollouts.logged import OF_PHASES
 from gxpo.training import checkpoint, preflight, setup
 from gxpo.training.config import Resolved
@@ -90,7 +91,7 @@ class Resources:
                 timeout=s.scoring.timeout,
                 workers=s.scoring.workers,
                 options=external.options(),
-                given=getattr(method.rollout, "components", ()),
+                given=RolloutPart.hook(method.rollout, "components"),
             )
             opened.callback(self.rewards.close)
             policy = setup.policy_of(now, self._notify)

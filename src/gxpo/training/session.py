@@ -200,7 +200,7 @@ class Session:
 
     def grown(self, rollout: Any, tasks: Sequence[Task]) -> Forest:
         """A rollout's forest of these tasks; GxpoError where it gives no forest."""
-        with naming(f"rollout {show(rollout)}", rollout):
+        with naming("rollout", rollout, name=show):
             forest = rollout.grow(tasks, self)
         if not isinstance(forest, Forest):
             what = f"rollout {show(rollout)}{place_of(rollout)}"
@@ -451,8 +451,7 @@ class BoundLearner:
 
     def given(self, held: Signals) -> dict[str, dict[str, Tensor]]:
         """The signals that outputs of the loss are made with, where a term names any (`TermPart.given`)."""
-        names = dict.fromkeys(n for term in self.method.terms.values() for n in getattr(term, "given", ()))
-        return {"given": {name: held[name] for name in names}} if names else {}
+        return {"given": {name: held[name] for name in self.method.given}} if self.method.given else {}
 
     def _now(self, forest: Forest, names: Iterable[str], **given: Any) -> dict[str, Tensor]:
         """Outputs of the policy as it is now; before the first optimiser step it is the proximal one."""

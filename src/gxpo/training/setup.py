@@ -26,6 +26,7 @@ from gxpo.parts.protocols import Chat, EpisodeRules, Sampling, TaskSource
 from gxpo.parts.settings import RunSettings
 from gxpo.sampling.engines.flow import FlowEngine
 from gxpo.sampling.engines.tinker import TinkerSampler
+from gxpo.sampling.rollouts.build import RolloutPart
 from gxpo.training import cluster, cluster_checks, models
 from gxpo.training.config import Resolved
 from gxpo.training.engine import LanguageEngine, engine_of
@@ -217,7 +218,7 @@ def fitted(s: RunSettings, method: Method, source: Any, policy: Policy, *, refus
     refuses  whether one that is too long raises TaskError under tasks.too_long=error, or is only told
     """
     context_limits = [x for x in (policy.positions, getattr(policy.engine, "positions", None)) if x]
-    samples = getattr(method.rollout, "samples_prompts", True)  # else the task's prompt is not what is sampled under
+    samples = RolloutPart.hook(method.rollout, "samples_prompts")  # else the task's prompt is not what is sampled under
     if min(context_limits) >= 1 << 30 or not (samples or getattr(method.rollout, "evaluation", None) is None):
         return source, []
     lengths = prompt_lengths.PromptLengths(

@@ -89,7 +89,7 @@ class Stages(Resources):
         lr = learner.optimiser.current_lr
         proximal = signals["proximal_logprob"] if self._needs_proximal else None
         bound = BoundLearner(learner, method, read, signals, number, proximal)
-        with naming(f"update {show(method.update)}", method.update):
+        with naming("update", method.update, name=show):
             method.update.run(read, credit, weight, bound)
         if self.overlap is None:
             self.engine.policy_version = number  # an evaluation comes before the next step
@@ -99,7 +99,8 @@ class Stages(Resources):
 
         # what the step was, for its parts, for people and for the next steps
         raised = {} if self.overlap is None else self.overlap.messages
-        self.lost = {**failures_of_agents(forest), **raised, **self.lost}
+        broken = failures_of_agents(forest) if any("agent" in info for info in forest.info) else {}
+        self.lost = {**broken, **raised, **self.lost}
         self.source.observe(forest)
         method.observe(forest)
         self.rewards.observe(number, forest, lambda: session.texts(forest), session.known)
@@ -185,9 +186,8 @@ class Stages(Resources):
 
     def shape(self, forest: Forest) -> Forest:
         """The method's own rewards over the task's, after the rollout and its filters; `success` is untouched."""
-        parts = (*self.method.shapes.values(), *self.method.step_rewards.values(), *self.method.rewards.values())
         said = forest.action_text
-        if any(getattr(part, "reads_texts", False) for part in parts):
+        if self.method.reads_texts:
             decode = decoder(self.tokenizer, self.chat)
             forest = forest.replace(action_text=[decode(forest.action(s)) for s in range(forest.n_steps)])
         forest = self.method.shaped(forest).replace(action_text=said)

@@ -78,7 +78,7 @@ class CreditSum(CreditPart):
         object.__setattr__(self, "needs", _union(self.parts, "needs"))
         object.__setattr__(self, "requires", _union(self.parts, "requires"))
         object.__setattr__(self, "provides", _union(self.parts, "provides"))
-        given = [name for part in self.parts for name in getattr(part, "provides", ())]
+        given = [name for part in self.parts for name in CreditPart.hook(part, "provides")]
         if len(given) > len(self.provides):
             raise ConfigError(f"two credits of a sum both hand over {', '.join(self.provides)}: leave one out")
         object.__setattr__(self, "learns_from_equal_groups", any(map(learns_from_equal_groups, self.parts)))
@@ -129,4 +129,4 @@ def _added(left: Credit, right: Credit) -> CreditSum:
 
 
 def _union(parts: Sequence[Credit], name: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(x for part in parts for x in getattr(part, name, ())))
+    return tuple(dict.fromkeys(x for part in parts for x in CreditPart.hook(part, name)))

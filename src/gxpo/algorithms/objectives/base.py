@@ -77,6 +77,12 @@ class TermPart(Part, ABC):
         """Tokens whose outputs the term reads, [P] bool; the others may hold anything, nan included."""
         raise NotImplementedError
 
+    def metrics(
+        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals
+    ) -> Mapping[str, float]:
+        """Figures by name, where `__call__` gives a scalar alone."""
+        return {}
+
     def __add__(self, other: Term) -> TermSum:
         return TermSum(_summands(self) + _summands(other))
 
@@ -88,15 +94,13 @@ def evaluate(
     term: Term, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
 ) -> Evaluated:
     """Value and metrics of a term; where it returns a scalar alone they come from its `metrics`, if it has any."""
-    what = f"term {show(term)}"
-    with naming(what, term):
+    with naming("term", term, name=show):
         output = term(forest, policy, credit, weight, signals, step)
     if isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], Mapping):
-        return expect(output[0], (), what, term, ""), dict(output[1])
-    value: Tensor = expect(output, (), what, term, "")
-    metrics = getattr(term, "metrics", None)
+        return expect(output[0], (), "term", term, "", name=show), dict(output[1])
+    value: Tensor = expect(output, (), "term", term, "", name=show)
     with torch.no_grad():
-        return value, {} if metrics is None else dict(metrics(forest, policy, credit, weight, signals))
+        return value, dict(TermPart.hook(term, "metrics")(forest, policy, credit, weight, signals))
 
 
 @torch.no_grad()
@@ -158,8 +162,8 @@ class TermSum(TermPart):
         if not self.terms:
             raise ConfigError("an objective needs at least one term")
         object.__setattr__(self, "couples", max((t.couples for t in self.terms), key=COUPLES.index))
-        for name, default in (("outputs", ("logprob",)), ("needs", ()), ("given", ()), ("requires", ())):
-            asked = dict.fromkeys(x for term in self.terms for x in getattr(term, name, default))
+        for name in ("outputs", "needs", "given", "requires"):
+            asked = dict.fromkeys(x for term in self.terms for x in TermPart.hook(term, name))
             object.__setattr__(self, name, tuple(asked))
 
     def __call__(
@@ -290,10 +294,9 @@ class PolicyGradient(TermPart):
         silent = (x.coefficient == 0) | (x.seen.credit == 0)
         overflown = silent & x.seen.ratio.isinf()  # they count for nothing, and 0 times infinity would be nan
         seen = replace(x.seen, ratio=torch.where(overflown, torch.ones_like(x.seen.ratio), x.seen.ratio))
-        what = f"surrogate {show(self.surrogate)}"
-        with naming(what, self.surrogate):
+        with naming("surrogate", self.surrogate, name=show):
             loss = self.surrogate.loss(seen)
-        expect(loss, seen.ratio.shape, what, self.surrogate, "entry of x")
+        expect(loss, seen.ratio.shape, "surrogate", self.surrogate, "entry of x", name=show)
         if not bool(x.has_ratio.all()):
             loss = torch.where(x.has_ratio, loss, shaped(x.seen.logprob, x.seen.credit, self.shaping_gamma))
         value = torch.where(x.coefficient == 0, torch.zeros_like(loss), x.coefficient * loss).sum()
@@ -318,10 +321,9 @@ class PolicyGradient(TermPart):
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         logprob, given = policy.logprob[entries], credit[entries].to(policy.logprob)
         log_ratio, owner, step = logprob - below[entries], trajectory[entries], forest.path_step[entries]
-        what = f"ratio {show(self._level)}"
-        with naming(what, self._level):
+        with naming("ratio", self._level, name=show):
             log_level = self._level.level(self.surrogate.before(log_ratio, given), owner, step)
-        expect(log_level, log_ratio.shape, what, self._level, "token that is trained")
+        expect(log_level, log_ratio.shape, "ratio", self._level, "token that is trained", name=show)
         entropy = None
         if "entropy" in self.surrogate.outputs:
             if policy.entropy is None:

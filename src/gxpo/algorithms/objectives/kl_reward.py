@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gxpo.algorithms.objectives.kl import ESTIMATORS, Estimator, kl_estimate, penalised_outcome
+from gxpo.algorithms.objectives.penalty import ESTIMATORS, Estimator, kl_estimate, penalised_outcome
 from gxpo.base.errors import MissingSignal, one_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gxpo.algorithms.objectives.base import Evaluated, TermPart, coefficients
-from gxpo.algorithms.objectives.kl import Estimator, kl_estimate
+from gxpo.algorithms.objectives.penalty import Estimator, kl_estimate
 from gxpo.algorithms.objectives.surrogate import Positive, Width
 from gxpo.base.errors import MissingSignal
 from gxpo.parts.registry import part

@@ -1,4 +1,7 @@
-"""Base class of KL and entropy terms: a coefficient times the aggregate of a quantity over the trainable tokens."""
+"""Penalties over the trainable tokens: KL divergence to the reference policy (estimators k1, k2, k3) and entropy.
+
+`Penalty` is their base: a coefficient times the aggregate of a quantity. `penalised_outcome` takes the KL from rewards.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,65 @@ from torch import Tensor
 
 from gxpo.algorithms.objectives.base import Evaluated, TermPart, coefficients
 from gxpo.algorithms.objectives.control import Control, Width
+from gxpo.algorithms.objectives.surrogate import denominator
+from gxpo.base.errors import ConfigError, MissingSignal, one_of
+from gxpo.parts.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest.forest import Forest
     from gxpo.parts.protocols import PolicyTokens, Signals
+
+Estimator = Literal["k1", "abs", "k2", "k3", "k3+"]
+ESTIMATORS = ("k1", "abs", "k2", "k3", "k3+")
+
+
+def kl_estimate(logprob: Tensor, reference: Tensor, estimator: str = "k3") -> Tensor:
+    """Estimate of KL(policy || reference) from each sampled token, with d = reference - logprob.
+
+    k1   -d              unbiased value
+    abs  |d|             biased value, 0 only where the policies agree; its slope at d = 0 is taken to be 0
+    k2   d^2 / 2         biased value (small where the policies are close)
+    k3   e^d - 1 - d     unbiased value, never negative
+    k3+  k3, its derivative replaced by that of k2, which is -d (straight-through)
+
+    What the choice does, for tokens sampled from the policy itself (exact over the vocabulary; docs/kl.md has all):
+      differentiated as a loss   k1: expected gradient 0, it does nothing; k2, k3+: exactly grad KL(policy ||
+                                 reference); k3: the gradient of KL(reference || policy), close to but not the other
+                                 one; k3 times the ratio, both differentiated: exact
+      detached, in the reward    k1: exact; the others: not
+    No clamps: some trainers clamp d to +-20 and k3 to +-10, and have no gradient beyond.
+
+    Source: Schulman, "Approximating KL divergence", 2020; GRPO (arXiv 2402.03300, eq. 4) uses k3 as a loss.
+    """
+    one_of("objective.kl.estimator", estimator, ESTIMATORS)
+    d = reference.detach() - logprob
+    if estimator in ("k1", "abs"):
+        return -d if estimator == "k1" else d.abs()
+    k2 = d.square() / 2
+    if estimator == "k2":
+        return k2
+    k3 = d.expm1() - d
+    return k3 if estimator == "k3" else (k3 - k2).detach() + k2
+
+
+@torch.no_grad()
+def penalised_outcome(
+    outcome: Tensor, kl: Tensor, trajectory: Tensor, coef: float, where: Tensor | None = None
+) -> Tensor:
+    """Outcomes less a KL penalty: outcome - coef * (sum of the trajectory's per-token estimates).
+
+    outcome     [R]; nan (unscored) stays nan
+    kl          [P] `kl_estimate` of the policy at the start of the step; k1 gives the exact KL gradient
+    trajectory  [P] index into R
+    where       [P] bool, tokens that count: the trainable ones (default: all)
+
+    Apply it before any group statistic: the KL then enters the group's mean and std. Returns [R] float64.
+    """
+    counted = kl.to(torch.float64)
+    if where is not None:
+        counted = torch.where(where, counted, torch.zeros_like(counted))
+    total = torch.zeros(outcome.shape, dtype=torch.float64).index_add_(0, trajectory, counted)
+    return outcome.to(torch.float64) - coef * total
 
 
 @dataclass(frozen=True)
@@ -82,3 +140,88 @@ class Penalty(TermPart):
         if self.now == 0:
             return torch.zeros_like(forest.path_trainable)
         return forest.path_trainable & (forest.to_path(forest.weight, "R") != 0)
+
+
+@part("kl", stage="term")
+@dataclass(frozen=True)
+class KL(Penalty):
+    """KL penalty in the loss: coef * aggregate of `kl_estimate` over the trainable tokens.
+
+    ratio_weighted        the estimate times the token's ratio, differentiated in full. With k3 (and k1) the expected
+                          gradient is then that of KL(policy || reference), under any rollout policy
+    ratio_over            what that ratio divides by: "proximal" (where the step has one, else behaviour) | "behaviour"
+    on_unknown_behaviour  where that log-prob is nan: "error" | "one"
+
+    Reads `policy.reference_logprob`; raises MissingSignal where that is absent. DeepSeekMath has k3 with coef 0.04;
+    DeepSeek-V3.2 (arXiv 2512.02556) k3 times the ratio.
+    """
+
+    slot = "objective.kl"
+    estimator: Estimator = "k3"
+    ratio_weighted: bool = False
+    ratio_over: Literal["proximal", "behaviour"] = "proximal"
+    on_unknown_behaviour: Literal["error", "one"] = "error"
+
+    name = "kl"
+
+    def __post_init__(self) -> None:
+        if self.ratio_weighted and self.estimator == "k3+":
+            raise ConfigError(
+                "objective.kl.ratio_weighted corrects the derivative of k3 itself, k3+ has another: set "
+                "objective.kl.estimator=k3"
+            )
+        watched = ("reference_logprob", "proximal_logprob") if self.watches else ("reference_logprob",)
+        object.__setattr__(self, "needs", watched if self.ever else ())
+
+    def quantity(self, forest: Forest, policy: PolicyTokens, entries: Tensor) -> Tensor:
+        if policy.reference_logprob is None:
+            raise MissingSignal("objective.kl needs reference_logprob: give a reference, or set objective.kl.coef to 0")
+        logprob = policy.logprob[entries]
+        reference = policy.reference_logprob[entries].to(logprob)
+        if missing := int(reference.isnan().sum()):
+            raise MissingSignal(f"objective.kl: reference_logprob is nan for {missing} of {entries.numel()} tokens")
+        if not self.ratio_weighted:
+            return kl_estimate(logprob, reference, self.estimator)
+        all_of_them = torch.ones_like(entries, dtype=torch.bool)
+        below = denominator(policy.index(entries), all_of_them, self.ratio_over, self.on_unknown_behaviour)
+        ratio = (logprob - below).exp()
+        if self.estimator != "k3":
+            return ratio * kl_estimate(logprob, reference, self.estimator)
+        d = reference - logprob
+        far = d.detach() > 30.0  # rho e^d, which is constant, may be 0 times infinity: there rho k3 is written out
+        near = kl_estimate(torch.where(far, reference, logprob), reference, "k3")
+        return torch.where(far, (reference - below).exp() - ratio * (1.0 + d), ratio * near)
+
+    def measured(self, forest: Forest, signals: Signals) -> float | None:
+        """Mean KL estimate of the policy at the start of the step."""
+        if "reference_logprob" not in signals or not bool(forest.path_trainable.any()):
+            return None
+        entries = forest.path_trainable
+        logprob, reference = signals["proximal_logprob"][entries], signals["reference_logprob"][entries]
+        return float(kl_estimate(logprob, reference.to(logprob), self.estimator).mean())
+
+
+@part("entropy", stage="term")
+@dataclass(frozen=True)
+class Entropy(Penalty):
+    """Entropy bonus: -coef * mean entropy (nats) of the policy at the trainable tokens.
+
+    The aggregation does not follow the policy term's: by default it is the plain mean over tokens, so that the bonus is
+    coef times the mean entropy that is logged, under every objective. Reads `policy.entropy`; raises MissingSignal
+    where that is absent.
+    """
+
+    slot = "objective.entropy"
+    aggregate: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
+
+    name = "entropy"
+    sign = -1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "outputs", ("logprob", "entropy") if self.ever else ("logprob",))
+
+    def quantity(self, forest: Forest, policy: PolicyTokens, entries: Tensor) -> Tensor:
+        if policy.entropy is None:
+            raise MissingSignal("objective.entropy needs the policy's entropy: give it, or set its coef to 0")
+        return policy.entropy[entries].to(policy.logprob.dtype)

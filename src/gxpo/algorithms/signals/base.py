@@ -55,6 +55,7 @@ class SignalPart(Part, ABC):
 
     provides  names of what it computes; `axes` names the axis ("R", "S", "T") of those that are not on P
     needs     other signals that it reads
+    external  names of the frozen models of the section `teacher` that it reads
 
     A part that trains a model of its own makes it in `bind`, moves it in `learn`, after the policy's update, and owns
     its parameters and its optimiser: they are what `tensors` and `state_dict` give to the checkpoint.
@@ -65,6 +66,7 @@ class SignalPart(Part, ABC):
     axes: Mapping[str, str] = {}
     needs: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
+    external: tuple[str, ...] = ()
 
     def bind(self, tools: SignalTools) -> None:  # most parts have nothing to do here
         """Set up with the run's tools; called once, before the first step and before a checkpoint is loaded."""

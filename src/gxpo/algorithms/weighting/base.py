@@ -48,7 +48,7 @@ class WeightProduct(WeightPart):
 
     def __post_init__(self) -> None:
         for name in ("needs", "requires"):
-            asked = dict.fromkeys(x for part in self.parts for x in getattr(part, name, ()))
+            asked = dict.fromkeys(x for part in self.parts for x in WeightPart.hook(part, name))
             object.__setattr__(self, name, tuple(asked))
 
     def __call__(self, forest: Forest, credit: Tensor, signals: Signals, step: int) -> Tensor:

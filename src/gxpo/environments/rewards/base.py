@@ -26,6 +26,7 @@ class RewardPart(Part, ABC):
     slot = "reward.NAME"
     needs: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
+    reads_texts: bool = False
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import math
 import threading
 from collections import Counter
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gxpo.base.errors import ConfigError, did_you_mean
+from gxpo.base.errors import ConfigError, GxpoError, did_you_mean
 from gxpo.base.usercode import described, one_line
+from gxpo.environments.rewards.group_level import Failure
 from gxpo.environments.rewards.worker import ARGUMENTS, judge
 
 if TYPE_CHECKING:
@@ -48,14 +50,15 @@ def takes_batch(names: Sequence[str], label: str, *, keywords: bool = False) -> 
     return bool(batch)
 
 
-def tokens_of(forest: Forest, r: int) -> list[int]:
-    """Token ids of all that a trajectory's actions say."""
-    return forest.token[forest.path_token[forest.path_of(r)]].tolist()
+def actions_of(forest: Forest) -> list[list[int]]:
+    """[R] token ids of all that each trajectory's actions say."""
+    tokens, begins = forest.token[forest.path_token].tolist(), forest._entry_begin.tolist()
+    return [tokens[begin:end] for begin, end in itertools.pairwise(begins)]
 
 
 def raw_texts(forest: Forest, texts: Sequence[str], decode: DecodeRaw | None) -> list[str]:
     """[R] what each trajectory says with its special tokens written out; without a tokenizer the texts as they are."""
-    return list(texts) if decode is None else [decode(tokens_of(forest, r)) for r in range(len(texts))]
+    return list(texts) if decode is None else [decode(tokens) for tokens in actions_of(forest)]
 
 
 def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -133,7 +136,7 @@ class Batch:
             for task, text in zip(tasks, texts, strict=True)
         ]
         if self._keywords or "completion_ids" in self._declared:
-            known["completion_ids"] = [tokens_of(forest, r) for r in range(len(texts))]
+            known["completion_ids"] = actions_of(forest)
         if "completions_raw" in self._declared:
             known["completions_raw"] = raw_texts(forest, texts, self.decode_raw)
         known["trainer_state"] = SimpleNamespace(global_step=self.step, max_steps=self.steps)
@@ -198,9 +201,9 @@ class AsyncEach:
         for step, r in enumerate(forest.step_trajectory.tolist()):
             finish[r] = forest.step_finish[step]
         raw = raw_texts(forest, texts, self.decode_raw) if "completion_raw" in self.asks else texts
+        actions = actions_of(forest) if "tokens" in self.asks else [[] for _ in texts]
         calls = []
-        for r, (text, task) in enumerate(zip(texts, tasks, strict=True)):
-            tokens = tokens_of(forest, r) if "tokens" in self.asks else []
+        for r, (text, task, tokens) in enumerate(zip(texts, tasks, actions, strict=True)):
             known = {"prompt": task.prompt, "completion": text, "answer": task.answer, "task": task,
                      "info": dict(task.info), "tokens": tokens, "finish": finish[r],
                      "completion_raw": raw[r]}  # fmt: skip
@@ -238,3 +241,55 @@ class AsyncEach:
                 return "nonsense", one_line(f"returned {error}")
 
         return await asyncio.gather(*(one(keywords) for keywords in calls))
+
+
+# ---------------------------------------------------------------- any reward of a whole step
+def components_of(
+    name: str,
+    call: Callable[..., Any],
+    names: tuple[str, ...] | None,
+    forest: Forest,
+    texts: Sequence[str],
+    tasks: Sequence[Task],
+    counted: Callable[[str], bool],
+    more: Mapping[str, Any],
+) -> tuple[dict[str, Tensor] | None, list[Failure]]:
+    """Evaluate a group-level reward: its components [R] and failures; None for the components if the whole call failed.
+
+    name     the component a plain tensor becomes
+    names    what it gave before, None as long as that is unknown;   counted  whether a component has a weight
+    more     arguments beside the three
+    """
+    n = forest.n_trajectories
+    try:
+        value = call(forest, texts, tasks, **more)
+        columns = _named_columns(name, value, n)
+        if names is not None and set(columns) != set(names):
+            raise ValueError(f"{', '.join(columns)} where it usually returns {', '.join(names)}")
+    except GxpoError:
+        raise
+    except ValueError as error:
+        return None, [("nonsense", one_line(f"returned {error}"))] * n
+    except Exception as error:
+        return None, [("raised", described(error))] * n
+    if hasattr(call, "failures"):
+        return columns, list(call.failures())
+    blank = torch.zeros(n, dtype=torch.bool)
+    for key, column in columns.items():
+        blank |= column.isnan() & counted(key)
+    return columns, [("nonsense", "gave no number")] * int(blank.sum())
+
+
+def _named_columns(name: str, value: Any, n: int) -> dict[str, Tensor]:
+    named = value if isinstance(value, Mapping) else {name: value}
+    if not named:
+        raise ValueError("no values")
+    out = {}
+    for key, column in named.items():
+        if not isinstance(key, str):
+            raise ValueError(f"values named {key!r}")
+        x = torch.as_tensor(column).detach().to("cpu", torch.float64)
+        if x.shape != (n,):
+            raise ValueError(f"{key!r} of shape {tuple(x.shape)} for {n} rollouts")
+        out[key] = torch.where(x.isfinite(), x, math.nan)
+    return out

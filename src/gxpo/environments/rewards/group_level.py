@@ -1,17 +1,14 @@
-"""Group-level rewards, computed on all rollouts of a step at once: votes, pairwise judges, batched sandboxes."""
+"""Protocol of group-level rewards, computed on all rollouts of a step at once: votes, pairwise judges, sandboxes."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch import Tensor
 
-from gxpo.base.errors import ConfigError, GxpoError, did_you_mean
-from gxpo.base.usercode import described, one_line
+from gxpo.base.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from gxpo.forest.forest import Forest
@@ -67,54 +64,3 @@ def made(kind: type, options: Mapping[str, Any], name: str) -> Any:
             there = did_you_mean(key, known) or f"; there is {', '.join(known)}"
             raise ConfigError(f"scoring.options.{name} has no {key!r}{there}")
     return kind(**options)
-
-
-def rate(
-    name: str,
-    call: Callable[..., Any],
-    names: tuple[str, ...] | None,
-    forest: Forest,
-    texts: Sequence[str],
-    tasks: Sequence[Task],
-    counted: Callable[[str], bool],
-    more: Mapping[str, Any],
-) -> tuple[dict[str, Tensor] | None, list[Failure]]:
-    """Evaluate a group-level reward: its components [R] and failures; None for the components if the whole call failed.
-
-    name     the component a plain tensor becomes
-    names    what it gave before, None as long as that is unknown;   counted  whether a component has a weight
-    more     arguments beside the three
-    """
-    n = forest.n_trajectories
-    try:
-        value = call(forest, texts, tasks, **more)
-        columns = _columns(name, value, n)
-        if names is not None and set(columns) != set(names):
-            raise ValueError(f"{', '.join(columns)} where it usually returns {', '.join(names)}")
-    except GxpoError:
-        raise
-    except ValueError as error:
-        return None, [("nonsense", one_line(f"returned {error}"))] * n
-    except Exception as error:
-        return None, [("raised", described(error))] * n
-    if hasattr(call, "failures"):
-        return columns, list(call.failures())
-    blank = torch.zeros(n, dtype=torch.bool)
-    for key, column in columns.items():
-        blank |= column.isnan() & counted(key)
-    return columns, [("nonsense", "gave no number")] * int(blank.sum())
-
-
-def _columns(name: str, value: Any, n: int) -> dict[str, Tensor]:
-    named = value if isinstance(value, Mapping) else {name: value}
-    if not named:
-        raise ValueError("no values")
-    out = {}
-    for key, column in named.items():
-        if not isinstance(key, str):
-            raise ValueError(f"values named {key!r}")
-        x = torch.as_tensor(column).detach().to("cpu", torch.float64)
-        if x.shape != (n,):
-            raise ValueError(f"{key!r} of shape {tuple(x.shape)} for {n} rollouts")
-        out[key] = torch.where(x.isfinite(), x, math.nan)
-    return out

@@ -17,12 +17,12 @@ from torch import Tensor
 from gxpo.base.errors import ConfigError, GxpoError, did_you_mean
 from gxpo.base.usercode import one_line
 from gxpo.environments.rewards import functions, group_level
-from gxpo.environments.rewards.batch import AsyncEach, Batch, DecodeRaw, raw_texts, tokens_of
+from gxpo.environments.rewards.batch import AsyncEach, Batch, DecodeRaw, actions_of, components_of, raw_texts
 from gxpo.environments.rewards.entry import Entry, check_answers
 from gxpo.environments.rewards.functions import Function
 from gxpo.environments.rewards.pool import Workers
 from gxpo.environments.rewards.spec import BUILT_IN, GROUP_LEVEL, Spec, entries, example_of, own_functions, reward_of
-from gxpo.environments.rewards.worker import Reply, attempt
+from gxpo.environments.rewards.worker import Reply, attempts
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Task, TaskSource
 
@@ -259,19 +259,20 @@ class RewardSet:
         """What came of these functions of one rollout on every trajectory, [R] each."""
         n = forest.n_trajectories
         asked = {name for reward in rewards for name in reward.asks or ()}
-        tokens = [tokens_of(forest, r) if "tokens" in asked else [] for r in range(n)]
+        tokens = actions_of(forest) if "tokens" in asked else [[] for _ in range(n)]
         raw = raw_texts(forest, texts, self._decode_raw) if "completion_raw" in asked else texts
         finish: list[str | None] = [None] * n
         for step, r in enumerate(forest.step_trajectory.tolist()):
             finish[r] = forest.step_finish[step]
         replies: dict[Entry, list[Reply]] = {reward: [("died", "never run")] * n for reward in rewards}
+        rows = list(zip(tasks, texts, tokens, finish, raw, strict=True))
         sent, places = [], []
         for reward in rewards:
-            for r in range(n):
-                call = _arguments(reward.asks, tasks[r], texts[r], tokens[r], finish[r], raw[r])
-                if reward.function.call is not None:
-                    replies[reward][r] = attempt(reward.function.call, *call)
-                    continue
+            calls = [_arguments(reward.asks, *row) for row in rows]
+            if reward.function.call is not None:
+                replies[reward] = attempts(reward.function.call, calls)
+                continue
+            for r, call in enumerate(calls):
                 try:
                     sent.append((reward.remote, pickle.dumps(call)))
                     places.append((reward, r))
@@ -299,7 +300,7 @@ class RewardSet:
             return self._named.get(name, 0.0 if name in function.reports else reward.weight) != 0
 
         more = {"texts_raw": raw_texts(forest, texts, self._decode_raw)} if function.raw else {}
-        columns, failures = group_level.rate(function.name, function.call, known, forest, texts, tasks, counted, more)
+        columns, failures = components_of(function.name, function.call, known, forest, texts, tasks, counted, more)
         reward.failed = columns is None
         if columns is not None:
             reward.names = tuple(columns)
@@ -421,7 +422,7 @@ class RewardSet:
         """What a function says to a text."""
         args, keywords = _arguments(reward.asks, task, text, [], "stop", text)
         if reward.function.call is not None:
-            return attempt(reward.function.call, args, keywords)
+            return attempts(reward.function.call, [(args, keywords)])[0]
         assert self._workers is not None and reward.remote is not None
         return self._workers.run([(reward.remote, pickle.dumps((args, keywords)))])[0]
 

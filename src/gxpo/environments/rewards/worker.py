@@ -16,7 +16,7 @@ import os
 import pickle
 import signal
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gxpo.base.usercode import OverLimit, Unusable, described, from_file, hint, one_line, unusable
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 ARGUMENTS = ("prompt", "completion", "answer", "task", "info", "tokens", "finish", "completion_raw")
 
 Reply = tuple[str, Any]
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional arguments, keywords
+_FLOAT, _TEXT = {float}, {str}  # types of plain scores and of their names
 
 
 def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -73,27 +75,37 @@ def judge(value: Any) -> float | dict[str, float]:
     return named
 
 
-def attempt(function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Reply:
-    """Call a reward and return a reply; of its exceptions only `KeyboardInterrupt` propagates.
+def attempts(function: Callable[..., Any], calls: Iterable[Call]) -> list[Reply]:
+    """Call a reward once for each of the arguments; of its exceptions only `KeyboardInterrupt` propagates.
 
     A child that the reward has forked, and that returns from it as its parent does, ends here.
     """
-    own = os.getpid()
-    try:
-        value = function(*args, **keywords)
-    except KeyboardInterrupt:
-        raise
-    except OverLimit as error:
-        return "limit", one_line(str(error))
-    except BaseException as error:
-        return "raised", described(error)
-    finally:
-        if os.getpid() != own:
-            os._exit(0)
-    try:
-        return "ok", judge(value)
-    except Exception as error:
-        return "nonsense", one_line(f"returned {error}")
+    own, replies = os.getpid(), list[Reply]()
+    for args, keywords in calls:
+        try:
+            value = function(*args, **keywords)
+        except KeyboardInterrupt:
+            raise
+        except OverLimit as error:
+            replies.append(("limit", one_line(str(error))))
+            continue
+        except BaseException as error:
+            replies.append(("raised", described(error)))
+            continue
+        finally:
+            if os.getpid() != own:
+                os._exit(0)
+        # judged before the next call, which may change what this one has returned
+        named = value if type(value) is dict else {"": value}
+        is_plain = set(map(type, named.values())) == _FLOAT and set(map(type, named)) == _TEXT
+        if is_plain and all(map(math.isfinite, named.values())):
+            replies.append(("ok", dict(named) if named is value else value))
+            continue
+        try:
+            replies.append(("ok", judge(value)))
+        except Exception as error:
+            replies.append(("nonsense", one_line(f"returned {error}")))
+    return replies
 
 
 def reply_of(answer: Any) -> Reply:
@@ -139,7 +151,7 @@ def load(source: Mapping[str, Any], index: int = 0) -> Callable[..., Any]:
             function = pickle.loads(source["pickle"])
         if source.get("rehearsal") is not None:
             args, keywords = pickle.loads(source["rehearsal"])
-            attempt(function, args, keywords)
+            attempts(function, [(args, keywords)])
     except BaseException as error:
         raise unusable(error) from error
     return function
@@ -166,5 +178,5 @@ def serve(line: Line) -> None:
                 reply = "raised", one_line(f"its arguments can't be read: {type(error).__name__}: {error}")
             else:
                 with computing(seconds[index]):
-                    reply = attempt(functions[index], args, keywords)
+                    (reply,) = attempts(functions[index], [(args, keywords)])
             line.answer(json.dumps(reply))

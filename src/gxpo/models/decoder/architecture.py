@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import gelu, silu
 
 from gxpo.models.decoder.attention import Heads
-from gxpo.models.decoder.functions import ACTIVATIONS, Activation
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation: value(x), and slope(g, x, out), which writes g * d value / dx."""
+
+    value: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor, Tensor, Tensor], None]
+
+
+def _silu_slope(g: Tensor, x: Tensor, out: Tensor) -> None:
+    torch.ops.aten.silu_backward.grad_input(g, x, grad_input=out)
+
+
+def _gelu_tanh_slope(g: Tensor, x: Tensor, out: Tensor) -> None:
+    torch.ops.aten.gelu_backward.grad_input(g, x, approximate="tanh", grad_input=out)
+
+
+ACTIVATIONS = {
+    "silu": Activation(silu, _silu_slope),
+    "gelu_pytorch_tanh": Activation(partial(gelu, approximate="tanh"), _gelu_tanh_slope),
+}
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
 TEXT_PARTS = ("language_model", "text_model")  # of a model that sees

@@ -13,7 +13,7 @@ from torch import Tensor
 from gxpo.models.decoder.architecture import plain
 from gxpo.models.decoder.attention import HALF
 from gxpo.models.decoder.forward import Decoder
-from gxpo.models.decoder.functions import times, times_backward
+from gxpo.models.decoder.layer import times, times_backward
 from gxpo.models.decoder.sampling import copies_fit
 
 ROWS = 256  # tokens that go through a matrix together, at most
@@ -89,7 +89,7 @@ def _matrices(decoder: Decoder, head: Any) -> list[Tensor]:
 
 
 def _product(w: Tensor, rows: int, product: torch.dtype, update: bool, laid_out: bool) -> Callable[[], object]:
-    """A weight times as many rows, with what is converted on the way in `gxpo.models.decoder.functions` and `step`."""
+    """A weight times as many rows, with what is converted on the way in `gxpo.models.decoder.layer` and `step`."""
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(rows, w.shape[1], generator=draw).to(w.dtype)
     g = torch.randn(rows, w.shape[0], generator=draw).to(w.dtype)

@@ -51,15 +51,27 @@ class RolloutPart(Part):
     """Base of rollouts: their options are `rollout.NAME`, checked against the annotations.
 
     allows  settings of the run that it can't work with any value of -> (the values that it works with, why no others)
+    requires, provides  what tasks must provide, and what rollouts carry beyond text; components: rewards they bring
+    single_turn      it is for tasks with one answer; drops_equal_groups: it leaves out groups of equal rewards
+    samples_prompts  the task's own prompt is what it samples under; has_behaviour: the sampler's log-probs are known
     """
 
     slot = "rollout"
     allows: ClassVar[Mapping[str, tuple[tuple[Any, ...], str]]] = {}
+    requires: ClassVar[tuple[str, ...]] = ()
+    provides: ClassVar[tuple[str, ...]] = ()
+    components: ClassVar[tuple[str, ...]] = ()
+    single_turn: ClassVar[bool] = False
+    samples_prompts: ClassVar[bool] = True
+    has_behaviour: ClassVar[bool] = True
+    drops_equal_groups: ClassVar[bool] = False
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """ConfigError for sampling settings of the run that it can't work with."""
 
     @property
     def across_groups(self) -> bool:
-        """Whether what is done for a task depends on the step's other tasks, or on what was rolled out before: such a
-        rollout grows all of a step together, so asynchronous training refuses it."""
+        """True where a task's rollouts depend on other tasks or on earlier ones: asynchronous training refuses it."""
         return hasattr(self, "state_dict") and bool(getattr(self, "remembers", True))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gxpo.algorithms.weighting.base import WeightPart
 from gxpo.base import runtime
 from gxpo.base.errors import ConfigError
 from gxpo.methods.method import Method
@@ -51,7 +52,7 @@ def across_groups(rollout: object) -> bool:
 
 def on_policy_term(method: Method) -> Any | None:
     """A term that reads log-probs without a ratio, where no weight corrects for what sampled them."""
-    if any(getattr(weight, "corrects_mismatch", False) for weight in method.weights.values()):
+    if any(WeightPart.hook(weight, "corrects_mismatch") for weight in method.weights.values()):
         return None
     for term in method.terms.values():
         if getattr(getattr(term, "surrogate", None), "on_policy", False):
@@ -61,7 +62,7 @@ def on_policy_term(method: Method) -> Any | None:
 
 def uncorrected(method: Method) -> str | None:
     """The key to set where nothing in a method's objective corrects for older weights; None where something does."""
-    if any(getattr(weight, "corrects_mismatch", False) for weight in method.weights.values()):
+    if any(WeightPart.hook(weight, "corrects_mismatch") for weight in method.weights.values()):
         return None
     over = {getattr(term, "ratio_over", None) for term in method.terms.values()}
     return "weight.mismatch=truncated" if "proximal" in over and "behaviour" not in over else None

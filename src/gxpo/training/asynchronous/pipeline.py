@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gxpo.algorithms.segments.base import Segmenter
 from gxpo.base.errors import GxpoError
 from gxpo.base.runtime import Clock
 from gxpo.forest.forest import Forest
@@ -296,7 +297,7 @@ class Pipeline:
         )
         session.know(group.tasks)
         forest = session.grown(stage.rollout, group.tasks)
-        if not getattr(stage.segmenter, "reads_entropy", False):  # else by the learner, in the step that trains it
+        if not Segmenter.hook(stage.segmenter, "reads_entropy"):  # else by the learner, in the step that trains it
             forest = session.segment(forest)
         if not forest.n_trajectories:
             raise GxpoError("its rollout gave no trajectories")

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import gelu, silu
 
-from gxpo.models.decoder.functions import ACTIVATIONS, AddLinear, GatedMLP, NormLinears
+from gxpo.models.decoder.architecture import ACTIVATIONS
+from gxpo.models.decoder.layer import AddLinear, GatedMLP, NormLinears
 
 EPS = 1e-5
 
