@@ -66,6 +66,6 @@ def test_truncated_importance_sampling() -> None:
         worst = min(worst, -a * 10.0) if a < 0 else worst
         return worst * min(math.exp(OLD[i] - SAMPLER[i]), 2.0)
 
-    keys = {"gate": "dual_clip", "ratio_max": 10.0, "clip_high": 0.28, "aggregate": "token_mean"}
+    keys = {"surrogate": "dual_clip", "ratio_max": 10.0, "clip_high": 0.28, "aggregate": "token_mean"}
     agree(of_method("tis", **keys), by_hand(loss))
     assert math.exp(OLD[1] - SAMPLER[1]) > 4  # one token is held at the cap

@@ -273,7 +273,7 @@ def finite(value: Any, unbounded: bool = False) -> bool:
 
 
 def is_schedule(value: Any) -> bool:
-    """True of a setting's value that is a schedule (`schedule.Schedule`): a mapping with `schedule` and one of its ends."""
+    """True of a value that is a schedule (`gxpo.parts.schedule`): a mapping with `schedule` and one of its ends."""
     return isinstance(value, Mapping) and "schedule" in value and ("from" in value or "to" in value)
 
 
