@@ -13,8 +13,8 @@ from tests.attacks import SIZE, Use, attacks, over_limit, uses
 
 from gxpo.algorithms.segments.by_text import Pattern
 from gxpo.base.answers import ANSWER, TAGGED
+from gxpo.environments.rewards.built_in import HEADINGS, STEP
 from gxpo.environments.rewards.conformance import EVENT
-from gxpo.environments.rewards.key_steps import HEADINGS, STEP
 
 # Packages whose patterns see what a policy, an environment or a stranger's rollouts say; the rest is thorough.
 POLICY = ("base/answers", "models/chat/", "doctor/rollout_", "environments/envs/", "explain/", "base/media",
@@ -105,8 +105,8 @@ ARGUMENTS = {  # of functions that take more than a text
     "gxpo.environments.envs.actions.find_action": (["left", "right"],),
     "gxpo.environments.rewards.agreement.cosine": ("x",),
     "gxpo.environments.rewards.agreement.recall": ("x",),
-    "gxpo.environments.rewards.key_steps.contained": (["a", ["b", "c"]],),
-    "gxpo.environments.rewards.key_steps.in_order": (["Step", "answer"],),
+    "gxpo.environments.rewards.built_in.contained": (["a", ["b", "c"]],),
+    "gxpo.environments.rewards.built_in.in_order": (["Step", "answer"],),
     "gxpo.environments.rewards.matched_calls.word_f1": ("x",),
     "gxpo.environments.rewards.metrics.measure.answer_in": (ANSWER,),
     "gxpo.environments.rewards.metrics.text.choice": ("B",),
@@ -124,7 +124,7 @@ ARGUMENTS = {  # of functions that take more than a text
     "gxpo.environments.rewards.metrics.structure.json_schema": ({"a": 1},),
     "gxpo.models.chat.formats.blocks": ("<tool_call>", "</tool_call>", lambda text: []),
     "gxpo.models.chat.reading.read": (None, {}, True),
-    "gxpo.environments.rewards.entities.mentioned": (["aa", "b c"],),
+    "gxpo.environments.rewards.built_in.mentioned": (["aa", "b c"],),
     "gxpo.environments.rewards.judged.read_score": (0.0, 10.0),
     "gxpo.environments.rewards.metrics.reading.numbers_of": ((2,), "an interval"),
     "gxpo.algorithms.signals.step_judge.read_scores": (3, 0.0, 1.0),

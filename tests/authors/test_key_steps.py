@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.environments.rewards.key_steps import KeySteps
+from gxpo.environments.rewards.built_in import KeySteps
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Task
 

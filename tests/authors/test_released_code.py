@@ -21,8 +21,7 @@ from gxpo.environments.rewards.majority import MajorityVote
 from gxpo.forest.forest import Forest
 from gxpo.methods import METHODS
 from gxpo.parts.protocols import PolicyTokens, Task
-from gxpo.sampling.rollouts.adaptive_group_size import AdaptiveGroupSize
-from gxpo.sampling.rollouts.budget_with_fallback import allot_with_fallback
+from gxpo.sampling.rollouts.adaptive_group_size import AdaptiveGroupSize, allot_with_fallback
 from gxpo.sampling.rollouts.search import Search
 
 F64 = torch.float64

@@ -10,7 +10,7 @@ import torch
 from tests.rewards.test_majority import by
 
 import gxpo
-from gxpo.environments.rewards.entities import mentioned
+from gxpo.environments.rewards.built_in import mentioned
 from gxpo.environments.rewards.outcomes import process_bonus
 from gxpo.methods import METHODS
 

@@ -10,7 +10,7 @@ import torch
 import gxpo
 from gxpo.base.errors import GxpoError
 from gxpo.bench import credit
-from gxpo.bench.forests import GROUP, STATES, TURNS, WRITTEN, made_up, tiled
+from gxpo.bench.credit import GROUP, STATES, TURNS, WRITTEN, made_up, tiled
 from gxpo.forest.forest import Forest
 from gxpo.parts import registry
 

@@ -192,7 +192,7 @@ def test_parts_of_text_are_joined_and_nulls_left_out(message, read):
         ({"role": "assistant", "content": "a", "tool_calls": {"get": {}}}, "'tool_calls' is a list"),
         ({"role": "assistant", "content": "a", "tool_calls": ["get"]}, "tool call 0 is"),
         ({"role": "assistant", "content": "a", "tool_calls": [{"function": {"arguments": {}}}]}, "tool call 0 is"),
-        ({"role": "assistant", "content": "a", "function_call": {"name": "get"}}, "'function_call' is a former form"),
+        ({"role": "assistant", "content": "a", "function_call": {"name": "get"}}, "'function_call' is the old form"),
     ],
 )
 def test_messages_that_can_not_be_read_are_refused(message, words):

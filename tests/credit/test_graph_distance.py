@@ -13,9 +13,8 @@ from tests.credit.walks import walks_of, wandering, z
 
 import gxpo
 from gxpo.algorithms.credit import GroupRelative, StateRelative
-from gxpo.algorithms.credit.graph_distance import graph_distance
 from gxpo.algorithms.credit.state_keys import Moves
-from gxpo.algorithms.credit.values import graph_return
+from gxpo.algorithms.credit.values import graph_distance, graph_return
 from gxpo.base.errors import ConfigError
 
 SEEDS = st.integers(0, 10**6)

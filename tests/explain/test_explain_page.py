@@ -21,7 +21,7 @@ from gxpo.base.errors import GxpoError
 from gxpo.explain import rollout_page
 from gxpo.explain.group_figures import chosen, figures
 from gxpo.explain.outlook import look
-from gxpo.explain.packed import of_tokens, packed
+from gxpo.explain.rollout_columns import of_tokens, packed
 from gxpo.explain.rollout_source import Source, read
 from gxpo.explain.words import Words, pseudo_tokens
 from gxpo.forest.forest import Forest

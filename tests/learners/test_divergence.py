@@ -11,8 +11,7 @@ from tests.learners.llamas import clean_llama, random_forest
 
 from gxpo.base.errors import ModelError
 from gxpo.forest.forest import Forest
-from gxpo.learning.divergence import generalised_jensen_shannon, with_rest
-from gxpo.learning.readout import Readout, read
+from gxpo.learning.readout import Readout, generalised_jensen_shannon, read, with_rest
 from gxpo.learning.torch import TorchLearner
 
 F64 = torch.float64

@@ -16,7 +16,7 @@ from gxpo.base.errors import CheckpointError, ConfigError, ModelError
 from gxpo.conformance.engines import check, forest
 from gxpo.learning.remote import RemoteLearner
 from gxpo.learning.remote.probe import probe
-from gxpo.learning.remote.reduction import WAYS, Reduction
+from gxpo.learning.remote.tinker import WAYS, Reduction
 from gxpo.learning.torch import TorchLearner
 from gxpo.parts.protocols import Request, Sampling, StreamKey, TokenRow
 

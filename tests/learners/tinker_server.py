@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tinker.proto import tinker_public_pb2 as pb
 
-from gxpo.learning.remote.reduction import Reduction, Scaled
+from gxpo.learning.remote.tinker import Reduction, Scaled
 
 PROTO = "application/x-protobuf"
 DTYPES = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64}
@@ -38,7 +38,7 @@ class Trained:
 class Fake:
     """The server's state and its answers by path.
 
-    reduction  by what it divides a loss (`gxpo.learning.remote.reduction.WAYS`)
+    reduction  by what it divides a loss (`gxpo.learning.remote.tinker.WAYS`)
     clips      whether it heeds grad_clip_norm;   norm  whether it reports the gradient norm
     eps        of its AdamW, whatever is asked for, as SkyRL's FSDP and Megatron backends; None: what is asked for
     """

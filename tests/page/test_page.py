@@ -10,7 +10,7 @@ import re
 import pytest
 
 from gxpo.base.page import Html, data, folded, key_figures, masthead, page, paragraph, section, table, text, verdict
-from gxpo.base.page.style import DARK, LIGHT
+from gxpo.base.page.document import DARK, LIGHT
 
 HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> \u2028 \ud800 \u202e \x00 & ' \""
 

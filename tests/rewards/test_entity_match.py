@@ -15,7 +15,7 @@ from tests.rewards.test_tiered import grown
 import gxpo
 from gxpo.base.errors import ConfigError
 from gxpo.environments.rewards import RewardSet
-from gxpo.environments.rewards.entities import Entities, mentioned
+from gxpo.environments.rewards.built_in import Entities, mentioned
 from gxpo.environments.rewards.outcomes import entity_match
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Task

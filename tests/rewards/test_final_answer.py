@@ -6,9 +6,9 @@ import doctest
 
 import pytest
 
-from gxpo.environments.rewards import final_answer, format, numerals
+from gxpo.environments.rewards import final_answer, numerals
+from gxpo.environments.rewards.built_in import well_formed
 from gxpo.environments.rewards.final_answer import find_answers
-from gxpo.environments.rewards.format import well_formed
 from gxpo.environments.rewards.math import correct
 
 # completion, whether it is well formed, whether its answer is 7

@@ -11,7 +11,7 @@ from tests.rewards.scored_tasks import Source, forest_of, tasks_of
 
 from gxpo.base.errors import ConfigError, TaskError
 from gxpo.environments.rewards import RewardSet
-from gxpo.environments.rewards.format import well_formed
+from gxpo.environments.rewards.built_in import well_formed
 from gxpo.environments.rewards.functions import from_callable, from_file
 
 pytestmark = pytest.mark.filterwarnings("ignore:reward")  # lambdas run in process, on purpose

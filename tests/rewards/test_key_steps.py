@@ -11,7 +11,7 @@ from tests.rewards.test_tiered import grown
 
 import gxpo
 from gxpo.base.errors import ConfigError
-from gxpo.environments.rewards.key_steps import KeySteps, contained, in_order, valid
+from gxpo.environments.rewards.built_in import KeySteps, contained, in_order, valid
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Task
 

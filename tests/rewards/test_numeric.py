@@ -13,7 +13,7 @@ from tests.rewards.scored_tasks import Source, forest_of
 import gxpo
 from gxpo.base.errors import ConfigError
 from gxpo.environments.rewards import RewardSet
-from gxpo.environments.rewards.numeric import Numeric, graded, number_in
+from gxpo.environments.rewards.built_in import Numeric, graded, number_in
 from gxpo.environments.tasks.source import Arithmetic, score
 from gxpo.parts.protocols import Task
 

@@ -157,7 +157,7 @@ def test_forks_need_a_play_that_keeps_places(model, world):
 
 
 def test_shared_envs_pass_all_answers_on(world):
-    from gxpo.training.shared_envs import SharedEnvs
+    from gxpo.training.resources import SharedEnvs
 
     shared = SharedEnvs(world)
     started = shared.reset({"a": 3})

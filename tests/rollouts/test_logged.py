@@ -17,8 +17,7 @@ from gxpo.environments.tasks.rows import COLUMNS, tasks_of
 from gxpo.forest import records
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Sampling, Task
-from gxpo.sampling.rollouts.logged import Logged
-from gxpo.sampling.rollouts.logged_rows import answers_of
+from gxpo.sampling.rollouts.logged import Logged, answers_of
 from gxpo.training import models
 from gxpo.training.session import Session
 

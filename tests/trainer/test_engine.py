@@ -13,7 +13,7 @@ from gxpo.sampling.engines import vllm_process
 from gxpo.sampling.engines.choose import Choice
 from gxpo.sampling.engines.vllm import VllmEngine
 from gxpo.sampling.engines.vllm_process import PROGRAM
-from gxpo.training import engine, models
+from gxpo.training import models, setup
 
 FAKE = str(Path(__file__).parents[1] / "engines" / "fake_vllm.py")
 REWARD = f"{Path(__file__).with_name('parity_reward.py')}:parity"
@@ -34,8 +34,8 @@ def test_a_run_is_sampled_by_the_weights_it_has(tmp_path, monkeypatch):
             made.append(VllmEngine(*arguments, program=(FAKE, PROGRAM), **named))
         return made[0]
 
-    monkeypatch.setattr(engine, "choose", lambda *_, **__: Choice("vllm", "it was asked for"))
-    monkeypatch.setattr(engine, "VllmEngine", start)
+    monkeypatch.setattr(setup, "choose", lambda *_, **__: Choice("vllm", "it was asked for"))
+    monkeypatch.setattr(setup, "VllmEngine", start)
     run = train(tmp_path, **{"sampling.engine": "vllm", "optim.lr": 0.01})
     assert [row["sampler_gap"] < 1e-4 for row in run.metrics] == [True, True]
     assert run.metrics[0]["weights_crc"] != run.metrics[1]["weights_crc"]
@@ -45,8 +45,8 @@ def test_a_run_is_sampled_by_the_weights_it_has(tmp_path, monkeypatch):
 
 
 def test_a_start_that_fails_names_the_way_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "choose", lambda *_, **__: Choice("vllm", "it is installed"))
-    monkeypatch.setattr(engine, "VllmEngine", partial(VllmEngine, program=("/no/such/program.py",)))
+    monkeypatch.setattr(setup, "choose", lambda *_, **__: Choice("vllm", "it is installed"))
+    monkeypatch.setattr(setup, "VllmEngine", partial(VllmEngine, program=("/no/such/program.py",)))
     with pytest.raises(ModelError, match=r"exit code 2.*\(sampling.engine=torch does without vLLM\)"):
         train(tmp_path)
 

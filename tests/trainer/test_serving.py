@@ -15,7 +15,7 @@ import gxpo
 from gxpo.base.errors import ConfigError, RecordError
 from gxpo.parts.protocols import Sampling
 from gxpo.sampling.rollouts.build import record
-from gxpo.training.episode_file import EpisodeFile
+from gxpo.training.serving import EpisodeFile
 
 SMALL = ["--set", "sampling.max_new_tokens=3", "--set", "model=tiny:cold"]
 

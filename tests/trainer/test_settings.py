@@ -81,16 +81,16 @@ def test_a_sampler_with_stale_weights_raises_the_alarm(tmp_path, reward, monkeyp
     """T34: the engine samples from a copy of the weights that the learner has left behind."""
     import copy
 
-    from gxpo.training import engine
+    from gxpo.training import setup
 
-    class Stale(engine.TorchEngine):
+    class Stale(setup.TorchEngine):
         def __init__(self, model, *arguments, **named):
             changed = copy.deepcopy(model)
             with torch.no_grad():
                 changed.lm_head.weight.mul_(3.0)
             super().__init__(changed, *arguments, **named)
 
-    monkeypatch.setattr(engine, "TorchEngine", Stale)
+    monkeypatch.setattr(setup, "TorchEngine", Stale)
     with pytest.warns(UserWarning, match="log-probs of a token differ by"):
         run = train(tmp_path, reward, steps=1)
     assert run.metrics[0]["sampler_gap"] > 0.1

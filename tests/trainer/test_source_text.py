@@ -91,9 +91,9 @@ def test_what_can_not_be_written_gives_none(script):
 
 
 def test_a_function_of_a_package_is_imported():
-    from gxpo.environments.rewards.format import well_formed
+    from gxpo.environments.rewards.built_in import well_formed
 
-    assert "from gxpo.environments.rewards.format import well_formed" in module_text([well_formed])
+    assert "from gxpo.environments.rewards.built_in import well_formed" in module_text([well_formed])
     assert file_name(well_formed) is None
 
 

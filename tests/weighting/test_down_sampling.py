@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.weighting.verdict_rows import forest_of, group_of, part_of
 
 import gxpo
-from gxpo.algorithms.weighting.subsets import max_variance
+from gxpo.algorithms.weighting.token_curves import max_variance
 from gxpo.base.errors import ConfigError, MissingSignal
 
 F64 = torch.float64

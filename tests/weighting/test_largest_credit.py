@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tests.weighting.verdict_rows import forest_of, group_of, part_of, weighted
 
 import gxpo
-from gxpo.algorithms.weighting.subsets import largest
-from gxpo.algorithms.weighting.token_curves import largest_size
+from gxpo.algorithms.weighting.token_curves import largest, largest_size
 from gxpo.base.errors import ConfigError
 
 

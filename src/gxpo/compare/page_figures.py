@@ -3,16 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from gxpo.base.page import Html, charts, folded, paragraph, svg_chart, table
 from gxpo.base.page.forest_plot import Interval, cut, forest_plot
 from gxpo.base.page.text import join, visible
 from gxpo.compare.curves import MeanCurve, counted, mean_curve
-from gxpo.compare.results import ArmSummary, Comparison, Difference, Estimate, Unit
-from gxpo.compare.task_changes import TaskChange, task_changes
+from gxpo.compare.results import ArmSummary, Comparison, Difference, Estimate, RunResult, Unit
 from gxpo.compare.wording import UNITS, caption, interval, marked, number, ordered, places
 
+
+# ---------------------------------------------------------------- task changes
+# What changed from base to arm, task by held-out task.
+@dataclass(frozen=True)
+class TaskChange:
+    """A held-out task in the last evaluation: its mean verdict over the paired seeds."""
+
+    task: str
+    base: float
+    arm: float
+
+    @property
+    def change(self) -> float:
+        return self.arm - self.base
+
+
+def task_changes(arm: Sequence[RunResult], base: Sequence[RunResult]) -> list[TaskChange]:
+    """Every task that a run of the arm and the base's run of the same seed both recorded, from the largest gain to the
+    largest loss; equal ones by name."""
+    others = {run.seed: run for run in base}
+    sums: dict[str, tuple[float, float, int]] = {}
+    for run in arm:
+        other = others[run.seed].after if run.seed in others else {}
+        for task in run.after.keys() & other.keys():
+            before, after, n = sums.get(task, (0.0, 0.0, 0))
+            sums[task] = (before + other[task], after + run.after[task], n + 1)
+    found = [TaskChange(task, before / n, after / n) for task, (before, after, n) in sums.items()]
+    return sorted(found, key=lambda c: (-c.change, c.task))
+
+
+# ---------------------------------------------------------------- page figures
 TOGETHER = 3  # bands of more curves than this would hide one another: each arm has a picture of its own
 CHANGED = 10
 LEGEND = 48  # letters of a name in a legend

@@ -115,7 +115,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class SoftSampling(Sampling):
-    """Soft-thinking sampling: steps are mixtures of tokens until the text `closing`; see `gxpo.sampling.engines.soft`.
+    """Soft-thinking sampling: steps are mixtures of tokens until the text `closing`; see `gxpo.sampling.engines.torch`.
 
     soft_top_k, soft_top_p  support of a soft step; `top_k` and `top_p` are of the tokens after it
     """

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,14 +22,47 @@ from gxpo.environments.rewards.functions import importable, load, names_file, so
 from gxpo.environments.rewards.group_level import Failure
 from gxpo.environments.rewards.metrics import METRICS, REFERENCE_FREE, SUPERLINEAR, metric_of, options_of
 from gxpo.environments.rewards.metrics.measure import Measure
-from gxpo.environments.rewards.schema_check import check_schemas, tasks_of
+from gxpo.environments.rewards.metrics.schemas import is_schema
 from gxpo.environments.rewards.worker import Reply
-from gxpo.parts.protocols import SAME_AS
+from gxpo.parts.protocols import SAME_AS, Task, TaskSource
 
 if TYPE_CHECKING:
     from gxpo.forest.forest import Forest
-    from gxpo.parts.protocols import Task, TaskSource
 
+
+# ---------------------------------------------------------------- schema check
+# Check of the JSON Schemas that tasks bring, before anything is sampled.
+ALL = 1 << 30  # more held-out tasks than a list has
+
+
+def tasks_of(source: TaskSource) -> list[Task]:
+    """All tasks of a source that has a list of them; one of a source that makes them."""
+    training = getattr(source, "training", None)
+    return source.held_out(1) if training is None else [*training, *source.held_out(ALL)]
+
+
+def check_schemas(schemas: Iterable[tuple[str, Any]], limits: Mapping[str, Any]) -> None:
+    """ConfigError for the first of (where it stands, schema) that is no JSON Schema, refers to something that it does
+    not hold, or takes longer than the limit to be checked. `limits`: of `Bounded`."""
+    distinct: dict[str, tuple[str, Any]] = {}
+    for where, schema in schemas:
+        try:
+            text = json.dumps(schema, sort_keys=True, default=repr)
+        except (RecursionError, TypeError, ValueError) as error:
+            raise ConfigError(f"{where}: no JSON Schema: {type(error).__name__}") from error
+        distinct.setdefault(text, (where, schema))
+    checks = Bounded(is_schema, "JSON Schema", rehearsal=({},), **limits)
+    try:
+        replies = checks.run([(schema,) for _, schema in distinct.values()])
+    finally:
+        checks.close()
+    for (where, _), (status, message) in zip(distinct.values(), replies, strict=True):
+        if status != "ok":
+            what = message if status == "raised" else f"its check {message}"
+            raise ConfigError(f"{where}: {what.removeprefix('ConfigError: ').rpartition(' (schemas.py ')[0] or what}")
+
+
+# ---------------------------------------------------------------- match
 MALFORMED = "malformed_"  # components that begin so: the answer could not be read
 NOTE = "info."  # a text that begins so names what a task has in its info
 

@@ -11,16 +11,13 @@ from typing import Any
 
 from gxpo.base.errors import ConfigError, need
 from gxpo.environments.rewards import functions, group_level
+from gxpo.environments.rewards.built_in import Entities, KeySteps, Numeric, well_formed
 from gxpo.environments.rewards.code import CodeReward
 from gxpo.environments.rewards.conformance import Conformance
-from gxpo.environments.rewards.entities import Entities
-from gxpo.environments.rewards.format import well_formed
 from gxpo.environments.rewards.functions import Function
 from gxpo.environments.rewards.judge import judged
-from gxpo.environments.rewards.key_steps import KeySteps
 from gxpo.environments.rewards.majority import MajorityVote
 from gxpo.environments.rewards.match import Consistency, Match
-from gxpo.environments.rewards.numeric import Numeric
 from gxpo.environments.rewards.rubric import is_rubric
 from gxpo.parts.protocols import Task, TaskSource
 

@@ -40,7 +40,7 @@ def normal_message(message: Any) -> Message:
         return message
     normal = {key: value for key, value in message.items() if value is not None}
     if FORMER_CALL in normal:
-        raise ModelError(f"{FORMER_CALL!r} is a former form: write the call into 'tool_calls'")
+        raise ModelError(f"{FORMER_CALL!r} is the old form: write the call into 'tool_calls'")
     calls = normal.pop("tool_calls", ())
     if not isinstance(calls, list | tuple):
         raise ModelError(f"'tool_calls' is a list, not {_short(calls)}")
