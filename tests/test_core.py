@@ -1,4 +1,4 @@
-"""The core without models: every method's advantages and loss where transformers, tokenizers and peft can't be imported."""
+"""The core without models: every method's advantages and loss where transformers and peft can't be imported."""
 
 import json
 import subprocess
@@ -32,7 +32,8 @@ for name in METHODS:
         numbers[name] = bool(advantages_P.isfinite().all()) and bool(loss.value.isfinite())
     except Exception as error:
         failures[name] = f"{{type(error).__name__}}: {{error}}"
-loaded = sorted(x for x in sys.modules if x.startswith(("gxpo.training", "gxpo.sampling.engines", "gxpo.learning.torch")))
+above = ("gxpo.training", "gxpo.sampling.engines", "gxpo.learning.torch")
+loaded = sorted(x for x in sys.modules if x.startswith(above))
 print(json.dumps([failures, [n for n, finite in numbers.items() if not finite], len(numbers), loaded]))
 """
 

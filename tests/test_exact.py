@@ -15,7 +15,7 @@ from gxpo.base.processes import Process
 from gxpo.sampling.engines.vllm_process import environment
 
 REPORT = "import os, sys; print(os.environ.get('MKL_CBWR'), 'torch' in sys.modules)"
-COMMAND_LINE = f"import sys; from gxpo import cli; cli.app = lambda: exec({REPORT!r}); cli.main()"
+COMMAND_LINE = f"import sys; from gxpo.cli import app as cli; cli.app = lambda: exec({REPORT!r}); cli.main()"
 
 
 def told(program: str, given: str | None) -> str:

@@ -5,7 +5,7 @@ import sys
 
 SCRIPT = """
 import torch
-from gxpo import runtime
+from gxpo.base import runtime
 
 runtime.reuse_freed()
 library = runtime._glibc()

@@ -273,7 +273,7 @@ ANY_SUM = {"by": "info.operation", "pattern": None, "route": {"+": {"metric": LE
 VOTED = {
     "task": str(Path(__file__).with_name("questions.jsonl")),
     "tasks.options": {"held_out_fraction": 0.4},
-    "reward": {"majority_vote": 1.0, "math": 0.0},
+    "scoring.weights": {"majority_vote": 1.0, "math": 0.0},
     "sampling.max_new_tokens": 24,
     "rollout.group_size": 8,
 }

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tests.credit.compositions import against_baseline_credit, step_reward_credit
 
 import gxpo
 from gxpo.base.errors import GxpoError
@@ -71,7 +72,7 @@ def test_every_part_has_a_row_of_every_size(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_ratio_is_of_the_time_per_turn() -> None:
     """100 turns in 1 s and 1000 in 20 s: the larger has half the speed; 1000 in 5 s: twice."""
-    group = registry.CREDITS["group_relative"]()
+    group = registry.CREDITS["relative"]()
     works = [credit.Work.of(group, made_up(n)) for n in (100, 1000)]
     assert credit._ratio(works, [1.0, 20.0], 0.5, 1) == pytest.approx(0.5)
     assert credit._ratio(works, [1.0, 5.0], 0.5, 1) == pytest.approx(2.0)
@@ -81,10 +82,11 @@ def test_the_ratio_is_of_the_time_per_turn() -> None:
 def test_a_part_is_measured_on_what_it_reads() -> None:
     """Each signal is on its axis, and the advantages are those of the part composed into a method."""
     forest = made_up(100)
-    work = credit.Work.of(registry.CREDITS["group_relative"](), forest)
+    work = credit.Work.of(registry.CREDITS["relative"](), forest)
     assert torch.equal(work.method.advantages(forest, work.signals), gxpo.method("grpo").advantages(forest))
-    for name, rows in (("gae", forest.n_entries), ("step_reward", forest.n_steps), ("against_baseline", GROUP)):
-        part = registry.CREDITS[name]()
+    gae = registry.CREDITS["gae"]
+    for make, rows in ((gae, forest.n_entries), (step_reward_credit, forest.n_steps), (against_baseline_credit, GROUP)):
+        part = make()
         found = credit.signals_for(part, forest)
         assert [len(found[signal]) for signal in part.needs] == [rows]
         advantages = credit.Work.of(part, forest).method.advantages(forest, found)

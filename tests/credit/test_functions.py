@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from tests.credit import compositions
 
 from gxpo.algorithms.credit.baselines import length_weighted, prior_weight, pseudo_rollouts, shares, shrinkage_baseline
 from gxpo.algorithms.credit.batch_whiten import batch_whiten
@@ -201,10 +202,10 @@ def by_sets(function):
 
 
 PARTS = [
-    ("group_relative", SET, "R", lambda f, s: advantage(f)),
-    ("group_relative", {"center": "quantile", "quantile": 0.7, "scale": "none", "shift": 0.1}, "R",
+    ("relative", SET, "R", lambda f, s: advantage(f)),
+    ("relative", {"center": "quantile", "quantile": 0.7, "scale": "none", "shift": 0.1}, "R",
      lambda f, s: advantage(f, center="quantile", quantile=0.7, scale="none", shift=0.1)),
-    ("agent_relative", SET, "S",
+    ("relative", {**SET, "among": ("agent",), "unit": "step"}, "S",
      lambda f, s: group_relative(f.outcome[f.step_trajectory], f.ids("group", axis="S"), where=compared_steps(f),
                                  **SET)),
     ("anchor_state", {**SET, "discount": 0.5, "step_weight": 0.7}, "S",
@@ -261,6 +262,7 @@ def test_a_part_is_its_function_with_the_parts_settings(grow, part, given, axis,
         "prompt_confidence": torch.linspace(0.2, 0.7, 11, dtype=torch.float64),
         "process_reward": torch.linspace(0, 2, 22, dtype=torch.float64).square(),
     }
-    found = CREDITS[part](**given)(forest, signals, 0)
+    make = getattr(compositions, f"{part}_credit", None) or CREDITS[part]
+    found = make(**given)(forest, signals, 0)
     assert bool(found.any())
     assert torch.allclose(found, forest.to_path(expected(forest, signals), axis), rtol=0, atol=1e-12)

@@ -24,7 +24,7 @@ WORDS = {
     },
     "consistency_blended": {"scale": ("std", "none")},
     "decoupled": {"over": ("trajectories", "tokens", "none"), "singleton": ("zero", "raw")},
-    "gae": {"anchor": ("first", "last"), "cut": ("end", "extend")},
+    "gae": {"anchor": ("first", "last"), "cut": ("end", "extend", "trim")},
     "relative": {
         "center": (*ALL_CENTERS, "baseline"),
         "scale": ALL_SCALES,

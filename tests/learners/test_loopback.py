@@ -15,7 +15,7 @@ import gxpo
 
 SCRIPT = """
 import os
-from gxpo import runtime
+from gxpo.base import runtime
 
 runtime.start()
 own = [os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{n}")]

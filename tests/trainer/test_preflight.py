@@ -80,7 +80,7 @@ def test_states_are_the_environments_to_give(name):
     check_world(gxpo.method(name), episodes("states"), "world")
     with pytest.raises(ConfigError, match=f"{name} requires states, which neither .* 'world' provides: give TimeStep"):
         check_world(gxpo.method(name), episodes("expert"), "world")
-    check_world(gxpo.method("gigpo", {"credit.state": "observation"}), episodes(), "world")
+    check_world(gxpo.method("gigpo", {"credit.add.state.state": "observation"}), episodes(), "world")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from gxpo.base.errors import GxpoError
 from gxpo.forest.forest import Forest
 from gxpo.learning.torch import TorchLearner
 from gxpo.models.chat.plain import PlainChat
-from gxpo.models.decoder.vision import vision_of
+from gxpo.models.decoder.vision import picture_grid_of, vision_of
 from gxpo.models.tiny_vision import tiny_vision_model
 from gxpo.models.tokenizer import IMAGE
 from gxpo.training.models import character_tokenizer
@@ -29,7 +29,8 @@ def pixels(seed: int) -> np.ndarray:
 
 
 def tools(step: int = 1, seed: int = 0) -> SignalTools:
-    return SignalTools(LEARNER, lambda ids: "", 2, step, seed)
+    grid = picture_grid_of(LEARNER.model)
+    return SignalTools(LEARNER, lambda ids: "", 2, step, seed, picture_grid=grid)
 
 
 def forest_of(*pictures: np.ndarray) -> Forest:

@@ -265,7 +265,7 @@ BOMBS = """
 import resource, sys
 from pathlib import Path
 from PIL import Image
-from gxpo import media
+from gxpo.base import media
 from gxpo.base.errors import PictureError
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for path in sorted(Path(sys.argv[1]).iterdir()):

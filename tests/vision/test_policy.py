@@ -173,7 +173,7 @@ def test_records_come_back_byte_for_byte_with_their_pictures(tmp_path):
 SCRIPT = """
 import os, signal, sys
 import gxpo
-from gxpo import media
+from gxpo.base import media
 
 media.RETAINED = int(os.environ.get("RETAINED", media.RETAINED))
 

@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from typing import Any
 
 LONGEST = 300  # characters of a message
-_NOT_USERS = (os.path.dirname(__file__) + os.sep, sysconfig.get_path("stdlib") + os.sep)
+_NOT_USERS = (os.path.dirname(os.path.dirname(__file__)) + os.sep, sysconfig.get_path("stdlib") + os.sep)
 
 
 class Unusable(Exception):

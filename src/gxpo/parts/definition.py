@@ -310,4 +310,6 @@ def is_section(key: str, keys: Iterable[str]) -> bool:
 
 
 def unknown_key(key: str, valid: Sequence[str]) -> ConfigError:
-    return ConfigError(f"unknown key {key!r}{did_you_mean(key, valid)}")
+    """The error for a key that nothing has, with what is close."""
+    weights = "; weights of several rewards are scoring.weights" if key.startswith("reward.") else ""
+    return ConfigError(f"unknown key {key!r}{did_you_mean(key, valid)}{weights}")
