@@ -6,7 +6,7 @@ import doctest
 
 import pytest
 
-from gxpo.environments.rewards import final_answer, numerals
+from gxpo.environments.rewards import built_in, final_answer, numerals
 from gxpo.environments.rewards.built_in import well_formed
 from gxpo.environments.rewards.final_answer import find_answers
 from gxpo.environments.rewards.math import correct
@@ -112,5 +112,5 @@ def test_long_completions_are_read(piece):
 
 
 def test_examples():
-    for module in (final_answer, format, numerals):
+    for module in (final_answer, built_in, numerals):
         assert doctest.testmod(module).failed == 0
