@@ -5,8 +5,8 @@
     sharded    two processes of torchrun with cluster.backend=fsdp, environment and reward workers
     parallel   two processes of torchrun, each with all weights, environment and reward workers
 
-The servers are those of the tests (`tests/engines/fake_server.py`): they speak vLLM's routes, and sample the same
-tokens for the same seed. Only processes that were started here are ended, by their ids.
+The servers are those of the tests (`tests/sampling/engines/fake_server.py`): they speak vLLM's routes, and sample the
+same tokens for the same seed. Only processes that were started here are ended, by their ids.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "tests.engines.fake_server", "tiny:cold", self.task, str(self.port)]
+        command = [sys.executable, "-m", "tests.sampling.engines.fake_server", "tiny:cold", self.task, str(self.port)]
         self.process = subprocess.Popen(command, cwd=ROOT, env=_environment(), stdout=subprocess.DEVNULL,
                                         stderr=subprocess.DEVNULL)  # fmt: skip
 

@@ -20,17 +20,17 @@ import tomllib
 
 ROOT = Path(__file__).parents[1]
 TESTS = ("pytest", "hypothesis", "scipy")  # what the chosen tests import, in any version
-CORE = [f"tests/{name}" for name in ("test_forest.py", "test_levels.py", "test_compose.py", "credit")]
+CORE = [f"tests/{x}" for x in ("forest/test_forest.py", "forest/test_levels.py", "methods/test_compose.py", "algorithms/credit")]
 TRAIN = [
-    *(f"tests/engines/{name}.py" for name in ("test_torch_engine", "test_keep")),
-    *(f"tests/learners/{name}.py" for name in ("test_packed", "test_policies")),  # of peft too
+    *(f"tests/sampling/engines/{name}.py" for name in ("test_torch_engine", "test_keep")),
+    *(f"tests/learning/{name}.py" for name in ("test_packed", "test_policies")),  # of peft too
     *(
-        "tests/test_records.py",
-        "tests/decoder",
+        "tests/forest/test_records.py",
+        "tests/models/decoder",
         "tests/models/test_load.py",
-        "tests/trainer/test_export.py",
-        "tests/tasks",
-        "tests/test_cli.py",
+        "tests/training/test_export.py",
+        "tests/environments/tasks",
+        "tests/cli/test_cli.py",
     ),
 ]
 RUN = [

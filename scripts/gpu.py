@@ -104,13 +104,13 @@ def machine(device: str) -> dict[str, str]:
 
 # ---------------------------------------------------------------- a: tests
 def tests(figures: Figures) -> None:
-    """`tests/test_device.py` on the device; on a GPU also two training steps of every method."""
-    chosen = ["tests/test_device.py"]
+    """`tests/learning/test_device.py` on the device; on a GPU also two training steps of every method."""
+    chosen = ["tests/learning/test_device.py"]
     if figures.toy:
-        chosen = ["tests/test_device.py::test_packed_equals_flat"]
+        chosen = ["tests/learning/test_device.py::test_packed_equals_flat"]
     run_pytest(figures, chosen)
     if not figures.toy:
-        run_pytest(figures, ["tests/test_methods.py", "-k", "trains_two_steps"])
+        run_pytest(figures, ["tests/methods/test_methods.py", "-k", "trains_two_steps"])
 
 
 def run_pytest(figures: Figures, arguments: list[str]) -> None:

@@ -28,16 +28,15 @@ for _name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
 os.environ.update(TOKENIZERS_PARALLELISM="false", WANDB_MODE="disabled", TRL_EXPERIMENTAL_SILENCE="1", COLUMNS="100")
 
 import patches  # noqa: E402
+import tasks  # noqa: E402
 import torch  # noqa: E402
 import yaml  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from healthy import HEALTHY  # noqa: E402
 from recipes import SICK, WARM  # noqa: E402
+from rewards import build  # noqa: E402
 from transformers import TrainerCallback, set_seed  # noqa: E402
 from trl import GRPOConfig  # noqa: E402
-
-import tasks  # noqa: E402
-from rewards import build  # noqa: E402
 
 HERE = Path(__file__).parent
 RECIPES: dict[str, dict[str, Any]] = {r["name"]: r for r in [*SICK, *HEALTHY]}

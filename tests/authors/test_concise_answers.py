@@ -6,7 +6,7 @@ import math
 import statistics
 
 import pytest
-from tests.rewards.shapes import shape
+from tests.environments.rewards.shapes import shape
 
 import gxpo
 from gxpo.base.errors import ConfigError

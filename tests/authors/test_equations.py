@@ -11,7 +11,7 @@ import statistics
 
 import pytest
 import torch
-from tests.rollouts.growing_session import GrowingSession, tasks
+from tests.sampling.rollouts.growing_session import GrowingSession, tasks
 
 import gxpo
 from gxpo.algorithms.segments import SegmentTools

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.rollouts.growing_session import GrowingSession, tasks, with_info
+from tests.sampling.rollouts.growing_session import GrowingSession, tasks, with_info
 
 import gxpo
 

@@ -11,7 +11,7 @@ import statistics
 
 import pytest
 import torch
-from tests.rewards.test_match import scored
+from tests.environments.rewards.test_match import scored
 
 import gxpo
 from gxpo.algorithms.objectives.control import ByAccuracy

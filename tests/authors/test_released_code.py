@@ -11,9 +11,9 @@ import random
 
 import pytest
 import torch
-from tests.rewards.test_majority import scored
-from tests.rollouts.tree_session import TreeSession
-from tests.tasks.test_sampler import answers, chances, made
+from tests.environments.rewards.test_majority import scored
+from tests.environments.tasks.test_sampler import answers, chances, made
+from tests.sampling.rollouts.tree_session import TreeSession
 
 import gxpo
 from gxpo.algorithms.signals.opponents import mixed

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.learners.test_slow_fast import FOREST, ONES
-from tests.rewards.test_majority import scored
-from tests.rollouts.flow_session import FlowSession, grown
-from tests.rollouts.replay_session import train
-from tests.rollouts.test_dead_groups import Heated
+from tests.environments.rewards.test_majority import scored
+from tests.learning.test_slow_fast import FOREST, ONES
+from tests.sampling.rollouts.flow_session import FlowSession, grown
+from tests.sampling.rollouts.replay_session import train
+from tests.sampling.rollouts.test_dead_groups import Heated
 from torch import Tensor
 
 import gxpo

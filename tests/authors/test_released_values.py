@@ -9,7 +9,7 @@ import math
 
 import pytest
 import torch
-from tests.credit.test_budget_relative import grown
+from tests.algorithms.credit.test_budget_relative import grown
 
 import gxpo
 from gxpo.algorithms.credit.value_delta import VALUE

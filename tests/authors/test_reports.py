@@ -6,7 +6,7 @@ import math
 from collections import Counter
 
 import pytest
-from tests.rollouts.replay_session import StepSession, train
+from tests.sampling.rollouts.replay_session import StepSession, train
 
 import gxpo
 from gxpo.sampling.rollouts.stored_groups import GroupReplay, draw_by_weight

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 import torch
-from tests.rewards.test_majority import by
+from tests.environments.rewards.test_majority import by
 
 import gxpo
 from gxpo.environments.rewards.built_in import mentioned

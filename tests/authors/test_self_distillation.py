@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.learners.llamas import clean_llama
+from tests.learning.llamas import clean_llama
 
 import gxpo
 from gxpo.algorithms.objectives.distillation import Distillation

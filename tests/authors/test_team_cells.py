@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from tests.rollouts.team_session import TeamSession
+from tests.sampling.rollouts.team_session import TeamSession
 
 import gxpo
 from gxpo.parts.protocols import Task

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from tests.credit.compositions import against_baseline_credit, step_reward_credit
+from tests.algorithms.credit.compositions import against_baseline_credit, step_reward_credit
 
 import gxpo
 from gxpo.base.errors import GxpoError

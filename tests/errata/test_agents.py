@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.credit.compositions import anchor_state_credit, graph_distance_credit
+from tests.algorithms.credit.compositions import anchor_state_credit, graph_distance_credit
 
 from gxpo.algorithms.credit import CreditPart, group_relative
 from gxpo.algorithms.credit.gae import gae

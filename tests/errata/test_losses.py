@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.objectives.by_position import Truncate
+from tests.algorithms.objectives.by_position import Truncate
 from torch import Tensor
 
 import gxpo

@@ -3,7 +3,7 @@
 import pytest
 import tokenizers
 import transformers
-from tests.chat.families import FAMILIES, tokenizer_of
+from tests.models.chat.families import FAMILIES, tokenizer_of
 
 from gxpo.training.models import character_tokenizer
 from gxpo.training.models.check_tokenizer import check_tokenizer

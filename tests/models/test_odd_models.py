@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tests.decoder.test_architectures import FORKED, alone, learner, made, sampled
+from tests.models.decoder.test_architectures import FORKED, alone, learner, made, sampled
 from transformers import LlamaForCausalLM
 
 from gxpo.base.errors import ModelError

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chat.families import tokenizer_of
-from tests.trainer.parity_reward import any_digit
+from tests.models.chat.families import tokenizer_of
+from tests.training.parity_reward import any_digit
 
 import gxpo
 from gxpo.base.errors import ModelError, TaskError

@@ -1,0 +1,172 @@
+"""GraphGPO: distances to success in the union of a group's trajectories."""
+
+from __future__ import annotations
+
+import heapq
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.algorithms.credit.compositions import graph_distance_credit, graph_return_credit
+from tests.algorithms.credit.walks import walks_of, wandering, z
+
+import gxpo
+from gxpo.algorithms.credit import GroupRelative, StateRelative
+from gxpo.algorithms.credit.state_keys import Moves
+from gxpo.algorithms.credit.values import graph_distance, graph_return
+from gxpo.base.errors import ConfigError
+
+SEEDS = st.integers(0, 10**6)
+CARD = [
+    ("a", 1.0, [1, 1], {"states": ["s0", "s1"], "success": True, "final_state": "s9"}),
+    ("a", 0.0, [1, 1], {"states": ["s0", "s2"], "success": False, "final_state": "s2b"}),
+]
+
+
+def test_the_card(grow):
+    """d: success 0, s1 1, s0 2, s2 and s2b 3. s0 -> s1 is worth 10 * .1, s0 -> s2 10 * .001."""
+    worth, _ = graph_return_credit().values(grow(CARD), {})
+    assert worth.tolist() == pytest.approx([1.0, 10.0, 0.01, 0.01])
+    worth, _ = graph_return_credit(form="progress").values(grow(CARD), {})
+    assert worth.tolist() == pytest.approx([10, 10, 0.1, 1.0])
+    found = graph_distance_credit(scale="none")(grow(CARD), {}, 0)
+    assert found.tolist() == pytest.approx([0.5 + 0.495, 0.5, -0.5 - 0.495, -0.5])
+    unknown = [(g, r, n, f | {"final_state": None}) for g, r, n, f in CARD]  # as far as what leads nowhere
+    assert torch.equal(graph_distance_credit(scale="none")(grow(unknown), {}, 0), found)
+
+
+def test_a_failed_trajectory_takes_the_others_way(grow):
+    """The second fails after having been where the first succeeds from: its step there is worth as much."""
+    rows = [
+        ("a", 1.0, [1, 1], {"states": ["s", "t"], "success": True}),
+        ("a", 0.0, [1, 1], {"states": ["s", "t"], "success": False, "final_state": "u"}),
+        ("a", 0.0, [1], {"states": ["s"], "success": False, "final_state": "u"}),
+    ]
+    worth, _ = graph_return_credit().values(grow(rows), {})
+    assert worth.tolist() == pytest.approx([1.0, 10.0, 1.0, 0.01, 0.01])
+
+
+def test_where_nobody_succeeds_it_is_grpo(grow):
+    rows = [(g, r, n, f | {"success": False}) for g, r, n, f in CARD]
+    forest = grow(rows)
+    assert graph_return_credit().values(forest, {})[0].tolist() == pytest.approx([1.0] * 4)  # d = 1 everywhere
+    assert torch.equal(graph_distance_credit()(forest, {}, 0), GroupRelative()(forest, {}, 0))
+
+
+def test_without_a_verdict_an_outcome_above_0_is_a_success(grow):
+    rows = [(g, r, n, f | {"success": None}) for g, r, n, f in CARD]
+    assert torch.equal(graph_distance_credit()(grow(rows), {}, 0), graph_distance_credit()(grow(CARD), {}, 0))
+
+
+def dijkstra(edges: list[tuple[int, int]], goals: list[int], n: int) -> list[float]:
+    into: dict[int, list[int]] = {}
+    for u, v in edges:
+        into.setdefault(v, []).append(u)
+    found = [float("inf")] * n
+    heap = [(0.0, g) for g in goals]
+    while heap:
+        d, node = heapq.heappop(heap)
+        if d < found[node]:
+            found[node] = d
+            for u in into.get(node, []):
+                heapq.heappush(heap, (d + 1, u))
+    return found
+
+
+@given(st.integers(1, 12), st.data())
+def test_distances_agree_with_dijkstra(n, data):
+    node = st.integers(0, n - 1)
+    edges = data.draw(st.lists(st.tuples(node, node), max_size=30))
+    goals = data.draw(st.lists(node, max_size=3))
+    goal = torch.zeros(n, dtype=torch.bool)
+    goal[goals] = True
+    pairs = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2)
+    assert graph_distance(pairs[:, 0], pairs[:, 1], goal).tolist() == dijkstra(edges, goals, n)
+
+
+def loop(forest, form: str) -> list[float]:
+    """What each step in a known state is worth, over dictionaries."""
+    out = [0.0] * forest.n_steps
+    for group in dict.fromkeys(forest.group):
+        walks = [w for w in walks_of(forest) if w.group == group]
+        rows = [r for r, g in enumerate(forest.group) if g == group]
+        names: dict[object, int] = {"SUCCESS": 0}
+        edges, ways = [], []
+        for walk, r in zip(walks, rows, strict=True):
+            verdict = float(forest.success[r])
+            right = verdict >= 1 if verdict == verdict else walk.outcome > 0
+            for i, move in enumerate(walk.moves):
+                after = "SUCCESS" if right and i == len(walk.moves) - 1 else move.after and ("state", move.after)
+                here = names.setdefault(("state", move.state), len(names))
+                there = None if after is None else names.setdefault(after, len(names))
+                ways.append((move.row, here, there))
+                if walk.compared and there is not None:
+                    edges.append((here, there))
+        d = dijkstra(edges, [0], len(names))
+        far = max(x for x in d if x < float("inf")) + 1
+        d = [min(x, far) for x in d]
+        for row, here, there in ways:
+            hops = far if there is None else d[there]
+            out[row] = 10 * 0.1 ** (hops - d[here] + 1 if form == "progress" else hops)
+    return out
+
+
+@given(SEEDS, st.sampled_from(["distance", "progress"]))
+def test_it_agrees_with_a_loop(seed, form):
+    forest = wandering(seed)
+    part = graph_distance_credit(form=form, scale="none", step_weight=2.0)
+    expected = loop(forest, form)
+    own = part.parts[1]
+    (worth, _), state = own.values(forest, {}), own.states(forest)
+    known = state >= 0
+    assert worth[known].tolist() == pytest.approx([w for w, k in zip(expected, known.tolist(), strict=True) if k])
+    places: dict[tuple, list[float]] = {}
+    walks = walks_of(forest)
+    for walk in walks:
+        for move in walk.moves:
+            if walk.compared:
+                places.setdefault((walk.group, move.state), []).append(expected[move.row])
+    base = GroupRelative(scale="none")(forest, {}, 0).tolist()
+    credit = dict(zip(forest.path_step.tolist(), base, strict=True))
+    for walk in walks:
+        for move in walk.moves:
+            members = places.get((walk.group, move.state), [])
+            if move.row in credit:
+                credit[move.row] += 2 * z(expected[move.row], members, walk.compared, False, 1, 1e-6)
+    found = part(forest, {}, 0)
+    assert found.tolist() == pytest.approx([credit[s] for s in forest.path_step.tolist()], abs=1e-9)
+
+
+@given(SEEDS)
+def test_order_does_not_matter(seed):
+    forest = wandering(seed)
+    credit = graph_distance_credit()(forest, {}, 0)
+    order = torch.randperm(forest.n_trajectories, generator=torch.Generator().manual_seed(seed))
+    assert torch.allclose(
+        graph_distance_credit()(forest.select(order), {}, 0), credit[forest.entries_of(order)], atol=1e-9
+    )
+
+
+def test_groups_have_graphs_of_their_own(grow):
+    other = [("b", 0.0, [1], {"states": ["s0"], "success": False, "final_state": "s1"})]
+    worth, _ = graph_return_credit().values(grow(CARD + other), {})
+    assert worth.tolist() == pytest.approx([1.0, 10.0, 0.01, 0.01, 1.0])
+
+
+def test_a_trajectory_that_is_not_compared_adds_no_edge(grow):
+    short = [("a", 1.0, [1], {"states": ["s0"], "success": True, "compared": False})]
+    worth, _ = graph_return_credit().values(grow(CARD + short), {})
+    assert worth.tolist() == pytest.approx([1.0, 10.0, 0.01, 0.01, 10.0])  # s0 stays two steps away
+    moves, group = Moves(*torch.tensor([[0, 0], [1, 1], [1, -1]])), torch.zeros(2, dtype=torch.int64)
+    found = graph_return(moves, group, torch.ones(2, dtype=torch.bool))
+    assert found.tolist() == pytest.approx([0.1, 10.0])  # s0 is 1 away, 1 is 1 + 1
+
+
+def test_the_method_and_its_settings():
+    m = gxpo.method("graph_gpo", {"credit.unit": "step", "credit.singleton": "raw"})
+    assert m.credit == GroupRelative(unit="step", singleton="raw") + graph_return_credit() and m.requires == ("states",)
+    assert graph_return_credit() != StateRelative() and graph_return_credit().options["worth"] == 10.0
+    for wrong in ({"form": "path"}, {"discount": 1.0}, {"discount": 0.0}, {"worth": 0.0}, {"center": "middle"}):
+        with pytest.raises(ConfigError, match=f"credit.{next(iter(wrong))} is"):
+            graph_return_credit(**wrong)

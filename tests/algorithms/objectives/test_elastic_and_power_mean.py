@@ -1,0 +1,221 @@
+"""ETR's clip and APMPO's power mean: the cards' numbers, loops with their gradients, what they reduce to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.algorithms.objectives.by_position import ElasticClip
+from tests.algorithms.objectives.conftest import figures_of, grow_forest
+
+import gxpo
+from gxpo.algorithms.objectives import Clip, Entries, PolicyGradient
+from gxpo.algorithms.objectives.power_mean import PowerMean, feedback, log_power_mean
+from gxpo.algorithms.objectives.surrogate_clips import binary_variance
+from gxpo.base.errors import ConfigError
+from gxpo.parts.protocols import PolicyTokens
+
+F64 = torch.float64
+
+
+def column(*x):
+    return torch.tensor(x, dtype=F64)
+
+
+# ---------------------------------------------------------------- the elastic clip
+@pytest.mark.parametrize(("right", "size"), [(1, 2), (1, 4), (3, 4), (1, 10), (7, 8)])
+def test_the_variance_is_read_off_the_credit(right, size):
+    p = right / size
+    credit = column(math.sqrt((1 - p) / p), -math.sqrt(p / (1 - p)))  # z-scores by the population std
+    assert binary_variance(credit).tolist() == pytest.approx([4 * p * (1 - p)] * 2)
+
+
+def test_worked_bounds():
+    """A = 1: tanh 1 = .761594, p = 1/2: .2 * 1.380797 * 1.5 = .414239. A = 0: .2."""
+    surrogate = ElasticClip()
+    far = surrogate.loss(Entries.of(column(9.0, 0.1), column(1.0, -1.0)))
+    assert far.tolist() == pytest.approx([-1 - 0.2 * 2.071196, 1 - 0.2 * 2.071196], abs=1e-6)
+    ratio = column(1.3, 1.5, 0.7, 0.5)
+    credit = column(1.0, 1.0, -1.0, -1.0)
+    loss = surrogate.loss(Entries.of(ratio, credit))
+    assert loss.tolist() == pytest.approx([-1.3, -1.414239, 0.7, 0.585761], abs=1e-6)
+    assert surrogate.clipped(Entries.of(ratio, credit)).tolist() == [False, True, False, True]
+
+
+TOKEN = st.tuples(st.floats(0.2, 3.0), st.sampled_from([-3.0, -1.0, -0.1, 0.0, 0.4, 1.7]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(TOKEN, min_size=1, max_size=6), st.floats(0, 2), st.floats(0, 2))
+def test_loss_and_gradient_equal_a_loop(tokens, by_credit, by_variance):
+    surrogate = ElasticClip(0.1, 0.3, by_credit, by_variance)
+    ratio = column(*(r for r, _ in tokens)).requires_grad_()
+    credit = column(*(a for _, a in tokens))
+    loss = surrogate.loss(Entries.of(ratio, credit))
+    (slope,) = torch.autograd.grad(loss.sum(), ratio)
+    cut = surrogate.clipped(Entries.of(ratio, credit))
+    for i, (r, a) in enumerate(tokens):
+        room = (1 + by_credit * math.tanh(abs(a))) * (1 + by_variance * 4 * a * a / (1 + a * a) ** 2)
+        low, high = 1 - 0.1 * room, 1 + 0.3 * room
+        held = min(max(r, low), high)
+        assert float(loss[i].detach()) == pytest.approx(max(-a * r, -a * held))
+        free = r <= high if a > 0 else r >= low
+        assert float(slope[i]) == pytest.approx(-a if free else 0.0)
+        assert bool(cut[i]) == (not free and a != 0)
+
+
+def test_without_elasticity_it_is_the_plain_clip_and_room_grows_with_credit():
+    ratio, credit = torch.linspace(0.3, 2, 30, dtype=F64), torch.linspace(-2, 2, 30, dtype=F64)
+    rigid = ElasticClip(0.2, 0.28, 0.0, 0.0)
+    assert torch.equal(rigid.loss(Entries.of(ratio, credit)), Clip(0.2, 0.28).loss(Entries.of(ratio, credit)))
+    assert torch.equal(rigid.clipped(Entries.of(ratio, credit)), Clip(0.2, 0.28).clipped(Entries.of(ratio, credit)))
+    credit = torch.linspace(0, 3, 21, dtype=F64)[1:]
+    held = ElasticClip(elastic_variance=0.0).loss(Entries.of(torch.full_like(credit, 99.0), credit)) / -credit
+    room = (held - 1) / 0.2
+    assert bool((room.diff() > 0).all()) and float(room.max()) < 1.5
+    m = gxpo.method("etr+dapo")
+    assert m.terms["policy"].surrogate == ElasticClip(clip_high=0.28)
+    with pytest.raises(ConfigError, match="elastic_credit"):
+        ElasticClip(elastic_credit=-1.0)
+
+
+# ---------------------------------------------------------------- the power mean
+def test_the_cards_numbers():
+    # p = exp(-.4) = .670320; (mean of 1 1.2 .8 to the p)^(1/p) = .995561; p to 0: 1.2 * .8 = .96, cube root .986485
+    phi = column(1.0, 1.2, 0.8)
+    one = torch.zeros(3, dtype=torch.int64)
+    found = [float(log_power_mean(phi.log(), one, 1, p).exp()) for p in (math.exp(-0.4), 1.0, 1e-9)]
+    assert found == pytest.approx([0.995561, 1.0, 0.986485], abs=1e-6)
+    power, clip = PowerMean().adapted(grow_forest([("a", 1, {"reward": 1.0}), ("a", 1, {"reward": 0.0})]))
+    assert power == pytest.approx(0.670320, abs=1e-6)  # mu = sigma = .5: .2 + .2 tanh 1
+    assert clip.clip_high == pytest.approx(0.352319, abs=1e-6) and clip.clip_low == 0.2
+
+
+@pytest.mark.parametrize("power", [1e-12, 1e-3, 1.0, 40.0])
+def test_it_is_stable_and_its_slopes_sum_to_one(power):
+    """Slopes in log terms are shares, e^(p x) over their sum."""
+    x = column(-300.0, 0.0, 1.0, 300.0, 2.0).requires_grad_()
+    unit = torch.tensor([0, 0, 0, 0, 2])
+    found = log_power_mean(x, unit, 3, power)
+    (slope,) = torch.autograd.grad(found.sum(), x)
+    found = found.detach()
+    assert bool(found.isfinite().all()) and float(found[1]) == 0.0 and float(found[2]) == pytest.approx(2.0)
+    assert float(slope[:4].sum()) == pytest.approx(1.0) and float(slope[4]) == pytest.approx(1.0)
+    raised = [math.exp(power * (v - 300.0)) for v in (-300.0, 0.0, 1.0, 300.0)]
+    assert slope[:4].tolist() == pytest.approx([r / sum(raised) for r in raised])
+
+
+def test_feedback_of_equal_and_of_no_rewards():
+    assert feedback(column()) == (0.0, 0.0)
+    mean, signal = feedback(column(0.3, 0.3))
+    assert mean == pytest.approx(0.3) and math.tanh(signal) == pytest.approx(1.0)
+    worse = grow_forest([("a", 1, {"reward": -1.0}), ("a", 1, {"reward": 0.0})])
+    power, clip = PowerMean().adapted(worse)
+    assert power == pytest.approx(math.exp(0.4)) and clip.clip_high == 0.2
+
+
+ROW = st.lists(
+    st.fixed_dictionaries(
+        {
+            "lp": st.floats(-3, -0.01),
+            "below": st.floats(-3, -0.01),
+            "credit": st.sampled_from([-1.5, 0.0, 0.4, 1.0]),
+            "weight": st.sampled_from([0.0, 0.5, 1.0]),
+            "trainable": st.booleans(),
+        }
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def by_hand(term, rows, rewards):
+    """Value, and the slope of every token's log-prob."""
+    mu = sum(rewards) / len(rewards)
+    sigma = math.sqrt(sum((r - mu) ** 2 for r in rewards) / len(rewards))
+    p = math.exp(-term.gamma * mu)
+    high = term.clip_min + (term.clip_max - term.clip_min) * max(0.0, math.tanh(mu / (sigma + 1e-6)))
+    n = sum(any(t["trainable"] for t in row) for row in rows)
+    loss, slopes = 0.0, []
+    for row in rows:
+        trained = [t for t in row if t["trainable"]]
+        moves = any(t["weight"] and t["credit"] for t in trained)
+        own = dict.fromkeys(range(len(row)), 0.0)
+        for sign in (1, -1) if moves else ():
+            side = [i for i, t in enumerate(row) if t["trainable"] and t["credit"] * sign > 0]
+            phi, free = {}, {}
+            for i in side:
+                rho, a = math.exp(row[i]["lp"] - row[i]["below"]), row[i]["credit"]
+                phi[i] = abs(min(rho * a, min(max(rho, 1 - term.clip_low), 1 + high) * a))
+                free[i] = rho <= 1 + high if sign > 0 else rho >= 1 - term.clip_low
+            if not side:
+                continue
+            mean = (sum(x**p for x in phi.values()) / len(side)) ** (1 / p)
+            part = len(side) / len(trained) / n
+            loss -= sign * part * mean
+            for i in side:
+                share = phi[i] ** p / sum(x**p for x in phi.values())
+                own[i] = -sign * part * mean * share * row[i]["weight"] if free[i] else 0.0
+        slopes += own.values()
+    return loss, slopes
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    rows=st.lists(ROW, min_size=1, max_size=4),
+    gamma=st.sampled_from([0.0, 0.8, 3.0]),
+    rewards=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=4, max_size=4),
+)
+def test_power_mean_equals_a_loop_with_its_gradient(rows, gamma, rewards):
+    rewards = rewards[: len(rows)]
+    forest = grow_forest(
+        [("a", len(row), {"trainable": [t["trainable"] for t in row], "reward": r})
+         for row, r in zip(rows, rewards, strict=True)]
+    )  # fmt: skip
+    c = {k: column(*(float(t[k]) for row in rows for t in row)) for k in ("lp", "below", "credit", "weight")}
+    logprob, term = c["lp"].clone().requires_grad_(), PowerMean(gamma)
+    value = term(forest, PolicyTokens(logprob, c["below"]), c["credit"], c["weight"], {}, 0)[0]
+    (slope,) = torch.autograd.grad(value, logprob, allow_unused=True)
+    wanted, slopes = by_hand(term, rows, rewards)
+    assert float(value.detach()) == pytest.approx(wanted, abs=1e-9)
+    assert (torch.zeros_like(logprob) if slope is None else slope).tolist() == pytest.approx(slopes, abs=1e-9)
+    active = term.active(forest, c["credit"], c["weight"])
+    blind = torch.where(active, c["lp"], torch.nan)
+    assert torch.equal(
+        term(forest, PolicyTokens(blind, c["below"]), c["credit"], c["weight"], {}, 0)[0], value.detach()
+    )
+
+
+def test_at_exponent_one_it_is_the_clipped_sequence_mean(toy):
+    forest = toy.forest.replace(outcome=column(1.0, 0.0))
+    term = PowerMean(gamma=0.0)
+    plain = PolicyGradient(surrogate=Clip(0.2, term.adapted(forest)[1].clip_high))
+    same = toy._replace(forest=forest)
+    for weight in (toy.weight, column(0.5, 0.5, 2.0, 2.0, 2.0)):
+        mine, theirs = same.loss(term, weight=weight), same.loss(plain, weight=weight)
+        assert mine[1] == pytest.approx(theirs[1])
+    assert same.loss(term)[0] == pytest.approx(same.loss(plain)[0])
+
+
+def test_unscored_and_uncompared_rewards_set_nothing_and_metrics_are_told(toy):
+    rows = [("a", 1, {"reward": r, "compared": c}) for r, c in ((1.0, True), (0.0, True), (9.0, False))]
+    assert PowerMean().adapted(grow_forest(rows)) == PowerMean().adapted(grow_forest(rows[:2]))
+    found = figures_of(PowerMean(), toy.forest, toy.policy(), toy.credit, toy.weight)
+    # ratios e^[.3 -.1 -.4 .2 .5]; all rewards 1: upper bound .4; of the negatives e^-.4 = .67 is below .8
+    assert found["clip_fraction"] == pytest.approx(1 / 5) and found["ratio_max"] == pytest.approx(math.exp(0.5))
+    assert found["on_policy"] == 0.0
+    still = figures_of(PowerMean(), toy.forest, toy.policy(), 0 * toy.credit, toy.weight)
+    assert still["clip_fraction"] == 0.0 and still["on_policy"] == 1.0
+
+
+def test_bad_options_and_what_it_does_not_have():
+    for wrong in ({"gamma": -1.0}, {"clip_low": 1.0}, {"clip_min": 0.5}):
+        with pytest.raises(ConfigError, match=r"^objective\."):
+            replace(PowerMean(), **wrong)
+    with pytest.raises(ConfigError, match="apmpo"):
+        gxpo.method("apmpo+gspo")
+    assert gxpo.method("apmpo").couples == "trajectory"

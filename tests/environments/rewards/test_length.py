@@ -1,0 +1,154 @@
+"""Length: a linear penalty, and correct answers that are worth more the shorter they are."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.environments.rewards.shapes import shape
+
+import gxpo
+from gxpo.algorithms.credit import group_relative
+from gxpo.base.errors import ConfigError
+from gxpo.environments.rewards.length import Length, linear_penalty, triangle
+from gxpo.environments.rewards.outcomes import length_relative
+from gxpo.forest.forest import Forest
+
+LengthRelative = shape("length_relative")
+
+ROWS = st.lists(
+    st.tuples(st.sampled_from("ab"), st.integers(1, 9), st.booleans(), st.booleans()), min_size=1, max_size=10
+)
+
+
+def grown(rows):
+    """(group, tokens, right, compared); right None: unscored."""
+    return Forest.from_records(
+        [
+            {"schema": "gxpo.rollouts/1", "group": g, "id": str(i), "prompt": [1], "turns": [{"action": [2] * n}],
+             "reward": None if right is None else float(right), "success": right, "compared": compared}
+            for i, (g, n, right, compared) in enumerate(rows)
+        ]
+    )  # fmt: skip
+
+
+def test_the_numbers_of_lc_r1():
+    # lengths 100 200 400 300, the last wrong; longest correct 400; the code gives all rows 1 - L / 400:
+    # .75 .5 0 .25, so here, less 1: -.25 -.5 -1 -.75. Rewards 2 2 2 1 and the mean alone: the same advantages
+    forest = grown([("g", n, right, True) for n, right in ((100, True), (200, True), (400, True), (300, False))])
+    value = Length(coef=1.0, scale="longest", of="all")(forest)["length"]
+    assert value.tolist() == pytest.approx([-0.25, -0.5, -1, -0.75])
+    total = torch.tensor([2.0, 2, 2, 1]) + value
+    credit = group_relative(total, torch.zeros(4).long(), scale="none")
+    assert credit.tolist() == pytest.approx([0.625, 0.375, -0.125, -0.875])
+    paper = Length(coef=1.0, scale="longest")(forest)["length"]
+    assert paper.tolist() == pytest.approx([-0.25, -0.5, -1, 0])
+
+
+def test_linear_in_length_up_to_the_limit():
+    # 3 of 12 tokens at coef .5: -.125; the wrong answer loses nothing unless all do
+    forest = grown([("g", 3, True, True), ("g", 12, True, True), ("g", 6, False, True)])
+    assert Length(max_length=12)(forest)["length"].tolist() == pytest.approx([-0.125, -0.5, 0])
+    assert Length(of="all", max_length=12)(forest)["length"].tolist() == pytest.approx([-0.125, -0.5, -0.25])
+    assert linear_penalty(torch.tensor([5]), 10.0).dtype == torch.float64
+
+
+def test_the_triangle_of_the_length_curriculum():
+    # at budget 125.44: 100 / 125.44, 1 - 74.56 / 125.44, 0; B 256 with width 256: .5 1 .5 0
+    assert triangle(torch.tensor([100, 200, 300]), 125.44).tolist() == pytest.approx([0.797194, 0.405612, 0], abs=1e-6)
+    assert triangle(torch.tensor([128, 256, 384, 600]), 256.0, 256.0).tolist() == [0.5, 1, 0.5, 0]
+    m = gxpo.method("length_curriculum").fill(max_length=600, total_steps=600)
+    forest = grown([("g", 100, True, True), ("g", 200, False, True)])
+    for step, first in ((1, 100 / 256), (301, 0.797194)):
+        m.at(step)
+        assert float(m.shaped(forest).outcome[0]) == pytest.approx(1 + 0.5 * first, abs=1e-6)
+    assert float(m.shaped(forest).outcome[1]) == pytest.approx(0.5 * 0.405612, abs=1e-6)  # wrong ones are paid, too
+
+
+def test_below_the_budget_longer_is_better():
+    # right short .72, right at L .9, wrong at L .3, wrong short .12: mean .51, std .360555
+    credit = group_relative(torch.tensor([0.72, 0.9, 0.3, 0.12]), torch.zeros(4).long())
+    assert credit.tolist() == pytest.approx([0.580651, 1.078352, -0.580651, -1.078352], abs=1e-4)
+
+
+def test_the_numbers_of_conciser():
+    # L_max 3072, lengths 500 1000 3000: 1.837240 1.674479 1.023438 less the 1 that is the same for all
+    part = gxpo.method("conciser").fill(max_length=3072)
+    rows = [("g", 500, True, True), ("g", 1000, True, True), ("g", 3000, True, True)]
+    assert part.shaped(grown(rows)).outcome.tolist() == pytest.approx([0.837240, 0.674479, 0.023438], abs=1e-6)
+    rows[2] = ("g", 3000, False, True)
+    assert part.shaped(grown(rows)).outcome.tolist() == [1, 1, 0]
+    rows[2] = ("g", 3000, False, False)  # not compared: the others are all right
+    assert part.shaped(grown(rows)).outcome.tolist() == pytest.approx([0.837240, 0.674479, 0], abs=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(ROWS, st.sampled_from(["limit", "longest"]), st.sampled_from(["correct", "all"]))
+def test_it_equals_a_loop(rows, scale, of):
+    forest, expected = grown(rows), []
+    for g, n, right, _ in rows:
+        longest = max((m for h, m, r, c in rows if h == g and r and c), default=0)
+        over = 10 if scale == "limit" else longest
+        loses = (right or of == "all") and over > 0
+        expected.append(-0.7 * n / over if loses else 0.0)
+    found = Length(coef=0.7, scale=scale, of=of, max_length=10)(forest)["length"]
+    assert found.tolist() == pytest.approx(expected)
+    assert bool((found <= 0).all())
+
+
+def test_all_wrong_groups_keep_no_contrast_and_wrong_settings_are_refused():
+    wrong = grown([("g", 3, False, True), ("g", 9, False, True)])
+    assert not Length(max_length=9)(wrong)["length"].any()
+    assert not Length(scale="longest", of="all")(wrong)["length"].any()
+    with pytest.raises(ConfigError, match="max_length is not set"):
+        Length()(wrong)
+    unknown = Forest.from_completions([[1]], [[[2]]], rewards=[[1.0]])
+    for part in (Length(max_length=3), LengthRelative()):
+        with pytest.raises(ConfigError, match="needs verdicts"):
+            part(unknown)
+    assert Length(of="all", max_length=1)(unknown)["length"].tolist() == [-0.5]
+    for settings_ in ({"coef": -1.0}, {"max_length": 0}):
+        with pytest.raises(ConfigError, match="length"):
+            Length(**settings_)
+
+
+def test_grpo_leads_card():
+    # correct lengths 100 200 300: mean 200, population std sqrt(20000 / 3) = 81.649658; z = -+1.224745
+    # exp(.05 * 1.224745) = 1.063151, exp(-.05 * 1.224745) = .940600, wrong -1; with one degree of freedom z = -+1
+    forest = grown([("g", 100, True, True), ("g", 200, True, True), ("g", 300, True, True), ("g", 150, False, True)])
+    assert LengthRelative(ddof=0)(forest).tolist() == pytest.approx([1.063151, 1, 0.940600, -1], abs=1e-6)
+    assert LengthRelative()(forest).tolist() == pytest.approx([1.051271, 1, 0.951229, -1], abs=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(ROWS)
+def test_the_shaped_outcome_equals_a_loop(rows):
+    expected = []
+    for g, n, right, _ in rows:
+        peers = [m for h, m, r, c in rows if h == g and r and c]
+        mean = sum(peers) / len(peers) if peers else 0.0
+        std = math.sqrt(sum((m - mean) ** 2 for m in peers) / (len(peers) - 1)) if len(peers) > 1 else 0.0
+        z = (n - mean) / (std + 1e-6) if std > 0 else 0.0
+        expected.append(math.exp(-0.05 * z) if right else -1.0)
+    assert LengthRelative()(grown(rows)).tolist() == pytest.approx(expected, rel=1e-9)
+
+
+def test_one_correct_answer_has_one_and_equal_lengths_too_and_unscored_stay_unscored():
+    forest = grown([("a", 7, True, True), ("a", 3, False, True), ("b", 4, True, True), ("b", 4, True, True),
+                    ("b", 2, None, True)])  # fmt: skip
+    value = LengthRelative()(forest)
+    assert value[:4].tolist() == [1, -1, 1, 1] and value[4].isnan()
+
+
+def test_shorter_is_better_among_correct_answers():
+    length, correct = torch.arange(1, 20), torch.ones(19, dtype=torch.bool)
+    value = length_relative(correct, length, torch.zeros(19).long(), correct, dict)
+    assert bool((value.diff() < 0).all())
+
+
+def test_the_parts_by_their_names():
+    m = gxpo.method("grpo", {"reward.add.length.coef": 0.2}).fill(max_length=10, horizon=10.0)
+    assert m.rewards["length"] == Length(0.2, max_length=10)

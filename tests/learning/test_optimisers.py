@@ -1,0 +1,154 @@
+"""Optimisers other than AdamW: reference numbers in float64, their bounds, checkpoints, refusals."""
+
+import math
+
+import pytest
+import torch
+from tests.learning.llamas import clean_llama
+from torch import nn
+
+from gxpo.base.errors import CheckpointError, ConfigError, ModelError
+from gxpo.learning.optimiser import Optimiser
+from gxpo.learning.optimiser_kinds import KINDS, SignMomentum, betas_of
+from gxpo.learning.torch import TorchLearner
+from gxpo.training import config
+from gxpo.training.preflight import check_settings
+
+
+def one(value, kind, **settings):
+    """An optimiser of one float64 matrix [1, n]."""
+    p = nn.Parameter(torch.tensor([value], dtype=torch.float64))
+    return p, Optimiser({"w": p}, kind=kind, max_grad_norm=None, **settings)
+
+
+def step(p, optimiser, gradient):
+    p.grad = torch.tensor([gradient], dtype=torch.float64)
+    optimiser.step()
+    return p.detach()[0].tolist()
+
+
+def test_lion_by_hand():
+    """b1 .9, b2 .99, lr .1, w .5. Step 1: m 0, c = .1 g, sign (1, -1): x = .95 (2, 1) - .1 (1, -1) = (1.8, 1.05), m =
+    .01 (1, -4). Step 2, g (-.05, 0): c = .9 m + .1 g = (.004, -.036): x = .95 (1.8, 1.05) - .1 (1, -1)."""
+    p, optimiser = one([2.0, 1.0], "lion", lr=0.1, weight_decay=0.5)
+    assert step(p, optimiser, [1.0, -4.0]) == pytest.approx([1.8, 1.05], abs=1e-12)
+    assert step(p, optimiser, [-0.05, 0.0]) == pytest.approx([1.61, 1.0975], abs=1e-12)
+
+
+def test_signum_by_hand():
+    """b .9, lr .1. m = .1 (1, -4) = (.1, -.4), then .9 m + .1 (-2, 1) = (-.11, -.26)."""
+    p, optimiser = one([0.0, 0.0], "signum", lr=0.1)
+    assert step(p, optimiser, [1.0, -4.0]) == pytest.approx([-0.1, 0.1], abs=1e-12)
+    assert step(p, optimiser, [-2.0, 1.0]) == pytest.approx([0.0, 0.2], abs=1e-12)
+
+
+def test_sgd_by_hand():
+    """No momentum by default; with b .9 the buffer is g, then .9 g + g."""
+    p, optimiser = one([1.0], "sgd", lr=0.5)
+    assert step(p, optimiser, [1.0]) == pytest.approx([0.5], abs=1e-12)
+    p, optimiser = one([1.0], "sgd", lr=0.1, betas=(0.9, 0.0))
+    assert step(p, optimiser, [1.0]) == pytest.approx([0.9], abs=1e-12)
+    assert step(p, optimiser, [1.0]) == pytest.approx([0.71], abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["lion", "signum"])
+def test_a_coordinate_never_leaves_one_over_the_decay(kind):
+    generator = torch.Generator().manual_seed(0)
+    p = nn.Parameter(torch.rand(4, 5, generator=generator, dtype=torch.float64) * 4 - 2)  # within 1 / .5
+    optimiser = Optimiser({"w": p}, kind=kind, lr=0.3, weight_decay=0.5, max_grad_norm=None)
+    for _ in range(200):
+        p.grad = torch.randn(4, 5, generator=generator, dtype=torch.float64) + 0.5
+        optimiser.step()
+        assert float(p.detach().abs().max()) <= 2.0 + 1e-12
+
+
+def test_the_scale_of_the_gradient_does_not_matter_to_signs():
+    found = []
+    for scale in (1.0, 1e-6):
+        p, optimiser = one([0.3, -0.2], "lion", lr=0.1)
+        for g in ([0.1, -0.4], [-0.3, 0.2], [0.2, 0.2]):
+            moved = step(p, optimiser, [scale * x for x in g])
+        found.append(moved)
+    assert found[0] == pytest.approx(found[1], abs=1e-12)
+
+
+def test_muon_makes_steps_of_hidden_matrices_orthogonal():
+    """The step of a hidden matrix [6, 4] divided by lr .2 sqrt(6) has singular values about 1; AdamW moves the rest."""
+    torch.manual_seed(0)
+    named = {"layers.0.w": nn.Parameter(torch.zeros(6, 4)), "embed.weight": nn.Parameter(torch.zeros(6, 4))}
+    optimiser = Optimiser(named, kind="muon", lr=0.1, max_grad_norm=None, apart=("embed.",))
+    for p in named.values():
+        p.grad = torch.randn(6, 4) @ torch.diag(torch.tensor([10.0, 3.0, 1.0, 0.3]))
+    sign = named["embed.weight"].grad.sign()
+    optimiser.step()
+    values = torch.linalg.svdvals(named["layers.0.w"].detach() / (0.1 * 0.2 * math.sqrt(6)))
+    assert float(values.min()) > 0.6 and float(values.max()) < 1.3
+    assert torch.allclose(named["embed.weight"].detach(), -0.1 * sign, atol=1e-5)
+
+
+def test_muon_leaves_embeddings_and_head_to_adamw():
+    learner = TorchLearner(clean_llama(), lr=1e-3, optimiser="muon", value_heads=("value",))
+    kinds = {name: kind for name, kind in learner.optimiser._kinds.items() if learner.optimiser.named[name].dim() == 2}
+    apart = {name for name, kind in kinds.items() if kind == "adamw"}
+    assert {name.split(".")[-2] for name in apart} <= {"embed_tokens", "lm_head", "value_head"} and apart
+    assert sum(kind == "muon" for kind in kinds.values()) == len(kinds) - len(apart) > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_steps_and_two_more_are_four(kind):
+    def fresh():
+        torch.manual_seed(1)
+        named = {"a.w": nn.Parameter(torch.randn(4, 3)), "b": nn.Parameter(torch.randn(3))}
+        return named, Optimiser(named, kind=kind, lr=1e-2, weight_decay=0.1)
+
+    def run(named, optimiser, gradients):
+        for g in gradients:
+            for name, p in named.items():
+                p.grad = g[name].clone()
+            optimiser.step()
+
+    torch.manual_seed(2)
+    gradients = [{"a.w": torch.randn(4, 3), "b": torch.randn(3)} for _ in range(4)]
+    whole, calm = fresh()
+    run(whole, calm, gradients)
+    first, begun = fresh()
+    run(first, begun, gradients[:2])
+    saved = begun.tensors()
+    assert saved.keys() == begun.expected(2).keys()
+    second, resumed = fresh()
+    resumed.load_tensors(saved, 2)
+    run(second, resumed, gradients[2:])
+    assert all(torch.equal(whole[name], second[name]) for name in whole)
+
+
+def test_another_optimisers_state_is_refused():
+    _, lion = one([1.0], "lion", lr=0.1)
+    p, adamw = one([1.0], "adamw", lr=0.1)
+    step(p, adamw, [1.0])
+    with pytest.raises(CheckpointError, match="exp_avg_sq"):
+        lion.load_tensors(adamw.tensors(), 1)
+
+
+def test_betas_are_the_optimisers_own_unless_stated():
+    assert betas_of("lion", None) == (0.9, 0.99) and betas_of("adamw", None) == (0.9, 0.999)
+    assert betas_of("lion", [0.5, 0.6]) == (0.5, 0.6)
+    assert SignMomentum([{"params": [nn.Parameter(torch.ones(1))]}], lr=1.0, betas=(0.1, 0.2)).defaults["lr"] == 1.0
+    with pytest.raises(ConfigError, match="adamw, sgd"):
+        betas_of("adam", None)
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (["learner.optimiser=muon", "learner.lora_rank=4"], "LoRA"),
+        (["learner.optimiser=muon", "model=flow", "method=flow_grpo"], "model flow"),
+        (["learner.optimiser=lion", "learner.states=bfloat16", "learner.dtype=bfloat16"], "float32 states"),
+        (["learner.optimiser=lion", "cluster.backend=verl"], "AdamW"),
+        (["learner.optimiser=lion", "cluster.backend=tinker"], "AdamW"),
+        (["learner.optimiser=muon", "cluster.backend=fsdp"], "muon"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(sets, said):
+    resolved = config.load(None, sets)
+    with pytest.raises((ConfigError, ModelError), match=said):
+        check_settings(resolved.settings, resolved.method)

@@ -1,0 +1,135 @@
+"""Every part of scripts/gpu.py at toy size on the CPU, so that a GPU's minutes are not spent on its mistakes."""
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    sys.path.insert(0, str(SCRIPTS))
+    spec = importlib.util.spec_from_file_location("gpu", SCRIPTS / "gpu.py")
+    module = sys.modules["gpu"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["gpu"]
+
+
+def rows(path):
+    return {row["name"]: row for row in map(json.loads, path.read_text().splitlines())}
+
+
+@pytest.mark.thorough
+def test_each_part_writes_its_figures(gpu, tmp_path):
+    out = tmp_path / "gpu.jsonl"
+    assert gpu.main(["tests", "--device", "cpu", "--toy", "--out", str(out)]) == 0
+    assert all(row["passed"] for row in rows(out).values()) and len(rows(out)) == 2
+
+    assert gpu.main(["learn", "--device", "cpu", "--toy", "--out", str(out)]) == 0
+    assert rows(out)["learn:resume"]["equal_bits"] and rows(out)["learn:frozenlake_gigpo"]["steps"] == 2
+
+    assert gpu.main(["numerics", "--device", "cpu", "--toy", "--out", str(out)]) == 0
+    found = rows(out)
+    for method in ("grpo", "dr_grpo", "gspo", "cispo", "gvpo"):
+        row = found[f"numerics:gradient/toy/{method}/float32"]
+        assert row["gradient_norm"] > 0 and row["gradient_relative_difference"] < 1e-6
+        assert 0.9 < found[f"numerics:gradient/toy/{method}/bfloat16"]["gradient_cosine"] < 1
+    assert found["numerics:sampler_gap/toy/packed/float32"]["largest_nats"] < 1e-4
+
+    assert gpu.main(["speed", "--device", "cpu", "--toy", "--out", str(out)]) == 0
+    packed, flat = (rows(out)[f"speed:update/toy/8x8/{layout}"] for layout in ("packed", "flat"))
+    assert packed["tokens_forward"] == 2 + 8 * 7 and flat["tokens_forward"] == 8 * (2 + 7)
+    assert rows(out)["speed:sample/toy/8x8"]["tokens_per_s"] > 0
+
+    gpu.main(["peer", "--device", "cpu", "--toy", "--out", str(out)])  # TRL may be missing: then its figure is an error
+    assert rows(out)["peer:gxpo/toy/16x8"]["steps"] == 3
+    other = rows(out)["peer:trl/toy/16x8"]
+    assert other.get("steps") == 3 or "No module named" in other["error"]
+
+
+@pytest.mark.thorough
+def test_parts_of_scale_write_their_figures(gpu, tmp_path, capfd):
+    out = tmp_path / "gpu.jsonl"
+    for part in ("trees", "lora", "vllm", "kill"):
+        assert gpu.main([part, "--device", "cpu", "--toy", "--out", str(out)]) == 0
+    found = rows(out)
+    assert found["trees:gradient/toy/flex"]["logprob_largest_nats"] < 1e-5
+    assert found["trees:gradient/toy/dense"]["gradient_relative_difference"] < 1e-5
+    assert found["trees:update/toy/4x16on8/dense"]["tokens_forward"] == 8 + 4 * 15
+    assert found["trees:update/toy/4x16on8/flat"]["tokens_forward"] == 4 * (8 + 15)
+    assert [found[f"trees:row/toy/64/{way}"]["backward"] for way in ("flex", "dense")] == [False, True]
+    # rank 16 on 7 maps of 2 layers: q, o 32 + 32, k, v 32 + 16, gate, up, down 32 + 48, in float32
+    assert found["lora:toy"]["adapter_bytes"] == 4 * 16 * 2 * (2 * 64 + 2 * 48 + 3 * 80)
+    assert found["vllm:toy"]["gap_largest_nats"] < 1e-4 and found["vllm:toy"]["gap_tokens"] == 16 * 4
+    assert found["kill:resume"]["equal_weights"] and found["kill:resume"]["steps"] == 12
+    assert "trees: varlen skipped" in capfd.readouterr().out
+
+    before = out.read_text()
+    assert gpu.main(["trees", "--device", "cpu", "--toy", "--out", str(out)]) == 0
+    assert out.read_text() == before
+
+
+@pytest.mark.thorough
+def test_parts_of_engines_write_their_figures(gpu, tmp_path, capfd, monkeypatch):
+    out = tmp_path / "gpu.jsonl"
+    for part in ("fsdp", "staleness"):
+        assert gpu.main([part, "--device", "cpu", "--toy", "--out", str(out)]) == 0
+    found = rows(out)
+    assert found["fsdp:toy"]["gradient_relative_difference"] < 1e-5 and found["fsdp:toy"]["action_tokens"] == 64
+    assert (found["fsdp:toy"]["backend"], found["fsdp:toy"]["ranks"]) == ("gloo", 1)
+    assert found["fsdp:toy"]["overhead"] > -1
+    calm, old = (found[f"staleness:tiny:cold/6/{age}"] for age in (0, 2))
+    assert calm["steps"] == old["steps"] == 6
+    assert calm["staleness_mean"] == 0 and old["staleness_mean"] == (0 + 1 + 2 + 2 + 2 + 2) / 6
+    assert old["mismatch_kl"] > 0
+
+    python = os.environ.get("GXPO_VERL_PYTHON")
+    assert gpu.main(["verl", "--device", "cpu", "--toy", "--out", str(out)]) == 0
+    if python is None:
+        assert "verl: skipped: " in capfd.readouterr().out
+        return
+    whole, half = (rows(out)[f"verl:toy/{dtype}"] for dtype in ("float32", "bfloat16"))
+    assert whole["gradient_of_grpo"] < 1e-5 < half["gradient_of_grpo"] < 0.1
+    assert half["probe_scale"] < 0.25  # the bound of a run in bfloat16
+    assert whole["pull_over_forward"] > 0 and whole["tokens"] == 48
+
+
+def test_verl_is_looked_for_where_it_is_said_to_be(gpu, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("GXPO_VERL_PYTHON", "false")
+    assert gpu.main(["verl", "--device", "cpu", "--toy", "--out", str(tmp_path / "f.jsonl")]) == 0
+    assert "verl: skipped: false has no verl" in capsys.readouterr().out
+    assert not (tmp_path / "f.jsonl").exists()
+
+
+def test_a_figure_is_measured_once_and_an_error_again(gpu, tmp_path):
+    figures = gpu.Figures(tmp_path / "f.jsonl", "cpu", True, float("inf"))
+    calls = []
+
+    def fails():
+        calls.append("fails")
+        raise RuntimeError("no such kernel")
+
+    def works():
+        calls.append("works")
+        return {"x": 1}
+
+    figures.take("a", fails)
+    figures.take("b", works)
+    again = gpu.Figures(tmp_path / "f.jsonl", "cpu", True, float("inf"))
+    again.take("a", works)
+    again.take("b", works)
+    assert calls == ["fails", "works", "works"]
+    assert rows(tmp_path / "f.jsonl")["a"]["x"] == 1
+    assert list(gpu.failures(tmp_path / "f.jsonl")) == ["a"]
+
+
+def test_nothing_is_begun_after_the_last_minute(gpu, tmp_path):
+    out = tmp_path / "f.jsonl"
+    assert gpu.main(["speed", "--device", "cpu", "--toy", "--minutes", "0", "--out", str(out)]) == 3
+    assert not out.exists()

@@ -1,0 +1,72 @@
+"""The learner's weights as the process of vLLM reads them."""
+
+import copy
+import sys
+
+import pytest
+import torch
+from tests.sampling.engines.letters import llama
+
+from gxpo.learning.lora import LoraSettings, merged, with_lora
+from gxpo.sampling.engines.in_vllm.gxpo_vllm import checksum, decode, encode
+from gxpo.sampling.engines.vllm_weights import SharedWeights, weights_of
+
+
+def test_a_tied_head_is_sent_once():
+    tied, apart = llama(tie_word_embeddings=True), llama()
+    assert "lm_head.weight" not in dict(weights_of(tied)) and "lm_head.weight" in dict(weights_of(apart))
+    assert {n for n, _ in weights_of(tied)} == {n for n, _ in tied.named_parameters()}
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "embed_tokens")])
+def test_adapters_are_added_as_peft_merges_them(targets):
+    model = with_lora(llama(), LoraSettings(rank=3, targets=targets))
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_" in name:
+                p.normal_(std=0.3)
+    found = {name: x.clone() for name, x in weights_of(model)}
+    plain = dict(merged(copy.deepcopy(model)).named_parameters())
+    assert found.keys() == plain.keys()
+    assert all(torch.allclose(found[name], plain[name], atol=1e-6) for name in plain)
+    assert not torch.equal(found["model.layers.0.self_attn.q_proj.weight"],
+                           llama().model.layers[0].self_attn.q_proj.weight)  # fmt: skip
+    with model.disable_adapter():
+        assert all(torch.equal(x, dict(llama().named_parameters())[name]) for name, x in weights_of(model))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_file_holds_every_tensor_and_loses_its_name(dtype):
+    model, shared = llama().to(dtype), SharedWeights()
+    header, sums = shared.write(model)
+    assert shared.path is not None
+    raw = shared.path.read_bytes()
+    for (name, kind, shape, start, size), p in zip(header["tensors"], model.state_dict().values(), strict=True):
+        own = p.view(-1).view(torch.uint8).numpy().tobytes()
+        assert raw[start : start + size] == own and start % 64 == 0 and list(p.shape) == shape
+        assert getattr(torch, kind) == dtype
+        whole = len(own) // 8 * 8
+        words = [int.from_bytes(own[i : i + 8], "little") for i in range(0, whole, 8)]
+        assert sums[name] == (sum(words) + sum(own[whole:])) % 2**64
+    shared.unlink()
+    again, _ = shared.write(model)
+    assert again["path"] is None and shared.path is None  # the memory stays; nobody has to open it again
+
+
+def test_a_checksum_tells_a_single_bit():
+    x = torch.randn(7, 5)
+    y = x.clone()
+    y.view(torch.int32)[3, 2] ^= 1
+    assert checksum(x) == checksum(x.clone()) == checksum(x.t().contiguous().t()) != checksum(y)
+    assert checksum(torch.zeros(0)) == 0
+
+
+def test_messages_come_back_as_they_were():
+    import array
+
+    raw = {"a": ("int32", array.array("i", [1, -2, 3]).tobytes()), "none": ("float32", b""),
+           "b": ("int64", array.array("q", [2**62]).tobytes())}  # fmt: skip
+    header, found = decode(encode({"do": "sample", "words": "été"}, raw))
+    assert (header["do"], header["words"]) == ("sample", "été")
+    assert {n: x.tolist() for n, x in found.items()} == {"a": [1, -2, 3], "none": [], "b": [2**62]}
+    assert sys.byteorder == "little"

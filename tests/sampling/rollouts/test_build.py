@@ -1,0 +1,49 @@
+"""What all rollouts share: requests of several lengths, and actions made of pieces."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from tests.sampling.rollouts.tree_session import TreeSession
+
+from gxpo.base.errors import ConfigError
+from gxpo.parts.protocols import Completion, Request, StreamKey
+from gxpo.sampling.rollouts.build import action, dotted, group_of, keyed, sample_within, stream
+from gxpo.sampling.rollouts.tree import Tree
+
+
+def test_requests_of_one_length_are_sampled_together_and_come_back_in_order():
+    session = TreeSession(end=-99.0)  # nothing ends by itself
+    requests = [Request((7, i), (stream(session, "a", i),)) for i in range(4)]
+    found = sample_within(session, requests, [3, 5, 3, 1])
+    assert [len(completion.tokens) for (completion,) in found] == [3, 5, 3, 1]
+    assert sorted((sampling.max_new_tokens, len(own)) for sampling, own in session.calls) == [(1, 1), (3, 2), (5, 1)]
+    # what is sampled depends on the request alone
+    alone = [sample_within(session, [r], [room])[0] for r, room in zip(requests, [3, 5, 3, 1], strict=True)]
+    assert found == alone
+
+
+def test_an_action_of_pieces_has_their_tokens_and_ends_as_the_last_one_did():
+    given = Completion([4, 5], [math.nan, math.nan], "stop")
+    sampled = Completion([6], [-0.5], "length", np.array([[6, 2, 9]]), policy_version=3)
+    turn = action(given, sampled)
+    assert (turn["action"], turn["logprob"]) == ([4, 5, 6], [None, None, -0.5])
+    assert (turn["finish"], turn["policy_version"]) == ("length", 3)
+    # a token that nobody sampled has itself for a support
+    assert turn["extras"]["support"].tolist() == [[4, -1, -1], [5, -1, -1], [6, 2, 9]]
+    assert action(given)["extras"] == {}
+
+
+def test_names_of_groups_attempts_and_decisions():
+    session = TreeSession(step=3)
+    assert group_of(session, "a#1") == "s3/a#1"
+    assert stream(session, "a", 2, (0, 1), 4) == StreamKey(5, 3, "a", 2, (0, 1), 4)
+    assert dotted(stream(session, "a", 2, (0, 1))) == "2.0.1"
+    assert keyed(session, "a", 1).random() == keyed(session, "a", 1).random() != keyed(session, "a", 2).random()
+
+
+def test_options_are_refused_under_the_keys_of_configurations():
+    with pytest.raises(ConfigError, match=r"^rollout\.trees is 0; it is 1 or more$"):
+        Tree(trees=0)

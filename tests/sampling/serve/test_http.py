@@ -1,0 +1,210 @@
+"""The endpoint over HTTP: shapes of replies, server-sent events, errors, keys; what is written down of each call."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from tests.sampling.serve.agent_session import ADD, CALL, END, HTTP, TOKENIZER, ask, post, session, user
+
+from gxpo.parts.protocols import StreamKey
+from gxpo.sampling.rollouts.build import action
+from gxpo.sampling.serve.history import History
+from gxpo.sampling.serve.http import Server
+from gxpo.sampling.serve.queue import Attempt, CallQueue
+from gxpo.sampling.serve.respond import respond
+
+
+@contextmanager
+def serving(say, **given):
+    """The base URL, and the one attempt, under the key "sk-1"."""
+    hosts = given.pop("hosts", frozenset())
+    made = session(say, **given)
+    queue = CallQueue(patience=0.0, most_calls=10_000)
+    history = History(made.chat, TOKENIZER, limit=made.episode.max_context)
+    attempt = Attempt("sk-1", 0, "one/0", StreamKey(0, 1, "one", 0), history)
+    queue.open(attempt)
+    server, over = Server(queue, made.decode, hosts=hosts), threading.Event()
+
+    def answer() -> None:
+        while not over.is_set():
+            respond(queue, queue.take(time.monotonic() + 0.05), made, action)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        yield server.base_url, attempt, made.engine
+    finally:
+        over.set()
+        thread.join()
+        server.close()
+
+
+def ids(text):
+    return TOKENIZER(text, add_special_tokens=False).input_ids
+
+
+def test_a_chat_completion():
+    with serving(lambda read, key: "four words and more") as (url, attempt, engine):
+        body = post(url, "sk-1", messages=[user("hi")], logprobs=True, return_token_ids=True, model="gpt-x").json()
+    said = [*ids("four words and more"), END]
+    prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert TOKENIZER.decode(body["prompt_token_ids"]).endswith(prompt)
+    (choice,) = body["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "four words and more"}
+    assert choice["finish_reason"] == "stop" and choice["token_ids"] == said
+    assert [row["logprob"] for row in choice["logprobs"]["content"]] == [-(k + 1) / 8 for k in range(len(said))]
+    assert body["usage"]["completion_tokens"] == len(said) and body["usage"]["prompt_tokens"] == len(
+        engine.requests[0].prompt
+    )
+    assert body["model"] == "gpt-x" and body["object"] == "chat.completion" and body["system_fingerprint"] == "policy-3"
+    (turn,) = attempt.history.turns()
+    assert turn["context"] == body["prompt_token_ids"] and turn["action"] == said and turn["policy_version"] == 3
+
+
+def test_calls_of_tools_are_read_by_the_chat_format():
+    with serving(lambda read, key: f"I add.\n{CALL}") as (url, _, _):
+        answer = post(url, "sk-1", messages=[user("1+1?")], tools=[ADD], tool_choice="required").json()["choices"][0]
+        plain = ask(url, "sk-1", [user("1+1?")], tools=[ADD], tool_choice="none")
+    assert answer["finish_reason"] == "tool_calls" and answer["message"]["content"].strip() == "I add."
+    (call,) = answer["message"]["tool_calls"]
+    assert call["type"] == "function" and call["function"] == {"name": "add", "arguments": '{"a": 1, "b": 1}'}
+    assert "tool_calls" not in plain and "<tool_call>" in plain["content"]
+
+
+def test_a_call_that_cant_be_read_is_text():
+    with serving(lambda read, key: "<tool_call>\n{add(1)}\n</tool_call>") as (url, _, _):
+        answer = ask(url, "sk-1", [user("1+1?")], tools=[ADD])
+    assert "tool_calls" not in answer and "{add(1)}" in answer["content"]
+
+
+def test_server_sent_events():
+    with serving(lambda read, key: CALL if "tool" in read else "hello") as (url, _, _):
+        body = {"messages": [user("hi")], "stream": True, "stream_options": {"include_usage": True}, "n": 2}
+        plain = post(url, "sk-1", **body)
+        called = post(url, "sk-1", messages=[user("a tool")], tools=[ADD], stream=True)
+    assert plain.headers["content-type"].startswith("text/event-stream")
+    *chunks, last = [line.removeprefix("data: ") for line in plain.text.split("\n\n") if line]
+    assert last == "[DONE]"
+    rows = [json.loads(c) for c in chunks]
+    for index in (0, 1):
+        own = [r["choices"][0] for r in rows if r["choices"] and r["choices"][0]["index"] == index]
+        assert "".join(c["delta"].get("content") or "" for c in own) == "hello"
+        assert own[0]["delta"]["role"] == "assistant" and own[-1]["finish_reason"] == "stop"
+    assert rows[-1]["choices"] == [] and rows[-1]["usage"]["completion_tokens"] == 2 * len([*ids("hello"), END])
+    deltas = [json.loads(x[6:])["choices"][0]["delta"] for x in called.text.split("\n\n")[:-2]]
+    assert [c["index"] for d in deltas for c in d.get("tool_calls", [])] == [0]
+
+
+def test_completions_go_on_from_ids_and_stop_where_they_are_told_to():
+    says = iter(["think; act", "done"])
+    with serving(lambda read, key: next(says)) as (url, attempt, engine):
+        first = post(url, "sk-1", "/completions", prompt="Q: hi\n", stop=";", logprobs=1).json()["choices"][0]
+        post(url, "sk-1", "/completions", prompt=f"Q: hi\n{first['text']}; seen\n")
+    assert first["text"] == "think" and first["finish_reason"] == "stop"
+    assert len(first["logprobs"]["tokens"]) == len(first["logprobs"]["token_logprobs"])
+    begun, went_on = attempt.history.turns()
+    # the ids that were sampled are read again as they were, with what was cut off; the stop text is not there twice
+    assert went_on["observation"] == ids(" seen\n")
+    assert engine.requests[1].prompt == (*begun["context"], *begun["action"], *went_on["observation"])
+
+
+def test_completions_of_token_ids_and_of_several_prompts():
+    with serving(lambda read, key: "x") as (url, attempt, engine):
+        body = post(url, "sk-1", "/completions", prompt=[[5, 6, 7], [5, 6]], n=2).json()
+    assert [c["index"] for c in body["choices"]] == [0, 1, 2, 3]
+    assert [r.prompt for r in engine.requests] == [(5, 6, 7), (5, 6)]
+    assert [t["context"] for t in attempt.history.turns()] == [[5, 6, 7], [5, 6, 7], [5, 6], [5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({}, "messages", "missing_required_parameter"),
+        ({"messages": []}, "messages", None),
+        ({"messages": [{"role": "judge", "content": "x"}]}, "messages[0]", None),
+        ({"messages": [user("x")], "frequency_penalty": 0.5}, "frequency_penalty", "unsupported_parameter"),
+        ({"messages": [user("x")], "logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
+        (
+            {"messages": [user("x")], "response_format": {"type": "json_object"}},
+            "response_format",
+            "unsupported_parameter",
+        ),
+        ({"messages": [user("x")], "temprature": 1}, "temprature", "unknown_parameter"),
+        ({"messages": [user("x")], "n": 0}, "n", None),
+        ({"messages": [user("x")], "max_tokens": "many"}, "max_tokens", None),
+        ({"messages": [user("x")], "tools": [{"type": "function"}]}, "tools", None),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0]", None),
+    ],
+)
+def test_what_is_refused(body, param, code):
+    with serving(lambda read, key: "x") as (url, attempt, engine):
+        answer = post(url, "sk-1", **body)
+        assert answer.status_code == 400 and engine.batches == []
+        error = answer.json()["error"]
+        assert (error["param"], error["code"], error["type"]) == (param, code, "invalid_request_error")
+        assert ask(url, "sk-1", [user("x")])["content"] == "x" and attempt.calls == 1  # a refusal costs no reply
+
+
+def test_neutral_and_meaningless_parameters_are_taken():
+    with serving(lambda read, key: "x") as (url, attempt, _engine):
+        body = {"presence_penalty": 0, "user": "me", "seed": 3, "response_format": {"type": "text"}, "stop": None}
+        assert ask(url, "sk-1", [user("x")], temperature=0.2, top_p=0.5, **body)["content"] == "x"
+    assert attempt.history.overridden == 1
+
+
+def test_keys_and_routes():
+    with serving(lambda read, key: "x") as (url, attempt, _):
+        nobody = HTTP.post(f"{url}/chat/completions", json={"messages": [user("x")]})
+        for answer in (post(url, "sk-2", messages=[user("x")]), nobody):
+            assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+        root = url.removesuffix("/v1")
+        by_path = HTTP.post(f"{root}/sk-1/v1/chat/completions", json={"messages": [user("x")]})
+        assert by_path.status_code == 200
+        assert HTTP.get(f"{root}/sk-1/v1/models").json()["data"][0]["id"] == "policy"
+        assert HTTP.get(f"{root}/v1/nothing").json()["error"]["type"] == "invalid_request_error"
+        broken = HTTP.post(f"{root}/sk-1/v1/chat/completions", content=b"{")
+        assert broken.status_code == 400 and "not JSON" in broken.json()["error"]["message"]
+        assert post(url, "sk-1", "/reward", reward=0.5).json() == {"ok": True} and attempt.posted == {"reward": 0.5}
+
+
+def test_a_prompt_that_is_too_long():
+    with serving(lambda read, key: "x", max_context=40) as (url, attempt, engine):
+        answer = post(url, "sk-1", messages=[user("long " * 50)])
+        assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+        assert attempt.limit == "context" and engine.batches == []
+        assert ask(url, "sk-1", [user("x")])["content"] == "x"
+
+
+def test_a_reply_fits_into_the_context_and_into_max_tokens():
+    with serving(lambda read, key: "a " * 100) as (url, _attempt, _):
+        whole = post(url, "sk-1", messages=[user("x")]).json()
+        short = post(url, "sk-1", messages=[user("x")], max_tokens=3).json()
+    assert whole["usage"]["completion_tokens"] == 60 and whole["choices"][0]["finish_reason"] == "length"
+    assert short["usage"]["completion_tokens"] == 3
+
+
+def test_a_client_that_goes_away_is_not_sampled_for():
+    made = session(lambda read, key: "x")
+    queue = CallQueue(patience=0.0, most_calls=9)
+    attempt = Attempt("sk-1", 0, "one/0", StreamKey(0, 1, "one", 0), History(made.chat, TOKENIZER))
+    queue.open(attempt)
+    server = Server(queue, made.decode)
+    try:
+        with pytest.raises(Exception, match="timed out"):
+            HTTP.post(
+                server.base_url + "/chat/completions",
+                json={"messages": [user("x")]},
+                headers={"Authorization": "Bearer sk-1"},
+                timeout=0.2,
+            )
+        until = time.monotonic() + 5
+        while attempt.waiting and time.monotonic() < until:
+            time.sleep(0.01)
+        assert attempt.waiting == 0 and attempt.calls == 0 and queue.take(time.monotonic()) == []
+    finally:
+        queue.close()
+        server.close()
