@@ -20,7 +20,11 @@ import tomllib
 
 ROOT = Path(__file__).parents[1]
 TESTS = ("pytest", "hypothesis", "scipy")  # what the chosen tests import, in any version
-CORE = [f"tests/{x}" for x in ("forest/test_forest.py", "forest/test_levels.py", "methods/test_compose.py", "algorithms/credit")]
+CORE = [
+    *(f"tests/forest/{name}.py" for name in ("test_forest", "test_levels")),
+    "tests/methods/test_compose.py",
+    "tests/algorithms/credit",
+]
 TRAIN = [
     *(f"tests/sampling/engines/{name}.py" for name in ("test_torch_engine", "test_keep")),
     *(f"tests/learning/{name}.py" for name in ("test_packed", "test_policies")),  # of peft too
