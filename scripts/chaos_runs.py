@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos_outcome import GROUP, PER_STEP, STEPS, Kill, Outcome, Setting, lines
-from gxpo.base.process_tree import descendants, runs
+from gxpo.base.process_tree import descendants, is_running
 
 ROOT = Path(__file__).parents[1]
 LONGEST = 400.0  # seconds that a run may take, its resumes included
@@ -233,7 +233,7 @@ class Running:
 
     def alive(self) -> list[int]:
         """Of the processes that were seen, those that still are."""
-        return [pid for pid, born in self.seen.items() if born and _born(pid) == born and runs(pid)]
+        return [pid for pid, born in self.seen.items() if born and _born(pid) == born and is_running(pid)]
 
     def close(self) -> list[str]:
         """End what is left; what outlived the controller is told."""

@@ -48,7 +48,7 @@ LIBRARIES = {
     "verifiers-classic": (["verifiers>=0.1.14,<0.4"], "verifiers"),
     "openenv": (["websockets>=15.0", "openenv-core>=0.3"], "openenv-core"),
 }
-CORE = ["numpy>=1.26", "pydantic>=2.10", "rapidfuzz>=3.9"]  # what gxpo.environments.envs itself imports
+CORE = ["numpy>=1.26", "pydantic>=2.10", "rapidfuzz>=3.9", "psutil>=6.0"]  # what gxpo.environments.envs itself imports
 
 Player = Callable[[Any, Any, random.Random], Any]  # (env, last step, generator) -> action, or (content, calls)
 

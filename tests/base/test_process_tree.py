@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gxpo.base.process_tree import descendants, end_descendants, runs
+from gxpo.base.process_tree import descendants, end_descendants, is_running
 from gxpo.base.processes import Ended, Process
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nobody tells who started whom")
@@ -52,7 +52,7 @@ time.sleep(1000)
 def gone(pid: int) -> bool:
     """Whether a process that has been sent a signal is gone before long; it is killed if not."""
     for _ in range(200):
-        if not runs(pid):
+        if not is_running(pid):
             return True
         time.sleep(0.05)
     os.kill(pid, signal.SIGKILL)
@@ -66,14 +66,14 @@ def test_what_is_below_a_process_is_found_and_ended_and_it_is_not() -> None:
         assert root.stdout is not None
         assert [root.stdout.readline() for _ in range(4)] == [b"started\n"] * 4
         below = descendants(root.pid)
-        assert len(below) == 3 and all(map(runs, below)) and set(below) <= set(descendants(os.getpid()))
+        assert len(below) == 3 and all(map(is_running, below)) and set(below) <= set(descendants(os.getpid()))
         end_descendants(root.pid)
-        assert all([gone(pid) for pid in below]) and runs(root.pid)
+        assert all([gone(pid) for pid in below]) and is_running(root.pid)
     finally:
         end_descendants(root.pid)
         root.kill()
         root.communicate()
-    assert not runs(root.pid) and descendants(root.pid) == []
+    assert not is_running(root.pid) and descendants(root.pid) == []
 
 
 @LINUX
@@ -85,7 +85,7 @@ def test_a_daemon_in_a_session_of_its_own_does_not_outlive_it(tmp_path: Path, ho
     process.send([str(tmp_path / "daemon")])
     process.receive(60, lambda value: value)
     daemon = int((tmp_path / "daemon").read_text())
-    assert os.getsid(daemon) != process.process.pid and runs(daemon)
+    assert os.getsid(daemon) != process.process.pid and is_running(daemon)
     if how == "died":
         process.send([7])
         with pytest.raises(Ended, match="exit code 7"):
@@ -144,7 +144,7 @@ def test_none_outlives_its_parent(tmp_path: Path) -> None:
         children = [int(pid) for pid in parent.stdout.readline().split()]
     if sys.platform.startswith("linux"):
         children.append(int((tmp_path / "daemon").read_text()))
-    assert all(map(runs, children))
+    assert all(map(is_running, children))
     parent.kill()
     parent.wait()
     assert all([gone(child) for child in children])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gxpo.base import processes
-from gxpo.base.process_tree import runs
+from gxpo.base.process_tree import is_running
 from gxpo.base.processes import Ended, Process
 
 PROGRAM = """
@@ -131,7 +131,7 @@ def test_one_that_hangs_is_ended(running: Process) -> None:
     running.send(["sleep"])
     with pytest.raises(Ended, match=r"took longer than 0.05 s; its process was killed") as caught:
         answer(running, 0.05)
-    assert caught.value.kind == "timeout" and not runs(running.process.pid)
+    assert caught.value.kind == "timeout" and not is_running(running.process.pid)
 
 
 # ---------------------------------------------------------------- answers of nobody who was asked
@@ -159,7 +159,7 @@ def test_what_is_no_answer_costs_the_item_under_way(running: Process, what: str)
     assert answer(running) == "first"
     with pytest.raises(Ended) as caught:
         answer(running)
-    assert caught.value.kind == "died" and not runs(running.process.pid)
+    assert caught.value.kind == "died" and not is_running(running.process.pid)
     said = str(caught.value)
     assert len(said) < 400 and "\n" not in said and ("no answer" in said or what == "close")
 
@@ -230,4 +230,4 @@ def test_one_that_is_forgotten_is_ended(program: str) -> None:
     process = Process(program)
     pid = process.process.pid
     del process
-    assert not runs(pid)
+    assert not is_running(pid)

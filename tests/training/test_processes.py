@@ -16,7 +16,7 @@ from tests.thorough import some
 
 import gxpo
 from gxpo.base import runtime
-from gxpo.base.process_tree import runs
+from gxpo.base.process_tree import is_running
 
 CONFIG = """model: tiny:cold
 task: arithmetic
@@ -118,11 +118,11 @@ def test_a_process_ends_with_its_launcher():
     with subprocess.Popen(command, env=as_torchrun(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None and run.stderr is not None
         rank = int(run.stdout.readline())
-        assert runs(rank)
+        assert is_running(rank)
         run.kill()
         assert run.stderr.read() == TOLD  # until the rank has closed it, too
     for _ in range(200):
-        if not runs(rank):
+        if not is_running(rank):
             return
         time.sleep(0.05)
     os.kill(rank, signal.SIGKILL)

@@ -1,8 +1,9 @@
 """Process trees: list the descendants of a process, and end all of them.
 
-Linux tells the parent of each process, and gives orphans to the nearest ancestor that asked for them: a daemon in a
-session of its own stays in the tree. Elsewhere only a process group can be ended, and such a daemon escapes. On the
-standard library alone: worker processes import it, and a file that is run by its path is the guard of a command.
+Linux gives orphans to the nearest ancestor that asked for them (PR_SET_CHILD_SUBREAPER), so a daemon in a session of
+its own stays in the tree. Elsewhere an orphan's parent is the first process of the machine: such a daemon escapes, and
+what is still in the tree ends. Run by its path, this file is the guard of a command, in an interpreter without site
+packages; the command's line tells it where psutil is.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    import psutil
 
 ROUNDS = 100  # looks for new processes; each stops what it finds, so only a fork bomb that outruns them needs many
 REAPING = 1.0  # seconds
@@ -23,38 +27,35 @@ IGNORED = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # na
 
 
 def descendants(root: int) -> list[int]:
-    """Living descendants of the process `root` (Linux; empty elsewhere)."""
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
-        if entry.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                with open(f"/proc/{entry}/stat", "rb") as file:
-                    state, parent = file.read().rpartition(b")")[2].split()[:2]
-                if state != b"Z":
-                    children.setdefault(int(parent), []).append(int(entry))
-    found, todo = [], [root]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += below
-    return found
+    """Return the ids of the living descendants of the process `root`; none where it has ended."""
+    import psutil  # at the first call: the worker of a reward loads this module, and most of them end nothing
+
+    try:
+        children = psutil.Process(root).children(recursive=True)
+    except psutil.Error:
+        return []
+    return [child.pid for child in children if _is_alive(child)]
 
 
-def runs(pid: int) -> bool:
-    """Whether the process exists and has not ended yet."""
+def is_running(pid: int) -> bool:
+    """Return True if the process exists and has not ended: a zombie has, though nobody has waited for it."""
+    import psutil
+
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except OSError:
-        if os.path.isdir("/proc/self"):
-            return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return _is_alive(psutil.Process(pid))
+    except psutil.NoSuchProcess:
         return False
-    except PermissionError:
-        pass
-    return True
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    import psutil
+
+    try:
+        return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:  # another user's
+        return True
 
 
 def end_descendants(root: int) -> None:
@@ -90,14 +91,16 @@ def end_group(root: int) -> None:
 
 def end_carriers(text: str) -> None:
     """Kill the processes that began with `text` in their environment, or in that of who started them (Linux)."""
-    _end_all(lambda: _carriers(text.encode()))
+    _end_all(lambda: _carriers(text))
 
 
-def _carriers(text: bytes) -> Iterator[int]:
+def _carriers(text: str) -> Iterator[int]:
+    """Yield the ids of processes whose environment holds `text`. psutil parses an environment, which may hold
+    anything; here it is read as bytes."""
     for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if entry.isdigit() and int(entry) != os.getpid():
             with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
-                if text in file.read():
+                if text.encode() in file.read():
                     yield int(entry)
 
 
@@ -188,5 +191,14 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+def guard_command(parent: int, report: int, words: list[str]) -> list[str]:
+    """Return the command line that runs `words` under a guard: no user's site hooks run before it."""
+    import psutil
+
+    packages = os.path.dirname(os.path.dirname(psutil.__file__))
+    return [sys.executable, "-I", "-S", __file__, packages, str(parent), str(report), *words]
+
+
 if __name__ == "__main__":
-    run_guarded(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    sys.path.append(sys.argv[1])
+    run_guarded(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 from gxpo.base.exact import ask_for_equal_bits
-from gxpo.base.process_tree import end_descendants, end_tree, guarded, runs
+from gxpo.base.process_tree import end_descendants, end_tree, guarded, is_running
 
 LOADING = 120.0  # seconds a program may take to import what it needs
 STUCK = 30.0  # seconds after which an unread message counts as the end of the process
@@ -234,7 +234,7 @@ class Process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(seconds)
                 break
-            if self.worker is None or runs(self.worker):
+            if self.worker is None or is_running(self.worker):
                 break  # else its guard has still to say how it ended
         self.close()
         return in_words(self.process.wait())

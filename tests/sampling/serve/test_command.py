@@ -13,7 +13,7 @@ import time
 import pytest
 from tests.base.test_process_tree import LINUX, gone
 
-from gxpo.base.process_tree import runs
+from gxpo.base.process_tree import is_running
 from gxpo.sampling.serve.command import MOST, Command, NotStarted
 
 
@@ -111,7 +111,7 @@ def test_nothing_that_a_command_started_lives_on(tmp_path, how):
         assert bytes(out.text) == (b"0.5\n" if how in ("ends", "fails") else b"")
         left = pids(tmp_path)
         assert len(left) == 5 and all([gone(pid) for pid in left])
-        assert runs(bystander.pid)
+        assert is_running(bystander.pid)
     finally:
         bystander.kill()
         bystander.wait()

@@ -53,7 +53,7 @@ class Command:
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], key: str) -> None:
         self._key, self._ending = key, threading.Lock()
         report, theirs = os.pipe()
-        guard = [sys.executable, "-I", "-S", process_tree.__file__, str(os.getpid()), str(theirs), *words]
+        guard = process_tree.guard_command(os.getpid(), theirs, list(words))
         try:
             self._process = subprocess.Popen(
                 guard,
