@@ -44,7 +44,7 @@ def sharded(figures: Figures, shape: str) -> dict[str, Any]:
     samples, prompt, new = (8, 4, 8) if figures.toy else (64, 128, 512)
     forest = random_forest(SHAPES[shape]["vocab_size"], samples // GROUP, prompt, new)
     few = random_forest(SHAPES[shape]["vocab_size"], 1, 4, 8)
-    runtime.start(alone=True)
+    runtime.start(group_of_one=True)
     try:
         found: dict[str, Any] = {"backend": dist.get_backend(), "ranks": dist.get_world_size()}
         gradients, seconds = [], {}

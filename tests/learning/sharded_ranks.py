@@ -115,7 +115,7 @@ def load(folder: Path, kind: str) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    runtime.start(alone=True)
+    runtime.start(group_of_one=True)
     what, folder, *kinds = sys.argv[2], Path(sys.argv[1]), *sys.argv[3:]
     if what == "load":
         load(folder, kinds[0])

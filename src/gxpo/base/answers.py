@@ -33,8 +33,8 @@ def extract(text: str, pattern: re.Pattern[str]) -> str | None:
     >>> extract("7+8=15#8 ... #85", re.compile(ANSWER)), extract(r"so \boxed{\frac{1}{2}}.", re.compile(ANSWER))
     ('85', '\\frac{1}{2}')
     """
-    found = None
+    answer = None
     for match in pattern.finditer(text):
-        said = next((g for g in match.groups() if g is not None), None) if match.re.groups else match[0]
-        found = (said or "").strip() or found
-    return found
+        group = next((g for g in match.groups() if g is not None), None) if match.re.groups else match[0]
+        answer = (group or "").strip() or answer
+    return answer

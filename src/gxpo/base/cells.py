@@ -19,26 +19,27 @@ def cell(row: Any, name: str, default: Any = None) -> Any:
     >>> cell(row, "reward_model.ground_truth"), cell(row, "reward_model.all.1"), cell(row, "a.b"), cell(row, "a.c", 0)
     ('7', 'VII', 1, 0)
     """
-    value = _found(row, name.split("."))
+    value = _lookup(row, name.split("."))
     return default if value is _NOTHING else value
 
 
 def has_cell(row: Any, name: str) -> bool:
     """Return True if a row has a cell of this name, null or not."""
-    return _found(row, name.split(".")) is not _NOTHING
+    return _lookup(row, name.split(".")) is not _NOTHING
 
 
-def _found(value: Any, parts: list[str]) -> Any:
+def _lookup(value: Any, parts: list[str]) -> Any:
     if not parts:
         return value
     if isinstance(value, (list, tuple)) and parts[0].isdecimal():
         place = int(parts[0])
-        return _found(value[place], parts[1:]) if place < len(value) else _NOTHING
+        return _lookup(value[place], parts[1:]) if place < len(value) else _NOTHING
     if isinstance(value, Mapping):
+        # longest first: a column may be called "a.b" beside a column "a" with a key "b"
         for n in range(len(parts), 0, -1):
             key = ".".join(parts[:n])
-            if key in value and (found := _found(value[key], parts[n:])) is not _NOTHING:
-                return found
+            if key in value and (inner_value := _lookup(value[key], parts[n:])) is not _NOTHING:
+                return inner_value
     return _NOTHING
 
 
@@ -48,8 +49,10 @@ def lacking(rows: Iterable[Mapping[str, Any]], name: str) -> str:
     parts = name.split(".")
     for n in range(len(parts) - 1, 0, -1):
         home = ".".join(parts[:n])
-        inner = [found for row in rows if (found := cell(row, home)) is not None]
-        keys = list(dict.fromkeys(str(key) for found in inner if isinstance(found, Mapping) for key in found))
+        inner = [cell_value for row in rows if (cell_value := cell(row, home)) is not None]
+        keys = list(
+            dict.fromkeys(str(key) for cell_value in inner if isinstance(cell_value, Mapping) for key in cell_value)
+        )
         if keys:
             close = did_you_mean(".".join(parts[n:]), keys)
             return close.replace("'", f"'{home}.", 1) or f"; {home!r} has {_some(keys)}"

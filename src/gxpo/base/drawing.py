@@ -89,7 +89,7 @@ def scaled(pixels: Pixels, width: int, height: int) -> Pixels:
 
 
 def cropped(pixels: Pixels, box: Box) -> Pixels:
-    """What is in a rectangle that lies in the picture."""
+    """The part of a picture inside a rectangle that lies in the picture."""
     x, y, width, height = box
     return pixels[y : y + height, x : x + width]
 

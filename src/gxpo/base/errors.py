@@ -26,18 +26,18 @@ class NoVerdicts(ConfigError):
     """`what` needs to know which rollouts are correct, and the reward does not give verdicts."""
 
     def __init__(self, what: str, message: str | None = None) -> None:
-        said = f"{what} needs verdicts, but the reward gives none: let it return {{'correct': 0 or 1, ...}}"
-        super().__init__(said if message is None else message)
+        default_message = f"{what} needs verdicts, but the reward gives none: let it return {{'correct': 0 or 1, ...}}"
+        super().__init__(default_message if message is None else message)
         self.what = what
 
 
 class NoComponent(ConfigError):
     """A part reads the named reward `name`, which no reward gives."""
 
-    def __init__(self, asker: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, asker: str, name: str, component_names: Iterable[str]) -> None:
         super().__init__(
             f"{asker} reads component {name!r}, which no reward computes: let one return it, and give it weight 0 "
-            f"(there is {', '.join(known) or 'none'})"
+            f"(there is {', '.join(component_names) or 'none'})"
         )
         self.name = name
 
@@ -80,12 +80,12 @@ class SamplersLost(ModelError):
     """Too few servers can sample: the run stops where it is, and can be resumed."""
 
 
-def did_you_mean(word: str, known: Iterable[object]) -> str:
+def did_you_mean(word: str, candidates: Iterable[object]) -> str:
     """`"; did you mean 'x'?"` for the closest of `known`, or `""` when nothing is close."""
     from rapidfuzz import fuzz, process
 
-    found = process.extract(word, [str(k) for k in known], score_cutoff=60, limit=None)
-    near = [name for name, score, _ in found if score >= found[0][1] - 15]  # of these the likest as a whole
+    matches = process.extract(word, [str(k) for k in candidates], score_cutoff=60, limit=None)
+    near = [name for name, score, _ in matches if score >= matches[0][1] - 15]  # of these the likest as a whole
     return f"; did you mean {max(near, key=lambda name: fuzz.ratio(word, name))!r}?" if near else ""
 
 

@@ -42,7 +42,7 @@ class Judge(Protocol):
 class Believer(Protocol):
     """A judge that gives log-probs of a given text; raises `JudgeFailure` like `ask`."""
 
-    def logprob(self, prompt: str, said: str, answer: str) -> float:
+    def logprob(self, prompt: str, reply_start: str, answer: str) -> float:
         """Sum of the log-probs (nats) of an answer's tokens, where a reply to `prompt` begins with `said`."""
         ...
 

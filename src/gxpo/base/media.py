@@ -63,7 +63,7 @@ def ids(ref: str, n: int) -> tuple[int, ...]:
 
 
 def is_row(token: int) -> bool:
-    """Whether an id is a picture's row."""
+    """Return True if an id is a row of a picture."""
     return token >= FIRST
 
 
@@ -73,7 +73,7 @@ def key_of_row(token: int) -> int:
 
 
 def row_of(token: int) -> int:
-    """Which row of its picture an id is."""
+    """Index of an id's row within its picture."""
     return (token - FIRST) & (ROWS - 1)
 
 
@@ -108,59 +108,60 @@ def pictures_of(by_node: Mapping[int, Sequence[str]]) -> list[str]:
     return list(dict.fromkeys(ref for refs in by_node.values() for ref in refs if REF.fullmatch(ref)))
 
 
-def named(ref: str) -> str:
-    """A picture in a text for people: <image 0066bcce>, the first digits of its digest."""
+def label(ref: str) -> str:
+    """Label of a picture in a text for people: <image 0066bcce>, the first digits of its digest."""
     return f"<image {_digest(ref)[:8]}>"
 
 
-def shown(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
-    """Text of ids for people, pictures `named`."""
+def readable(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
+    """Decode ids for people; a picture is its `label`."""
     out, plain = "", list[int]()
     for token in tokens:
         if token < FIRST:
             plain.append(token)
         elif not row_of(token):
-            out, plain = out + (decode(plain) if plain else "") + named(ref_of(token)), []
+            out, plain = out + (decode(plain) if plain else "") + label(ref_of(token)), []
     return out + (decode(plain) if plain else "")
 
 
 def _digest(ref: str) -> str:
-    found = REF.fullmatch(ref)
-    if found is None:
+    match = REF.fullmatch(ref)
+    if match is None:
         raise RecordError(f"{ref[:80]!r} is no reference of a picture: sha256:DIGEST.png or .npy of a file in media/")
-    return found[1]
+    return match[1]
 
 
 # ---------------------------------------------------------------- records
 Placed = list[Any]  # [first, n, reference]
 
 
-def written(tokens: Sequence[int]) -> tuple[list[int], list[Placed]]:
-    """Ids with the model's placeholder for every row of a picture, and which of them stand for which picture."""
+def to_record(tokens: Sequence[int]) -> tuple[list[int], list[Placed]]:
+    """Replace pictures by the model's placeholder tokens; returns the ids and where each picture lies among them."""
     ids = list(tokens)
     if not ids or max(ids) < FIRST:
         return ids, []
-    found = list(runs(ids))
-    for run in found:
+    picture_runs = list(runs(ids))
+    for run in picture_runs:
         ids[run.first : run.first + run.n] = [PICTURES.placeholders.get(run.ref, 0)] * run.n
-    return ids, [[*run] for run in found]
+    return ids, [[*run] for run in picture_runs]
 
 
-def placed(tokens: Sequence[int], media_at: Sequence[Placed]) -> list[int]:
-    """The inverse of `written`. Raises `ValueError` where it does not fit."""
+def from_record(tokens: Sequence[int], media_at: Sequence[Placed]) -> list[int]:
+    """Put pictures back in place of their placeholders, the inverse of `to_record`; `ValueError` if not."""
+    # records come from others: every number, length and placeholder is checked before a picture is registered
     ids_, end = list(tokens), 0
     for first, n, ref in media_at:
         if not all(type(x) is int and abs(x) < FIRST for x in (first, n)):
             raise ValueError(f"[{first!r:.20}, {n!r:.20}]: first and number are whole numbers")
-        own = ids_[first : first + n]
+        span = ids_[first : first + n]
         if not isinstance(ref, str) or not REF.fullmatch(ref):
             raise ValueError(f"{str(ref)[:80]!r} is not sha256:DIGEST.png or .npy of a file in {FOLDER}/")
-        if first < end or len(own) != n or n < 1:
+        if first < end or len(span) != n or n < 1:
             raise ValueError(f"[{first}, {n}]: no {n} tokens from {first} on after the pictures before it")
-        if len(set(own)) > 1 or own[0] >= FIRST:
+        if len(set(span)) > 1 or span[0] >= FIRST:
             raise ValueError(f"[{first}, {n}]: its tokens are not all one placeholder")
         PICTURES.put(ref)
-        PICTURES.placeholders[ref] = own[0]
+        PICTURES.placeholders[ref] = span[0]
         ids_[first : first + n] = ids(ref, n)
         end = first + n
     return ids_
@@ -225,7 +226,7 @@ class Pictures:
                 self._home = before
 
     def _may_go(self, ref: str) -> bool:
-        """Whether a picture that is retained can do without memory: it is in a folder, if need be now in the run's."""
+        """Return True if a retained picture may leave memory: it is in a folder, saved in the run's if need be."""
         if any((folder / _name(ref)).is_file() for folder in self._folders):
             return True
         if self._home is None:
@@ -389,13 +390,13 @@ def marked(content: Any) -> str:
     """
     if not isinstance(content, list | tuple):
         return str(content or "")
-    found = []
+    pieces = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in ("image", "text") or part.get(kind) is None:
             raise GxpoError(f"a part of a message is a text or an image, as {{type: image, image: ...}}, not {part!r}")
-        found.append(mark(part["image"]) if kind == "image" else str(part["text"]))
-    return "".join(found)
+        pieces.append(mark(part["image"]) if kind == "image" else str(part["text"]))
+    return "".join(pieces)
 
 
 def unmarked(text: str) -> str:
@@ -415,5 +416,5 @@ def with_marks(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def text_of(content: Any) -> str:
-    """A message's content for people, pictures `named`."""
-    return _MARKED.sub(lambda found: named(found[1]), marked(content))
+    """A message's content for people, pictures `label`s."""
+    return _MARKED.sub(lambda found: label(found[1]), marked(content))

@@ -62,6 +62,7 @@ def rows(path: Path, error: type[GxpoError]) -> Iterator[dict[str, Any]]:
     """The rows in order; `error` for a file that is damaged, or that holds more than is read."""
     parquet: Any = need("pyarrow.parquet", "data")
     size = path.stat().st_size
+    # equal texts are stored once: a dictionary-encoded column repeats one long text in each of its rows
     texts: dict[str, str] = {}
     decoded = 0
 
@@ -78,12 +79,14 @@ def rows(path: Path, error: type[GxpoError]) -> Iterator[dict[str, Any]]:
             flat, count = _shape(file.metadata) if fault is None else ([], 0)
         if fault is not None:
             raise error(f"{path}: {fault}")
+        # opened again with dictionaries: Arrow would otherwise decode a repeated text once for each row
         with parquet.ParquetFile(path, read_dictionary=flat) as file:
             for batch in file.iter_batches(count, use_threads=False):
                 columns = {}
                 for name, column in zip(batch.schema.names, batch.columns, strict=True):
                     columns[name], used = _values(column)
                     decoded += used
+                # the metadata may lie about sizes; what was decoded does not
                 if decoded > most_bytes(size):
                     raise error(f"{path}: {size:,} bytes that hold more than {most_bytes(size):,}, which are not read")
                 for i in range(batch.num_rows):

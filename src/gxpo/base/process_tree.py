@@ -125,6 +125,7 @@ def guarded(parent: int, private: int) -> None:
 
     private   a file descriptor that the child alone keeps
     """
+    # before the fork, so that whatever the child leaves behind becomes the guard's
     _prctl(SUBREAPER, 1)
     guard = os.getpid()
     child = os.fork()
@@ -141,11 +142,12 @@ def guarded(parent: int, private: int) -> None:
         os.killpg(guard, signal.SIGKILL)
 
     leave_after(parent, end_all)
-    ended = status = 0
-    while ended != child:  # the others are orphans, to be reaped here
-        ended, status = os.waitpid(-1, 0)
+    ended_pid = status = 0
+    while ended_pid != child:  # the others are orphans, to be reaped here
+        ended_pid, status = os.waitpid(-1, 0)
     end_descendants(guard)
     _reap()
+    # die by the same signal, so that the parent reads the child's end from the guard's; no second core dump
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         import resource

@@ -66,7 +66,7 @@ class Ended(Exception):
 
     @property
     def from_outside(self) -> bool:
-        """Whether it was killed, as programs seldom kill themselves: what was under way may not be to blame."""
+        """True if a signal from outside ended it; the item under way may not be to blame."""
         return self.how in FROM_OUTSIDE
 
 
@@ -107,6 +107,7 @@ class Process:
 
         OSError where the process is gone, or has said something since its last answer.
         """
+        # bytes that came before a question are not its answer: the program wrote them on its own
         self._line.settimeout(0)
         with contextlib.suppress(BlockingIOError):
             self._buffer += self._line.recv(PIECE) or b"\0"
@@ -124,15 +125,16 @@ class Process:
         `Ended` where none comes within `timeout` seconds. Time for which the program was ready to run and had no
         processor does not count where the system tells (Linux), so that a loaded machine changes no verdict.
         """
+        # a wait may end early: the deadline moves by the time for which the program had no processor
         deadline = _Deadline(timeout, self.worker)
         try:
             while (text := self._next()) is None:
-                left = deadline.left()
-                self._line.settimeout(max(left, 0.0))
+                remaining = deadline.left()
+                self._line.settimeout(max(remaining, 0.0))
                 try:
                     piece = self._line.recv(PIECE)
                 except (TimeoutError, BlockingIOError):
-                    if left > 0:
+                    if remaining > 0:
                         continue
                     self.close()
                     raise Ended("timeout", f"took longer than {timeout:g} s; its process was killed") from None
@@ -164,20 +166,20 @@ class Process:
 
         `Ended` where the process has ended, or has written something that is no answer.
         """
-        found: list[tuple[bytes, Any]] = []
+        arrivals: list[tuple[bytes, Any]] = []
         deadline = time.monotonic() + seconds
         try:
             while True:
-                self._line.settimeout(0.0 if found else max(0.0, deadline - time.monotonic()))
+                self._line.settimeout(0.0 if arrivals else max(0.0, deadline - time.monotonic()))
                 try:
                     piece = self._line.recv(PIECE)
                 except (TimeoutError, BlockingIOError):
-                    return found
+                    return arrivals
                 if not piece:
                     raise EOFError
                 self._buffer += piece
                 while (answer := self._posted_answer()) is not None:
-                    found.append(answer)
+                    arrivals.append(answer)
         except (EOFError, OSError) as error:
             how = self.exit_code()
             raise Ended("died", f"its process died ({how})", how) from error
@@ -199,7 +201,7 @@ class Process:
         return key, json.loads(text, parse_float=_finite, parse_constant=_finite)
 
     def fileno(self) -> int:
-        """Of the connection, for `select`."""
+        """File descriptor of the connection, for `select`."""
         return self._line.fileno()
 
     def _nonsense(self, error: Exception) -> Ended:
@@ -210,26 +212,26 @@ class Process:
 
     def _next(self) -> bytes | None:
         """The text of the next answer, None where not all of it is there."""
-        said = self._buffer
-        if not self._key.startswith(bytes(said[:KEY])):
+        buffer = self._buffer
+        if not self._key.startswith(bytes(buffer[:KEY])):
             raise ValueError("it is not addressed as one")
-        if len(said) < ANSWER.size:
+        if len(buffer) < ANSWER.size:
             return None
-        _, number, pid, size = ANSWER.unpack_from(said)
+        _, number, pid, size = ANSWER.unpack_from(buffer)
         if number != self._number or pid != (self.worker or pid):
             raise ValueError(f"item {number} of process {pid}, where item {self._number} of {self.worker} is due")
         if size > LARGEST:
             raise ValueError(f"{size} bytes, above {LARGEST}")
         end = ANSWER.size + size
-        if len(said) < end:
+        if len(buffer) < end:
             return None
-        text = bytes(said[ANSWER.size : end])
-        del said[:end]
+        text = bytes(buffer[ANSWER.size : end])
+        del buffer[:end]
         self._number, self.worker = number + 1, pid
         return text
 
     def exit_code(self) -> str:
-        """How the process ended, in words; a process that is still running after a moment is killed."""
+        """Describe how the process ended; one that still runs after a moment is killed."""
         for seconds in (ENDING, STUCK):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(seconds)
@@ -252,7 +254,7 @@ def loaded(load: Callable[[], T]) -> T:
 
 
 def in_words(code: int) -> str:
-    """How a process ended, in words, from its exit code as `subprocess` gives it."""
+    """Describe an exit code of `subprocess` in words."""
     with contextlib.suppress(ValueError):
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return f"signal {-code}"
@@ -297,6 +299,7 @@ def _end(line: socket.socket, process: subprocess.Popen[bytes], owner: int) -> N
     line.close()
     if os.getpid() != owner:  # a forked copy of this process that ends leaves it alone
         return
+    # the guard last: while it lives, orphans are given to it and are found below it
     end_descendants(process.pid)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(ENDING)  # the guard waits for what was killed, and leaves
@@ -343,21 +346,21 @@ class Line:
         def answer(text: str) -> None:
             if os.getpid() != self._pid:
                 os._exit(0)
-            said = text.encode()
+            payload = text.encode()
             with self._lock:
-                self._socket.sendall(ANSWER.pack(*address, len(said)) + said)
+                self._socket.sendall(ANSWER.pack(*address, len(payload)) + payload)
 
         return answer
 
     def _exactly(self, size: int) -> bytearray:
-        got = bytearray(size)
-        view, done = memoryview(got), 0
+        received = bytearray(size)
+        view, done = memoryview(received), 0
         while done < size:
             n = self._socket.recv_into(view[done:])
             if n == 0:
                 raise EOFError
             done += n
-        return got
+        return received
 
 
 def attend(program: str) -> None:

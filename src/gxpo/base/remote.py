@@ -107,6 +107,7 @@ class Line:
         if address.scheme not in ("http", "https") or not address.host or address.query or address.fragment:
             raise ConfigError(f"{setting}={url!r} is no address; give one as http://localhost:8000/v1")
         self.url = url.rstrip("/")
+        # the key is chosen by the host before any connection: a configuration may name both, and come from a stranger
         self._timeout, self._retries, self._backoff = timeout, retries, backoff
         self._key = key_for(address.scheme, address.host, address.port, key_from, asker)
         self._direct = _loopback(address.host) or bool(self._key and address.scheme == "http")
@@ -121,11 +122,11 @@ class Line:
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "gxpo"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
-        how: dict[str, Any] = {"verify": self._trust}
+        client_options: dict[str, Any] = {"verify": self._trust}
         if self._direct:
-            how = {"transport": self._http.AsyncHTTPTransport(**how)}
+            client_options = {"transport": self._http.AsyncHTTPTransport(**client_options)}
         try:
-            return self._http.AsyncClient(headers=headers, follow_redirects=False, timeout=None, **how)
+            return self._http.AsyncClient(headers=headers, follow_redirects=False, timeout=None, **client_options)
         except (ImportError, ValueError, self._http.InvalidURL) as error:
             raise ConfigError(one_line(f"a proxy of the environment can't be used: {error}")) from error
 
@@ -173,9 +174,9 @@ class Line:
                 wait *= 2
         raise AssertionError("unreachable")
 
-    def _read(self, path: str, said: bytes, reply: type[Reply]) -> Reply:
+    def _read(self, path: str, body: bytes, reply: type[Reply]) -> Reply:
         try:
-            return reply.model_validate_json(said)
+            return reply.model_validate_json(body)
         except ValidationError as error:
             raise Unanswered(
                 "nonsense", f"{self.url}{path} breaks the protocol: {self._plain(_first(error))}"
@@ -187,15 +188,16 @@ class Line:
         seconds = self._timeout if timeout is None else timeout
         try:
             exchange = self._exchange(verb, path, content, most)
-            status, headers, said = await asyncio.wait_for(exchange, seconds)
+            status, headers, body = await asyncio.wait_for(exchange, seconds)
         except (TimeoutError, asyncio.TimeoutError) as error:
             raise _Again("timeout", f"{self.url}{path} took longer than {seconds:g} s") from error
         except self._http.HTTPError as error:
             reason = self._plain(str(error)) or type(error).__name__
             raise _Again("raised", f"{self.url} can't be reached: {reason}; is the server up?") from error
         if 200 <= status < 300:
-            return said
-        message = f"{self.url}{path} answers {status}: {self._plain(said.decode('utf-8', 'replace'))}"
+            return body
+        # a server's own words reach a terminal only through `_plain`, and the key never
+        message = f"{self.url}{path} answers {status}: {self._plain(body.decode('utf-8', 'replace'))}"
         if 300 <= status < 400:
             raise Unanswered(
                 "raised",
@@ -220,12 +222,12 @@ class Line:
         self, client: Any, verb: str, path: str, content: bytes | None, most: int
     ) -> tuple[int, Any, bytes]:
         try:
-            found = await self._stream(client, verb, path, content, most)
+            response = await self._stream(client, verb, path, content, most)
         except BaseException:
             await client.aclose()
             raise
         self._idle.append(client)
-        return found
+        return response
 
     async def _stream(
         self, client: Any, verb: str, path: str, content: bytes | None, most: int
@@ -238,14 +240,15 @@ class Line:
                 raise Unanswered(
                     "nonsense", f"{self.url}{path} answers in {self._plain(coding)}, which nobody asked for"
                 )
-            said = bytearray()
+            # counted as it comes: Content-Length may promise less than is sent
+            body = bytearray()
             async for piece in answer.aiter_raw():
-                said += piece
-                if len(said) > most and good:
+                body += piece
+                if len(body) > most and good:
                     raise Unanswered("nonsense", f"{self.url}{path} answers with more than {most} bytes")
-                if len(said) > READ_OF_ERRORS and not good:
+                if len(body) > READ_OF_ERRORS and not good:
                     break
-            return answer.status_code, answer.headers, bytes(said)
+            return answer.status_code, answer.headers, bytes(body)
 
     def _plain(self, text: str) -> str:
         return plain(text.replace(self._key, "***") if self._key else text)
@@ -293,7 +296,8 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 @functools.cache
 def _trust(file: str | None, folder: str | None) -> Any:
-    """Who is trusted, as httpx2 reads these variables of the environment; costly to make."""
+    """TLS context with the trusted authorities, cached by the two variables of the environment that httpx2 reads: it
+    takes long to make."""
     return need("httpx2", "server").create_ssl_context()
 
 
@@ -325,6 +329,6 @@ def _seconds(after: str) -> float:
 
 def _first(error: ValidationError) -> str:
     """The first thing that is wrong, and where."""
-    found = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = ".".join(map(str, found["loc"]))
-    return f"{place}: {found['msg']}" if place else found["msg"]
+    problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(map(str, problem["loc"]))
+    return f"{place}: {problem['msg']}" if place else problem["msg"]

@@ -31,10 +31,10 @@ STORE = 30.0  # seconds in which the store of a launcher on this machine takes a
 
 def environment(name: str, default: int) -> int:
     """Read a number that `torchrun` sets in the environment."""
-    given = os.environ.get(name, "").strip() or str(default)
-    if not given.isdecimal():
-        raise ConfigError(f"the environment variable {name} is {given!r}, not a whole number: unset it or use torchrun")
-    return int(given)
+    value = os.environ.get(name, "").strip() or str(default)
+    if not value.isdecimal():
+        raise ConfigError(f"the environment variable {name} is {value!r}, not a whole number: unset it or use torchrun")
+    return int(value)
 
 
 def peak_resident() -> float:
@@ -46,17 +46,17 @@ def peak_resident() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def start(*, alone: bool = False) -> None:
+def start(*, group_of_one: bool = False) -> None:
     """Join the process group that `torchrun` announces in the environment; does nothing without one.
 
-    Where all processes are on this machine they talk over loopback alone. alone: a group of one process is made, too,
-    which sharded parameters need.
+    Where all processes are on this machine they talk over loopback alone. group_of_one: make a group of one
+    process, too: sharded parameters need one.
     """
     size = environment("WORLD_SIZE", 1)
     if not dist.is_available() or dist.is_initialized():
         return
     if size <= 1:
-        if alone:
+        if group_of_one:
             backend = "nccl" if torch.cuda.is_available() else "gloo"
             store: Any = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]  # documented, though not in __all__
             dist.init_process_group(backend, store=store, rank=0, world_size=1)
@@ -93,14 +93,14 @@ def _orphaned() -> None:
 
 
 def lost_peer(error: BaseException) -> str | None:
-    """What to say where a collective failed because another process has ended, or can't be reached; None: it did
-    not."""
+    """Message for a collective that failed because another process ended or can't be reached; None for other
+    errors."""
     if world() == 1 or not isinstance(error, RuntimeError):
         return None
     if not isinstance(error, dist.DistError) and "gloo" not in str(error):  # gloo raises what has no class of its own
         return None
-    said = one_line(str(error))
-    return f"another process of the run has ended: start all of them again, with gxpo resume under torchrun ({said})"
+    message = one_line(str(error))
+    return f"another process of the run has ended: start all of them again, with gxpo resume under torchrun ({message})"
 
 
 def _join(size: int) -> None:
@@ -110,12 +110,13 @@ def _join(size: int) -> None:
     if not _all_here():
         dist.init_process_group(backend)
         return
+    # gloo and NCCL would otherwise listen on the first interface that has an address, open to the network
     interface = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if interface is not None:  # of Linux, of macOS
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-    own = environment("RANK", 0)
-    dist.init_process_group(backend, store=_loopback_store(own, size), rank=own, world_size=size)
+    own_rank = environment("RANK", 0)
+    dist.init_process_group(backend, store=_loopback_store(own_rank, size), rank=own_rank, world_size=size)
 
 
 def _leave() -> None:
@@ -125,15 +126,15 @@ def _leave() -> None:
 
 
 def _all_here() -> bool:
-    """Whether all processes are on this machine, by torchrun's count or, without it, by where they meet."""
+    """Return True if all processes run on this machine, by torchrun's count or, without it, by the master address."""
     if not {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         return False  # torch says which one is missing
-    if here := os.environ.get("LOCAL_WORLD_SIZE"):
-        return here == os.environ["WORLD_SIZE"]
+    if local_size := os.environ.get("LOCAL_WORLD_SIZE"):
+        return local_size == os.environ["WORLD_SIZE"]
     return os.environ["MASTER_ADDR"] in ("localhost", "::1") or os.environ["MASTER_ADDR"].startswith("127.")
 
 
-def _loopback_store(own: int, size: int) -> Any:
+def _loopback_store(own_rank: int, size: int) -> Any:
     """A rendezvous store that listens on loopback alone; torch's own listens on every interface.
 
     torchrun's store occupies the announced port: it is used only to pass on the port of this one.
@@ -143,7 +144,7 @@ def _loopback_store(own: int, size: int) -> Any:
     agent = None
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         agent, port = connect(host, port, is_master=False), 0
-    if own == 0:
+    if own_rank == 0:
         with socket.create_server((LOOPBACK, port)) as server:
             port = server.getsockname()[1]
             store = connect(LOOPBACK, port, size, True, wait_for_workers=False, master_listen_fd=server.detach())
@@ -214,18 +215,18 @@ def mean(value: float) -> float:
     """Mean of a number over the processes; as it is where there is one."""
     if world() == 1:
         return value
-    own = torch.tensor([value], dtype=torch.float64)
-    all_sum([own])
-    return float(own) / world()
+    local_value = torch.tensor([value], dtype=torch.float64)
+    all_sum([local_value])
+    return float(local_value) / world()
 
 
 def highest(number: int) -> int:
     """The largest of a whole number >= 0 over the processes."""
     if world() == 1:
         return number
-    own = torch.tensor([number], device="cpu" if dist.get_backend() == "gloo" else "cuda")
-    dist.all_reduce(own, dist.ReduceOp.MAX)
-    return int(own)
+    local_number = torch.tensor([number], device="cpu" if dist.get_backend() == "gloo" else "cuda")
+    dist.all_reduce(local_number, dist.ReduceOp.MAX)
+    return int(local_number)
 
 
 def gather(data: bytes) -> list[bytes]:
@@ -233,12 +234,13 @@ def gather(data: bytes) -> list[bytes]:
     if world() == 1:
         return [data]
     device = "cpu" if dist.get_backend() == "gloo" else "cuda"
-    own = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    local_bytes = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world())]
     dist.all_gather(sizes, torch.tensor([len(data)], device=device))
+    # all_gather takes equal shapes: every message is padded to the longest, and cut again by its size
     longest = max(int(size) for size in sizes)
     padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: own.numel()] = own
+    padded[: local_bytes.numel()] = local_bytes
     received = [torch.zeros(longest, dtype=torch.uint8, device=device) for _ in range(world())]
     dist.all_gather(received, padded.to(device))
     return [x[: int(size)].cpu().numpy().tobytes() for x, size in zip(received, sizes, strict=True)]
@@ -255,7 +257,7 @@ def first_of(text: str) -> str:
 
 
 def any_of(flag: bool) -> bool:
-    """Whether any process passed True."""
+    """Return True on all processes if any passed True."""
     return any(x == b"1" for x in gather(b"1" if flag else b"0"))
 
 
@@ -269,12 +271,12 @@ def memory_is_short(doing: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        said = str(error).strip().split("\n")[0]
+        message = str(error).strip().split("\n")[0]
         if isinstance(error, RuntimeError) and not (
-            isinstance(error, torch.OutOfMemoryError) or any(saying in said.lower() for saying in SAYINGS)
+            isinstance(error, torch.OutOfMemoryError) or any(saying in message.lower() for saying in SAYINGS)
         ):
             raise
-        raise ModelError(f"out of memory while {doing}: lower {remedy} ({said})") from error
+        raise ModelError(f"out of memory while {doing}: lower {remedy} ({message})") from error
 
 
 # ---------------------------------------------------------------- the heap of glibc

@@ -74,9 +74,9 @@ def is_users(filename: str) -> bool:
     return not (installed or filename.startswith(("<", *_NOT_USERS)))
 
 
-def hint(word: str, known: Iterable[str]) -> str:
+def hint(word: str, candidates: Iterable[str]) -> str:
     """`"; did you mean 'x'?"` for the closest of `known`, or `""`; without the fuzzy matching that workers lack."""
-    close = difflib.get_close_matches(word, list(known), 1)
+    close = difflib.get_close_matches(word, list(candidates), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -142,6 +142,7 @@ def from_file(source: Mapping[str, Any], kind: type, module: str) -> Any:
     path, name, word = source["file"], source["name"], "class" if kind is type else "function"
     if source["folder"] not in (None, *sys.path):
         sys.path.append(source["folder"])
+    # from the given source and not from the disk: all processes of a run use the code that it began with
     loaded = types.ModuleType(module)
     loaded.__file__ = path
     if source["folder"] is not None:
@@ -150,12 +151,13 @@ def from_file(source: Mapping[str, Any], kind: type, module: str) -> Any:
         neighbours.prepare(loaded, source["folder"])
     sys.modules[module] = loaded
     exec(compile(source["code"], path, "exec"), vars(loaded))
+    # suggestions name what the file itself defines, not what it imports
     root = root_of(name)
     user_object = getattr(loaded, root or name, None)
     if user_object is None:
-        own = [n for n, x in vars(loaded).items() if _is(x, kind) and getattr(x, "__module__", None) == module]
-        there = f"; it has {', '.join(own) or 'none'}"
-        raise Unusable(f"{path} has no {word} {root or name!r}{hint(root or name, own) or there}")
+        own_names = [n for n, x in vars(loaded).items() if _is(x, kind) and getattr(x, "__module__", None) == module]
+        alternatives = f"; it has {', '.join(own_names) or 'none'}"
+        raise Unusable(f"{path} has no {word} {root or name!r}{hint(root or name, own_names) or alternatives}")
     user_object = user_object if root == name else evaluated(name, user_object)
     if not _is(user_object, kind):
         raise Unusable(f"{name!r} in {path} is a {type(user_object).__name__}, not a {word}")
@@ -191,6 +193,7 @@ def object_at(path: str, *, always: bool = False) -> Any:
         raise Unusable("write FILE.py:NAME or MODULE:NAME")
     if where.endswith(".py") and not os.path.isfile(where):
         raise Unusable(f"no such file {where}")
+    # a dry run reads names from the syntax tree: importing a stranger's file would run it
     if not (always or _RUNS.get()):
         if where.endswith(".py"):
             check_defined(path)

@@ -60,8 +60,8 @@ def ending(answer: str, name: str, *, bare: bool = False) -> Any:
         return _entry(lines, name)
     plain = re.sub(r"[*`]", "", last).lstrip("# ").strip(" _")
     words = r"[\s_]+".join(name.removesuffix("s").split("_")) + "s?"
-    if found := re.fullmatch(rf"{words}\s*[:=\uff1a]\s*(.*)", plain, re.IGNORECASE):
-        return found[1].strip(" _")
+    if match := re.fullmatch(rf"{words}\s*[:=\uff1a]\s*(.*)", plain, re.IGNORECASE):
+        return match[1].strip(" _")
     if bare and len(lines) == 1:
         return plain
     form = name.replace("_", " ").capitalize()
@@ -81,50 +81,51 @@ def _last_lines(answer: str) -> list[str]:
 
 def _entry(lines: list[str], name: str) -> Any:
     opened = max((i for i, line in enumerate(lines) if line.startswith("{")), default=0)
+    # the whole answer first: an object over several lines may have an inner line that begins with a brace
     for begin in dict.fromkeys((0, opened)):
         try:
-            said = json.loads("\n".join(lines[begin:]), object_pairs_hook=_unique, parse_int=float)
+            verdict = json.loads("\n".join(lines[begin:]), object_pairs_hook=_unique, parse_int=float)
         except (ValueError, RecursionError):
             continue
-        if isinstance(said, dict) and name in said:
-            return said[name]
+        if isinstance(verdict, dict) and name in verdict:
+            return verdict[name]
     raise ValueError(f"no JSON object with one {name!r}, but {lines[-1][-80:]!r}")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    said = {key.lower(): value for key, value in pairs}
-    if len(said) < len(pairs):
+    by_name = {key.lower(): value for key, value in pairs}
+    if len(by_name) < len(pairs):
         raise ValueError("a key that is given twice")
-    return said
+    return by_name
 
 
-def number(said: Any, most: float | None = None) -> float:
+def number(value: Any, most: float | None = None) -> float:
     """Parse a number from JSON or text: "7", "7." or, of `most`, "7/10"; ValueError for anything else."""
-    if isinstance(said, float):
-        return said
-    found = NUMBER.fullmatch(said.strip()) if isinstance(said, str) else None
-    if found is None or (found[2] is not None and float(found[2]) != most):
-        raise ValueError(f"no number, but {_shown(said)}")
-    return float(found[1])
+    if isinstance(value, float):
+        return value
+    match = NUMBER.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or (match[2] is not None and float(match[2]) != most):
+        raise ValueError(f"no number, but {_excerpt(value)}")
+    return float(match[1])
 
 
-def scaled(said: Any, low: float, high: float) -> float:
+def scaled(value_or_text: Any, low: float, high: float) -> float:
     """Parse a number from `low` to `high`; ValueError for anything else."""
-    value = number(said, high)
+    value = number(value_or_text, high)
     if not low <= value <= high:
         raise ValueError(f"score {value:g} is not from {low:g} to {high:g}")
     return value
 
 
-def several(said: Any) -> list[Any]:
+def several(value: Any) -> list[Any]:
     """Parse a list from JSON or text: "10, 4", "[10; 4]", "1 and 3."; ValueError otherwise."""
-    if isinstance(said, list):
-        return said
-    if not isinstance(said, str):
-        raise ValueError(f"no list, but {_shown(said)}")
-    return [x for x in re.split(r"[\s,;]+|\band\b", said.strip().removesuffix(".").strip("[]")) if x]
+    if isinstance(value, list):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"no list, but {_excerpt(value)}")
+    return [x for x in re.split(r"[\s,;]+|\band\b", value.strip().removesuffix(".").strip("[]")) if x]
 
 
-def _shown(said: Any) -> str:
-    """Of a value that JSON gave, the kind: writing out what is nested deeply may itself fail."""
-    return repr(said[:80]) if isinstance(said, str) else f"a {type(said).__name__}"
+def _excerpt(value: Any) -> str:
+    """A text's beginning, or the type of another value: printing deeply nested JSON may itself fail."""
+    return repr(value[:80]) if isinstance(value, str) else f"a {type(value).__name__}"

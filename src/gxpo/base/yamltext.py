@@ -58,12 +58,14 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
         if isinstance(value, list):
             return [plain(v, where, depth + 1) for v in value]
         return {plain(str(k), where): plain(v, where, depth + 1) for k, v in value.items()}
+    # before int: a bool is one, and ruamel's ScalarBoolean is an int that is no bool
     if isinstance(value, (bool, ScalarBoolean)):
         return bool(value)
     if isinstance(value, int):
         if not -LARGEST <= value < LARGEST:
             raise ConfigError(f"{where}: an integer has more than 64 bits")
         return int(value)
+    # half of a surrogate pair passes through YAML's escapes, and then can't be saved in any file
     if isinstance(value, str):
         try:
             value.encode()
@@ -83,9 +85,9 @@ def dump(document: Mapping[str, Any], comments: Mapping[str, str]) -> str:
     for key, value in document.items():
         note = comments.get(key, "")
         entries = list(value) if isinstance(value, (list, tuple)) and all(isinstance(x, Mapping) for x in value) else []
-        written = "" if entries else f" {_written(value)}"
-        lines.append(f"{_text(key)}:{written}{note and f' {comment(note)}'}\n")
-        lines += [f"  - {_written(entry)}\n" for entry in entries]
+        scalar = "" if entries else f" {_flow(value)}"
+        lines.append(f"{_text(key)}:{scalar}{note and f' {comment(note)}'}\n")
+        lines += [f"  - {_flow(entry)}\n" for entry in entries]
     return "".join(lines)
 
 
@@ -94,7 +96,7 @@ def comment(text: str) -> str:
     return "# " + "".join(c if c.isprintable() else " " for c in text)
 
 
-def _written(value: Any) -> str:
+def _flow(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(str(k))}: {_inner(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
@@ -106,7 +108,7 @@ def _written(value: Any) -> str:
 
 def _inner(value: Any) -> str:
     """A value inside a list or a mapping, where a colon would begin another."""
-    return _quoted(value) if isinstance(value, str) and ":" in value else _written(value)
+    return _quoted(value) if isinstance(value, str) and ":" in value else _flow(value)
 
 
 def _key(text: str) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gxpo.base.errors import GxpoError
-from gxpo.base.media import data_url, named, pictures_of
+from gxpo.base.media import data_url, label, pictures_of
 from gxpo.explain.derivation import Compared, Summand
 from gxpo.explain.group_figures import GroupFigures
 from gxpo.explain.outlook import Outlook
@@ -122,7 +122,7 @@ def _pictures(forest: Forest) -> dict[str, str]:
     found: dict[str, str] = {}
     for ref in pictures_of(forest.media):
         try:
-            found[named(ref)] = data_url(ref)
+            found[label(ref)] = data_url(ref)
         except GxpoError:
             continue
     return found

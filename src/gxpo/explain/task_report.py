@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gxpo.base import media
 from gxpo.base.errors import ModelError, PictureError, TaskError
-from gxpo.base.media import shown
 from gxpo.environments import worlds
 from gxpo.environments.tasks.file import check_size, parse_task
 from gxpo.environments.tasks.listed import ListedTasks
@@ -89,7 +89,7 @@ class Reader:
         if self.chat is None:
             return Rendered(" ".join(map(str, ids)), len(ids), 0)
         unknown = getattr(self.tokenizer, "unk_token_id", None)
-        text = shown(ids, lambda own: self.tokenizer.decode(own, clean_up_tokenization_spaces=False))
+        text = media.readable(ids, lambda own: self.tokenizer.decode(own, clean_up_tokenization_spaces=False))
         return Rendered(text, len(ids), 0 if unknown is None else list(ids).count(unknown))
 
     def length(self, text: str) -> int:

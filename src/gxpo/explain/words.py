@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gxpo.base.errors import GxpoError
-from gxpo.base.media import FIRST, named, ref_of, row_of
+from gxpo.base.media import FIRST, label, ref_of, row_of
 from gxpo.forest.forest import Forest
 from gxpo.models.tokenizer import CHARACTERS, IMAGE, SPECIAL, built_in
 
@@ -44,7 +44,7 @@ def _word(token: int, decode: Callable[[int], str]) -> str:
     """Text of a token; a picture is named at the first of its rows."""
     if token < 0:
         return ""
-    return decode(token) if token < FIRST else "" if row_of(token) else named(ref_of(token))
+    return decode(token) if token < FIRST else "" if row_of(token) else label(ref_of(token))
 
 
 def reader_of(model: str | None, lexicon: Mapping[str, int] | None) -> tuple[Callable[[int], str], str]:

@@ -46,7 +46,7 @@ def filter_tasks(
             raise ConfigError(f"{path} is there already: give another --out")
     if not 0 <= low <= high <= 1 or rollouts < 1:
         raise ConfigError(f"a band of success rates is 0 <= low <= high <= 1, not {low} to {high} of {rollouts}")
-    runtime.start(alone=resolved.settings.cluster.by_processes)
+    runtime.start(group_of_one=resolved.settings.cluster.by_processes)
     stages = Stages(resolved, reward=None, notify=notify)
     stages.set_up(resolved.settings.init_from, measure=True)
     try:

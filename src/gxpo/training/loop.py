@@ -63,7 +63,7 @@ class Trainer(Stages):
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         s = resolved.settings
-        runtime.start(alone=s.cluster.by_processes)
+        runtime.start(group_of_one=s.cluster.by_processes)
         reuse_freed()
         self.out = Path(runtime.first(str(out or s.out or default(s.task, resolved.method.name, s.seed))))
         if not resume:

@@ -162,7 +162,7 @@ class _Loaded(Stages):
     """Stages that take no step."""
 
     def __init__(self, resolved: Resolved, run: Path | None, notify: Notify) -> None:
-        runtime.start(alone=resolved.settings.cluster.by_processes)
+        runtime.start(group_of_one=resolved.settings.cluster.by_processes)
         super().__init__(resolved, reward=None, notify=notify)
         if run is None:
             self.set_up(resolved.settings.init_from, measure=True)

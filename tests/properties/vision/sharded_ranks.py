@@ -80,7 +80,7 @@ def work(folder: Path, sharded: bool, kinds: list[str], cases: list[str]) -> Non
 
 def main() -> None:
     torch.set_num_threads(1)
-    runtime.start(alone=True)
+    runtime.start(group_of_one=True)
     exact_rotary(SimpleNamespace(setattr=setattr))
     kinds, cases = (x.split(",") for x in sys.argv[2:])
     work(Path(sys.argv[1]), True, kinds, cases)

@@ -63,7 +63,7 @@ def test_a_judge_that_reads_texts_is_told_the_picture_by_name():
     cold = load("tiny:cold", task="arithmetic")
     judge, asked = LocalJudge(cold.model, cold.tokenizer), task(200)
     assert not judge.sees
-    assert prompt_of(asked, judge) == f"{media.named(asked.prompt[0]['content'][0]['image'])}colour?"
+    assert prompt_of(asked, judge) == f"{media.label(asked.prompt[0]['content'][0]['image'])}colour?"
     assert not any(map(media.is_row, judge._ids(Rubric(judge).question("red", asked))))
 
 
@@ -206,7 +206,7 @@ def test_a_server_that_sees_is_sent_the_pixels_in_a_data_url():
     assert before["text"].endswith("# Task\n") and after["text"].startswith("colour?") and message["role"] == "user"
     assert set(picture_part) == {"type", "image_url"} and not {*media.MARK} & {*before["text"], *after["text"]}
     (message,) = json.loads(requests[-1][2])["messages"]
-    assert media.named(media.PICTURES.put(coloured(0).prompt[0]["content"][0]["image"])) in message["content"]
+    assert media.label(media.PICTURES.put(coloured(0).prompt[0]["content"][0]["image"])) in message["content"]
 
 
 def test_what_a_policy_writes_shows_a_judge_no_picture(sees):

@@ -38,7 +38,7 @@ def forest_of(found: list[list[tuple[list[int], bool]]]) -> Forest:
     records = []
 
     def told(name: str, ids: list[int]) -> dict[str, Any]:
-        written, media_at = media.written(ids)
+        written, media_at = media.to_record(ids)
         return {name: written, "media_at": media_at}
 
     for n, pieces in enumerate(found):

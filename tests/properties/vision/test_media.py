@@ -92,9 +92,9 @@ def test_placeholders_stand_for_rows_in_what_is_written():
     a = put(6)
     media.PICTURES.placeholders[a] = 99
     tokens = [5, *media.ids(a, 4), 6]
-    ids, media_at = media.written(tokens)
+    ids, media_at = media.to_record(tokens)
     assert ids == [5, 99, 99, 99, 99, 6] and media_at == [[1, 4, a]]
-    assert media.placed(ids, media_at) == tokens and media.written([1, 2]) == ([1, 2], [])
+    assert media.from_record(ids, media_at) == tokens and media.to_record([1, 2]) == ([1, 2], [])
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_placeholders_stand_for_rows_in_what_is_written():
 def test_places_that_do_not_fit_are_refused(media_at, why):
     own = [[first, n, put(7) if ref == "A" else ref] for first, n, ref in media_at]
     with pytest.raises(ValueError, match=why):
-        media.placed([5, 9, 9, 9, 9, 6], own)
+        media.from_record([5, 9, 9, 9, 9, 6], own)
 
 
 def test_a_changed_file_is_refused(tmp_path):
@@ -190,7 +190,7 @@ def test_messages_hold_pictures_as_marks_and_people_see_their_digests():
     assert media.marked("plain <image>") == "plain <image>" and media.marked(None) == ""
     with pytest.raises(GxpoError, match="a text or an image"):
         media.marked([{"type": "image_url", "image_url": "x"}])
-    shown = media.shown([1, *media.ids(ref, 3), 2, 3], lambda ids: f"{ids}")
+    shown = media.readable([1, *media.ids(ref, 3), 2, 3], lambda ids: f"{ids}")
     assert shown == f"[1]<image {ref[7:15]}>[2, 3]"
 
 

@@ -52,4 +52,4 @@ def shown_to(role, number):
 
 
 def test_judges_read_a_pictures_name():
-    assert prompt_of(TASK) == f"what is it? {media.named(picture(0))}"
+    assert prompt_of(TASK) == f"what is it? {media.label(picture(0))}"

@@ -49,10 +49,11 @@ def svg_chart(
 
     A legend is drawn where there is more than one series. Empty series give empty axes.
     """
+    # both axes enclose bands and lines alike; points that are not finite have no place and leave gaps
     bands = bands or {}
     finite = [(x, y) for points in series.values() for x, y in points if math.isfinite(x) and math.isfinite(y)]
     spans = [(x, y) for band in bands.values() for x, low, high in band for y in (low, high) if math.isfinite(y)]
-    x_ticks = _ticks([x for x, _ in finite + spans], whole=True)
+    x_ticks = _ticks([x for x, _ in finite + spans], integers=True)
     y_ticks = _ticks([y for _, y in finite + spans] + list(y_range or ()))
     legend, rows = _legend(list(series), dashed, width) if len(series) > 1 else ("", 0)
     top = TOP + 16 * rows
@@ -80,6 +81,7 @@ def svg_chart(
     out.append(f'<line class="a" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
     middle = (LEFT + right) / 2
     out.append(f'<text x="{middle:.0f}" y="{bottom + 31}" text-anchor="middle">{escape(x_label)}</text>')
+    # all bands before all lines, so that no band covers another series' line
     for i, name in enumerate(series):
         for run in _runs(bands.get(name, ())):
             edge = [place(x, high) for x, _, high in run] + [place(x, low) for x, low, _ in reversed(run)]
@@ -89,8 +91,9 @@ def svg_chart(
         for run in _runs(_thin(points)):
             line = " ".join(place(x, y) for x, y in run)
             out.append(f'<polyline class="l s{colour}{" d" if name in dashed else ""}" points="{line}"/>')
-        alone = {run[0] for run in _runs(points) if len(run) == 1}
-        marks = [p for p in points if all(map(math.isfinite, p)) and (len(points) <= MARKED or p in alone)]
+        # a point between two gaps is on no line: it is seen by its dot alone, however long the series
+        isolated_points = {run[0] for run in _runs(points) if len(run) == 1}
+        marks = [p for p in points if all(map(math.isfinite, p)) and (len(points) <= MARKED or p in isolated_points)]
         for point in marks:
             cx, cy = place(*point).split(",")
             tip = escape(f"{name}, {x_label} {point[0]:g}: {point[1]:.4g}")
@@ -142,16 +145,16 @@ def _thin(points: Sequence[Point]) -> list[Point]:
     return out
 
 
-def _ticks(values: Sequence[float], *, whole: bool = False) -> list[float]:
+def _ticks(values: Sequence[float], *, integers: bool = False) -> list[float]:
     """Two to seven round numbers whose first and last enclose the values."""
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     if high - low <= 1e-9 * max(abs(low), abs(high)):  # a single value
-        margin = max(abs(low) * 0.1, 1.0 if whole or not low else 0.0)
-        low, high = (low, low + margin) if whole else (low - margin, high + margin)
+        margin = max(abs(low) * 0.1, 1.0 if integers or not low else 0.0)
+        low, high = (low, low + margin) if integers else (low - margin, high + margin)
     rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     unit = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
-    unit = max(unit, 1.0) if whole else unit
+    unit = max(unit, 1.0) if integers else unit
     first, last = math.floor(low / unit + 1e-9), math.ceil(high / unit - 1e-9)
     return [i * unit for i in range(first, max(last, first + 1) + 1)]
 

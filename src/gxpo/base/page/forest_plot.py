@@ -60,6 +60,7 @@ def forest_plot(
         f'aria-label="{text(title)}"><style>{CHART_STYLE}{STYLE}</style>',
         f'<text class="t" x="{SIDE}" y="17">{text(title)}</text><text x="{SIDE}" y="33">{text(y_label)}</text>',
     ]
+    # the zero line is drawn over the grid: whether an interval touches it is what the plot is read for
     for tick in ticks:
         out.append(f'<line class="g" x1="{x(tick)}" x2="{x(tick)}" y1="{TOP - 4}" y2="{bottom}"/>')
         out.append(f'<text x="{x(tick)}" y="{bottom + 16}" text-anchor="middle">{_label(tick, ticks)}</text>')

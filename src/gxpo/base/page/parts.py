@@ -16,12 +16,12 @@ def masthead(title: str, facts: Iterable[str] = ()) -> Html:
     return Html(f"<header><h1>{text(title)}</h1>{f'<p class=facts>{spans}</p>' if spans else ''}</header>\n")
 
 
-def verdict(kind: Kind, said: str, lines: Iterable[str] = (), *, label: str | None = None) -> Html:
-    """What a page has to say before all else; `label` stands over it instead of the kind."""
+def verdict(kind: Kind, headline: str, lines: Iterable[str] = (), *, label: str | None = None) -> Html:
+    """The headline box of a page, with its kind above it, or `label` instead."""
     items = join(Html(f"<li>{text(line)}</li>") for line in lines)
     return Html(
         f'<div class="verdict {text(kind)}"><p class="kind">{text((label or kind).capitalize())}</p>'
-        f'<p class="said">{text(said)}</p>{f"<ul>{items}</ul>" if items else ""}</div>\n'
+        f'<p class="said">{text(headline)}</p>{f"<ul>{items}</ul>" if items else ""}</div>\n'
     )
 
 
@@ -40,8 +40,8 @@ def section(title: str, *body: str, id: str = "") -> Html:
     return Html(f"<section{name}><h2>{text(title)}</h2>\n{join(body)}</section>\n")
 
 
-def paragraph(*said: str, soft: bool = False) -> Html:
-    return Html(f"<p{' class=soft' if soft else ''}>{join(said)}</p>\n")
+def paragraph(*content: str, soft: bool = False) -> Html:
+    return Html(f"<p{' class=soft' if soft else ''}>{join(content)}</p>\n")
 
 
 def preformatted(value: str, *, boxed: bool = False) -> Html:
@@ -77,17 +77,18 @@ def table(
     numbers  the columns of figures, set to the right
     wide     as wide as the page
     """
+    # without headings the first cell of a row is its heading, for readers that hear the table
     marks = [' class="n"' if column in numbers else "" for column in columns]
-    named = any(columns)
+    has_header = any(columns)
     top = "".join(f"<th scope=col{mark}>{text(c)}</th>" for c, mark in zip(columns, marks, strict=True))
     lines = []
     for row in rows:
         cells = [f"<td{mark}>{text(cell)}</td>" for cell, mark in zip(row, marks, strict=True)]
-        if not named:
+        if not has_header:
             cells[0] = f"<th scope=row>{text(row[0])}</th>"
         lines.append(f"<tr>{''.join(cells)}</tr>\n")
     above = f"<caption>{text(caption)}</caption>" if caption else ""
-    head = f"<thead><tr>{top}</tr></thead>" if named else ""
+    head = f"<thead><tr>{top}</tr></thead>" if has_header else ""
     label = f' aria-label="{text(caption)}"' if caption else ' aria-label="table"'
     return Html(
         f'<div class="scroll" tabindex="0" role="region"{label}><table{" class=wide" if wide else ""}>{above}{head}'

@@ -28,10 +28,10 @@ def visible(value: str) -> str:
     >>> visible("a\x00b\u202e\ud800")
     'a␀b<U+202E><U+D800>'
     """
-    return UNSEEN.sub(lambda m: _named(ord(m[0])), value)
+    return UNSEEN.sub(lambda m: _visible_name(ord(m[0])), value)
 
 
-def _named(code: int) -> str:
+def _visible_name(code: int) -> str:
     if code < 0x20:
         return chr(0x2400 + code)  # control pictures
     return "\u2421" if code == 0x7F else f"<U+{code:04X}>"

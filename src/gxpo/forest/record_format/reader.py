@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from gxpo.base.errors import RecordError, did_you_mean, need
-from gxpo.base.media import FIRST, placed, refs_in
+from gxpo.base.media import FIRST, from_record, refs_in
 from gxpo.base.regular_files import fault_of
 from gxpo.forest.columns import ACTION, NAN, OBSERVATION, PROMPT
 from gxpo.forest.record_format.assemble import Node, Reference, Step, assemble
@@ -362,7 +362,7 @@ def _placed(tokens: Sequence[int], media_at: Sequence[Any], name: str, fail: Fai
     if not media_at:
         return list(tokens)
     try:
-        return placed(tokens, media_at)
+        return from_record(tokens, media_at)
     except (ValueError, TypeError) as error:
         fail(name, str(error))
 

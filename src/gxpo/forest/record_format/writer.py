@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gxpo.base.errors import RecordError
-from gxpo.base.media import written
+from gxpo.base.media import to_record
 from gxpo.forest.columns import OBSERVATION, Columns, blank_value
 from gxpo.forest.record_format.schema import SCHEMA, Record, Turn
 
@@ -237,7 +237,7 @@ class Writer:
     @staticmethod
     def _shown(name: str, tokens: list[int]) -> dict[str, Any]:
         """Ids, with placeholders for pictures, and `media_at` if there are any."""
-        ids, media_at = written(tokens)
+        ids, media_at = to_record(tokens)
         return {name: ids, "media_at": media_at} if media_at else {name: ids}
 
     @staticmethod

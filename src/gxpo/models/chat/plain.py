@@ -265,7 +265,7 @@ def decoder(tokenizer: Any, chat: Any = None) -> Callable[[Sequence[int]], str]:
         noise = tokens.special_ids - content
         return tokenizer.decode([t for t in ids if t not in noise], skip_special_tokens=False)
 
-    return lambda ids: media.shown(ids, plain) if max(ids, default=0) >= media.FIRST else plain(ids)
+    return lambda ids: media.readable(ids, plain) if max(ids, default=0) >= media.FIRST else plain(ids)
 
 
 def raw_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:

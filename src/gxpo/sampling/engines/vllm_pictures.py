@@ -43,7 +43,7 @@ def unexpanded(prompt: Sequence[int], vision: Vision) -> tuple[list[int], tuple[
         start, stop = run.first - len(before), run.first + run.n
         if start < end or (*prompt[start : run.first],) != before or (*prompt[stop : stop + len(after)],) != after:
             raise ModelError(
-                f"a request shows {media.named(run.ref)} without the ids {[*before, *after]} around its rows, which "
+                f"a request shows {media.label(run.ref)} without the ids {[*before, *after]} around its rows, which "
                 "vLLM's processor writes: make its messages with the model's own chat template"
             )
         found += [*prompt[end:start], vision.placeholder]
