@@ -261,7 +261,7 @@ def _policy_term(keys: Keys) -> Any:
     named = keys.take("objective.ratio", "token")  # whose class is here already: the table would load the whole folder
     named = Token if named == "token" else named
     ratio = keys.part("objective.ratio", named, registry.RATIOS, "objective", "ratio")
-    fields = keys.fields(kind, "objective", made={"surrogate": surrogate, "ratio": ratio})
+    fields = keys.fields(kind, "objective", preset={"surrogate": surrogate, "ratio": ratio})
     unread = next((part for part in (surrogate, ratio) if isinstance(part, Unexecuted)), None)
     return unread or keys.owned(kind(**fields), "objective")
 
@@ -279,7 +279,7 @@ def _objective(keys: Keys) -> tuple[dict[str, Any], Any]:
     if isinstance(policy, objectives.PolicyGradient):  # the ratio that may weigh it is the policy term's
         of_kl["ratio_over"] = policy.ratio_over
         of_kl["on_unknown_behaviour"] = {"shaped": "one"}.get(policy.on_unknown_behaviour, policy.on_unknown_behaviour)
-    kl = objectives.KL(**keys.fields(objectives.KL, "objective.kl", made=horizon, shared=of_kl))
+    kl = objectives.KL(**keys.fields(objectives.KL, "objective.kl", preset=horizon, shared=of_kl))
     if place == "reward" and "objective.kl.coef" in keys.schedules:
         raise ConfigError("objective.kl.coef: a schedule moves the KL in the loss: set objective.kl.place=loss")
     kl_reward = None
@@ -291,7 +291,7 @@ def _objective(keys: Keys) -> tuple[dict[str, Any], Any]:
         kl_reward = KLReward(coef=kl.coef, estimator=kl.estimator)
         if kl.control is not None:
             raise ConfigError("objective.kl.control moves the KL in the loss: set objective.kl.place=loss")
-    bonus = objectives.Entropy(**keys.fields(objectives.Entropy, "objective.entropy", made=horizon))
+    bonus = objectives.Entropy(**keys.fields(objectives.Entropy, "objective.entropy", preset=horizon))
     if bonus.ever:
         terms["entropy"] = keys.owned(bonus, "objective.entropy")
     return terms | keys.parts("objective.add", registry.TERMS, "term"), kl_reward

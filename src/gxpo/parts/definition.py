@@ -95,7 +95,7 @@ class Definition:
 
     @property
     def choices(self) -> str:
-        """What its sources leave open and was chosen here, in one line."""
+        """One-line note of what the sources leave open and was chosen here."""
         return " ".join(self._read(_CHOICES).split()).removesuffix(".")
 
     def _read(self, pattern: re.Pattern[str]) -> str:
@@ -186,7 +186,7 @@ def same(a: Any, b: Any) -> bool:
 def merge(
     definitions: Sequence[tuple[str, Definition, Mapping[str, Any]]],
     overrides: Mapping[str, Stated],
-    known: Mapping[str, Definition],
+    methods: Mapping[str, Definition],
 ) -> dict[str, Stated]:
     """The stated keys of a composition.
 
@@ -195,19 +195,22 @@ def merge(
 
     An override that takes nothing from that method, and nothing of the composition away, is `Stated.by_method`.
     """
-    decided, as_in = {}, {}
-    for key, stated in overrides.items():
-        if isinstance(stated.value, str) and stated.value in known:
-            as_in[key] = stated
+    # an override either states a value, or borrows a stage from another method by that method's name
+    decided, borrowed = {}, {}
+    for key, override in overrides.items():
+        if isinstance(override.value, str) and override.value in methods:
+            borrowed[key] = override
         else:
-            decided[key] = stated
+            decided[key] = override
+    # methods merge without an order: two different values of one key are an error with a remedy, never the last one
     merged: dict[str, Stated] = {}
     for label, _, keys in definitions:
         for key, value in keys.items():
             if key == JOINED and key in decided:
                 decided[key] = joined(decided[key], value)
-            if key in decided or any(_governs(k, key, keys) for k in as_in):
+            if key in decided or any(_governs(k, key, keys) for k in borrowed):
                 continue
+            # what a method adds to its own part goes with that part when the caller replaces it
             if any(key.startswith(f"{stage}.add.") and stage in keys for stage in decided):
                 continue
             if key in merged and not same(merged[key].value, value):
@@ -218,26 +221,27 @@ def merge(
                     f"in Python {{{key!r}: {first.origin.split('@')[0]!r}}}"
                 )
             merged.setdefault(key, Stated(value, label))
-    for key, stated in as_in.items():
-        source = known[stated.value]
+    for key, override in borrowed.items():
+        source = methods[override.value]
         taken = {k: v for k, v in source.keys.items() if _governs(key, k, source.keys)}
-        merged |= {k: Stated(v, f"{stated.origin} (as in {source.name})") for k, v in taken.items()}
+        merged |= {k: Stated(v, f"{override.origin} (as in {source.name})") for k, v in taken.items()}
+        # a method that has nothing at this stage: the stage is as in the base, which has to be said and not dropped
         if not taken and not any(_governs(key, k, keys) for _, _, keys in definitions for k in keys):
-            merged[key] = dataclasses.replace(stated, by_method=True)
+            merged[key] = dataclasses.replace(override, by_method=True)
     return merged | decided
 
 
-def joined(stated: Stated, below: Any) -> Stated:
+def joined(override: Stated, below: Any) -> Stated:
     """Options of rewards as the caller states them, over those that a method states of the same rewards."""
-    if not isinstance(stated.value, Mapping):
-        return stated
-    both = {name: {**below.get(name, {}), **stated.value.get(name, {})} for name in {**below, **stated.value}}
-    return dataclasses.replace(stated, value=both)
+    if not isinstance(override.value, Mapping):
+        return override
+    both = {name: {**below.get(name, {}), **override.value.get(name, {})} for name in {**below, **override.value}}
+    return dataclasses.replace(override, value=both)
 
 
 def _governs(decision: str, key: str, keys: Mapping[str, Any]) -> bool:
-    """Whether a decision for a stage key carries `key` of a method with it: the stage's parameters do, and so do parts
-    that are added to the stage where the method states both (GiGPO's two levels), not those that are added to any."""
+    """Return True if a decision for a stage key carries `key` of a method with it: the stage's parameters do, and so do
+    parts added to the stage where the method states both (GiGPO's two levels), not those that are added to any."""
     return key == decision or (key.startswith(decision + ".") and not _added_to_any(decision, key, keys))
 
 
@@ -255,16 +259,16 @@ def check_refusals(
                 raise ConfigError(f"{label} can't work with {key}={show(resolved[key])}: set {key} to another value")
 
 
-def check_allowed(part: Any, stated: Mapping[str, Stated]) -> None:
+def check_allowed(part: Any, resolved: Mapping[str, Stated]) -> None:
     """Raise where a setting of the run has a value that a part can't work with: it `allows` other ones alone."""
     for key, (values, why) in getattr(part, "allows", {}).items():
-        if key in stated and not any(same(stated[key].value, v) for v in values):
+        if key in resolved and not any(same(resolved[key].value, v) for v in values):
             others = " or ".join(map(show, values))
-            raise ConfigError(f"{key}={show(stated[key].value)}: {show(part)} {why}: set {key} to {others}")
+            raise ConfigError(f"{key}={show(resolved[key].value)}: {show(part)} {why}: set {key} to {others}")
 
 
 def finite(value: Any, unbounded: bool = False) -> bool:
-    """Whether every number in a value is finite; `unbounded`: or infinite, but never nan."""
+    """Return True if every number in a value is finite; with `unbounded` infinity passes, nan never does."""
     if isinstance(value, float):
         return math.isfinite(value) or (unbounded and math.isinf(value))
     if isinstance(value, Mapping):
@@ -286,7 +290,7 @@ def show(value: Any) -> str:
         return str(value).lower()
     value = kind_of(value)
     if isinstance(value, type):
-        return _shown(value)
+        return _part_name(value)
     if dataclasses.is_dataclass(value):
         return getattr(value, "label", None) or show(type(value))
     if inspect.isfunction(value) and str(value.__module__).startswith("gxpo."):
@@ -296,7 +300,7 @@ def show(value: Any) -> str:
     return str(value)
 
 
-def _shown(kind: type) -> str:
+def _part_name(kind: type) -> str:
     if not str(kind.__module__).startswith("gxpo."):
         with suppress(TypeError, OSError):  # of a notebook or an interpreter's line: it has no file
             return f"{inspect.getsourcefile(kind)}:{kind.__name__}"

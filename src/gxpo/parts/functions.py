@@ -38,24 +38,24 @@ class Signature(NamedTuple):
 @cache
 def signature(function: Callable[..., Any]) -> Signature:
     """Columns and options of a function, from its signature."""
-    given = inspect.signature(function).parameters.values()
-    options = {p.name: p for p in given if p.kind is p.KEYWORD_ONLY}
+    declared = inspect.signature(function).parameters.values()
+    options = {p.name: p for p in declared if p.kind is p.KEYWORD_ONLY}
     typed = SimpleNamespace(
         __annotations__={k: p.annotation for k, p in options.items() if p.annotation is not p.empty}
     )
     hints = get_type_hints(typed, getattr(inspect.unwrap(function), "__globals__", None), include_extras=True)
     return Signature(
-        tuple(p.name for p in given if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)),
+        tuple(p.name for p in declared if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)),
         {k: (hints.get(k, Any), p.default) for k, p in options.items()},
-        any(p.kind is p.VAR_KEYWORD for p in given),
+        any(p.kind is p.VAR_KEYWORD for p in declared),
     )
 
 
 @cache
 def known(module: str) -> dict[str, Callable[..., Any]]:
     """Public functions defined in a module, by name."""
-    found = vars(importlib.import_module(module))
-    return {k: f for k, f in found.items() if inspect.isfunction(f) and f.__module__ == module and k[:1] != "_"}
+    members = vars(importlib.import_module(module))
+    return {k: f for k, f in members.items() if inspect.isfunction(f) and f.__module__ == module and k[:1] != "_"}
 
 
 def checked_by(check: Callable[..., str | None]) -> Callable[[F], F]:
@@ -108,25 +108,28 @@ class Formula(Part):
             object.__setattr__(
                 self, name, named(getattr(self, name), module, f"{key_of(type(self))}.{name}", free=free)
             )
+        # options of all functions together: one name that two of them have is one option
         chosen = [getattr(self, name) for name in self.functions]
-        known = {k: v for f in chosen if callable(f) for k, v in signature(f).options.items()}
+        declared = {k: v for f in chosen if callable(f) for k, v in signature(f).options.items()}
         title = self.slot.replace("NAME", getattr(chosen[-1], "__name__", chosen[-1]))
         for name in self.options:
-            if name not in known:
-                raise ConfigError(f"{title} has no option {name!r}{did_you_mean(name, known)}")
-        own = {f.name for f in fields(self)}  # type: ignore[arg-type]  # a dataclass
-        stated = {
-            k: getattr(self, k) if k in own else self.options.get(k, default) for k, (_, default) in known.items()
+            if name not in declared:
+                raise ConfigError(f"{title} has no option {name!r}{did_you_mean(name, declared)}")
+        # an option that is also a field of the part lives there alone, so that it can't have two values
+        field_names = {f.name for f in fields(self)}  # type: ignore[arg-type]  # a dataclass
+        values = {
+            k: getattr(self, k) if k in field_names else self.options.get(k, default)
+            for k, (_, default) in declared.items()
         }
-        for name, value in stated.items():
-            rule = rule_of(known[name][0], known[name][1] == math.inf)
+        for name, value in values.items():
+            rule = rule_of(declared[name][0], declared[name][1] == math.inf)
             if rule is not None and not rule.holds(value):
                 raise ConfigError(refusal(f"{title}.{name}", value, rule))
         for function in chosen:
-            asked = {k: stated[k] for k in signature(function).options} if hasattr(function, "check") else {}
-            if asked and (wrong := function.check(**asked)):
+            checked_options = {k: values[k] for k in signature(function).options} if hasattr(function, "check") else {}
+            if checked_options and (wrong := function.check(**checked_options)):
                 raise ConfigError(f"{title}: {wrong}")
-        object.__setattr__(self, "options", {k: value for k, value in stated.items() if k not in own})
+        object.__setattr__(self, "options", {k: value for k, value in values.items() if k not in field_names})
 
     def apply(self, function: Callable[..., Any], columns: list[Any]) -> Any:
         """Call a function with the part's options that it accepts."""
@@ -159,7 +162,7 @@ class FunctionPart(Part):
 
     @classmethod
     def accepts(cls, function: Callable[..., Any]) -> bool:
-        """Whether a function that states no part's name is meant as one of these, and not as the stage's protocol."""
+        """Return True if an unnamed function is such a pure function, False if it has the stage's own protocol."""
         return False
 
     @property
@@ -187,10 +190,11 @@ def function_part(function: Callable[..., Any], base: type[FunctionPart], **fact
         (name, hint, field(default=default, kw_only=True, metadata=_marks(hint)))
         for name, (hint, default) in base.asked(function).items()
     ]
-    stated = {**base.facts(function), **facts}
-    by_options = {name: value for name, value in stated.items() if inspect.isfunction(value)}
+    attributes = {**base.facts(function), **facts}
+    # a fact may depend on options (`learns_from_equal_groups` on the centre): it is computed for each instance
+    by_options = {name: value for name, value in attributes.items() if inspect.isfunction(value)}
     space = {
-        **{name: value for name, value in stated.items() if name not in by_options},
+        **{name: value for name, value in attributes.items() if name not in by_options},
         **{f"_{name}": staticmethod(value) for name, value in by_options.items()},
         "_settled": tuple(by_options),
         "function": staticmethod(function),

@@ -42,11 +42,11 @@ class Output(str):
     normed: bool
 
     def __new__(cls, kind: str, at: str | float = "", *, normed: bool = True) -> Output:
-        made = super().__new__(cls, f"{'' if normed else 'unnormed_'}{kind}{'' if at == '' else '@'}{at}")
-        front, _, made.at = made.partition("@")
-        made.kind = front.removeprefix("unnormed_")
-        made.normed = made.kind == front
-        return made
+        output = super().__new__(cls, f"{'' if normed else 'unnormed_'}{kind}{'' if at == '' else '@'}{at}")
+        front, _, output.at = output.partition("@")
+        output.kind = front.removeprefix("unnormed_")
+        output.normed = output.kind == front
+        return output
 
 
 ALIASES = {"old_logprob": "proximal_logprob", "rollout_logprob": "behaviour_logprob"}  # TRL's and verl's names
@@ -108,11 +108,11 @@ class PolicyTokens:
         return self.proximal_logprob
 
     def _tensors(self) -> dict[str, Tensor]:
-        named = {
+        shapes = {
             k: getattr(self, k)
             for k in ("logprob", "behaviour_logprob", "reference_logprob", "entropy", "proximal_logprob", "value")
         }
-        return {k: v for k, v in named.items() if v is not None}
+        return {k: v for k, v in shapes.items() if v is not None}
 
     def index(self, entries: Tensor) -> PolicyTokens:
         """The outputs on a subset of the action tokens."""

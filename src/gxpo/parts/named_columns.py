@@ -82,13 +82,15 @@ class Columns:
 
     @classmethod
     def needs(cls, names: Iterable[str]) -> tuple[str, ...]:
-        """Of the names that functions read, those that are signals which a part has to provide."""
-        known = (*TRAJECTORY, *TOKEN, *HELD, *cls.made)
-        return tuple(dict.fromkeys(own for name in names if (own := name.removeprefix("mean_")) not in known))
+        """Select the names that a signal part has to provide, of those that functions read."""
+        available = (*TRAJECTORY, *TOKEN, *HELD, *cls.made)
+        return tuple(
+            dict.fromkeys(signal_name for name in names if (signal_name := name.removeprefix("mean_")) not in available)
+        )
 
     @staticmethod
     def requires(names: Iterable[str]) -> tuple[str, ...]:
-        """What rollouts must carry, by the names that functions read."""
+        """Requirements on rollouts that follow from the names that functions read."""
         return tuple(REQUIRES[name] for name in names if name in REQUIRES)
 
     def given(self, function: Callable[..., Any], axis: str, *first: Tensor) -> list[Any]:
@@ -118,10 +120,11 @@ class Columns:
         return total / torch.bincount(self.owner, minlength=n).clamp_min(1)
 
     def signal(self, name: str, axis: str) -> Tensor:
-        value, known = self.signals[name], getattr(self.signals, "axis", None)
-        own = axis if known is None else known(name)
-        if own == "R":
+        value, axis_of = self.signals[name], getattr(self.signals, "axis", None)
+        signal_axis = axis if axis_of is None else axis_of(name)
+        if signal_axis == "R":
             return self.lifted(value, axis)
+        # a nan would pass silently into every mean below; it means that nobody recorded the column
         value = value[self.entries]
         if name not in MAY_LACK and (missing := int(value.isnan().sum())):
             hint = ": record `logprob` for them" if name == "behaviour_logprob" else ""

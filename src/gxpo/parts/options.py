@@ -31,10 +31,10 @@ def canonical(key: str) -> str:
     return f"credit{dot}{rest}" if head == "advantage" else _SYNONYMS.get(key, key)
 
 
-def canonical_keys(stated: Mapping[str, Stated]) -> dict[str, Stated]:
+def canonical_keys(entries: Mapping[str, Stated]) -> dict[str, Stated]:
     """The stated keys, synonyms under the keys that they stand for. ConfigError where two of one key differ."""
     out: dict[str, Stated] = {}
-    for key, entry in stated.items():
+    for key, entry in entries.items():
         name = canonical(key)
         if name in out and not same(out[name].value, entry.value):
             raise ConfigError(f"{name} is set twice: {show(out[name].value)} and {show(entry.value)}")
@@ -48,11 +48,11 @@ def dotted(given: Mapping[str, Any]) -> dict[str, Stated]:
     for key, value in given.items():
         if not isinstance(key, str):
             raise ConfigError(f"key {key!r} is a {type(key).__name__}: keys are texts, as 'credit.scale'")
-        held = value if isinstance(value, Stated) else Stated(value, "override")
-        for leaf, stated in leaves(key, held.value, held.origin):
+        entry = value if isinstance(value, Stated) else Stated(value, "override")
+        for leaf, leaf_entry in leaves(key, entry.value, entry.origin):
             if leaf in out:
                 raise ConfigError(f"{leaf} is set twice")
-            out[leaf] = replace(held, value=stated.value)
+            out[leaf] = replace(entry, value=leaf_entry.value)
     return out
 
 
@@ -70,6 +70,7 @@ def leaves(key: str, value: Any, origin: str, source: str | None = None) -> list
     if is_mapping(key) or ("schedule" in value and is_schedule(value)):
         return [(key, Stated(value, origin))]
     out: list[tuple[str, Stated]] = []
+    # ruamel's mappings know their lines: an error about a key can name the file's line
     lines = getattr(getattr(value, "lc", None), "data", None) or {}
     for name, inner in value.items():
         at = f"{source}:{lines[name][0] + 1}" if source and name in lines else origin
@@ -79,7 +80,7 @@ def leaves(key: str, value: Any, origin: str, source: str | None = None) -> list
 
 
 def is_mapping(key: str) -> bool:
-    """Whether a key's value is itself a mapping: of some settings, and of `weights` and `only` of parts."""
+    """Return True if a key's value is itself a mapping: of some settings, and of `weights` and `only` of parts."""
     if not key:
         return False
     from gxpo.parts.settings import MAPPINGS
@@ -87,9 +88,9 @@ def is_mapping(key: str) -> bool:
     return key == "versions" or key in MAPPINGS or key.endswith((".weights", ".only"))
 
 
-def silent_keys(given: Mapping[str, Stated]) -> set[str]:
+def silent_keys(entries: Mapping[str, Stated]) -> set[str]:
     """The keys that only have to exist (`Stated.is_silent`); a setting that is a mapping may well be empty."""
-    return {key for key, stated in given.items() if stated.is_silent and not is_mapping(key)}
+    return {key for key, entry in entries.items() if entry.is_silent and not is_mapping(key)}
 
 
 def settings_of(keys: Iterable[str]) -> dict[str, tuple[str, list[str]]]:
@@ -100,10 +101,10 @@ def settings_of(keys: Iterable[str]) -> dict[str, tuple[str, list[str]]]:
 def _setting_of(key: str) -> tuple[str, list[str]]:
     words = key.split(".")
     for i in range(1, len(words)):
-        whole = ".".join(words[:i])
-        if is_mapping(whole):
-            by_reward = whole.endswith((".weights", ".only"))  # names of rewards may have dots
-            return whole, [".".join(words[i:])] if by_reward else words[i:]
+        parent = ".".join(words[:i])
+        if is_mapping(parent):
+            by_reward = parent.endswith((".weights", ".only"))  # names of rewards may have dots
+            return parent, [".".join(words[i:])] if by_reward else words[i:]
     return key, []
 
 
@@ -170,9 +171,9 @@ class Keys:
     def take(self, key: str, default: Any) -> Any:
         self.valid.append(key)
         self.used.add(key)
-        found = self.stated.get(key, Stated(default, "default"))
-        self.resolved[key] = found
-        return found.value
+        entry = self.stated.get(key, Stated(default, "default"))
+        self.resolved[key] = entry
+        return entry.value
 
     def names(self, prefix: str) -> list[str]:
         """NAME of every stated `prefix.NAME`, in order; optional options of a part that is not stated make none, and
@@ -201,6 +202,7 @@ class Keys:
         main  the slot of the part that it is added to: fields that its class names in `follows`, and those whose
               default is None, are as they are there unless they are stated
         """
+        # a user's file that is not run (`gxpo plan`, a dry check) has options that nobody can check: all count as used
         kind = resolve_part(value, table, slot, what)
         if isinstance(kind, Unexecuted):
             for key in [k for k in self.stated if k.startswith(f"{prefix or slot}.")]:
@@ -209,6 +211,7 @@ class Keys:
         check_protocol(f"{slot}={show(value)}", kind, what)
         if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
             return kind
+        # an added part follows the one that it is added to (scale, clip bounds), unless it states its own
         prefix, shared = slot if prefix is None else prefix, {}
         for entry in dataclasses.fields(kind) if main is not None else ():
             of_main = self.resolved.get(f"{main}.{entry.name}")
@@ -223,14 +226,20 @@ class Keys:
             return Unexecuted(str(needed), fields)
 
     def fields(
-        self, kind: Any, prefix: str, *, made: Mapping[str, Any] | None = None, shared: Mapping[str, Any] | None = None
+        self,
+        kind: Any,
+        prefix: str,
+        *,
+        preset: Mapping[str, Any] | None = None,
+        shared: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Values for the fields of the part's class `kind`, from what is stated under `prefix.FIELD`.
 
         made    values of fields that no key states
         shared  what fields are where they are not stated, or null
         """
-        fields, shared = dict(made or {}), shared or {}
+        # hints and rules are read once per class: resolving annotations costs more than making the part
+        fields, shared = dict(preset or {}), shared or {}
         hints, rules = hints_of(kind), ranges.rules(kind)
         for entry in dataclasses.fields(kind):
             name, key, default = entry.name, f"{prefix}.{entry.name}", default_of(entry)
@@ -259,18 +268,18 @@ class Keys:
         return out
 
     def control(self, key: str, default: Any) -> Any:
-        """What moves a coefficient: a part inside a part, its fields under `KEY.FIELD`."""
-        named = self.take(key, None if default is None else type(default))
-        made = None if named is None else self.part(key, named, registry.CONTROLS, what="control")
+        """Make the controller of a coefficient: a part inside a part, its fields under `KEY.FIELD`."""
+        value = self.take(key, None if default is None else type(default))
+        made = None if value is None else self.part(key, value, registry.CONTROLS, what="control")
         return None if isinstance(made, Unexecuted) else made
 
     def choice(self, key: str, *choices: str) -> str:
-        """What is stated, of the choices, or the first."""
+        """Resolve a key that takes one of the choices; the first is the default."""
         hint = Literal[choices]  # type: ignore[valid-type]
         return self.field(key, choices[0], hint, ranges.rule_of(hint))
 
     def field(self, key: str, default: Any, hint: Any, rule: ranges.Rule | None = None, unbounded: bool = False) -> Any:
-        """What is stated, of the field's type and as its rule has it, or the default as it is.
+        """Resolve the value of a field: checked by its type and its rule, or the default as it is.
 
         Numbers are finite, but where the default is inf or the field's metadata says `unbounded`.
         """
@@ -281,10 +290,10 @@ class Keys:
             return self.silent_field(key, default, hint, rule)
         if key not in self.stated:
             return value
-        stated = self.stated[key]
+        entry = self.stated[key]
         if key in self.moving:
-            return self.largest(key, stated, hint, rule)
-        return self.checked(key, stated, hint, rule, unbounded or default in (math.inf, -math.inf))
+            return self.largest(key, entry, hint, rule)
+        return self.checked(key, entry, hint, rule, unbounded or default in (math.inf, -math.inf))
 
     def silent_field(self, key: str, default: Any, hint: Any, rule: ranges.Rule | None) -> Any:
         """The default where a method is named that does not state the field, unless the field takes that text."""
@@ -298,28 +307,28 @@ class Keys:
         self.resolved[key] = silent_value
         return value
 
-    def checked(self, key: str, stated: Stated, hint: Any, rule: ranges.Rule | None, unbounded: bool = False) -> Any:
+    def checked(self, key: str, entry: Stated, hint: Any, rule: ranges.Rule | None, unbounded: bool = False) -> Any:
         """The stated value, of the type of the hint and as the rule has it."""
-        found = typed(key, stated.value, hint, stated)
-        if not finite(found, unbounded):
-            raise ConfigError(f"{key}={show(stated.value)} ({stated.origin}): it must be a finite number")
-        if rule is not None and not rule.holds(found):
-            raise ConfigError(ranges.refusal(key, found, rule, said(stated)))
-        return found
+        converted = typed(key, entry.value, hint, entry)
+        if not finite(converted, unbounded):
+            raise ConfigError(f"{key}={show(entry.value)} ({entry.origin}): it must be a finite number")
+        if rule is not None and not rule.holds(converted):
+            raise ConfigError(ranges.refusal(key, converted, rule, origin_of(entry)))
+        return converted
 
-    def largest(self, key: str, stated: Stated, hint: Any, rule: ranges.Rule | None) -> Any:
-        """What a part is made with whose number has a schedule: `Schedule.largest`."""
+    def largest(self, key: str, entry: Stated, hint: Any, rule: ranges.Rule | None) -> Any:
+        """Check both ends of a number's schedule, and return the one that the part is made with: `Schedule.largest`."""
         if (stage := key.split(".")[0]) in UNSCHEDULED or is_control(key):
             raise ConfigError(
                 f"{key}: {UNSCHEDULED.get(stage, 'a control is a schedule itself: move the coefficient')}"
             )
         try:
-            schedule = read(stated.value)
+            schedule = read(entry.value)
         except ConfigError as error:
-            raise ConfigError(f"{key} ({stated.origin}): {error}") from None
-        ends = [self.checked(key, replace(stated, value=x), hint, rule) for x in (schedule.start, schedule.to)]
+            raise ConfigError(f"{key} ({entry.origin}): {error}") from None
+        ends = [self.checked(key, replace(entry, value=x), hint, rule) for x in (schedule.start, schedule.to)]
         if any(isinstance(x, bool) or not isinstance(x, (int, float)) for x in ends):
-            raise ConfigError(f"{key} ({stated.origin}): a schedule moves numbers, and this is none")
+            raise ConfigError(f"{key} ({entry.origin}): a schedule moves numbers, and this is none")
         self.schedules[key] = replace(schedule, start=ends[0], to=ends[1])
         return self.schedules[key].largest
 
@@ -329,13 +338,13 @@ class Keys:
         Made with either end it must be as good as with the other: whatever a part checks, it checks of both.
         """
         for key in [k for k in self.schedules if k.rpartition(".")[0] == prefix]:
-            own = Scheduled(key, part, key.rpartition(".")[2], self.schedules[key])
-            if own.name not in own.held():
+            moving = Scheduled(key, part, key.rpartition(".")[2], self.schedules[key])
+            if moving.name not in moving.values():
                 continue
-            for end in (own.schedule.start, own.schedule.to):
-                own.tried(end)
-            own.set(own.at(1))
-            self.scheduled.append(own)
+            for end in (moving.schedule.start, moving.schedule.to):
+                moving.check(end)
+            moving.set(moving.at(1))
+            self.scheduled.append(moving)
             del self.schedules[key]
         return part
 
@@ -353,9 +362,9 @@ def default_of(entry: dataclasses.Field[Any]) -> Any:
     return entry.default_factory() if entry.default_factory is not dataclasses.MISSING else entry.default
 
 
-def said(stated: Stated) -> str:
-    """Where a value comes from, but for those of a call's own arguments."""
-    return "" if stated.origin == "override" else stated.origin
+def origin_of(entry: Stated) -> str:
+    """Origin of a value for a message; "" for those of a call's own arguments."""
+    return "" if entry.origin == "override" else entry.origin
 
 
 UNSCHEDULED = {  # stage -> why its numbers have no schedule
@@ -369,7 +378,7 @@ UNSCHEDULED = {  # stage -> why its numbers have no schedule
 
 
 def is_control(key: str) -> bool:
-    """Whether a key is an option of a coefficient's controller."""
+    """Return True if a key is an option of a coefficient's controller."""
     return "control" in key.split(".")[1:-1]
 
 
@@ -388,6 +397,7 @@ PROTOCOL = {  # what a part must have, where it is more than being callable
 
 def check_protocol(stated: str, part: Any, what: str) -> None:
     """Refuse an object that lacks what the protocol of its stage asks for, before a step of a run finds out."""
+    # of a class by its own and inherited attributes: `hasattr` would find `__call__` on every class
     needed = PROTOCOL.get(what, ("__call__",))
     if isinstance(part, type):
         if not dataclasses.is_dataclass(part):
@@ -400,11 +410,12 @@ def check_protocol(stated: str, part: Any, what: str) -> None:
         raise ConfigError(f"{stated} can't be a {what}: it has no {', '.join(dict.fromkeys(lacking))}")
 
 
-def typed(key: str, value: Any, hint: Any, stated: Stated) -> Any:
+def typed(key: str, value: Any, hint: Any, entry: Stated) -> Any:
     """`value` checked against the field's type; an int is taken for a float, a list for a tuple."""
     hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     if hint is Any:
         return value
+    # plain types without pydantic, whose import alone takes longer than all else that `gxpo.method("grpo")` does
     if hint is float and type(value) in (int, float):
         return float(value)
     if type(value) is (str if get_origin(hint) is Literal else hint):  # the choices are the rule's
@@ -416,7 +427,7 @@ def typed(key: str, value: Any, hint: Any, stated: Stated) -> Any:
     try:
         return TypeAdapter(hint, config={"arbitrary_types_allowed": True, "strict": True}).validate_python(value)
     except ValidationError as error:
-        raise ConfigError(f"{key}={show(value)} ({stated.origin}): {error.errors()[0]['msg'].lower()}") from None
+        raise ConfigError(f"{key}={show(value)} ({entry.origin}): {error.errors()[0]['msg'].lower()}") from None
 
 
 def resolve_part(value: Any, table: Mapping[str, Any], slot: str, what: str) -> Any:

@@ -37,7 +37,7 @@ class Remains:
 
     @property
     def text(self) -> str:
-        """What is left of the method, in one line; "" where its formula is what is computed."""
+        """One-line summary of the method's remaining keys; "" if its formula is what is computed."""
         why = ", ".join(self.why)
         if self.lost and not self.left:
             return f"nothing of it is left: {', '.join(self.lost)} gave way to {why}"
@@ -49,12 +49,12 @@ class Remains:
 
 
 def remains(definition: Definition, resolved: Mapping[str, Stated]) -> Remains:
-    """What `resolved`, the keys of a composition, hold of a method."""
-    own = definition.keys
-    stages = {key: _stage(key) for key in own} or {"credit": "credit"}
+    """Compare a method's keys with `resolved`, the keys of a composition."""
+    method_keys = definition.keys
+    stages = {key: _stage(key) for key in method_keys} or {"credit": "credit"}
     gone = {stage for stage in stages.values() if _replaced(stage, definition, resolved)}
     left, lost, why = [], [], []
-    for key, value in own.items():
+    for key, value in method_keys.items():
         stage, now = stages[key], resolved.get(key)
         if now is not None and now.origin.startswith(f"{definition.name}@"):  # a system's own version of it
             left.append(key)
@@ -64,7 +64,7 @@ def remains(definition: Definition, resolved: Mapping[str, Stated]) -> Remains:
             continue
         lost.append(key)
         why.append(_in_its_place(key, stage if stage in gone or now is None else key, resolved))
-    if not own:
+    if not method_keys:
         why = [_in_its_place(stage, stage, resolved) for stage in gone]
     dropped = any(key not in resolved for key in lost)
     return Remains(tuple(left), tuple(lost), tuple(dict.fromkeys(why)), bool(gone) or dropped)
@@ -81,7 +81,7 @@ def _stage(key: str) -> str:
 
 
 def _replaced(stage: str, definition: Definition, resolved: Mapping[str, Stated]) -> bool:
-    """Whether the stage has another part than the method has there."""
+    """Return True if the stage has another part than the method has there."""
     words = stage.split(".")
     if words[0] == "objective" and stage not in _BASE:
         return False
@@ -94,9 +94,9 @@ def _replaced(stage: str, definition: Definition, resolved: Mapping[str, Stated]
 
 def _in_its_place(key: str, stage: str, resolved: Mapping[str, Stated]) -> str:
     """The setting that a key of the method gave way to."""
-    stated = resolved.get(stage)
-    if stated is not None and stated.origin != "default":
-        return f"{stage}={show(stated.value)} [{stated.origin}]"
+    replacement = resolved.get(stage)
+    if replacement is not None and replacement.origin != "default":
+        return f"{stage}={show(replacement.value)} [{replacement.origin}]"
     head = key.split(".")[0]
     others = [s.origin for k, s in resolved.items() if k.split(".")[0] == head and s.origin != "default"]
     return f"{head} [{others[0]}]" if others else f"the base's {head}"

@@ -51,14 +51,14 @@ class Part:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        own = vars(cls).get("__post_init__")
-        if own is None:
+        post_init = vars(cls).get("__post_init__")
+        if post_init is None:
             return
 
-        @wraps(own)
+        @wraps(post_init)
         def checked(self: Any, *args: Any) -> None:
             check(type(self), vars(self))
-            own(self, *args)
+            post_init(self, *args)
 
         cls.__post_init__ = checked
 
@@ -90,9 +90,9 @@ def check(kind: type, values: Mapping[str, Any]) -> None:
 
 def refusal(key: str, value: Any, rule: Rule, origin: str = "") -> str:
     """`weight.token.share is 2; it is above 0, up to 1`."""
-    shown = repr(value) if isinstance(value, str) else "null" if value is None else str(value)
+    value_text = repr(value) if isinstance(value, str) else "null" if value is None else str(value)
     hint = did_you_mean(value, rule.choices) if isinstance(value, str) else ""
-    return f"{key} is {shown}{origin and f' ({origin})'}; it is {rule.text}{hint}"
+    return f"{key} is {value_text}{origin and f' ({origin})'}; it is {rule.text}{hint}"
 
 
 def key_of(kind: type) -> str:
@@ -103,7 +103,7 @@ def key_of(kind: type) -> str:
 
 @cache
 def rules(kind: type) -> dict[str, Rule]:
-    """What the annotations of a dataclass ask of its fields, by name; fields that may have any value are left out."""
+    """Rules of a dataclass's fields from their annotations, by name; fields that may have any value are left out."""
     try:
         hints = get_type_hints(kind, include_extras=True)
     except NameError:  # names that are imported for type checkers alone: sums and products of parts
@@ -118,7 +118,7 @@ def rules(kind: type) -> dict[str, Rule]:
 
 
 def rule_of(hint: Any, unbounded: bool = False) -> Rule | None:
-    """What a hint asks for beyond its plain type."""
+    """Rule that a type hint states beyond its plain type."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _bounded(rule_of(args[0]), list(_constraints(args[1:])), unbounded)
@@ -144,10 +144,10 @@ def _constraints(metadata: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def _bounded(rule: Rule | None, constraints: list[Any], unbounded: bool) -> Rule | None:
-    given = {k: v for c in constraints for k in _KNOWN if (v := getattr(c, k, None)) is not None}
-    bounds = {k: v for k, v in given.items() if k in _COMPARE}
-    lengths = {k: v for k, v in given.items() if k in ("min_length", "max_length")}
-    multiple = given.get("multiple_of")
+    limits = {k: v for c in constraints for k in _KNOWN if (v := getattr(c, k, None)) is not None}
+    bounds = {k: v for k, v in limits.items() if k in _COMPARE}
+    lengths = {k: v for k, v in limits.items() if k in ("min_length", "max_length")}
+    multiple = limits.get("multiple_of")
     texts = [*_between(bounds), *([f"a multiple of {multiple}"] if multiple else []), *_long(lengths)]
     if not texts:
         return rule
@@ -205,7 +205,7 @@ def _either(alternatives: list[tuple[Any, Rule | None]]) -> Rule | None:
 
 
 def _fields(each: list[Rule | None]) -> Rule | None:
-    """Of a tuple that has one value for each."""
+    """Rules of a tuple's values, one for each."""
     if all(rule is None for rule in each):
         return None
 
@@ -217,7 +217,7 @@ def _fields(each: list[Rule | None]) -> Rule | None:
 
 
 def _is(value: Any, hint: Any) -> bool:
-    """Whether a value may be what one alternative of a union stands for."""
+    """Return True if a value may be what one alternative of a union stands for."""
     kind = get_origin(hint)
     if kind is Annotated:
         return _is(value, get_args(hint)[0])

@@ -65,17 +65,17 @@ def part(name: str, *, stage: str, **facts: Any) -> Callable[[T], T]:
     if stage not in STAGES or not _NAME.fullmatch(name):
         raise ValueError(f"part({name!r}, stage={stage!r}): a lower-case name, and one of {', '.join(STAGES)}")
 
-    def named(kind: Any) -> Any:
+    def register(kind: Any) -> Any:
         if inspect.isfunction(kind) and stage in OF_FUNCTIONS:
-            made = function_part(kind, _of_functions(stage), **facts)
-            made.__part__, kind.__kind__ = (stage, name), made  # type: ignore[attr-defined]  # see `show` and `kind_of`
+            function_part_class = function_part(kind, _of_functions(stage), **facts)
+            function_part_class.__part__, kind.__kind__ = (stage, name), function_part_class  # type: ignore[attr-defined]  # see `show` and `kind_of`
             return kind
         if facts or not dataclasses.is_dataclass(kind) or inspect.isabstract(kind):
             raise TypeError(f"part {name!r}: {getattr(kind, '__name__', kind)} is no dataclass that can be made")
         kind.__part__ = (stage, name)  # type: ignore[attr-defined]  # of this class alone: see `show`
         return kind
 
-    return named
+    return register
 
 
 @cache
@@ -94,6 +94,7 @@ def _of_functions(stage: str) -> type[FunctionPart]:
 @cache
 def _modules_of(folder: str) -> Mapping[tuple[str, str], str]:
     """(stage, name) of each part of a folder -> the module whose source states it."""
+    # names come from the sources by a regular expression: importing all modules of a stage would take seconds
     modules: dict[tuple[str, str], str] = {}
     package = importlib.import_module(folder)
     for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
@@ -120,6 +121,7 @@ class Table(Mapping[str, Any]):
         return {name: module for (stage, name), module in _modules_of(self.package).items() if stage == self.stage}
 
     def __getitem__(self, name: str) -> Any:
+        # a full collection during the first import walks everything that torch made: a third of its time
         with collections_paused():
             module = importlib.import_module(self._modules[name])
         members = (kind_of(x) for x in vars(module).values() if inspect.isclass(x) or inspect.isfunction(x))

@@ -77,8 +77,8 @@ class Schedule:
             raise ConfigError(f"turn is {self.turn!r}: above 0 and below 1")
 
     @property
-    def whole(self) -> bool:
-        """Whether it goes from integer to integer."""
+    def is_integer(self) -> bool:
+        """True if it goes from integer to integer."""
         return isinstance(self.start, int) and isinstance(self.to, int)
 
     @property
@@ -127,7 +127,7 @@ class Scheduled:
     def at(self, step: int) -> float:
         """Value in a step, from 1; an integer where both ends are."""
         value = self.schedule.at(step, self.total_steps)
-        return round(value) if self.schedule.whole else value
+        return round(value) if self.schedule.is_integer else value
 
     def set(self, value: float) -> None:
         """Write the value into the part, whose memory stays."""
@@ -136,14 +136,14 @@ class Scheduled:
         else:
             self.part.options[self.name] = value
 
-    def tried(self, value: float) -> None:
-        """Raise what the part says of the value, by making a copy with it."""
-        own: dict[str, Any] = {self.name: value}
+    def check(self, value: float) -> None:
+        """Raise the part's own error for a value that it can't have, by making a copy with it."""
+        overrides: dict[str, Any] = {self.name: value}
         if self.name not in {f.name for f in fields(self.part)}:
-            own = {"options": {**self.part.options, **own}}
-        replace(self.part, **own)
+            overrides = {"options": {**self.part.options, **overrides}}
+        replace(self.part, **overrides)
 
-    def held(self) -> Mapping[str, Any]:
+    def values(self) -> Mapping[str, Any]:
         """The part's numbers by name."""
-        own = {f.name: getattr(self.part, f.name) for f in fields(self.part) if f.init}
-        return {**getattr(self.part, "options", {}), **own}
+        values = {f.name: getattr(self.part, f.name) for f in fields(self.part) if f.init}
+        return {**getattr(self.part, "options", {}), **values}

@@ -313,7 +313,7 @@ class ClusterSettings(_Section):
 
     @property
     def by_processes(self) -> bool:
-        """Whether shards are in the run's own processes, which need a process group for them."""
+        """True if shards are in the run's own processes, which need a process group for them."""
         return self.backend == "fsdp" or (self.backend == "verl" and self.address is None)
 
 

@@ -30,12 +30,12 @@ class TaskMemory:
     rows: dict[str, list[float]] = field(default_factory=dict)
     whole: bool = False
 
-    def add(self, found: Mapping[str, Sequence[float]]) -> None:
+    def add(self, outcomes_by_task: Mapping[str, Sequence[float]]) -> None:
         """Add one visit of each of these tasks."""
-        for task, values in found.items():
+        for task, values in outcomes_by_task.items():
             if self.window is not None:
-                kept = max(self.window, len(values)) if self.whole else self.window
-                self.rows[task] = [*self.rows.get(task, []), *values][-kept:]
+                n_kept = max(self.window, len(values)) if self.whole else self.window
+                self.rows[task] = [*self.rows.get(task, []), *values][-n_kept:]
                 continue
             total, count = self.rows.get(task, (0.0, 0.0))
             self.rows[task] = [self.discount * total + math.fsum(values), self.discount * count + len(values)]
@@ -52,12 +52,13 @@ class TaskMemory:
         if mean is None and prior:
             total, count = (math.fsum(row[k] for row in sums.values()) for k in (0, 1))
             mean = total / count if count else unseen
+        # shrink a task with few outcomes towards the mean: one success of one is no certainty
         pseudo = prior * mean if prior and mean is not None else 0.0
-        own = (sums.get(task, (0.0, 0.0)) for task in tasks)
-        return [(s + pseudo) / (n + prior) if n + prior else math.nan for s, n in own]
+        sums_of_tasks = (sums.get(task, (0.0, 0.0)) for task in tasks)
+        return [(s + pseudo) / (n + prior) if n + prior else math.nan for s, n in sums_of_tasks]
 
     def count(self, task: str) -> float:
-        """How many outcomes of a task its statistics stand for."""
+        """Number of outcomes of a task in its statistics, discounted."""
         return self._sum(self.rows[task])[1] if task in self.rows else 0.0
 
     def _sum(self, row: Sequence[float]) -> tuple[float, float]:
