@@ -69,7 +69,7 @@ processor-default processor-avx2: processor-%: .venv/.dev
 	ATEN_CPU_CAPABILITY=$* $(BIN)/pytest -q -m "not thorough" $(TWO_WAYS) -k "not ($(WHOLE_RUNS) or $(REFUSED))"
 
 docs: .venv/.docs
-	$(BIN)/python scripts/make_site.py
+	$(BIN)/python scripts/pages/make_site.py
 
 dist: .venv/.dev
 	@$(INSTALL) -e '.[dist]'
@@ -78,7 +78,7 @@ dist: .venv/.dev
 	$(BIN)/twine check --strict dist/*
 
 lowest:
-	$(PYTHON) scripts/check_lowest.py
+	$(PYTHON) scripts/checks/check_lowest.py
 
 curves: .venv/.train
 	$(BIN)/python scripts/curves.py

@@ -1,4 +1,4 @@
-"""The TRL adapter on a stand-in for TRL's trainer; where TRL is installed, on TRL itself (see scripts/check_trl.py)."""
+"""The TRL adapter on a stand-in for TRL's trainer; where it is installed, on TRL (scripts/checks/check_trl.py)."""
 
 import ast
 import contextlib
@@ -606,7 +606,7 @@ if INSTALLED:
 
     @pytest.fixture(scope="module")
     def check():
-        path = Path(__file__).parents[2] / "scripts" / "check_trl.py"
+        path = Path(__file__).parents[2] / "scripts" / "checks" / "check_trl.py"
         spec = importlib.util.spec_from_file_location("check_trl", path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""The verl adapter on a stand-in for verl's registries; scripts/check_verl.py does the same on verl itself."""
+"""The verl adapter on a stand-in for verl's registries; scripts/checks/check_verl.py does the same on verl itself."""
 
 import math
 import os

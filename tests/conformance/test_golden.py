@@ -114,13 +114,15 @@ def test_weights_of_the_noise_aware_groups() -> None:
 
 def test_files_are_what_the_script_writes() -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts/make_golden_vectors.py"), "--check"], capture_output=True, text=True
+        [sys.executable, str(ROOT / "scripts/vectors/make_golden_vectors.py"), "--check"],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
 
 
 def test_the_script_knows_nothing_of_gxpo() -> None:
-    paths = [ROOT / "scripts/make_golden_vectors.py", *(ROOT / "scripts/golden").glob("*.py")]
+    paths = [ROOT / "scripts/vectors/make_golden_vectors.py", *(ROOT / "scripts/vectors/golden").glob("*.py")]
     lines = [line.strip() for path in paths for line in path.read_text().splitlines()]
     imported = [line for line in lines if line.startswith(("import ", "from "))]
     assert len(paths) == 8 and len(imported) > 20

@@ -1,4 +1,4 @@
-"""Each entry of docs/errata says how it is known, and what is marked as run is run by scripts/check_errata.py."""
+"""Entries of docs/errata say how they are known; what is marked as run is run by scripts/checks/check_errata.py."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_each_entry_names_its_test_and_says_how_it_is_known(page: Path) -> None:
 
 
 def test_what_is_marked_as_run_is_what_the_script_runs() -> None:
-    tree = ast.parse((ROOT / "scripts" / "check_errata.py").read_text())
+    tree = ast.parse((ROOT / "scripts" / "checks" / "check_errata.py").read_text())
     functions = {f.name: f for f in tree.body if isinstance(f, ast.FunctionDef)}
     run: dict[str, set[str]] = {}
     for name, of in (("trl", ("trl",)), ("verl", ("verl", "_verl_losses"))):

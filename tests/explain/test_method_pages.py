@@ -23,7 +23,7 @@ def written():
 
 def test_make_docs_writes_the_pages_and_removes_those_of_methods_that_are_gone(written, tmp_path):
     (tmp_path / "gone.md").write_text("a method that was taken out")
-    done = started.run([DOCS.parent / "scripts" / "make_docs.py", "--no-pictures", "--out", tmp_path])
+    done = started.run([DOCS.parent / "scripts" / "pages" / "make_docs.py", "--no-pictures", "--out", tmp_path])
     assert done.returncode == 0, done.stderr
     said = done.stdout
     assert {p.name: p.read_text(encoding="utf-8") for p in tmp_path.iterdir()} == {

@@ -1,4 +1,4 @@
-"""The controller of verl's Ray workers on a stand-in for Ray; with Ray and verl: scripts/check_verl_ray.py."""
+"""The controller of verl's Ray workers on a stand-in for Ray; with Ray and verl: scripts/checks/check_verl_ray.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Other trainers' losses: TRL's loss types, verl's policy losses and bounds of CISPO, each from its formula in a loop.
 
 The five tokens are those of tests/objectives: two answers of two and three tokens, A = 1 and -1.
-scripts/check_trl.py and scripts/check_verl.py hold the same compositions against the installed packages.
+scripts/checks/check_trl.py and scripts/checks/check_verl.py hold the same compositions against the installed packages.
 """
 
 from __future__ import annotations

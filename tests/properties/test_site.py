@@ -5,9 +5,9 @@ import os
 import re
 from pathlib import Path
 
-from scripts.docs_site.check_links import broken
-from scripts.docs_site.docstrings import as_rst, without_types
-from scripts.docs_site.stage import FENCED, LINK, Site, sections
+from scripts.pages.docs_site.check_links import broken
+from scripts.pages.docs_site.docstrings import as_rst, without_types
+from scripts.pages.docs_site.stage import FENCED, LINK, Site, sections
 
 ROOT = Path(__file__).parents[2]
 GENERATED = ROOT / "docs" / "methods"

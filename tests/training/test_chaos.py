@@ -1,4 +1,4 @@
-"""Runs of several processes that lose one of each kind: what is left is the calm run (`scripts/chaos_runs.py`)."""
+"""Runs of several processes lose one of each kind and end as the calm run does (`scripts/checks/chaos_runs.py`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "checks"))
 
 from chaos_outcome import Kill, differences, miscounted
 from chaos_runs import SETTINGS, fleet, survive

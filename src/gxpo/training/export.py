@@ -65,7 +65,7 @@ def write(
     if flow.is_flow(settings.model):
         raise ConfigError(
             f"{run} trained a flow, which transformers can't load: its parameters are in the run's checkpoints "
-            "(scripts/plot_flow.py draws them)"
+            "(scripts/pages/plot_flow.py draws them)"
         )
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"--dtype {dtype}: one of {', '.join(DTYPES)}")

@@ -1,7 +1,7 @@
 """Adapters against small stand-ins of their libraries, and, where they are installed, against the real ones.
 
-The real ones do not agree on their requirements, so most machines have few of them or none: scripts/check_adapters.py
-installs each in an environment of its own and plays it. Here a missing one is skipped for that reason.
+The real ones do not agree on their requirements, so most machines have few of them or none:
+scripts/checks/check_adapters.py installs each in an environment of its own and plays it. Here a missing one is skipped for that reason.
 """
 
 from __future__ import annotations
@@ -477,7 +477,7 @@ def test_openenv_faults_are_named(library: str, address: str) -> None:
 
 
 # The libraries themselves.
-REASON = "optional; scripts/check_adapters.py installs and plays it"
+REASON = "optional; scripts/checks/check_adapters.py installs and plays it"
 
 
 def the_expert_succeeds_twice(env: TextWorldExpress | MiniGrid, other: TextWorldExpress | MiniGrid) -> None:

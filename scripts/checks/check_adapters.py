@@ -1,8 +1,8 @@
 """Plays every adapter of `gxpo.environments.envs.adapters` with its real library and prints a table of what came out.
 
-    python scripts/check_adapters.py                      # all of them, in environments under ~/.cache/gxpo
-    python scripts/check_adapters.py --only textworld minigrid --episodes 50
-    python scripts/check_adapters.py --python textworld=/path/to/venv/bin/python   # one that is installed already
+    python scripts/checks/check_adapters.py                      # all of them, in environments under ~/.cache/gxpo
+    python scripts/checks/check_adapters.py --only textworld minigrid --episodes 50
+    python scripts/checks/check_adapters.py --python textworld=/path/to/venv/bin/python   # an installed one
 
 Each adapter gets a virtual environment of its own, because the libraries do not agree on their requirements; what is
 in it is installed by pip by package name, so pip's own configuration (index, proxy, constraints) holds. gxpo itself is
@@ -36,7 +36,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get("GXPO_CACHE") or "~/.cache/gxpo").expanduser() / "adapters"
 
 # What pip installs for each, and the distribution whose version is shown.

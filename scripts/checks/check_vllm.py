@@ -1,4 +1,4 @@
-"""What the vLLM engine does, measured: `python scripts/check_vllm.py --python VLLM_PYTHON [--dtype bfloat16]`.
+"""What the vLLM engine does, measured: `python scripts/checks/check_vllm.py --python VLLM_PYTHON [--dtype bfloat16]`.
 
 Prints, for SmolLM2-135M: how far vLLM's log-probs are from the learner's; that an update reaches what is sampled, with
 a prompt that vLLM had in its prefix cache; that an answer of old weights is refused; whether the same call gives the
@@ -6,11 +6,11 @@ same tokens; and tokens a second, the engine and vLLM alone taking turns. Exit s
 
 With `--servers N` it starts N vLLM servers on this machine instead (0.32, with the worker extension), and checks that
 they sample by what is published to them, before and after an update, and that nothing is lost where one is killed:
-`python scripts/check_vllm.py --python VLLM_PYTHON --servers 2 --server-args "--gpu-memory-utilization 0.2"`; on a CPU
+`scripts/checks/check_vllm.py --python VLLM_PYTHON --servers 2 --server-args "--gpu-memory-utilization 0.2"`; on a CPU
 `--server-args "--enforce-eager --block-size 32"`.
 
 With `--pictures` it checks a model that sees instead, of a checkpoint such as SmolVLM-256M-Instruct in a directory:
-`python scripts/check_vllm.py --python VLLM_PYTHON --model DIRECTORY --pictures`. Samples after one picture, after two,
+`scripts/checks/check_vllm.py --python VLLM_PYTHON --model DIRECTORY --pictures`. Samples after one picture, after two,
 and in a second turn have the log-probs of the learner, before and after an update of the tower; a placeholder is never
 sampled.
 """

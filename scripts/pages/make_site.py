@@ -21,8 +21,8 @@ import make_docs
 from docs_site.check_links import broken
 from docs_site.stage import LINK, OUTSIDE, Site, sections, short, toctree
 
-ROOT = Path(__file__).parents[1]
-HERE = ROOT / "scripts" / "docs_site"
+ROOT = Path(__file__).parents[2]
+HERE = ROOT / "scripts" / "pages" / "docs_site"
 
 # What the API reference has beside the names of `gxpo` itself: module -> what it is for
 FURTHER = {

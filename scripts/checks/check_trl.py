@@ -1,11 +1,11 @@
-"""What the TRL adapter does, against TRL itself: `python scripts/check_trl.py --python TRL_PYTHON`.
+"""What the TRL adapter does, against TRL itself: `python scripts/checks/check_trl.py --python TRL_PYTHON`.
 
 On a small model: three optimiser steps of TRL's GRPOTrainer and of the adapter under the same settings, losses,
 gradients and all that TRL logs compared, for every loss type of TRL; the gradient of one generation batch cut into
 micro-batches in several ways; whether rows know their group; the same beside a second process. Exit status 1 where a
 check fails.
 
-    python scripts/check_trl.py --python TRL_PYTHON --only cispo sapo   # these cases alone
+    python scripts/checks/check_trl.py --python TRL_PYTHON --only cispo sapo   # these cases alone
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CLOSE = 1e-5  # relative, of losses and of gradients
 ROWS, GROUP, NEW, STEPS = 16, 4, 6, 3
 CLOCK = ("time", "runtime", "per_second")  # in names of figures that depend on the machine

@@ -1,7 +1,7 @@
 """What a policy is shown in `shapes`, and what it answers before and after training: `docs/pictures/shapes.png`.
 
 gxpo train examples/shapes.yaml --out runs/shapes
-python scripts/plot_shapes.py runs/shapes docs/pictures/shapes.png
+python scripts/pages/plot_shapes.py runs/shapes docs/pictures/shapes.png
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""gxpo's engine over verl's FSDP worker, on CPUs: `python scripts/check_verl_engine.py --python VERL_PYTHON`.
+"""gxpo's engine over verl's FSDP worker, on CPUs: `python scripts/checks/check_verl_engine.py --python VERL_PYTHON`.
 
 VERL_PYTHON has verl 0.9.1 and what gxpo needs (`pip install torch verl==0.9.1 uvicorn fastapi pillow`). Two processes
 over gloo hold a model of two layers as FSDP2 shards; conformance and the start-up probe compare them with gxpo's
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TEMPERATURES = (1.0, 0.7)
 
 

@@ -1,4 +1,4 @@
-"""A stalled TRL run and what one argument changes: `python scripts/revive_trl.py --python TRL_PYTHON`.
+"""A stalled TRL run and what one argument changes: `python scripts/checks/revive_trl.py --python TRL_PYTHON`.
 
 A small model is taught a habit first: whatever digit it is shown, it answers with a digit, and hardly ever (about once
 in 60000 answers) with "=", which is what the task asks for. Then TRL trains it, 8 prompts x 8 samples a step: every
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STEPS, PROMPTS, GROUP, EVERY = 120, 8, 8, 10
 ASKED, RARE, TAUGHT = "=", 1e-5, 500  # the right answer, the probability it is taught to have, steps of that
 RARE_TEXT = "q7"

@@ -1,10 +1,10 @@
-"""The TRL adapter on pictures, against TRL itself: `python scripts/check_trl_vision.py --python TRL_PYTHON`.
+"""The TRL adapter on pictures, against TRL itself: `python scripts/checks/check_trl_vision.py --python TRL_PYTHON`.
 
 Small models that see, of three families, on prompts with one picture and with two: optimiser steps of TRL's GRPOTrainer
 and of the adapter under the same settings, losses and gradients compared, the tower's included; then methods that hide
 patches of the pictures. Needs Pillow, no torchvision. Exit status 1 where a check fails.
 
-    python scripts/check_trl_vision.py --python TRL_PYTHON --only "qwen2.5-vl, twice"   # this case alone
+    python scripts/checks/check_trl_vision.py --python TRL_PYTHON --only "qwen2.5-vl, twice"   # this case alone
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the verl adapter does, against verl itself: `python scripts/check_verl.py --python VERL_PYTHON`.
+"""What the verl adapter does, against verl itself: `python scripts/checks/check_verl.py --python VERL_PYTHON`.
 
 It runs on a CPU and needs no engine, but what verl's trainer imports:
 `pip install torch verl uvicorn fastapi pillow cachetools`.
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CLOSE = 1e-5
 # verl's estimator -> the method and the overrides with its constants
 ESTIMATORS = {

@@ -1,4 +1,4 @@
-"""gxpo's Tinker engine against SkyRL's server on CPUs: `python scripts/check_skyrl.py --python SKYRL_PYTHON`.
+"""gxpo's Tinker engine against SkyRL's server on CPUs: `python scripts/checks/check_skyrl.py --python SKYRL_PYTHON`.
 
 SKYRL_PYTHON has SkyRL with its extras jax and tinker, and what gxpo needs (torch). A server is started on a model of
 two layers; five methods' gradients, read off what one step does to the adapters, are compared with gxpo's learner on
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RANK, ALPHA, VOCABULARY = 4, 32.0, 64  # the server sets alpha
 CLOSE = 1e-5
 EPS, LR = 1e3, 1e3
@@ -53,8 +53,8 @@ def serve(model: Path, folder: Path) -> tuple[subprocess.Popen[bytes], str]:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    command = [sys.executable, str(ROOT / "scripts" / "skyrl_server.py"), "--base-model", str(model), "--port",
-               str(port), "--folder", str(folder)]  # fmt: skip
+    server = Path(__file__).with_name("skyrl_server.py")
+    command = [sys.executable, str(server), "--base-model", str(model), "--port", str(port), "--folder", str(folder)]
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     url = f"http://127.0.0.1:{port}"

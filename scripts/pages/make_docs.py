@@ -1,7 +1,7 @@
 """Generated documentation in docs/methods/: an index, a page and pictures for each method, and a reference of all parts
 and settings.
 
-    python scripts/make_docs.py        # `make docs` makes a site of them
+    python scripts/pages/make_docs.py        # `make docs` makes a site of them
 
 Not committed: methods, parts and settings are the source.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from gxpo.explain.method_page import pages
 from gxpo.explain.reference_pages import reference
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def write(out: Path, pictures: bool = True) -> int:

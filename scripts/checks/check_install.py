@@ -1,9 +1,9 @@
 """Does gxpo work where it is installed? Clean environments with a built wheel: the core, then each extra.
 
-    python scripts/check_install.py                           # all of them, half an hour
-    python scripts/check_install.py core train                # these
-    python scripts/check_install.py core --python python3.12  # with another interpreter
-    python scripts/check_install.py core --without-torch      # what runs without: pip may offer CUDA builds alone
+    python scripts/checks/check_install.py                           # all of them, half an hour
+    python scripts/checks/check_install.py core train                # these
+    python scripts/checks/check_install.py core --python python3.12  # with another interpreter
+    python scripts/checks/check_install.py core --without-torch      # pip may offer CUDA builds alone
 
 torch comes first and stays, as the installation page says; gxpo comes from the wheel, and the extra by the line that
 an error of gxpo prints, `pip install 'gxpo[EXTRA]'`, with the extras that it is used with. Everything else is the
@@ -26,7 +26,7 @@ from pathlib import Path
 
 import tomllib
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 # Left out unless named: what they bring is for another kind of machine.

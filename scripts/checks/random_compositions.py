@@ -1,6 +1,6 @@
 """Twenty compositions of three methods, drawn at random, train on the demo's task; nothing may become infinite.
 
-    python scripts/random_compositions.py --steps 20 --seed 0 --clamps
+    python scripts/checks/random_compositions.py --steps 20 --seed 0 --clamps
 
 A triple that gxpo refuses, when it is composed or when it runs, has another one drawn in its place; both are counted.
 `--clamps` lists every clamp in the source of credits, weights, objectives and rewards that changed a number, by line

@@ -1,4 +1,4 @@
-"""gxpo's engine over a Ray worker group of verl, on CPUs: `python scripts/check_verl_ray.py --python VERL_PYTHON`.
+"""gxpo's engine over a Ray worker group of verl, on CPUs: `scripts/checks/check_verl_ray.py --python VERL_PYTHON`.
 
 VERL_PYTHON has verl 0.9.1, Ray and what gxpo needs (`pip install torch verl==0.9.1 ray uvicorn fastapi pillow`). A Ray
 cluster of one or more nodes, all on this machine, is started and ended. One controller drives two workers: conformance
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WORKERS = 2
 RUN = {
     "task": "arithmetic", "method": "grpo", "tasks.per_step": 2, "rollout.group_size": 4, "sampling.max_new_tokens": 5,

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs installed trainers on the inputs of docs/errata.md and says whether they still give the numbers stated there.
 
-    python scripts/check_errata.py               # every one of these that is installed beside this interpreter
-    python scripts/check_errata.py --only trl
+    python scripts/checks/check_errata.py               # every one of these that is installed beside this interpreter
+    python scripts/checks/check_errata.py --only trl
 
 TRL's trainers run a step of a two-layer model for each case, on a CPU and offline, or the loss of five given tokens; of
 verl only functions are called. An entry that is run here is marked "Run:" on its page. Nothing of gxpo is imported.

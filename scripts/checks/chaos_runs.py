@@ -30,7 +30,7 @@ from typing import Any
 from chaos_outcome import GROUP, PER_STEP, STEPS, Kill, Outcome, Setting, lines
 from gxpo.base.process_tree import descendants, is_running
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LONGEST = 400.0  # seconds that a run may take, its resumes included
 LEAVING = 10.0  # seconds in which processes have to be gone whose trainer is
 POLL, LOOK = 0.05, 0.5  # seconds between two looks at what was written, and at processes

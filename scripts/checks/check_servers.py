@@ -1,4 +1,4 @@
-"""What vLLM servers do with published weights, checked: see `python scripts/check_vllm.py --servers 2`."""
+"""What vLLM servers do with published weights, checked: see `python scripts/checks/check_vllm.py --servers 2`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Draws what a flow samples before and after a run: each point in the colour of the direction it was asked for.
 
     gxpo train examples/flow_grpo.yaml
-    python scripts/plot_flow.py runs/flow_grpo            # writes samples.png into the run directory
+    python scripts/pages/plot_flow.py runs/flow_grpo            # writes samples.png into the run directory
 
 Needs matplotlib (pip install 'gxpo[plot]'). "Before" is the warm start, "after" the newest checkpoint (--step: another
 one that was kept). Both are sampled by the ODE (--noise: by the SDE at that level) from the same initial noise.

@@ -1,7 +1,7 @@
 """Draws docs/pictures/*.svg: forests that the rollout parts themselves have grown, a group or two of each kind.
 
-python scripts/concepts.py            # all of them
-python scripts/concepts.py hint tree  # some
+python scripts/pages/concepts.py            # all of them
+python scripts/pages/concepts.py hint tree  # some
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gxpo.parts.definition import Stated
 from gxpo.training import config
 from gxpo.training.loop import Trainer
 
-HOME = Path(__file__).parents[1]
+HOME = Path(__file__).parents[2]
 SMALL = {"tasks.per_step": 6, "rollout.group_size": 3, "eval.tasks": 1}
 
 

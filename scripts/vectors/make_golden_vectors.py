@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Golden vectors of outcome advantages and of losses, from the published formulas with fractions and 60-digit decimals.
 
-    python scripts/make_golden_vectors.py            # writes src/gxpo/conformance/data/*.json and data_losses/*.json
-    python scripts/make_golden_vectors.py --check    # exit 1 where a file is not what would be written
+    python scripts/vectors/make_golden_vectors.py            # writes src/gxpo/conformance/data*/*.json
+    python scripts/vectors/make_golden_vectors.py --check    # exit 1 where a file is not what would be written
 
 The standard library alone, and nothing of gxpo: rational arithmetic where the formula is rational, decimals where it
 takes a root, an exponential or a logarithm. What a group of one, a group of equal rewards and an unscored row are given
@@ -21,7 +21,7 @@ from golden import answers, groups, scales  # noqa: F401 - each fills the table
 from golden.losses import OBJECTIVES
 from golden.table import METHODS
 
-FOLDER = Path(__file__).resolve().parents[1] / "src/gxpo/conformance"
+FOLDER = Path(__file__).resolve().parents[2] / "src/gxpo/conformance"
 
 
 def text(entry: dict[str, Any]) -> str:

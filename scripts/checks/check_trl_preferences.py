@@ -1,4 +1,4 @@
-"""Preference losses against TRL's trainers: `python scripts/check_trl_preferences.py --python TRL_PYTHON`.
+"""Preference losses against TRL's trainers: `python scripts/checks/check_trl_preferences.py --python TRL_PYTHON`.
 
 A file of pairs is read by rollout `logged` and by TRL's DPOTrainer (sigmoid, hinge, IPO), CPOTrainer (SimPO),
 KTOTrainer and ORPOTrainer, each with its own tokenization; the policy is one small model, the reference another.
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CLOSE = 1e-5  # relative, of losses and of gradients
 PAIRS = [("12+34=", "#46", "#4"), ("7+8=", "5+8=13#15", "#16"), ("90+9=", "#99", "9+9=18#1"), ("5+50=", "#55", "#5")]
 # name -> (TRL's trainer, its settings, our method, its keys)

@@ -1,7 +1,7 @@
 """Chaos: samplers, rewarders, environments, trainer ranks and controllers of small runs are killed at random moments.
 
-    python scripts/chaos.py --kills 30 --seed 0        # goes on where it was stopped
-    python scripts/chaos.py --report                   # the table of what has run
+    python scripts/checks/chaos.py --kills 30 --seed 0        # goes on where it was stopped
+    python scripts/checks/chaos.py --report                   # the table of what has run
 
 Each run is compared with a calm one of the same configuration: lines of metrics and evaluations (clock and memory
 apart), rollouts with their log-probs, the tensors of the last checkpoint, and the prompts that were trained: none lost,
@@ -22,7 +22,7 @@ from typing import Any
 from chaos_outcome import Kill, Outcome, differences
 from chaos_runs import SETTINGS, fleet, survive
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "studies" / "chaos.jsonl"
 ACTING = 0.75  # share of kills of samplers and workers that wait until these have something under way
 ORDER = ("served", "sharded", "served", "parallel")  # settings of the runs, in turn

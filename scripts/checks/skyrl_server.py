@@ -1,4 +1,4 @@
-"""SkyRL's Tinker server on CPUs: `PYTHON_WITH_SKYRL scripts/skyrl_server.py --base-model DIR --port 8000`.
+"""SkyRL's Tinker server on CPUs: `PYTHON_WITH_SKYRL scripts/checks/skyrl_server.py --base-model DIR --port 8000`.
 
 SkyRL starts its engine by `uv run`; here it is a plain subprocess of the same interpreter. The backend is JAX.
 SkyRL is not installed from PyPI as of 0.3.0 (its server is newer): `pip install '.[jax,tinker]'` in a clone of it.

@@ -1,4 +1,4 @@
-"""Sphinx's configuration of the documentation site; `scripts/make_site.py` stages the pages and runs it."""
+"""Sphinx's configuration of the documentation site; `scripts/pages/make_site.py` stages the pages and runs it."""
 
 from pathlib import Path
 
