@@ -1,6 +1,6 @@
 """Check of `gxpo compare --on ray`: the same comparison on Ray and in local processes; the figures are equal.
 
-    pip install 'gxpo[train,compare,ray]' && python scripts/checks/check_ray.py  # on the cluster of RAY_ADDRESS, or here
+    pip install 'gxpo[train,compare,ray]' && python scripts/checks/check_ray.py  # on RAY_ADDRESS, or here
 
 On Ray the process of one run is killed on the way: Ray begins the task again, and the run goes on from its checkpoint.
 """

@@ -1,7 +1,8 @@
 """Adapters against small stand-ins of their libraries, and, where they are installed, against the real ones.
 
 The real ones do not agree on their requirements, so most machines have few of them or none:
-scripts/checks/check_adapters.py installs each in an environment of its own and plays it. Here a missing one is skipped for that reason.
+scripts/checks/check_adapters.py installs each in an environment of its own and plays it. Here a missing one is
+skipped for that reason.
 """
 
 from __future__ import annotations
