@@ -1,7 +1,7 @@
 """Do the lower bounds of pyproject.toml hold? A part of the suite in a fresh environment that has exactly them.
 
     python scripts/checks/check_lowest.py                 # with the torch of constraints.txt
-    python scripts/checks/check_lowest.py --torch 2.6.0   # with torch's own bound, gigabytes where pip is offered no CPU build
+    python scripts/checks/check_lowest.py --torch 2.6.0   # torch's own bound; gigabytes where pip offers no CPU build
 
 Dependencies of dependencies are the newest that pip finds, as they are for a user. Needs Python 3.11.
 """
