@@ -5,8 +5,8 @@ import pytest
 
 from gxpo.doctor import rollout_facts, rollout_texts
 from gxpo.doctor.rollout_answers import Holder
-from gxpo.doctor.rollout_rows import Row, assemble
 from gxpo.doctor.rollout_texts import repeats
+from gxpo.doctor.rollouts import Row, assemble
 
 NAN = float("nan")
 

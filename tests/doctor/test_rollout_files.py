@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gxpo.doctor.rollout_files import rollouts
-from gxpo.doctor.rollout_lines import read_lines
+from gxpo.doctor.rollout_tables import read_lines
 
 
 def table(path, step, prompts, rewards, advantage, **other):

@@ -55,8 +55,8 @@ class Facts:
     whole  these and the held-out ones
     """
 
-    def __init__(self, r: Rollouts, whole: Rollouts | None = None) -> None:
-        self.r, self.whole = r, whole
+    def __init__(self, r: Rollouts, all_rollouts: Rollouts | None = None) -> None:
+        self.r, self.all_rollouts = r, all_rollouts
 
     # ---------------------------------------------------------------- groups
     @cached_property
@@ -369,11 +369,11 @@ class Facts:
     def overlap(self) -> tuple[float, int, int, Index] | None:
         """(share of the different held-out prompts that are training prompts, how many, of how many, rows of `whole`
         with such a one); None without held-out rollouts."""
-        if self.whole is None or not self.whole.held_out.any():
+        if self.all_rollouts is None or not self.all_rollouts.held_out.any():
             return None
-        found = overlap(self.whole)
-        rows = [i for pair in found.rows[:1] for i in pair]
-        return found.shared / max(found.held_out, 1), found.shared, found.held_out, np.array(rows, dtype=np.int64)
+        leak = overlap(self.all_rollouts)
+        rows = [i for pair in leak.rows[:1] for i in pair]
+        return leak.shared / max(leak.held_out, 1), leak.shared, leak.held_out, np.array(rows, dtype=np.int64)
 
     def examples(self, rows: Iterable[int], r: Rollouts | None = None) -> tuple[dict[str, Any], ...]:
         """At most three rollouts as evidence."""

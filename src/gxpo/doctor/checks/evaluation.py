@@ -73,7 +73,7 @@ def blind_policy(log: RunLog) -> Finding | None:
 )
 def eval_leak(log: RunLog) -> Finding | None:
     facts = log.facts
-    if facts is None or facts.overlap is None or facts.whole is None:
+    if facts is None or facts.overlap is None or facts.all_rollouts is None:
         return None
     share, count, of, rows = facts.overlap
     if share < 0.2 or count < 2:
@@ -84,7 +84,7 @@ def eval_leak(log: RunLog) -> Finding | None:
         "proved",
         f"{share:.0%} of the held-out prompts are training prompts",
         f"{count} of {of} different held-out prompts also occur among the training rollouts that were read",
-        examples=facts.examples(rows, facts.whole),
+        examples=facts.examples(rows, facts.all_rollouts),
     )
 
 

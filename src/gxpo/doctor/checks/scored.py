@@ -193,8 +193,8 @@ def reward_sign(log: RunLog) -> Finding | None:
     flipped = None if log.facts is None else log.facts.flipped
     if flipped is not None and not PENALTY.search(flipped[0]) and not _summed(log):
         name, correlation = flipped
-        named = CORRECT.search(name) is not None and STYLE.search(name) is None
-        if named or log.falls(f"component/{name}"):
+        is_correctness = CORRECT.search(name) is not None and STYLE.search(name) is None
+        if is_correctness or log.falls(f"component/{name}"):
             return finding(
                 "reward_sign",
                 "critical",
@@ -266,16 +266,16 @@ def reward_sign(log: RunLog) -> Finding | None:
             )
     low, high = (float(log.values("reward").min()), float(log.values("reward").max())) if log.has("reward") else (0, 0)
     label = names[0] if len(log.components()) == 1 and names else None
-    named = label is not None and CORRECT.search(label) and not STYLE.search(label)
+    is_correctness = label is not None and CORRECT.search(label) and not STYLE.search(label)
     if len(components) <= 1 and high <= 1e-9 and low < -0.05 and (log.rises("reward") or log.evaluation_gain < 0):
         worse = log.evaluation_gain < 0 and log.evaluation != "eval/reward"
         only = log.facts.levels if log.facts is not None else ()
         is_score = log.facts is None and low >= -1.001 and len(names) == len(components)
-        if worse or named or only == (-1.0, 0.0) or is_score:
+        if worse or is_correctness or only == (-1.0, 0.0) or is_score:
             return finding(
                 "reward_sign",
                 "critical",
-                "likely" if worse or named or only else "possible",
+                "likely" if worse or is_correctness or only else "possible",
                 "the reward lies between -1 and 0 and rises to 0: the sign of a score of right answers is flipped",
                 log.quote("reward"),
                 log.quote(log.evaluation) if log.evaluation else "",

@@ -249,7 +249,7 @@ class Console:
         if "\x1b" in line:
             line = _COLOUR.sub("", line)
         bare = _RAY.sub("", line) if line.startswith("(") else line
-        whole, line = bare != line, bare  # Ray puts its prefix before every line, so this one begins here
+        has_ray_prefix, line = bare != line, bare  # Ray puts its prefix before every line, so this one begins here
         if not line.startswith(("{", "step:")):
             self.messages.add(line)
         if "nsloth" in line:
@@ -259,7 +259,7 @@ class Console:
             return
         if self.settings.take(line):
             return
-        if self.broken_line is not None and self._verl_rest(line, whole):
+        if self.broken_line is not None and self._verl_rest(line, has_ray_prefix):
             return
         start = _DICT.search(line) if "{" in line else None
         if start is not None and not line[: start.start()].rstrip().endswith(("':", '":')):
@@ -343,11 +343,11 @@ class Console:
             self.table.rows.append((step, values))
             self.broken_line = (step, text)
 
-    def _verl_rest(self, line: str, whole: bool) -> bool:
+    def _verl_rest(self, line: str, begins_line: bool) -> bool:
         """True if the line is the rest of the one before, which a terminal or a page has broken."""
         assert self.broken_line is not None
         step, text = self.broken_line
-        may = not whole and "step:" not in line and len(text) < 20_000
+        may = not begins_line and "step:" not in line and len(text) < 20_000
         if may and (line.startswith((" - ", "- ")) or len(_VERL_PAIR.findall(line)) > 1):
             self._verl_pairs(step, text + line)
             return True

@@ -130,12 +130,12 @@ def names(keys: Iterable[str], trainer: str) -> dict[str, str]:
     order = {key: i for i, key in enumerate(_TABLES.get(trainer, COMMON))}
     ordered = sorted(keys, key=lambda k: (order.get(k, len(order)), -len(k), k))
     out: dict[str, str] = {}
-    taken: set[str] = set()
+    used_names: set[str] = set()
     for name_of in (_NAMED[trainer], *(() if trainer in ("gxpo", "verl") else (_common,))):
         for key in ordered:
             name = name_of(key)
-            if name is not None and name not in taken and key not in out:
-                taken.add(name)
+            if name is not None and name not in used_names and key not in out:
+                used_names.add(name)
                 out[key] = name
     return out
 
