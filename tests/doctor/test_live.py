@@ -36,7 +36,7 @@ def live(findings, **how) -> tuple[Live, list[str], list[RunLog]]:
     return Live("trl", warn=lines.append, examine=examine, **how), lines, logs
 
 
-def test_a_finding_is_said_once_and_only_if_it_is_a_cause_and_no_note():
+def test_warnings_are_given_once_for_causes_and_not_for_notes():
     found = [finding("all_wrong"), finding("entropy_collapse", follows="all_wrong"), finding("slow_tail", "note")]
     doctor, lines, _ = live(found)
     doctor.row(10, {"reward": 0.0})

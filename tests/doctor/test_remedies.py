@@ -123,7 +123,7 @@ def test_gxpo_takes_what_is_said(stated):
     assert config.load(None, stated).keys
 
 
-def test_lines_are_marked_as_untested_and_say_which_of_several_they_are_for():
+def test_untested_lines_are_marked_and_name_their_sickness():
     case = RunLog("verl")
     assert remedies(["dead_component"], case) == (
         "call compute_score on a reference answer by hand; mend that part, or remove it (untested here)",

@@ -256,7 +256,7 @@ def progress(log: RunLog) -> str:
         elif low > 0 or high < 0:
             verdict = f"may {'gain' if low > 0 else 'fall'}, but by less than three standard errors"
         else:
-            verdict = f"no clear change, where a gain of {line.detectable:.2g} would have shown"
+            verdict = f"no clear change; a gain of {line.detectable:.2g} or more would have been visible"
         parts.append(
             f"{log.key(name)} {line.first:.3g} -> {line.last:.3g} over {line.n} steps (trend "
             f"{line.change:+.2g}, 95% {low:+.2g} to {high:+.2g}): {verdict}"
@@ -276,6 +276,8 @@ def progress(log: RunLog) -> str:
         )
     if not parts:
         n = log.n_steps
+        if n and not log.has("reward") and not log.has("success"):
+            return f"no reward was logged in {n} step{'s' * (n > 1)}"
         return f"{n} step{'s' * (n > 1)}: too few to say whether the reward gains" if n else ""
     return "; ".join(parts)
 

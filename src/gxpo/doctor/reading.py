@@ -217,8 +217,8 @@ def _renumber(table: Table, every: float | None) -> list[str]:
         table.is_numbered = True
         if every == 1:
             return []
-        return [f"rows carry no step: they were counted, logging_steps ({every:g}) each"]
-    return ["rows carry no step: they were counted"]
+        return [f"rows have no step number: they were numbered by logging_steps ({every:g})"]
+    return ["rows have no step number: they were numbered in their order"]
 
 
 def _first_after(bars: list[tuple[int, int, int]]) -> dict[int, int]:

@@ -41,7 +41,7 @@ def dump(path: Path, root: Path) -> Dump:
 
 
 def spread(n: int, k: int) -> list[int]:
-    """Choose k of n indices, one in each of k equal stretches, the first and the last included.
+    """Choose k of n indices: the first, the last, and one in each of k - 2 equal stretches.
 
     The position within a stretch moves by the golden ratio from one to the next, so that nothing periodic (an
     evaluation every 50 steps) is hit always or never.

@@ -194,8 +194,8 @@ def stationary(values: Floats) -> bool:
     """True if a series is one level plus independent noise: no trend, and neighbours differ as any two values do.
 
     The second test is von Neumann's ratio, sum of squared differences / sum of squares about the mean: 2 +- 2 / sqrt(n)
-    for independent values, smaller where the level wanders. A trend of less than `SMALL` of the level counts from one and a
-    half times as many standard errors on: counts and lengths are not normal.
+    for independent values, smaller where the level wanders. A trend of less than `SMALL` of the level counts from one
+    and a half times as many standard errors on: counts and lengths are not normal.
     """
     line = trend(values)
     if line is None:

@@ -87,7 +87,7 @@ def all_wrong(log: RunLog) -> Finding | None:
     elif log.facts is None or log.facts.references is None:
         ids.append("verifier_rejects_right_answers")
         evidence.append(
-            "too hard, or a verifier that can't read the answers? Reference answers beside the completions would tell"
+            "either the tasks are too hard or the verifier can't read the answers: reference answers would tell which"
         )
     if name.startswith("component/"):
         ids.append("dead_component")
@@ -370,7 +370,7 @@ def group_too_small(log: RunLog) -> Finding | None:
         "group_too_small",
         "critical" if falls else "note" if log.gains else "warning",
         "likely",
-        f"groups of {size:g}: the baseline is chance, and most groups have no signal",
+        f"groups of {size:g} are too small: their baseline is mostly noise, and most have no signal",
         *evidence,
         log.quote("reward"),
     )

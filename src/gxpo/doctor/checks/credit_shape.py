@@ -158,7 +158,7 @@ def advantage_sign(log: RunLog) -> Finding | None:
         ids,
         "critical",
         "likely",
-        "reward falls steadily from the first step on, with a calm gradient: it points the wrong way",
+        "reward falls steadily from the first step on, with a calm gradient: the gradient points the wrong way",
         log.quote("reward"),
         log.quote("grad_norm"),
         *(log.quote(n) for n in ("entropy", "length") if log.has(n)),

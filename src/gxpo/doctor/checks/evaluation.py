@@ -165,7 +165,7 @@ def resume_discontinuity(log: RunLog) -> Finding | None:
         "resume_discontinuity",
         "warning",
         "proved",
-        "a resume did not go on where the run had stopped",
+        "a resume did not continue where the run had stopped",
         *lines,
         entropy,
     )
@@ -229,7 +229,7 @@ def slow_tail(log: RunLog) -> Finding | None:
         "slow_tail",
         "note",
         "likely",
-        f"sampling takes {share:.0%} of a step and waits for answers {tail:.0f} times the mean",
+        f"sampling takes {share:.0%} of a step and waits for answers {tail:.0f} times as long as the mean",
         log.quote("length_max"),
         log.quote("length"),
         log.quote("seconds_sampling"),

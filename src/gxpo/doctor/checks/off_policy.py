@@ -159,7 +159,7 @@ def sampler_mismatch(log: RunLog) -> Finding | None:
         "sampler_mismatch",
         "warning" if log.gains else "critical",
         "likely",
-        "sampler and learner give the same tokens other probabilities from the first step on",
+        "sampler and learner disagree on the probabilities of the same tokens from the first step on",
         *(log.quote(n) for n in GAPS if log.has(n)),
         *(f"sampling {n} = {log.setting(n)}" for n in ("temperature", "top_p", "top_k") if log.setting(n)),
     )
@@ -206,7 +206,7 @@ def too_off_policy(log: RunLog) -> Finding | None:
         "too_off_policy",
         "critical" if worse else "warning",
         "likely" if (reuse or 0) >= 4 or worse else "possible",
-        "too many updates on the same rollouts: the policy runs away from what it sampled",
+        "too many updates on the same rollouts: the policy moves far from the one that sampled",
         *evidence,
         log.quote("reward"),
     )

@@ -46,7 +46,7 @@ def judge_hacked(log: RunLog) -> Finding | None:
         "judge_hacked",
         "critical" if fall else "warning",
         "likely" if fall else "possible",
-        "the judge that is paid for likes the answers more and more, and those who are not asked by the reward do not",
+        "the score of the judge that is paid for rises, while held-out judges or verdicts do not",
         *evidence,
     )
 
@@ -88,7 +88,7 @@ def entropy_collapse(log: RunLog) -> Finding | None:
             "entropy_collapse",
             "warning",
             "possible",
-            "entropy has fallen and the reward is where it was",
+            "entropy has fallen and the reward has not risen",
             log.quote("entropy"),
             log.quote("reward"),
         )
@@ -97,7 +97,7 @@ def entropy_collapse(log: RunLog) -> Finding | None:
             ["entropy_collapse", "lr_too_high"],
             "critical",
             "possible",
-            "the policy becomes surer and worse",
+            "entropy falls and so does the reward: the policy becomes more certain and worse",
             log.quote("entropy"),
             log.quote("reward"),
             log.quote(log.evaluation or "reward"),
@@ -208,7 +208,7 @@ def length_hack(log: RunLog) -> Finding | None:
         "length_hack",
         "critical" if right is not None and right.falls else "warning",
         "likely" if paid else "possible",
-        "the reward is paid for length: answers grow and do not get better",
+        "the reward pays for length: answers grow and do not get better",
         *evidence,
     )
 
@@ -306,7 +306,7 @@ def component_dominates(log: RunLog) -> Finding | None:
         ids,
         "critical" if right.falls else "warning",
         "likely",
-        f"the policy is paid for {other}: {name} {'falls' if right.falls else 'stands still'}",
+        f"the reward pays for {other}, while {name} {'falls' if right.falls else 'does not improve'}",
         *evidence,
     )
 

@@ -146,7 +146,7 @@ def near_constant(log: RunLog) -> Finding | None:
             ["reward_ignores_completion", "near_constant_reward"],
             "critical",
             "possible" if log.gains else "likely",
-            "the gradient is next to nothing although rewards differ: those of a group are equal up to rounding",
+            "the gradient is almost 0 although rewards differ: within a group they are equal up to rounding",
             *(log.quote(n) for n in ("grad_norm", "reward_std", "zero_signal", "reward") if log.has(n)),
         )
     spread = log.mean("reward_std") if log.has("reward_std") else _within(log)

@@ -58,7 +58,9 @@ def no_eos(log: RunLog) -> Finding | None:
         evidence.append(f"cut answers are complete ones: {log.quote(log.correctness or 'reward')}")
     elif goes_on is None:
         ids.append("truncation")
-        evidence.append("the completions would tell them apart: does text go on after an answer, or is it unfinished?")
+        evidence.append(
+            "the completions would tell: text goes on after a complete answer (no_eos) or breaks off (truncation)"
+        )
     else:
         evidence.append(f"{goes_on:.0%} of the completions go on after a complete answer")
         if goes_on < 0.3:

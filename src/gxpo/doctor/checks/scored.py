@@ -154,9 +154,7 @@ def missing_scores(log: RunLog) -> Finding | None:
             evidence.append(f"{int(missing.sum())} of {len(r)} rollouts that were read have no score")
             # a scorer that returns None for wrong answers leaves only right ones in every mean
             if len(score) and np.nanmin(score) == np.nanmax(score):
-                evidence.append(
-                    f"those that have one all have {np.nanmax(score):.3g}: what is missing are the other answers"
-                )
+                evidence.append(f"all others have {np.nanmax(score):.3g}: only such answers seem to get a score")
             examples = examples_of(log, np.flatnonzero(missing))
     if warnings and not evidence:
         evidence.append(f"the console says: {warnings[0]}")
@@ -271,7 +269,7 @@ def reward_sign(log: RunLog) -> Finding | None:
                 "reward_sign",
                 "critical",
                 "likely",
-                f"{name} rises with the total: errors are paid",
+                f"{name} rises with the total: the reward pays for errors",
                 log.quote(f"component/{name}"),
                 log.quote("reward"),
                 log.quote("entropy") if log.has("entropy") else "",

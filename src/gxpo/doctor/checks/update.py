@@ -116,7 +116,7 @@ def lr_too_low(log: RunLog) -> Finding | None:
             "likely" if flat else "possible",
             f"the learning rate is still warming up after {log.n_steps} steps",
             log.quote("lr", ".2g"),
-            f"asked for: {rate:.2g}" if rate else "",
+            f"configured: {rate:.2g}" if rate else "",
             *evidence,
         )
     # from here on the rate alone proves nothing: the policy must be at rest
@@ -198,7 +198,9 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
         )
     # a KL of exactly 0 means equal weights; a small one, slow or held ones
     exact = log.has("kl") and float(np.abs(log.values("kl")).max()) < 1e-6
-    advice = "to tell them apart: the share of weights that a step changes, max_grad_norm, the rate asked for"
+    advice = (
+        "to tell these apart, look at the share of weights that a step changes, max_grad_norm and the configured rate"
+    )
     ids = ["weights_do_not_move", "lr_too_low"]
     beta = log.number("beta")
     if log.has("kl") and not exact and (beta is None or beta >= STRONG_KL):
@@ -376,8 +378,8 @@ def lr_too_high(log: RunLog) -> Finding | None:
     if not log.rises("reward") and score.best < start + 2 * error and _steps_of_fall(reward, start, low) >= 4:
         ids.append("advantage_sign")
         evidence.append(
-            "it never gained and fell over several steps: a gradient that points the wrong way looks the same; an "
-            "overfit test on one batch tells"
+            "it never gained and fell over several steps, as with a gradient of the wrong sign: overfitting one batch "
+            "tells them apart"
         )
     return finding(
         ids,

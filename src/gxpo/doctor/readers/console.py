@@ -406,7 +406,9 @@ class Console:
         if self.open:
             self.table.is_torn = True
         if self.is_rounded:
-            self.table.notes.append("figures have three decimals: actor/lr of 0.000 is unknown, and was left out")
+            self.table.notes.append(
+                "figures have three decimals, so that an actor/lr of 0.000 is unknown and was left out"
+            )
         self.table.messages = self.messages.texts
         self.table.settings = dict(self.settings.settings)
 
