@@ -25,15 +25,15 @@ def rise(low: float, high: float, n: int = N) -> Any:
 
 def log(source: str = "trl", config: Mapping[str, Any] | None = None, rows: Any = None, **figures: Any) -> RunLog:
     """A run's log; a name's `__` stands for a slash. Scalars are constant. Evaluations are at every tenth step."""
-    found = RunLog(source, ["made by hand"], {}, rows, dict(config or {}))
+    run = RunLog(source, ["made by hand"], {}, rows, dict(config or {}))
     for name, values in figures.items():
         key = name.replace("__", "/")
-        held = np.asarray(values, dtype=float)
-        if held.ndim == 0:
-            held = np.full(N, float(held))
-        steps = np.arange(1, len(held) + 1, dtype=float) * (10 if key.startswith("eval/") else 1)
-        found.series[key] = Series(steps, held, key)
-    return found
+        column = np.asarray(values, dtype=float)
+        if column.ndim == 0:
+            column = np.full(N, float(column))
+        steps = np.arange(1, len(column) + 1, dtype=float) * (10 if key.startswith("eval/") else 1)
+        run.series[key] = Series(steps, column, key)
+    return run
 
 
 def healthy(*overs: Mapping[str, Any], **over: Any) -> dict[str, Any]:
@@ -67,6 +67,7 @@ def rollouts(
     def column(name: str, unknown: float = np.nan) -> Any:
         return np.array([float(row.get(name, unknown)) for row in rows])
 
+    # components are computed from the row, as a reward function would
     parts = [components(row) for row in rows]
     return Rollouts(
         np.array([int(row.get("step", 1)) for row in rows]),

@@ -33,7 +33,7 @@ def test_a_healthy_run_exits_with_0(tmp_path: Path) -> None:
     state = _state(tmp_path / "trainer_state.json", [0.3 + 0.01 * i + 0.02 * (i % 3) for i in range(40)])
     code, out, _ = doctor(str(state))
     assert code == 0
-    assert out.startswith("trl run: no sickness document")
+    assert out.startswith("trl run: no sickness found")
     assert "gains" in out
 
 

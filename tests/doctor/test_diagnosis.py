@@ -90,27 +90,27 @@ def test_healthy_runs_are_left_in_peace(name: str) -> None:
     [(0.0, ("all_wrong", "verifier_rejects_right_answers")), (1.0, ("all_right", "reward_ignores_completion"))],
 )
 def test_two_steps_without_signal_are_said_to_be_that(reward: float, first: tuple[str, ...]) -> None:
-    said = diagnose(log(reward=[reward] * 2, zero_signal=[1.0] * 2))
-    assert said.findings[0].ids == first and said.findings[0].severity == "warning"
-    assert said.verdict.startswith("no group has had a signal") and "in the 2 steps so far" in said.verdict
-    assert said.exit_code == 1
+    result = diagnose(log(reward=[reward] * 2, zero_signal=[1.0] * 2))
+    assert result.findings[0].ids == first and result.findings[0].severity == "warning"
+    assert result.verdict.startswith("no group has had a signal") and "in the 2 steps so far" in result.verdict
+    assert result.exit_code == 1
 
 
 @pytest.mark.parametrize(("n", "steps"), [(1, "in 1 logged step,"), (2, "in 2 logged steps,"), (5, "")])
 def test_few_steps_with_a_signal_are_said_to_be_few(n: int, steps: str) -> None:
-    said = diagnose(log(reward=[0.0] * n, zero_signal=[0.5] * n, reward_max=[1.0] * n, reward_min=[0.0] * n))
-    assert said.exit_code == 0
-    assert said.verdict == (f"no sickness found {steps} too few for most checks" if steps else "no sickness found")
-    assert said.as_json()["few"] == (n if steps else 0)
+    result = diagnose(log(reward=[0.0] * n, zero_signal=[0.5] * n, reward_max=[1.0] * n, reward_min=[0.0] * n))
+    assert result.exit_code == 0
+    assert result.verdict == (f"no sickness found {steps} too few for most checks" if steps else "no sickness found")
+    assert result.as_json()["few"] == (n if steps else 0)
 
 
 def test_a_verdict_names_truncation_and_its_consequence() -> None:
     rows = rollouts(groups(10, 4, lambda g, m: {"completion": f"{WORDS[m]} and then the", "score": 0.0}))
     cut = healthy(reward=0.0, **SILENT) | {"truncated": 0.9 + noise(0.02)}
-    said = diagnose(log(**cut, rows=rows))
-    assert [f.ids[0] for f in said.findings] == ["truncation", "all_wrong"]
-    assert said.findings[1].follows_from == "truncation"
-    assert said.verdict == (
+    result = diagnose(log(**cut, rows=rows))
+    assert [f.ids[0] for f in result.findings] == ["truncation", "all_wrong"]
+    assert result.findings[1].follows_from == "truncation"
+    assert result.verdict == (
         "90% of the completions are cut at the length limit (likely); in consequence every answer is scored as wrong "
         "from the first step on"
     )

@@ -52,10 +52,10 @@ def test_a_line_is_matched_by_a_text_of_its_change():
 
 def test_settings_are_compared_as_texts_and_tis_is_grpo_with_it():
     tis = measured(0.1, 0.2, label="tis", keys={"method": "tis", "optim.lr": 1e-5, "flag": True}, sickness="s")
-    given = {"method": "grpo+tis", "optim.lr": "1e-05", "flag": "true"}
-    assert measured_for_keys(["r", "s"], given, [tis]) is tis
-    assert measured_for_keys(["r"], given, [tis]) is None
-    assert measured_for_keys(["s"], given | {"flag": "false"}, [tis]) is None
+    settings_given = {"method": "grpo+tis", "optim.lr": "1e-05", "flag": "true"}
+    assert measured_for_keys(["r", "s"], settings_given, [tis]) is tis
+    assert measured_for_keys(["r"], settings_given, [tis]) is None
+    assert measured_for_keys(["s"], settings_given | {"flag": "false"}, [tis]) is None
     plain = measured(0.1, 0.2, keys={"optim.lr": 1e-5}, sickness="s")
     assert measured_for_keys(["s"], {"method": "grpo", "optim.lr": "1e-05"}, [plain]) is plain
 

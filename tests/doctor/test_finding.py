@@ -33,9 +33,9 @@ def test_a_verdict_names_first_finding_and_gravest_consequence():
 
 def test_a_verdict_without_findings_tells_if_steps_are_few():
     assert Diagnosis("trl", []).verdict == "nothing could be read"
-    assert Diagnosis("trl", ["x"]).verdict == "no sickness finding_of"
-    assert Diagnosis("trl", ["x"], few=1).verdict == "no sickness finding_of in 1 logged step, too few for most checks"
-    assert Diagnosis("trl", ["x"], few=4).verdict == "no sickness finding_of in 4 logged steps, too few for most checks"
+    assert Diagnosis("trl", ["x"]).verdict == "no sickness found"
+    assert Diagnosis("trl", ["x"], few=1).verdict == "no sickness found in 1 logged step, too few for most checks"
+    assert Diagnosis("trl", ["x"], few=4).verdict == "no sickness found in 4 logged steps, too few for most checks"
 
 
 def test_json_holds_every_field_as_plain_values():

@@ -1,4 +1,4 @@
-"""Files of rollouts in a run: rollouts_read by content, references added, evaluations apart, damage told."""
+"""Files of rollouts in a run: found by content, references added, evaluations apart, damage told."""
 
 import json
 import sys
@@ -29,8 +29,8 @@ def test_without_pyarrow_tables_are_a_note(tmp_path, monkeypatch):
     trl(tmp_path, 1, ["a", "a"], [1.0, 0.0], [0.7, -0.7])
     for name in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
-    rollouts_read, files_read, notes = read(tmp_path)
-    assert (rollouts_read, files_read) == (None, [])
+    sample, files_read, notes = read(tmp_path)
+    assert (sample, files_read) == (None, [])
     assert notes[0].startswith("pyarrow is not installed: pip install 'gxpo[doctor]'")
 
 
@@ -48,8 +48,8 @@ def test_the_rarer_folder_with_repeated_prompts_is_held_out(tmp_path):
         dump(tmp_path / f"one/{step}.jsonl", [verl(step, f"p{step}", "o", 1.0)] * 2)
     for step in (3, 6):
         dump(tmp_path / f"two/{step}.jsonl", [verl(step, "x", "o", 1.0), verl(step, "y", "o", 1.0)])
-    rollouts_read, _, _ = read(tmp_path)
-    assert {rollouts_read.prompt[i] for i in np.flatnonzero(rollouts_read.held_out)} == {"x", "y"}
+    sample, _, _ = read(tmp_path)
+    assert {sample.prompt[i] for i in np.flatnonzero(sample.held_out)} == {"x", "y"}
 
 
 def record(group, n, **more):
@@ -68,8 +68,8 @@ def test_references_come_from_a_file_of_tasks(tmp_path):
     dump(tmp_path / "run/rollouts/step-000001.jsonl", [record("a", 0), record("b", 1, prompt_text="R")])
     dump(tmp_path / "tasks.jsonl", [{"prompt": "Q", "answer": 5}, {"prompt": "R", "answer": 1}])
     dump(tmp_path / "more.jsonl", [{"prompt": "R", "answer": 2}])
-    rollouts_read, files_read, _ = read(tmp_path)
-    assert rollouts_read.reference == ["5", None]
+    sample, files_read, _ = read(tmp_path)
+    assert sample.reference == ["5", None]
     assert {p.name for p in files_read} == {"step-000001.jsonl", "tasks.jsonl", "more.jsonl"}
 
 
@@ -84,9 +84,9 @@ def test_damaged_files_are_counted_and_never_raise(tmp_path):
     (tmp_path / "4.jsonl").write_bytes(b"")
     (tmp_path / "5.jsonl").write_bytes(b"{" * 100_000)
     (tmp_path / "6.jsonl").write_text('{"prompt": 1}\n[1]\nnull\n')
-    rollouts_read, files_read, notes = read(tmp_path)
+    sample, files_read, notes = read(tmp_path)
     assert [p.name for p in files_read] == ["1.jsonl"]
-    assert rollouts_read.prompt == ["a", "��"]
+    assert sample.prompt == ["a", "��"]
     assert notes[0] == "1 lines of rollouts could not be read"
 
 
@@ -95,8 +95,8 @@ def test_a_truncated_table_among_others(tmp_path):
         trl(tmp_path, step, ["a", "a", "b", "b"], [1.0, 0.0] * 2, [0.7, -0.7] * 2)
     data = (tmp_path / "completions/completions_00002.parquet").read_bytes()
     (tmp_path / "completions/completions_00003.parquet").write_bytes(data[: len(data) // 2])
-    rollouts_read, _, notes = read(tmp_path)
-    assert len(rollouts_read) == 4 + 4
+    sample, _, notes = read(tmp_path)
+    assert len(sample) == 4 + 4
     assert notes == ["1 tables of completions could not be read"]
 
 

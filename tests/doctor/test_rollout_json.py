@@ -12,8 +12,8 @@ def read(tmp_path, **hints):
     return rollouts(sorted(p for p in tmp_path.rglob("*") if p.is_file()), tmp_path, **hints)
 
 
-def groups(rollouts_read):
-    return [np.flatnonzero(rollouts_read.group == g).tolist() for g in range(rollouts_read.group.max() + 1)]
+def groups(sample):
+    return [np.flatnonzero(sample.group == g).tolist() for g in range(sample.group.max() + 1)]
 
 
 def dump(path, rows):
@@ -29,21 +29,21 @@ def test_verl_rows_are_grouped_by_input(tmp_path):
     rows = [verl(1, "a", "o1", 1.0, acc=True, fmt=0.5), verl(1, "b", "o2", 0.0), verl(1, "a", "o3", 0.0, acc=False)]
     dump(tmp_path / "rollout/1.jsonl", rows)
     dump(tmp_path / "val/1.jsonl", [verl(1, "c", "o4", 1.0, request_id="7")])
-    rollouts_read, files_read, notes = read(tmp_path)
-    assert rollouts_read.prompt == ["a", "a", "b", "c"]
-    assert rollouts_read.group.tolist() == [0, 0, 1, 2]
-    assert rollouts_read.held_out.tolist() == [False, False, False, True]
-    assert rollouts_read.reference == ["4"] * 4
-    assert np.array_equal(rollouts_read.success, [1, 0, np.nan, np.nan], equal_nan=True)
-    assert list(rollouts_read.components) == ["fmt"]
-    assert rollouts_read.where == ["rollout/1.jsonl:1", "rollout/1.jsonl:3", "rollout/1.jsonl:2", "val/1.jsonl:1"]
-    assert (rollouts_read.grouped_by, len(files_read), notes) == ("prompt", 2, [])
+    sample, files_read, notes = read(tmp_path)
+    assert sample.prompt == ["a", "a", "b", "c"]
+    assert sample.group.tolist() == [0, 0, 1, 2]
+    assert sample.held_out.tolist() == [False, False, False, True]
+    assert sample.reference == ["4"] * 4
+    assert np.array_equal(sample.success, [1, 0, np.nan, np.nan], equal_nan=True)
+    assert list(sample.components) == ["fmt"]
+    assert sample.where == ["rollout/1.jsonl:1", "rollout/1.jsonl:3", "rollout/1.jsonl:2", "val/1.jsonl:1"]
+    assert (sample.grouped_by, len(files_read), notes) == ("prompt", 2, [])
 
 
 def test_verl_rows_with_a_uid_are_grouped_by_it(tmp_path):
     dump(tmp_path / "1.txt", [verl(1, "a", "o", 1.0, uid=u) for u in ("u", "v", "u")])
-    rollouts_read, _, _ = read(tmp_path)
-    assert (rollouts_read.group.tolist(), rollouts_read.grouped_by) == ([0, 0, 1], "recorded")
+    sample, _, _ = read(tmp_path)
+    assert (sample.group.tolist(), sample.grouped_by) == ([0, 0, 1], "recorded")
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def test_a_ground_truth_may_be_any_json(tmp_path, gts, reference):
 def test_a_sample_has_whole_groups_of_all_steps(tmp_path):
     for step in range(1, 11):
         dump(tmp_path / f"{step}.jsonl", [verl(step, f"p{i % 50}", f"o{i}", 0.0) for i in range(200)])
-    rollouts_read, _, notes = read(tmp_path, keep=100)
-    assert sorted(set(rollouts_read.step.tolist())) == list(range(1, 11))
-    assert {len(g) for g in groups(rollouts_read)} == {4}
-    assert (len(rollouts_read), rollouts_read.of) == (80, 2000)
+    sample, _, notes = read(tmp_path, keep=100)
+    assert sorted(set(sample.step.tolist())) == list(range(1, 11))
+    assert {len(g) for g in groups(sample)} == {4}
+    assert (len(sample), sample.of) == (80, 2000)
     assert notes == ["a sample of 80 of 2,000 rollouts was read"]
 
 
@@ -79,12 +79,12 @@ def test_records_of_gxpo(tmp_path):
     del fork["prompt_text"]
     dump(tmp_path / "rollouts/step-000010.jsonl", [*train, fork])
     dump(tmp_path / "evaluations/step-000010.jsonl", [record("s-1/b", 0)])
-    rollouts_read, files_read, notes = read(tmp_path)
-    assert rollouts_read.step.tolist() == [10] * 4 and rollouts_read.held_out.tolist() == [False] * 3 + [True]
-    assert rollouts_read.group.tolist() == [0, 0, 0, 1]
-    assert rollouts_read.completion == ["hi", "ho", "hi\n\nho", "hi"] and rollouts_read.prompt == ["Q"] * 4
-    assert np.array_equal(rollouts_read.score, [1, np.nan, 1, 1], equal_nan=True)
-    assert np.array_equal(rollouts_read.components["g"], [np.nan] * 4, equal_nan=True)
-    assert rollouts_read.tokens.tolist() == [2, 1, 3, 2] and rollouts_read.truncated.tolist() == [0, 1, 1, 0]
-    assert (rollouts_read.advantage[0], rollouts_read.temperature[0], rollouts_read.success[0]) == (0.5, 0.7, 1.0)
-    assert (rollouts_read.grouped_by, len(files_read), notes) == ("recorded", 2, [])
+    sample, files_read, notes = read(tmp_path)
+    assert sample.step.tolist() == [10] * 4 and sample.held_out.tolist() == [False] * 3 + [True]
+    assert sample.group.tolist() == [0, 0, 0, 1]
+    assert sample.completion == ["hi", "ho", "hi\n\nho", "hi"] and sample.prompt == ["Q"] * 4
+    assert np.array_equal(sample.score, [1, np.nan, 1, 1], equal_nan=True)
+    assert np.array_equal(sample.components["g"], [np.nan] * 4, equal_nan=True)
+    assert sample.tokens.tolist() == [2, 1, 3, 2] and sample.truncated.tolist() == [0, 1, 1, 0]
+    assert (sample.advantage[0], sample.temperature[0], sample.success[0]) == (0.5, 0.7, 1.0)
+    assert (sample.grouped_by, len(files_read), notes) == ("recorded", 2, [])

@@ -23,21 +23,21 @@ def read(tmp_path, **hints):
     return rollouts(sorted(p for p in tmp_path.rglob("*") if p.is_file()), tmp_path, **hints)
 
 
-def groups(rollouts_read):
-    return [np.flatnonzero(rollouts_read.group == g).tolist() for g in range(rollouts_read.group.max() + 1)]
+def groups(sample):
+    return [np.flatnonzero(sample.group == g).tolist() for g in range(sample.group.max() + 1)]
 
 
 def test_blocks_of_equal_prompts_are_groups(tmp_path):
     trl(tmp_path, 1, ["a", "a", "b", "b"], [1.0, 0.0, 0.0, 0.0], [0.7, -0.7, 0.0, 0.0])
     trl(tmp_path, 2, ["c", "c", "d", "d"], [1.0, 1.0, 0.0, 1.0], [0.0, 0.0, -0.7, 0.7], answer=["5", "5", "6", "6"])
-    rollouts_read, files_read, notes = read(tmp_path)
-    assert groups(rollouts_read) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert rollouts_read.step.tolist() == [1] * 4 + [2] * 4
-    assert rollouts_read.score.tolist() == rollouts_read.components["f"].tolist() == [1, 0, 0, 0, 1, 1, 0, 1]
-    assert rollouts_read.advantage.tolist() == [0.7, -0.7, 0, 0, 0, 0, -0.7, 0.7]
-    assert rollouts_read.reference == [None] * 4 + ["5", "5", "6", "6"]
-    assert rollouts_read.where[5] == "completions/completions_00002.parquet:1"
-    assert (rollouts_read.grouped_by, rollouts_read.of, len(files_read), notes, rollouts_read.held_out.any()) == (
+    sample, files_read, notes = read(tmp_path)
+    assert groups(sample) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert sample.step.tolist() == [1] * 4 + [2] * 4
+    assert sample.score.tolist() == sample.components["f"].tolist() == [1, 0, 0, 0, 1, 1, 0, 1]
+    assert sample.advantage.tolist() == [0.7, -0.7, 0, 0, 0, 0, -0.7, 0.7]
+    assert sample.reference == [None] * 4 + ["5", "5", "6", "6"]
+    assert sample.where[5] == "completions/completions_00002.parquet:1"
+    assert (sample.grouped_by, sample.of, len(files_read), notes, sample.held_out.any()) == (
         "blocks",
         8,
         2,
@@ -71,19 +71,19 @@ def evaluated_run(tmp_path, at):
 @pytest.mark.parametrize("hint", [None, [4, 8]])
 def test_rows_of_an_evaluation_are_held_out(tmp_path, hint):
     evaluated_run(tmp_path, (4, 8))
-    rollouts_read, _, _ = read(tmp_path, evaluated=hint)
-    assert [rollouts_read.prompt[i] for i in np.flatnonzero(rollouts_read.held_out)] == ["x", "x", "y", "y"] * 2
-    assert set(rollouts_read.step[rollouts_read.held_out].tolist()) == {4, 8}
-    assert sorted(len(g) for g in groups(rollouts_read)) == [2] * 4 + [4] * 14
+    sample, _, _ = read(tmp_path, evaluated=hint)
+    assert [sample.prompt[i] for i in np.flatnonzero(sample.held_out)] == ["x", "x", "y", "y"] * 2
+    assert set(sample.step[sample.held_out].tolist()) == {4, 8}
+    assert sorted(len(g) for g in groups(sample)) == [2] * 4 + [4] * 14
 
 
 def test_an_evaluation_pushes_out_the_beginning_of_a_group(tmp_path):
     evaluated_run(tmp_path, (8,))
     trl(tmp_path, 4, ["p4"] * 3 + ["q4"] * 4 + ["x"], [1.0] * 8, [0.0] * 8)
     trl(tmp_path, 8, ["p8"] * 3 + ["q8"] * 4 + ["x"], [1.0] * 8, [0.0] * 8)
-    rollouts_read, _, notes = read(tmp_path)
-    assert [rollouts_read.prompt[i] for i in np.flatnonzero(rollouts_read.held_out)] == ["x", "x"]
-    assert "p4" not in rollouts_read.prompt
+    sample, _, notes = read(tmp_path)
+    assert [sample.prompt[i] for i in np.flatnonzero(sample.held_out)] == ["x", "x"]
+    assert "p4" not in sample.prompt
     assert notes[0] == "6 rows of groups that an evaluation cut were left out"
 
 
@@ -91,9 +91,9 @@ def test_an_evaluation_before_the_first_step_is_held_out(tmp_path):
     trl(tmp_path, 0, ["x", "y"], [1.0, 0.0], [0.0, 0.0])
     for step in (1, 2):
         trl(tmp_path, step, ["a", "a", "b", "b"], [1.0, 0.0] * 2, [0.7, -0.7] * 2)
-    rollouts_read, _, _ = read(tmp_path)
-    assert rollouts_read.held_out.tolist() == [True] * 2 + [False] * 8
-    assert groups(rollouts_read)[:2] == [[0], [1]]
+    sample, _, _ = read(tmp_path)
+    assert sample.held_out.tolist() == [True] * 2 + [False] * 8
+    assert groups(sample)[:2] == [[0], [1]]
 
 
 def test_a_data_set_of_one_prompt_has_no_evaluation(tmp_path):
@@ -106,8 +106,8 @@ def test_tables_without_new_rollouts_are_left_out(tmp_path):
     trl(tmp_path, 1, ["a", "a"], [1.0, 0.0], [0.7, -0.7])
     path = tmp_path / "completions/completions_00002.parquet"
     path.write_bytes((tmp_path / "completions/completions_00001.parquet").read_bytes())
-    rollouts_read, _, notes = read(tmp_path)
-    assert len(rollouts_read) == 2
+    sample, _, notes = read(tmp_path)
+    assert len(sample) == 2
     assert notes == ["1 tables hold the rollouts of the table before them and were left out"]
 
 
@@ -117,9 +117,9 @@ def test_messages_tool_calls_and_parts_become_text(tmp_path):
     done = {"role": "assistant", "content": "3", "tool_calls": None}
     table = {"step": [1, 1], "prompt": prompts, "completion": [[call, {"role": "tool", "content": "3"}, done], [done]]}
     pq.write_table(pa.table(table | {"f": [1.0, 0.0], "advantage": [0.7, -0.7]}), tmp_path / "c.bin")
-    rollouts_read, _, _ = read(tmp_path)
-    assert rollouts_read.prompt == ["system: S\n\nuser: Q"] * 2
-    assert rollouts_read.completion == ["add(1, 2)\n\n3", "3"]
+    sample, _, _ = read(tmp_path)
+    assert sample.prompt == ["system: S\n\nuser: Q"] * 2
+    assert sample.completion == ["add(1, 2)\n\n3", "3"]
 
 
 def test_missing_rewards_do_not_count_as_zero(tmp_path):
@@ -127,21 +127,21 @@ def test_missing_rewards_do_not_count_as_zero(tmp_path):
     path = tmp_path / "completions_00001.parquet"
     rewards = {"f": [1.0, nan, nan, 0.0], "g": [0.5, 0.5, nan, 0.5]}
     table(path, 1, ["a"] * 2 + ["b"] * 2, rewards, [0.7, -0.7, 0.0, 0.0])
-    rollouts_read, _, _ = read(tmp_path)
-    assert np.array_equal(rollouts_read.score, [1.5, 0.5, nan, 0.5], equal_nan=True)
-    rollouts_read, _, _ = read(tmp_path, reward_weights=[2.0, 1.0])
-    assert np.array_equal(rollouts_read.score, [2.5, 0.5, nan, 0.5], equal_nan=True)
+    sample, _, _ = read(tmp_path)
+    assert np.array_equal(sample.score, [1.5, 0.5, nan, 0.5], equal_nan=True)
+    sample, _, _ = read(tmp_path, reward_weights=[2.0, 1.0])
+    assert np.array_equal(sample.score, [2.5, 0.5, nan, 0.5], equal_nan=True)
 
 
 def test_a_logged_number_is_not_a_reward_function(tmp_path):
     path = tmp_path / "completions_00001.parquet"
     rewards = {"f": [1.0, 0.0, 0.0, 1.0], "length": [3.0, 9.0, 5.0, 8.0]}
     table(path, 1, ["a"] * 2 + ["b"] * 2, rewards, [0.7, -0.7, -0.7, 0.7])
-    rollouts_read, _, notes = read(tmp_path)
-    assert list(rollouts_read.components) == ["f"] and rollouts_read.score.tolist() == [1, 0, 0, 1]
+    sample, _, notes = read(tmp_path)
+    assert list(sample.components) == ["f"] and sample.score.tolist() == [1, 0, 0, 1]
     assert notes == ["not taken for reward functions, as they are no part of the advantages: length"]
-    rollouts_read, _, _ = read(tmp_path, components=["f", "length"])
-    assert list(rollouts_read.components) == ["f", "length"]
+    sample, _, _ = read(tmp_path, components=["f", "length"])
+    assert list(sample.components) == ["f", "length"]
 
 
 def test_weights_are_read_from_the_advantages(tmp_path):
@@ -151,8 +151,8 @@ def test_weights_are_read_from_the_advantages(tmp_path):
     advantage = (summed - summed.mean(1, keepdims=True)) / (summed.std(1, ddof=1, keepdims=True) + 1e-4)
     path = tmp_path / "completions_00001.parquet"
     table(path, 1, ["a"] * 4 + ["b"] * 4, {"f": f.tolist(), "g": g.tolist()}, advantage.ravel().tolist())
-    rollouts_read, _, notes = read(tmp_path)
-    assert np.allclose(rollouts_read.score, [1.0, 0.25, 1.25, 0.0, 0.125, 1.0, 1.05, 0.25], atol=1e-3)
+    sample, _, notes = read(tmp_path)
+    assert np.allclose(sample.score, [1.0, 0.25, 1.25, 0.0, 0.125, 1.0, 1.05, 0.25], atol=1e-3)
     assert notes == ["the advantages are those of rewards weighted f 1, g 0.25"]
 
 
@@ -160,7 +160,7 @@ def test_known_evaluations_are_in_the_sample(tmp_path):
     for step in range(1, 201):
         prompts = ["x"] * 4 if step in (77, 111) else [f"p{step}"] * 4
         trl(tmp_path, step, prompts, [1.0, 1.0, 0.0, 0.0], [0.9, 0.9, -0.9, -0.9])
-    rollouts_read, _, notes = read(tmp_path, evaluated=[77, 111], keep=300)
-    assert set(rollouts_read.step[rollouts_read.held_out].tolist()) == {77, 111}
-    assert (rollouts_read.step.min(), rollouts_read.step.max()) == (1, 200) and len(rollouts_read) <= 300
-    assert notes == [f"a sample of {len(rollouts_read)} of about 800 rollouts was read"]
+    sample, _, notes = read(tmp_path, evaluated=[77, 111], keep=300)
+    assert set(sample.step[sample.held_out].tolist()) == {77, 111}
+    assert (sample.step.min(), sample.step.max()) == (1, 200) and len(sample) <= 300
+    assert notes == [f"a sample of {len(sample)} of about 800 rollouts was read"]

@@ -23,7 +23,7 @@ def test_rows_are_ordered_by_step_evaluation_and_group():
     assert sample is not None
     assert sample.completion == ["c", "e", "d", "f", "b", "a"]
     assert sample.group.tolist() == [0, 0, 1, -1, 2, 3]  # x of step 2 is another group than x of step 1
-    assert sample.of == 6 and sample.kept == 6  # there are at least those that were read
+    assert sample.of == 6 and len(sample) == 6  # there are at least those that were read
     assert assemble([], 0, "recorded") is None
 
 

@@ -47,8 +47,8 @@ def test_a_diagnosis_sees_what_was_added_after_the_last_one():
     run = log(**healthy(reward=0.0, zero_signal=1.0, grad_norm=0.0))
     assert diagnose(run).findings[0].ids[0] == "all_wrong"
     for name, values in healthy().items():
-        held = np.broadcast_to(np.asarray(values, dtype=float), 60)
-        run.series[name] = Series(np.arange(1.0, 61.0), held, name)
+        column = np.broadcast_to(np.asarray(values, dtype=float), 60)
+        run.series[name] = Series(np.arange(1.0, 61.0), column, name)
     assert diagnose(run).findings == []
 
 
@@ -57,14 +57,14 @@ def series(values: list[float], key: str, steps: list[float] | None = None) -> S
 
 
 def test_figures_are_quoted_by_how_many_there_are():
-    held = {
+    series_by_name = {
         "kl": series([0.5], "kl", [83]),
         "entropy": series([2.0, 1.0], "entropy", [10, 20]),
         "reward": series([0.25] * 7, "reward"),
         "eval/accuracy": series([0.1, 0.2, 0.3, 0.2, 0.3, 0.5], "eval_acc", [0, 1, 2, 3, 4, 5]),
         "length": series([1.0, 2, 3, 4, 5, 6, 7, 8, 9, 10], "len"),
     }
-    case = RunLog("trl", ["x"], held)
+    case = RunLog("trl", ["x"], series_by_name)
     assert case.quote("kl") == "kl = 0.5 at step 83, the only one logged"
     assert case.quote("entropy") == "entropy 2, 1 at steps 10, 20"
     assert case.quote("reward") == "reward = 0.25 in all 7 logged steps"

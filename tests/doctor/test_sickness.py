@@ -39,14 +39,14 @@ def test_an_entry_names_stages_causes_and_sources_that_exist(entry: Sickness):
 
 
 def test_a_registered_check_is_found_by_its_id(monkeypatch):
-    monkeypatch.setattr("gxpo.doctor.sickness.SICKNESSES", own := {})
+    monkeypatch.setattr("gxpo.doctor.sickness.SICKNESSES", entries := {})
 
     @sickness("tired", 5, "the run is tired", "yawns a step", needs=["entropy"])
     def check(log):
         return finding("tired", "note", "possible", "it yawns")
 
-    assert own["tired"].needs == ("entropy",) and own["tired"].follows == ()
-    assert own["tired"].check is check
+    assert entries["tired"].needs == ("entropy",) and entries["tired"].follows == ()
+    assert entries["tired"].check is check
 
 
 def test_a_finding_drops_empty_evidence_and_further_examples():

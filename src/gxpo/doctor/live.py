@@ -73,12 +73,12 @@ class Live:
         self._broken = False
 
     # ------------------------------------------------------------ what the trainer hands over
-    def row(self, step: int, row: Mapping[str, Any], named: Mapping[str, float] | None = None) -> None:
+    def row(self, step: int, row: Mapping[str, Any], named_figures: Mapping[str, float] | None = None) -> None:
         """Add a step's figures under the trainer's keys; other values are dropped.
 
-        named   figures that the trainer does not log, under the names of `gxpo.doctor.runlog.NAMES`
+        named_figures   those that the trainer does not log, under the names of `gxpo.doctor.runlog.NAMES`
         """
-        self._guarded(lambda: self._add(step, row, named or {}))
+        self._guarded(lambda: self._add(step, row, named_figures or {}))
 
     def _add(self, step: int, row: Mapping[str, Any], named_figures: Mapping[str, float]) -> None:
         if figures_of_row := figures(row):

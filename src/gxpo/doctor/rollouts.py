@@ -36,7 +36,7 @@ class Rollouts:
     held_out    [n] whether the row is of an evaluation
     temperature [n] it was sampled at; nan: unknown
     where       [n] "file:row" of each, for evidence
-    kept, of    rows in the sample, rows there are
+    of          rows that there are, of which these are a sample
     grouped_by  "recorded", "blocks" (consecutive rows) or "prompt" (equal prompts: two groups of one prompt merge)
     """
 
@@ -59,10 +59,6 @@ class Rollouts:
 
     def __len__(self) -> int:
         return len(self.score)
-
-    @property
-    def kept(self) -> int:
-        return len(self)
 
     def select(self, rows: Any) -> Rollouts:
         """Select rows by a boolean mask or an index array, in its order."""

@@ -42,6 +42,6 @@ def test_first_finding(name: str) -> None:
 def test_groups_that_fall_to_zero_signal_at_once() -> None:
     """Sampling turns greedy at step 31: mixed rewards, no group with a signal, no completions to look at."""
     silent = np.where(np.arange(N) < 30, 0.2, 1.0)
-    found = diagnose(log(**healthy(reward=0.5 + noise(0.1), zero_signal=silent))).findings
-    assert found[0].ids == ("no_diversity", "reward_ignores_completion")
-    assert "step 31" in found[0].title
+    results = diagnose(log(**healthy(reward=0.5 + noise(0.1), zero_signal=silent))).findings
+    assert results[0].ids == ("no_diversity", "reward_ignores_completion")
+    assert "step 31" in results[0].title

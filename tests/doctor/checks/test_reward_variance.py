@@ -52,7 +52,7 @@ def test_first_finding(name: str) -> None:
 )
 def test_one_reward_for_all_is_easy_only_if_the_verifier_agrees(success: float, first: str) -> None:
     accepted = np.full(N, success) - 0.05 * (np.arange(N) % 2) * (success < 1)
-    found = diagnose(
+    results = diagnose(
         log(**healthy(reward=np.ones(N), zero_signal=np.ones(N), success=accepted, reward_std=0.0))
     ).findings
-    assert found[0].ids[0] == first and ("all_right" in {i for f in found for i in f.ids}) == (first == "all_right")
+    assert results[0].ids[0] == first and ("all_right" in {i for f in results for i in f.ids}) == (first == "all_right")

@@ -58,5 +58,5 @@ def test_a_form_that_training_drove_out_is_no_wrong_template(
             ),
         )
     )
-    found = diagnose(log("gxpo", **healthy(success=0.0, reward=0.0, zero_signal=zero_signal), rows=rows)).findings
-    assert found[0].ids == first
+    results = diagnose(log("gxpo", **healthy(success=0.0, reward=0.0, zero_signal=zero_signal), rows=rows)).findings
+    assert results[0].ids == first

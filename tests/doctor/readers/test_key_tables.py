@@ -11,8 +11,8 @@ TABLES = ("TRL", "VERL", "GXPO", "OPENRLHF", "PRIME", "COMMON")
 @pytest.mark.parametrize("name", TABLES)
 def test_every_key_has_a_name_that_the_doctor_knows(name):
     table = getattr(key_tables, name)
-    known = {*NAMES, *(f"eval/{n}" for n in NAMES)}
-    assert table and {n for n in table.values() if not n.startswith(("component", "eval/"))} <= known
+    doctor_names = {*NAMES, *(f"eval/{n}" for n in NAMES)}
+    assert table and {n for n in table.values() if not n.startswith(("component", "eval/"))} <= doctor_names
     assert "reward" in table.values() and "lr" in table.values()
 
 

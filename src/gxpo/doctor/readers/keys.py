@@ -180,6 +180,7 @@ def evaluations(
 
     A step counts only where every source was measured: a mean over fewer would move with the set of them.
     """
+    # one key for each data source, since a source is logged with several numbers of samples
     chosen: dict[str, dict[str, tuple[int, int, str]]] = {}
     for key in columns:
         parts = _evaluation(key, trainer)
@@ -195,6 +196,7 @@ def evaluations(
             out[name] = (*columns[names[0]], names[0])
             continue
         tables = [dict(zip(*columns[key], strict=True)) for key in names]
+        # a mean over fewer sources would move with the set of them
         steps = [s for s in sorted(tables[0]) if all(s in t for t in tables)]
         if steps:
             out[name] = (steps, [sum(t[s] for t in tables) / len(tables) for s in steps], f"mean of {', '.join(names)}")
