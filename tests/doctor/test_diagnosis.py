@@ -138,3 +138,9 @@ def test_methods_that_give_equal_groups_a_signal_are_counted():
     score = [[0, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 1]]
     sample = rollouts(groups(4, 4, lambda g, m: {"completion": f"{g} {m}", "score": score[g][m], "step": 1}))
     assert signal_by_method(sample, ("grpo", "ngrpo")) == {"grpo": (0, 3), "ngrpo": (2, 3)}
+
+
+def test_progress_of_one_metric_stays_in_one_line():
+    """The text of a diagnosis breaks progress at "; "."""
+    flat = RunLog("trl", ["x"], {"reward": series([0.5, 0.4] * 20, "reward")})
+    assert progress(flat).endswith("or more would have been visible)") and "; " not in progress(flat)

@@ -256,7 +256,7 @@ def progress(log: RunLog) -> str:
         elif low > 0 or high < 0:
             verdict = f"may {'gain' if low > 0 else 'fall'}, but by less than three standard errors"
         else:
-            verdict = f"no clear change; a gain of {line.detectable:.2g} or more would have been visible"
+            verdict = f"no clear change (a gain of {line.detectable:.2g} or more would have been visible)"
         parts.append(
             f"{log.key(name)} {line.first:.3g} -> {line.last:.3g} over {line.n} steps (trend "
             f"{line.change:+.2g}, 95% {low:+.2g} to {high:+.2g}): {verdict}"
