@@ -24,7 +24,7 @@ from gxpo.compare.inference import FEWEST_SEEDS, Spread, holm, mean_over_setting
 from gxpo.compare.results import Estimate, RunResult
 from gxpo.compare.store import read_store, result_of, with_former
 from gxpo.compare.wording import count, interval, number
-from gxpo.doctor.evidence import PATH, Measured, OfTask, dumped
+from gxpo.doctor.evidence import PATH, Measured, OfTask, to_json
 from study import HERE, STORE, read_list, run
 
 LISTS = tuple(HERE / "studies" / name for name in ("remedies.yaml", "remedies_2.yaml", "remedies_3.yaml"))
@@ -367,7 +367,7 @@ def main() -> None:
     print("more seeds for:", ", ".join(f"{name}: {label}" for name, label in chosen(listed, store)) or "nothing")
     if given.write:
         PAGE.write_text(page(listed, store))
-        PATH.write_text(dumped([m for m in found if m.seeds >= TOLD]))
+        PATH.write_text(to_json([m for m in found if m.seeds >= TOLD]))
         print(json.dumps({"remedies": len(found), "written": [str(PAGE), str(PATH)]}))
 
 

@@ -9,9 +9,9 @@ import pytest
 from gxpo.adapters import available
 from gxpo.adapters.convert import NOTHING
 from gxpo.adapters.trl_defaults import DEFAULTS
-from gxpo.doctor.remedies_trl import TRL
-from gxpo.doctor.remedies_verl import VERL
+from gxpo.doctor.remedies import remedy_table
 
+TRL, VERL = remedy_table("trl"), remedy_table("verl")
 PAIR = re.compile(r"([\w.+@/]+)=('[^']*'|\[[^\]]*\]|\{[^}]*\}|[\w.\-/]+)")
 # arguments of GRPOTrainer, of train(), of vLLM or of models, not fields of GRPOConfig
 ELSEWHERE = {"processing_class", "tokenizer.eos_token", "method", "resume_from_checkpoint", "is_trainable", "tokenize",

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gxpo.doctor import Rollouts, RunLog, Series
+from gxpo.doctor import Rollouts, RunLog, Series, diagnose
 
 N = 60
 WAVE = np.array([0.0, 1.0, -0.6, 0.4, -1.0, 0.7, -0.3, -0.8, 0.9, 0.1, -0.4])  # noise without a generator; mean 0
@@ -25,15 +25,15 @@ def rise(low: float, high: float, n: int = N) -> Any:
 
 def log(source: str = "trl", config: Mapping[str, Any] | None = None, rows: Any = None, **figures: Any) -> RunLog:
     """A run's log; a name's `__` stands for a slash. Scalars are constant. Evaluations are at every tenth step."""
-    found = RunLog(source, ["made by hand"], {}, rows, dict(config or {}))
+    run = RunLog(source, ["made by hand"], {}, rows, dict(config or {}))
     for name, values in figures.items():
         key = name.replace("__", "/")
-        held = np.asarray(values, dtype=float)
-        if held.ndim == 0:
-            held = np.full(N, float(held))
-        steps = np.arange(1, len(held) + 1, dtype=float) * (10 if key.startswith("eval/") else 1)
-        found.series[key] = Series(steps, held, key)
-    return found
+        column = np.asarray(values, dtype=float)
+        if column.ndim == 0:
+            column = np.full(N, float(column))
+        steps = np.arange(1, len(column) + 1, dtype=float) * (10 if key.startswith("eval/") else 1)
+        run.series[key] = Series(steps, column, key)
+    return run
 
 
 def healthy(*overs: Mapping[str, Any], **over: Any) -> dict[str, Any]:
@@ -67,6 +67,7 @@ def rollouts(
     def column(name: str, unknown: float = np.nan) -> Any:
         return np.array([float(row.get(name, unknown)) for row in rows])
 
+    # components are computed from the row, as a reward function would
     parts = [components(row) for row in rows]
     return Rollouts(
         np.array([int(row.get("step", 1)) for row in rows]),
@@ -91,3 +92,45 @@ def rollouts(
 def groups(number: int, size: int, row: Callable[[int, int], Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows of `number` groups of `size`: row(group, member)."""
     return [{"group": g, "step": 1 + g // 4, **row(g, m)} for g in range(number) for m in range(size)]
+
+
+FLAT = {"reward": 0.4 + noise(0.03), "entropy": 0.5 + noise(0.004, turn=2), "length": 100 + noise(3)}
+SILENT = {"zero_signal": 1.0, "reward_std": 0.0, "grad_norm": 0.0}
+WORDS = ["red", "blue", "green", "black", "white", "brown", "pink", "grey"]
+
+
+def scored_rows(score: Any, **more: Any) -> Any:
+    """Ten groups of four different texts, scored by score(group, member)."""
+    return rollouts(groups(10, 4, lambda g, m: {"completion": f"{WORDS[m]} {g}", "score": score(g, m), **more}))
+
+
+def answers(completion: Any, score: Any, reference: Any = lambda g: 10 + g) -> Any:
+    """Ten groups of four: the answer completion(group, member), its score, and the reference beside it."""
+    return rollouts(
+        groups(
+            10,
+            4,
+            lambda g, m: {
+                "completion": f"the answer is {completion(g, m)}",
+                "score": score(g, m),
+                "reference": str(reference(g)),
+                "prompt": f"question {g}",
+            },
+        )
+    )
+
+
+def collapse(at: int, low: float = 0.0) -> Any:
+    """0.5 with noise until step `at`, then `low`."""
+    values = 0.5 + noise(0.03)
+    values[at:] = low
+    return values
+
+
+def check_first_finding(run: RunLog, name: str) -> None:
+    """Assert that the first finding of a run is the sickness, alone or among alternatives, with evidence and remedy."""
+    findings = diagnose(run).findings
+    assert findings, "nothing was found"
+    assert name in findings[0].ids
+    assert len(findings[0].ids) <= 3
+    assert findings[0].evidence and findings[0].remedy

@@ -45,14 +45,14 @@ def test_a_sick_run_exits_with_1_and_names_the_cause_first() -> None:
 
 def test_json_of_a_sick_run() -> None:
     code, out, _ = doctor(str(INCIDENTS / "verl-721"), "--json")
-    found = json.loads(out)
+    document = json.loads(out)
     assert code == 1
-    assert set(found) >= {"source", "read", "findings", "unchecked"}
-    assert found["source"] == "verl"
-    assert set(found["findings"][0]) == FINDING
-    assert found["findings"][0]["ids"] == ["non_finite"]
-    assert all(set(u) == {"id", "why", "enable"} for u in found["unchecked"])
-    assert all(line.endswith("(untested here)") for line in found["findings"][0]["remedy"])
+    assert set(document) >= {"source", "read", "findings", "unchecked"}
+    assert document["source"] == "verl"
+    assert set(document["findings"][0]) == FINDING
+    assert document["findings"][0]["ids"] == ["non_finite"]
+    assert all(set(u) == {"id", "why", "enable"} for u in document["unchecked"])
+    assert all(line.endswith("(untested here)") for line in document["findings"][0]["remedy"])
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_json_where_nothing_could_be_read(tmp_path: Path, content: bytes | None)
     if content is not None:
         path.write_bytes(content)
     code, out, _ = doctor(str(path), "--json")
-    found = json.loads(out)
+    document = json.loads(out)
     assert code == 2
-    assert found["findings"] == [] and found["read"] == [] and found["unchecked"] == []
-    assert found["notes"]
+    assert document["findings"] == [] and document["read"] == [] and document["unchecked"] == []
+    assert document["notes"]
 
 
 def test_the_page_holds_verdict_evidence_and_remedies(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ TRUTH = json.loads((CORPUS / "truth.json").read_text())
 ARCHIVES = sorted(CORPUS.glob("*/*.tar.xz"))
 
 
-def test_every_archive_has_one_truth_and_every_trl_truth_its_archive():
+def test_every_archive_has_a_truth_and_trl_truths_an_archive():
     packed = {f"{p.parent.name}/{p.name.removesuffix('.tar.xz')}" for p in ARCHIVES}
     known = {f"{e['half']}/{n}" for n, e in TRUTH.items()}
     assert packed <= known

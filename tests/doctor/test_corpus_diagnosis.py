@@ -32,8 +32,8 @@ def test_diagnosis(name: str, tmp_path: Path) -> None:
     alarms = [f for f in diagnose(read(tmp_path)).findings if f.severity != "note"]
     if truth["kind"] == "sick":
         expected = set(truth.get("expect", truth.get("first", [])))
-        said = set(alarms[0].ids) if alarms else set()
-        assert bool(said & expected) == (name not in NOT_FIRST), (said, expected)
+        first_ids = set(alarms[0].ids) if alarms else set()
+        assert bool(first_ids & expected) == (name not in NOT_FIRST), (first_ids, expected)
     elif truth["kind"] == "mild":
         assert [f.ids for f in alarms if f.severity == "critical"] == []
     else:

@@ -14,13 +14,13 @@ HOSTILE = "<script>alert(1)</script>"
 
 def log() -> RunLog:
     steps = np.arange(1.0, 6.0)
-    found = RunLog(source="trl", read=["trainer_state.json"])
-    found.series = {
+    run = RunLog(source="trl", read=["trainer_state.json"])
+    run.series = {
         "reward": Series(steps, np.linspace(-1, 3, 5), "reward"),
         "truncated": Series(steps, np.full(5, 0.9), "completions/clipped_ratio"),
         "grad_norm": Series(steps, steps, "grad_norm"),
     }
-    return found
+    return run
 
 
 def diagnosis() -> Diagnosis:

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from gxpo.doctor.finding import Diagnosis, Finding, Grade, Severity
-from gxpo.doctor.live import ROWS, Live, closing, told
-from gxpo.doctor.rollout_rows import Row
+from gxpo.doctor.live import ROWS, Live, closing, finding_line
+from gxpo.doctor.rollouts import Row
 from gxpo.doctor.runlog import RunLog
 
 
@@ -36,7 +36,7 @@ def live(findings, **how) -> tuple[Live, list[str], list[RunLog]]:
     return Live("trl", warn=lines.append, examine=examine, **how), lines, logs
 
 
-def test_a_finding_is_said_once_and_only_if_it_is_a_cause_and_no_note():
+def test_warnings_are_given_once_for_causes_and_not_for_notes():
     found = [finding("all_wrong"), finding("entropy_collapse", follows="all_wrong"), finding("slow_tail", "note")]
     doctor, lines, _ = live(found)
     doctor.row(10, {"reward": 0.0})
@@ -45,7 +45,7 @@ def test_a_finding_is_said_once_and_only_if_it_is_a_cause_and_no_note():
     found.append(finding("no_eos", "critical"))
     doctor.check()
     assert [line.split(" (")[0] for line in lines[1:]] == ["doctor, step 10: about no_eos"]
-    assert doctor.said == {"all_wrong", "no_eos"} and not doctor.stop  # nobody asked for it
+    assert doctor.warned_ids == {"all_wrong", "no_eos"} and not doctor.stop  # nobody asked for it
 
 
 def test_a_check_whose_diagnosis_is_shown_warns_of_nothing():
@@ -57,7 +57,7 @@ def test_a_check_whose_diagnosis_is_shown_warns_of_nothing():
 
 def test_what_others_have_said_is_not_said_again():
     doctor, lines, _ = live([finding("all_wrong")])
-    doctor.said |= {"all_wrong"}
+    doctor.warned_ids |= {"all_wrong"}
     doctor.row(1, {"reward": 0.0})
     doctor.check()
     assert lines == []
@@ -180,7 +180,7 @@ def test_without_a_warn_it_is_a_python_warning():
 
 def test_a_finding_in_a_line():
     several = Finding(("lr_too_low", "weights_do_not_move"), "critical", "possible", "Nothing moves")
-    assert told(several) == "doctor: Nothing moves (possible: lr_too_low or weights_do_not_move)"
+    assert finding_line(several) == "doctor: Nothing moves (possible: lr_too_low or weights_do_not_move)"
 
 
 def test_the_lines_a_run_ends_with():

@@ -12,8 +12,7 @@ from tests.doctor.logs import log
 
 from gxpo.doctor import RunLog, diagnosis
 from gxpo.doctor.diagnosis import LINES
-from gxpo.doctor.remedies import REMEDIES, foremost, lines_for, remedies
-from gxpo.doctor.remedies_any import ANY
+from gxpo.doctor.remedies import FOLDER, SOURCES, foremost, lines_for, remedies, remedy_table
 from gxpo.doctor.sickness import SICKNESSES
 from gxpo.methods.compose import method
 from gxpo.parts import settings
@@ -50,7 +49,7 @@ KEYS = {
 }
 KEYS["unsloth"], PYTHON["unsloth"] = KEYS["trl"], PYTHON["trl"]
 SAID = [
-    (s, f"{n}-{i}", line) for s, t in REMEDIES.items() for n, lines in t.items() for i, line in enumerate(lines)
+    (s, f"{n}-{i}", line) for s in SOURCES for n, lines in remedy_table(s).items() for i, line in enumerate(lines)
 ] + [(s, f"enable-{need}", line) for s, t in LINES.items() for need, line in t.items()]
 
 
@@ -59,8 +58,19 @@ def test_every_sickness_has_a_remedy(source):
     assert [name for name in SICKNESSES if not lines_for(name, source)] == []
 
 
-def test_no_remedy_of_an_unknown_sickness():
-    assert {n for table in (*REMEDIES.values(), ANY) for n in table} <= set(SICKNESSES)
+@pytest.mark.parametrize("name", ["trl", "verl", "gxpo", "any"])
+def test_a_table_of_remedies_is_valid(name):
+    """Known sicknesses, each with one line or more: texts without a break, each once, and none is a value of YAML."""
+    table = remedy_table(name)
+    assert set(table) <= set(SICKNESSES) and len(table) > 30
+    for sickness, lines in table.items():
+        assert lines and len(set(lines)) == len(lines), sickness
+        assert all(isinstance(x, str) and x == " ".join(x.split()) and len(x) > 5 for x in lines), sickness
+    assert table is remedy_table(name)  # read once
+
+
+def test_every_file_of_remedies_is_of_a_trainer_or_for_any():
+    assert {p.stem for p in FOLDER.glob("*")} == {*SOURCES, "any"} - {"unsloth"}
 
 
 def test_keys_are_real():
@@ -113,7 +123,7 @@ def test_gxpo_takes_what_is_said(stated):
     assert config.load(None, stated).keys
 
 
-def test_lines_are_marked_as_untested_and_say_which_of_several_they_are_for():
+def test_untested_lines_are_marked_and_name_their_sickness():
     case = RunLog("verl")
     assert remedies(["dead_component"], case) == (
         "call compute_score on a reference answer by hand; mend that part, or remove it (untested here)",
@@ -129,7 +139,7 @@ def test_unsloth_takes_trls_keys_but_not_our_trainer():
         == ("temperature=1.0, top_k=0, top_p=1.0",)
     )
     assert len(lines_for("all_wrong", "unsloth")) == len(lines_for("all_wrong", "trl")) - 1
-    assert not [x for lines in REMEDIES["unsloth"].values() for x in lines if "gxpo" in x]
+    assert not [x for lines in remedy_table("unsloth").values() for x in lines if "gxpo" in x]
 
 
 def test_what_helped_is_said_before_what_nobody_has_measured():

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from tests.doctor.logs import groups, rollouts
 
+from gxpo.doctor import rollout_facts
 from gxpo.doctor.rollout_facts import Facts, _doubled
-from gxpo.doctor.series import stationary, trend
+from gxpo.doctor.rollouts import Row, assemble
 
 
 def test_equal_texts_with_different_scores() -> None:
@@ -57,9 +58,9 @@ def test_answers_that_become_alike_from_a_step_on() -> None:
 
 def test_scores_missing_in_parts_of_groups() -> None:
     facts = Facts(rollouts(groups(4, 2, lambda g, m: {"completion": "x", "score": 1.0})))
-    whole = np.array([np.nan, np.nan, 1, 1, 1, 1, 1, 1])  # a reward of another task
+    of_other_task = np.array([np.nan, np.nan, 1, 1, 1, 1, 1, 1])  # a reward of another task
     parts = np.array([np.nan, 1, np.nan, 1, 1, 1, 1, 1])
-    assert facts.partly_missing(whole) == 0.0
+    assert facts.partly_missing(of_other_task) == 0.0
     assert facts.partly_missing(parts) == 0.5
 
 
@@ -67,63 +68,12 @@ def test_advantages_against_scores() -> None:
     """Scores 0 1 in each group; advantages -1 1 turned around, and a residue where scores are equal."""
     rows = groups(6, 2, lambda g, m: {"completion": "xy"[m], "score": float(m), "advantage": 1.0 - 2.0 * m})
     rows += groups(1, 2, lambda g, m: {"group": 9, "completion": "xy"[m], "score": 0.95, "advantage": 6e-4})
-    found = Facts(rollouts(rows)).advantages
-    assert found is not None
-    assert found.groups == 6
-    assert found.correlation == pytest.approx(-1.0)
-    assert found.residue.tolist() == [12, 13] and found.equal == 2
-    assert not found.raw
-
-
-def _answered(said: int, number: int = 12) -> Facts:
-    """Groups of two that answer the reference of the group `said` places on, all scored 0."""
-    return Facts(
-        rollouts(
-            groups(
-                number,
-                2,
-                lambda g, m: {
-                    "completion": f"it is {100 + g + said}.",
-                    "score": 0.0,
-                    "reference": str(100 + g),
-                    "step": 1,
-                },
-            )
-        )
-    )
-
-
-def test_references_that_are_hit_and_rejected() -> None:
-    found = _answered(0).references
-    assert found is not None
-    assert (found.n, found.hits, found.chance, found.accepted) == (24, 24, 0.0, 0.0)
-    assert len(found.rejected) == 24 and found.shift is None and found.consensus is None
-
-
-def test_references_of_the_next_prompt() -> None:
-    found = _answered(1).references
-    assert found is not None and found.hits == 0
-    assert found.shift == (1, 1.0, 0.0)
-
-
-def test_one_prompt_with_two_references() -> None:
-    def row(g: int, m: int) -> dict[str, object]:
-        return {"completion": "?", "score": 0.0, "prompt": f"p{g % 6}", "reference": str(g)}
-
-    found = Facts(rollouts(groups(12, 2, row))).references
-    assert found is not None
-    assert (found.repeated, found.contradictions) == (6, 6)
-
-
-def test_trend_of_a_straight_line_and_of_a_level() -> None:
-    line = trend(np.arange(20.0))
-    assert line is not None
-    assert line.change == pytest.approx(19.0)
-    assert line.noise == pytest.approx(0.5**0.5)  # neighbours differ by 1
-    assert line.rises and not line.falls
-    level = np.array([0.0, 1.0] * 15)
-    assert stationary(level)
-    assert not stationary(np.linspace(0.0, 1.0, 30))
+    result = Facts(rollouts(rows)).advantages
+    assert result is not None
+    assert result.groups == 6
+    assert result.correlation == pytest.approx(-1.0)
+    assert result.residue.tolist() == [12, 13] and result.equal == 2
+    assert not result.raw
 
 
 @pytest.mark.parametrize(
@@ -142,3 +92,51 @@ def test_trend_of_a_straight_line_and_of_a_level() -> None:
 )
 def test_prompts_that_were_templated_twice(prompt, is_doubled):
     assert _doubled(prompt) is is_doubled
+
+
+def sample(*rows):
+    """Rollouts of rows (step, group, score, {more fields of Row})."""
+    made_rows = [
+        Row(**{"step": step, "group": g, "score": score, "prompt": f"p{g}", "completion": f"c{i}"} | more)
+        for i, (step, g, score, more) in enumerate(rows)
+    ]
+    result = assemble(made_rows, len(made_rows), "recorded")
+    assert result is not None
+    return result
+
+
+def test_within_correlation_ignores_differences_between_groups():
+    # centred x: -1 0 1 -1 0 1; centred y: -1 1 0 -1 1 0: sum xy = 2, sum xx = 4, sum yy = 4: r = 1/2, d = 6 - 2 - 1 = 3
+    x, y = np.array([1.0, 2, 3, 101, 102, 103]), np.array([0.0, 2, 1, 50, 52, 51])
+    result = rollout_facts.within_correlation(x, y, np.array([0, 0, 0, 1, 1, 1]))
+    assert (result.r, result.rows, result.groups) == (pytest.approx(0.5), 6, 2)
+    assert result.p == pytest.approx(0.391, abs=5e-4)  # t = 0.5 sqrt(3 / 0.75) = 1 with 3 degrees of freedom
+    assert result.low == pytest.approx(-0.6840, abs=1e-4)  # tanh(0.5493 - 1.96 / sqrt 2) = tanh(-0.8366)
+    assert result.high == pytest.approx(0.9591, abs=1e-4)  # tanh(1.9352)
+
+
+def test_within_correlation_needs_variation_within_groups():
+    x = np.array([1.0, 1.0, 2.0, 2.0])
+    result = rollout_facts.within_correlation(x, np.array([0.0, 1.0, 0.0, 1.0]), np.array([0, 0, 1, 1]))
+    assert np.isnan(result.r) and result.groups == 0
+
+
+def with_components(*rows):
+    return sample(*((1, g, score, {"components": c}) for g, score, c in rows))
+
+
+def test_variance_shares_of_a_sum():
+    # f' = -1/2 1/2, g' = 1/4 -1/4, s' = -1/4 1/4: shares (1/8 + 1/8) / (1/8) = 2 and -1
+    r = with_components((0, 0.5, {"f": 0.0, "g": 0.5}), (0, 1.0, {"f": 1.0, "g": 0.0}))
+    assert rollout_facts.variance_shares(r) == {"f": pytest.approx(2.0), "g": pytest.approx(-1.0)}
+
+
+def test_variance_shares_find_weights():
+    # score = f + g / 10, two groups: f' and g' orthogonal
+    rows = [(0, f + g / 10, {"f": f, "g": g}) for f in (0.0, 1.0) for g in (0.0, 1.0)]
+    result = rollout_facts.variance_shares(with_components(*rows))
+    assert result == {"f": pytest.approx(1 / 1.01), "g": pytest.approx(0.01 / 1.01)}
+
+
+def test_variance_shares_of_equal_scores():
+    assert rollout_facts.variance_shares(with_components((0, 1.0, {"f": 1.0}), (0, 1.0, {"f": 1.0}))) == {}

@@ -1,5 +1,7 @@
 """`RunLog`: columns by name, and conclusions that are drawn once for each log."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import numpy as np
@@ -34,7 +36,7 @@ def test_training_rollouts_are_those_that_are_not_held_out():
     assert run.facts is not None and len(run.facts.members) == 3
 
 
-def test_updates_of_a_batch_are_counted_where_trl_logs_a_reward_for_several_losses():
+def test_updates_of_a_batch_are_losses_per_reward_in_trl():
     run = log(loss=rise(0, 1, 60), reward=rise(0, 1, 15))
     assert run.updates_per_batch == 4.0
     assert replace(run, config={"epochs": 8}).updates_per_batch == 8
@@ -45,6 +47,27 @@ def test_a_diagnosis_sees_what_was_added_after_the_last_one():
     run = log(**healthy(reward=0.0, zero_signal=1.0, grad_norm=0.0))
     assert diagnose(run).findings[0].ids[0] == "all_wrong"
     for name, values in healthy().items():
-        held = np.broadcast_to(np.asarray(values, dtype=float), 60)
-        run.series[name] = Series(np.arange(1.0, 61.0), held, name)
+        column = np.broadcast_to(np.asarray(values, dtype=float), 60)
+        run.series[name] = Series(np.arange(1.0, 61.0), column, name)
     assert diagnose(run).findings == []
+
+
+def series(values: list[float], key: str, steps: list[float] | None = None) -> Series:
+    return Series(np.array(steps or range(1, len(values) + 1), dtype=float), np.array(values), key)
+
+
+def test_figures_are_quoted_by_how_many_there_are():
+    series_by_name = {
+        "kl": series([0.5], "kl", [83]),
+        "entropy": series([2.0, 1.0], "entropy", [10, 20]),
+        "reward": series([0.25] * 7, "reward"),
+        "eval/accuracy": series([0.1, 0.2, 0.3, 0.2, 0.3, 0.5], "eval_acc", [0, 1, 2, 3, 4, 5]),
+        "length": series([1.0, 2, 3, 4, 5, 6, 7, 8, 9, 10], "len"),
+    }
+    case = RunLog("trl", ["x"], series_by_name)
+    assert case.quote("kl") == "kl = 0.5 at step 83, the only one logged"
+    assert case.quote("entropy") == "entropy 2, 1 at steps 10, 20"
+    assert case.quote("reward") == "reward = 0.25 in all 7 logged steps"
+    assert case.quote("eval/accuracy") == "eval_acc 0.1 at step 0, 0.5 at step 5"
+    assert case.quote("length") == "len 3 in the first steps, 9 in the last (steps 1 to 10)"
+    assert case.quote("grad_norm") == ""

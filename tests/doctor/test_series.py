@@ -1,13 +1,15 @@
-"""`Series`: its column, statistics and quotation, computed once and shared."""
+"""`Series` and `Trend`: columns, statistics, quotations, changes beyond noise."""
+
+from __future__ import annotations
 
 import numpy as np
 import pytest
 
 from gxpo.doctor import Series
-from gxpo.doctor.series import EMPTY
+from gxpo.doctor.series import EMPTY, stationary, trend
 
 
-def test_column_orders_steps_and_keeps_the_last_value_of_a_repeated_one():
+def test_a_repeated_step_counts_once_as_last_written():
     series = Series(np.array([1.0, 3.0, 2.0, 3.0]), np.array([0.1, 0.9, np.nan, 0.5]), "reward")
     assert series.column.steps.tolist() == [1.0, 3.0]
     assert series.column.values.tolist() == [0.1, 0.5]
@@ -50,3 +52,14 @@ def test_quote(values, ends, line):
     assert (
         Series(np.arange(float(len(values))), np.array(values, dtype=float), "r").column.quote(".3g", ends=ends) == line
     )
+
+
+def test_trend_of_a_straight_line_and_of_a_level() -> None:
+    line = trend(np.arange(20.0))
+    assert line is not None
+    assert line.change == pytest.approx(19.0)
+    assert line.noise == pytest.approx(0.5**0.5)  # neighbours differ by 1
+    assert line.rises and not line.falls
+    level = np.array([0.0, 1.0] * 15)
+    assert stationary(level)
+    assert not stationary(np.linspace(0.0, 1.0, 30))

@@ -6,6 +6,8 @@ from tests.battery import battery, made_up
 
 import gxpo
 from gxpo.base.errors import ConfigError
+from gxpo.doctor import diagnosis
+from gxpo.doctor.sickness import SICKNESSES
 from gxpo.explain.advice import find, recommendations
 from gxpo.explain.effect import Answer, Effect, effect, push, rollouts
 from gxpo.explain.symptoms import CLAIMS, SYMPTOMS
@@ -29,6 +31,17 @@ def test_every_recommendation_exists_and_composes(symptom, advice):
     composed(advice)
     assert advice.claim in ("", *CLAIMS) and 10 < len(advice.why) <= 100
     assert advice.line.startswith(f"gxpo train CONFIG --set method={advice.method}")
+
+
+def test_the_table_is_valid():
+    """Texts in one line, synonyms for each symptom, sicknesses that the doctor knows."""
+    assert diagnosis  # registers the sicknesses
+    for name, symptom in SYMPTOMS.items():
+        texts = [name, symptom.what, *symptom.also, *(a.why for a in symptom.advice), *CLAIMS.values()]
+        assert all(isinstance(x, str) and x == " ".join(x.split()) and x for x in texts), name
+        assert symptom.also and set(symptom.sicknesses) <= set(SICKNESSES), name
+    assert sum(len(symptom.sicknesses) for symptom in SYMPTOMS.values()) == 9
+    assert SYMPTOMS["stale data"].sicknesses == ("too_off_policy", "stale_sampler")
 
 
 def test_there_are_few_for_each_and_the_strongest_come_first():

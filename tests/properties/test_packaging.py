@@ -52,8 +52,9 @@ assert gxpo.__file__.startswith(package), gxpo.__file__
 from gxpo.compare import suites
 from gxpo.conformance.golden import golden, names
 from gxpo.conformance.losses import losses, objectives
-from gxpo.doctor import evidence
+from gxpo.doctor import evidence, remedies
 from gxpo.explain import rollout_page
+from gxpo.explain.symptoms import SYMPTOMS
 from gxpo.methods import PAPERS
 from gxpo.training import demo
 
@@ -65,6 +66,9 @@ for name in objectives():
     losses(name)
 demo.settings()
 evidence.read()
+for source in (*remedies.SOURCES, "any"):
+    remedies.remedy_table(source)
+len(SYMPTOMS)
 rollout_page.assets()
 len(PAPERS)
 print(json.dumps(sorted(opened)))

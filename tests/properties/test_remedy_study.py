@@ -18,8 +18,7 @@ from gxpo.compare.store import digest  # noqa: E402
 from gxpo.doctor import Finding, RunLog, evidence  # noqa: E402
 from gxpo.doctor.evidence import Measured, OfTask  # noqa: E402
 from gxpo.doctor.finding import Diagnosis  # noqa: E402
-from gxpo.doctor.remedies import REMEDIES, remedies  # noqa: E402
-from gxpo.doctor.remedies_any import ANY  # noqa: E402
+from gxpo.doctor.remedies import SOURCES, remedies, remedy_table  # noqa: E402
 from gxpo.doctor.text import text  # noqa: E402
 from gxpo.explain import method_text  # noqa: E402
 from gxpo.explain.advice import recommendations  # noqa: E402
@@ -100,7 +99,7 @@ def test_a_difference_is_paired_by_seed():
     # mean .12, standard deviation sqrt(.002) = .0447, over sqrt 5 times t(4) = 2.7764: .0555
     assert (m.sickness, m.label, m.seeds, m.commit) == ("all_wrong", "ngrpo", 5, "abc")
     assert (m.difference, m.low, m.high) == pytest.approx((0.12, 0.0645, 0.1755), abs=1e-4)
-    assert m.verdict == "helped" and m.said == "+.12 (95 % +.06 to +.18), 1 task, 5 seeds"
+    assert m.verdict == "helped" and m.figures == "+.12 (95 % +.06 to +.18), 1 task, 5 seeds"
 
 
 def test_where_there_are_fresh_seeds_the_pilot_is_left_out():
@@ -158,7 +157,7 @@ def test_a_verdict_takes_an_interval_holms_p_and_no_contrary_task(tasks, p, verd
 
 def test_the_file_comes_back(tmp_path):
     found = (remedy("ngrpo", (0.1, 0.05, 0.15), (0.2, 0.1, 0.3)),)
-    (tmp_path / "e.json").write_text(evidence.dumped(found))
+    (tmp_path / "e.json").write_text(evidence.to_json(found))
     assert evidence.read(tmp_path / "e.json") == found
     assert evidence.read(tmp_path / "none.json") == ()
 
@@ -173,7 +172,7 @@ GOOD, BAD = (0.1, 0.05, 0.15), (-0.1, -0.15, -0.05)
 
 def test_each_text_of_a_measured_change_stands_in_a_line_or_is_a_method():
     """A text that no line has is for a remedy that gxpo does not print."""
-    said = [line for table in (*REMEDIES.values(), ANY) for lines in table.values() for line in lines]
+    said = [line for source in (*SOURCES, "any") for lines in remedy_table(source).values() for line in lines]
     assert set(evidence.SAME) == ARMS
     for texts in evidence.SAME.values():
         for one in texts:
@@ -191,7 +190,7 @@ def test_what_helped_and_has_no_line_gets_one_in_gxpos_keys():
     found = [remedy("gcpo_gold", GOOD), remedy("lens", (0.02, -0.05, 0.09))]
     lines = remedies(["all_wrong"], RunLog("gxpo"), found)
     assert lines[0] == "method=gcpo_gold [measured: +.10 (95 % +.05 to +.15), 1 task, 20 seeds]"
-    assert len(lines) == len(REMEDIES["gxpo"]["all_wrong"]) + 1
+    assert len(lines) == len(remedy_table("gxpo")["all_wrong"]) + 1
     assert not any("measured" in line for line in remedies(["all_wrong"], RunLog("trl"), found))
 
 
@@ -226,9 +225,9 @@ def test_the_limits_are_said_once():
         f"  try (measured: {evidence.LIMITS}):",
         "    - method=ghpo shows part of the solution: +.10 (95 % +.05 to +.15), 1 task, 20 seeds",
         "  try (untested here):",
-        f"    - {REMEDIES['gxpo']['all_wrong'][0]}",
-        f"    - {REMEDIES['gxpo']['all_wrong'][1]}",
-        f"    - {REMEDIES['gxpo']['all_wrong'][4]}",
+        f"    - {remedy_table('gxpo')['all_wrong'][0]}",
+        f"    - {remedy_table('gxpo')['all_wrong'][1]}",
+        f"    - {remedy_table('gxpo')['all_wrong'][4]}",
         "  no clear gain (measured):",
         "    - method=ngrpo learns from groups that are all wrong: no clear change, +.01 (95 % -.10 to +.12), 1 task, "
         "20 seeds",

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     Base: Any = object  # mixed into transformers' TrainerCallback
     from gxpo.doctor.finding import Diagnosis
     from gxpo.doctor.live import Live
-    from gxpo.doctor.rollout_rows import Row
-    from gxpo.doctor.rollouts import Rollouts
+    from gxpo.doctor.rollouts import Rollouts, Row
     from gxpo.doctor.runlog import RunLog
 else:
     Base = object
@@ -193,7 +192,7 @@ def _weights(model: Any) -> Any:
 def _rows(trainer: Any, step: int) -> list[Row]:
     """The newest generation batch, from the trainer's own log."""
     from gxpo.doctor.rollout_credit import total
-    from gxpo.doctor.rollout_rows import Row, completion_text, first_reference, reference, text
+    from gxpo.doctor.rollouts import Row, completion_text, first_reference, reference, text
 
     logs, size = trainer._logs, trainer.num_generations
     prompts, completions, advantages = (list(logs[k]) for k in ("prompt", "completion", "advantages"))

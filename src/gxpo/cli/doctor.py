@@ -31,7 +31,7 @@ def doctor(
     """
     from gxpo.base.errors import GxpoError
     from gxpo.doctor import Diagnosis, diagnose, read
-    from gxpo.doctor.text import known, text
+    from gxpo.doctor.text import sickness_list, text
 
     if listed:
         from gxpo.doctor.sickness import SICKNESSES, STAGES
@@ -40,7 +40,7 @@ def doctor(
             {"id": s.id, "stage": STAGES[s.stage], "title": s.title, "statistic": s.statistic, "needs": list(s.needs)}
             for s in sorted(SICKNESSES.values(), key=lambda s: s.stage)
         ]
-        say(json.dumps(rows, indent=1) if as_json else known())
+        say(json.dumps(rows, indent=1) if as_json else sickness_list())
         return
     if path is None:
         fail("give a PATH: a run's directory or one of its files (or --list)")

@@ -1,8 +1,10 @@
-"""`diagnose`: a run's sicknesses, causes first; its progress; the sicknesses that could not be looked for."""
+"""`diagnose`: sicknesses of a run with causes first, its progress, and the checks that lacked data."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+
+import numpy as np
 
 from gxpo.doctor import checks  # noqa: F401  # registers them
 from gxpo.doctor.finding import Diagnosis, Finding, Unchecked
@@ -13,9 +15,10 @@ from gxpo.doctor.sickness import SICKNESSES
 
 SEVERITY = ("critical", "warning", "note")
 GRADE = ("proved", "likely", "possible")
-# titles of consequences that would name a cause of their own, which the finding above them has taken the place of
-GUESSED = {"advantage_sign": "the reward falls steadily", "lr_too_high": "the policy has collapsed"}
-LEAST = 5  # logged steps below which most checks say nothing
+# Titles of consequences. These sicknesses' own titles name a cause ("the learning rate is too high"), which would
+# contradict the finding that they follow from.
+CONSEQUENCE_TITLES = {"advantage_sign": "the reward falls steadily", "lr_too_high": "the policy has collapsed"}
+LEAST = 5  # logged steps below which most checks report nothing
 SILENT = {"all_wrong", "all_right", "group_too_small", "no_diversity"}  # groups of equal scores are what is wrong
 
 # Reasons for which a sickness could not be looked for, by the source that it needs.
@@ -35,8 +38,8 @@ MISSING = {
     "zero_signal": "the share of zero-signal groups was not logged",
     "reward_std": "no spread of the reward was logged",
 }
-# A line that switches a source on. A sickness none of whose sources stands here is not listed: a run without
-# tools has no failing calls, one without a KL term no KL that is too strong.
+# The setting that switches a source on. A sickness whose sources are all missing here is not listed as unchecked: a
+# run without tools has no failing calls, one without a KL term no KL that is too strong.
 TRL = {
     "rollouts": "log_completions=True writes completions/*.parquet",
     "references": "log_extra('answer', answers) in the reward function, with log_completions=True",
@@ -82,23 +85,27 @@ ANY = {
     "entropy": "log the mean entropy of the policy",
     "eval/accuracy": "evaluate on held-out prompts every few steps",
 }
-IN_FORCE = {"kl_too_high"}  # a term that is not logged is not in the loss
+RECOMPUTED = ("ngrpo", "psr_nsr", "reinforce_pp")  # methods that may give a signal to groups of equal scores
+RECOMPUTED_STEPS, LONGEST = 8, 64  # steps that are recomputed, tokens of a stand-in completion
+NEVER_UNCHECKED = {"kl_too_high"}  # a KL that is not logged is no term of the loss, so it can't be too strong
 
 
 def diagnose(log: RunLog, *, recompute: bool = False) -> Diagnosis:
-    """Look for every sickness that the log allows to be seen.
+    """Run every check that the log has data for.
 
-    The first finding is the diagnosis. Findings that another one explains stand under it (`follows_from`).
+    The first finding is the diagnosis. Findings that another one explains come after it, with `follows_from`.
 
-    recompute   whether to compute other methods' advantages on the rollouts of zero-signal groups (imports torch)
+    recompute   compute other methods' advantages on the rollouts of zero-signal groups, too (imports torch)
     """
     if not log.series and log.rollouts is None:
         return Diagnosis(log.source, [], notes=[*log.notes, *(f"the console says: {m}" for m in log.messages[-5:])])
-    log = replace(log)  # conclusions are drawn anew: series may have been added since the last diagnosis
+    # a copy without cached conclusions: series may have been added since the last diagnosis
+    log = replace(log)
     findings = [f for s in SICKNESSES.values() if (f := s.check(log)) is not None]
     findings = _under_causes(_without_repeats(findings))
     findings = [replace(f, remedy=remedies(f.ids, log)) for f in findings]
-    has_signal = log.has("zero_signal") and log.mean("zero_signal") < 0.5  # its own method gave equal groups one
+    # below a half, the run's own method gave equal groups a signal: another method is no remedy
+    has_signal = log.has("zero_signal") and log.mean("zero_signal") < 0.5
     if recompute and log.training_rollouts is not None and not has_signal:
         findings = [_with_signal(f, log.training_rollouts) for f in findings]
     few = log.n_steps if log.n_steps < LEAST else 0
@@ -106,17 +113,64 @@ def diagnose(log: RunLog, *, recompute: bool = False) -> Diagnosis:
 
 
 def _with_signal(finding: Finding, rollouts: Rollouts) -> Finding:
-    """A finding of zero-signal groups with what other methods would make of them."""
+    """Add to a finding of zero-signal groups how many of them other methods would give a signal."""
     if not SILENT & set(finding.ids) or finding.severity == "note":
         return finding
-    from gxpo.doctor.recompute import signal_of
-
     lines = [
-        f"computed on these rollouts: {name} would give a signal to {some} of {of} zero-signal groups ({some / of:.0%})"
-        for name, (some, of) in signal_of(rollouts).items()
-        if some
+        f"computed on these rollouts: {name} would give a signal to {n} of {total} zero-signal groups ({n / total:.0%})"
+        for name, (n, total) in signal_by_method(rollouts).items()
+        if n
     ]
     return replace(finding, remedy=(*finding.remedy, *lines))
+
+
+def signal_by_method(rollouts: Rollouts, names: tuple[str, ...] = RECOMPUTED) -> dict[str, tuple[int, int]]:
+    """Count the groups of equal scores in which a method gives some answer an advantage other than 0.
+
+    Returns method -> (count, all groups of equal scores). Completions are stand-ins of the same number of words, since
+    texts have no token ids; methods that need more than scores and lengths are left out. Imports torch.
+    """
+    import torch
+
+    from gxpo.base.errors import GxpoError
+    from gxpo.forest.forest import Forest
+    from gxpo.methods.compose import method
+
+    signal: dict[str, tuple[int, int]] = {}
+    is_scored = np.isfinite(rollouts.score) & (rollouts.group >= 0)
+    steps = np.unique(rollouts.step[is_scored])
+    # a sample of the steps bounds the time: the method is composed anew for each
+    picked = np.linspace(0, len(steps) - 1, min(RECOMPUTED_STEPS, len(steps))).astype(int)
+    for name in names:
+        with_signal = silent = 0
+        for step in steps[picked] if len(steps) else ():
+            rows = np.flatnonzero(is_scored & (rollouts.step == step))
+            # in the order of their first rows, so that rows of the forest are rows of the concatenated groups
+            groups = [rows[rollouts.group[rows] == g] for g in dict.fromkeys(rollouts.group[rows].tolist())]
+            is_equal = [np.ptp(rollouts.score[g]) == 0 for g in groups]
+            reward_R = torch.tensor(np.concatenate([rollouts.score[g] for g in groups]), dtype=torch.float64)
+            # the largest score of the whole sample, not of the step: an all-wrong step must have no successes
+            top = float(np.nanmax(rollouts.score))
+            forest = Forest.from_completions(
+                [[i + 1] for i in range(len(groups))],
+                [[[9] * min(LONGEST, 1 + len(rollouts.completion[i].split())) for i in g] for g in groups],
+                groups=[str(i) for i in range(len(groups))],
+            ).with_rewards(reward_R, components={"correct": reward_R}, success=reward_R >= top)
+            try:
+                composed = method(name).fill(horizon=float(LONGEST), max_length=LONGEST)
+                advantage_P = composed.advantages(composed.shaped(forest))
+            except GxpoError:
+                break
+            has_advantage_R = torch.zeros(forest.n_trajectories, dtype=torch.bool)
+            has_advantage_R[forest.path_trajectory[advantage_P != 0]] = True
+            begin = 0
+            for group, same in zip(groups, is_equal, strict=True):
+                silent += bool(same)
+                with_signal += bool(same) and bool(has_advantage_R[begin : begin + len(group)].any())
+                begin += len(group)
+        if silent:
+            signal[name] = (with_signal, silent)
+    return signal
 
 
 def _rank(finding: Finding) -> tuple[int, int, int]:
@@ -125,7 +179,7 @@ def _rank(finding: Finding) -> tuple[int, int, int]:
 
 
 def _without_repeats(findings: list[Finding]) -> list[Finding]:
-    """Name a sickness once: by the better founded finding, or by the one with fewer alternatives."""
+    """Keep one finding per sickness: the graver, the better founded, then the one with fewer alternatives."""
     distinct: list[Finding] = []
     for finding in sorted(findings, key=lambda f: (*_rank(f)[:2], len(f.ids), _rank(f)[2])):
         if not any(finding.ids[0] in f.ids for f in distinct):
@@ -134,7 +188,9 @@ def _without_repeats(findings: list[Finding]) -> list[Finding]:
 
 
 def _under_causes(findings: list[Finding]) -> list[Finding]:
-    """Roots from the gravest and best founded on, each followed by what follows from it."""
+    """Order findings: causes from the gravest and best founded on, each followed by its consequences."""
+    # the parent of a finding: the strongest finding of a sickness that it is declared to follow from. A note explains
+    # nothing, and a guess explains only a guess
     by_id = {f.ids[0]: f for f in findings}
     parents: dict[str, str] = {}
     for finding in findings:
@@ -149,13 +205,15 @@ def _under_causes(findings: list[Finding]) -> list[Finding]:
         ]
         if explaining:
             parents[finding.ids[0]] = min(explaining, key=_rank).ids[0]
+    # declared causes may form a circle (length_hack, truncation): one of it must stay a root, or all would be lost
     roots = [f for f in findings if not _has_root(f.ids[0], parents)]
+    # depth first, so that a text can indent each consequence below its cause
     ordered: list[Finding] = []
 
     def place(finding: Finding) -> None:
         placed = replace(finding, follows_from=parents.get(finding.ids[0]))
-        if placed.follows_from is not None and placed.ids[0] in GUESSED and placed.grade != "proved":
-            placed = replace(placed, title=GUESSED[placed.ids[0]])
+        if placed.follows_from is not None and placed.ids[0] in CONSEQUENCE_TITLES and placed.grade != "proved":
+            placed = replace(placed, title=CONSEQUENCE_TITLES[placed.ids[0]])
         ordered.append(placed)
         for child in sorted(findings, key=_rank):
             if parents.get(child.ids[0]) == finding.ids[0]:
@@ -168,19 +226,20 @@ def _under_causes(findings: list[Finding]) -> list[Finding]:
 
 
 def _has_root(name: str, parents: dict[str, str]) -> bool:
-    """True if the chain of causes of a finding ends in one that has none; the first of a circle counts as that one."""
+    """True if a finding has a cause above it; in a circle of causes, the first by name counts as the root."""
     if name not in parents:
         return False
-    chain, at = [name], parents[name]
-    while at in parents and at not in chain:
-        chain.append(at)
-        at = parents[at]
-    return not (at == name and name == min(chain))
+    chain, cause = [name], parents[name]
+    while cause in parents and cause not in chain:
+        chain.append(cause)
+        cause = parents[cause]
+    return not (cause == name and name == min(chain))
 
 
 def progress(log: RunLog) -> str:
-    """Reward and evaluations from the first steps to the last, each with a 95% interval."""
+    """Describe how reward and evaluations changed over the run, each with a 95% interval."""
     parts = []
+    # one of them is quoted: verdicts if they have a trend, else the reward
     for name in ("success", "reward"):
         line = log.trend(name)
         if line is None:
@@ -188,6 +247,7 @@ def progress(log: RunLog) -> str:
         if log.is_constant(name):
             parts.append(f"{log.key(name)} = {line.first:.3g} in all {line.n} steps")
             break
+        # the interval is 1.96 standard errors wide, yet a gain counts from 3 on: between the two it is a "may"
         low, high = line.change - 1.96 * line.error, line.change + 1.96 * line.error
         if line.rises:
             verdict = "gains"
@@ -196,12 +256,13 @@ def progress(log: RunLog) -> str:
         elif low > 0 or high < 0:
             verdict = f"may {'gain' if low > 0 else 'fall'}, but by less than three standard errors"
         else:
-            verdict = f"no clear change, where a gain of {line.detectable:.2g} would have shown"
+            verdict = f"no clear change (a gain of {line.detectable:.2g} or more would have been visible)"
         parts.append(
             f"{log.key(name)} {line.first:.3g} -> {line.last:.3g} over {line.n} steps (trend "
             f"{line.change:+.2g}, 95% {low:+.2g} to {high:+.2g}): {verdict}"
         )
         break
+    # `evaluation_gain` demands two standard errors; the interval here is only for reading
     if log.evaluation is not None:
         values, error = log.values(log.evaluation), log.evaluation_error
         change = float(values[-1] - values[0])
@@ -215,30 +276,33 @@ def progress(log: RunLog) -> str:
         )
     if not parts:
         n = log.n_steps
+        if n and not log.has("reward") and not log.has("success"):
+            return f"no reward was logged in {n} step{'s' * (n > 1)}"
         return f"{n} step{'s' * (n > 1)}: too few to say whether the reward gains" if n else ""
     return "; ".join(parts)
 
 
 def unchecked(log: RunLog) -> list[Unchecked]:
-    """List the sicknesses none of whose sources the log has and one of whose sources the user can switch on.
+    """List the sicknesses that could not be checked for want of data that the user can switch on.
 
-    Empty where nothing was read.
+    Empty if nothing was read.
     """
     if not log.read:
         return []
-    out = []
+    missing = []
     lines = LINES.get(log.source, ANY)
+    # of alternatives, the first that this trainer can log is proposed
     for s in SICKNESSES.values():
-        if s.id in IN_FORCE or not s.needs or any(_has_source(log, need) for need in s.needs):
+        if s.id in NEVER_UNCHECKED or not s.needs or any(_has_source(log, need) for need in s.needs):
             continue
         need = next((n for n in s.needs if n in lines), None)
         if need is not None:
-            out.append(Unchecked(s.id, MISSING[need], lines[need]))
-    return out
+            missing.append(Unchecked(s.id, MISSING[need], lines[need]))
+    return missing
 
 
 def _has_source(log: RunLog, need: str) -> bool:
-    """True if the log holds a source of a check, as `Sickness.needs` names it."""
+    """True if the log holds one source of a check, in the words of `Sickness.needs`."""
     if need == "rollouts":
         return log.training_rollouts is not None
     if need == "references":

@@ -1,4 +1,4 @@
-"""Measurements of remedies (`scripts/remedy_study.py`), and the printed lines that are the changes measured."""
+"""Measured remedies (made by `scripts/remedy_study.py`) and the printed lines that ask for the same change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Verdict = Literal["helped", "mixed", "undecided", "harmed"]
 IN_WORDS = {"helped": "helped", "mixed": "mixed", "undecided": "no clear change", "harmed": "did harm"}
 LIMITS = "held-out accuracy against the untreated run, small tasks, a 1-million-parameter model: docs/remedies.md"
 
-# (sickness, arm of studies/remedies.yaml) -> texts one of which stands in the line of a trainer that says the same
+# (sickness, arm of studies/remedies.yaml) -> texts: a remedy that contains one of them is the change of that arm
 SAME: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("all_wrong", "ngrpo"): ("method=ngrpo", "method='ngrpo'", "gxpo/ngrpo"),
     ("all_wrong", "group of 16"): ("rollout.group_size=16", "num_generations=16", "rollout.n=16"),
@@ -76,7 +76,7 @@ class OfTask:
 
 @dataclass(frozen=True)
 class Measured:
-    """A remedy of one sickness, against the untreated runs.
+    """Effect of a remedy on one sickness, against the untreated runs.
 
     keys              what the arm sets
     difference, low, high   of held-out accuracy at the end: mean over the tasks, with its 95% interval
@@ -103,8 +103,12 @@ class Measured:
 
     @property
     def verdict(self) -> Verdict:
-        """`helped` and `harmed` take an interval on one side of 0, p < 0.05, and no task that says the opposite."""
+        """Verdict over all tasks.
+
+        `helped` and `harmed` need an interval on one side of 0, p < 0.05, and no task with the opposite effect.
+        """
         above, below = any(t.low > 0 for t in self.tasks), any(t.high < 0 for t in self.tasks)
+        # tasks that contradict each other are no verdict, whatever their mean
         if above and below:
             return "mixed"
         if self.low > 0 and self.p < ALPHA and not below:
@@ -114,13 +118,14 @@ class Measured:
         return "undecided"
 
     @property
-    def said(self) -> str:
-        """The figures in a few words.
+    def figures(self) -> str:
+        """Difference, interval, tasks and seeds, as a remedy's line quotes them.
 
         >>> task = OfTask("sums", 0.12, 0.05, 0.19, 20)
-        >>> Measured("all_wrong", "x", "x", {}, 0.12, 0.05, 0.19, 0.01, 20, (task,), 0, 0, 20, "").said
+        >>> Measured("all_wrong", "x", "x", {}, 0.12, 0.05, 0.19, 0.01, 20, (task,), 0, 0, 20, "").figures
         '+.12 (95 % +.05 to +.19), 1 task, 20 seeds'
         """
+        # tasks that disagree are quoted one by one: their mean would describe none of them
         seeds = f"{self.seeds} seeds"
         if self.verdict == "mixed":
             return f"{', '.join(f'{signed(t.difference)} on {t.setting}' for t in self.tasks)}, {seeds}"
@@ -129,18 +134,18 @@ class Measured:
 
 
 def signed(value: float) -> str:
-    """Two decimals, without the zero before the point.
+    """Format a difference with its sign and two decimals, without the zero before the point.
 
     >>> signed(0.123), signed(-0.05), signed(0.001), signed(1.0)
     ('+.12', '-.05', '.00', '+1.00')
     """
-    said = f"{value:+.2f}"
-    return said.replace("+", "").replace("-", "")[1:] if float(said) == 0 else said.replace("0.", ".", 1)
+    text = f"{value:+.2f}"
+    return text.replace("+", "").replace("-", "")[1:] if float(text) == 0 else text.replace("0.", ".", 1)
 
 
-def dumped(found: Sequence[Measured]) -> str:
-    """The file's text."""
-    return json.dumps([asdict(m) for m in found], indent=1) + "\n"
+def to_json(measurements: Sequence[Measured]) -> str:
+    """Serialise measurements as the text of evidence.json."""
+    return json.dumps([asdict(m) for m in measurements], indent=1) + "\n"
 
 
 @cache
@@ -150,22 +155,25 @@ def read(path: Path = PATH) -> tuple[Measured, ...]:
     return tuple(Measured(**{**row, "tasks": tuple(OfTask(**t) for t in row["tasks"])}) for row in rows)
 
 
-def of_line(sickness: str, line: str, found: Sequence[Measured]) -> Measured | None:
-    """Find what was measured of the change that a printed line asks for; None where nothing was.
+def measured_for_line(sickness: str, line: str, measurements: Sequence[Measured]) -> Measured | None:
+    """Find the measurement of the change that a remedy's line asks for; None if it is untested.
 
-    A line that names several changes ("a, or b") is matched by the first of `SAME` that stands in it.
+    A line that names several changes ("a, or b") is matched by the first text of `SAME` in it.
     """
-    for m in found:
+    for m in measurements:
         if m.sickness == sickness and any(text in line for text in SAME.get((sickness, m.label), ())):
             return m
     return None
 
 
-def of_keys(sicknesses: Sequence[str], keys: Mapping[str, Any], found: Sequence[Measured]) -> Measured | None:
-    """Find what was measured of these keys for any of the sicknesses; `tis` is `grpo+tis`."""
+def measured_for_keys(
+    sicknesses: Sequence[str], keys: Mapping[str, Any], measurements: Sequence[Measured]
+) -> Measured | None:
+    """Find the measurement of these settings for any of the sicknesses; method `tis` equals `grpo+tis`."""
 
-    def plain(given: Mapping[str, Any]) -> dict[str, str]:
-        said = {k: str(v).lower() for k, v in given.items()}
-        return {**said, "method": said.get("method", "grpo").removeprefix("grpo+")}
+    def comparable(settings: Mapping[str, Any]) -> dict[str, str]:
+        # as texts: --set gives texts, a study's file gives numbers and flags
+        texts = {k: str(v).lower() for k, v in settings.items()}
+        return {**texts, "method": texts.get("method", "grpo").removeprefix("grpo+")}
 
-    return next((m for m in found if m.sickness in sicknesses and plain(m.keys) == plain(keys)), None)
+    return next((m for m in measurements if m.sickness in sicknesses and comparable(m.keys) == comparable(keys)), None)

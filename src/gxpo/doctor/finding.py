@@ -1,4 +1,4 @@
-"""`Finding`, `Unchecked`, `Diagnosis`: what `gxpo doctor` says, as objects and as the JSON that other programs read."""
+"""`Finding`, `Unchecked`, `Diagnosis`: the results of `gxpo doctor` as objects and as JSON for other programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Grade = Literal["proved", "likely", "possible"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One sickness, or two or three that the data can't tell apart.
+    """One diagnosed sickness, or up to three that the data can't tell apart.
 
     ids           names of `gxpo doctor --list`; at most three
     severity      critical: the run learns nothing or the wrong thing; warning; note: worth knowing
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Unchecked:
-    """A sickness that could not be looked for: why, and the line that would enable it."""
+    """A sickness that could not be checked: the reason, and the setting that would log what is missing."""
 
     id: str
     why: str
@@ -56,10 +56,10 @@ class Unchecked:
 
 @dataclass
 class Diagnosis:
-    """The findings of one run, the diagnosis first.
+    """All findings of one run, the root cause first.
 
-    progress  one line: whether reward or evaluation gains, with an interval, or the least gain that would have shown
-    few       number of logged steps, where it is too small for most checks; 0 elsewhere
+    progress  one line: change of reward and evaluations with intervals, or the least gain that would have been seen
+    few       number of logged steps if there are too few for most checks, else 0
     """
 
     source: str
@@ -81,7 +81,7 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """One line: the first finding and the gravest that follows from it, or that none was made."""
+        """One line: the first finding and its gravest consequence, or that nothing was found."""
         if not self.read:
             return "nothing could be read"
         if not self.sick:
@@ -89,6 +89,7 @@ class Diagnosis:
             return f"no sickness found{steps}"
         first = self.findings[0]
         follow = [f for f in self.findings if f.follows_from == first.ids[0]]
+        # all_wrong is told even as a warning: a run in which nothing is right is what its user came with
         then = next((f for f in follow if f.severity == "critical" or f.ids[0] == "all_wrong"), None)
         return f"{first.title} ({first.grade})" + (f"; in consequence {then.title}" if then is not None else "")
 

@@ -29,21 +29,21 @@ SHARES = re.compile(
     r"^(eval/)?(success|zero_|truncated|clip_|weights_moved|gap_pearson|malformed|illegal|accuracy)|_rate$"
 )
 EXAMPLE = ("prompt", "completion", "reference", "score", "advantage")
-ALWAYS = ("success", "reward", "eval/accuracy", "eval/reward")  # drawn, quoted or not
+ALWAYS = ("success", "reward", "eval/accuracy", "eval/reward")  # charted even if nothing quotes them
 
 
 def html(diagnosis: Diagnosis, log: RunLog) -> str:
-    """Verdict, findings with evidence, rollouts and remedies, consequences under their cause, the curves that the
-    evidence quotes, what was read and what could not be checked."""
+    """Render a diagnosis as one page: verdict, findings (consequences under their cause), quoted curves, files read,
+    sicknesses not checked."""
     facts = [f"{diagnosis.source} run", f"{log.last_step:,} steps" if log.last_step else ""]
     if log.rollouts is not None and len(log.rollouts):
         facts.append(f"{len(log.rollouts):,} of {log.rollouts.of:,} rollouts read")
-    body = masthead("gxpo doctor", [f for f in facts if f]) + said(diagnosis)
+    body = masthead("gxpo doctor", [f for f in facts if f]) + verdict_panel(diagnosis)
     roots = [f for f in diagnosis.findings if _is_root(f, diagnosis)]
     if roots:
         body += section("Findings", *(_with_consequences(f, diagnosis) for f in roots), id="findings")
-    if drawn := curves(diagnosis, log):
-        body += section("Quoted figures", charts(drawn), id="figures")
+    if charted := curves(diagnosis, log):
+        body += section("Quoted figures", charts(charted), id="figures")
     body += section("What was read", *_read(diagnosis), id="read")
     if diagnosis.unchecked:
         rows: dict[tuple[str, str], list[str]] = {}
@@ -54,8 +54,8 @@ def html(diagnosis: Diagnosis, log: RunLog) -> str:
     return page(f"gxpo doctor: {diagnosis.verdict}", body)
 
 
-def said(diagnosis: Diagnosis) -> Html:
-    """The verdict with what speaks for it and what to do."""
+def verdict_panel(diagnosis: Diagnosis) -> Html:
+    """Render the verdict with its first evidence and remedies."""
     if not diagnosis.read:
         return verdict("note", diagnosis.verdict, diagnosis.notes[:3], label="nothing read")
     lines = [diagnosis.progress] if diagnosis.progress else []
@@ -70,15 +70,17 @@ def said(diagnosis: Diagnosis) -> Html:
 
 
 def curves(diagnosis: Diagnosis, log: RunLog) -> list[tuple[str, str]]:
-    """(chart, caption) of each series whose key stands in the evidence, and of how the run went."""
+    """Chart and caption of each series that the evidence quotes, and of those that show the run's progress."""
     quoted = "\n".join(line for f in diagnosis.findings for line in f.evidence)
-    out = []
+    charted = []
     for name, series in log.series.items():
-        known = re.search(rf"(?<![\w/]){re.escape(series.key)}(?![\w/])", quoted) if series.key else None
-        if (known is None and name not in ALWAYS) or not len(series.finite):
+        # a whole key: "kl" is not quoted by "actor/kl_loss"
+        is_quoted = re.search(rf"(?<![\w/]){re.escape(series.key)}(?![\w/])", quoted) if series.key else None
+        if (is_quoted is None and name not in ALWAYS) or not len(series.finite):
             continue
         points = list(zip(series.steps.tolist(), series.values.tolist(), strict=True))
         finite = [y for _, y in points if math.isfinite(y)]
+        # a fixed scale lets shares be compared; a name alone does not make one, as some trainers log percentages
         share = bool(SHARES.search(name)) and min(finite) >= 0 and max(finite) <= 1
         meaning = NAMES.get(name, NAMES.get(f"{name.split('/')[0]}/NAME", ""))
         chart = svg_chart(
@@ -87,21 +89,22 @@ def curves(diagnosis: Diagnosis, log: RunLog) -> list[tuple[str, str]]:
             y_label="share" if share else "",
             y_range=(0.0, 1.0) if share else None,
         )
-        out.append((chart, meaning))
-    return out
+        charted.append((chart, meaning))
+    return charted
 
 
 def _is_root(finding: Finding, diagnosis: Diagnosis) -> bool:
     return finding.follows_from is None or not any(finding.follows_from in f.ids for f in diagnosis.findings)
 
 
-def _with_consequences(finding: Finding, diagnosis: Diagnosis, seen: frozenset[str] = frozenset()) -> Html:
-    seen = seen | set(finding.ids)
-    below = [f for f in diagnosis.findings if f.follows_from in finding.ids and seen.isdisjoint(f.ids)]
+def _with_consequences(finding: Finding, diagnosis: Diagnosis, ids_above: frozenset[str] = frozenset()) -> Html:
+    # ids of several findings may name each other as their cause: without this the page would never end
+    ids_above = ids_above | set(finding.ids)
+    consequences = [f for f in diagnosis.findings if f.follows_from in finding.ids and ids_above.isdisjoint(f.ids)]
     parts = [_finding(finding)]
-    if below:
-        inner = [_with_consequences(f, diagnosis, seen) for f in below]
-        title = "1 consequence" if len(below) == 1 else f"{len(below)} consequences"
+    if consequences:
+        inner = [_with_consequences(f, diagnosis, ids_above) for f in consequences]
+        title = "1 consequence" if len(consequences) == 1 else f"{len(consequences)} consequences"
         parts.append(folded(title, *inner, open=True))
     return Html(f'<div class="finding">{Html("").join(parts)}</div>\n')
 
@@ -111,19 +114,19 @@ def _finding(finding: Finding) -> Html:
     head = Html(f"<h3>{text(finding.title)}</h3>")
     head += paragraph(f"{finding.severity}, {finding.grade}: {ids}", soft=True)
     evidence = Html("").join(Html(f"<li>{text(line)}</li>") for line in finding.evidence)
-    parts = head + Html(f"<ul>{evidence}</ul>" if evidence else "")
+    body = head + Html(f"<ul>{evidence}</ul>" if evidence else "")
     for example in finding.examples:
-        rows = [(key, _shown(example[key])) for key in EXAMPLE if example.get(key) not in (None, "")]
+        rows = [(key, _cell(example[key])) for key in EXAMPLE if example.get(key) not in (None, "")]
         where = str(example.get("where", ""))
-        parts += folded(f"rollout {where}", table(("", ""), rows))
+        body += folded(f"rollout {where}", table(("", ""), rows))
     if any(MEASURED.search(line) for line in finding.remedy):
-        parts += paragraph(f"measured: {LIMITS}", soft=True)
+        body += paragraph(f"measured: {LIMITS}", soft=True)
     if finding.remedy:
-        parts += Html(f"<ul>{''.join(f'<li>Try: {text(line)}</li>' for line in finding.remedy)}</ul>")
-    return Html(parts)
+        body += Html(f"<ul>{''.join(f'<li>Try: {text(line)}</li>' for line in finding.remedy)}</ul>")
+    return Html(body)
 
 
-def _shown(value: object) -> Html | str:
+def _cell(value: object) -> Html | str:
     if isinstance(value, str):
         cut = value if len(value) <= LONGEST else f"{value[:LONGEST]} [and {len(value) - LONGEST} characters]"
         return preformatted(cut)

@@ -1,4 +1,4 @@
-"""`Live`: the same diagnosis while a run goes on, from rows and rollouts that a trainer hands over."""
+"""`Live`: diagnosis during a run, from the rows of metrics and the rollouts that a trainer hands over."""
 
 from __future__ import annotations
 
@@ -15,33 +15,31 @@ from gxpo.doctor.readers import configs
 from gxpo.doctor.readers.table import Table, figures, flat
 from gxpo.doctor.reading import add_series
 from gxpo.doctor.remedies import foremost
-from gxpo.doctor.rollout_rows import Row, assemble
 from gxpo.doctor.rollout_sample import KEPT
-from gxpo.doctor.rollouts import Rollouts
+from gxpo.doctor.rollouts import Rollouts, Row, assemble
 from gxpo.doctor.runlog import NAMES, RunLog
 from gxpo.doctor.series import Series
 
 ROWS = 4_000  # rows of figures that are kept
-FIRST, LAST = 200, 1_000  # of them always: the beginning, which is the baseline, and the end
+FIRST, LAST = 200, 1_000  # rows that are always kept: the beginning, which is the baseline, and the end
 SHARE = 0.01  # of the time since the first row that checks may take
 Warn = Callable[[str], None]
 T = TypeVar("T")
 
 
 class Live:
-    """Looks at a run every few steps, says each finding once, and asks to stop where that is wanted.
+    """Diagnose a run every few steps, warn of each finding once, and ask for a stop if configured.
 
     source     whose keys the rows have: trl, verl, gxpo, ...
     settings   the trainer's configuration, nested or flat, under its own keys
     every      steps between checks; 0: only `check`
     stop_on    severities that ask for a stop; a finding that is only possible never does
-    warn       is given one line for each finding that is a cause and more than a note
-    share      of the run's time that checks may take: one that is due is left out while they have taken more. With
-               `stop_on` none is left out, so that a run stops at the same step again.
-    examine    in place of `gxpo.doctor.diagnose`
+    warn       called with one line for each finding that is a cause and more than a note
+    share      of the run's time that checks may take: a check that is due is skipped while they have taken more. With
+               `stop_on` none is skipped, so that a run stops at the same step again.
+    examine    replaces `gxpo.doctor.diagnose`
 
-    No method raises, but for wrong arguments of `__init__`: what goes wrong inside is one warning, and nothing is
-    checked from there on.
+    Apart from wrong arguments of `__init__` no method raises: an error inside is one warning, and checks end with it.
     """
 
     def __init__(
@@ -61,41 +59,45 @@ class Live:
         self.source, self.every, self.stop_on, self.share = source, every, frozenset(stop_on), share
         self.diagnosis: Diagnosis | None = None  # the newest
         self.stop = False
-        self.said: set[str] = set()  # ids of the findings that were warned of
+        self.warned_ids: set[str] = set()  # ids of the findings that were warned of
         self.spent = 0.0  # seconds
         self._settings = flat(settings or {})
+        # six frames up is the trainer's own call, the line that a user knows
         self._warn = warn or (lambda line: warnings.warn(line, stacklevel=6))
-        self._examine, self._clock, self._began = examine, clock, clock()
+        self._examine, self._clock, self._started = examine, clock, clock()
         self._rows: list[tuple[float, dict[str, float]]] = []
-        self._named: list[tuple[float, dict[str, float]]] = []
+        self._named_rows: list[tuple[float, dict[str, float]]] = []
         self._rollouts: dict[int, list[Row]] = {}
-        self._of = 0
-        self._checked = 0  # the last step that was
+        self._n_rollouts = 0
+        self._last_checked = 0  # the last step that was
         self._broken = False
 
     # ------------------------------------------------------------ what the trainer hands over
-    def row(self, step: int, row: Mapping[str, Any], named: Mapping[str, float] | None = None) -> None:
-        """The figures of a step under the trainer's keys; what is no number is left out. `named`: figures under the
-        names of `gxpo.doctor.runlog.NAMES` that the trainer does not log."""
-        self._guarded(lambda: self._add(step, row, named or {}))
+    def row(self, step: int, row: Mapping[str, Any], named_figures: Mapping[str, float] | None = None) -> None:
+        """Add a step's figures under the trainer's keys; other values are dropped.
 
-    def _add(self, step: int, row: Mapping[str, Any], named: Mapping[str, float]) -> None:
-        if found := figures(row):
-            self._rows.append((float(step), found))
-        if named:
-            if unknown := named.keys() - NAMES.keys():
+        named_figures   those that the trainer does not log, under the names of `gxpo.doctor.runlog.NAMES`
+        """
+        self._guarded(lambda: self._add(step, row, named_figures or {}))
+
+    def _add(self, step: int, row: Mapping[str, Any], named_figures: Mapping[str, float]) -> None:
+        if figures_of_row := figures(row):
+            self._rows.append((float(step), figures_of_row))
+        if named_figures:
+            if unknown := named_figures.keys() - NAMES.keys():
                 raise ValueError(f"not among runlog.NAMES: {sorted(unknown)}")
-            self._named.append((float(step), dict(named)))
-        self._rows, self._named = _thinned(self._rows), _thinned(self._named)
+            self._named_rows.append((float(step), dict(named_figures)))
+        self._rows, self._named_rows = _thinned(self._rows), _thinned(self._named_rows)
 
     def rollouts(self, rows: Sequence[Row], of: int | None = None) -> None:
-        """Rollouts of a step, whole groups; `of`: how many the step had, where these are a sample."""
+        """Add rollouts of a step, in whole groups; `of`: the number that the step had, if these are a sample."""
         self._guarded(lambda: self._add_rollouts(rows, of))
 
     def _add_rollouts(self, rows: Sequence[Row], of: int | None) -> None:
         for row in rows:
             self._rollouts.setdefault(row.step, []).append(row)
-        self._of += len(rows) if of is None else of
+        self._n_rollouts += len(rows) if of is None else of
+        # steps between the first and the last are thinned evenly, so that trends over the whole run remain
         while sum(map(len, self._rollouts.values())) > KEPT and len(self._rollouts) > 2:
             steps = sorted(self._rollouts)
             for step in steps[1:-1:2]:
@@ -103,51 +105,53 @@ class Live:
 
     # ------------------------------------------------------------ checks
     def due(self, step: int) -> bool:
-        """True if this step ends with a check: the first since the last one that reaches a multiple of `every`."""
-        if not self.every or self._broken or step // self.every <= self._checked // self.every:
+        """True if a check is due: a multiple of `every` was reached since the last one, and time allows."""
+        if not self.every or self._broken or step // self.every <= self._last_checked // self.every:
             return False
-        return bool(self.stop_on) or self.spent <= self.share * (self._clock() - self._began)
+        return bool(self.stop_on) or self.spent <= self.share * (self._clock() - self._started)
 
     def check(
         self, rollouts: Callable[[RunLog], Rollouts | None] | None = None, *, aloud: bool = True
     ) -> Diagnosis | None:
-        """The diagnosis of what there is so far, its findings said if they have not been; None where it failed.
+        """Diagnose the run so far and warn of new findings; None if the check failed.
 
         rollouts  reads them for this check, in place of those that were handed over
-        aloud     False: warn of nothing, as the diagnosis will be shown
+        aloud     False: no warnings, as the caller shows the diagnosis
         """
-        began = self._clock()
+        started = self._clock()
         try:
             return self._guarded(lambda: self._check(rollouts, aloud))
         finally:
-            self.spent += self._clock() - began
+            self.spent += self._clock() - started
 
     def _check(self, rollouts: Callable[[RunLog], Rollouts | None] | None, aloud: bool) -> Diagnosis:
         log = self.log()
-        self._checked = log.last_step
+        self._last_checked = log.last_step
         if rollouts is not None:
             log.rollouts = rollouts(log)
-        self.diagnosis = found = self._examine(log)
-        for finding in found.findings:
-            grave = finding.severity != "note" and finding.follows_from is None
-            if grave and aloud and self.said.isdisjoint(finding.ids):
-                self._warn(told(finding, log.last_step))
-            if grave:
-                self.said |= set(finding.ids)
+        self.diagnosis = diagnosis = self._examine(log)
+        # of a consequence its cause is the warning; ids are noted even when silent, so that nothing is told twice
+        for finding in diagnosis.findings:
+            is_cause = finding.severity != "note" and finding.follows_from is None
+            if is_cause and aloud and self.warned_ids.isdisjoint(finding.ids):
+                self._warn(finding_line(finding, log.last_step))
+            if is_cause:
+                self.warned_ids |= set(finding.ids)
             if finding.severity in self.stop_on and finding.grade != "possible":
                 self.stop = True
-        return found
+        return diagnosis
 
     def log(self) -> RunLog:
-        """Make the log that `gxpo.doctor.read` would make of the rows and rollouts."""
+        """Build the log that `gxpo.doctor.read` would make of these rows and rollouts."""
         log = RunLog(source=self.source)
         log.config = configs.translate(self._settings, self.source)
         add_series(log, {"rows": Table("rows", rows=self._rows)} if self._rows else {})
-        for name in dict.fromkeys(n for _, row in self._named for n in row):
-            pairs = [(step, row[name]) for step, row in self._named if name in row]
+        # figures under our names go in last: a trainer that logs one itself does not hand it over
+        for name in dict.fromkeys(n for _, row in self._named_rows for n in row):
+            pairs = [(step, row[name]) for step, row in self._named_rows if name in row]
             steps, values = np.array(pairs, dtype=float).T
             log.series[name] = Series(steps, values, name)
-        log.rollouts = assemble([r for rows in self._rollouts.values() for r in rows], self._of, "recorded")
+        log.rollouts = assemble([r for rows in self._rollouts.values() for r in rows], self._n_rollouts, "recorded")
         log.read = [f"the run so far, to step {log.last_step}"] if log.series or log.rollouts else []
         return log
 
@@ -162,16 +166,18 @@ class Live:
             return None
 
 
-def told(finding: Finding, step: int | None = None) -> str:
-    """A finding in a line: what, how sure, the first evidence and the first remedy."""
+def finding_line(finding: Finding, step: int | None = None) -> str:
+    """Format a finding as one line: title, grade and ids, the first evidence, the first remedy."""
     ids = " or ".join(finding.ids)
     parts = [f"{finding.title} ({finding.grade}: {ids})", *finding.evidence[:1], *foremost(finding.remedy, 1)]
     return ("doctor" if step is None else f"doctor, step {step}") + ": " + "; ".join(p.rstrip(".") for p in parts)
 
 
 def closing(diagnosis: Diagnosis, path: str | None = None) -> list[str]:
-    """The lines a run ends with: the verdict, what speaks for it and what to do, or how the run went; `path`: what
-    `gxpo doctor` is to be given for more."""
+    """Summary lines for the end of a run: verdict, evidence, remedies, progress.
+
+    path   argument of the `gxpo doctor` command that prints more; None: no such line
+    """
     lines = [f"doctor: {diagnosis.verdict}"]
     if diagnosis.sick:
         first = diagnosis.findings[0]
@@ -182,5 +188,5 @@ def closing(diagnosis: Diagnosis, path: str | None = None) -> list[str]:
 
 
 def _thinned(rows: list[T]) -> list[T]:
-    """At most `ROWS`: every second one of the middle goes, the beginning and the end stay whole."""
+    """Bound rows to `ROWS` by dropping every second one of the middle; the beginning and the end stay whole."""
     return rows if len(rows) <= ROWS else [*rows[:FIRST], *rows[FIRST:-LAST:2], *rows[-LAST:]]

@@ -1,4 +1,4 @@
-"""`read`: a file or a directory that a training run left -> `RunLog`."""
+"""`read`: turn a run's directory, or one of its files, into a `RunLog`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.series import Series
 
 LOOKED_FOR = "trainer_state.json, metrics as JSON lines, CSV or TensorBoard events, console texts, dumps of rollouts"
-# Where two files have a figure of one step: first those that keep all digits.
+# Kinds of files, the most exact first: of a figure that two files have, the first kind's counts.
 _ORDER = ("state", "rows", "table", "events", "console")
-# Figures that agree between different runs (schedules) or differ between logs of one (clocks).
-_UNTELLING = re.compile(
+# Figures that do not tell runs apart: equal in different runs (schedules) or different in logs of one (clocks).
+_UNINFORMATIVE = re.compile(
     r"lr$|learning_rate|epoch|step|time|timing|perf/|memory|num_tokens|runtime|per_second|_timestamp|eval_tasks",
     re.I,
 )
@@ -53,15 +53,19 @@ def read(path: str | Path) -> RunLog:
         else:
             tables[file.relative_to(base).as_posix()] = table
     log = RunLog(notes=notes)
+    # a table without rows is a configuration; a console text may be both
     configurations = {name: table for name, table in tables.items() if not table.rows}
     if not root.is_dir():
         configurations |= _configurations_beside(root, base)
     _number(tables, configurations)
+    # runs are told apart by rows that have their steps, so that numbering comes first
     members = _one_run({name: table for name, table in tables.items() if table.rows}, str(path))
     log.source = keys.source(set().union(*(table.columns for table in members.values())))
     _add_settings(log, members, configurations)
     add_series(log, members)
+    # after metrics and settings: these tell reward functions, weights and evaluations of the rollouts
     _add_rollouts(log, unrecognised, base)
+    # notes of files of other runs or of none would mislead
     tables_read = {n: t for n, t in {**members, **configurations}.items() if n in log.read or t.notes}
     for name, table in tables_read.items():
         if table.n_unreadable:
@@ -77,22 +81,23 @@ def read(path: str | Path) -> RunLog:
 
 
 def _configurations_beside(file: Path, base: Path) -> dict[str, Table]:
-    """Configurations in the directory of a file that was asked for."""
-    out = {}
+    """Read the configurations beside a file that was given alone."""
+    tables = {}
     for name in ("config.yaml", "config.yml", "config.json", "args.json", "args.yaml", ".hydra/config.yaml"):
         path = base / name
         if path != file and path.is_file():
             table = read_file(path)
             if table is not None and not table.rows and table.settings:
-                out[name] = table
-    return out
+                tables[name] = table
+    return tables
 
 
 def _number(tables: Mapping[str, Table], configurations: Mapping[str, Table]) -> None:
-    """Give the rows that carry no step one."""
+    """Number the rows that carry no step, by `logging_steps` or progress bars."""
     unnumbered = [table for table in tables.values() if table.rows and not table.is_numbered]
     if not unnumbered:
         return
+    # one value in all files, or none is believed
     values = {configs.value(t.settings, "logging_steps") for t in (*tables.values(), *configurations.values())}
     intervals = [v for v in values if isinstance(v, (int, float)) and v >= 1]
     for table in unnumbered:
@@ -100,15 +105,17 @@ def _number(tables: Mapping[str, Table], configurations: Mapping[str, Table]) ->
 
 
 def _add_settings(log: RunLog, members: Mapping[str, Table], configurations: Mapping[str, Table]) -> None:
-    """`config` from all files that set anything, the nearest to the root first, and from what consoles print."""
+    """Fill `config` and `source` from all files with settings, the nearest to the root first, then from consoles."""
     source = log.source
     by_depth = sorted(configurations.items(), key=lambda item: (item[0].count("/"), item[0]))
     for name, table in [*by_depth, *members.items()]:
         trainer = configs.trainer(table.settings) if table.settings else None
-        if isinstance(phases := table.settings.get("phases"), list) and phases:  # of gxpo: see `_last_phase`
+        # the last phase is the one that is looked at: see `_last_phase`
+        if isinstance(phases := table.settings.get("phases"), list) and phases:
             table.settings |= phases[-1]
         if source == "unknown" and trainer is not None:
             source = trainer
+        # transformers' arguments also lie beside runs of other trainers, whose keys they share
         has_settings = table.settings and trainer in (source, None, "trl")
         settings = configs.translate(table.settings, source) if has_settings else {}
         max_steps = table.settings.get("trainer_state.max_steps")
@@ -121,6 +128,7 @@ def _add_settings(log: RunLog, members: Mapping[str, Table], configurations: Map
         if settings or table.messages:
             log.read.append(name)
     log.source = source
+    # unsloth patches TRL and writes its keys: only its banner on the console tells
     hints = set().union(*(table.hints for table in members.values()))
     if log.source == "trl" and "unsloth" in hints:
         log.source = "unsloth"
@@ -151,26 +159,26 @@ def add_series(log: RunLog, members: Mapping[str, Table]) -> None:
 
 
 def _last_phase(log: RunLog, columns: Columns) -> Columns:
-    """Rows of the last phase of a run of gxpo with phases, with the evaluation before it.
+    """Keep the rows of the last phase of a gxpo run with phases, and the evaluation before it.
 
-    Its settings are known, and what changes from one phase to the next is no sickness.
+    The settings that were read are its, and a change from one phase to the next is no sickness.
     """
     steps, phases = columns.get("phase", ([], []))
     if not phases or max(phases) == 1:
         return columns
     begin = min(s for s, phase in zip(steps, phases, strict=True) if phase == max(phases))
     log.notes.append(f"phase {max(phases):.0f}, from step {begin:.0f}, is looked at, not those before it")
-    out = {}
+    kept_columns = {}
     for key, (steps, values) in columns.items():
         first = begin - 1 if key.startswith("eval_") else begin
         rows = [(s, v) for s, v in zip(steps, values, strict=True) if s >= first]
         if rows:
-            out[key] = ([s for s, _ in rows], [v for _, v in rows])
-    return out
+            kept_columns[key] = ([s for s, _ in rows], [v for _, v in rows])
+    return kept_columns
 
 
 def _add_rollouts(log: RunLog, files: list[Path], base: Path) -> None:
-    """Add a sample of the rollouts in the files that are no `Table`."""
+    """Add a sample of the rollouts, from the files that hold no metrics."""
     if not files:
         return
     size, weights = log.config.get("group_size"), log.config.get("reward_weights")
@@ -189,9 +197,9 @@ def _add_rollouts(log: RunLog, files: list[Path], base: Path) -> None:
 
 
 def _renumber(table: Table, every: float | None) -> list[str]:
-    """Give counted rows the steps of the trainer as far as anything tells them; a note says what did.
+    """Give counted rows the trainer's steps, from progress bars or `logging_steps`; returns notes.
 
-    every  `logging_steps`, where a configuration or a state says so
+    every  `logging_steps`, if a configuration or a state has it
     """
     if not table.rows:
         return []
@@ -209,14 +217,14 @@ def _renumber(table: Table, every: float | None) -> list[str]:
         table.is_numbered = True
         if every == 1:
             return []
-        return [f"rows carry no step: they were counted, logging_steps ({every:g}) each"]
-    return ["rows carry no step: they were counted"]
+        return [f"rows have no step number: they were numbered by logging_steps ({every:g})"]
+    return ["rows have no step number: they were numbered in their order"]
 
 
 def _first_after(bars: list[tuple[int, int, int]]) -> dict[int, int]:
-    """Step that the training's progress bar shows when it is drawn again after a row.
+    """Map each row to the step that the training's progress bar shows when it is next drawn.
 
-    The bars of evaluations have another length and come later.
+    Bars of evaluations have another length and come later.
     """
     if not bars:
         return {}
@@ -228,14 +236,15 @@ def _first_after(bars: list[tuple[int, int, int]]) -> dict[int, int]:
 
 
 def _one_run(files: Mapping[str, Table], path: str) -> dict[str, Table]:
-    """The files, if they are of one run; `RecordError` with the names of the runs if they are of several."""
+    """Return the files if they are of one run; `RecordError` with the names of the runs if they are of several."""
     clusters: list[dict[str, Table]] = []
+    # the longest files first: later ones have most to be compared with
     for name, table in sorted(files.items(), key=lambda item: (-len(item[1].rows), item[0])):
         homes: list[tuple[bool, int, dict[str, Table]]] = []
         for cluster in clusters:
             verdicts = [_are_of_one_run(name, table, other, one) for other, one in cluster.items()]
             near = max(_shared_depth(name, other) for other in cluster)
-            # nothing to compare: then it goes with what is nearest, but not to one of several runs far from it
+            # without a common figure a file joins the nearest run, but not one of several that share no directory
             if True in verdicts or (False not in verdicts and (near or "/" not in name or len(clusters) == 1)):
                 homes.append((True in verdicts, near, cluster))
         if homes:
@@ -260,7 +269,7 @@ def _shared_depth(a: str, b: str) -> int:
 
 
 def _title(cluster: Mapping[str, Table]) -> str:
-    """The directory that the files of a run share, or the first file."""
+    """Name a run: the directory that its files share, or the first file."""
     parents = [PurePosixPath(name).parent.parts for name in cluster]
     shared = []
     for parts in zip(*parents, strict=False):
@@ -271,24 +280,26 @@ def _title(cluster: Mapping[str, Table]) -> str:
 
 
 def _are_of_one_run(name: str, table: Table, other: str, one: Table) -> bool | None:
-    """True if two files are of one run by the figures of the steps that both have; None: nothing to compare."""
+    """Tell by the figures of their common steps if two files are of one run; None if there is nothing to compare."""
     if table.is_numbered != one.is_numbered:
         return None  # the steps of one are only counted
     ours, theirs = table.columns, one.columns
     agree = differ = 0
     for key in ours.keys() & theirs.keys():
-        if _UNTELLING.search(key):
+        if _UNINFORMATIVE.search(key):
             continue
         value_by_step = dict(zip(*theirs[key], strict=True))
         values, other_values = ours[key][1], theirs[key][1]
         if len(set(values)) < 2 and len(set(other_values)) < 2 and values[:1] == other_values[:1]:
             continue  # a constant tells nothing
+        # figures are rounded in some files, so that most must agree, not all
         for step, value in zip(*ours[key], strict=True):
             if step in value_by_step:
                 if _close(value, value_by_step[step]):
                     agree += 1
                 else:
                     differ += 1
+    # two files of one name in two directories are two runs (seeds), if nothing says otherwise
     if agree + differ == 0:
         apart = PurePosixPath(name).parent != PurePosixPath(other).parent
         twins = PurePosixPath(name).name == PurePosixPath(other).name and table.kind == one.kind == "rows"
@@ -301,32 +312,36 @@ def _are_of_one_run(name: str, table: Table, other: str, one: Table) -> bool | N
 
 
 def _span(table: Table) -> tuple[float, float]:
+    """First and last step of a table."""
     steps = [step for step, _ in table.rows]
     return min(steps), max(steps)
 
 
 def _close(a: float, b: float) -> bool:
-    """Equal but for the digits that a console leaves away: four of a dict line, three decimals of verl's."""
+    """True if equal up to the digits that a console drops: four are left in a dict line, three decimals in verl's."""
     return a == b or (math.isnan(a) and math.isnan(b)) or abs(a - b) <= max(6e-4 * max(abs(a), abs(b)), 6e-4)
 
 
 def _merged(members: Mapping[str, Table]) -> Columns:
-    """Figures of all files of a run: of a key that several have, those of the first kind of `_ORDER`, of two files of a
-    kind the longer; the others add the steps that it has not."""
+    """Merge the figures of all files of a run.
+
+    Of a key in several files, the first kind of `_ORDER` counts, of two files of a kind the longer; the others add the
+    steps that are missing there.
+    """
     ranked = sorted(members.items(), key=lambda m: (_ORDER.index(m[1].kind), -len(m[1].rows), m[0]))
-    out: Columns = {}
+    merged: Columns = {}
     numbered_keys = {key for _, table in ranked if table.is_numbered for key in table.columns}
     for _, table in ranked:
         for key, (steps, values) in table.columns.items():
             if not table.is_numbered and key in numbered_keys:
                 continue  # its steps are only counted
-            if key not in out:
-                out[key] = (steps, values)
+            if key not in merged:
+                merged[key] = (steps, values)
                 continue
-            steps_so_far = set(out[key][0])
+            steps_so_far = set(merged[key][0])
             more = [(s, v) for s, v in zip(steps, values, strict=True) if s not in steps_so_far]
             if more:
-                joined = [*zip(*out[key], strict=True), *more]
+                joined = [*zip(*merged[key], strict=True), *more]
                 joined.sort(key=lambda pair: pair[0])
-                out[key] = ([s for s, _ in joined], [v for _, v in joined])
-    return out
+                merged[key] = ([s for s, _ in joined], [v for _, v in joined])
+    return merged

@@ -1,74 +1,97 @@
-"""`remedies`: what to change, in the trainer's own keys, what helped in measurements first."""
+"""Remedies of a finding in the trainer's own settings, those that helped in measurements first.
+
+The lines are data: `remedies/SOURCE.yaml` holds those of one trainer, `remedies/any.yaml` those without settings.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 
+from gxpo.base import yamltext
 from gxpo.doctor import evidence
 from gxpo.doctor.evidence import Measured
-from gxpo.doctor.remedies_any import ANY
-from gxpo.doctor.remedies_gxpo import GXPO
-from gxpo.doctor.remedies_trl import TRL
-from gxpo.doctor.remedies_verl import VERL
 from gxpo.doctor.runlog import RunLog
 
 UNTESTED = "(untested here)"  # no comparison of ours with enough seeds has measured what it does
+FOLDER = Path(__file__).with_name("remedies")
+SOURCES = ("trl", "unsloth", "verl", "gxpo")  # trainers with remedies in their own settings
 OURS = "gxpo.adapters.trl"  # unsloth replaces TRL's trainer, and with it ours
-UNSLOTH = {k: tuple(line for line in lines if OURS not in line) for k, lines in TRL.items()}
-REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {"trl": TRL, "unsloth": UNSLOTH, "verl": VERL, "gxpo": GXPO}
 MEASURED = re.compile(r" \[(?P<where>measured(?: in gxpo)?)(?:, (?P<but>[a-z ]+))?: (?P<figures>[^]]*)\]$")
 ORDER = ("helped", "untested", "mixed", "undecided")  # what harmed is not advised
 
 
+@cache
+def remedy_table(source: str) -> Mapping[str, tuple[str, ...]]:
+    """Remedies by sickness in one trainer's settings, read once from its file; `any`: those without settings."""
+    if source == "unsloth":
+        return {k: tuple(line for line in lines if OURS not in line) for k, lines in remedy_table("trl").items()}
+    path = FOLDER / f"{source}.yaml"
+    table = yamltext.plain(yamltext.load(path.read_text(encoding="utf-8"), path.name), path.name)
+    return {name: tuple(lines) for name, lines in table.items()}
+
+
 def lines_for(name: str, source: str) -> tuple[str, ...]:
-    """Remedies of one sickness in a trainer's keys, or without keys where it has none of its own."""
-    return REMEDIES.get(source, {}).get(name) or ANY.get(name, ())
+    """Remedies of one sickness in a trainer's settings, or without settings where it has none of its own."""
+    lines = remedy_table(source).get(name) if source in SOURCES else None
+    return lines or remedy_table("any").get(name, ())
 
 
-def remedies(ids: Sequence[str], log: RunLog, found: Sequence[Measured] | None = None) -> tuple[str, ...]:
-    """Lines for a finding's sicknesses in the keys of the run's trainer, each with what was measured of it.
+def remedies(ids: Sequence[str], log: RunLog, measurements: Sequence[Measured] | None = None) -> tuple[str, ...]:
+    """Remedies of a finding in the keys of the run's trainer, each with its measurement.
 
-    What helped comes first, the largest difference before the others; then what is untested; last what changed nothing
-    that could be told from 0. What harmed is left out, unless there is nothing else.
+    The order: what helped, the largest difference first; untested lines; then mixed and undecided results. What harmed
+    is left out, unless there is nothing else.
 
-    found   measurements; None: those that gxpo comes with
+    measurements  of the remedies; None: those that gxpo comes with
     """
-    known = evidence.read() if found is None else found
-    several, source = len(ids) > 1, log.source
+    measured = evidence.read() if measurements is None else measurements
+    has_several_ids, source = len(ids) > 1, log.source
     composed = str(log.setting("method") or "").split("+") if source == "gxpo" else []
-    taken = tuple(f"method={name.split('@')[0]} " for name in composed if name)  # what the run has is no advice
+    # a method that the run composes already is no advice
+    current_methods = tuple(f"method={name.split('@')[0]} " for name in composed if name)
     return tuple(
-        f"{name}: {line}" if several else line
+        f"{name}: {line}" if has_several_ids else line
         for name in ids
-        for line in ranked(name, source, known)
-        if not (taken and line.startswith(taken))
+        for line in ranked(name, source, measured)
+        if not (current_methods and line.startswith(current_methods))
     )
 
 
-def ranked(name: str, source: str, found: Sequence[Measured]) -> list[str]:
-    """One sickness's lines, marked; in gxpo's keys also what helped and has no line."""
+def ranked(name: str, source: str, measurements: Sequence[Measured]) -> list[str]:
+    """Remedies of one sickness, each marked with its measurement, in the order of `remedies`.
+
+    In gxpo's keys, measured remedies that helped and have no line of their own are added.
+    """
     where = "measured" if source == "gxpo" else "measured in gxpo"
-    marked: list[tuple[tuple[int, float], str]] = []
+    ranked_lines: list[tuple[tuple[int, float], str]] = []
     harmed: list[str] = []
     lines = lines_for(name, source)
-    told = [evidence.of_line(name, line, found) for line in lines]
-    more = [m for m in found if m.sickness == name and m.verdict == "helped" and m not in told]
+    measured = [evidence.measured_for_line(name, line, measurements) for line in lines]
     if source == "gxpo":
-        lines, told = (*lines, *(m.remedy for m in more)), [*told, *more]
-    for line, m in zip(lines, told, strict=True):
+        # other trainers lack the settings that these were measured with
+        others = [m for m in measurements if m.sickness == name and m.verdict == "helped" and m not in measured]
+        lines, measured = (*lines, *(m.remedy for m in others)), [*measured, *others]
+    for line, m in zip(lines, measured, strict=True):
         if m is None:
-            marked.append(((ORDER.index("untested"), 0.0), f"{line} {UNTESTED}"))
+            # 0.0: the sort is stable, so that untested lines keep the order of their file
+            ranked_lines.append(((ORDER.index("untested"), 0.0), f"{line} {UNTESTED}"))
             continue
-        but = "" if m.verdict == "helped" else f", {evidence.IN_WORDS[m.verdict]}"
-        said = f"{line} [{where}{but}: {m.said}]"
+        reservation = "" if m.verdict == "helped" else f", {evidence.IN_WORDS[m.verdict]}"
+        printed = f"{line} [{where}{reservation}: {m.figures}]"
         if m.verdict == "harmed":
-            harmed.append(said)
+            harmed.append(printed)
         else:
-            marked.append(((ORDER.index(m.verdict), -m.difference), said))
-    return [line for _, line in sorted(marked, key=lambda pair: pair[0])] or harmed
+            ranked_lines.append(((ORDER.index(m.verdict), -m.difference), printed))
+    return [line for _, line in sorted(ranked_lines, key=lambda pair: pair[0])] or harmed
 
 
 def foremost(lines: Sequence[str], n: int) -> list[str]:
-    """The first `n` of a finding's remedies, those that helped in measurements before the others of all its ids."""
-    return sorted(lines, key=lambda line: not ((found := MEASURED.search(line)) and not found["but"]))[:n]
+    """Return the first `n` remedies of a finding, those that helped in measurements before all others.
+
+    The lines of a finding with several ids come sickness by sickness: without this, an untested line of the first
+    would precede a measured one of the second.
+    """
+    return sorted(lines, key=lambda line: not ((match := MEASURED.search(line)) and not match["but"]))[:n]

@@ -1,4 +1,4 @@
-"""Completions against the reference answers beside them: hits, chance, neighbours, agreement, form."""
+"""Comparison of completions with reference answers: hits, chance level, shifted rows, agreement, form."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHORT = 60  # characters of a text that is an answer as a whole
 
 @lru_cache(maxsize=8192)
 def bare(reference: str) -> str:
-    """The answer alone of a reference with its working: behind the last "####", or in the last \\boxed{}."""
+    """Extract the answer of a reference with working: after the last "####", or in the last \\boxed{}."""
     if "####" in reference:
         reference = reference.rsplit("####", 1)[1]
     if boxed := _BOXED.findall(reference):
@@ -40,12 +40,13 @@ def bare(reference: str) -> str:
 
 @lru_cache(maxsize=8192)
 def _number(text: str) -> float | None:
+    """Parse an answer that is a number as a whole: "$1,200", "12%"; else None."""
     digits = text.replace("\u2212", "-").replace(",", "").lstrip("$").rstrip("%").strip()
     return float(digits) if _PLAIN.fullmatch(digits) else None
 
 
 def _numbers(text: str) -> Iterator[str]:
-    """Matches of `_NUMBER`, looked for only where digits stand: it begins with looks behind, which are slow."""
+    """Find the matches of `_NUMBER`, starting at digits only: its look-behinds are slow at every character."""
     for digits in _DIGITS.finditer(text):
         start, end = digits.span()
         for m in _NUMBER.finditer(text, max(start - 1, 0), min(end + 2, len(text))):
@@ -54,14 +55,14 @@ def _numbers(text: str) -> Iterator[str]:
 
 
 class Holder:
-    """A text, and its numbers, in which several references are looked for."""
+    """A completion with its numbers parsed once, to be searched for several references."""
 
     def __init__(self, text: str) -> None:
         self.text = " ".join(text.split())
         self.numbers = [x for x in map(_number, _numbers(self.text)) if x is not None]
 
     def holds(self, reference: str) -> bool:
-        """True if the reference stands in the text by itself: 12 is in "= 12." and in "12.0", not in 312 or 12.5.
+        """True if the text contains the reference as a word of its own: 12 is in "= 12.", "12.0", not in 312 or 12.5.
 
         Texts are compared without case and with single spaces; a single letter with its case, so that the article "a"
         is no answer A.
@@ -82,8 +83,8 @@ class Holder:
 
     @property
     def last(self) -> str | None:
-        """The last \\boxed{}, tag <answer> or number, or the whole of a short text: what a reader takes for the answer.
-        None: there is none."""
+        """The final answer as a reader sees it: the last \\boxed{}, <answer> tag or number, or a short text as a whole;
+        None without one."""
         if boxed := _BOXED.findall(self.text):
             return _key(boxed[-1])
         if tagged := re.findall(TAGGED, self.text):
@@ -94,7 +95,7 @@ class Holder:
 
 
 def _key(answer: str) -> str:
-    """One spelling of an answer: 12, 12.0 and $12 are one."""
+    """Canonical spelling of an answer: 12, 12.0 and $12 are equal."""
     text = bare(answer)
     value = _number(text)
     return text.lower() if value is None else f"{value:.12g}"
@@ -102,7 +103,7 @@ def _key(answer: str) -> str:
 
 @dataclass(frozen=True)
 class References:
-    """Completions against the reference answers beside them.
+    """Result of comparing completions with their reference answers.
 
     n            rollouts with a score and a reference
     hits         of them those that contain their reference as words of its own
@@ -131,12 +132,12 @@ class References:
 
 
 def words(text: str) -> str:
-    """Words and numbers of a text, in lower case between single spaces: " 12 apples ", so that 12 is not in 312."""
+    """Reduce a text to words and numbers in lower case between single spaces: " 12 apples "."""
     return " " + " ".join(re.findall(r"-?\d+(?:[.,]\d+)*|[^\W\d_]+", text.lower())) + " "
 
 
 def references_of(r: Rollouts, members: Sequence[Index]) -> References | None:
-    """Compare completions with references; None below 20 scored rollouts with one, or three different ones."""
+    """Compare completions with references; None below 20 scored rollouts with one, or below three different ones."""
     rows = [i for i in range(len(r)) if bare(r.reference[i] or "") and np.isfinite(r.score[i])]
     by_group: dict[int, set[str | None]] = defaultdict(set)
     for i in rows:
@@ -144,11 +145,13 @@ def references_of(r: Rollouts, members: Sequence[Index]) -> References | None:
     if np.mean([len(x) > 1 for x in by_group.values()] or [0.0]) > 0.2:
         return None  # what stands beside the completions is no answer to the group's task
     reference_by_row = {i: bare(r.reference[i] or "").lower() for i in rows}
+    # the references of other prompts give the level of chance, for which there must be some
     kinds = sorted(set(reference_by_row.values()))
     if len(rows) < 20 or len(kinds) < 3:
         return None
     completion_by_row = {i: Holder(r.completion[i]) for i in rows}
     hit = np.array([completion_by_row[i].holds(reference_by_row[i]) for i in rows])
+    # a generator of its own: the same log gives the same figures
     other = np.random.Generator(np.random.Philox(0)).integers(1, len(kinds), size=len(rows))
     index_of = {k: n for n, k in enumerate(kinds)}
     other_references = [
@@ -159,6 +162,7 @@ def references_of(r: Rollouts, members: Sequence[Index]) -> References | None:
     score = r.score[rows]
     if len(r.components) > 1 and len(verdict_columns) == 1 and np.isfinite(verdict_columns[0][rows]).all():
         score = verdict_columns[0][rows]  # the verdict on the answer, without form and price
+    # scores may be 0 and 1, -1 and 1 or anything else: they are compared as shares of their range
     low, high = float(score.min()), float(score.max())
     span = high - low
     lowest = score <= low + 0.05 * span if span > 0 else np.full(len(rows), high <= 0)
@@ -181,7 +185,7 @@ def references_of(r: Rollouts, members: Sequence[Index]) -> References | None:
 
 
 def _contradictions(r: Rollouts, rows: list[int], reference_by_row: dict[int, str]) -> tuple[int, int, Index]:
-    """(prompts that occur in several groups, of them those with several references, rows of one of them)."""
+    """Count prompts that occur in several groups and those of them with several references; also rows of one such."""
     of_group: dict[int, set[str]] = defaultdict(set)
     groups: dict[str, dict[int, int]] = defaultdict(dict)
     for i in rows:
@@ -200,16 +204,17 @@ def _shift(
     hit_share: float,
     chance: float,
 ) -> tuple[int, float, float] | None:
-    """`References.shift`: the neighbouring group whose reference fits far better than their own; None without one."""
+    """Find `References.shift`: the neighbouring prompt whose reference fits far better than the own; else None."""
     order = list(dict.fromkeys(int(r.group[i]) for i in rows))
     reference = {int(r.group[i]): reference_by_row[i] for i in rows}
     step = {int(r.group[i]): int(r.step[i]) for i in rows}
-    at = {g: n for n, g in enumerate(order)}
+    position = {g: n for n, g in enumerate(order)}
     best: tuple[int, float, float] | None = None
     for shift in SHIFTS:
+        # neighbours within one step only: the next step has another batch
         hits = []
         for i in rows:
-            other = at[int(r.group[i])] + shift
+            other = position[int(r.group[i])] + shift
             if 0 <= other < len(order) and step[order[other]] == step[int(r.group[i])]:
                 hits.append(completion_by_row[i].holds(reference[order[other]]))
         if (
@@ -224,7 +229,7 @@ def _shift(
 def _consensus(
     r: Rollouts, members: Sequence[Index], reference_by_row: dict[int, str], completion_by_row: dict[int, Holder]
 ) -> tuple[float, float, int] | None:
-    """`References.consensus`, over the groups at least half of whose answers are the same; None where few are."""
+    """Compute `References.consensus` over groups of which half of the answers agree; None if these are few."""
     agree, right = [], []
     for group in members:
         rows = [i for i in group.tolist() if i in reference_by_row]
@@ -241,8 +246,11 @@ def _consensus(
 
 
 def off_form_of(r: Rollouts, references: References | None) -> float | None:
-    """Share of the completions without any piece of text that looks like a reference (the same kinds of characters,
-    about as many); None where references are long or differ in kind, or are in more than a fiftieth of them."""
+    """Share of completions without any piece of text in the form of a reference.
+
+    The form: the same kind of characters, and about as many. None if references are long or differ in kind, or if more
+    than a fiftieth of the completions hit theirs.
+    """
     if references is None or references.hits > 0.02 * references.n:
         return None
     texts = [str(x).strip() for x in r.reference if x is not None and str(x).strip()]
@@ -258,5 +266,5 @@ def off_form_of(r: Rollouts, references: References | None) -> float | None:
 
 
 def _kind(text: str) -> str | None:
-    """Digits, letters, or None for mixed ones."""
+    """Kind of characters of a text: digits, letters, or None for mixed ones."""
     return "digits" if re.fullmatch(r"[-+]?\d+", text) else "letters" if text.isalpha() else None

@@ -1,4 +1,4 @@
-"""Groups of TRL's tables: rows have no group id but stand in blocks of `num_generations`.
+"""Groups of TRL's tables, whose rows have no group id but come in blocks of `num_generations`.
 
 A table is the last generation batch. After an evaluation its end, or all of it, is rows of the evaluation, which have a
 block size of their own; what was before them is cut at its beginning, so blocks are counted from the end.
@@ -19,7 +19,7 @@ ENOUGH = 3  # blocks with advantages, before these may contradict the prompts
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of a file that say where its blocks are."""
+    """Columns of a table that show where its blocks are."""
 
     step: int
     prompts: Sequence[str]
@@ -33,22 +33,24 @@ def runs(prompts: Sequence[str]) -> list[int]:
     return [b - a for a, b in pairwise(edges)]
 
 
-def block_size(tables: Sequence[Table], given: int | None = None) -> int:
-    """Rows of a group; 1 where nothing shows groups.
+def block_size(tables: Sequence[Table], configured: int | None = None) -> int:
+    """Find the number of rows of a group; 1 if nothing shows groups.
 
     The largest size that divides all stretches of equal prompts in at least half of the tables; where neighbouring
     groups have one prompt (a single prompt fills the table) it is too large, and then the smallest divisor over which
-    all advantages sum to 0. A `given` size is taken where it divides the tables.
+    all advantages sum to 0. A configured size is taken if it divides a table.
     """
     tables = [t for t in tables if len(t.prompts)]
-    if given and any(len(t.prompts) % given == 0 for t in tables):
-        return given
+    if configured and any(len(t.prompts) % configured == 0 for t in tables):
+        return configured
     if not tables:
         return 1
+    # in half of the tables suffices: the others may have a cut beginning or an evaluation in them
     gcds = [int(np.gcd.reduce(runs(t.prompts))) for t in tables]
     sizes = sorted({d for g in gcds for d in range(1, g + 1) if g % d == 0}, reverse=True)
     largest = next(d for d in sizes if 2 * sum(g % d == 0 for g in gcds) >= len(gcds))
     if largest == 1:
+        # all prompts differ from their neighbours: groups can only show in advantages that sum to 0
         common = int(np.gcd.reduce([len(t.prompts) for t in tables]))
         return next((d for d in range(2, common + 1) if common % d == 0 and _centred(tables, d)), 1)
     agreeing = [t for t, g in zip(tables, gcds, strict=True) if g % largest == 0]
@@ -60,6 +62,7 @@ def _centred(tables: Sequence[Table], d: int) -> bool:
     """True if the advantages of every block of d rows sum to 0, and enough blocks have any."""
     with_signal = 0
     for t in tables:
+        # whole blocks from the end: the beginning may be cut
         blocks = t.advantage[len(t.advantage) % d :].reshape(-1, d)
         live = np.nanmax(np.abs(blocks), axis=1, initial=0) > ZERO
         if np.any(np.abs(np.nanmean(blocks[live], axis=1)) > ZERO / 5):
@@ -69,22 +72,23 @@ def _centred(tables: Sequence[Table], d: int) -> bool:
 
 
 def held_out_from(tables: Sequence[Table], size: int, evaluated: Collection[int] | None = None) -> list[int]:
-    """For each table, the row from which on it holds rows of an evaluation; its number of rows where it holds none.
+    """Find for each table the first row of an evaluation; its number of rows if it holds none.
 
-    `evaluated`: steps at which the run is known to have been evaluated. Else a table is one of an evaluation if it was
-    written before the first step; if its blocks do not fit `size`; or if it ends with the same prompts in the same
-    order as another, or with prompts that no training table has, while training tables share theirs.
+    evaluated  steps with an evaluation, if known. Else a table holds one if it was written before the first step; if
+               its blocks do not fit `size`; or if it ends with the same prompts in the same order as another, or with
+               prompts that no training table has, while training tables share theirs.
     """
     ends = [len(t.prompts) for t in tables]
     homes = _homes(tables)
     marked = {i for i, t in enumerate(tables) if t.step == 0 and len(tables) > 1}
     if evaluated is not None:
-        known = {float(s) for s in evaluated}
-        marked |= {i for i, t in enumerate(tables) if t.step in known}
+        evaluated_steps = {float(s) for s in evaluated}
+        marked |= {i for i, t in enumerate(tables) if t.step in evaluated_steps}
         marked |= {i for i in _repeated_ends(tables, homes) if any(_end(tables[i]) == _end(tables[j]) for j in marked)}
     else:
         marked |= {i for i, t in enumerate(tables) if any(n % size for n in runs(t.prompts)[1:])}
         marked |= _repeated_ends(tables, homes) or _strangers(tables, homes)
+        # a rule that marks every table has told nothing
         if len(marked) == len(tables):
             return ends
     for i in marked:
@@ -93,7 +97,7 @@ def held_out_from(tables: Sequence[Table], size: int, evaluated: Collection[int]
 
 
 def _homes(tables: Sequence[Table]) -> dict[str, set[int]]:
-    """Prompt -> the tables that have it."""
+    """Map each prompt to the tables that hold it."""
     homes: dict[str, set[int]] = {}
     for i, t in enumerate(tables):
         for p in set(t.prompts):
@@ -102,12 +106,13 @@ def _homes(tables: Sequence[Table]) -> dict[str, set[int]]:
 
 
 def _end(table: Table, n: int = 6) -> tuple[str, ...]:
-    """The last distinct prompts, the last first."""
+    """The last `n` distinct prompts of a table, the last first."""
     return tuple(list(dict.fromkeys(reversed(table.prompts)))[:n])
 
 
 def _repeated_ends(tables: Sequence[Table], homes: Mapping[str, set[int]]) -> set[int]:
-    """Tables that end like another, with prompts that no other table has: data of a size that training draws anew."""
+    """Tables that end like another, with prompts of these tables alone: an evaluation repeats its data set, whereas
+    training draws anew."""
     alike: dict[tuple[str, ...], set[int]] = {}
     for i, t in enumerate(tables):
         alike.setdefault(_end(t), set()).add(i)
@@ -120,30 +125,31 @@ def _repeated_ends(tables: Sequence[Table], homes: Mapping[str, set[int]]) -> se
 
 
 def _strangers(tables: Sequence[Table], homes: Mapping[str, set[int]]) -> set[int]:
-    """The one table whose last prompts no other has, where the others share nearly all of theirs."""
-    alone = {i for i, t in enumerate(tables) if all(len(homes[p]) == 1 for p in _end(t))}
-    others = [p for p in homes if not homes[p] & alone]
+    """The only table whose last prompts no other has, if the others share nearly all of theirs; else empty."""
+    unshared = {i for i, t in enumerate(tables) if all(len(homes[p]) == 1 for p in _end(t))}
+    others = [p for p in homes if not homes[p] & unshared]
     shared = sum(len(homes[p]) > 1 for p in others)
-    return alone if len(alone) == 1 and len(tables) >= 5 and shared >= 0.9 * len(others) else set()
+    return unshared if len(unshared) == 1 and len(tables) >= 5 and shared >= 0.9 * len(others) else set()
 
 
 def _begin(tables: Sequence[Table], i: int, marked: Collection[int], homes: Mapping[str, set[int]]) -> int:
-    """First row of the evaluation that a table ends with.
+    """Find the first row of the evaluation that a table ends with.
 
-    From it on, the table's end is that of another evaluation, or, of the only one, prompts that no training table has.
-    Where neither says anything, all rows are of it.
+    It is where the end that the table shares with another evaluation begins, or, for the only one, the stretch of
+    prompts that no training table has. If neither is there, all rows are of the evaluation.
     """
     mine = tables[i].prompts
     common = [_common_end(mine, tables[j].prompts) for j in marked if j != i]
     if common and max(common):
         return len(mine) - max(common)
-    own = len(mine)
-    while own and homes[mine[own - 1]] <= set(marked):
-        own -= 1
-    return own if own < len(mine) else 0
+    begin = len(mine)
+    while begin and homes[mine[begin - 1]] <= set(marked):
+        begin -= 1
+    return begin if begin < len(mine) else 0
 
 
 def _common_end(a: Sequence[str], b: Sequence[str]) -> int:
+    """Length of the longest common end of two lists of prompts."""
     n = 0
     while n < min(len(a), len(b)) and a[-1 - n] == b[-1 - n]:
         n += 1

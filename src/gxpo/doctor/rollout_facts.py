@@ -1,4 +1,4 @@
-"""`Facts`: statistics of single rollouts, each computed when a check first asks for it."""
+"""`Facts`: statistics of single rollouts, each computed on first use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MESSAGES = re.compile(r"[\[{]\s*['\"]role['\"]\s*:")
 
 @dataclass(frozen=True)
 class Advantages:
-    """Recorded advantages against the scores beside them.
+    """Recorded advantages compared with the scores beside them.
 
     groups        groups of unequal scores
     correlation   of advantage and score, both centred in their group, over those groups
@@ -51,12 +51,12 @@ class Advantages:
 class Facts:
     """Statistics of training rollouts.
 
-    r      the training rollouts
-    whole  these and the held-out ones
+    r             the training rollouts
+    all_rollouts  these and the held-out ones
     """
 
-    def __init__(self, r: Rollouts, whole: Rollouts | None = None) -> None:
-        self.r, self.whole = r, whole
+    def __init__(self, r: Rollouts, all_rollouts: Rollouts | None = None) -> None:
+        self.r, self.all_rollouts = r, all_rollouts
 
     # ---------------------------------------------------------------- groups
     @cached_property
@@ -70,15 +70,15 @@ class Facts:
 
     @cached_property
     def group_size(self) -> float | None:
-        """Median size of groups, groups of one included; None where groups are unknown or made of equal prompts."""
+        """Median size of groups, groups of one included; None if groups are unknown or were made of equal prompts."""
         if self.r.grouped_by == "prompt" or not (self.r.group >= 0).any():
             return None
         return float(np.median(np.unique(self.r.group[self.r.group >= 0], return_counts=True)[1]))
 
     @cached_property
     def mixed(self) -> float:
-        """Share of the groups whose members have different prompts, where a group is a block of consecutive rows; 0
-        where groups were recorded or made of equal prompts."""
+        """Share of groups with different prompts, if groups are blocks of consecutive rows; 0 for recorded groups and
+        those made of equal prompts."""
         if self.r.grouped_by != "blocks" or not self.members:
             return 0.0
         return float(np.mean([len({self.r.prompt[i] for i in rows}) > 1 for rows in self.members]))
@@ -114,11 +114,12 @@ class Facts:
         same = [all(share * len(rows) <= 1.0 for share, rows in by_step[s]) for s in steps]
         if len(steps) < 4 or not same[-1]:
             return None
-        at = len(same) - next((i for i, x in enumerate(reversed(same)) if not x), len(same))
-        if at < 2 or len(same) - at < 2:
+        begin = len(same) - next((i for i, x in enumerate(reversed(same)) if not x), len(same))
+        if begin < 2 or len(same) - begin < 2:
             return None
-        before = float(np.mean([share for s in steps[at - 2 : at] for share, _ in by_step[s]]))
-        return (steps[at], before, by_step[steps[at]][0][1]) if before > 0.3 else None
+        # diversity just before the change: a policy that narrows slowly is another finding
+        before = float(np.mean([share for s in steps[begin - 2 : begin] for share, _ in by_step[s]]))
+        return (steps[begin], before, by_step[steps[begin]][0][1]) if before > 0.3 else None
 
     @cached_property
     def characters(self) -> float:
@@ -127,7 +128,7 @@ class Facts:
 
     # ---------------------------------------------------------------- scores
     def centred(self, values: Floats, groups: Iterable[Index] | None = None) -> tuple[Floats, Index]:
-        """(values less their group's mean, row indices), over the groups whose values are all known."""
+        """Centre values in their groups; also return their row indices. Groups with unknown values are left out."""
         parts, rows = [], []
         for group in self.members if groups is None else groups:
             scores = values[group]
@@ -144,14 +145,14 @@ class Facts:
         return result.r if np.isfinite(result.r) else None
 
     def partly_missing(self, values: Floats) -> float:
-        """Share of the groups in which some values are missing and others are not: a reward that is for other tasks is
-        missing in whole groups."""
+        """Share of groups in which some values are missing and others are not: a reward for other tasks is missing in
+        whole groups."""
         mixed = [0 < int(np.isnan(values[g]).sum()) < len(g) for g in self.members]
         return float(np.mean(mixed)) if mixed else 0.0
 
     @cached_property
     def lengths(self) -> Floats:
-        """Tokens of each completion, where they are unknown characters."""
+        """Length of each completion in tokens; in characters if tokens are unknown for any."""
         is_known = np.isfinite(self.r.tokens)
         return self.r.tokens if is_known.all() else np.array([float(len(c)) for c in self.r.completion])
 
@@ -190,23 +191,25 @@ class Facts:
             score = self.r.score[group]
             if not np.isfinite(score).all():
                 continue
+            # sum over pairs of (a - b)^2 = n sum s^2 - (sum s)^2: no loop over pairs
             n = len(group)
             all_squares += float(n * (score**2).sum() - score.sum() ** 2)
             all_pairs += n * (n - 1) // 2
             alike: dict[str, list[int]] = defaultdict(list)
-            for at, row in enumerate(group.tolist()):
-                alike[self.r.completion[row]].append(at)
-            for ats in alike.values():
-                scores = score[ats]
-                m = len(ats)
+            for member, row in enumerate(group.tolist()):
+                alike[self.r.completion[row]].append(member)
+            for same in alike.values():
+                scores = score[same]
+                m = len(same)
                 if m < 2:
                     continue
                 pairs += m * (m - 1) // 2
                 equal_squares += float(m * (scores**2).sum() - scores.sum() ** 2)
+                # pairs of different scores, of all ordered pairs those of one score left out
                 values, counts = np.unique(scores, return_counts=True)
                 differing += (m * m - int((counts**2).sum())) // 2
                 if len(values) > 1:
-                    low, high = ats[int(np.argmin(scores))], ats[int(np.argmax(scores))]
+                    low, high = same[int(np.argmin(scores))], same[int(np.argmax(scores))]
                     examples.append((float(np.ptp(scores)), int(group[low]), int(group[high])))
         if not pairs:
             return None
@@ -224,10 +227,10 @@ class Facts:
         a component that merely goes against the others, such as the right answer against a price on length, has a
         negative correlation and a positive weight.
         """
-        by_advantage = (
-            np.isfinite(self.r.advantage).mean() > 0.9 and self.r.grouped_by == "blocks"
-        )  # there the total is our sum
+        # in TRL's tables the total is a sum made by the reader, whose weights may be wrong: advantages know them
+        by_advantage = np.isfinite(self.r.advantage).mean() > 0.9 and self.r.grouped_by == "blocks"
         against = self.r.advantage if by_advantage else self.r.score
+        # a component that is missing for some tasks would drop their groups
         columns = {n: v for n, v in self.r.components.items() if np.isfinite(v).mean() > 0.9}
         usable = [g for g in self.members if all(np.isfinite(x[g]).all() for x in (against, *columns.values()))]
         if not columns or len(usable) < 5:
@@ -235,8 +238,10 @@ class Facts:
         total, _ = self.centred(against, usable)
         parts = np.stack([self.centred(v, usable)[0] for v in columns.values()], axis=1)
         weights = np.linalg.lstsq(parts, total, rcond=None)[0]
+        # a fit that explains little tells nothing of weights
         share = 1 - float(((total - parts @ weights) ** 2).sum()) / max(float(total @ total), 1e-12)
         varies = np.sqrt((parts**2).mean(axis=0))
+        # weight times deviation: the part that the component has in the total
         effect = np.where(varies > 1e-9, weights * varies, 0.0)
         worst = int(np.argmin(effect))
         correlation = self.correlation(list(columns.values())[worst], against)
@@ -258,18 +263,21 @@ class Facts:
     # ---------------------------------------------------------------- advantages
     @cached_property
     def advantages(self) -> Advantages | None:
-        """None where no advantages are recorded or groups are unknown."""
+        """Compare recorded advantages with scores; None if none are recorded or groups are unknown."""
         a, s = self.r.advantage, self.r.score
         usable = [g for g in self.members if np.isfinite(a[g]).all() and np.isfinite(s[g]).all()]
         if not usable or float(np.abs(np.concatenate([a[g] for g in usable])).max()) == 0.0:
             return None
+        # between the two bounds lie scores that rounding made different: they are of neither kind
         unequal = [g for g in usable if np.ptp(s[g]) > 1e-9 * max(1.0, float(np.abs(s[g]).max()))]
         equal = [g for g in usable if np.ptp(s[g]) <= 1e-12]
+        # above 0.1 an advantage is a method's own (of a batch, say), not what rounding left
         residue = [i for g in equal for i in g.tolist() if a[i] != 0 and abs(a[i]) < 0.1]
         x, _ = self.centred(a, unequal)
         y, _ = self.centred(s, unequal)
         scale = float(np.sqrt((x @ x) * (y @ y))) if len(x) else 0.0
         every = np.concatenate(usable)
+        # relative to their group advantages sum to about 0 in each
         means = np.array([a[g].mean() for g in usable])
         strength = float(np.sqrt(np.mean(a[every] ** 2)))
         return Advantages(
@@ -285,18 +293,19 @@ class Facts:
     # ---------------------------------------------------------------- texts
     @cached_property
     def references(self) -> References | None:
-        """Completions against the references beside them; None where that can't be told."""
+        """Compare completions with their reference answers; None if there are too few."""
         return references_of(self.r, self.members)
 
     @cached_property
     def off_form(self) -> float | None:
-        """Share of the completions without anything that looks like a reference; None where that can't be told."""
+        """Share of completions without anything in the form of a reference; None if references have no common form."""
         return off_form_of(self.r, self.references)
 
     @cached_property
     def goes_on(self) -> tuple[float, Index] | None:
         """(share of the completions that go on after a complete answer, rows that do); None where completions are empty
         or too short to tell."""
+        # a letter or a digit is a whole answer and can't go on
         rows = np.array([i for i, c in enumerate(self.r.completion) if len(c.strip()) >= 2], dtype=np.int64)
         if len(rows) < 8:
             return None
@@ -321,6 +330,7 @@ class Facts:
         """(share, what, rows): template tokens or roles inside the completions of the first recorded steps; a printed
         list of messages or a doubled turn in the prompts; prompts without a turn for the assistant at their end."""
         r = self.r
+        # the first steps: a policy may learn to print roles, which is no error of the template
         early = np.flatnonzero(np.isin(r.step, np.unique(r.step)[:EARLY]))
         if not len(early):
             return None
@@ -369,14 +379,14 @@ class Facts:
     def overlap(self) -> tuple[float, int, int, Index] | None:
         """(share of the different held-out prompts that are training prompts, how many, of how many, rows of `whole`
         with such a one); None without held-out rollouts."""
-        if self.whole is None or not self.whole.held_out.any():
+        if self.all_rollouts is None or not self.all_rollouts.held_out.any():
             return None
-        found = overlap(self.whole)
-        rows = [i for pair in found.rows[:1] for i in pair]
-        return found.shared / max(found.held_out, 1), found.shared, found.held_out, np.array(rows, dtype=np.int64)
+        leak = overlap(self.all_rollouts)
+        rows = [i for pair in leak.rows[:1] for i in pair]
+        return leak.shared / max(leak.held_out, 1), leak.shared, leak.held_out, np.array(rows, dtype=np.int64)
 
     def examples(self, rows: Iterable[int], r: Rollouts | None = None) -> tuple[dict[str, Any], ...]:
-        """At most three rollouts as evidence."""
+        """At most three rollouts as evidence, long texts cut."""
         r = r or self.r
         rows_shown = []
         for i in list(rows)[:3]:
@@ -396,8 +406,10 @@ class Facts:
 
 
 def _doubled(prompt: str) -> bool:
-    """Return True if a turn opens inside a turn of the same role that has not been closed; where the outer markers
-    were left out with the special tokens, the role's name is what stands of them."""
+    """True if a turn opens inside an unclosed turn of the same role, as in a prompt rendered twice.
+
+    If the outer markers were dropped with the special tokens, only the role's name is left of them.
+    """
     return bool(
         re.search(r"(<\|im_start\|>\w+\s*){2}", prompt)
         or re.search(r"(\[INST\]\s*){2}", prompt)
@@ -408,7 +420,7 @@ def _doubled(prompt: str) -> bool:
 
 
 def _unanswered(prompt: str) -> bool:
-    """True if a rendered prompt has turns, and does not end in an open one of the assistant."""
+    """True if a rendered prompt has turns but does not end in an open one of the assistant."""
     text = prompt.rstrip()
     if "<|im_start|>" in text:
         return not re.search(r"<\|im_start\|>assistant\s*(?:<think>\s*(?:</think>)?)?$", text)
@@ -419,7 +431,7 @@ def _unanswered(prompt: str) -> bool:
 
 @dataclass(frozen=True)
 class Correlation:
-    """r with its 95% interval and two-sided p; nan where a column does not vary within groups."""
+    """Correlation r with its 95% interval and two-sided p; nan if a column does not vary within groups."""
 
     r: float
     low: float
@@ -430,12 +442,13 @@ class Correlation:
 
 
 def _unknown(rows: int, groups: int) -> Correlation:
+    """Correlation that can't be told."""
     nan = float("nan")
     return Correlation(nan, nan, nan, nan, rows, groups)
 
 
 def within_correlation(x: Floats, y: Floats, group: Index) -> Correlation:
-    """Correlation within groups, pooled: of x - (its group's mean) and y - (its group's mean).
+    """Correlate x and y within groups, pooled: each less its group's mean.
 
     r = sum x'y' / sqrt(sum x'^2 sum y'^2) over the rows where both are known, in groups where both vary. With n rows in
     g groups t = r sqrt(d / (1 - r^2)), d = n - g - 1; the interval is tanh(artanh r +- 1.96 / sqrt(d - 1)).
@@ -445,6 +458,7 @@ def within_correlation(x: Floats, y: Floats, group: Index) -> Correlation:
         return _unknown(0, 0)
     _, at = np.unique(group[is_known], return_inverse=True)
     a, b = centred(x[is_known], at), centred(y[is_known], at)
+    # groups in which a column is constant have no correlation, and would only add degrees of freedom
     varies = (np.bincount(at, np.abs(a) > EQUAL) > 0) & (np.bincount(at, np.abs(b) > EQUAL) > 0)
     used = varies[at]
     a, b = a[used], b[used]
@@ -463,7 +477,7 @@ def within_correlation(x: Floats, y: Floats, group: Index) -> Correlation:
 
 
 def variance_shares(r: Rollouts, weights: dict[str, float] | None = None) -> dict[str, float]:
-    """Each component's share of the within-group variance of the score of the training rows.
+    """Share of each component in the within-group variance of the score of the training rows.
 
     share_k = sum w_k c'_k s' / sum s'^2, with components c' and scores s' centred per group. The weights are those that
     are given; else 1, where the components then sum to the score; else the least-squares ones of s' = sum_k w_k c'_k.
@@ -479,6 +493,7 @@ def variance_shares(r: Rollouts, weights: dict[str, float] | None = None) -> dic
     variance = float(score @ score)
     if variance <= EQUAL:
         return {}
+    # least squares only where plain sums fail: it is unstable for components that go together
     w = np.array([(weights or {}).get(n, 1.0) for n in r.components])
     if weights is None and np.abs(parts @ w - score).max() > 1e-6:
         w = np.linalg.lstsq(parts, score, rcond=None)[0]

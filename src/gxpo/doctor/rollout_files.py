@@ -1,6 +1,7 @@
-"""`rollouts`: the files of a run that hold single rollouts, and a sample of them.
+"""`rollouts`: find the files of a run that hold single rollouts and read a sample of them.
 
-They are TRL's tables, verl's dumps, gxpo's records and plain tables (JSON Lines, a JSON array, CSV, Parquet)."""
+Formats: TRL's tables, verl's dumps, gxpo's records and plain tables (JSON Lines, a JSON array, CSV, Parquet).
+"""
 
 from __future__ import annotations
 
@@ -10,15 +11,13 @@ from pathlib import Path
 
 from gxpo.base.errors import MissingExtra
 from gxpo.doctor.rollout_json import PROMPTS, Sample, columns, kind, read_json
-from gxpo.doctor.rollout_lines import LARGE, first_rows, parsed
-from gxpo.doctor.rollout_rows import Row, assemble, first_reference, reference, text
 from gxpo.doctor.rollout_sample import KEPT, Dump, dump
-from gxpo.doctor.rollout_tables import form, table_names
+from gxpo.doctor.rollout_tables import LARGE, first_rows, form, parsed, table_names
 from gxpo.doctor.rollout_trl import REQUIRED, Hints, Tables, read_trl
-from gxpo.doctor.rollouts import Rollouts
+from gxpo.doctor.rollouts import Rollouts, Row, assemble, first_reference, reference, text
 
 _USER = "user: "  # before the user's message in a rendered prompt
-_ORDER = ("gxpo", "trl", "verl", "plain")  # of a run with several, the first
+_ORDER = ("gxpo", "trl", "verl", "plain")  # the first kind that a run has is read: the others repeat its rollouts
 
 
 def rollouts(
@@ -31,7 +30,7 @@ def rollouts(
     evaluated: Collection[int] | None = None,
     keep: int = KEPT,
 ) -> tuple[Rollouts | None, list[Path], list[str]]:
-    """(a sample of the rollouts in `files`, the files they were found in, what was odd).
+    """Read a sample of the rollouts in `files`; also the files they were found in, and notes.
 
     root            names of files are shown relative to it
     group_size      rows of a group in TRL's tables, where a configuration says so
@@ -46,37 +45,39 @@ def rollouts(
         dumps = kinds.get(name, [])
         if not dumps:
             continue
+        # what is left out is told, since its rollouts may be of another run
         for other in _ORDER[_ORDER.index(name) + 1 :]:
             if kinds.get(other):
                 notes.append(f"{len(kinds[other])} more files with rollouts ({other}) were left out")
         if name == "trl":
             tables = read_trl(dumps, Hints(group_size, reward_weights, components, evaluated), keep)
-            rows, of, exact, how = tables.rows, tables.of, tables.exact, "blocks"
+            rows, total, is_exact, grouped_by = tables.rows, tables.of, tables.exact, "blocks"
             notes += _about_tables(tables)
         else:
             dumps = _held_out_apart(dumps) if name != "gxpo" else dumps
             lines = read_json(dumps, name, keep)
-            rows, of, exact = lines.rows, lines.of, lines.exact
-            how = "recorded" if name == "gxpo" else _grouped_by(dumps)
+            rows, total, is_exact = lines.rows, lines.of, lines.exact
+            grouped_by = "recorded" if name == "gxpo" else _grouped_by(dumps)
             notes += _about_lines(lines)
-        sample = assemble(rows, round(of), how)
+        sample = assemble(rows, round(total), grouped_by)
         if sample is None:
             notes.append(f"{len(dumps)} files look like rollouts ({name}) but no row could be read")
             return None, [], notes
         sample, tasks = _with_references(sample, kinds.get("tasks", []))
         if sample.of > len(sample):
-            about = "" if exact else "about "
+            about = "" if is_exact else "about "
             notes.append(f"a sample of {len(sample):,} of {about}{sample.of:,} rollouts was read")
         return sample, [d.path for d in (*dumps, *tasks)], notes
     return None, [], notes
 
 
 def _sorted_by_kind(files: Sequence[Path], root: Path, notes: list[str]) -> dict[str, list[Dump]]:
+    """Group files by the kind of rollouts that they hold; an unreadable file is a note."""
     kinds: dict[str, list[Dump]] = {}
-    tables: dict[Path, str] = {}
+    kind_of_folder: dict[Path, str] = {}
     for path in files:
         try:
-            name = _kind(path, tables, notes)
+            name = _kind(path, kind_of_folder, notes)
             if name is not None:
                 kinds.setdefault(name, []).append(dump(path, root))
         except OSError as error:
@@ -84,14 +85,16 @@ def _sorted_by_kind(files: Sequence[Path], root: Path, notes: list[str]) -> dict
     return kinds
 
 
-def _kind(path: Path, tables: dict[Path, str], notes: list[str]) -> str | None:
+def _kind(path: Path, kind_of_folder: dict[Path, str], notes: list[str]) -> str | None:
+    """Kind of rollouts of a file: trl, verl, gxpo, plain, or tasks; None if it holds none."""
     what = form(path)
     if what is None:
         return None
     if what == "lines":
         return kind(first_rows(path, 4))
-    if what == "parquet" and path.parent in tables:
-        return tables[path.parent]  # the other files of a folder are taken to be alike
+    # a run may have thousands of Parquet files: one of a folder is opened and the others are taken to be alike
+    if what == "parquet" and path.parent in kind_of_folder:
+        return kind_of_folder[path.parent]
     try:
         names = table_names(path) or []
     except MissingExtra as error:
@@ -100,20 +103,21 @@ def _kind(path: Path, tables: dict[Path, str], notes: list[str]) -> str | None:
         return None
     name = "trl" if what == "parquet" and set(names) >= REQUIRED else kind([dict.fromkeys(names)])
     if what == "parquet" and name:
-        tables[path.parent] = name
+        kind_of_folder[path.parent] = name
     return name
 
 
 def _held_out_apart(dumps: Sequence[Dump]) -> list[Dump]:
-    """Mark the files of an evaluation where no name says which they are.
+    """Mark the files of an evaluation that no file name identifies.
 
-    Of two folders that share no prompt, it is the one whose files have the same prompts again.
+    Of two folders that share no prompt, the evaluation is the one whose files repeat the same prompts.
     """
     folders: dict[Path, list[Dump]] = {}
     for d in dumps:
         folders.setdefault(d.path.parent, []).append(d)
     if len(folders) != 2 or any(d.held_out for d in dumps):
         return list(dumps)
+    # an evaluation writes fewer files than training; with equally many nothing tells them apart
     rare, often = sorted(folders.values(), key=len)
     if len(rare) < 2 or len(rare) == len(often):
         return list(dumps)
@@ -125,37 +129,40 @@ def _held_out_apart(dumps: Sequence[Dump]) -> list[Dump]:
 
 
 def _prompts(d: Dump) -> set[str]:
+    """Prompts of the first rows of a file."""
     return {str(r.get("input", r.get("prompt"))) for r in first_rows(d.path, 64)}
 
 
 def _grouped_by(dumps: Sequence[Dump]) -> str:
-    found = columns(table_names(dumps[0].path) or ())
-    return "recorded" if found is not None and found.group is not None else "prompt"
+    """Return "recorded" if the files have a column of groups, else "prompt"."""
+    table_columns = columns(table_names(dumps[0].path) or ())
+    return "recorded" if table_columns is not None and table_columns.group is not None else "prompt"
 
 
 def _with_references(r: Rollouts, files: Sequence[Dump]) -> tuple[Rollouts, list[Dump]]:
-    """The rollouts with references, and the files that these are from; a prompt that has two answers gets none."""
+    """Add reference answers from files of tasks; also return the files used. A prompt with two answers gets none."""
     if not files or any(reference is not None for reference in r.reference):
         return r, []
-    wanted = {_question(p) for p in r.prompt}
+    questions = {_question(p) for p in r.prompt}
     answers: dict[str, set[str]] = {}
-    used = []
+    files_used = []
     for file in files:
-        pairs = _answers(file, wanted)
-        used += [file] if pairs else []
+        pairs = _answers(file, questions)
+        files_used += [file] if pairs else []
         for prompt, answer in pairs:
             answers.setdefault(prompt, set()).add(answer)
+    # two answers to one prompt would make every check of references wrong for it
     answer_of = {prompt: next(iter(texts)) for prompt, texts in answers.items() if len(texts) == 1}
-    return dataclasses.replace(r, reference=[answer_of.get(_question(p)) for p in r.prompt]), used
+    return dataclasses.replace(r, reference=[answer_of.get(_question(p)) for p in r.prompt]), files_used
 
 
 def _question(prompt: str) -> str:
-    """Return a prompt without what the run may have put around it: messages before the user's, outer blanks."""
+    """Strip from a prompt what the run may have put around it: messages before the user's, outer blanks."""
     return prompt.rsplit(_USER, 1)[-1].strip()
 
 
-def _answers(file: Dump, wanted: set[str]) -> list[tuple[str, str]]:
-    """(prompt, answer) of the tasks of a file whose prompts are wanted."""
+def _answers(file: Dump, questions: set[str]) -> list[tuple[str, str]]:
+    """Pairs (prompt, reference answer) of the tasks of a file that are among the questions of the rollouts."""
     pairs: list[tuple[str, str]] = []
     if file.size > LARGE:
         return []
@@ -167,13 +174,14 @@ def _answers(file: Dump, wanted: set[str]) -> list[tuple[str, str]]:
         row = parsed(line)
         prompt = next((row[n] for n in PROMPTS if n in row), None) if row else None
         column = first_reference(list(row)) if row else None
-        if row and prompt is not None and column and (question := _question(text(prompt))) in wanted:
+        if row and prompt is not None and column and (question := _question(text(prompt))) in questions:
             answer = reference(row[column])
             pairs += [] if answer is None else [(question, answer)]
     return pairs
 
 
 def _about_tables(t: Tables) -> list[str]:
+    """Notes on TRL's tables that were not read or not used."""
     notes = list(t.notes)
     if t.unread:
         notes.append(f"{t.unread} tables of completions could not be read")
@@ -185,6 +193,7 @@ def _about_tables(t: Tables) -> list[str]:
 
 
 def _about_lines(sample: Sample) -> list[str]:
+    """Notes on files and lines that could not be read."""
     notes = []
     if sample.unread:
         notes.append(f"{sample.unread} files of rollouts could not be read")

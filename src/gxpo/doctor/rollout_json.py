@@ -1,4 +1,4 @@
-"""Rollouts from gxpo's records, verl's dumps and plain tables (JSON Lines, a JSON array, CSV, Parquet)."""
+"""Readers of rollouts: gxpo's records, verl's dumps and plain tables (JSON Lines, a JSON array, CSV, Parquet)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gxpo.doctor.rollout_lines import LARGE, STRETCHES, read_lines
-from gxpo.doctor.rollout_rows import NAN, Row, completion_text, first_reference, number, reference, text, whole
 from gxpo.doctor.rollout_sample import KEPT, Dump, share, spread
-from gxpo.doctor.rollout_tables import read_table, row_count, table_names
+from gxpo.doctor.rollout_tables import LARGE, STRETCHES, read_lines, read_table, row_count, table_names
+from gxpo.doctor.rollouts import NAN, Row, completion_text, first_reference, integer, number, reference, text
 
 GXPO = "gxpo.rollouts/1"
 READ = 400 * 2**20  # bytes of JSON Lines that are looked at
@@ -25,7 +24,7 @@ _STEPS = ("step", "global_step", "training_step", "iteration")
 
 @dataclass(frozen=True)
 class Columns:
-    """Fields of a table of rollouts by their meaning; None: it has none."""
+    """Column names of a table of rollouts by meaning; None: no such column."""
 
     prompt: str | None
     completion: str
@@ -36,13 +35,19 @@ class Columns:
 
     @property
     def keys(self) -> list[str]:
-        """Fields that rows of one group share."""
+        """Columns whose values rows of one group share."""
         return [k for k in (self.step, self.group or self.prompt) if k is not None]
 
 
 @dataclass
 class Sample:
-    """Rows of several files. `of`: rows that there are; `exact`: whether they were counted."""
+    """Rows sampled from several files.
+
+    of      rows in the files
+    exact   `of` was counted, not estimated
+    bad     rows that could not be read
+    unread  files that could not be read
+    """
 
     rows: list[Row]
     of: float = 0.0
@@ -58,7 +63,7 @@ class Sample:
 
 
 def kind(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Kind of a file by its first objects: gxpo, verl, plain, or None."""
+    """Kind of a file by its first objects: gxpo, verl, plain, tasks, or None."""
     if any(r.get("schema") == GXPO for r in rows):
         return "gxpo"
     if any({"input", "output", "score"} <= r.keys() for r in rows):
@@ -69,18 +74,19 @@ def kind(rows: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _is_task(row: Mapping[str, Any]) -> bool:
-    """A question with its answer and no completion."""
+    """True for a question with its answer and no completion."""
     names = [n.lower() for n in row]
-    asked = any(n in names for n in PROMPTS)
-    return asked and first_reference(list(row)) is not None and not any(n in names for n in COMPLETIONS)
+    has_prompt = any(n in names for n in PROMPTS)
+    return has_prompt and first_reference(list(row)) is not None and not any(n in names for n in COMPLETIONS)
 
 
 def columns(names: Sequence[str]) -> Columns | None:
-    """Assign names to their meaning; None where they are not of a table of rollouts."""
+    """Assign column names to their meaning; None if they are not those of a table of rollouts."""
+    # reversed: of names that differ in case alone the first wins
     lower = {n.lower(): n for n in reversed(names)}
 
-    def first(wanted: Sequence[str]) -> str | None:
-        return next((lower[w] for w in wanted if w in lower), None)
+    def first(candidates: Sequence[str]) -> str | None:
+        return next((lower[c] for c in candidates if c in lower), None)
 
     completion = first(COMPLETIONS)
     prompt, score, group = first(PROMPTS), first(SCORES), first(GROUPS)
@@ -90,7 +96,7 @@ def columns(names: Sequence[str]) -> Columns | None:
 
 
 def read_json(files: Sequence[Dump], what: str, budget: int = KEPT) -> Sample:
-    """About `budget` rows of the files, all of one kind, in whole groups spread over the steps."""
+    """Sample about `budget` rows of files of one kind, in whole groups spread over the steps."""
     return shared_out(files, budget, lambda d, n: _read_file(d, what, n), row_count, READ)
 
 
@@ -101,46 +107,55 @@ def shared_out(
     rows_in: Callable[[Any], float],
     most_bytes: int,
 ) -> Sample:
-    """Reads a part of the files, a quarter of the budget for those held out, and estimates how many rows all have."""
-    found = Sample([])
-    held = [d for d in files if d.held_out]
+    """Sample rows of the files, a quarter of the budget from held-out ones, and estimate the number of rows of all."""
+    sample = Sample([])
+    held_out = [d for d in files if d.held_out]
     train = [d for d in files if not d.held_out]
-    for some, part in ((train, budget * 3 // 4 if held else budget), (held, budget // 4 if train else budget)):
-        if not some:
+    # training and evaluation are sampled apart: an evaluation has few files and would be missed
+    for part_files, part_budget in (
+        (train, budget * 3 // 4 if held_out else budget),
+        (held_out, budget // 4 if train else budget),
+    ):
+        if not part_files:
             continue
-        typical = sorted(some, key=lambda d: d.size)[len(some) // 2]
-        chosen, each = share(some, rows_in(typical.path), part)
+        # the rows of the file of median size stand for those of all, as counting them would mean reading everything
+        typical = sorted(part_files, key=lambda d: d.size)[len(part_files) // 2]
+        chosen, each = share(part_files, rows_in(typical.path), part_budget)
+        # a bound on bytes besides that on rows: rows are cheap to keep, but a file has to be read for them
         cost = sum(d.size if d.size <= LARGE else STRETCHES for d in chosen)
         if cost > most_bytes:
             chosen = [chosen[i] for i in spread(len(chosen), max(int(len(chosen) * most_bytes / cost), 3))]
-            each = max(part // len(chosen), 1)
-        seen = Sample([])
+            each = max(part_budget // len(chosen), 1)
+        part_sample = Sample([])
         for dump in chosen:
             try:
-                seen += read(dump, each)
+                part_sample += read(dump, each)
+            # a file that a run still writes may vanish
             except OSError:
-                seen.unread += 1
-        if len(chosen) < len(some):
+                part_sample.unread += 1
+        # rows of the unread files by their bytes
+        if len(chosen) < len(part_files):
             read_bytes = sum(d.size for d in chosen)
-            seen.of *= sum(d.size for d in some) / max(read_bytes, 1)
-            seen.exact = False
-        found += seen
-    return found
+            part_sample.of *= sum(d.size for d in part_files) / max(read_bytes, 1)
+            part_sample.exact = False
+        sample += part_sample
+    return sample
 
 
 def _read_file(dump: Dump, what: str, budget: int) -> Sample:
-    found = columns(table_names(dump.path) or ()) if what != "gxpo" else None
+    """Sample rows of one file of the given kind."""
+    table_columns = columns(table_names(dump.path) or ()) if what != "gxpo" else None
     if what == "gxpo":
         make: Callable[..., Row | None] = _GxpoRecords(dump)
         lines = read_lines(dump.path, ("group",), budget)
-    elif found is None:
+    elif table_columns is None:
         return Sample([], unread=int(dump.size > 0))
     else:
-        make = _TableRows(dump, found)
-        lines = read_table(dump.path, found.keys, budget)
+        make = _TableRows(dump, table_columns)
+        lines = read_table(dump.path, table_columns.keys, budget)
     rows, bad = [], lines.bad
-    for at, value in lines.rows:
-        row = make(at, value)
+    for line, value in lines.rows:
+        row = make(line, value)
         if row is None:
             bad += 1
         else:
@@ -148,29 +163,31 @@ def _read_file(dump: Dump, what: str, budget: int) -> Sample:
     return Sample(rows, lines.total, lines.exact, bad)
 
 
-def place(dump: Dump, at: int) -> str:
-    """`file:line`, or `file@byte` in a file that is too large for its lines to be counted."""
-    return f"{dump.name}:{at}" if at >= 0 else f"{dump.name}@{-1 - at}"
+def location(dump: Dump, line: int) -> str:
+    """Format a row's place: `file:line`, or `file@byte` (-1 - byte) if the lines before it were not counted."""
+    return f"{dump.name}:{line}" if line >= 0 else f"{dump.name}@{-1 - line}"
 
 
 class _TableRows:
-    """Rows of a verl dump or of a plain table."""
+    """Reader of one row of a verl dump or of a plain table."""
 
     def __init__(self, dump: Dump, names: Columns) -> None:
         self.dump, self.names = dump, names
 
-    def __call__(self, at: int, value: Mapping[str, Any]) -> Row | None:
+    def __call__(self, line: int, value: Mapping[str, Any]) -> Row | None:
         n = self.names
         if n.completion not in value:
             return None
         prompt = text(value.get(n.prompt)) if n.prompt else ""
-        step = whole(value.get(n.step), self.dump.step) if n.step else self.dump.step
-        named = _object(value.get("rewards"))
-        components = {str(k): number(v) for k, v in named.items()} if named else self._components(value)
+        step = integer(value.get(n.step), self.dump.step) if n.step else self.dump.step
+        # "rewards" may be one number, or an object of components
+        reward_object = _object(value.get("rewards"))
+        components = {str(k): number(v) for k, v in reward_object.items()} if reward_object else self._components(value)
         score = number(value.get(n.score)) if n.score else NAN
         if n.score == "rewards" and components:
-            known = [v for v in components.values() if v == v]
-            score = sum(known) if known else NAN
+            finite = [v for v in components.values() if v == v]
+            score = sum(finite) if finite else NAN
+        # trackers write names in any case
         low = {k.lower(): v for k, v in value.items()}
         return Row(
             step=step,
@@ -186,16 +203,17 @@ class _TableRows:
             reference=reference(value.get(n.reference)) if n.reference else None,
             held_out=self.dump.held_out,
             temperature=_number_of(low, ("temperature",)),
-            where=place(self.dump, at),
+            where=location(self.dump, line),
         )
 
     def _components(self, value: Mapping[str, Any]) -> dict[str, float]:
+        """Reward components: the numeric columns that have no other meaning."""
         n = self.names
-        known = {n.prompt, n.completion, n.score, n.group, n.step, n.reference, "advantage", "advantages"}
+        assigned = {n.prompt, n.completion, n.score, n.group, n.step, n.reference, "advantage", "advantages"}
         other = {
             k: v
             for k, v in value.items()
-            if k not in known and isinstance(v, (int, float)) and k.lower() not in _OTHER and not k.startswith("__")
+            if k not in assigned and isinstance(v, (int, float)) and k.lower() not in _OTHER and not k.startswith("__")
         }
         return {k: number(v) for k, v in other.items()}
 
@@ -208,10 +226,12 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _number_of(row: Mapping[str, Any], names: Sequence[str]) -> float:
+    """Number in the first of these columns that a row has; nan without one."""
     return next((number(row[n]) for n in names if n in row), NAN)
 
 
 def _cut(row: Mapping[str, Any]) -> float:
+    """1 if the completion was cut at the length limit, 0 if it ended by itself, nan if unknown."""
     if "truncated" in row:
         return number(row["truncated"])
     finish = row.get("finish_reason", row.get("finish"))
@@ -219,56 +239,61 @@ def _cut(row: Mapping[str, Any]) -> float:
 
 
 class _GxpoRecords:
-    """Records of `gxpo.rollouts/1`; a fork takes over the turns of its base that it does not repeat."""
+    """Reader of one record of `gxpo.rollouts/1`; a fork takes over the turns of its base that it does not repeat."""
 
     def __init__(self, dump: Dump) -> None:
         self.dump = dump
-        self.seen: dict[str, tuple[str, list[dict[str, Any]]]] = {}
+        self.turns_by_id: dict[str, tuple[str, list[dict[str, Any]]]] = {}
 
-    def __call__(self, at: int, value: Mapping[str, Any]) -> Row | None:
-        shared = 0
+    def __call__(self, line: int, value: Mapping[str, Any]) -> Row | None:
+        shared_tokens = 0
         turns = value.get("turns")
         if not isinstance(turns, list) or not all(isinstance(t, dict) for t in turns):
             return None
         prompt = value.get("prompt_text")
         fork = _object(value.get("fork"))
+        # the record holds only what follows the fork: turns before it are the base's, which precedes it in the file
         if fork:
-            base_prompt, before = self.seen.get(str(fork.get("of")), ("", []))
+            base_prompt, base_turns = self.turns_by_id.get(str(fork.get("of")), ("", []))
             prompt = base_prompt if prompt is None else prompt
-            inherited = whole(fork.get("turn"), 0) + (fork.get("token") is None)
-            turns = [*before[:inherited], *turns]
-            shared = max(whole(fork.get("token"), 0), 0)
+            # a fork inside an action repeats the turn, without its first tokens
+            inherited = integer(fork.get("turn"), 0) + (fork.get("token") is None)
+            turns = [*base_turns[:inherited], *turns]
+            shared_tokens = max(integer(fork.get("token"), 0), 0)
         prompt = text(prompt) if prompt is not None else _ids(value.get("prompt"))
-        self.seen[str(value.get("id"))] = (prompt, turns)
+        self.turns_by_id[str(value.get("id"))] = (prompt, turns)
         info = _object(value.get("info"))
         rewards = _object(value.get("rewards"))
         sampling = _object(value.get("sampling"))
-        finish = [t.get("finish") for t in turns if t.get("finish") is not None]
-        cut = finish[-1] == "length" if finish else (bool(value["truncated"]) if "truncated" in value else NAN)
-        answer = first_reference(list(info))
+        finishes = [t.get("finish") for t in turns if t.get("finish") is not None]
+        # the last turn decides: an episode goes on after an earlier action that was cut
+        is_cut = finishes[-1] == "length" if finishes else (bool(value["truncated"]) if "truncated" in value else NAN)
+        reference_column = first_reference(list(info))
         return Row(
             step=self.dump.step,
             prompt=prompt,
-            completion="\n\n".join(_said(t) for t in turns),
+            completion="\n\n".join(_turn_text(t) for t in turns),
             score=number(value.get("reward")),
             group=str(value.get("group")),
             components={str(k): number(v) for k, v in rewards.items()},
             advantage=number(info.get("advantage")),
-            tokens=float(shared + sum(len(t["action"]) for t in turns if isinstance(t.get("action"), list))) or NAN,
-            truncated=float(cut),
+            tokens=float(shared_tokens + sum(len(t["action"]) for t in turns if isinstance(t.get("action"), list)))
+            or NAN,
+            truncated=float(is_cut),
             success=number(value.get("success")),
-            reference=reference(info[answer]) if answer else None,
+            reference=reference(info[reference_column]) if reference_column else None,
             held_out=self.dump.held_out,
             temperature=number(sampling.get("temperature")),
-            where=place(self.dump, at),
+            where=location(self.dump, line),
         )
 
 
-def _said(turn: Mapping[str, Any]) -> str:
-    said = turn.get("action_text")
-    return text(said) if said is not None else _ids(turn.get("action"))
+def _turn_text(turn: Mapping[str, Any]) -> str:
+    """Text of an action, or its token ids if no text was recorded."""
+    action_text = turn.get("action_text")
+    return text(action_text) if action_text is not None else _ids(turn.get("action"))
 
 
 def _ids(value: Any) -> str:
-    """Token ids in place of a text that was not recorded."""
+    """Print token ids, in place of a text that was not recorded."""
     return " ".join(map(str, value)) if isinstance(value, list) else ""

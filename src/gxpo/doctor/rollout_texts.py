@@ -1,4 +1,4 @@
-"""Figures of the texts of rollouts: unfinished or overrun completions, markup of templates, repeated prompts, leaks."""
+"""Text statistics of rollouts: unfinished or overrun completions, template markup, repeated prompts, leaks."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _PAIRS = {")": "(", "]": "[", "}": "{"}
 
 
 def markup(texts: list[str]) -> Flags:
-    """[n] whether the text holds tokens or headings of a template (`<|im_start|>`, `[INST]`, `### Instruction`)."""
+    """Flag texts [n] that hold tokens or headings of a template (`<|im_start|>`, `[INST]`, `### Instruction`)."""
     return np.array([_MARKUP.search(t) is not None for t in texts], dtype=bool)
 
 
 def unfinished(texts: list[str]) -> Flags:
-    """[n] whether the text breaks off: ends with an operator, comma or article, or with an open bracket, tag or fence.
+    """Flag texts [n] that break off: at an operator, comma or article, or with an open bracket, tag or fence.
 
-    A text that ends in a word or a number counts as finished: many answers do.
+    A text that ends in a word or a number counts as finished, as many answers do.
     """
     return np.array([_unfinished(t) for t in texts], dtype=bool)
 
@@ -45,6 +45,7 @@ def _unfinished(text: str) -> bool:
         return False
     if _OPEN_END.search(text[-40:]) or text.count("```") % 2:
         return True
+    # a closing tag ends the first open one of its name; what remains open was cut
     tags: list[str] = []
     for closing, name in _TAGS.findall(text):
         if not closing:
@@ -52,6 +53,7 @@ def _unfinished(text: str) -> bool:
         elif name in tags:
             tags.remove(name)
     opened: list[str] = []
+    # of the end alone: a bracket that was never closed long before is no sign of a cut
     for c in text[-400:]:
         if c in "([{":
             opened.append(c)
@@ -61,7 +63,7 @@ def _unfinished(text: str) -> bool:
 
 
 def goes_on(r: Rollouts) -> Flags:
-    """[n] whether the completion goes on after an answer: a role's name or a new question at the head of a later line,
+    """Flag completions [n] that go on after an answer: a role's name or a new question at the head of a later line,
     a second final answer, the prompt's own beginning again, or an end that repeats a piece three times."""
     return np.array([_goes_on(p, c) for p, c in zip(r.prompt, r.completion, strict=True)], dtype=bool)
 
@@ -77,11 +79,11 @@ def _goes_on(prompt: str, completion: str) -> bool:
 
 
 def repeats(text: str, times: int = 3, longest: int = 200) -> bool:
-    """True if the text ends with one piece of at least two characters, blanks aside, `times` in a row or more, over 12
-    characters in all."""
+    """True if the text ends with one piece at least `times` in a row, over 12 characters or more in all."""
     end = text.rstrip()[-longest * times :]
     for size in range(1, min(longest, len(end) // times) + 1):
         piece = end[-size:]
+        # short pieces more often: "no no no" is no loop
         n = max(times, -(-12 // size))
         if piece.strip() and len(end) >= n * size and end.endswith(piece * n):
             return True
@@ -89,7 +91,7 @@ def repeats(text: str, times: int = 3, longest: int = 200) -> bool:
 
 
 def normal(prompt: str) -> str:
-    """A prompt without case, with single spaces."""
+    """Normalise a prompt: lower case, single spaces."""
     return " ".join(prompt.lower().split())
 
 
@@ -110,11 +112,11 @@ class Repeats:
 
 
 def repeated_prompts(r: Rollouts) -> Repeats:
-    """Count how often prompts come again. Groups that were made by equal prompts can't repeat one within a step."""
-    seen: dict[int, tuple[int, str]] = {}
+    """Count how often training prompts come again. Groups made by equal prompts can't repeat one within a step."""
+    prompt_of_group: dict[int, tuple[int, str]] = {}
     for i in np.flatnonzero((r.group >= 0) & ~r.held_out).tolist():
-        seen.setdefault(int(r.group[i]), (int(r.step[i]), normal(r.prompt[i])))
-    pairs = list(seen.values())
+        prompt_of_group.setdefault(int(r.group[i]), (int(r.step[i]), normal(r.prompt[i])))
+    pairs = list(prompt_of_group.values())
     if not pairs:
         return Repeats(0, 0, float("nan"), float("nan"))
     counts: dict[tuple[int, str], int] = {}
@@ -127,8 +129,12 @@ def repeated_prompts(r: Rollouts) -> Repeats:
 
 @dataclass(frozen=True)
 class Overlap:
-    """held_out: distinct held-out prompts; shared: of them, those that training has; rows: (held-out row, training
-    row) of each of these."""
+    """Leak of training prompts into the evaluation.
+
+    held_out  distinct held-out prompts
+    shared    those of them that are training prompts
+    rows      (held-out row, training row) of each of these
+    """
 
     held_out: int
     shared: int
@@ -136,11 +142,11 @@ class Overlap:
 
 
 def overlap(r: Rollouts) -> Overlap:
-    """Held-out prompts that are training prompts, case and white space aside."""
+    """Find held-out prompts that are training prompts, apart from case and white space."""
     train: dict[str, int] = {}
-    held: dict[str, int] = {}
+    held_out: dict[str, int] = {}
     for i, p in enumerate(r.prompt):
         if p.strip():
-            (held if r.held_out[i] else train).setdefault(normal(p), i)
-    rows = [(i, train[p]) for p, i in held.items() if p in train]
-    return Overlap(len(held), len(rows), rows)
+            (held_out if r.held_out[i] else train).setdefault(normal(p), i)
+    rows = [(i, train[p]) for p, i in held_out.items() if p in train]
+    return Overlap(len(held_out), len(rows), rows)

@@ -1,4 +1,4 @@
-"""Rollouts from the tables that TRL writes with `log_completions`: `completions/completions_00010.parquet`."""
+"""Reader of TRL's tables of rollouts, which `log_completions` writes: `completions/completions_00010.parquet`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gxpo.base.errors import need
 from gxpo.base.parquet_files import fault_of
 from gxpo.doctor.rollout_blocks import Table, block_size, held_out_from
 from gxpo.doctor.rollout_credit import Floats, reward_columns, total
-from gxpo.doctor.rollout_rows import NAN, Row, completion_text, first_reference, number, reference, text, whole
 from gxpo.doctor.rollout_sample import KEPT, Dump, share, spread, whole_groups
 from gxpo.doctor.rollout_tables import values
+from gxpo.doctor.rollouts import NAN, Row, completion_text, first_reference, integer, number, reference, text
 
 REQUIRED = {"step", "prompt", "completion", "advantage"}
 MOST_FILES = 250  # tables that are opened
@@ -23,8 +23,13 @@ _HELD_OUT = 10**9  # group numbers of held-out rows begin here
 
 @dataclass(frozen=True)
 class Hints:
-    """Knowledge from the rest of the run: rows of a group, weights and names of the reward functions, steps with an
-    evaluation. None: not known."""
+    """Facts from the rest of the run that tables do not hold; None: unknown.
+
+    group_size      rows of a group
+    reward_weights  weights of the reward functions, in the order of their columns
+    components      names of the reward functions
+    evaluated       steps with an evaluation
+    """
 
     group_size: int | None = None
     reward_weights: Sequence[float] | None = None
@@ -34,7 +39,13 @@ class Hints:
 
 @dataclass
 class Tables:
-    """Rows of the sample, number of rows there are, of tables that could not be read or repeat another, and remarks."""
+    """Rows sampled from tables.
+
+    of       rows in all tables; `exact`: counted, not estimated
+    unread   tables that could not be read
+    repeats  tables that hold the rollouts of the table before them
+    partial  rows of groups that an evaluation cut
+    """
 
     rows: list[Row] = field(default_factory=list)
     of: float = 0.0
@@ -47,6 +58,8 @@ class Tables:
 
 @dataclass(frozen=True)
 class _File:
+    """Columns of one table: the texts, the float columns between the required ones, all others, the advantages."""
+
     dump: Dump
     step: int
     prompts: list[str]
@@ -57,46 +70,49 @@ class _File:
 
 
 def read_trl(files: Sequence[Dump], hints: Hints, budget: int = KEPT) -> Tables:
-    """Whole groups of tables spread over the run, about `budget` rows."""
-    found = Tables()
+    """Sample about `budget` rows: whole groups of tables spread over the run."""
+    sample = Tables()
     ordered = sorted(files, key=lambda d: (d.step, d.name))
     opened = {ordered[0]: _open(ordered[0])} if ordered else {}
+    # one table tells the rows of all: opening each to count would cost as much as reading it
     typical = next((len(f.prompts) for f in opened.values() if f is not None), 64)
     chosen = _chosen(ordered, hints, max(typical, budget / MOST_FILES), budget)
     tables: list[_File] = []
-    before: tuple[list[str], list[str]] | None = None
+    previous: tuple[list[str], list[str]] | None = None
     for dump in chosen:
         file = opened.get(dump) or _open(dump)
         if file is None:
-            found.unread += 1
-        elif (file.prompts, file.completions) == before:
-            found.repeats += 1  # no rollouts were made since: the table holds the same ones again
+            sample.unread += 1
+        elif (file.prompts, file.completions) == previous:
+            # no rollouts were made since: the table holds the same ones again
+            sample.repeats += 1
         else:
-            before = (file.prompts, file.completions)
+            previous = (file.prompts, file.completions)
             tables.append(file)
     rows_read = sum(len(t.prompts) for t in tables)
-    readable = len(chosen) - found.unread
-    found.exact = len(chosen) == len(ordered)
-    found.of = rows_read if found.exact else rows_read * len(ordered) / max(readable, 1)
+    readable = len(chosen) - sample.unread
+    # of unread tables the number of rows is that of the read ones on average
+    sample.exact = len(chosen) == len(ordered)
+    sample.of = rows_read if sample.exact else rows_read * len(ordered) / max(readable, 1)
     if tables:
-        _rows(tables, hints, found, max(budget // len(tables), 1))
-    return found
+        _rows(tables, hints, sample, max(budget // len(tables), 1))
+    return sample
 
 
 def _chosen(ordered: Sequence[Dump], hints: Hints, typical: float, budget: int) -> list[Dump]:
-    """Tables spread over the run, of the known evaluations a fifth of the whole."""
-    known = set(hints.evaluated or ())
-    held = [d for d in ordered if d.step in known]
-    train = [d for d in ordered if d.step not in known]
-    if not held or not train:
+    """Choose tables spread over the run, a fifth of them of known evaluations."""
+    evaluated = set(hints.evaluated or ())
+    held_out = [d for d in ordered if d.step in evaluated]
+    train = [d for d in ordered if d.step not in evaluated]
+    if not held_out or not train:
         return share(ordered, typical, budget)[0]
-    some = set(share(train, typical, budget * 4 // 5)[0])
-    some |= {held[i] for i in spread(len(held), max(len(some) // 4, 2))}
-    return [d for d in ordered if d in some]
+    chosen = set(share(train, typical, budget * 4 // 5)[0])
+    chosen |= {held_out[i] for i in spread(len(held_out), max(len(chosen) // 4, 2))}
+    return [d for d in ordered if d in chosen]
 
 
 def _open(dump: Dump) -> _File | None:
-    """A table's columns; None where it is not one of TRL's or damaged."""
+    """Read a table's columns; None if it is damaged or not one of TRL's."""
     parquet = need("pyarrow.parquet", "doctor")
     types = need("pyarrow", "doctor").types
     try:
@@ -109,6 +125,7 @@ def _open(dump: Dump) -> _File | None:
     if not names or not set(names) >= REQUIRED or table.num_rows == 0:
         return None
     column = {n: values(table.column(n)) for n in REQUIRED}
+    # `extra` columns of a reward function are floats, too: `_rewards` tells them from rewards
     between = [n for n in names if n not in REQUIRED and not n.startswith("__")]
     floats = {
         n: _numbers(table.column(n).to_pylist()) for n in between if types.is_floating(table.schema.field(n).type)
@@ -116,7 +133,7 @@ def _open(dump: Dump) -> _File | None:
     other = {n: values(table.column(n)) for n in between if n not in floats}
     return _File(
         dump,
-        whole(column["step"][0], dump.step),
+        integer(column["step"][0], dump.step),
         [text(p) for p in column["prompt"]],
         [completion_text(c) for c in column["completion"]],
         floats,
@@ -125,69 +142,81 @@ def _open(dump: Dump) -> _File | None:
     )
 
 
-def _numbers(found: Sequence[Any]) -> Floats:
-    return np.array([number(v) for v in found], dtype=np.float64)
+def _numbers(column: Sequence[Any]) -> Floats:
+    """Convert a column to floats, nan for what is no number."""
+    return np.array([number(v) for v in column], dtype=np.float64)
 
 
-def _rows(tables: Sequence[_File], hints: Hints, found: Tables, each: int) -> None:
+def _rows(tables: Sequence[_File], hints: Hints, sample: Tables, each: int) -> None:
+    """Add to the sample about `each` rows of every table, grouped by blocks."""
     views = [Table(t.step, t.prompts, t.advantage) for t in tables]
-    known = None if hints.evaluated is None else set(hints.evaluated)
-    size = block_size([v for v in views if known is None or v.step not in known] or views, hints.group_size)
-    begins = held_out_from(views, size, known)
+    evaluated = None if hints.evaluated is None else set(hints.evaluated)
+    # blocks of training are measured on tables without an evaluation, where those are known
+    size = block_size([v for v in views if evaluated is None or v.step not in evaluated] or views, hints.group_size)
+    begins = held_out_from(views, size, evaluated)
     if size == 1 and len(tables) > 1:
-        found.notes.append("no block size fits prompts and advantages: each rollout is taken as its own group")
+        sample.notes.append("no block size fits prompts and advantages: each rollout is taken as its own group")
+    # rows of an evaluation have a block size of their own
     tails = [Table(v.step, v.prompts[b:], v.advantage[b:]) for v, b in zip(views, begins, strict=True)]
     tail_size = block_size(tails)
     groups = [
         np.concatenate([_from_end(b, size), _from_end(len(t.prompts) - b, tail_size) + _HELD_OUT])
         for t, b in zip(tables, begins, strict=True)
     ]
-    names, weights = _rewards(tables, size, begins, groups, hints, found)
+    names, weights = _rewards(tables, size, begins, groups, hints, sample)
     for t, begin, group in zip(tables, begins, groups, strict=True):
         partial = np.zeros(len(group), dtype=bool)
-        partial[: begin % size] = True  # the beginning of a block that the evaluation's rows pushed out
-        found.partial += int(partial.sum())
+        # what is left of a block of which the evaluation's rows pushed out the beginning
+        partial[: begin % size] = True
+        sample.partial += int(partial.sum())
         usable = np.flatnonzero(~partial)
-        kept = usable[whole_groups([int(g) for g in group[usable]], each, t.dump.name)]
-        found.rows += _made(t, kept, group, begin, names, weights)
+        chosen = usable[whole_groups([int(g) for g in group[usable]], each, t.dump.name)]
+        sample.rows += _rows_of_table(t, chosen, group, begin, names, weights)
 
 
 def _from_end(n: int, size: int) -> Any:
-    """Block numbers of n rows, whole blocks counted from the end."""
+    """Number n rows by blocks of `size`, whole blocks counted from the end."""
     return (np.arange(n) + (-n) % size) // size
 
 
 def _rewards(
-    tables: Sequence[_File], size: int, begins: Sequence[int], groups: Sequence[Any], hints: Hints, found: Tables
+    tables: Sequence[_File], size: int, begins: Sequence[int], groups: Sequence[Any], hints: Hints, sample: Tables
 ) -> tuple[list[str], Floats]:
-    """The reward functions' columns and their weights."""
+    """Find the columns that are reward functions, and their weights.
+
+    From the configuration where it names them; else from the advantages, which are made of the rewards alone.
+    """
     names = list(dict.fromkeys(n for t in tables for n in t.floats))
-    if hints.components and (named := [n for n in names if n in set(hints.components)]):
-        left_out, names = [n for n in names if n not in named], named
+    if hints.components and (functions := [n for n in names if n in set(hints.components)]):
+        left_out, names = [n for n in names if n not in functions], functions
     else:
         left_out = []
-    given = None if hints.reward_weights is None else np.asarray(hints.reward_weights, dtype=float)
-    if given is not None and len(given) <= len(names):
-        return names[: len(given)], given
+    # a configuration with weights for fewer columns than there are names the leading ones
+    configured = None if hints.reward_weights is None else np.asarray(hints.reward_weights, dtype=float)
+    if configured is not None and len(configured) <= len(names):
+        return names[: len(configured)], configured
     if not names:
         return [], np.empty(0)
+    # complete blocks of training alone: only there advantages are made of the scores beside them
     rows = [slice(b % size, b) for b in begins]
     components = np.concatenate([_stacked(t, names)[r] for t, r in zip(tables, rows, strict=True)])
     advantage = np.concatenate([t.advantage[r] for t, r in zip(tables, rows, strict=True)])
+    # group numbers begin anew in each table
     numbered = np.concatenate([g[r] + i * 2 * _HELD_OUT for i, (g, r) in enumerate(zip(groups, rows, strict=True))])
     dense = np.unique(numbered, return_inverse=True)[1]
     if len(dense) == 0:
         return names, np.ones(len(names))
     n, weights = reward_columns(names, components, advantage, dense)
+    # names that the metrics have are reward functions, whatever the advantages say
     if hints.components:
         n = len(names)
     left_out += names[n:]
     if left_out:
-        found.notes.append(
+        sample.notes.append(
             f"not taken for reward functions, as they are no part of the advantages: {', '.join(left_out)}"
         )
     if weights is not None and len(weights) == n:
-        found.notes.append(
+        sample.notes.append(
             "the advantages are those of rewards weighted "
             + ", ".join(f"{name} {w:g}" for name, w in zip(names, weights, strict=False))
         )
@@ -196,10 +225,12 @@ def _rewards(
 
 
 def _stacked(t: _File, names: Sequence[str]) -> Floats:
+    """Stack columns to [rows, components]; nan for a column that the table lacks."""
     return np.stack([t.floats.get(n, np.full(len(t.prompts), NAN)) for n in names], axis=1)
 
 
-def _made(t: _File, kept: Any, group: Any, begin: int, names: Sequence[str], weights: Floats) -> list[Row]:
+def _rows_of_table(t: _File, chosen: Any, group: Any, begin: int, names: Sequence[str], weights: Floats) -> list[Row]:
+    """Make the chosen rows of a table; those from `begin` on are of an evaluation."""
     score = total(_stacked(t, names), weights) if names else np.full(len(t.prompts), NAN)
     answer = first_reference(list(t.other))
     return [
@@ -215,5 +246,5 @@ def _made(t: _File, kept: Any, group: Any, begin: int, names: Sequence[str], wei
             held_out=bool(i >= begin),
             where=f"{t.dump.name}:{i}",
         )
-        for i in map(int, kept)
+        for i in map(int, chosen)
     ]

@@ -1,4 +1,4 @@
-"""`RunLog`: what a training run left, under one set of names, and what several checks conclude from it."""
+"""`RunLog`: metrics, settings and rollouts of a run under one set of names, and conclusions that checks share."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ SETTINGS: dict[str, str] = {
 
 @dataclass
 class RunLog:
-    """All that was read of one run.
+    """Everything that was read of one run.
 
     source     trl, verl, gxpo, openrlhf, prime-rl, unsloth or unknown
     read       files, relative to the path that was asked for
@@ -117,7 +117,7 @@ class RunLog:
     notes      what was odd in reading: unreadable lines, rows that were left out, files that were not opened
     raw        the trainer's own keys that have no name here -> figures
 
-    Conclusions are drawn once, from what the log holds by then; `dataclasses.replace(log)` is the same log without any.
+    Conclusions are computed on first use and cached; `dataclasses.replace(log)` gives the same log without any.
     """
 
     source: str = "unknown"
@@ -138,12 +138,12 @@ class RunLog:
         return all([self.column(name).values.size for name in names])
 
     def column(self, name: str) -> Series:
-        """Finite values of a series by step, each step once; an empty one where it was not recorded."""
+        """Finite entries of a series in the order of steps, each step once; empty if it was not recorded."""
         series = self.series.get(name)
         return EMPTY if series is None else series.column
 
     def values(self, name: str) -> Floats:
-        """Finite values of a series by step; empty where it was not recorded. A repeated step counts once, as last
+        """Finite values of a series by step; empty if it was not recorded. A repeated step counts once, as last
         written."""
         return self.column(name).values
 
@@ -224,18 +224,16 @@ class RunLog:
     # ---------------------------------------------------------------- conclusions
     @cached_property
     def n_steps(self) -> int:
-        """Steps with a logged reward, or with anything."""
+        """Number of logged steps: those with a reward, or with anything."""
         sizes = [self.column(name).values.size for name in ("reward", "success", "loss", "grad_norm")]
         return max(sizes) or max((len(series) for series in self.series.values()), default=0)
 
     @cached_property
     def correctness(self) -> str | None:
-        """Name of the series that says how many answers are right: verdicts, else the component that is named so.
-
-        None where only one total reward is known.
-        """
+        """Name of the series of correctness: verdicts, else the component named so; None if only a total is known."""
         if self.has("success"):
             return "success"
+        # a lone component is the total again
         names = [n for n in self.components() if CORRECT.search(n) and not STYLE.search(n)]
         return f"component/{names[0]}" if names and len(self.components()) > 1 else None
 
@@ -254,11 +252,11 @@ class RunLog:
 
     @cached_property
     def evaluation_gain(self) -> float:
-        """Sign of the change of the evaluations from the first to the best of the last two: 1, -1, or 0 (in the noise,
-        or none)."""
+        """Sign of the change of the evaluations, first to mean of the last two: 1, -1; 0 if in the noise."""
         if self.evaluation is None:
             return 0.0
         values = self.values(self.evaluation)
+        # the last alone may be a lucky or an unlucky one
         change = float(values[-2:].mean() - values[0]) if len(values) > 2 else float(values[-1] - values[0])
         return float(np.sign(change)) if abs(change) > 2 * self.evaluation_error else 0.0
 
@@ -275,8 +273,10 @@ class RunLog:
         values = self.values(name)
         tasks = self.evaluation_tasks
         if tasks and float(values.min()) >= 0 and float(values.max()) <= 1:
+            # half a task away from 0 and 1, where the binomial error would be 0
             p = min(max(float(values.mean()), 0.5 / tasks), 1 - 0.5 / tasks)
             return float(np.sqrt(2 * p * (1 - p) / tasks))
+        # neither tasks nor intervals are known: neighbours differ by noise, or by a twentieth of the level at least
         scale = max(float(np.abs(values).max()), 1e-9)
         return max(float(np.sqrt(np.mean(np.diff(values) ** 2))) if len(values) >= 4 else 0.0, 0.05 * scale)
 
@@ -295,12 +295,15 @@ class RunLog:
 
     @cached_property
     def _common_denominator(self) -> int | None:
-        """Smallest number of tasks, from 3 to 1,000, of which all held-out accuracies are whole parts, where there are
-        three different ones: 0.578125 and 0.59375 are parts of 64."""
+        """Smallest number of tasks, 3 to 499, of which all held-out accuracies are multiples of 1/n; None if unclear.
+
+        0.578125 and 0.59375 are multiples of 1/64. It takes three different accuracies.
+        """
         values = self.values(self.evaluation) if self.evaluation is not None else np.empty(0)
         if len(np.unique(values)) < 3 or values.min() < 0 or values.max() > 1:
             return None
         for n in range(3, 1001):
+            # accuracies are logged with four digits; from 500 tasks on these fit by chance
             if float(np.abs(values * n - np.round(values * n)).max()) < min(2e-3, 2e-4 * n):
                 return n if n < 500 else None
         return None
@@ -315,10 +318,11 @@ class RunLog:
 
     @cached_property
     def has_partial_rollouts(self) -> bool:
-        """True if rows without a score are parts of rollouts that go on in a later step: no score is missed."""
+        """True if rows without a score are parts of rollouts that a later step continues, so none is missing."""
         r = self.training_rollouts
         if r is None or not self.has("unscored") or float(self.values("unscored").max()) > 0:
             return False
+        # the metrics count no unscored rollout, yet rows have no score
         parts = np.isnan(r.score)
         if r.components:
             parts |= np.all([np.isnan(v) for v in r.components.values()], axis=0)
@@ -326,10 +330,11 @@ class RunLog:
 
     @cached_property
     def top_reward(self) -> float:
-        """The largest reward that the run has seen, of a step's mean or of a rollout."""
+        """Largest reward of the run, of a step's mean or of a rollout; at least 1 for rewards of 0 and 1."""
         largest = [self.values(name).max() for name in ("reward", "reward_max") if self.has(name)]
         if self.training_rollouts is not None and np.isfinite(self.training_rollouts.score).any():
             largest.append(np.nanmax(self.training_rollouts.score))
+        # a run that never has a right answer still has a largest reward of 1
         if largest and self.has_binary_rewards:
             largest.append(1.0)
         return max((float(value) for value in largest), default=float("nan"))
@@ -337,6 +342,7 @@ class RunLog:
     @cached_property
     def has_binary_rewards(self) -> bool:
         """True if rewards are 0 or 1, as far as means and deviations tell: a deviation^2 of p (1 - p) at most steps."""
+        # rewards of 0 and 1 with mean p have the variance p (1 - p)
         p, spread = self.values("reward"), self.values("reward_std")
         if len(p) < 5 or len(p) != len(spread) or p.min() < 0 or p.max() > 1 or not (p * (1 - p) > 0.02).any():
             return False
@@ -344,9 +350,11 @@ class RunLog:
 
     @cached_property
     def solved_shares(self) -> tuple[float, float] | None:
-        """(first, last) share of groups with at least one right answer: as recorded, else, for rewards of 0 and 1,
-        1 - the share of silent groups x that of all-wrong ones among them, if mixed groups are half right. None where
-        neither is known."""
+        """First and last share of groups with at least one right answer; None if it can't be told.
+
+        As recorded; else, for rewards of 0 and 1, estimated as 1 - share of silent groups x share of all-wrong ones
+        among them, if the answers of mixed groups are half right.
+        """
         if self.has("zero_wrong"):
             return 1 - self.first("zero_wrong"), 1 - self.last("zero_wrong")
         if not (self.has_binary_rewards and self.has("zero_signal")):
@@ -392,10 +400,10 @@ class RunLog:
 
     @cached_property
     def updates_per_batch(self) -> float | None:
-        """Updates on the same rollouts: as configured, or rows with a loss for each row with a reward (TRL logs rewards
-        where it samples)."""
+        """Updates on the same rollouts: as configured, or losses per reward (TRL logs rewards where it samples)."""
         epochs = self.number("epochs")
         n_losses, n_rewards = len(self.values("loss")), len(self.values("reward"))
+        # TRL may be configured with more updates than a log of few rows shows: the larger one counts
         if self.source == "trl" and 0 < 2 * n_rewards <= n_losses:
             ratio = float(round(n_losses / n_rewards))
             return ratio if epochs is None or ratio > epochs else epochs
@@ -403,7 +411,7 @@ class RunLog:
 
     @property
     def first_entropy(self) -> float:
-        """Entropy of the first steps; 1 where none was logged."""
+        """Entropy of the first steps; 1 if none was logged, so that no check takes it for collapsed."""
         return self.first("entropy") if self.has("entropy") else 1.0
 
     @property

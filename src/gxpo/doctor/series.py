@@ -1,7 +1,4 @@
-"""`Series`: one figure over a run, with the statistics that checks ask of it, each computed once.
-
-`Trend`: whether a noisy series gains, with an interval, and the least gain that it could have shown.
-"""
+"""`Series`: one metric over a run with cached statistics; `Trend`: its change, with error and detectable gain."""
 
 from __future__ import annotations
 
@@ -12,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-CERTAIN = 3.0  # standard errors from which a change counts: a run is asked about some twenty series
-POWER = 1.96 + 0.84  # standard errors of a gain that a 95% interval excludes 0 for in 80% of runs
-SMALL = 0.03  # of its level: a change that does not count as one unless it is far beyond the noise
+CERTAIN = 3.0  # standard errors from which a change counts: some twenty series of a run are tested
+POWER = 1.96 + 0.84  # standard errors of a gain for which a 95% interval excludes 0 in 80% of runs
+SMALL = 0.03  # share of its level: a smaller change counts only if it is far beyond the noise
 FRESH = 5  # steps that count as the beginning of a run
 NAN = float("nan")
 
 
 @dataclass(frozen=True)
 class Series:
-    """One figure over the run.
+    """One metric over the run.
 
     steps   [n] step numbers in the order of the file; a run that was resumed wrongly may go back
     values  [n] float64; nan where the trainer wrote a value that is not finite (a missing key is no entry at all)
@@ -47,6 +44,7 @@ class Series:
     def column(self) -> Series:
         """Finite entries in the order of their steps, read-only; a repeated step counts once, as last written."""
         finite = self.finite
+        # nearly every log is in order: no dictionary then
         if len(finite) < 2 or (np.diff(finite.steps) > 0).all():
             return Series(_read_only(finite.steps), _read_only(finite.values), self.key)
         value_by_step = dict(zip(finite.steps.tolist(), finite.values.tolist(), strict=True))
@@ -93,11 +91,12 @@ class Series:
         if self.is_constant:
             return f"{key} = {values[0]:{form}} in all {len(values)} logged steps"
         if len(values) <= FRESH:
-            at = ", ".join(f"{s:.0f}" for s in steps)
-            return f"{key} {', '.join(f'{v:{form}}' for v in values)} at steps {at}"
+            step_list = ", ".join(f"{s:.0f}" for s in steps)
+            return f"{key} {', '.join(f'{v:{form}}' for v in values)} at steps {step_list}"
         if ends:
             return f"{key} {values[0]:{form}} at step {steps[0]:.0f}, {values[-1]:{form}} at step {steps[-1]:.0f}"
         begin = f"{self.first:{form}} in the first steps"
+        # the mean of the first steps would hide a change within them
         if abs(float(values[0]) - self.first) > 0.4 * float(np.ptp(values)):  # it changed at once
             begin = f"{values[0]:{form}} at step {steps[0]:.0f}"
         return f"{key} {begin}, {self.last:{form}} in the last (steps {steps[0]:.0f} to {steps[-1]:.0f})"
@@ -154,7 +153,7 @@ class Trend:
 
     @property
     def detectable(self) -> float:
-        """Gain over the run that would have been seen in 80% of runs as noisy as this one."""
+        """Least gain that 80% of runs as noisy as this one would have shown."""
         return POWER * self.error
 
     def __str__(self) -> str:
@@ -172,9 +171,11 @@ def trend(values: Floats) -> Trend | None:
     n = len(values)
     if n < 6:
         return None
+    # few steps at the beginning: later ones have learnt already
     begin, end = min(5, max(2, n // 8)), max(3, n // 5)
     time = np.arange(n) - (n - 1) / 2
     slope = float(time @ values / (time @ time))
+    # by neighbours, not by residuals of the line: a curve is no noise
     noise = float(np.sqrt(np.mean(np.diff(values) ** 2) / 2))
     windows = np.convolve(values, np.ones(end) / end, mode="valid")
     return Trend(
@@ -190,17 +191,18 @@ def trend(values: Floats) -> Trend | None:
 
 
 def stationary(values: Floats) -> bool:
-    """True if the series looks like one level with independent noise: no trend, and neighbours as different as any two.
+    """True if a series is one level plus independent noise: no trend, and neighbours differ as any two values do.
 
-    The second is von Neumann's ratio, sum of squared differences / sum of squares about the mean: 2 +- 2 / sqrt(n) for
-    independent values, smaller where the level wanders. A trend of less than `SMALL` of the level counts from one and a
-    half times as many standard errors on: counts and lengths are not normal.
+    The second test is von Neumann's ratio, sum of squared differences / sum of squares about the mean: 2 +- 2 / sqrt(n)
+    for independent values, smaller where the level wanders. A trend of less than `SMALL` of the level counts from one
+    and a half times as many standard errors on: counts and lengths are not normal.
     """
     line = trend(values)
     if line is None:
         return True
     level = float(np.abs(values).mean())
     spread = float(((values - values.mean()) ** 2).sum())
+    # constant but for rounding: neighbours have no ratio to speak of
     if spread <= 1e-12 * max(1.0, level**2):
         return True
     bound = CERTAIN * (1.5 if max(abs(line.change), abs(line.ends)) < SMALL * level else 1.0)

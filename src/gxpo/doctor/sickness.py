@@ -1,4 +1,4 @@
-"""`Sickness` and the registry of checks: `@sickness` declares what is looked for, in what, and what hides it."""
+"""`Sickness` and the registry of checks: `@sickness` declares a check, the data it needs and the causes it follows."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ STAGES = (
 
 @dataclass(frozen=True)
 class Sickness:
-    """One entry of `gxpo doctor --list`.
+    """A sickness with its check: one entry of `gxpo doctor --list`.
 
     stage     index into STAGES, the order of diagnosis
-    needs     alternatives, one of which the log must have: names of series, "rollouts", "references"
-    follows   ids of the sicknesses that explain this one
+    needs     alternatives, one of which the log must have: names of series, "rollouts", "references", "messages"
+    follows   ids of the sicknesses that can cause this one
     """
 
     id: str
@@ -43,7 +43,7 @@ SICKNESSES: dict[str, Sickness] = {}
 def sickness(
     id: str, stage: int, title: str, statistic: str, needs: Sequence[str] = (), follows: Sequence[str] = ()
 ) -> Callable[[Callable[[RunLog], Finding | None]], Callable[[RunLog], Finding | None]]:
-    """Registers a check; a log that has none of `needs` is reported as unchecked."""
+    """Register a check; for a log that has none of `needs` the sickness is reported as unchecked."""
 
     def register(check: Callable[[RunLog], Finding | None]) -> Callable[[RunLog], Finding | None]:
         SICKNESSES[id] = Sickness(id, stage, title, statistic, tuple(needs), tuple(follows), check)
@@ -60,6 +60,6 @@ def finding(
     *evidence: str,
     examples: Sequence[dict[str, Any]] = (),
 ) -> Finding:
-    """Make a finding, its remedies and causes still to be filled in."""
+    """Make a finding without remedies and cause, which `diagnose` fills in; empty lines of evidence are dropped."""
     names = (ids,) if isinstance(ids, str) else tuple(ids)
     return Finding(names, severity, grade, title, tuple(e for e in evidence if e), tuple(examples)[:3])

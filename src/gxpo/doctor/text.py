@@ -1,4 +1,4 @@
-"""The diagnosis as text on a terminal."""
+"""Text of a diagnosis for a terminal."""
 
 from __future__ import annotations
 
@@ -13,31 +13,34 @@ SHOWN = 300  # characters of a prompt or completion
 MOST = 6  # lines of what was not checked
 
 
-def text(diagnosis: Diagnosis, *, whole: bool = False) -> str:
-    """Verdict, progress, findings with evidence, rollouts and remedies, consequences under their cause; what was read
-    and what could not be checked. `whole`: also notes."""
+def text(diagnosis: Diagnosis, *, with_notes: bool = False) -> str:
+    """Format a diagnosis: verdict, progress, findings (consequences indented under their cause), files, unchecked.
+
+    with_notes   print findings that are notes even in a sick run
+    """
     lines = [f"{diagnosis.source} run: {diagnosis.verdict}"]
     lines += diagnosis.progress.split("; ") if diagnosis.progress else []
     depth: dict[str, int] = {}
-    shown: dict[str, set[str]] = {}  # evidence of a finding and its causes, which consequences need not repeat
+    evidence_by_id: dict[str, set[str]] = {}  # evidence of a finding and its causes, which consequences need not repeat
+    # notes would bury the diagnosis of a sick run
     for number, finding in enumerate(
-        f for f in diagnosis.findings if whole or f.severity != "note" or not diagnosis.sick
+        f for f in diagnosis.findings if with_notes or f.severity != "note" or not diagnosis.sick
     ):
         name, cause = finding.ids[0], finding.follows_from or ""
         depth[name] = depth.get(cause, -1) + 1
-        before = shown.get(cause, set())
-        shown[name] = before | set(finding.evidence)
-        lines += ["", *_finding(finding, number == 0, depth[name], before)]
+        printed = evidence_by_id.get(cause, set())
+        evidence_by_id[name] = printed | set(finding.evidence)
+        lines += ["", *_finding(finding, number == 0, depth[name], printed)]
     lines += ["", f"read: {_listed(diagnosis.read)}"]
     lines += [f"note: {note}" for note in diagnosis.notes]
     lines += _unchecked(diagnosis.unchecked)
     return "\n".join(lines)
 
 
-def _unchecked(left: Sequence[Unchecked]) -> list[str]:
-    """A line for each reason, those that hide most first."""
+def _unchecked(skipped: Sequence[Unchecked]) -> list[str]:
+    """One line per missing source, those that hide the most sicknesses first; at most `MOST` lines."""
     by_line: dict[tuple[str, str], list[str]] = {}
-    for u in left:
+    for u in skipped:
         by_line.setdefault((u.why, u.enable), []).append(u.id)
     ordered = sorted(by_line.items(), key=lambda item: -len(item[1]))
     lines = [f"not checked, {why}: {', '.join(ids)}; to check: {enable}" for (why, enable), ids in ordered]
@@ -47,14 +50,15 @@ def _unchecked(left: Sequence[Unchecked]) -> list[str]:
     return lines
 
 
-def _finding(finding: Finding, first: bool, depth: int, before: set[str]) -> list[str]:
-    """`before`: evidence that stands above already."""
+def _finding(finding: Finding, first: bool, depth: int, printed: set[str]) -> list[str]:
+    """Lines of a finding, indented by its depth; evidence in `printed` is above them already."""
     indent = "    " * depth
     ids = " or ".join(finding.ids)
     head = f"{finding.severity}, {finding.grade}: {finding.title} [{ids}]"
     if finding.follows_from:
         head = f"follows from {finding.follows_from}: {head}"
-    lines = [indent + head, *(f"{indent}  - {line}" for line in finding.evidence if line not in before)]
+    lines = [indent + head, *(f"{indent}  - {line}" for line in finding.evidence if line not in printed)]
+    # rollouts of a consequence would be those of its cause again
     for example in finding.examples if first or not depth else ():
         lines.append(f"{indent}  rollout {example.get('where', '')}")
         for key in ("prompt", "completion", "reference", "score", "advantage"):
@@ -64,33 +68,34 @@ def _finding(finding: Finding, first: bool, depth: int, before: set[str]) -> lis
 
 
 def _remedies(finding: Finding) -> list[str]:
-    """Remedies under a heading for each sickness and for what is known of them: those that helped in measurements (the
-    limits are said once), the untested, those that did not help; what was computed by itself."""
+    """Remedies under headings by sickness and evidence: measured ones that helped, untested ones, those without a clear
+    gain. The limits of the measurements are printed once; lines that were computed stand without a heading."""
     lines, heading, limits = [], "", f": {LIMITS}"
     for line in finding.remedy:
+        # neither measured nor untested: computed on this run's own rollouts
         m = MEASURED.search(line)
         if m is None and not line.endswith(UNTESTED):
             lines.append(f"  {line}")
             continue
-        said = line[: m.start()] if m else line.removesuffix(UNTESTED).rstrip()
-        name = next((i for i in finding.ids if len(finding.ids) > 1 and said.startswith(f"{i}: ")), "")
+        change = line[: m.start()] if m else line.removesuffix(UNTESTED).rstrip()
+        name = next((i for i in finding.ids if len(finding.ids) > 1 and change.startswith(f"{i}: ")), "")
         kind = f"try {UNTESTED}" if m is None else "no clear gain" if m["but"] else "try"
         if (new := f"  {f'if {name}, ' if name else ''}{kind}") != heading:
             heading = new
             lines.append(f"{new} ({m['where']}{limits}):" if m else f"{new}:")
             limits = "" if m else limits
         figures = f": {f'{but}, ' if (but := m['but']) else ''}{m['figures']}" if m else ""
-        lines.append(f"    - {said.removeprefix(f'{name}: ')}{figures}")
+        lines.append(f"    - {change.removeprefix(f'{name}: ')}{figures}")
     return lines
 
 
 def _short(value: object) -> str:
-    shown = repr(value) if isinstance(value, str) else f"{value:.4g}" if isinstance(value, float) else str(value)
-    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}... ({len(shown)} characters)"
+    printed = repr(value) if isinstance(value, str) else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return printed if len(printed) <= SHOWN else f"{printed[:SHOWN]}... ({len(printed)} characters)"
 
 
 def _listed(files: list[str]) -> str:
-    """Files; many of one directory and suffix as one pattern."""
+    """List files; more than three of one directory and suffix as one pattern."""
     alike: dict[str, list[str]] = {}
     for file in files:
         folder, slash, name = file.rpartition("/")
@@ -100,8 +105,8 @@ def _listed(files: list[str]) -> str:
     return ", ".join(parts[:6]) + (f" and {len(parts) - 6} more" if len(parts) > 6 else "") if parts else "nothing"
 
 
-def known() -> str:
-    """Every sickness by stage with its statistic, as `gxpo doctor --list` prints them."""
+def sickness_list() -> str:
+    """List every sickness by stage with its statistic, as `gxpo doctor --list` prints it."""
     lines = []
     for number, stage in enumerate(STAGES):
         lines += [f"{number + 1}. {stage}"]

@@ -9,7 +9,7 @@ from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.doctor import evidence
 from gxpo.doctor.evidence import Measured
 from gxpo.explain.catalogue import FREE
-from gxpo.explain.symptoms import SICKNESSES, SYMPTOMS, Advice
+from gxpo.explain.symptoms import SYMPTOMS, Advice
 from gxpo.methods import METHODS
 from gxpo.parts.definition import EVIDENCE
 
@@ -62,7 +62,7 @@ def recommendations(symptom: str, found: Sequence[Measured] | None = None) -> li
             "cost": "; ".join([c for c in costs if c != FREE] or [FREE]),
             "why": advice.why,
             "line": advice.line,
-            "measured": None if m is None else {"verdict": m.verdict, "said": m.said},
+            "measured": None if m is None else {"verdict": m.verdict, "said": m.figures},
         }
         place = PLACE.index(m.verdict if m else "")
         placed.append(((place, -m.difference if m else 0.0, EVIDENCE.index(tier)), row))
@@ -72,4 +72,4 @@ def recommendations(symptom: str, found: Sequence[Measured] | None = None) -> li
 def measured(symptom: str, advice: Advice, found: Sequence[Measured]) -> Measured | None:
     """What was measured of the advice's keys for the symptom; None where nothing was."""
     keys = {"method": advice.method, **{k: v for k, _, v in (s.partition("=") for s in advice.sets)}}
-    return evidence.of_keys(SICKNESSES.get(symptom, ()), keys, found)
+    return evidence.measured_for_keys(SYMPTOMS[symptom].sicknesses, keys, found)

@@ -49,7 +49,7 @@ class Checkup:
         if self._reads and written.is_file():
             self._unread.append(written)
         if warned:
-            self.live.said |= NOTHING_LEARNED
+            self.live.warned_ids |= NOTHING_LEARNED
         if self.live.due(step):
             self._read()
             self.live.check()

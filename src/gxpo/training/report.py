@@ -10,7 +10,7 @@ from typing import Any
 from gxpo.base.page import Html, charts, folded, masthead, page, paragraph, preformatted, section, svg_chart, table
 from gxpo.base.page.chart import Point
 from gxpo.doctor.finding import Diagnosis
-from gxpo.doctor.html import said
+from gxpo.doctor.html import verdict_panel
 from gxpo.training import metrics
 from gxpo.training.checkpoint import write_atomic
 from gxpo.training.report_samples import samples
@@ -51,7 +51,7 @@ def write_report(run: Path | str, diagnosis: Diagnosis | None = None) -> Path:
     facts.append(f"step {rows[-1]['step']}" if rows else "no step yet")
     body = masthead(title, facts)
     if diagnosis is not None:
-        body += said(diagnosis)
+        body += verdict_panel(diagnosis)
     body += section("Curves", *curves(rows, evaluations))
     body += section("Sample rollouts", *samples(run / "rollouts"))
     body += section("Figures", table(("", ""), summary(rows, evaluations)))

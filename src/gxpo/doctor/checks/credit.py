@@ -1,4 +1,4 @@
-"""Checks of the credit: zero-signal groups, too small ones, no diversity."""
+"""Checks of the learning signal: all-wrong, all-right, identical and too small groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAMPLER = ("stale_sampler", "sampler_mismatch", "logprob_shift")
 
 
 def spread_between(log: RunLog) -> float:
-    """Deviation of the reward over a step's rollouts: recorded by component, or largest less smallest."""
+    """Largest known measure of the spread of rewards over a step's rollouts."""
     deviations = [log.mean(n) for n in log.series if n.startswith("component_std/")]
     if log.has("reward_max", "reward_min"):
         deviations.append(float((log.values("reward_max") - log.values("reward_min")).mean()))
@@ -52,18 +52,23 @@ def all_wrong(log: RunLog) -> Finding | None:
     sparse = 0 < len(values) < 5 <= log.last_step  # a few rows of a longer run
     if len(values) < 5 and not sparse:
         return _no_signal_yet(log, name)
+    # a total with a part for form is above its lowest level even if no answer is right
     if name == "reward" and len(log.components()) > 1 and log.correctness is not None:
         name, values = log.correctness, log.values(log.correctness)
+    # wrong is whatever scores least, at 0 or below: a lowest reward above 0 may be for right answers
     lowest = float(values.min())
     zero = float((values <= lowest + 1e-9).mean())
     begin = float(values[:5].max())
     constant = zero > 0.9 and begin <= lowest + 1e-9 and lowest <= 0.0
+    # a rare success that the policy learns from is no all-wrong run
     rare = name == "success" and max(float(values.mean()), float(values[0])) < 0.01 and not log.gains
     if not (constant or rare):
         return None
+    # equal means hide groups with a signal
     if name == "reward" and not log.is_silent_from_start and spread_between(log) > 1e-9:
         return None
     n_rollouts = _counted(log)
+    # the rule of three: with no success in n trials, the rate is below 3 / n at 95%
     bound = (
         f"in {n_rollouts} rollouts none was right: the pass rate is below {3 / n_rollouts:.1e} (95%)"
         if n_rollouts and zero == 1.0
@@ -71,6 +76,7 @@ def all_wrong(log: RunLog) -> Finding | None:
     )
     evidence = [log.quote(name), *(log.quote(n) for n in ("zero_signal", "grad_norm") if log.has(n)), bound]
     ids = ["all_wrong"]
+    # too hard, an unreadable prompt and a blind verifier look alike in the metrics: the completions tell
     form = _off_form_unmoved(log)
     if form is not None and form > 0.8:
         ids = ["wrong_template", "all_wrong"]
@@ -81,7 +87,7 @@ def all_wrong(log: RunLog) -> Finding | None:
     elif log.facts is None or log.facts.references is None:
         ids.append("verifier_rejects_right_answers")
         evidence.append(
-            "too hard, or a verifier that can't read the answers? Reference answers beside the completions would tell"
+            "either the tasks are too hard or the verifier can't read the answers: reference answers would tell which"
         )
     if name.startswith("component/"):
         ids.append("dead_component")
@@ -96,17 +102,20 @@ def all_wrong(log: RunLog) -> Finding | None:
 
 
 def _off_form_unmoved(log: RunLog) -> float | None:
-    """Share of completions without the form of an answer, of a policy that has not been trained on wrong answers: one
-    that has (NGRPO) is pushed away from the forms that it knew, whatever its template is."""
+    """Share of completions without the form of an answer, before training on wrong answers could change it.
+
+    A policy that learns from all-wrong groups (NGRPO) is pushed away from the forms it knew, whatever its template.
+    """
     if log.facts is None or log.is_silent_from_start or not log.has("zero_signal"):
         return None if log.facts is None else log.facts.off_form
+    # some groups have a signal, so that the policy moves: only the first steps show what it was
     r = log.facts.r
     first = r.step <= FRESH
     return Facts(r.select(first)).off_form if first.any() else None
 
 
 def _no_signal_yet(log: RunLog, name: str) -> Finding | None:
-    """A run of a few steps without any signal: what is seen, no more than that."""
+    """Report a run of a few steps without any signal, as possible only."""
     values = log.values(name)
     if not len(values) or not log.is_silent or not (values == values[0]).all():
         return None
@@ -143,6 +152,7 @@ def all_right(log: RunLog) -> Finding | None:
     if pays_for_anything(log):
         return None  # the verifier does not say that answers are right
     reward, top = log.values("reward"), log.top_reward
+    # easy from the start is a warning; solved in the course of the run is its success, a note
     level = np.asarray(reward >= 0.98 * top)
     easy = log.has("zero_signal") and log.first("zero_signal") >= 0.6 and log.mean("zero_signal") >= 0.6
     exactly = log.is_constant("reward") and log.is_silent
@@ -167,10 +177,11 @@ def all_right(log: RunLog) -> Finding | None:
         if not log.has("zero_signal") and not (level.all() and log.is_constant("reward")):
             return None
         ids = ["all_right"]
-        unread = log.training_rollouts is None
+        has_no_rollouts = log.training_rollouts is None
         if any(log.is_constant(f"component/{n}") and log.mean(f"component/{n}") <= 0 for n in log.components()):
             return None  # some reward is never paid
         evidence = [log.quote("reward"), log.quote("zero_signal") if log.has("zero_signal") else ""]
+        # one and the same right answer in every sample, too, has zero signal: entropy or temperature tell
         cold = log.number("temperature")
         if log.has("entropy") and log.first_entropy < 1e-3:
             ids.append("no_diversity")
@@ -178,13 +189,13 @@ def all_right(log: RunLog) -> Finding | None:
             if cold is not None and cold < 0.2:
                 ids.reverse()
                 evidence.append(f"sampling temperature = {cold:g}: the groups hold one answer each")
-        elif exactly and unread and log.source == "trl":
+        elif exactly and has_no_rollouts and log.source == "trl":
             ids.append("missing_scores")
             evidence.append("a scorer that returns None for wrong answers looks the same: the completions would tell")
         return finding(
             ids,
             "warning",
-            "proved" if not unread else "likely",
+            "proved" if not has_no_rollouts else "likely",
             "every answer is right from the first step on: the tasks are too easy",
             *evidence,
         )
@@ -212,6 +223,7 @@ def all_right(log: RunLog) -> Finding | None:
 )
 def no_diversity(log: RunLog) -> Finding | None:
     facts = log.facts
+    # a change from one step to the next is a switch (greedy after an evaluation), not a collapse
     abrupt = None if facts is None else facts.alike_from
     if facts is not None and abrupt is not None and _unmoved(log, abrupt[0]):
         step, before, rows = abrupt
@@ -229,10 +241,12 @@ def no_diversity(log: RunLog) -> Finding | None:
         count, size, rows = distinct
         if size < 2 or count > min(1.5, 0.6 * size):
             return None
+        # short answers repeat by chance: an unsure policy may give equal ones
         if log.first_entropy > 0.3 and count > 1.2:
             return None
         if facts.characters <= 1.5 and count > 1.05:
             return None
+        # a sure policy gives one answer; that is the end of training if the answer is right
         unsure = log.first_entropy * log.first("length") if log.has("entropy", "length") else 0.0  # nats an answer
         if unsure < 1.0 and log.has("reward") and log.first("reward") >= 0.9 * log.top_reward > 0:
             return None  # one right answer each: solved
@@ -250,6 +264,7 @@ def no_diversity(log: RunLog) -> Finding | None:
             ),
             examples=facts.examples(rows[:2]),
         )
+    # without completions equal rewards have several explanations, which the finding lists
     if len(log.components()) > 1 and log.is_constant("reward") and log.is_silent and log.is_silent_at_first:
         return finding(
             ["no_diversity", "entropy_collapse", "reward_ignores_completion"],
@@ -271,6 +286,7 @@ def no_diversity(log: RunLog) -> Finding | None:
         )
     if not log.has("entropy", "reward") or not log.is_silent_from_start:
         return None
+    # right and wrong groups, each of one answer: only the settings or the entropy tell
     reward, top = log.first("reward"), log.top_reward
     mixed = spread_between(log) > 1e-3 and reward < 0.98 * top
     cold, mass = log.number("temperature"), log.number("top_p")
@@ -294,20 +310,21 @@ def no_diversity(log: RunLog) -> Finding | None:
 
 
 def _silent_at_once(log: RunLog) -> int | None:
-    """Step from which all groups have zero signal, where most had some before and tasks are neither solved nor lost."""
+    """Step from which all groups have zero signal, if most had some before and tasks are neither solved nor lost."""
     silent, steps = log.values("zero_signal"), log.steps("zero_signal")
+    # three steps or more before, four or more after: single silent steps are chance
     loud = np.flatnonzero(silent < 0.95)
     if len(silent) < 8 or not len(loud) or len(silent) - loud[-1] - 1 < 4 or loud[-1] < 3:
         return None
-    at = int(loud[-1]) + 1
-    after = log.values("reward")[log.steps("reward") >= steps[at]]
+    begin = int(loud[-1]) + 1
+    after = log.values("reward")[log.steps("reward") >= steps[begin]]
     top = log.top_reward
     is_mixed = len(after) > 0 and 0.05 * top < float(after.mean()) < 0.9 * top and float(np.ptp(after)) > 0.01
-    return int(steps[at]) if is_mixed and float(silent[at - 3 : at].mean()) < 0.7 else None
+    return int(steps[begin]) if is_mixed and float(silent[begin - 3 : begin].mean()) < 0.7 else None
 
 
 def _unmoved(log: RunLog, step: int) -> bool:
-    """True if entropy stays at a step and the tasks are not solved after it, so that equal texts are no success."""
+    """True if entropy does not fall at a step and tasks are not solved after it, so that equal texts are no success."""
     entropy, steps = log.values("entropy"), log.steps("entropy")
     before, after = entropy[steps < step][-3:], entropy[steps >= step][:3]
     sharpened = len(before) > 0 and len(after) > 0 and float(after.mean()) < 0.5 * float(before.mean())
@@ -337,11 +354,13 @@ def group_too_small(log: RunLog) -> Finding | None:
     top = log.top_reward
     rate = log.mean("success") if log.has("success") else log.mean("reward") / top if top > 0 else 0.5
     rate = min(max(rate, 0.0), 1.0)
+    # a group has no signal if all of its answers are right or all are wrong
     expected = rate**size + (1 - rate) ** size
     evidence = [
         f"group size {size:g}, share of right answers {rate:.2f}: {expected:.0%} of groups have zero signal by chance"
     ]
     evidence += [log.quote("zero_signal")] if log.has("zero_signal") else []
+    # methods for pairs have a baseline that needs no larger group
     if str(log.setting("method") or "").startswith("two_grpo") or log.is_solved:
         return None
     if log.has("zero_signal") and log.mean("zero_signal") < 0.4:
@@ -351,14 +370,14 @@ def group_too_small(log: RunLog) -> Finding | None:
         "group_too_small",
         "critical" if falls else "note" if log.gains else "warning",
         "likely",
-        f"groups of {size:g}: the baseline is chance, and most groups have no signal",
+        f"groups of {size:g} are too small: their baseline is mostly noise, and most have no signal",
         *evidence,
         log.quote("reward"),
     )
 
 
 def _counted(log: RunLog) -> int:
-    """Rollouts of the run: those of the metrics, else those that were read."""
+    """Number of rollouts of the run: by the metrics, else those that were read."""
     if log.has("rollouts"):
         return int(log.values("rollouts").sum())
     return len(log.training_rollouts) if log.training_rollouts is not None else 0

@@ -1,4 +1,4 @@
-"""Checks of the advantages against the method: relative to their group, and of the sign of the reward."""
+"""Checks of the advantages: relative to their group, and of the same sign as the reward."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gxpo.doctor.finding import Finding
 from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.sickness import finding, sickness
 
-# our compositions whose advantages are the score less its group's mean; others have baselines of their own
+# compositions of gxpo whose advantages are the score less its group's mean; others have baselines of their own
 GROUP_MEAN = ("grpo", "dr_grpo", "dapo", "gspo", "gmpo", "cispo", "rloo")
 POSITIVE_ONLY = (
     "psr",
@@ -36,6 +36,7 @@ def wrong_groups(log: RunLog) -> Finding | None:
     if str(log.setting("method") or "").startswith(POSITIVE_ONLY):
         return None
     if log.has("advantage_min", "advantage_mean", "reward"):
+        # metrics alone: the mean advantage of a step equals its mean reward, step by step
         steps = set(log.steps("advantage_mean").tolist()) & set(log.steps("reward").tolist())
         a = dict(zip(log.steps("advantage_mean").tolist(), log.values("advantage_mean").tolist(), strict=True))
         s = dict(zip(log.steps("reward").tolist(), log.values("reward").tolist(), strict=True))
@@ -61,6 +62,7 @@ def wrong_groups(log: RunLog) -> Finding | None:
             "differ",
             examples=log.facts.examples(log.facts.members[0]),
         )
+    # with groups made of equal prompts, two groups of one prompt merge: their means are not the trainer's
     advantages = None if log.facts is None else log.facts.advantages
     if advantages is None or log.facts is None or log.facts.r.grouped_by == "prompt" or not _by_group_mean(log):
         return None
@@ -90,7 +92,7 @@ def wrong_groups(log: RunLog) -> Finding | None:
 
 
 def _by_group_mean(log: RunLog) -> bool:
-    """True if advantages are relative to the group's mean, so far as is known."""
+    """True if the run's method makes advantages relative to the group's mean; other trainers always do."""
     return log.source != "gxpo" or str(log.setting("method") or "").split("+")[0].split("@")[0] in GROUP_MEAN
 
 
@@ -134,11 +136,13 @@ def advantage_sign(log: RunLog) -> Finding | None:
                 line,
                 examples=some,
             )
+    # without rollouts: a policy that is pushed the wrong way falls at once, while a collapse comes after a peak
     score = log.trend("reward")
     if score is None or not score.falls or score.n < 10:
         return None
     worse = score.first - score.last > 4 * score.ends_error or (log.evaluation_gain < 0 and score.falls)
     from_start = worse and score.best - score.first < 2 * score.ends_error
+    # a gradient that explodes is of a learning rate that is too high
     grad = log.values("grad_norm")
     positive = grad[grad > 0]
     calm = len(positive) >= 4 and float(positive.max()) < 10 * float(np.median(positive[:8]))
@@ -146,6 +150,7 @@ def advantage_sign(log: RunLog) -> Finding | None:
     if not (from_start and calm and shape and not log.last("truncated") > 0.5):
         return None
     ids = ["advantage_sign", "lr_too_high"]
+    # equal texts with equal scores rule noise out; without enough of them it stays possible
     same_text = log.facts.same_text if log.facts is not None else None
     if same_text is None or same_text[0] < 10:
         ids.insert(1, "reward_noise")
@@ -153,7 +158,7 @@ def advantage_sign(log: RunLog) -> Finding | None:
         ids,
         "critical",
         "likely",
-        "reward falls steadily from the first step on, with a calm gradient: it points the wrong way",
+        "reward falls steadily from the first step on, with a calm gradient: the gradient points the wrong way",
         log.quote("reward"),
         log.quote("grad_norm"),
         *(log.quote(n) for n in ("entropy", "length") if log.has(n)),
@@ -162,5 +167,5 @@ def advantage_sign(log: RunLog) -> Finding | None:
 
 
 def _change(log: RunLog, name: str) -> float | None:
-    """Last level of a series / its first; None where it is not known."""
+    """Ratio of the last level of a series to its first; None if it is unknown."""
     return log.last(name) / log.first(name) if log.has(name) and log.first(name) > 0 else None

@@ -24,6 +24,7 @@ def duplicate_prompts(log: RunLog) -> Finding | None:
     epochs = log.values("epoch")
     few, groups = (None, None) if log.facts is None else log.facts.prompts
     passes = float(epochs[-1]) if len(epochs) else float("nan")
+    # repeated prompts are usual: they matter where they are few, or passed over more than twenty times
     tiny = few is not None and groups is not None and few <= 16 and groups >= 5 * few
     if not tiny and not passes > 20:
         return None
@@ -73,9 +74,9 @@ def blind_policy(log: RunLog) -> Finding | None:
 )
 def eval_leak(log: RunLog) -> Finding | None:
     facts = log.facts
-    if facts is None or facts.overlap is None or facts.whole is None:
+    if facts is None or facts.overlap is None or facts.all_rollouts is None:
         return None
-    share, count, of, rows = facts.overlap
+    share, count, total, rows = facts.overlap
     if share < 0.2 or count < 2:
         return None
     return finding(
@@ -83,8 +84,8 @@ def eval_leak(log: RunLog) -> Finding | None:
         "warning",
         "proved",
         f"{share:.0%} of the held-out prompts are training prompts",
-        f"{count} of {of} different held-out prompts also occur among the training rollouts that were read",
-        examples=facts.examples(rows, facts.whole),
+        f"{count} of {total} different held-out prompts also occur among the training rollouts that were read",
+        examples=facts.examples(rows, facts.all_rollouts),
     )
 
 
@@ -104,6 +105,7 @@ def eval_too_small(log: RunLog) -> Finding | None:
     values = log.values(log.evaluation)
     if not (values.min() >= 0 and values.max() <= 1):
         return None
+    # 2 p (1 - p) / n = (0.1 / 1.96)^2 with p = 1/2, the worst case
     n_tasks_needed = int(np.ceil(2 * 0.25 * (1.96 / 0.1) ** 2))
     if tasks > 40 or 1.96 * error < 0.15 or log.evaluation_gain != 0:
         return None
@@ -129,16 +131,19 @@ def resume_discontinuity(log: RunLog) -> Finding | None:
     lines = []
     main = next((log.series[n] for n in ("reward", "loss", "grad_norm") if n in log.series), None)
     if main is not None and len(main) > 5:
+        # in the order of the file: a step that comes twice was made twice
         jumps = np.diff(main.steps)
         back = np.flatnonzero(jumps <= 0)
         if len(back):
             i = int(back[0])
             lines.append(f"step {main.steps[i]:.0f} is followed by step {main.steps[i + 1]:.0f}")
+        # rows may be several steps apart; one jump ahead is a gap in the log, several are its rhythm
         usual = float(np.median(jumps[jumps > 0])) if (jumps > 0).any() else 1.0
         ahead = np.flatnonzero(jumps > 3 * usual)
         if len(ahead) == 1 and jumps[ahead[0]] >= 5 * usual:
             i = int(ahead[0])
             lines.append(f"step {main.steps[i]:.0f} is followed by step {main.steps[i + 1]:.0f}")
+    # a data loader that began anew shows in the epoch, even if steps go on
     passes = log.series.get("epoch")
     if passes is not None and len(passes) > 5:
         back = np.flatnonzero(np.diff(passes.values) < -0.05 * np.nanmax(passes.values))
@@ -146,12 +151,13 @@ def resume_discontinuity(log: RunLog) -> Finding | None:
             i = int(back[0])
             lines.append(f"{passes.key} goes from {passes.values[i]:.3g} back to {passes.values[i + 1]:.3g}")
     rate = log.series.get("lr")
+    # a schedule with restarts rises again by design
     schedule = str(log.setting("schedule") or "")
     if rate is not None and len(rate) > 10 and "restart" not in schedule and "cycl" not in schedule:
         rates, steps = rate.finite.values, rate.finite.steps
-        at = _second_rise(rates)
-        if at is not None:
-            lines.append(f"{rate.key} is {rates[at]:.3g} at step {steps[at]:.0f} and rises again after it")
+        lowest = _second_rise(rates)
+        if lowest is not None:
+            lines.append(f"{rate.key} is {rates[lowest]:.3g} at step {steps[lowest]:.0f} and rises again after it")
     if not lines:
         return None
     entropy = log.quote("entropy") if log.has("entropy") else ""
@@ -159,23 +165,23 @@ def resume_discontinuity(log: RunLog) -> Finding | None:
         "resume_discontinuity",
         "warning",
         "proved",
-        "a resume did not go on where the run had stopped",
+        "a resume did not continue where the run had stopped",
         *lines,
         entropy,
     )
 
 
 def _second_rise(rates: Floats) -> int | None:
-    """Place from which a rate that had fallen rises again by a fifth of its largest value; None where it does not."""
+    """Index from which a rate that had fallen rises again by a fifth of its largest value; None if it does not."""
     top = float(rates.max()) if len(rates) else 0.0
-    fallen, low, at = False, float("inf"), 0
+    has_fallen, low, lowest = False, float("inf"), 0
     for i in range(1, len(rates)):
         if rates[i] < rates[i - 1] - 0.02 * top:
-            fallen = True
-        if fallen and rates[i] < low:
-            low, at = float(rates[i]), i
-        if fallen and rates[i] > low + 0.2 * top:
-            return at
+            has_fallen = True
+        if has_fallen and rates[i] < low:
+            low, lowest = float(rates[i]), i
+        if has_fallen and rates[i] > low + 0.2 * top:
+            return lowest
     return None
 
 
@@ -190,6 +196,7 @@ def _second_rise(rates: Floats) -> int | None:
 def tool_failures(log: RunLog) -> Finding | None:
     for name in ("tool_failures", "malformed", "illegal"):
         if log.has(name) and log.first(name) > 0.5 and log.last(name) > 0.5 and not log.falls(name):
+            # of next to no calls the share says nothing
             if name == "tool_failures" and log.has("tool_calls") and log.mean("tool_calls") < 0.05:
                 continue
             return finding(
@@ -222,7 +229,7 @@ def slow_tail(log: RunLog) -> Finding | None:
         "slow_tail",
         "note",
         "likely",
-        f"sampling takes {share:.0%} of a step and waits for answers {tail:.0f} times the mean",
+        f"sampling takes {share:.0%} of a step and waits for answers {tail:.0f} times as long as the mean",
         log.quote("length_max"),
         log.quote("length"),
         log.quote("seconds_sampling"),

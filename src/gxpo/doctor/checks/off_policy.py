@@ -1,4 +1,4 @@
-"""Checks of sampler and learner: log-probs of one against those of the other, and how far one batch is reused."""
+"""Checks of sampler and learner: agreement of their log-probs, staleness, and reuse of a batch."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ SHIFTED = {"gap_mean": 0.5, "gap_probability": 0.2, "gap_kl": 0.5}
 
 
 def _gap(log: RunLog) -> str | None:
-    """The series that tells the mean gap best."""
+    """Name of the best recorded series for the mean gap of sampler and learner."""
     return next((n for n in ("gap_mean", "gap_probability", "gap_kl") if log.has(n)), None)
 
 
 def grows(log: RunLog, name: str) -> bool:
-    """True if the gap begins at about 0 and becomes several times its start, at the end or between deliveries of the
-    weights, after each of which it begins anew."""
+    """True if a gap begins at about 0 and grows to several times its start, at the end or between deliveries of the
+    weights, after each of which it starts anew."""
     values, usual = log.values(name), USUAL.get(name, 0.1)
-    found_trend = trend(values)
-    if found_trend is None:
+    gap_trend = trend(values)
+    if gap_trend is None:
         return False
-    if found_trend.rises and found_trend.last > 3 * max(found_trend.first, 1e-4) and found_trend.last > 0.4 * usual:
+    if gap_trend.rises and gap_trend.last > 3 * max(gap_trend.first, 1e-4) and gap_trend.last > 0.4 * usual:
         return True
+    # with deliveries now and then the gap is a saw-tooth without a trend, high most of the time
     return bool(values[0] < 0.25 * usual and np.quantile(values[1:], 0.7) > max(usual, 5 * float(values[0])))
 
 
@@ -93,6 +94,7 @@ def logprob_shift(log: RunLog) -> Finding | None:
 def stale_sampler(log: RunLog) -> Finding | None:
     if logprob_shift(log) is not None:
         return None
+    # recorded staleness needs no inference from log-probs
     staleness = log.trend("staleness_mean")
     if staleness is not None and staleness.last > 8 and staleness.last > 3 * max(staleness.first, 1):
         return finding(
@@ -108,6 +110,7 @@ def stale_sampler(log: RunLog) -> Finding | None:
     if name == "gap_max" and log.last(name) < 1.0:
         return None
     values = log.values(name)
+    # a sampler that lags by a constant number of updates has a gap that stays at one level
     third = len(values) // 3
     saturates = abs(values[-third:].mean() - values[third:-third].mean()) < 0.15 * values[-third:].mean()
     if third and saturates and float(np.quantile(values, 0.7)) < 1.5 * USUAL.get(name, 0.1):
@@ -156,7 +159,7 @@ def sampler_mismatch(log: RunLog) -> Finding | None:
         "sampler_mismatch",
         "warning" if log.gains else "critical",
         "likely",
-        "sampler and learner give the same tokens other probabilities from the first step on",
+        "sampler and learner disagree on the probabilities of the same tokens from the first step on",
         *(log.quote(n) for n in GAPS if log.has(n)),
         *(f"sampling {n} = {log.setting(n)}" for n in ("temperature", "top_p", "top_k") if log.setting(n)),
     )
@@ -177,16 +180,19 @@ def too_off_policy(log: RunLog) -> Finding | None:
     clipped = max(float(np.quantile(x, 0.8)) for x in (shares, early)) if len(shares) else 0.0
     ratio = float(np.median(log.values("ratio_max"))) if log.has("ratio_max") else 0.0
     reuse = log.updates_per_batch
+    # a saw-tooth within batches: the reward of fresh rollouts falls and comes back
     score = log.trend("reward")
     few = log.values("reward")
     lost = len(few) >= 3 and float(few[0] - few[-1]) > max(0.3 * abs(float(few[0])), 0.05)
     lost = lost and (len(few) < 6 or log.falls("reward"))
     torn = score is not None and score.noise > 0.1 and score.noise > 0.15 * max(abs(score.best), 1e-9)  # a saw-tooth
     much = reuse is not None and reuse >= 8 and (lost or torn) and clipped > 0.05
+    # the divergence within a step counts only with several updates: a single one can't run away
     drift = float(np.median(log.values("approx_kl"))) if log.has("approx_kl") else 0.0
     far = drift > FAR and (reuse or 0) >= 4
     if clipped < 0.25 and ratio < 100 and not much and not far:
         return None
+    # with one update the ratio is 1, and what is clipped is a mismatch of sampler and learner
     if reuse is not None and reuse < 2 and clipped < 0.4:
         return None
     evidence = [log.quote(n) for n in ("clip_fraction", "ratio_max", "approx_kl") if log.has(n)]
@@ -200,7 +206,7 @@ def too_off_policy(log: RunLog) -> Finding | None:
         "too_off_policy",
         "critical" if worse else "warning",
         "likely" if (reuse or 0) >= 4 or worse else "possible",
-        "too many updates on the same rollouts: the policy runs away from what it sampled",
+        "too many updates on the same rollouts: the policy moves far from the one that sampled",
         *evidence,
         log.quote("reward"),
     )

@@ -1,4 +1,4 @@
-"""Checks of the outcome: entropy and length collapse, hacked rewards and judges, memorising, drift."""
+"""Checks of the outcome: collapse of entropy or length, hacked rewards and judges, memorising, drift."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gxpo.doctor.series import trend
 from gxpo.doctor.sickness import finding, sickness
 
 LEAST = 12  # steps below which a direction is not judged
-PAID, EXPLOITED = "component/judge", "component/exploitation"
+JUDGE, EXPLOITED = "component/judge", "component/exploitation"
 
 
 @sickness(
@@ -22,11 +22,12 @@ PAID, EXPLOITED = "component/judge", "component/exploitation"
     "the policy exploits its judge: its score rises, held-out judges' or verdicts fall",
     "score of the training judge rises while the held-out panel's, the verdicts or held-out accuracy fall; or they do "
     "not rise and the share of credited answers that the panel rejects does",
-    needs=(PAID,),
+    needs=(JUDGE,),
 )
 def judge_hacked(log: RunLog) -> Finding | None:
-    if log.n_steps < LEAST or not log.rises(PAID):
+    if log.n_steps < LEAST or not log.rises(JUDGE):
         return None
+    # whoever the reward does not pay has no reason to be fooled: held-out judges, labels
     others = [n for n in ("component/held_out", "success") if log.has(n) and not log.is_constant(n)]
     fall = [n for n in others if log.falls(n)]
     better = [n for n in others if log.rises(n)]
@@ -35,16 +36,17 @@ def judge_hacked(log: RunLog) -> Finding | None:
     exploited = log.rises(EXPLOITED)
     if not fall and not (exploited and others and not better):
         return None
+    # by the labels it gets better
     if "success" in better and "component/held_out" not in fall:
-        return None  # by the labels it gets better
-    evidence = [log.quote(PAID), *(log.quote(n) for n in others), log.quote(EXPLOITED)]
+        return None
+    evidence = [log.quote(JUDGE), *(log.quote(n) for n in others), log.quote(EXPLOITED)]
     if log.evaluation is not None:
         evidence.append(log.quote(log.evaluation))
     return finding(
         "judge_hacked",
         "critical" if fall else "warning",
         "likely" if fall else "possible",
-        "the judge that is paid for likes the answers more and more, and those who are not asked by the reward do not",
+        "the score of the judge that is paid for rises, while held-out judges or verdicts do not",
         *evidence,
     )
 
@@ -72,9 +74,11 @@ def entropy_collapse(log: RunLog) -> Finding | None:
     if len(entropy) < 8 or len(reward) < 2 or log.is_solved:
         return None
     begin, end = float(entropy[:2].mean()), log.last("entropy")
+    # it has learnt most of what there is: low entropy is then what it should have
     if log.gains and log.last("reward") > 0.8 * log.top_reward:
-        return None  # it has learnt most of what there is
+        return None
     silent = log.last("zero_signal") if log.has("zero_signal") else float("nan")
+    # with most groups silent a smaller fall suffices: they are what the collapse leads to
     gone = begin > 0.02 and end < (0.2 if silent > 0.7 else 0.1) * begin
     # few rewards among many entropies: the last ones against the first
     if len(reward) < LEAST and begin > 0.02 and (gone or end < 0.35 * begin) and log.last_step >= 100:
@@ -84,7 +88,7 @@ def entropy_collapse(log: RunLog) -> Finding | None:
             "entropy_collapse",
             "warning",
             "possible",
-            "entropy has fallen and the reward is where it was",
+            "entropy has fallen and the reward has not risen",
             log.quote("entropy"),
             log.quote("reward"),
         )
@@ -93,7 +97,7 @@ def entropy_collapse(log: RunLog) -> Finding | None:
             ["entropy_collapse", "lr_too_high"],
             "critical",
             "possible",
-            "the policy becomes surer and worse",
+            "entropy falls and so does the reward: the policy becomes more certain and worse",
             log.quote("entropy"),
             log.quote("reward"),
             log.quote(log.evaluation or "reward"),
@@ -103,8 +107,10 @@ def entropy_collapse(log: RunLog) -> Finding | None:
         return None
     covered = log.solved_shares
     lost = covered is not None and covered[0] - covered[1] > 0.1
+    # as many tasks are solved at times as at the start: nothing was given up for certainty
     if covered is not None and not lost and not log.falls("reward"):
-        return None  # as many tasks are solved at times as at the start
+        return None
+    # a run that still gains late has not collapsed
     half = trend(reward[len(reward) // 2 :])
     if half is None or half.rises:
         return None
@@ -126,7 +132,7 @@ def entropy_collapse(log: RunLog) -> Finding | None:
 
 @dataclass(frozen=True)
 class Right:
-    """The series that says whether answers get better: its change over the run and the change's standard error."""
+    """The series of correctness: its change over the run and the change's standard error."""
 
     name: str
     change: float
@@ -137,12 +143,12 @@ class Right:
         return self.change < -2.5 * self.error
 
     def lags(self, gain: float) -> bool:
-        """True if it gains less than half of a gain, and that much would have shown."""
+        """True if it gains less than half of `gain`, and a gain of half would have been seen."""
         return self.change < 2 * self.error and self.change + 2 * self.error < 0.5 * gain
 
 
 def _right(log: RunLog) -> Right | None:
-    """Held-out accuracy, else verdicts or the component for correctness; None where none of them is known."""
+    """Find the series of correctness: held-out accuracy, else verdicts or the component for it; None without one."""
     name = log.evaluation
     if name == "eval/reward":  # the same reward as in training, which says what is right only where it is named so
         only, *others = log.components() or [""]
@@ -157,10 +163,11 @@ def _right(log: RunLog) -> Right | None:
 
 
 def line(log: RunLog, name: str) -> tuple[float, float]:
-    """(change of a least-squares line through the evaluations from the first to the last, its standard error)."""
+    """Change of a least-squares line through the evaluations, first to last, and its standard error."""
     values = log.values(name)
     n = len(values)
     time = np.arange(n) - (n - 1) / 2
+    # `evaluation_error` is that of a difference of two evaluations
     single = log.evaluation_error / np.sqrt(2)
     return float(time @ values / (time @ time)) * (n - 1), max(float(single * (n - 1) / np.sqrt(time @ time)), 1e-9)
 
@@ -182,10 +189,12 @@ def length_hack(log: RunLog) -> Finding | None:
         return None
     right = _right(log)
     total = log.trend("reward")
+    # correctness can't gain more than what is missing to 1
     room = 1.0 - log.first(right.name) if right is not None and log.largest(right.name) <= 1 else float("inf")
     gain = 0.0 if total is None else min(max(total.change, total.ends), room)
     if right is not None and not (right.falls or (gain > 0.1 and right.lags(gain))):
         return None
+    # the correlation within groups proves the payment; without rollouts correctness that falls behind suggests it
     pays = None if log.facts is None else log.facts.length_pays
     paid = pays is not None and pays > 0.5
     if right is None and not paid:
@@ -199,7 +208,7 @@ def length_hack(log: RunLog) -> Finding | None:
         "length_hack",
         "critical" if right is not None and right.falls else "warning",
         "likely" if paid else "possible",
-        "the reward is paid for length: answers grow and do not get better",
+        "the reward pays for length: answers grow and do not get better",
         *evidence,
     )
 
@@ -218,6 +227,7 @@ def length_collapse(log: RunLog) -> Finding | None:
     begin, end = log.first("length"), log.last("length")
     if not (end < 0.6 * begin and log.falls("length")) or log.falls("reward"):
         return None
+    # shorter answers that stay right are an improvement
     right = _right(log)
     pays = None if log.facts is None else log.facts.length_pays
     if right is not None and right.falls:
@@ -269,11 +279,13 @@ def component_dominates(log: RunLog) -> Finding | None:
     others = [n for n in names if n != name and log.rises(f"component/{n}")]
     if not others or log.evaluation_gain > 0:
         return None
+    # by its share of the variance within groups, as that is all that the advantage sees
     share = {} if log.facts is None else log.facts.shares
     other = max(others, key=lambda n: share.get(n, log.trend(f"component/{n}").change))  # type: ignore[union-attr]
     big = share.get(other, 0.0) > 0.6
     if not (right.falls or big):
         return None
+    # a component for length is better known by its symptom
     lengthy = "len" in other.lower() or log.source == "unknown"
     evidence = [log.quote(f"component/{other}"), log.quote(log.correctness), log.quote("reward")]
     evidence += (
@@ -294,7 +306,7 @@ def component_dominates(log: RunLog) -> Finding | None:
         ids,
         "critical" if right.falls else "warning",
         "likely",
-        f"the policy is paid for {other}: {name} {'falls' if right.falls else 'stands still'}",
+        f"the reward pays for {other}, while {name} {'falls' if right.falls else 'does not improve'}",
         *evidence,
     )
 
@@ -311,6 +323,7 @@ def kl_runaway(log: RunLog) -> Finding | None:
     kl = log.values("kl")
     if len(kl) < 4:
         return None
+    # a spike of one step (the KL is heavy-tailed) is no drift
     width = 3 if len(kl) >= 8 else 1
     begin, end = max(float(np.median(kl[:width])), 1e-4), float(np.median(kl[-max(width, len(kl) // 5) :]))
     if not (end > 10 * begin and end > (1.0 if len(kl) >= 8 else 10.0)):
@@ -360,6 +373,7 @@ def memorising(log: RunLog) -> Finding | None:
         return None
     if expected - change < 3.5 * float(np.hypot(error, train.error)):
         return None
+    # few prompts or many passes make it likely; without either the evaluation may just be harder
     few = None if log.facts is None else log.facts.prompts[0]
     evidence = [
         log.quote(source),

@@ -1,4 +1,4 @@
-"""Checks of the rewards' variance: rewards that are noise, blind, nearly constant, dead, or interrupted."""
+"""Checks of the variance of rewards: noise, independence of the answer, near-constant, dead and interrupted rewards."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def reward_noise(log: RunLog) -> Finding | None:
     pairs, differing, ratio, rows = log.facts.same_text
     if pairs < 10 or differing < 5 or differing / pairs < 0.05:
         return None
+    # judges sampled hot differ a little on equal texts; noise differs as much as any two answers
     strong = ratio > 0.5
     slight = ratio < 0.2 or (log.gains and not strong)  # a judge that is not quite sure
     return finding(
@@ -42,7 +43,7 @@ def reward_noise(log: RunLog) -> Finding | None:
 
 
 def pays_for_anything(log: RunLog) -> bool:
-    """True if one and the same reward above 0 goes to answers of which the verifier accepts some and refuses others."""
+    """True if all answers get the same reward above 0, although the verifier accepts only some of them."""
     if not log.has("reward", "success") or len(log.values("reward")) < 5 or not log.is_constant("reward"):
         return False
     accepted = log.values("success")
@@ -66,6 +67,7 @@ def reward_ignores(log: RunLog) -> Finding | None:
             "right and wrong answers earn the same: the reward pays for anything",
             *(log.quote(n) for n in ("reward", "success", "zero_signal") if log.has(n)),
         )
+    # rollouts prove it: no variance within groups, some between them, and texts that differ
     spread = None if log.facts is None else log.facts.spread
     if spread is not None:
         inside, between, differ, groups = spread
@@ -83,10 +85,12 @@ def reward_ignores(log: RunLog) -> Finding | None:
         )
     if not log.is_silent or not log.has("reward") or not log.is_silent_at_first:
         return None
+    # metrics alone: rewards vary over prompts, and no group has a signal from the start
     between = max([log.mean(n) for n in log.series if n.startswith("component_std/")], default=0.0)
     wanders = float(log.values("reward").std())
     if max(between, wanders) < 1e-3 or log.is_solved:
         return None
+    # with entropy, answers differ, so that equal rewards are the scorer's doing
     if log.first_entropy > 0.1:
         return finding(
             "reward_ignores_completion",
@@ -116,19 +120,20 @@ def reward_ignores(log: RunLog) -> Finding | None:
 def near_constant(log: RunLog) -> Finding | None:
     advantages = None if log.facts is None else log.facts.advantages
     if advantages is not None and not log.gains:
-        count, of, size = len(advantages.residue), advantages.equal, advantages.size
-        if count >= 0.2 * of and count >= 8:
+        count, total, size = len(advantages.residue), advantages.equal, advantages.size
+        if count >= 0.2 * total and count >= 8:
             return finding(
                 "near_constant_reward",
                 "critical",
                 "proved",
                 "equal rewards of a group have advantages other than 0: rounding is trained on",
-                f"{count} of {of} rollouts in groups of equal scores have an advantage, up to {size:.1e}",
+                f"{count} of {total} rollouts in groups of equal scores have an advantage, up to {size:.1e}",
                 log.quote("zero_signal") if log.has("zero_signal") else "",
                 examples=examples_of(log, advantages.residue),
             )
     if not log.has("reward"):
         return None
+    # a gradient of rounding: rewards differ by prompt, and within a group by their last bits
     pull = log.values("grad_norm")
     if (
         len(pull) >= 8
@@ -141,7 +146,7 @@ def near_constant(log: RunLog) -> Finding | None:
             ["reward_ignores_completion", "near_constant_reward"],
             "critical",
             "possible" if log.gains else "likely",
-            "the gradient is next to nothing although rewards differ: those of a group are equal up to rounding",
+            "the gradient is almost 0 although rewards differ: within a group they are equal up to rounding",
             *(log.quote(n) for n in ("grad_norm", "reward_std", "zero_signal", "reward") if log.has(n)),
         )
     spread = log.mean("reward_std") if log.has("reward_std") else _within(log)
@@ -149,6 +154,7 @@ def near_constant(log: RunLog) -> Finding | None:
     level = float(np.abs(reward).mean())
     if not (np.isfinite(spread) and 0 < spread < 0.01 * level):
         return None
+    # a reward that moves over the run, or groups without any signal, is another finding
     if float(np.ptp(reward)) > 0.05 * level or (
         log.has("zero_signal") and log.mean("zero_signal") > 0.9 and spread > 1e-6 * level
     ):
@@ -165,7 +171,7 @@ def near_constant(log: RunLog) -> Finding | None:
 
 
 def _within(log: RunLog) -> float:
-    """Deviation of scores within groups; nan where it is unknown."""
+    """Deviation of scores within groups; nan if unknown."""
     spread = None if log.facts is None else log.facts.spread
     return float("nan") if spread is None else spread[0]
 
@@ -188,6 +194,7 @@ def dead_component(log: RunLog) -> Finding | None:
         rows = log.training_rollouts.components.get(name) if log.training_rollouts is not None else None
         if len(values) < 5 or not log.is_constant(f"component/{name}"):
             continue
+        # a constant mean may hide a spread that is the same in each step
         if (len(spread) and spread.max() > 1e-9) or (rows is not None and np.nanmax(rows) - np.nanmin(rows) > 1e-9):
             continue
         dead.append((name, float(values[0])))
@@ -195,6 +202,7 @@ def dead_component(log: RunLog) -> Finding | None:
     if not dead or not alive:
         return None
     name, level = dead[0]
+    # a penalty that never applies and a form that is always kept are as they should be
     harmless = (PENALTY.search(name) is not None and level == 0.0) or (
         level == 1.0 and STYLE.search(name) is not None and log.gains
     )
@@ -231,6 +239,7 @@ def verifier_outage(log: RunLog) -> Finding | None:
                 log.quote("unscored"),
                 log.quote("reward"),
             )
+    # an outage changes scores alone: entropy and length of the policy go on as before
     names = [f"component/{n}" for n in log.components()] or ["reward"]
     for name in (*names, *(["success"] if log.has("success") else [])):
         stretch = _stretch(log, name)
@@ -252,7 +261,10 @@ def verifier_outage(log: RunLog) -> Finding | None:
 
 
 def _stretch(log: RunLog, name: str) -> tuple[float, float, float, float, float | None] | None:
-    """The longest run of equal values (0 or another level) in the middle of a series that otherwise varies."""
+    """Longest stretch of equal values in the middle of a varying series, if it looks like an outage; else None.
+
+    Returns first step, last step, level, mean of the steps before, mean of the steps after (None: none follow).
+    """
     values, steps = log.values(name), log.steps(name)
     if len(values) < 10:
         return None
@@ -269,6 +281,7 @@ def _stretch(log: RunLog, name: str) -> tuple[float, float, float, float, float 
         return None
     i, j = best
     before = values[max(0, i - 5) : i]
+    # noise of the steps before it: what follows may be a policy that the outage spoilt
     noise = max(float(np.sqrt(np.mean(np.diff(values[:i]) ** 2) / 2)), 1e-6)
     level = float(values[i])
     if level >= log.largest(name) - 1e-9 and level > 0:
@@ -289,15 +302,15 @@ def _stretch(log: RunLog, name: str) -> tuple[float, float, float, float, float 
 
 
 def _calm(log: RunLog, step: float) -> bool:
-    """True if entropy and length at a step are as in the steps before it."""
+    """True if entropy and length at a step are as in the steps before it, so that the policy did not change."""
     is_known = False
     for name in ("entropy", "length"):
         values, steps = log.values(name), log.steps(name)
-        before, at = values[(steps < step) & (steps >= step - 6)], values[(steps >= step) & (steps < step + 2)]
-        if len(before) < 3 or not len(at):
+        before, after = values[(steps < step) & (steps >= step - 6)], values[(steps >= step) & (steps < step + 2)]
+        if len(before) < 3 or not len(after):
             continue
         is_known = True
         noise = max(float(np.sqrt(np.mean(np.diff(before) ** 2) / 2)), 0.02 * abs(float(before.mean())), 1e-3)
-        if abs(float(at.mean() - before[-3:].mean())) > 5 * noise:
+        if abs(float(after.mean() - before[-3:].mean())) > 5 * noise:
             return False
     return is_known

@@ -1,4 +1,4 @@
-"""Checks of the samples: completions without an end, cut ones, prompts in the wrong form."""
+"""Checks of the samples: missing end tokens, truncation, masked completions, wrong chat templates."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ ALL = 0.97  # share of completions at the limit that counts as all of them
 
 
 def all_cut(log: RunLog) -> bool:
-    """True if nearly every completion of every step ran into the limit, from the first step on."""
+    """True if nearly all completions ran into the length limit, from the first step on."""
     if log.has_partial_rollouts:
         return False
     if log.has("truncated"):
         return log.first("truncated") >= ALL and float(np.median(log.values("truncated"))) >= ALL
     if log.has("length_min", "length_max"):
+        # without a recorded share: shortest = longest in every step
         low, high = log.values("length_min"), log.values("length_max")
         same = len(low) == len(high) and bool((low == high).all())
         return same and log.is_constant("length_max") and len(low) >= 5 and high[0] > 1
@@ -37,12 +38,15 @@ def no_eos(log: RunLog) -> Finding | None:
         return None
     evidence = [log.quote(n) for n in ("truncated", "terminated_length", "length_min", "length_max") if log.has(n)]
     facts = log.facts
+    # text after a complete answer means that the end is not sampled; unfinished text, that the limit is short
     ends = None if facts is None else facts.goes_on
     goes_on = None if ends is None else ends[0]
     examples = facts.examples(ends[1]) if facts is not None and ends is not None else ()
+    # TRL's and DAPO's mask takes all cut completions out of the loss: then nothing is trained
     masked = bool(log.setting("mask_truncated")) or nothing_trained(log)
     ids = ["no_eos"]
     scored = log.first(log.correctness or "reward")
+    # decoding drops special tokens, so that what a policy samples after its end leaves no characters
     bare = facts is not None and log.has("length") and facts.characters < 0.8 * log.mean("length")
     if bare and facts is not None:
         evidence.append(
@@ -54,7 +58,9 @@ def no_eos(log: RunLog) -> Finding | None:
         evidence.append(f"cut answers are complete ones: {log.quote(log.correctness or 'reward')}")
     elif goes_on is None:
         ids.append("truncation")
-        evidence.append("the completions would tell them apart: does text go on after an answer, or is it unfinished?")
+        evidence.append(
+            "the completions would tell: text goes on after a complete answer (no_eos) or breaks off (truncation)"
+        )
     else:
         evidence.append(f"{goes_on:.0%} of the completions go on after a complete answer")
         if goes_on < 0.3:
@@ -80,7 +86,7 @@ def no_eos(log: RunLog) -> Finding | None:
 
 
 def nothing_trained(log: RunLog) -> bool:
-    """Gradient exactly 0 in steps whose rewards differ within groups."""
+    """True if the gradient is exactly 0 in steps whose rewards differ within groups."""
     if not log.has("grad_norm"):
         return False
     late = slice(len(log.values("grad_norm")) // 2, None)  # completions may have become too long on the way
@@ -89,6 +95,7 @@ def nothing_trained(log: RunLog) -> bool:
     least = min(3, len(still))  # a pasted row or two of a longer run will do
     if len(zero) < max(least, 0.6 * len(still)) or log.last_step < 3:
         return False
+    # steps without a gradient count only if their rewards asked for one
     for name, silent in (("zero_signal", lambda v: v < 1.0), ("reward_std", lambda v: v > 1e-6)):
         if log.has(name):
             steps, values = log.steps(name), log.values(name)
@@ -112,6 +119,7 @@ def all_masked(log: RunLog) -> Finding | None:
         return None
     evidence = [log.quote(n) for n in ("grad_norm", "reward_std", "zero_signal", "truncated") if log.has(n)]
     rate = log.values("lr")
+    # few completions are cut, so that a mask of cut ones can't be the reason
     if log.has("truncated") and log.last("truncated") < 0.5:
         return finding(
             ["all_masked", "weights_do_not_move"],
@@ -162,10 +170,12 @@ def truncation(log: RunLog) -> Finding | None:
             f"{goes_on:.0%} of the completions go on after a complete answer: the others are unfinished",
             examples=facts.examples(range(2)) if facts is not None else (),
         )
+    # a policy that writes more and more runs into the limit late: a consequence, no cause
     share, late = float(log.values("truncated")[0]), log.last("truncated")
     if max(share, late) < 0.2 or 2 <= len(log.values("truncated")) < 5:
         return None  # a few first steps of a policy that has not been trained yet
     shares = dict(zip(log.steps("truncated").astype(int).tolist(), log.values("truncated").tolist(), strict=True))
+    # answers that earn as much when cut lose nothing by it
     split = None if facts is None else facts.cut_scores(shares)
     evidence = [log.quote("truncated"), log.quote("length"), log.quote("reward")]
     if split is not None:
@@ -202,6 +212,7 @@ def wrong_template(log: RunLog) -> Finding | None:
     if share < 0.2:
         return None
     low = log.first("reward") if log.has("reward") else float("nan")
+    # base models learn to print roles and yet to answer: a note while the run gains
     healthy = log.gains and share < 0.9 and "completion" in what
     return finding(
         "wrong_template",

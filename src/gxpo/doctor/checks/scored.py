@@ -1,4 +1,4 @@
-"""Checks of the scores, by sign and meaning: rejected answers, misaligned labels, missing scores, flipped signs."""
+"""Checks of the scores: rejected right answers, misaligned labels, missing scores, flipped signs."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def verifier_rejects(log: RunLog) -> Finding | None:
     match = _references(log)
     if match is None or match.hits < 8:
         return None
+    # short references (a digit) occur by chance: the rate must be far above that of other prompts' ones
     rate = match.hits / match.n
     if match.accepted > 0.25 or rate < 2 * match.chance or rate < 0.02 or match.score_hit < match.score_miss - 0.2:
         return None
@@ -68,6 +69,7 @@ def labels_misaligned(log: RunLog) -> Finding | None:
             f"{match.contradictions} of {match.repeated} repeated prompts have more than one reference answer",
             examples=examples_of(log, match.contradicting),
         )
+    # a fit with a neighbour's reference: prompts and answers were shuffled or dropped apart
     if match.shift is not None:
         shift, rate, hits = match.shift
         way = (
@@ -85,14 +87,16 @@ def labels_misaligned(log: RunLog) -> Finding | None:
             f"{rate:.0%} of the completions contain that reference, {hits:.0%} their own",
             examples=examples_of(log, range(3)),
         )
+    # a group agrees on what is not the reference: either side may be wrong, so two ids
     if match.consensus is not None and not log.gains:
-        agree, hits, of = match.consensus
+        agree, hits, n_groups = match.consensus
         return finding(
             ["labels_misaligned", "verifier_rejects_right_answers"],
             "critical",
             "possible",
             "a group's answers agree with each other and not with the reference",
-            f"in {of} groups {agree:.0%} of the answers are the commonest one; it contains the reference in {hits:.0%}",
+            f"in {n_groups} groups {agree:.0%} of the answers are the commonest one; it contains the reference in "
+            f"{hits:.0%}",
             log.quote("reward"),
             examples=examples_of(log, range(3)),
         )
@@ -100,7 +104,7 @@ def labels_misaligned(log: RunLog) -> Finding | None:
 
 
 def _summed(log: RunLog) -> bool:
-    """True if the logged total is the plain sum of its components, so that none has a negative weight."""
+    """True if the logged total is the plain sum of its components, so that no weight is negative."""
     names = [f"component/{n}" for n in log.components()]
     if not names or not log.has("reward") or any(len(log.values(n)) != len(log.values("reward")) for n in names):
         return False
@@ -109,11 +113,12 @@ def _summed(log: RunLog) -> bool:
 
 
 def _references(log: RunLog) -> References | None:
+    """Comparison with reference answers; None without rollouts or references."""
     return None if log.facts is None else log.facts.references
 
 
 def examples_of(log: RunLog, rows: Iterable[int]) -> tuple[dict[str, Any], ...]:
-    """At most three of these rollouts as evidence; none where there are no rollouts."""
+    """At most three of these rollouts as evidence; none if there are no rollouts."""
     return () if log.facts is None else log.facts.examples(rows)
 
 
@@ -132,6 +137,7 @@ def missing_scores(log: RunLog) -> Finding | None:
         share = float(log.values("unscored").sum() / max(1.0, log.values("rollouts").sum()))
         evidence.append(log.quote("unscored"))
     r = log.training_rollouts
+    # the metrics count none: rows without a score are then turns or parts of a rollout
     counted = log.has("unscored") and float(log.values("unscored").max()) == 0  # rows without a score are parts of one
     if r is not None and len(r) and not counted:
         missing = ~np.isfinite(r.score)
@@ -146,10 +152,9 @@ def missing_scores(log: RunLog) -> Finding | None:
             score = r.score[~missing]
             share = max(share, float(missing.mean()))
             evidence.append(f"{int(missing.sum())} of {len(r)} rollouts that were read have no score")
+            # a scorer that returns None for wrong answers leaves only right ones in every mean
             if len(score) and np.nanmin(score) == np.nanmax(score):
-                evidence.append(
-                    f"those that have one all have {np.nanmax(score):.3g}: what is missing are the other answers"
-                )
+                evidence.append(f"all others have {np.nanmax(score):.3g}: only such answers seem to get a score")
             examples = examples_of(log, np.flatnonzero(missing))
     if warnings and not evidence:
         evidence.append(f"the console says: {warnings[0]}")
@@ -178,8 +183,9 @@ def missing_scores(log: RunLog) -> Finding | None:
 )
 def reward_sign(log: RunLog) -> Finding | None:
     match = _references(log)
-    few = log.facts is not None and len(log.facts.levels) in (2, 3)  # a verdict, no sum of graded prices
-    if few and match is not None and match.hits >= 8 and match.score_miss - match.score_hit > 0.4:
+    # two or three levels are a verdict; a sum of graded rewards may well pay a wrong answer more
+    is_verdict = log.facts is not None and len(log.facts.levels) in (2, 3)
+    if is_verdict and match is not None and match.hits >= 8 and match.score_miss - match.score_hit > 0.4:
         return finding(
             "reward_sign",
             "critical",
@@ -190,11 +196,12 @@ def reward_sign(log: RunLog) -> Finding | None:
             log.quote("reward"),
             examples=examples_of(log, match.rejected),
         )
+    # components against the total within groups: a negative weight shows there, whatever the run does
     flipped = None if log.facts is None else log.facts.flipped
     if flipped is not None and not PENALTY.search(flipped[0]) and not _summed(log):
         name, correlation = flipped
-        named = CORRECT.search(name) is not None and STYLE.search(name) is None
-        if named or log.falls(f"component/{name}"):
+        is_correctness = CORRECT.search(name) is not None and STYLE.search(name) is None
+        if is_correctness or log.falls(f"component/{name}"):
             return finding(
                 "reward_sign",
                 "critical",
@@ -203,6 +210,7 @@ def reward_sign(log: RunLog) -> Finding | None:
                 f"within groups, {name} and the total reward (or the advantage) correlate at {correlation:.2f}",
                 *(log.quote(n) for n in ("reward", f"component/{name}") if log.has(n)),
             )
+    # a negative weight in the configuration, where no rollouts were read
     weights, components = log.setting("reward_weights"), log.components()
     if isinstance(weights, list) and len(weights) == len(components):
         for name, weight in zip(components, weights, strict=True):
@@ -216,6 +224,7 @@ def reward_sign(log: RunLog) -> Finding | None:
                     log.quote(f"component/{name}"),
                     log.quote("reward"),
                 )
+    # metrics over the run: what is paid rises while correctness falls
     paid = [n for n in components if f"component/{n}" != log.correctness and log.rises(f"component/{n}")]
     other = [n for n in paid if not (CORRECT.search(n) and not STYLE.search(n))]
     if log.rises("reward") and log.has("success") and log.falls("success") and not (other and len(components) > 1):
@@ -227,6 +236,7 @@ def reward_sign(log: RunLog) -> Finding | None:
             log.quote("reward"),
             log.quote("success"),
         )
+    # a penalty falls where it works, and its sign is negative by design
     names = [n for n in log.components() if not PENALTY.search(n)]
     if log.rises("reward"):
         if len(log.components()) == 1 and names and log.falls(f"component/{names[0]}"):
@@ -252,30 +262,32 @@ def reward_sign(log: RunLog) -> Finding | None:
                     log.quote("reward"),
                     log.quote(right),
                 )
+    # components that are named as errors must not rise with the total
     for name in log.components():
         if ERROR.search(name) and log.rises(f"component/{name}") and log.rises("reward") and log.first("reward") >= 0:
             return finding(
                 "reward_sign",
                 "critical",
                 "likely",
-                f"{name} rises with the total: errors are paid",
+                f"{name} rises with the total: the reward pays for errors",
                 log.quote(f"component/{name}"),
                 log.quote("reward"),
                 log.quote("entropy") if log.has("entropy") else "",
                 examples=examples_of(log, range(3)),
             )
+    # a score in [-1, 0] that ends at 0: right answers scored -1
     low, high = (float(log.values("reward").min()), float(log.values("reward").max())) if log.has("reward") else (0, 0)
     label = names[0] if len(log.components()) == 1 and names else None
-    named = label is not None and CORRECT.search(label) and not STYLE.search(label)
+    is_correctness = label is not None and CORRECT.search(label) and not STYLE.search(label)
     if len(components) <= 1 and high <= 1e-9 and low < -0.05 and (log.rises("reward") or log.evaluation_gain < 0):
         worse = log.evaluation_gain < 0 and log.evaluation != "eval/reward"
         only = log.facts.levels if log.facts is not None else ()
         is_score = log.facts is None and low >= -1.001 and len(names) == len(components)
-        if worse or named or only == (-1.0, 0.0) or is_score:
+        if worse or is_correctness or only == (-1.0, 0.0) or is_score:
             return finding(
                 "reward_sign",
                 "critical",
-                "likely" if worse or named or only else "possible",
+                "likely" if worse or is_correctness or only else "possible",
                 "the reward lies between -1 and 0 and rises to 0: the sign of a score of right answers is flipped",
                 log.quote("reward"),
                 log.quote(log.evaluation) if log.evaluation else "",

@@ -1,4 +1,4 @@
-"""Checks of the update: learning rate, frozen weights, the KL's weight, collapse, steps that are not finite."""
+"""Checks of the update: learning rate, frozen weights, KL coefficient, collapse, non-finite steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STRONG_KL = 0.5  # coefficient from which the KL outweighs rewards of size 1 at 
 
 
 def still(log: RunLog) -> tuple[bool, list[str]]:
-    """True if the policy looks as if it did not move at all, and by which series."""
+    """Tell if the policy looks as if it did not move at all; also the evidence."""
     averaged = log.n_steps >= LEAST // 2 and log.last_step >= 2.5 * LEAST  # rows are means over several steps
     if (log.n_steps < LEAST and not averaged) or log.gains or log.falls("reward"):
         return False, []
@@ -37,6 +37,7 @@ def still(log: RunLog) -> tuple[bool, list[str]]:
         return False, []  # perhaps it moves
     if log.has("kl") and float(np.abs(log.values("kl")).max()) > 1e-3:
         return False, []
+    # constant series tell nothing: a silent run has them, too
     watched = [n for n in ("reward", "success", "entropy", "length") if log.has(n) and not log.is_constant(n)]
     if not watched or not any(n in watched for n in ("entropy", "length", "reward")):
         return False, []
@@ -55,29 +56,31 @@ def still(log: RunLog) -> tuple[bool, list[str]]:
 
 
 def _stated_rest(log: RunLog) -> bool:
-    """True if rate, gradient bound or KL say already that nothing can move."""
+    """True if rate, gradient bound, precision or KL show already that nothing can move."""
     rates, bound = log.values("lr"), log.number("max_grad_norm")
     slow = len(rates) > 0 and float(rates.max()) <= TINY_RATE
     clipped = bound is not None and 0 < bound <= 1e-3
     short = str(log.setting("dtype")).endswith(("bfloat16", "bf16"))
+    # updates far below the spacing of bfloat16 weights are lost, but for a few
     rounded = short and len(rates) > 0 and float(rates.max()) <= ROUNDED
     return slow or clipped or rounded or (log.has("kl") and float(np.abs(log.values("kl")).max()) < 1e-6)
 
 
 def has_gradient(log: RunLog) -> bool:
-    """True if steps had a gradient to follow."""
+    """True if most steps had a gradient."""
     if log.has("grad_norm"):
         return float(np.median(log.values("grad_norm"))) > 0
     return not log.is_silent
 
 
 def _unfinished_warmup(log: RunLog) -> bool:
-    """True if the rate rose from step to step until the end of the run, as a warm-up does."""
+    """True if the learning rate rose until the end of the run: a warm-up that never ended."""
     rates = log.values("lr")
     if len(rates) < LEAST:
         return False
     rising = np.diff(rates) > 0
     rate, warm = log.number("lr"), log.number("warmup_steps")
+    # a rate that rises to the end and has reached its value is a warm-up as long as the run
     short = rate is not None and rates[-1] < 0.3 * rate
     return bool(rising.mean() > 0.95) and (short or rate is None or (warm or 0) >= log.n_steps)
 
@@ -113,9 +116,10 @@ def lr_too_low(log: RunLog) -> Finding | None:
             "likely" if flat else "possible",
             f"the learning rate is still warming up after {log.n_steps} steps",
             log.quote("lr", ".2g"),
-            f"asked for: {rate:.2g}" if rate else "",
+            f"configured: {rate:.2g}" if rate else "",
             *evidence,
         )
+    # from here on the rate alone proves nothing: the policy must be at rest
     if not flat:
         return None
     if largest <= TINY_RATE:
@@ -145,6 +149,7 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
     if log.has("lr") and float(log.values("lr").max()) == 0.0:
         return None
     moved = log.values("weights_moved")
+    # checksum and share of moved weights are proofs
     if log.is_constant("weights_crc") and len(log.values("weights_crc")) >= 3:
         return finding(
             "weights_do_not_move",
@@ -170,6 +175,7 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
         return None  # lr_too_low says it
     if strong_kl(log):
         return None
+    # everything at rest although there is a gradient: bound and precision explain it, if they are known
     bound = log.number("max_grad_norm")
     if bound is not None and 0 < bound <= 1e-3:
         return finding(
@@ -190,8 +196,11 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
             log.quote("grad_norm"),
             *evidence,
         )
+    # a KL of exactly 0 means equal weights; a small one, slow or held ones
     exact = log.has("kl") and float(np.abs(log.values("kl")).max()) < 1e-6
-    advice = "to tell them apart: the share of weights that a step changes, max_grad_norm, the rate asked for"
+    advice = (
+        "to tell these apart, look at the share of weights that a step changes, max_grad_norm and the configured rate"
+    )
     ids = ["weights_do_not_move", "lr_too_low"]
     beta = log.number("beta")
     if log.has("kl") and not exact and (beta is None or beta >= STRONG_KL):
@@ -209,8 +218,10 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
 
 
 def implied_beta(log: RunLog) -> float | None:
-    """loss / KL: on policy the advantages sum to about 0 and the loss is the KL term alone; None where that can't be
-    told."""
+    """Estimate the KL coefficient as loss / KL; None if the ratio is not steady.
+
+    On policy the advantages sum to about 0, so that the loss is the KL term alone.
+    """
     steps = set(log.steps("kl").tolist()) & set(log.steps("loss").tolist())
     kl = dict(zip(log.steps("kl").tolist(), log.values("kl").tolist(), strict=True))
     loss = dict(zip(log.steps("loss").tolist(), log.values("loss").tolist(), strict=True))
@@ -223,7 +234,7 @@ def implied_beta(log: RunLog) -> float | None:
 
 
 def strong_kl(log: RunLog) -> float | None:
-    """The KL's coefficient where it is large, from the configuration or from loss / KL."""
+    """KL coefficient if it is large, from the configuration, the log or loss / KL; else None."""
     beta = log.number("beta")
     if beta is None and log.has("kl_coef"):
         beta = log.mean("kl_coef")
@@ -246,6 +257,7 @@ def kl_too_high(log: RunLog) -> Finding | None:
         return None
     if log.has("kl") and log.last("kl") > 0.05:
         return None
+    # a coefficient that was inferred is quoted as such
     is_stated = log.number("beta") is not None or log.has("kl_coef")
     return finding(
         "kl_too_high",
@@ -260,8 +272,7 @@ def kl_too_high(log: RunLog) -> Finding | None:
 
 
 def _start(values: Floats) -> float:
-    """Level before much was learnt: the mean of the first tenth of the steps, or the first step alone where a collapse
-    follows it at once."""
+    """Level before training: mean of the first tenth of the steps, or the first step if a collapse follows at once."""
     level = float(values[: max(2, len(values) // 10)].mean())
     after = values[1:4]
     gone = len(after) > 0 and values[0] > 0 and float(after.mean()) < 0.6 * values[0]
@@ -269,14 +280,14 @@ def _start(values: Floats) -> float:
 
 
 def _calm_noise(values: Floats) -> float:
-    """Deviation of single steps without the tenth of the steps that change most, which a collapse is among."""
+    """Deviation of single steps, without the tenth that changes most, as a collapse is among these."""
     steps = np.sort(np.diff(values) ** 2)
     calm = steps[: max(3, int(0.9 * len(steps)))]
     return float(np.sqrt(calm.mean() / 2)) if len(calm) else 0.0
 
 
 def _steps_of_fall(values: Floats, start: float, low: float) -> int:
-    """Steps from the last value above 80% of the way from `low` up to `start` to the first below 20% after it."""
+    """Count the steps of a fall: from the last value above 80% of `low` to `start` to the first below 20% after it."""
     share = (values - low) / max(start - low, 1e-12)
     under = np.flatnonzero(share < 0.2)
     if not len(under):
@@ -308,7 +319,9 @@ def lr_too_high(log: RunLog) -> Finding | None:
         return None
     reward, signs, evidence = log.values("reward"), [], []
     start, noise = _start(reward), _calm_noise(reward)
+    # of the difference of a mean of two first steps and of the last fifth
     error = noise * float(np.sqrt(1 / 2 + 1 / max(3, score.n // 5)))
+    # below the start, or below the peak and not above the start: a fall from a peak alone may be harder tasks
     fallen = start - score.last
     from_peak = score.best - score.last
     outside = log.evaluation_gain < 0 and not log.rises("reward")
@@ -320,6 +333,7 @@ def lr_too_high(log: RunLog) -> Finding | None:
             f"{log.key('reward')} {start:.3g} at the start, {max(score.best, start):.3g} at best, "
             f"{score.last:.3g} at the end"
         )
+    # at its lowest level at the end: it did not recover
     low = float(reward.min())
     collapsed = "reward" in signs and score.last <= low + 0.1 * (max(score.best, start) - low)
     grad = log.values("grad_norm")
@@ -329,6 +343,7 @@ def lr_too_high(log: RunLog) -> Finding | None:
         if usual > 0 and float(grad.max()) > 10 * usual:
             signs.append("grad_norm")
             evidence.append(f"{log.key('grad_norm')} up to {grad.max():.3g}, {usual:.3g} in the first steps")
+    # entropy may go either way: one answer for all, or noise
     entropy = log.values("entropy")
     if len(entropy) >= 2:
         begin, end = float(entropy[0]), log.last("entropy")
@@ -343,10 +358,12 @@ def lr_too_high(log: RunLog) -> Finding | None:
         if end > 2.5 * begin or end < 0.35 * begin or (len(cut) > 5 and cut[0] < 0.3 and log.last("truncated") > 0.8):
             signs.append("length")
             evidence.append(log.quote("length"))
+    # three steps far away: a single spike is usual
     kl = log.values("kl")
     if len(kl) >= 6 and float(np.sort(kl)[-3:].mean()) > 1.5:
         signs.append("kl")
         evidence.append(log.quote("kl"))
+    # a fall within one step is no slow drift
     drop = float((reward[:-1] - reward[1:]).max()) if len(reward) > 1 else 0.0
     if "reward" in signs and drop > 0.75 * (max(score.best, start) - low) and drop > 6 * noise:
         signs.append("sudden")
@@ -355,13 +372,14 @@ def lr_too_high(log: RunLog) -> Finding | None:
         return None
     if len(signs) == 2 and not collapsed and not outside and score.last > 0.5 * start > 0:
         return None  # harder tasks do as much
+    # gains are what a wrong sign can't have had
     grade = "likely" if len(signs) >= 3 or collapsed else "possible"
     ids = ["lr_too_high"]
     if not log.rises("reward") and score.best < start + 2 * error and _steps_of_fall(reward, start, low) >= 4:
         ids.append("advantage_sign")
         evidence.append(
-            "it never gained and fell over several steps: a gradient that points the wrong way looks the same; an "
-            "overfit test on one batch tells"
+            "it never gained and fell over several steps, as with a gradient of the wrong sign: overfitting one batch "
+            "tells them apart"
         )
     return finding(
         ids,
@@ -391,16 +409,17 @@ def non_finite(log: RunLog) -> Finding | None:
             # a trainer that writes null where a step had no signal is no sick one
             if log.source == "gxpo" and not log.last("nonfinite_steps") > 0:
                 continue
-            at = int(series.steps[int(np.argmax(bad))])
+            first_bad = int(series.steps[int(np.argmax(bad))])
             return finding(
                 "non_finite",
                 "critical",
                 "proved",
-                f"{series.key} is not finite from step {at} on"
+                f"{series.key} is not finite from step {first_bad} on"
                 if bad[-1]
                 else f"{series.key} is not finite in {int(bad.sum())} steps",
-                f"{int(bad.sum())} of {len(bad)} logged values, the first at step {at}",
+                f"{int(bad.sum())} of {len(bad)} logged values, the first at step {first_bad}",
             )
+    # the run ended before it could log the figure
     died = [m for m in log.messages if NOT_FINITE.search(m)]
     if died:
         return finding(
@@ -421,6 +440,7 @@ def non_finite(log: RunLog) -> Finding | None:
             "the reward is not finite: a rollout of infinite reward makes all advantages of its group so",
             f"{scores.key} is infinite in {count} of {len(scores)} logged steps",
         )
+    # a trainer that skips such steps goes on: once is chance
     skipped = log.values("nonfinite_steps")
     if len(skipped) and skipped[-1] >= max(2, 0.05 * len(skipped)):
         return finding(

@@ -1,4 +1,4 @@
-"""Configurations beside a run -> settings under the names of `gxpo.doctor.runlog.SETTINGS`."""
+"""Readers of configurations: settings of five trainers under the names of `gxpo.doctor.runlog.SETTINGS`."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ _TABLES: dict[str, dict[str, tuple[str, ...]]] = {
     "openrlhf": _OPENRLHF,
     "prime-rl": _PRIME,
 }
-# A file is a configuration of the trainer if it has one of these.
-_OWN = {
+# Keys of one trainer alone: a file that has any is a configuration of that trainer.
+_SIGNATURES = {
     "trl": ("num_generations", "max_completion_length", "num_iterations", "reward_weights", "scale_rewards"),
     "verl": ("actor.optim.lr", "rollout.n", "algorithm.adv_estimator", "trainer.total_epochs", "actor.ppo_epochs"),
     "gxpo": ("rollout.group_size", "trainer.steps", "optim.lr", "update.lr"),
@@ -119,7 +119,7 @@ _FLAT_LINE = re.compile(r"^([A-Za-z_][\w.]*)\s*[:=]\s*(\S.*)$")
 
 
 def from_text(text: str) -> Table | None:
-    """A configuration in YAML or JSON; None where the text is neither or sets nothing that is known."""
+    """Parse a configuration in YAML, JSON or TOML; None if the text is none or sets nothing that is known."""
     if len(text) > LARGEST or "\0" in text[:4096]:
         return None
     document: Any = None
@@ -145,6 +145,7 @@ def from_text(text: str) -> Table | None:
 
 
 def _toml(text: str) -> Any:
+    """Parse TOML; None if it is none, or before Python 3.11."""
     try:
         import tomllib  # Python 3.11
     except ImportError:
@@ -156,7 +157,8 @@ def _toml(text: str) -> Any:
 
 
 def from_settings(settings: Mapping[str, Any]) -> Table | None:
-    """The same of settings that are already flat."""
+    """Make a configuration of flat settings; None if they are of no known trainer."""
+    # a model's config.json has keys of sampling and of precision, but they are not the run's
     if any(key in settings for key in _MODEL):
         return None
     # wandb's config.yaml has each value under "value"; "${...}" is a reference that nobody resolved
@@ -171,14 +173,14 @@ def from_settings(settings: Mapping[str, Any]) -> Table | None:
 
 
 def trainer(settings: Mapping[str, Any]) -> str | None:
-    """Return the trainer that a configuration is of."""
-    counts = {name: sum(value(settings, key) is not None for key in keys) for name, keys in _OWN.items()}
+    """Name the trainer of a configuration by its keys; None without any of them."""
+    counts = {name: sum(value(settings, key) is not None for key in keys) for name, keys in _SIGNATURES.items()}
     best = max(counts, key=lambda name: counts[name])
     return best if counts[best] else None
 
 
 def value(settings: Mapping[str, Any], key: str) -> Any:
-    """The setting of that key, or the one whose key ends in it after a dot, the shortest first."""
+    """Look up a setting by its key, or by the shortest key that ends in it after a dot; None without one."""
     if key in settings:
         return settings[key]
     longer = sorted((k for k in settings if k.endswith(f".{key}")), key=len)
@@ -186,24 +188,24 @@ def value(settings: Mapping[str, Any], key: str) -> Any:
 
 
 def translate(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return settings under our names; `source` is the trainer (unsloth's are TRL's)."""
+    """Rename settings of a trainer (`source`; unsloth's are TRL's) to the names of `SETTINGS`."""
     source = "trl" if source == "unsloth" else source
-    out: dict[str, Any] = {}
+    translated: dict[str, Any] = {}
     for name, keys in _TABLES.get(source, {}).items():
         setting = next((v for key in keys if (v := value(settings, key)) is not None), None)
         if setting is not None and not isinstance(setting, dict):
-            out[name] = _clean(name, setting)
+            translated[name] = _clean(name, setting)
     special = _SPECIAL.get(source)
     if special is not None:
-        special(settings, out)
-    return {name: v for name, v in out.items() if v is not None}
+        special(settings, translated)
+    return {name: v for name, v in translated.items() if v is not None}
 
 
 _TEXTS = ("schedule", "dtype", "loss_type", "method", "scale")
 
 
 def _clean(name: str, value: Any) -> Any:
-    """A number where the setting is one ("1e-6" is a text in YAML 1.2's JSON and in printed arguments)."""
+    """Normalise a setting: numbers from texts ("1e-6" is a text in YAML 1.2's JSON and in printed arguments)."""
     if name == "dtype":
         text = str(value).lower().removeprefix("torch.").removeprefix("dtype.")
         return None if text == "auto" else _DTYPES.get(text, text)
@@ -216,10 +218,12 @@ def _clean(name: str, value: Any) -> Any:
             return None
     if isinstance(value, float) and not math.isfinite(value):
         return None
+    # counts that were written as floats; a rate of 1.0 stays one
     return int(value) if isinstance(value, float) and value.is_integer() and name not in ("lr", "beta") else value
 
 
 def _trl(settings: Mapping[str, Any], out: dict[str, Any]) -> None:
+    """Add TRL's settings that take several keys: scale, steps of the warm-up, LoRA."""
     scale = value(settings, "scale_rewards")
     if scale is not None:
         out["scale"] = {"true": "group", "false": "none"}.get(str(scale).lower(), str(scale))
@@ -240,6 +244,8 @@ def _trl(settings: Mapping[str, Any], out: dict[str, Any]) -> None:
 
 
 def _verl(settings: Mapping[str, Any], out: dict[str, Any]) -> None:
+    """Add verl's settings that take several keys: KL coefficient, scale, steps of the warm-up, LoRA."""
+    # the KL may be in the loss, in the reward, or nowhere, which is 0; without either flag it is unknown
     coefficient = 0.0
     if value(settings, "actor.use_kl_loss"):
         coefficient = value(settings, "actor.kl_loss_coef")
@@ -263,6 +269,7 @@ def _verl(settings: Mapping[str, Any], out: dict[str, Any]) -> None:
 
 
 def _gxpo(settings: Mapping[str, Any], out: dict[str, Any]) -> None:
+    """Add gxpo's settings that take several keys: scale, LoRA."""
     scale = value(settings, "credit.scale")
     if scale is not None:
         out["scale"] = {"std": "group", "true": "group", "batch_std": "batch"}.get(str(scale).lower(), str(scale))

@@ -1,4 +1,4 @@
-"""Console texts: the lines with figures of TRL, verl, OpenRLHF, prime-rl and others, among whatever else was printed.
+"""Reader of console texts: metrics of TRL, verl, OpenRLHF, prime-rl and others, among whatever else was printed.
 
 Where each form was read:
 - transformers 5.x `trainer_callback.py`: `ProgressCallback.on_log` and `PrinterCallback.on_log` print a dict a log,
@@ -80,19 +80,19 @@ _MARKS = (
 
 
 def _marks(chunk: str) -> list[int]:
-    """Positions of the marks, in order."""
-    out = []
+    """Positions of the marks in a chunk, in order; at most one of each kind per line."""
+    positions = []
     for mark in _MARKS:
         at = chunk.find(mark)
         while at >= 0:
-            out.append(at)
+            positions.append(at)
             end = chunk.find("\n", at)
             at = chunk.find(mark, end)
-    return sorted(out)
+    return sorted(positions)
 
 
 def _pairs(text: str) -> dict[str, Any]:
-    """Keys and values of a printed dict: texts, and what JSON makes of the others."""
+    """Parse a printed dict; values are texts, or what JSON makes of them."""
     if '"' not in text or "'" not in text:
         try:  # most dicts are JSON but for the quotes, and json is five times as fast as a pattern
             return {key.strip(): value for key, value in json.loads(text.replace("'", '"')).items()}
@@ -104,13 +104,14 @@ def _pairs(text: str) -> dict[str, Any]:
 
 @dataclass
 class Messages:
-    """The first `MOST_MESSAGES` different ones, each once, as printed; a traceback is its last line."""
+    """Collector of warnings and errors: the first `MOST_MESSAGES` different ones; of a traceback the last line."""
 
     texts: list[str] = field(default_factory=list)
     open: bool = False  # inside a traceback
     _seen: set[str] = field(default_factory=set)
 
     def add(self, line: str) -> None:
+        """Keep a line if it is a warning, an error, or the end of a traceback, and unlike those so far."""
         text = line.strip()
         if text.startswith("Traceback (most recent call last)"):
             self.open = True
@@ -137,7 +138,7 @@ class Messages:
 
 
 def _without_bars(text: str) -> str:
-    """The rest of a line after its last progress bar (`12%|...| 3/25 [...]`)."""
+    """Strip a line's progress bars (`12%|...| 3/25 [...]`)."""
     bar = text.rfind("%|")
     end = _BAR_END.search(text, bar) if bar >= 0 else None
     return text if end is None else text[end.end() :]
@@ -163,7 +164,7 @@ def _setting(text: str) -> Any:
 
 @dataclass
 class PrintedSettings:
-    """Settings that a console shows: command lines, the printed arguments of transformers, verl's printed tree."""
+    """Collector of printed settings: command lines, transformers' arguments, verl's tree of its configuration."""
 
     open: str = ""  # "command", "arguments" or "tree" while one goes on
     settings: dict[str, Any] = field(default_factory=dict)
@@ -194,6 +195,7 @@ class PrintedSettings:
         return False
 
     def _branch(self, line: str) -> bool:
+        """Read a line of verl's tree, which ends where its braces are closed."""
         self.open = "tree"
         self._tree.append(line)
         self._size += len(line)
@@ -211,7 +213,7 @@ class PrintedSettings:
 
 @dataclass
 class Console:
-    """Reads line by line; `table` has what was understood so far."""
+    """Reader of a console text line by line; `table` holds the figures so far."""
 
     table: Table = field(default_factory=lambda: Table("console", is_numbered=False))
     messages: Messages = field(default_factory=Messages)
@@ -225,7 +227,7 @@ class Console:
     n_evaluations: int = 0
 
     def read(self, chunks: Iterable[str]) -> Table:
-        """`chunks`: pieces of whole lines. Only lines with a mark are looked at, and what follows one that goes on."""
+        """Read pieces of whole lines. Only lines with a mark are parsed, and those that continue one."""
         for chunk in chunks:
             at, marks = 0, _marks(chunk)
             for mark in marks:
@@ -248,8 +250,10 @@ class Console:
     def _line(self, line: str) -> None:
         if "\x1b" in line:
             line = _COLOUR.sub("", line)
-        bare = _RAY.sub("", line) if line.startswith("(") else line
-        whole, line = bare != line, bare  # Ray puts its prefix before every line, so this one begins here
+        # Ray puts its prefix before every line: a line that has it continues none
+        unprefixed = _RAY.sub("", line) if line.startswith("(") else line
+        has_ray_prefix, line = unprefixed != line, unprefixed
+        # rows of figures may quote a completion that reads like an error
         if not line.startswith(("{", "step:")):
             self.messages.add(line)
         if "nsloth" in line:
@@ -259,8 +263,9 @@ class Console:
             return
         if self.settings.take(line):
             return
-        if self.broken_line is not None and self._verl_rest(line, whole):
+        if self.broken_line is not None and self._verl_rest(line, has_ray_prefix):
             return
+        # a dict that is a value of another, or holds one, is no row of figures
         start = _DICT.search(line) if "{" in line else None
         if start is not None and not line[: start.start()].rstrip().endswith(("':", '":')):
             if not _NESTED.match(line, start.start()):
@@ -275,6 +280,7 @@ class Console:
     # dicts
 
     def _dict(self, line: str, start: int) -> None:
+        """Read a printed dict; one that does not end in its line is kept open."""
         end = line.find("}", start)
         if end < 0:
             self.open = [line[start:]]
@@ -283,6 +289,7 @@ class Console:
         self._row(line[start : end + 1], line[:start])
 
     def _go_on(self, line: str) -> None:
+        """Read a line of an open dict; another row or a hundred lines mean that it was cut."""
         fresh = _DICT.search(line)
         if fresh is not None or len(self.open) > 100 or _VERL.search(line):
             self.open = []
@@ -298,6 +305,7 @@ class Console:
             self._row(text, self.prefix)
 
     def _row(self, text: str, before: str) -> None:
+        """Add a dict's figures as a row, if it is of training; `before`: what stands before it in its line."""
         texts = _pairs(text)
         values = figures(texts)
         if "train_runtime" in values:
@@ -310,6 +318,7 @@ class Console:
         step, _ = step_of(texts, _STEPS)
         for key in _STEPS:
             values.pop(key, None)
+        # OpenRLHF prints the step before its dict
         step_before = _STEP.search(before)
         if step is None and step_before is not None:
             step = float(step_before[1])
@@ -330,6 +339,7 @@ class Console:
         self._verl_pairs(float(start[1]), line[start.end(1) :])
 
     def _verl_pairs(self, step: float, text: str) -> None:
+        """Add the figures of a line of verl; with its rest, in place of the broken line's."""
         values = {}
         for pair in _VERL_PAIR.finditer(text):
             if pair[1] == "actor/lr" and pair[2] in ("0.000", "-0.000"):
@@ -343,11 +353,11 @@ class Console:
             self.table.rows.append((step, values))
             self.broken_line = (step, text)
 
-    def _verl_rest(self, line: str, whole: bool) -> bool:
-        """True if the line is the rest of the one before, which a terminal or a page has broken."""
+    def _verl_rest(self, line: str, begins_line: bool) -> bool:
+        """Read a line as the rest of the one before, which a terminal or a page has broken; False if it is not."""
         assert self.broken_line is not None
         step, text = self.broken_line
-        may = not whole and "step:" not in line and len(text) < 20_000
+        may = not begins_line and "step:" not in line and len(text) < 20_000
         if may and (line.startswith((" - ", "- ")) or len(_VERL_PAIR.findall(line)) > 1):
             self._verl_pairs(step, text + line)
             return True
@@ -357,11 +367,13 @@ class Console:
     # words and numbers
 
     def _words(self, line: str) -> None:
+        """Read a line of words and numbers: "Step 3 | Loss 0.01 | ...", or a progress bar."""
         if "%|" in line:
             bar = _BAR.search(line)
             if bar is not None and self.rows and int(bar[2]) > 1:
                 self.table.bars.append((self.rows, int(bar[1]), int(bar[2])))
             return
+        # prime-rl's line of an evaluation names its data set before the step
         evaluated = _EVALUATED.search(line)
         match = evaluated or _STEP.search(line)
         if match is None or "Micro Step" in line:
@@ -374,6 +386,7 @@ class Console:
             value = number(pair[2])
             if value is not None:
                 values.setdefault(pair[1].strip(), value / 100 if pair[3] == "%" else value)
+        # a time has a unit and stands without a name
         span = _SPAN.search(rest)
         if span is not None and "Time" not in values:
             unit = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}[span[2]]
@@ -393,11 +406,13 @@ class Console:
         if self.open:
             self.table.is_torn = True
         if self.is_rounded:
-            self.table.notes.append("figures have three decimals: actor/lr of 0.000 is unknown, and was left out")
+            self.table.notes.append(
+                "figures have three decimals, so that an actor/lr of 0.000 is unknown and was left out"
+            )
         self.table.messages = self.messages.texts
         self.table.settings = dict(self.settings.settings)
 
 
 def read(chunks: Iterable[str]) -> Table:
-    """Figures, warnings and settings of a console text, given in pieces of whole lines."""
+    """Read figures, warnings and settings of a console text, given in pieces of whole lines."""
     return Console().read(chunks)

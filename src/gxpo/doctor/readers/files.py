@@ -1,4 +1,4 @@
-"""Files of a run below a directory, and the `Table` of each, by the reader that its content asks for."""
+"""Find the files of a run and read each into a `Table`, by the reader that fits its content."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _BOUNDS = ("__MIN", "__MAX")  # wandb exports three columns for each figure
 
 
 def candidates(root: Path) -> tuple[list[Path], list[str]]:
-    """Files to try, in the order of their names, and notes on those that were left out."""
+    """List the files to try, by name, with notes on those that were left out."""
     if not root.is_dir():
         return [root], []
     files: list[Path] = []
@@ -66,7 +66,7 @@ def candidates(root: Path) -> tuple[list[Path], list[str]]:
 
 
 def read_file(path: Path) -> Table | None:
-    """Read a file; None for a dump of rollouts, or nothing that is known."""
+    """Read a file into a table; None for a dump of rollouts and for unknown content."""
     try:
         with path.open("rb") as stream:
             head = stream.read(_HEAD)
@@ -82,6 +82,7 @@ def read_file(path: Path) -> Table | None:
 
 
 def _read_text(path: Path, start: str) -> Table | None:
+    """Read a text file as JSON, a delimited table, a console or a configuration: the first that has figures."""
     notes: list[str] = []
     size = path.stat().st_size
     table: Table | None = None
@@ -89,6 +90,7 @@ def _read_text(path: Path, start: str) -> Table | None:
         first, more, _ = start.partition("\n")
         if not more:  # the line is longer than the head
             first = next((line for line in _lines(path, []) if line.strip()), "").strip("\ufeff \t")
+        # a dump of rollouts is read by `rollout_files`, as far as the sample needs
         if json_files.is_dump(first):
             return None
         if len(first) > 2 and first[0] == "{":
@@ -105,6 +107,7 @@ def _read_text(path: Path, start: str) -> Table | None:
         if table is not None and table.rows:
             return table
     notes = []
+    # whatever else it is, a text may be a console's; a configuration has no figures
     table = console.read(_chunks(path, notes))
     table.notes += notes
     if table.rows or table.messages or (table.settings and configs.trainer(table.settings)):
@@ -113,7 +116,7 @@ def _read_text(path: Path, start: str) -> Table | None:
 
 
 def _has_figures(table: Table) -> bool:
-    """True if the rows have any figure of training."""
+    """True if any of the first rows has a metric of training."""
     return any(keys.is_metric(key) for _, row in itertools.islice(table.rows, 200) for key in row)
 
 
@@ -164,6 +167,7 @@ def _arguments(data: bytes) -> dict[str, Any]:
 
 
 def _scalar(value: Any) -> float | None:
+    """Number of a TensorBoard value, in any of its three forms; None if it is none."""
     kind = value.WhichOneof("value")
     if kind == "simple_value":
         return float(value.simple_value)
@@ -195,12 +199,14 @@ def _read_delimited(text: str, name: str) -> Table | None:
 
 
 def _is_header(header: list[str]) -> bool:
+    """True if the cells are names, one of them of a metric; the first may be empty (a notebook's index)."""
     return all(h and number(h) is None and "{" not in h for h in header[1:]) and any(
         keys.is_metric(keys.trainer_key(h)) for h in header
     )
 
 
 def _cells(line: str, mark: str) -> list[str]:
+    """Split a line at its delimiter."""
     if mark == "|":
         return [c.strip() for c in line.strip().removeprefix("|").removesuffix("|").split("|")]
     try:
@@ -210,8 +216,10 @@ def _cells(line: str, mark: str) -> list[str]:
 
 
 def _delimited_rows(header: list[str], lines: list[str], mark: str, name: str) -> Table | None:
+    """Read the rows under a header; None if there are none."""
     steps = [i for i, h in enumerate(header) if keys.trainer_key(h) in STEP_KEYS]
     counts = sorted(steps, key=lambda i: STEP_KEYS.index(keys.trainer_key(header[i])))
+    # bounds of wandb's exports are no figures of their own
     columns = {
         i: keys.trainer_key(h)
         for i, h in enumerate(header)
@@ -225,6 +233,7 @@ def _delimited_rows(header: list[str], lines: list[str], mark: str, name: str) -
                 break
             continue
         cells = _cells(line, mark)
+        # a table in Markdown ends with the first other line; a CSV may have a torn one
         if len(cells) != len(header):
             if mark == "|":
                 break
@@ -250,21 +259,21 @@ def _refuse_several_runs(header: list[str], columns: dict[int, str], name: str) 
 
 
 def _encoding(head: bytes) -> str:
-    """Encoding by the mark at the start; PowerShell's `>` writes UTF-16."""
+    """Encoding of a file by its first bytes; PowerShell's `>` writes UTF-16."""
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return "utf-16"
     return "utf-8-sig"
 
 
 def _text_of(path: Path) -> str:
-    """The text of a file, at most `LARGEST` bytes of it."""
+    """Read a file's text, at most `LARGEST` bytes of it."""
     with path.open("rb") as stream:
         data = stream.read(LARGEST)
     return data.decode(_encoding(data[:2]), errors="replace")
 
 
 def _chunks(path: Path, notes: list[str]) -> Iterator[str]:
-    """The text in pieces of whole lines that end in a line feed; carriage returns of progress bars end lines, too."""
+    """Read a text in pieces of whole lines; carriage returns of progress bars end lines, too."""
     with path.open("rb") as raw:
         head = raw.read(2)
         size = raw.seek(0, 2)
@@ -280,12 +289,13 @@ def _chunks(path: Path, notes: list[str]) -> Iterator[str]:
 
 
 def _lines(path: Path, notes: list[str]) -> Iterator[str]:
-    """Lines without their ends."""
+    """Read the lines of a file, without their ends."""
     for chunk in _chunks(path, notes):
         yield from chunk.split("\n")[:-1]
 
 
 def _pieces(raw: IO[bytes], code: str, limit: int | None) -> Iterator[str]:
+    """Decode up to `limit` bytes of a stream, cut at ends of lines."""
     decoder = codecs.getincrementaldecoder(code)(errors="replace")
     rest, read = "", 0
     while limit is None or read < limit:
@@ -309,7 +319,7 @@ def _pieces(raw: IO[bytes], code: str, limit: int | None) -> Iterator[str]:
 
 
 def dump_source(path: Path) -> str:
-    """The trainer that wrote a dump of rollouts, by its first row."""
+    """Name the trainer that wrote a dump of rollouts, by its first row."""
     try:
         with path.open("rb") as stream:
             head = stream.read(_HEAD)

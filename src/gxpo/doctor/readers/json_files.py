@@ -1,4 +1,4 @@
-"""JSON: `trainer_state.json` of transformers, one object or list of rows, and JSON lines of any trainer."""
+"""Readers of JSON: `trainer_state.json` of transformers, an object or a list of rows, JSON Lines of any trainer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROLLOUT_KEYS = {
 
 
 def from_text(text: str) -> Table | None:
-    """A whole JSON document; one that is cut short gives the rows that are complete. None: no figures, no settings."""
+    """Read a JSON document; of one that is cut short the complete rows. None if it has no figures and no settings."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -41,6 +41,7 @@ def from_text(text: str) -> Table | None:
 
 
 def from_document(document: Any) -> Table | None:
+    """Make a table of parsed JSON: a trainer's state, a list of rows, or settings; None for anything else."""
     if isinstance(document, Mapping):
         if isinstance(document.get("log_history"), list):
             return _state(document)
@@ -56,7 +57,7 @@ def from_document(document: Any) -> Table | None:
 
 
 def is_rollout(row: Any) -> bool:
-    """True if a row is of a dump of rollouts and not of figures."""
+    """True if a row is a rollout, not figures of a step."""
     if not isinstance(row, Mapping):
         return False
     if str(row.get("schema", row.get("format", ""))).startswith("gxpo.sampling.rollouts"):
@@ -68,7 +69,7 @@ _TEXTS = re.compile(r"\{\"(?:schema|prompt|completion|input|output|response|mess
 
 
 def is_dump(first: str) -> bool:
-    """True if the first line of a text is a row of a dump of rollouts; a long one may be cut short."""
+    """True if the first line of a text is a rollout; a long line may be cut short."""
     try:
         return is_rollout(json.loads(first))
     except (ValueError, RecursionError):
@@ -76,9 +77,9 @@ def is_dump(first: str) -> bool:
 
 
 def from_lines(lines: Iterable[str]) -> Table | None:
-    """JSON lines; None where the first objects are no figures (a dump of rollouts, messages of a chat).
+    """Read JSON Lines; None if the first objects are rollouts or messages of a chat.
 
-    The last line of a run that is still going may be cut: `torn`, and not counted as unreadable.
+    The last line of a run that is still going may be cut: the table is torn, and the line not counted as unreadable.
     """
     rows: list[Mapping[str, Any]] = []
     unreadable, torn, n_lines = 0, False, 0
@@ -91,6 +92,7 @@ def from_lines(lines: Iterable[str]) -> Table | None:
         try:
             row = json.loads(line.rstrip(","))
         except (ValueError, RecursionError):
+            # a text that begins like JSON Lines and is not: given up once half of its lines are unreadable
             unreadable, torn = unreadable + 1, True
             if unreadable >= 20 and unreadable > n_lines / 2:
                 return None
@@ -103,6 +105,7 @@ def from_lines(lines: Iterable[str]) -> Table | None:
         rows.append(row)
     if not rows:
         return None
+    # a file of one line may be a whole document: settings, or a state
     nested = any(isinstance(v, Mapping) and k not in ("data", "metrics") for k, v in rows[0].items())
     if len(rows) == 1 and (nested or "log_history" in rows[0] or not any(key in rows[0] for key in STEP_KEYS)):
         return from_document(rows[0])
@@ -113,6 +116,7 @@ def from_lines(lines: Iterable[str]) -> Table | None:
 
 
 def _rows(rows: list[Any]) -> Table:
+    """Make a table of rows; those without a step are counted, or are of the step before if others have one."""
     table = Table("rows")
     padded = _padded(rows)
     for row in rows:
@@ -138,7 +142,10 @@ def _rows(rows: list[Any]) -> Table:
 
 
 def _row(row: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
-    """Step and figures. verl's FileLogger writes {"step": n, "data": {...}} (verl/utils/tracking.py, 0.9.1)."""
+    """Split a row into step and figures.
+
+    verl's FileLogger writes {"step": n, "data": {...}} (verl/utils/tracking.py, 0.9.1).
+    """
     inner = row.get("data", row.get("metrics"))
     step, step_key = step_of(row)
     if isinstance(inner, Mapping):
@@ -165,7 +172,7 @@ def _padded(rows: list[Any]) -> set[str]:
 
 
 def _state(state: Mapping[str, Any]) -> Table:
-    """`trainer_state.json` (transformers TrainerState): rows of training, of evaluation, and a summary at the end."""
+    """Read transformers' `trainer_state.json`: rows of training and evaluation, without the summary at the end."""
     table = Table("state")
     for row in state["log_history"]:
         step = number(row.get("step")) if isinstance(row, Mapping) else None
@@ -186,7 +193,7 @@ def _state(state: Mapping[str, Any]) -> Table:
 
 
 def _objects(text: str, at: int) -> Iterator[Any]:
-    """The complete objects of a list in JSON that is cut short."""
+    """Parse the complete objects of a list in JSON that is cut short, from index `at` of the text on."""
     decoder = json.JSONDecoder()
     at = text.find("[", at) + 1
     while at:

@@ -1,4 +1,4 @@
-"""The trainers' own keys of metrics -> `NAMES` of `gxpo.doctor.runlog`.
+"""Tables of trainers' metric keys: their names in `gxpo.doctor.runlog.NAMES`.
 
 Where several keys of one trainer have one name, the first in its table counts and the others stay in `RunLog.raw`.
 """

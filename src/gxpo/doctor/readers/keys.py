@@ -1,4 +1,4 @@
-"""Names in `gxpo.doctor.runlog.NAMES` of a trainer's own keys of metrics, and the trainer that has such keys."""
+"""Translate trainers' metric keys to the names of `gxpo.doctor.runlog.NAMES`, and tell the trainer by its keys."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _PLAIN = re.compile(r"[^a-z0-9]+")
 
 
 def _trl(key: str) -> str | None:
+    """Name of a key of TRL: its table, reward functions, and the same under `eval_`."""
     if key in TRL:
         return TRL[key]
     if key.startswith("rewards/"):
@@ -28,6 +29,7 @@ def _trl(key: str) -> str | None:
 
 
 def _verl(key: str) -> str | None:
+    """Name of a key of verl: its table, and components of GDPO."""
     if key in VERL:
         return VERL[key]
     if key.startswith("gdpo/") and key.endswith(("/mean", "/std")):
@@ -37,6 +39,7 @@ def _verl(key: str) -> str | None:
 
 
 def _gxpo(key: str) -> str | None:
+    """Name of a key of gxpo: its table, and rewards by name."""
     if key in GXPO:
         return GXPO[key]
     if key.startswith("reward_"):
@@ -55,6 +58,7 @@ def _prime(key: str) -> str | None:
 
 
 def _common(key: str) -> str | None:
+    """Name of a key of any other loop, whatever its case and separators; else as TRL would call it."""
     plain = _PLAIN.sub("_", key.lower()).strip("_").removeprefix("train_")
     return COMMON.get(plain) or _trl(key)
 
@@ -75,7 +79,7 @@ SIGNATURES: dict[str, re.Pattern[str]] = {
     ),
 }
 
-_NEEDED = {"gxpo": 2, "openrlhf": 2}  # others call one of theirs the same
+_LEAST_KEYS = {"gxpo": 2, "openrlhf": 2}  # a single key may be of another trainer, which calls it the same
 
 _NAMED: dict[str, Callable[[str], str | None]] = {
     "trl": _trl,
@@ -91,7 +95,7 @@ _TABLES = {"trl": TRL, "unsloth": TRL, "verl": VERL, "gxpo": GXPO, "openrlhf": O
 
 @lru_cache(100_000)
 def is_metric(key: str) -> bool:
-    """True if a key is a figure of some trainer: a row without any such is not of a log of training."""
+    """True if a key is a metric of some trainer; a row without one is not of a training log."""
     key = trainer_key(key)
     return key not in ("epoch", "Time") and (
         any(name_of(key) is not None for name_of in _NAMED.values())
@@ -100,11 +104,11 @@ def is_metric(key: str) -> bool:
 
 
 def source(keys: Iterable[str]) -> str:
-    """The trainer that writes such keys."""
+    """Name the trainer that writes these keys, or "unknown"."""
     keys = list(keys)
     counts = {name: sum(bool(p.match(k)) for k in keys) for name, p in SIGNATURES.items()}
     best = max(counts, key=lambda name: counts[name])
-    return best if counts[best] >= _NEEDED.get(best, 1) else "unknown"
+    return best if counts[best] >= _LEAST_KEYS.get(best, 1) else "unknown"
 
 
 _HF_TABLE = {"Training Loss": "loss", "Validation Loss": "eval_loss"}  # transformers' table in a notebook
@@ -112,8 +116,8 @@ _HF_TABLE = {"Training Loss": "loss", "Validation Loss": "eval_loss"}  # transfo
 
 @lru_cache(100_000)
 def trainer_key(key: str) -> str:
-    """The trainer's own key behind what trackers put before it: "run - train/reward" of a wandb table, "train/reward"
-    and "eval/reward" as transformers' trackers rewrite "reward" and "eval_reward"."""
+    """Undo what trackers do to a trainer's key: "run - train/reward" of a wandb table, "train/reward" and "eval/reward"
+    as transformers' trackers rewrite "reward" and "eval_reward"."""
     key = key.rsplit(" - ", 1)[-1].strip().replace(" / ", "/")
     if key.startswith("train/") and not key.startswith(("train/global_step", "train/agg/")):
         return key.removeprefix("train/")
@@ -123,19 +127,19 @@ def trainer_key(key: str) -> str:
 
 
 def names(keys: Iterable[str], trainer: str) -> dict[str, str]:
-    """Name of each key that has one; of several keys with one name, the first of the trainer's table.
+    """Name the keys; of several keys with one name, the first of the trainer's table counts.
 
-    What the trainer does not write itself may still be called as others call it: a loop on top of TRL, an own table.
+    Keys that the trainer does not write itself are named by common names: a loop on top of TRL adds its own.
     """
     order = {key: i for i, key in enumerate(_TABLES.get(trainer, COMMON))}
     ordered = sorted(keys, key=lambda k: (order.get(k, len(order)), -len(k), k))
     out: dict[str, str] = {}
-    taken: set[str] = set()
+    used_names: set[str] = set()
     for name_of in (_NAMED[trainer], *(() if trainer in ("gxpo", "verl") else (_common,))):
         for key in ordered:
             name = name_of(key)
-            if name is not None and name not in taken and key not in out:
-                taken.add(name)
+            if name is not None and name not in used_names and key not in out:
+                used_names.add(name)
                 out[key] = name
     return out
 
@@ -155,7 +159,7 @@ _EVALUATED = re.compile(r"eval/(?P<source>.*?)/(?:effective/(?:[^/]+/)?)?(?:Rewa
 
 
 def _evaluation(key: str, trainer: str) -> tuple[str, str, int, bool] | None:
-    """Name, data source and samples of an evaluation's key, and True if it is the reward itself."""
+    """Parse an evaluation's key: name, data source, samples, and True if it is the reward itself; else None."""
     if trainer == "verl" and (match := _MEAN.match(key)):
         variable = match["variable"] or "reward"
         name = "eval/accuracy" if variable == "acc" else "eval/reward"
@@ -172,10 +176,11 @@ def _evaluation(key: str, trainer: str) -> tuple[str, str, int, bool] | None:
 def evaluations(
     columns: Mapping[str, tuple[list[float], list[float]]], trainer: str
 ) -> tuple[dict[str, tuple[list[float], list[float], str]], list[str]]:
-    """eval/accuracy and eval/reward as the mean over the data sources: name -> (steps, values, key), and notes.
+    """Average evaluations over their data sources: name -> (steps, values, key), and notes.
 
     A step counts only where every source was measured: a mean over fewer would move with the set of them.
     """
+    # one key for each data source, since a source is logged with several numbers of samples
     chosen: dict[str, dict[str, tuple[int, int, str]]] = {}
     for key in columns:
         parts = _evaluation(key, trainer)
@@ -191,6 +196,7 @@ def evaluations(
             out[name] = (*columns[names[0]], names[0])
             continue
         tables = [dict(zip(*columns[key], strict=True)) for key in names]
+        # a mean over fewer sources would move with the set of them
         steps = [s for s in sorted(tables[0]) if all(s in t for t in tables)]
         if steps:
             out[name] = (steps, [sum(t[s] for t in tables) / len(tables) for s in steps], f"mean of {', '.join(names)}")

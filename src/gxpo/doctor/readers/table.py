@@ -1,4 +1,4 @@
-"""`Table`: the figures and settings of one file, under the trainer's own keys."""
+"""`Table`: figures and settings of one file under the trainer's own keys, and how values are parsed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Table:
 
 
 def number(value: Any) -> float | None:
-    """Return a figure: numbers, texts of numbers, and nan for null; None for all else (flags, texts, lists)."""
+    """Convert numbers and texts of numbers to a float, null to nan; None for all else (flags, texts, lists)."""
     kind = type(value)
     if kind is float or kind is int:
         try:
@@ -91,7 +91,7 @@ def number(value: Any) -> float | None:
 
 
 def step_of(row: Mapping[Any, Any], keys: Sequence[str] = STEP_KEYS) -> tuple[float | None, str | None]:
-    """The finite step that a row carries, from "5/100", too, and its key: the first of `keys` that has one."""
+    """Find a row's finite step ("5/100" is 5) and its key, the first of `keys` that has one."""
     for key in keys:
         if key in row:
             value = row[key]
@@ -102,23 +102,23 @@ def step_of(row: Mapping[Any, Any], keys: Sequence[str] = STEP_KEYS) -> tuple[fl
 
 
 def figures(row: Mapping[Any, Any], leave: str | None = None) -> dict[str, float]:
-    """Figures of a row; flags, texts and nested values are left out, and so is the key `leave`."""
-    out = {}
+    """Keep the figures of a row; flags, texts, nested values and the key `leave` are dropped."""
+    figures_of_row = {}
     for key, value in row.items():
         figure = value if type(value) is float else number(value)
         if figure is not None and key != leave:
-            out[str(key)] = figure
-    return out
+            figures_of_row[str(key)] = figure
+    return figures_of_row
 
 
 def flat(value: Any, prefix: str = "", depth: int = 0) -> dict[str, Any]:
-    """Nested mappings as one, keys joined by dots; what is deeper than 12 is left out."""
-    out: dict[str, Any] = {}
+    """Flatten nested mappings, keys joined by dots; levels deeper than 12 are dropped."""
+    flattened: dict[str, Any] = {}
     if isinstance(value, Mapping) and depth < 12:
         for key, inner in value.items():
             name = f"{prefix}.{key}" if prefix else str(key)
             if isinstance(inner, Mapping):
-                out.update(flat(inner, name, depth + 1))
+                flattened.update(flat(inner, name, depth + 1))
             else:
-                out[name] = inner
-    return out
+                flattened[name] = inner
+    return flattened

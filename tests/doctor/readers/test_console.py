@@ -1,7 +1,5 @@
 """Console texts of TRL, unsloth, verl, OpenRLHF and prime-rl, as their programs print them."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -42,16 +40,6 @@ def test_trl_5_with_texts_bars_and_warnings(tmp_path):
     assert log.steps("eval/reward").tolist() == [6]
     assert log.messages == ["/x/y.py:10: UserWarning: odd thing"]
     assert log.notes == []
-
-
-def test_logging_steps_of_a_configuration_number_rows_without_bars(tmp_path):
-    text = "".join(f"{{'loss': 0.0, 'reward': {r}, 'reward_std': 0.5, 'kl': 0.01}}\n" for r in (0.25, 0.5, 0.75))
-    (tmp_path / "config.yaml").write_text("learning_rate: 1.0e-5\nnum_generations: 8\nlogging_steps: 10\nbeta: 0.04\n")
-    log = one(tmp_path, text)
-    assert log.steps("reward").tolist() == [10, 20, 30]
-    assert log.config == {"lr": 1e-5, "group_size": 8, "beta": 0.04}
-    assert log.read == ["config.yaml", "log.txt"]
-    assert log.notes == ["log.txt: rows carry no step: they were counted, logging_steps (10) each"]
 
 
 def test_console_pasted_into_markdown_and_wrapped(tmp_path):
@@ -106,7 +94,9 @@ def test_verl_console(tmp_path):
     assert log.values("eval/accuracy").tolist() == [0.508]
     assert log.values("eval/reward").tolist() == [0.565]
     assert log.messages == ["WARNING 06-17 cache is full"]
-    assert log.notes == ["log.txt: figures have three decimals: actor/lr of 0.000 is unknown, and was left out"]
+    assert log.notes == [
+        "log.txt: figures have three decimals, so that an actor/lr of 0.000 is unknown and was left out"
+    ]
 
 
 def test_openrlhf_console(tmp_path):
@@ -208,45 +198,3 @@ def test_own_loop_with_steps_and_words(tmp_path):
 def test_console_in_utf_16(tmp_path):
     (tmp_path / "log.txt").write_text(TRL_5, encoding="utf-16")
     assert read(tmp_path / "log.txt").values("reward").tolist() == [0.125, 0.5]
-
-
-def test_a_console_that_goes_on_adds_later_steps(tmp_path):
-    rows = [f'{{"reward": {i / 8}, "grad_norm": 0.{i}, "step": {i}}}' for i in (1, 2)]
-    (tmp_path / "checkpoint-2").mkdir()
-    (tmp_path / "checkpoint-2/trainer_state.json").write_text(
-        f'{{"log_history": [{", ".join(rows)}], "logging_steps": 1}}'
-    )
-    printed = "".join(f"{{'reward': '{i / 8:.4g}', 'grad_norm': '0.{i}', 'reward_std': '0.5'}}\n" for i in (1, 2, 3))
-    (tmp_path / "console").write_text(printed)
-    log = read(tmp_path)
-    assert log.series["reward"].values.tolist() == [0.125, 0.25, 0.375]
-    assert log.series["reward_std"].values.tolist() == [0.5, 0.5, 0.5]
-
-
-def test_a_console_beside_a_state_takes_its_logging_steps(tmp_path):
-    rows = [{"reward": i / 8, "reward_std": 0.5, "step": 10 * i} for i in (1, 2)]
-    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": rows, "logging_steps": 10}))
-    printed = "".join(f"{{'reward': '{i / 8:.4g}', 'entropy': '0.{i}'}}\n" for i in (1, 2, 3))
-    (tmp_path / "console").write_text(printed)
-    log = read(tmp_path)
-    assert log.steps("reward").tolist() == [10, 20, 30]
-    assert log.steps("entropy").tolist() == [10, 20, 30]
-
-
-def test_a_console_whose_steps_nothing_tells_is_no_other_run(tmp_path):
-    rows = [{"reward": i / 8, "reward_std": 0.5, "step": 10 * i} for i in (1, 2, 3)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    printed = "".join(f"{{'reward': '{i / 8:.4g}', 'entropy': '0.{i}'}}\n" for i in range(1, 21))
-    (tmp_path / "console").write_text(printed)
-    log = read(tmp_path)
-    assert log.steps("reward").tolist() == [10, 20, 30]
-    assert log.notes == ["console: rows carry no step: they were counted"]
-
-
-def test_dump_alone_tells_its_trainer(tmp_path):
-    rows = [{"input": "q", "output": f"a{i}", "gts": "a1", "score": float(i == 1), "step": 1} for i in range(4)]
-    (tmp_path / "1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    log = read(tmp_path)
-    assert log.source == "verl"
-    assert log.read == ["1.jsonl"]
-    assert log.rollouts is not None and log.rollouts.kept == 4

@@ -1,11 +1,10 @@
-"""trainer_state.json of TRL, FileLogger of verl, metrics.jsonl of gxpo."""
+"""JSON of runs: trainer_state.json of TRL, FileLogger of verl, metrics.jsonl of gxpo, rows of other programs."""
 
 import json
 
 import numpy as np
 import pytest
 
-from gxpo.base.errors import RecordError
 from gxpo.doctor import read
 
 STATE = {
@@ -42,28 +41,6 @@ def test_trainer_state_gives_series_of_what_each_row_has(tmp_path):
     assert log.raw["num_tokens"].values.tolist() == [99]
     assert "train_loss" not in log.raw
     assert log.last_step == 3
-
-
-def test_newest_checkpoint_contains_the_older(tmp_path):
-    for step in (2, 3):
-        folder = tmp_path / f"checkpoint-{step}"
-        folder.mkdir()
-        history = [row for row in STATE["log_history"] if row["step"] <= step and "train_runtime" not in row]
-        (folder / "trainer_state.json").write_text(json.dumps({**STATE, "log_history": history}))
-    log = read(tmp_path)
-    assert log.values("reward").tolist() == [0.25, 0.5, 1.0]
-    assert len(log.series["reward"]) == 3
-    assert log.read == ["checkpoint-2/trainer_state.json", "checkpoint-3/trainer_state.json"]
-
-
-def test_two_histories_are_two_runs(tmp_path):
-    for name, factor in (("a", 1.0), ("b", 0.5)):
-        (tmp_path / name).mkdir()
-        rows = [{"reward": factor * i, "grad_norm": factor, "step": i} for i in range(1, 5)]
-        (tmp_path / name / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
-    with pytest.raises(RecordError, match="holds 2 runs: a, b: give one of them"):
-        read(tmp_path)
-    assert read(tmp_path / "b").values("reward").tolist() == [0.5, 1.0, 1.5, 2.0]
 
 
 def test_trainer_state_cut_short_gives_its_complete_rows(tmp_path):
@@ -137,51 +114,36 @@ def test_gxpo_run(tmp_path):
     assert log.raw["eval_pass_at_4"].values.tolist() == [0.5]
 
 
-def test_several_gxpo_runs_are_named(tmp_path):
-    for name in ("seed0", "seed1", "seed2"):
-        (tmp_path / name).mkdir()
-        for step, file in ((1, "metrics.jsonl"), (0, "evaluations.jsonl")):
-            row = {"step": step, "reward_mean": 0.0, "eval_accuracy": 0.0}
-            (tmp_path / name / file).write_text(json.dumps(row) + "\n")
-    with pytest.raises(RecordError, match="holds 3 runs: seed0, seed1, seed2: give one of them"):
-        read(tmp_path)
+def one(tmp_path, text, name):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    return read(tmp_path / name)
 
 
-def test_missing_path_and_nothing_to_read(tmp_path):
-    with pytest.raises(RecordError, match="no such file or directory"):
-        read(tmp_path / "none")
-    (tmp_path / "notes.txt").write_text("nothing here\n")
-    (tmp_path / "training_args.bin").write_bytes(b"\x80\x02")
-    log = read(tmp_path)
-    assert log.read == [] and log.series == {}
-    assert log.notes[0] == "not opened, as unpickling could run code: training_args.bin"
-    assert log.notes[1].startswith(f"{tmp_path}: none of 1 files could be read; looked for: trainer_state.json")
-
-
-def test_several_data_sets_of_evaluation_are_averaged(tmp_path):
-    rows = [{"reward": 0.5, "reward_std": 0.5, "step": 1}]
-    rows.append({"eval_math_reward": 0.25, "eval_code_reward": 0.75, "step": 1})
-    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
-    log = read(tmp_path)
-    assert log.values("eval/reward").tolist() == [0.5]
-    assert log.key("eval/reward") == "mean of eval_code_reward, eval_math_reward"
-    assert log.notes == ["eval/reward is the mean of 2 data sources: code, math"]
-
-
-def test_a_run_after_a_resume_keeps_its_repeated_steps_in_order(tmp_path):
-    seen = ((1, 0.5), (2, 0.25), (2, 0.75))
-    rows = [{"step": s, "reward_mean": r, "success_rate": r, "weights_crc": s} for s, r in seen]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    log = read(tmp_path)
-    assert log.series["reward"].steps.tolist() == [1, 2, 2]
-    assert log.series["reward"].values.tolist() == [0.5, 0.25, 0.75]
-    assert log.values("reward").tolist() == [0.5, 0.75]
-
-
-def test_logs_before_and_after_a_resume_are_one_run(tmp_path):
-    for name, steps, shift in (("a.jsonl", range(1, 8), 0), ("b.jsonl", range(5, 11), 1)):
-        rows = [{"step": s, "reward": (s + shift) / 16, "reward_std": 0.5} for s in steps]
-        (tmp_path / name).write_text("".join(json.dumps(r) + "\n" for r in rows))
-    log = read(tmp_path)
-    assert log.steps("reward").tolist() == list(range(1, 11))
-    assert log.values("reward").tolist()[-1] == 11 / 16
+def test_json_lines_with_flags_texts_and_padding(tmp_path):
+    rows = [
+        {
+            "global_step": 1,
+            "reward": 0.5,
+            "ok": True,
+            "note": "x",
+            "nested": {"a": 1},
+            "eval_reward": None,
+            "loss": None,
+        },
+        {"global_step": 2, "reward": "0.75", "eval_reward": 0.25, "loss": 0.5},
+        {"global_step": 3, "reward": float("inf"), "eval_reward": None, "loss": 0.25},
+        {"global_step": 3, "reward": 0.125, "eval_reward": None, "loss": 0.125},
+        {"global_step": 4, "reward": 1, "eval_reward": 0.5, "loss": float("nan")},
+    ]
+    log = one(
+        tmp_path, "".join(json.dumps(r) + "\n" for r in rows) + "not json\n" + '{"global_step": 5}\n{"glob', "m.jsonl"
+    )
+    assert log.series["reward"].steps.tolist() == [1, 2, 3, 3, 4]
+    assert log.series["reward"].values.tolist() == [0.5, 0.75, float("inf"), 0.125, 1]
+    assert log.series["eval/reward"].values.tolist() == [0.25, 0.5]
+    assert np.isnan(log.series["loss"].values).tolist() == [True, False, False, False, True]
+    assert log.raw == {}
+    assert log.notes == [
+        "m.jsonl: 1 lines or rows could not be read",
+        "m.jsonl: the end is cut short and was left out",
+    ]

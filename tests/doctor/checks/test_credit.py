@@ -1,0 +1,47 @@
+"""Checks of the learning signal: each is the first finding on a log written by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.doctor.logs import (
+    FLAT,
+    SILENT,
+    N,
+    answers,
+    check_first_finding,
+    groups,
+    healthy,
+    log,
+    noise,
+    rise,
+    rollouts,
+    scored_rows,
+)
+
+from gxpo.doctor import RunLog, diagnose
+
+CASES: dict[str, RunLog] = {
+    "all_wrong": log(**healthy(reward=0.0, reward_max=0.0, **SILENT), rows=answers(lambda g, m: m, lambda g, m: 0.0)),
+    "all_right": log(**healthy(reward=1.0, **SILENT), rows=scored_rows(lambda g, m: 1.0)),
+    "no_diversity": log(
+        **healthy(reward=0.5 + noise(0.2), **SILENT) | {"entropy": 0.001},
+        rows=rollouts(groups(10, 4, lambda g, m: {"completion": f"same answer {g}", "score": g % 2})),
+    ),
+    "group_too_small": log(
+        **healthy(FLAT, zero_signal=0.55 + noise(0.05), entropy=rise(0.5, 0.4)), config={"group_size": 2}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_first_finding(name: str) -> None:
+    check_first_finding(CASES[name], name)
+
+
+def test_groups_that_fall_to_zero_signal_at_once() -> None:
+    """Sampling turns greedy at step 31: mixed rewards, no group with a signal, no completions to look at."""
+    silent = np.where(np.arange(N) < 30, 0.2, 1.0)
+    results = diagnose(log(**healthy(reward=0.5 + noise(0.1), zero_signal=silent))).findings
+    assert results[0].ids == ("no_diversity", "reward_ignores_completion")
+    assert "step 31" in results[0].title

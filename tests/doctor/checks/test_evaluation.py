@@ -1,0 +1,57 @@
+"""Checks of evaluation and data: each is the first finding on a log written by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.doctor.logs import (
+    FLAT,
+    WORDS,
+    check_first_finding,
+    groups,
+    healthy,
+    log,
+    noise,
+    rise,
+    rollouts,
+)
+
+from gxpo.doctor import RunLog
+
+CASES: dict[str, RunLog] = {
+    "blind_policy": log(**healthy(eval__picture_kl=[0.02, 0.004, 0.0004])),
+    "duplicate_prompts": log(
+        **healthy(epoch=rise(1, 60)),
+        rows=rollouts(
+            groups(30, 4, lambda g, m: {"completion": f"{WORDS[m]} {g}", "score": m % 2, "prompt": f"one of {g % 3}"})
+        ),
+    ),
+    "eval_leak": log(
+        **healthy(),
+        rows=rollouts(
+            groups(10, 4, lambda g, m: {"completion": f"{WORDS[m]} {g}", "score": m % 2, "held_out": g > 7})
+            + groups(
+                3,
+                4,
+                lambda g, m: {
+                    "completion": f"{WORDS[m]}",
+                    "score": m % 2,
+                    "group": 20 + g,
+                    "prompt": f"Prompt  {g}",
+                    "held_out": True,
+                },
+            )
+        ),
+    ),
+    "eval_too_small": log(**healthy(eval__accuracy=[0.5, 0.25, 0.5, 0.75, 0.5, 0.5], eval__tasks=[4.0] * 6)),
+    "resume_discontinuity": log(**healthy(lr=np.concatenate([rise(1e-6, 4e-7, 30), rise(0.0, 1e-6, 30)]))),
+    "slow_tail": log(**healthy(length_max=1500.0, seconds=10.0, seconds_sampling=8.0)),
+    "tool_failures": log(
+        **healthy(FLAT, tool_failures=0.8 + noise(0.05), tool_calls=1.5) | {"entropy": rise(0.5, 0.4)}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_first_finding(name: str) -> None:
+    check_first_finding(CASES[name], name)

@@ -1,0 +1,66 @@
+"""Checks of the outcome: each is the first finding on a log written by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.doctor.logs import (
+    check_first_finding,
+    healthy,
+    log,
+    noise,
+    rise,
+)
+
+from gxpo.doctor import RunLog
+
+CASES: dict[str, RunLog] = {
+    "entropy_collapse": log(
+        **healthy(
+            reward=np.minimum(rise(0.3, 0.9), 0.5) + noise(0.03),
+            reward_std=0.5,
+            entropy=rise(2.0, 0.02).clip(0.02) ** 2 + 0.01,
+        )
+        | {"zero_signal": rise(0.1, 0.95)}
+    ),
+    "length_hack": log(
+        **healthy(
+            reward=rise(0.5, 1.4) + noise(0.03),
+            component__correct=0.5 + noise(0.03),
+            component__thoughts=rise(0.0, 0.9),
+            length=rise(100, 300),
+        )
+    ),
+    "length_collapse": log(
+        **healthy(
+            reward=rise(0.5, 0.9) + noise(0.02),
+            component__correct=rise(0.5, 0.1) + noise(0.02),
+            component__brevity=rise(0.0, 0.8),
+            length=rise(100, 12),
+        )
+    ),
+    "judge_hacked": log(
+        **healthy(
+            reward=rise(0.3, 0.9) + noise(0.02),
+            component__judge=rise(0.3, 0.9) + noise(0.02),
+            component__held_out=rise(0.5, 0.1) + noise(0.02),
+            component__exploitation=rise(0.1, 0.8) + noise(0.02),
+        )
+    ),
+    "component_dominates": log(
+        **healthy(
+            reward=rise(0.7, 1.2) + noise(0.02),
+            component__correct=rise(0.5, 0.2) + noise(0.02),
+            component__form=rise(0.2, 1.0) + noise(0.01),
+        )
+    ),
+    "kl_runaway": log(**healthy(reward=rise(0.6, 0.45) + noise(0.02), kl=np.exp(rise(-5, 1.5)), grad_norm=None)),
+    "memorising": log(
+        **healthy(eval__accuracy=[0.4, 0.41, 0.4, 0.39, 0.4, 0.38], eval__tasks=[200.0] * 6, epoch=rise(0.2, 12))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_first_finding(name: str) -> None:
+    check_first_finding(CASES[name], name)

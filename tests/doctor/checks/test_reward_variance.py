@@ -1,0 +1,58 @@
+"""Checks of the variance of rewards: each is the first finding on a log written by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.doctor.logs import (
+    FLAT,
+    SILENT,
+    WORDS,
+    N,
+    check_first_finding,
+    groups,
+    healthy,
+    log,
+    noise,
+    rise,
+    rollouts,
+    scored_rows,
+)
+
+from gxpo.doctor import RunLog, diagnose
+
+CASES: dict[str, RunLog] = {
+    "reward_ignores_completion": log(
+        **healthy(reward=0.5 + noise(0.2), **SILENT), rows=scored_rows(lambda g, m: g % 2)
+    ),
+    "dead_component": log(
+        **healthy(component__correct=rise(0.2, 0.5) + noise(0.03), component__style=0.0, component_std__style=0.0)
+    ),
+    "verifier_outage": log(
+        **healthy(reward=np.where((np.arange(N) >= 20) & (np.arange(N) < 28), 0.0, rise(0.4, 0.6) + noise(0.03)))
+    ),
+    "reward_noise": log(
+        **healthy(FLAT),
+        rows=rollouts(groups(10, 6, lambda g, m: {"completion": f"{WORDS[m // 3]} {g}", "score": m % 2})),
+    ),
+    "near_constant_reward": log(
+        **healthy(FLAT) | {"reward": 0.5 + noise(1e-4), "reward_std": 3e-4, "zero_signal": 0.0}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_first_finding(name: str) -> None:
+    check_first_finding(CASES[name], name)
+
+
+@pytest.mark.parametrize(
+    ("success", "first"),
+    [(0.4, "reward_ignores_completion"), (1.0, "all_right")],
+)
+def test_one_reward_for_all_is_easy_only_if_the_verifier_agrees(success: float, first: str) -> None:
+    accepted = np.full(N, success) - 0.05 * (np.arange(N) % 2) * (success < 1)
+    results = diagnose(
+        log(**healthy(reward=np.ones(N), zero_signal=np.ones(N), success=accepted, reward_std=0.0))
+    ).findings
+    assert results[0].ids[0] == first and ("all_right" in {i for f in results for i in f.ids}) == (first == "all_right")

@@ -1,0 +1,146 @@
+"""Diagnosis: progress in a line, sicknesses that could not be checked, verdicts of short runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.doctor.logs import groups, healthy, log, noise, rise, rollouts
+
+from gxpo.doctor import RunLog, Series, diagnose
+from gxpo.doctor.diagnosis import progress, signal_by_method, unchecked
+
+
+def series(values: list[float], key: str, steps: list[float] | None = None) -> Series:
+    return Series(np.array(steps or range(1, len(values) + 1), dtype=float), np.array(values), key)
+
+
+def test_what_no_setting_can_show_is_not_listed():
+    rows = {n: series([0.1, 0.2, 0.3], n) for n in ("reward", "grad_norm", "entropy", "length", "truncated")}
+    log = RunLog("trl", ["x"], {**rows, "loss": series([float("nan")] * 3, "loss")})
+    ids = {u.id for u in unchecked(log)}
+    assert not ids & {"tool_failures", "slow_tail", "kl_too_high", "non_finite", "too_off_policy"}
+    assert {"wrong_template", "memorising", "stale_sampler"} <= ids
+    log.source = "unknown"
+    assert {u.enable for u in unchecked(log)} == {
+        "keep the completions of some steps beside the metrics: prompt, completion, reward, step",
+        "evaluate on held-out prompts every few steps",
+    }
+    log.read = []
+    assert unchecked(log) == []
+
+
+def test_progress_in_a_line():
+    assert progress(RunLog("trl", ["x"], {"reward": series([0.5], "reward")})) == (
+        "1 step: too few to say whether the reward gains"
+    )
+    flat = RunLog("trl", ["x"], {"reward": series([0.0] * 40, "reward")})
+    assert progress(flat) == "reward = 0 in all 40 steps"
+    noise = [0.0, 0.1] * 10
+    unsure = RunLog("trl", ["x"], {"reward": series([n + i * 0.0054 for i, n in enumerate(noise)], "reward")})
+    assert progress(unsure).endswith("may gain, but by less than three standard errors")
+    assert "gains" in diagnose(RunLog("trl", ["x"], {"reward": series([i / 40 for i in range(40)], "reward")})).progress
+
+
+FLAT = {"reward": 0.4 + noise(0.03), "entropy": 0.5 + noise(0.004, turn=2), "length": 100 + noise(3)}
+
+
+SILENT = {"zero_signal": 1.0, "reward_std": 0.0, "grad_norm": 0.0}
+
+
+WORDS = ["red", "blue", "green", "black", "white", "brown", "pink", "grey"]
+
+
+QUIET: dict[str, RunLog] = {
+    "gains": log(**healthy()),
+    "slow gain": log(**healthy(reward=rise(0.3, 0.4) + noise(0.03))),
+    "saturates": log(**healthy(reward=np.minimum(rise(0.4, 1.6), 1.0), zero_signal=np.minimum(rise(0.2, 1.4), 1.0))),
+    "entropy sharpens while it gains": log(**healthy(entropy=rise(0.6, 0.01))),
+    "clipped while it gains": log(**healthy(clip_fraction=0.2 + noise(0.03)), config={"epochs": 4}),
+    "silent groups while it gains": log(**healthy(zero_signal=0.7 + noise(0.1))),
+    "a penalty that never fires": log(
+        **healthy(
+            component__correct=rise(0.3, 0.7), component__overlong_penalty=0.0, component_std__overlong_penalty=0.0
+        )
+    ),
+    "too short to say": log(**{k: v[:10] if np.ndim(v) else np.full(10, v) for k, v in healthy(FLAT).items()}),
+    "longer and better": log(
+        **healthy(length=rise(100, 250), eval__accuracy=rise(0.3, 0.7, 6), eval__tasks=[200.0] * 6)
+    ),
+    "evaluations at another cadence": log(**healthy(eval__accuracy=rise(0.3, 0.6, 6), eval__tasks=[200.0] * 6)),
+    "a gap as of bfloat16": log(**healthy(gap_mean=0.012 + noise(0.002))),
+    "a baseline that is no group's mean": log(
+        source="gxpo",
+        **healthy(),
+        config={"method": "poise"},
+        rows=rollouts(groups(10, 4, lambda g, m: {"completion": WORDS[m], "score": m % 2, "advantage": m % 2 - 0.1})),
+    ),
+    "pairs on purpose": log(source="gxpo", **healthy(), config={"group_size": 2, "method": "two_grpo"}),
+}
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_healthy_runs_are_left_in_peace(name: str) -> None:
+    diagnosis = diagnose(QUIET[name])
+    assert [f.ids for f in diagnosis.findings if f.severity != "note"] == []
+    assert diagnosis.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("reward", "first"),
+    [(0.0, ("all_wrong", "verifier_rejects_right_answers")), (1.0, ("all_right", "reward_ignores_completion"))],
+)
+def test_two_steps_without_signal_are_said_to_be_that(reward: float, first: tuple[str, ...]) -> None:
+    result = diagnose(log(reward=[reward] * 2, zero_signal=[1.0] * 2))
+    assert result.findings[0].ids == first and result.findings[0].severity == "warning"
+    assert result.verdict.startswith("no group has had a signal") and "in the 2 steps so far" in result.verdict
+    assert result.exit_code == 1
+
+
+@pytest.mark.parametrize(("n", "steps"), [(1, "in 1 logged step,"), (2, "in 2 logged steps,"), (5, "")])
+def test_few_steps_with_a_signal_are_said_to_be_few(n: int, steps: str) -> None:
+    result = diagnose(log(reward=[0.0] * n, zero_signal=[0.5] * n, reward_max=[1.0] * n, reward_min=[0.0] * n))
+    assert result.exit_code == 0
+    assert result.verdict == (f"no sickness found {steps} too few for most checks" if steps else "no sickness found")
+    assert result.as_json()["few"] == (n if steps else 0)
+
+
+def test_a_verdict_names_truncation_and_its_consequence() -> None:
+    rows = rollouts(groups(10, 4, lambda g, m: {"completion": f"{WORDS[m]} and then the", "score": 0.0}))
+    cut = healthy(reward=0.0, **SILENT) | {"truncated": 0.9 + noise(0.02)}
+    result = diagnose(log(**cut, rows=rows))
+    assert [f.ids[0] for f in result.findings] == ["truncation", "all_wrong"]
+    assert result.findings[1].follows_from == "truncation"
+    assert result.verdict == (
+        "90% of the completions are cut at the length limit (likely); in consequence every answer is scored as wrong "
+        "from the first step on"
+    )
+
+
+def test_a_run_without_a_reward_has_no_progress_to_tell():
+    length = RunLog("trl", ["x"], {"length": series([80.0] * 40, "length")})
+    assert progress(length) == "no reward was logged in 40 steps"
+    assert progress(RunLog("trl", ["x"])) == ""
+
+
+def test_a_consequence_stands_after_its_cause_and_names_no_other():
+    falls = log(**healthy(reward=rise(0.5, 0.2) + noise(0.02), clip_fraction=0.6), config={"epochs": 16})
+    findings = diagnose(falls).findings
+    assert findings[0].ids[0] == "too_off_policy"
+    places = {f.ids[0]: i for i, f in enumerate(findings)}
+    for f in findings:
+        assert f.follows_from is None or places[f.follows_from] < places[f.ids[0]]
+    titles = {f.ids[0]: f.title for f in findings}
+    assert titles.get("advantage_sign", "the reward falls steadily") == "the reward falls steadily"
+
+
+def test_methods_that_give_equal_groups_a_signal_are_counted():
+    """Four groups of four, two of them all wrong, one all right: NGRPO's virtual answer learns from the wrong ones."""
+    score = [[0, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 1]]
+    sample = rollouts(groups(4, 4, lambda g, m: {"completion": f"{g} {m}", "score": score[g][m], "step": 1}))
+    assert signal_by_method(sample, ("grpo", "ngrpo")) == {"grpo": (0, 3), "ngrpo": (2, 3)}
+
+
+def test_progress_of_one_metric_stays_in_one_line():
+    """The text of a diagnosis breaks progress at "; "."""
+    flat = RunLog("trl", ["x"], {"reward": series([0.5, 0.4] * 20, "reward")})
+    assert progress(flat).endswith("or more would have been visible)") and "; " not in progress(flat)
