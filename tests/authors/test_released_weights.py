@@ -17,8 +17,8 @@ from torch import Tensor
 
 import gxpo
 from gxpo.algorithms.segments.base import SegmentTools
-from gxpo.algorithms.segments.by_text import Spans
-from gxpo.algorithms.signals.valid_thinking import valid_thinking
+from gxpo.algorithms.segments.segmenters import Spans
+from gxpo.algorithms.signals.texts import valid_thinking
 from gxpo.forest.forest import Forest
 
 F64 = torch.float64

@@ -14,8 +14,7 @@ from tests import strategies
 from tests.algorithms.credit.test_node_value import PLAIN, tree
 
 from gxpo.algorithms.credit import advantage
-from gxpo.algorithms.credit.ancestor_groups import ancestor_groups, by_ancestors
-from gxpo.algorithms.credit.node_value import visits_of
+from gxpo.algorithms.credit.node_value import ancestor_groups, by_ancestors, visits_of
 from gxpo.algorithms.credit.relative import group_relative
 from gxpo.base.errors import ConfigError
 from gxpo.forest.forest import ACTION, Forest

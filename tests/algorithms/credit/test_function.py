@@ -11,7 +11,7 @@ from annotated_types import Gt
 
 import gxpo
 from gxpo.algorithms.credit import advantage, group_relative
-from gxpo.algorithms.credit.pairwise import pairwise_auc
+from gxpo.algorithms.credit.sets import pairwise_auc
 from gxpo.algorithms.credit.success_rate import negative_groups
 from gxpo.base.errors import ConfigError, MissingSignal
 from gxpo.parts import registry

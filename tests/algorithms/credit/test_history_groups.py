@@ -12,7 +12,7 @@ from tests.algorithms.credit.compositions import anchor_state_credit
 from tests.algorithms.credit.walks import walks_of, wandering, z
 
 import gxpo
-from gxpo.algorithms.credit.history_groups import history_groups
+from gxpo.algorithms.credit.state_relative import history_groups
 from gxpo.base.errors import ConfigError
 from gxpo.parts.registry import CREDITS
 

@@ -12,7 +12,7 @@ from tests.algorithms.credit.test_bonus import spoken as forest_of
 
 import gxpo
 from gxpo.algorithms.credit import advantage, group_relative
-from gxpo.algorithms.credit.pairwise import pairwise_auc
+from gxpo.algorithms.credit.sets import pairwise_auc
 from gxpo.base.errors import ConfigError
 
 ONE = torch.zeros(3, dtype=torch.int64)

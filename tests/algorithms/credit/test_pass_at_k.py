@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 import gxpo
 from gxpo.algorithms.credit import GroupRelative, advantage
-from gxpo.algorithms.credit.sets import max_second, missed, pass_at_k, set_leave_one_out, sloo_minus_one, subset_mean
+from gxpo.algorithms.credit.sets import (
+    max_second,
+    miss_probability,
+    pass_at_k,
+    set_leave_one_out,
+    sloo_minus_one,
+    subset_mean,
+)
 from gxpo.base.errors import ConfigError
 
 
@@ -26,7 +33,7 @@ def test_cards_of_the_analytic_estimator():
     assert subset_mean(*group_of(8, 1), 4).tolist() == pytest.approx([0.999998] + [-0.142857] * 7, abs=1e-6)
     assert subset_mean(*group_of(4, 1), 1).tolist() == pytest.approx([1.732047] + [-0.577349] * 3, abs=1e-6)
     assert subset_mean(*group_of(8, 5), 4).tolist() == [0.0] * 8
-    assert float(1 - missed(torch.tensor(8), torch.tensor(6), 4)) == pytest.approx(0.785714, abs=1e-6)
+    assert float(1 - miss_probability(torch.tensor(8), torch.tensor(6), 4)) == pytest.approx(0.785714, abs=1e-6)
 
 
 def test_what_an_attempt_adds_by_arithmetic():
@@ -51,7 +58,7 @@ def test_chances_are_ratios_of_binomials(pool, wrong, k):
         return
     wrong = min(wrong, pool)
     expected = math.comb(wrong, k) / math.comb(pool, k)
-    assert float(missed(torch.tensor(pool), torch.tensor(wrong), k)) == pytest.approx(expected, rel=1e-11)
+    assert float(miss_probability(torch.tensor(pool), torch.tensor(wrong), k)) == pytest.approx(expected, rel=1e-11)
 
 
 def passes(right, k):
@@ -202,4 +209,4 @@ def test_who_is_not_compared_has_nothing_where_the_compared_agree():
 
 def test_of_nobody_there_is_nothing():
     nothing = torch.zeros(0, dtype=torch.int64)
-    assert missed(nothing, nothing, 2).shape == (0,)
+    assert miss_probability(nothing, nothing, 2).shape == (0,)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.algorithms.credit.redundancy import DiversityAdjusted, diversity_adjusted
+from gxpo.algorithms.credit.consistency import DiversityAdjusted, diversity_adjusted
 from gxpo.base.errors import ConfigError
 
 ROWS = st.lists(

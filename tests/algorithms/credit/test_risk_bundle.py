@@ -90,10 +90,10 @@ def test_bundles_are_consecutive_and_none_is_smaller_than_asked_for():
     found = sheets(torch.ones(14), group, 3, torch.ones(14, dtype=torch.bool))
     assert found.bundle.tolist() == [0] * 8 + [1] * 6  # 7 groups: 4 and 3
     assert found.total.tolist() == pytest.approx([3.0] * 14)  # the sum of four scaled to three
-    assert int(found.leads.sum()) == 4 and bool(found.taken.all())
+    assert int(found.leads.sum()) == 4 and bool(found.is_on_sheet.all())
     few = sheets(torch.ones(4), torch.tensor([0, 0, 0, 1]), 5, torch.ones(4, dtype=torch.bool))
-    assert few.bundle.tolist() == [0] * 4 and few.taken.tolist() == [True, False, False, True]
-    assert few.total[few.taken].tolist() == pytest.approx([5.0, 5.0])
+    assert few.bundle.tolist() == [0] * 4 and few.is_on_sheet.tolist() == [True, False, False, True]
+    assert few.total[few.is_on_sheet].tolist() == pytest.approx([5.0, 5.0])
 
 
 def test_with_the_scripts_settings_nothing_is_positive_and_the_top_has_none(grow):

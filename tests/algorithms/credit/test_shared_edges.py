@@ -10,7 +10,7 @@ from tests.algorithms.credit.walks import walks_of, wandering
 
 import gxpo
 from gxpo.algorithms.credit import GroupRelative
-from gxpo.algorithms.credit.shared_edges import shared_edges
+from gxpo.algorithms.credit.state_relative import shared_edges
 from gxpo.base.errors import ConfigError
 from gxpo.forest.forest import Forest
 from gxpo.parts.registry import CREDITS

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.algorithms.signals.rollout_baseline import measured_baseline, rollout_baseline
+from gxpo.algorithms.signals.baselines import measured_baseline, rollout_baseline
 from gxpo.forest.forest import Forest
 from gxpo.parts.definition import kind_of
 

@@ -13,7 +13,7 @@ import torch
 from tests.sampling.rollouts.resumed import check_resumed
 
 import gxpo
-from gxpo.algorithms.signals.task_mean import TaskMean
+from gxpo.algorithms.signals.baselines import TaskMean
 from gxpo.base.errors import CheckpointError, ConfigError
 from gxpo.forest.forest import Forest
 

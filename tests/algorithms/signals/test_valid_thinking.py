@@ -7,8 +7,8 @@ import torch
 
 import gxpo
 from gxpo.algorithms.segments.base import SegmentTools
-from gxpo.algorithms.segments.by_text import Spans
-from gxpo.algorithms.signals.valid_thinking import compressed, first_statement, valid_thinking
+from gxpo.algorithms.segments.segmenters import Spans
+from gxpo.algorithms.signals.texts import first_statement, share_after, valid_thinking
 from gxpo.base.errors import GxpoError
 from gxpo.forest.forest import Forest
 
@@ -32,7 +32,7 @@ def attempts(*rows):
 
 
 def test_the_number_of_lc_r1():
-    assert compressed(60, 150) == pytest.approx(0.6)
+    assert share_after(60, 150) == pytest.approx(0.6)
     thought = "so 42" + "." * 5  # 5 of 10 tokens
     forest = attempts(
         (f"{thought}</think>42", True), ("4242</think>42", True), (f"{thought}</think>42", False), ("42", True)

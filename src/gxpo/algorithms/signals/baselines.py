@@ -1,7 +1,8 @@
-"""Baseline from a task's history: the mean reward of its earlier rollouts, discounted or over a window."""
+"""Baselines measured outside the step's groups: a task's earlier outcomes, greedy or reference rollouts."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 class TaskMean(SignalPart):
     """The signal "baseline" [R]: V = (s + prior m) / (n + prior), nan until there is data.
 
-    s, n      sum and number of the task's outcomes in the steps before, each visit multiplying what came earlier by
-              `discount`, since the policy has moved;   m  the same mean over all tasks
+    s, n      sum and number of the task's outcomes in the steps before, earlier ones multiplied by `discount` at each
+              visit, since the policy has moved;   m  the same mean over all tasks
     prior     weight of the mean over all tasks, in outcomes. Above 0, a task never seen is predicted to be like the
               others; 0: its own outcomes alone, so that a task never seen has no prediction
     window    None, or how many of the task's newest outcomes make s and n; these are not discounted
@@ -57,7 +58,9 @@ class TaskMean(SignalPart):
         return {"baseline": torch.tensor(self.memory.predict(forest.task, self.prior), dtype=torch.float64)}
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
+        # Replayed rollouts and demonstrations do not tell how the policy does at the task.
         takes = forest.scored & forest.compared & torch.tensor([o == "policy" for o in forest.origin])
+        # Errors are of the prediction made before this step's outcomes are added to the memory.
         prediction = self.compute(forest, signals, tools)["baseline"]
         figures = baseline_errors(forest, prediction, takes)
         new: dict[str, list[float]] = {}
@@ -77,8 +80,57 @@ def baseline_errors(forest: Forest, baseline: Tensor, takes: Tensor) -> dict[str
     """Mean squared errors of a baseline [R] and of the leave-one-out mean, over the trajectories of `takes` [R] bool
     that have both; without any: no figures."""
     group, outcome = forest.ids("group", axis="R"), torch.where(takes, forest.outcome, 0.0)
-    kept = takes & (grouped.count(group, takes) > 1) & baseline.isfinite()
-    if not bool(kept.any()):
+    # Both baselines on the same trajectories, or the two errors could not be compared.
+    has_both_R = takes & (grouped.count(group, takes) > 1) & baseline.isfinite()
+    if not bool(has_both_R.any()):
         return {}
     errors = {"baseline_error": baseline, "group_mean_error": grouped.leave_one_out(outcome, group, takes)}
-    return {name: float((outcome - x)[kept].square().mean()) for name, x in errors.items()}
+    return {name: float((outcome - x)[has_both_R].square().mean()) for name, x in errors.items()}
+
+
+BASELINE = "baseline"  # origin of such rollouts, and key of the info that holds a number measured in an earlier step
+
+
+@torch.no_grad()
+def measured_baseline(outcome: Tensor, group: Tensor, measures: Tensor, paired: bool = False) -> Tensor:
+    """Mean outcome of the group's baseline rollouts, or of each rollout's partner among them; [R] float64.
+
+    outcome   [R], nan unscored: such a rollout measures nothing
+    group     [R] int64 dense ids
+    measures  [R] bool: baseline rollouts. They, and trajectories whose group has no scored one, have their own outcome
+              as baseline (0 where unscored): nothing is learned from them
+    paired    the i-th member of a group has the i-th measuring rollout's outcome
+
+    >>> outcome, group = torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.zeros(4, dtype=torch.int64)
+    >>> measures = torch.tensor([False, False, True, True])
+    >>> measured_baseline(outcome, group, measures).tolist()
+    [0.5, 0.5, 0.0, 1.0]
+    >>> measured_baseline(outcome, group, measures, paired=True).tolist()
+    [0.0, 1.0, 0.0, 1.0]
+    """
+    is_scored_R = outcome.isfinite()
+    outcome_R = torch.where(is_scored_R, outcome.to(torch.float64), 0.0)
+    ids = group
+    # Pairs by rank: the i-th member with the i-th of the measuring ones; ids of (group, rank).
+    if paired and group.numel():
+        rows = torch.arange(group.numel())
+        place = torch.where(measures, grouped.rank(rows, group, measures), grouped.rank(rows, group, ~measures)).long()
+        ids = torch.where(group >= 0, group * (int(place.max()) + 1) + place, -1)
+    is_measuring_R = measures & is_scored_R
+    return torch.where(
+        ~measures & (grouped.count(ids, is_measuring_R) > 0), grouped.mean(outcome_R, ids, is_measuring_R), outcome_R
+    )
+
+
+@part("rollout_baseline", stage="signal", gives={"baseline": "R"})
+def rollout_baseline(forest: Forest, *, paired: bool = False) -> Tensor:
+    """The signal "baseline" [R]: `measured_baseline` of the group's rollouts of origin "baseline".
+
+    A number "baseline" in a trajectory's info, measured in an earlier step, goes before it.
+
+    paired  see `measured_baseline`
+    """
+    measures = torch.tensor([origin == BASELINE for origin in forest.origin], dtype=torch.bool)
+    measured_R = measured_baseline(forest.outcome, forest.ids("group", axis="R"), measures, paired)
+    earlier_R = torch.tensor([info.get(BASELINE, math.nan) for info in forest.info], dtype=torch.float64)
+    return torch.where(earlier_R.isfinite(), earlier_R, measured_R)
