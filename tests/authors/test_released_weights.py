@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms.signals.test_valid_thinking import TAG, decode
+from tests.algorithms.signals.test_texts import TAG, decode
 from torch import Tensor
 
 import gxpo

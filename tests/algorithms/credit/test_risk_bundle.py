@@ -85,7 +85,7 @@ def test_it_equals_a_loop(grow, rows, size, share, zero, tracked):
     assert part(forest, {}, 0).tolist() == pytest.approx(by_hand(rows, part, tracked), abs=1e-6)
 
 
-def test_bundles_are_consecutive_and_none_is_smaller_than_asked_for():
+def test_bundles_are_consecutive_and_at_least_of_size():
     group = torch.arange(7).repeat_interleave(2)
     found = sheets(torch.ones(14), group, 3, torch.ones(14, dtype=torch.bool))
     assert found.bundle.tolist() == [0] * 8 + [1] * 6  # 7 groups: 4 and 3
@@ -96,7 +96,7 @@ def test_bundles_are_consecutive_and_none_is_smaller_than_asked_for():
     assert few.total[few.is_on_sheet].tolist() == pytest.approx([5.0, 5.0])
 
 
-def test_with_the_scripts_settings_nothing_is_positive_and_the_top_has_none(grow):
+def test_with_the_scripts_settings_nothing_is_positive(grow):
     g = torch.Generator().manual_seed(3)
     rows = [(f"q{q}", float(torch.rand(1, generator=g) < 0.5), [1]) for q in range(10) for _ in range(5)]
     forest = grow(rows)

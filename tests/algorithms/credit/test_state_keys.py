@@ -173,7 +173,7 @@ def test_like_states_are_one_within_a_group(told_by):
     assert part.requires == (("states",) if told_by == "id" else ())
 
 
-def test_who_leads_depends_neither_on_the_order_nor_on_who_is_not_compared():
+def test_leaders_depend_on_no_order_and_no_uncompared_text():
     """abfe would lead alone, be like abce, and take it from abcd; it leads last, since nobody compared met it."""
     rows = [("a", 1.0, ["abce"], True), ("a", 0.0, ["abcd"], True), ("a", 0.0, ["abfe"], False)]
     part = anchor_state_credit(scale="none", step_weight=1.0, similar=0.75)

@@ -66,7 +66,7 @@ def test_peers_equal_a_loop(rows) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6))
-def test_every_context_is_opened_by_the_peer_and_nothing_else_changes(seed) -> None:
+def test_only_the_opening_of_each_context_changes(seed) -> None:
     """On forks, rebuilt contexts and agents: ids before each token are the peer's whole path and those of before."""
     forest, rng = random_forest(seed), random.Random(seed)
     n = forest.n_trajectories

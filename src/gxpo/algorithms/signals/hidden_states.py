@@ -124,7 +124,7 @@ def _by_cell(forest: Forest, rows: Tensor, cell: Tensor, size: Tensor, learner: 
 
 @torch.no_grad()
 def divergence(logprob: Tensor, cell: Tensor, members: Tensor, bound: float = 11.0) -> Tensor:
-    """Divergence of each cell: mean over its group's members i of sum_v (e^d - d - 1), |d| <= bound, d = mean l_v - l_iv.
+    """Divergence of cells: mean over the group's members i of sum_v (e^d - d - 1), d = mean l_v - l_iv, |d| <= bound.
 
     logprob  [n, V] log-softmax l of the members that have a token at their cell's position
     cell     [n] int64, 0 <= cell < k;   members  [k] size of each cell's group
