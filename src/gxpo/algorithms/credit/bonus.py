@@ -62,13 +62,13 @@ def answer_logprob(forest: Forest, signals: Signals) -> tuple[Tensor, Tensor]:
 
     Raises MissingSignal where it is unknown.
     """
-    entries = forest.path_trainable.nonzero().squeeze(1)
-    logprob = signals["behaviour_logprob"][entries].to(torch.float64)
+    trained_entries = forest.path_trainable.nonzero().squeeze(1)
+    logprob = signals["behaviour_logprob"][trained_entries].to(torch.float64)
     if missing := int(logprob.isnan().sum()):
         raise MissingSignal(
-            f"behaviour_logprob is nan for {missing} of {entries.numel()} trained tokens: record `logprob` for them"
+            f"behaviour_logprob is nan for {missing} of {len(trained_entries)} trained tokens: record `logprob` for them"
         )
-    return logprob, forest.path_trajectory[entries]
+    return logprob, forest.path_trajectory[trained_entries]
 
 
 @torch.no_grad()

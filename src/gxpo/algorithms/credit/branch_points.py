@@ -51,9 +51,9 @@ def values_at(outcome: Tensor, stretches: Stretches, where: Tensor | None = None
     outcome_sum = torch.zeros(n_points, dtype=torch.float64).index_add_(
         0, counted_points, outcome[stretches.through[is_compared_m]]
     )
-    before = (outcome_sum / torch.bincount(counted_points, minlength=n_points))[stretches.point]
+    value_at_begin = (outcome_sum / torch.bincount(counted_points, minlength=n_points))[stretches.point]
     following = next_in(owner)
-    return before, torch.where(following >= 0, before[following.clamp_min(0)], outcome[owner])
+    return value_at_begin, torch.where(following >= 0, value_at_begin[following.clamp_min(0)], outcome[owner])
 
 
 @torch.no_grad()

@@ -100,12 +100,12 @@ def consistency_blended(
 
     Source: COPO, arXiv 2508.04138, and its code, which takes logarithms to base 2.
     """
-    inside = group_relative(outcome, group, "mean", scale, ddof, eps, where)
-    between = between_groups(outcome, group, where, scale, ddof, eps)
+    within_groups_R = group_relative(outcome, group, "mean", scale, ddof, eps, where)
+    between_groups_R = between_groups(outcome, group, where, scale, ddof, eps)
     # COPO's code takes logarithms to base 2, and its `middle` of 1.5 is in bits.
-    disagreement = answer_disagreement(answer_cluster, group, where) / (math.log(2) if unit == "bits" else 1.0)
-    blend_R = blended(inside, between, disagreement, steepness, middle)
-    return torch.where(outcome == 0, between, blend_R) if failures == "between" else blend_R
+    entropy_R = answer_disagreement(answer_cluster, group, where) / (math.log(2) if unit == "bits" else 1.0)
+    blend_R = blended(within_groups_R, between_groups_R, entropy_R, steepness, middle)
+    return torch.where(outcome == 0, between_groups_R, blend_R) if failures == "between" else blend_R
 
 
 @torch.no_grad()

@@ -50,7 +50,7 @@ def step_value(
                    has the mean over those that did
     """
     one_of("credit.discount_from", discount_from, ("end", "begin"))
-    owner, place = forks.trajectory, forks.place
+    owner, place_S = forks.trajectory, forks.place
     # Rows are by trajectory: the first of each gives the turns before and after every step.
     first_row = torch.searchsorted(owner, owner)
     turns_before = torch.arange(len(owner)) - first_row
@@ -60,9 +60,9 @@ def step_value(
     )
     is_counted_S = torch.ones_like(owner, dtype=torch.bool) if where is None else where[owner]
     # A step that no compared trajectory took still needs a value: of those that did.
-    is_counted_S = is_counted_S | (grouped.count(place, is_counted_S) == 0)
-    mean = grouped.mean(value, place, is_counted_S)
-    return mean if bonus is None else mean + grouped.mean(bonus, place, is_counted_S)
+    is_counted_S = is_counted_S | (grouped.count(place_S, is_counted_S) == 0)
+    mean = grouped.mean(value, place_S, is_counted_S)
+    return mean if bonus is None else mean + grouped.mean(bonus, place_S, is_counted_S)
 
 
 @torch.no_grad()
@@ -76,16 +76,16 @@ def fork_relative(value: Tensor, forks: Forks, ddof: int = 1, eps: float = 1e-6,
 
     Source: PORTool, arXiv 2510.26020, after summaries.
     """
-    owner, place = forks.trajectory, forks.place
+    owner, place_S = forks.trajectory, forks.place
     # One row stands for a step that several trajectories share, so that it counts once.
-    first_row = torch.full((int(place.max()) + 1 if len(place) else 0,), len(place))
-    first_row = first_row.scatter_reduce_(0, place, torch.arange(len(place)), "amin")
+    first_row = torch.full((int(place_S.max()) + 1 if len(place_S) else 0,), len(place_S))
+    first_row = first_row.scatter_reduce_(0, place_S, torch.arange(len(place_S)), "amin")
     is_counted = (
         torch.ones_like(first_row, dtype=torch.bool)
         if where is None
-        else grouped.count(place, where[owner])[first_row] > 0
+        else grouped.count(place_S, where[owner])[first_row] > 0
     )
-    return group_relative(value[first_row], forks.fork[first_row], ddof=ddof, eps=eps, where=is_counted)[place]
+    return group_relative(value[first_row], forks.fork[first_row], ddof=ddof, eps=eps, where=is_counted)[place_S]
 
 
 def forks_of(forest: Forest, first_steps: bool = False) -> Forks:
@@ -98,9 +98,9 @@ def forks_of(forest: Forest, first_steps: bool = False) -> Forks:
     has_previous[1:] = owner[1:] == owner[:-1]
     # Siblings follow one stored action; 0 is the prompt, so nodes are counted from 1.
     previous_node = torch.where(has_previous, node.roll(1) + 1, 0)
-    fork = dense(group * (forest.n_nodes + 1) + previous_node)
-    place = dense(group * forest.n_nodes + node)
-    return Forks(owner, place, fork if first_steps else torch.where(has_previous, fork, -1))
+    fork_S = dense(group * (forest.n_nodes + 1) + previous_node)
+    place_S = dense(group * forest.n_nodes + node)
+    return Forks(owner, place_S, fork_S if first_steps else torch.where(has_previous, fork_S, -1))
 
 
 @column("")

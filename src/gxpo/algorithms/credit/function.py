@@ -62,13 +62,13 @@ class Advantage(FunctionPart, CreditPart):
     @torch.no_grad()
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         advantages = Columns(forest, signals, self, self.options).call(self.function, self.axis)
-        units = {"R": "trajectory", "S": "step of a trajectory", "P": "path token"}
+        row_names = {"R": "trajectory", "S": "step of a trajectory", "P": "path token"}
         subject = f"credit {show(type(self))}"
         output_axis = self.gives or self.axis
         # A user's function may return a wrong shape: the message names its file and the rows that are due.
-        advantages = expect(advantages, (forest._size(output_axis),), subject, self.function, units[output_axis]).to(
-            torch.float64
-        )
+        advantages = expect(
+            advantages, (forest._size(output_axis),), subject, self.function, row_names[output_axis]
+        ).to(torch.float64)
         return advantages if output_axis == "P" else forest.to_path(advantages, output_axis)
 
 

@@ -236,12 +236,12 @@ class Gae(CreditPart):
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         estimate_P, is_kept_P = self._estimate(forest, signals, self.lam)[0], ~self._tails(forest)
-        advantage = torch.where(is_kept_P, estimate_P, 0.0)
+        advantage_P = torch.where(is_kept_P, estimate_P, 0.0)
         if self.whiten == "none":
-            return advantage
+            return advantage_P
         # Trimmed tokens are cut off what is whitened: their 0 is no advantage that the batch's mean should know.
         if self.whiten == "token":
-            return batch_whiten(advantage, forest.path_trainable & is_kept_P, forest.to_path(forest.compared, "R"))
+            return batch_whiten(advantage_P, forest.path_trainable & is_kept_P, forest.to_path(forest.compared, "R"))
         # Every token of a turn has the turn's advantage: the first stands for it, each turn counts once.
         first, _ = ends(forest.path_step, forest.path_trainable, forest.n_steps)
         turn_advantage_S = (
@@ -301,16 +301,16 @@ class Gae(CreditPart):
 
     def _estimate(self, forest: Forest, signals: Signals, lam: float) -> tuple[Tensor, Tensor]:
         """[P] advantages and lambda-returns."""
-        counted, unfinished = forest.path_trainable, self._unfinished(forest)
-        value = value_of(signals, "value", counted)
+        is_counted_P, unfinished = forest.path_trainable, self._unfinished(forest)
+        value = value_of(signals, "value", is_counted_P)
         reward, step = payments(forest, self._step_payment(forest, signals, unfinished)), forest.path_step
         # One pass over tokens; the discount out of a turn's last token may differ.
         if self.level == "token":
             cut_P = forest.to_path(unfinished, "R")
-            advantage = gae(reward, value, forest.path_trajectory, counted, self._discounts(forest), lam, cut_P)
+            advantage = gae(reward, value, forest.path_trajectory, is_counted_P, self._discounts(forest), lam, cut_P)
             return advantage, advantage + value
         # First pass, over turns: one value a turn, read at its anchor, and all that the turn was paid.
-        first, last = ends(step, counted, forest.n_steps)
+        first, last = ends(step, is_counted_P, forest.n_steps)
         anchor, owner = (first if self.anchor == "first" else last), forest.step_trajectory
         has_anchor_S = anchor >= 0
         turn_value_S = torch.zeros(forest.n_steps, dtype=torch.float64)
@@ -320,7 +320,7 @@ class Gae(CreditPart):
             turn_payment_S, turn_value_S, owner, has_anchor_S, self._discount_between_turns, lam, unfinished[owner]
         )
         if self.level == "turn":
-            return torch.where(counted, turn_advantage_S[step], 0.0), (turn_advantage_S + turn_value_S)[step]
+            return torch.where(is_counted_P, turn_advantage_S[step], 0.0), (turn_advantage_S + turn_value_S)[step]
         # Second pass, over the tokens inside each turn.
-        advantage = bilevel_gae(turn_advantage_S + turn_value_S, last, value, step, counted, self.discount, lam)
+        advantage = bilevel_gae(turn_advantage_S + turn_value_S, last, value, step, is_counted_P, self.discount, lam)
         return advantage, advantage + value

@@ -129,13 +129,12 @@ def differs_from_before(token: Tensor, step: Tensor, chain: Tensor) -> Tensor:
 @part("hierarchical_gae", stage="credit")
 @dataclass(frozen=True)
 class HierarchicalGae(CreditPart):
-    """`hierarchical_gae` of three value heads over turns whose tokens are labelled: KEEP 1 and SWITCH 2 (the tag that
-    decides), SUBGOAL 3, ACTION 4, anything else 0.
+    """Hierarchical GAE over options (HiPER): `hierarchical_gae` of three value heads over turns of labelled tokens.
 
-    A turn with SWITCH begins an option, with or without a sub-goal; one without a tag goes on. Tokens
+    Labels are KEEP 1 and SWITCH 2 (the tag that decides), SUBGOAL 3, ACTION 4, and 0 for anything else. A turn with SWITCH begins an option, with or without a sub-goal; one without a tag goes on. Tokens
     of the switch tag are given the switch advantage, those of the sub-goal the high one where an option begins, those
     of the action the low one; all others 0, so that thinking is not trained. A turn without an action is the action as
-    a whole: all of its tokens are given the low advantage, those of the other tags theirs besides.
+    a whole: all of its tokens are given the low advantage, those of the other tags theirs in addition.
 
     discount, lam        from turn to turn; high_lam from option to option
     keep_penalty         added to the reward of turns with KEEP, below 0 to discourage: "each" time the whole, or
@@ -170,21 +169,21 @@ class HierarchicalGae(CreditPart):
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         turns = _Turns.of(forest)
         advantages = self._estimate(forest, signals, turns)[0]
-        kind, at, compared = turns.kind, turns.turn_of_token, forest.compared[forest.step_trajectory[turns.rows]]
+        kind_m, turn_m, compared = turns.kind, turns.turn_of_token, forest.compared[forest.step_trajectory[turns.rows]]
         # Each tag is trained by the advantage of the decision that it states; thinking by none.
         masks = {
-            "low": (kind == ACTION) | turns.has_no_action[at],
-            "high": (kind == SUBGOAL) & turns.begins[at],
-            "switch": (kind == KEEP) | (kind == SWITCH),
+            "low": (kind_m == ACTION) | turns.has_no_action[turn_m],
+            "high": (kind_m == SUBGOAL) & turns.begins[turn_m],
+            "switch": (kind_m == KEEP) | (kind_m == SWITCH),
         }
-        out = torch.zeros(len(kind), dtype=torch.float64)
+        out = torch.zeros(len(kind_m), dtype=torch.float64)
         for name, mask in masks.items():
             advantage = getattr(advantages, name)
             # Over the turns where this decision was made: the 0 of the others is no sample.
             if self.normalize:
-                is_used = torch.zeros(len(advantage), dtype=torch.bool).index_fill_(0, at[mask], True)
+                is_used = torch.zeros(len(advantage), dtype=torch.bool).index_fill_(0, turn_m[mask], True)
                 advantage = grouped.normalize(advantage, torch.where(is_used, 0, -1), compared, ddof=0, eps=1e-8)
-            out += torch.where(mask, advantage[at], 0.0)
+            out += torch.where(mask, advantage[turn_m], 0.0)
         return torch.zeros(forest.n_entries, dtype=torch.float64).index_copy_(0, turns.entries, out)
 
     def targets(self, forest: Forest, signals: Signals, step: int) -> dict[str, Tensor]:
@@ -194,9 +193,9 @@ class HierarchicalGae(CreditPart):
             Decisions(turns.low, turns.first, turns.first),
         )
         out = {}
-        for name, target, place in zip(Decisions._fields, target_decisions, read_at, strict=True):
+        for name, target, entry in zip(Decisions._fields, target_decisions, read_at, strict=True):
             column = torch.full((forest.n_entries,), torch.nan, dtype=torch.float64)
-            column[place] = target
+            column[entry] = target
             out[f"value_target@{name}"] = column
         return out
 
@@ -210,9 +209,9 @@ class HierarchicalGae(CreditPart):
     def _estimate(self, forest: Forest, signals: Signals, turns: _Turns) -> tuple[Decisions, Decisions]:
         heads = {}
         # Each head is read in the state before its decision: the action after the sub-goal, the others at the start.
-        for name, place in (("low", turns.low), ("high", turns.first), ("switch", turns.first)):
-            is_read_P = torch.zeros(forest.n_entries, dtype=torch.bool).index_fill_(0, place, True)
-            heads[name] = value_of(signals, f"value@{name}", is_read_P)[place]
+        for name, entry in (("low", turns.low), ("high", turns.first), ("switch", turns.first)):
+            is_read_P = torch.zeros(forest.n_entries, dtype=torch.bool).index_fill_(0, entry, True)
+            heads[name] = value_of(signals, f"value@{name}", is_read_P)[entry]
         unfinished = forest.truncated if self.cut == "extend" else torch.zeros_like(forest.truncated)
         trajectory = forest.step_trajectory[turns.rows]
         reward = on_steps(payments(forest), forest.path_step, forest.n_steps)[turns.rows]
@@ -249,25 +248,32 @@ class _Turns(NamedTuple):
     def of(cls, forest: Forest) -> _Turns:
         if "label" not in forest.extras:
             raise GxpoError("these rollouts have no labels of switch, sub-goal and action: set segment=spans")
-        counted, step = forest.path_trainable, forest.path_step
+        is_counted_P, step = forest.path_trainable, forest.path_step
         # Turns without trainable tokens decide nothing and are no rows.
-        first, last = ends(step, counted, forest.n_steps)
+        first, last = ends(step, is_counted_P, forest.n_steps)
         rows = (last >= 0).nonzero().squeeze(1)
         turn_of_step = torch.full((forest.n_steps,), -1).index_copy_(0, rows, torch.arange(len(rows)))
-        entries = counted.nonzero().squeeze(1)
-        at, label = turn_of_step[step[entries]], forest.extras["label"][forest.path_token[entries]].to(torch.int64)
-        follows = next_in(at)
+        entries = is_counted_P.nonzero().squeeze(1)
+        turn_m, label_m = (
+            turn_of_step[step[entries]],
+            forest.extras["label"][forest.path_token[entries]].to(torch.int64),
+        )
+        next_token = next_in(turn_m)
 
         # Labels are the segmenter's, in the order of its patterns (KEEP, SWITCH, SUBGOAL, ACTION).
         def has(kind: int) -> Tensor:
             """Return [n] bool: turns with a token of this kind."""
-            return torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, at[label == kind], True)
+            return torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, turn_m[label_m == kind], True)
 
         def after(*kinds: int) -> Tensor:
             """Token after the last one of these kinds in each turn, -1 none."""
-            marked = torch.isin(label, torch.tensor(kinds)).nonzero().squeeze(1)
-            newest = torch.full((len(rows),), -1).scatter_reduce_(0, at[marked], marked, "amax")
-            return torch.where(newest >= 0, follows[newest.clamp_min(0)], -1) if len(follows) else newest
+            marked = torch.isin(label_m, torch.tensor(kinds)).nonzero().squeeze(1)
+            last_marked = torch.full((len(rows),), -1).scatter_reduce_(0, turn_m[marked], marked, "amax")
+            return (
+                torch.where(last_marked >= 0, next_token[last_marked.clamp_min(0)], -1)
+                if len(next_token)
+                else last_marked
+            )
 
         after_goal, after_switch = after(SUBGOAL), after(KEEP, SWITCH)
         # The low value is read once the sub-goal is written, or else after the tag, or at the turn's first token.
@@ -275,9 +281,9 @@ class _Turns(NamedTuple):
         low = (
             torch.where(read_token >= 0, entries[read_token.clamp_min(0)], first[rows]) if len(entries) else first[rows]
         )
-        keeps, marked = ~has(SWITCH), label == SUBGOAL
+        keeps, marked = ~has(SWITCH), label_m == SUBGOAL
         token, chain = forest.token[forest.path_token[entries]], forest.step_trajectory[rows]
-        is_inconsistent = keeps & differs_from_before(token[marked], at[marked], chain)
+        is_inconsistent = keeps & differs_from_before(token[marked], turn_m[marked], chain)
         # The first turn of a trajectory begins an option in any case.
         starts = option_starts(~keeps, chain)
-        return cls(rows, first[rows], low, starts, keeps, is_inconsistent, entries, at, label, ~has(ACTION))
+        return cls(rows, first[rows], low, starts, keeps, is_inconsistent, entries, turn_m, label_m, ~has(ACTION))

@@ -199,10 +199,10 @@ def visits_of(forest: Forest) -> tuple[Visits, Tensor]:
     begin = trajectory * forest.n_nodes
     key = begin + node  # ascending
     group = forest.ids("group", axis="R").index_select(0, trajectory)
-    place = dense(node * forest.n_trajectories + group)
+    place_V = dense(node * forest.n_trajectories + group)
     # Keys (trajectory, node) are ascending in the visits, so that a token's visit is found by search.
     entry_key_P = forest.path_trajectory * forest.n_nodes + forest.to_path(torch.arange(forest.n_nodes), "N")
-    return Visits(trajectory, place, _rows_above(key, begin, forest.parent.index_select(0, node))), place_in(
+    return Visits(trajectory, place_V, _rows_above(key, begin, forest.parent.index_select(0, node))), place_in(
         key, entry_key_P
     )
 
@@ -211,10 +211,10 @@ def _rows_above(key: Tensor, begin: Tensor, parent: Tensor) -> Tensor:
     """Row [V] of each visit's parent in its trajectory, -1 without one."""
     parent_key, row_before = begin + parent, torch.arange(-1, len(key) - 1)
     # The parent is mostly the row before; only the rest is searched.
-    above = torch.where((parent >= 0) & (parent_key == key[row_before]), row_before, -1)
-    unresolved = ((parent >= 0) & (above < 0)).nonzero().squeeze(1)
-    above[unresolved] = place_in(key, parent_key[unresolved])
-    return above
+    above_V = torch.where((parent >= 0) & (parent_key == key[row_before]), row_before, -1)
+    unresolved = ((parent >= 0) & (above_V < 0)).nonzero().squeeze(1)
+    above_V[unresolved] = place_in(key, parent_key[unresolved])
+    return above_V
 
 
 @torch.no_grad()

@@ -159,10 +159,10 @@ def pairs_of(forest: Forest, prefixes: Prefixes) -> Pairs:
         """Return [m] bool: the first `size` tokens of both are the same stored ones."""
         # Stored tokens are shared only with all that comes before them, so that one equal token proves an equal prefix.
         last = (size - 1).clamp_min(0)
-        inside = size <= torch.minimum(prefixes.length[one], prefixes.length[other])
+        is_within_both = size <= torch.minimum(prefixes.length[one], prefixes.length[other])
         top = max(forest.n_entries - 1, 0)
         a, b = ((begins[r] + last).clamp_max(top) for r in (one, other))
-        return inside & ((size == 0) | (forest.path_token[a] == forest.path_token[b]))
+        return is_within_both & ((size == 0) | (forest.path_token[a] == forest.path_token[b]))
 
     extends = shares_first(prefixes.length[one])
     # Siblings leave one parent, and neither goes on from the other.

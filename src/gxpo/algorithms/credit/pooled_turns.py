@@ -33,8 +33,12 @@ def reward(
     has_tokens_S = first.diff() > 0
     gain_S = torch.full((forest.n_steps,), torch.nan, dtype=torch.float64)
     # The belief is the same for all tokens of a turn: its first one is read.
-    before, after = belief_before[first[:-1][has_tokens_S]], belief_after[first[:-1][has_tokens_S]]
-    gain_S[has_tokens_S] = torch.where((before + after).isfinite(), value_delta(before, after, form=gain), torch.nan)
+    belief_before_S, belief_after_S = belief_before[first[:-1][has_tokens_S]], belief_after[first[:-1][has_tokens_S]]
+    gain_S[has_tokens_S] = torch.where(
+        (belief_before_S + belief_after_S).isfinite(),
+        value_delta(belief_before_S, belief_after_S, form=gain),
+        torch.nan,
+    )
     return torch.where(following < 0, forest.outcome[forest.step_trajectory], gain_S)
 
 

@@ -68,10 +68,10 @@ def sheets(outcome: Tensor, group: Tensor, size: int, where: Tensor) -> Sheets:
     n_tasks = int(task.max()) + 1 if len(task) else 0
     # Bundles of almost equal size: task i of n goes into bundle floor(i * bundles / n).
     bundle = task * max(1, n_tasks // size) // max(1, n_tasks)
-    order = torch.argsort(task, stable=True)
+    task_order = torch.argsort(task, stable=True)
     attempt_number = torch.empty_like(task)
     # A stable sort numbers the attempts at each task in the order of the trajectories.
-    attempt_number[order] = torch.arange(len(task)) - begins_of(task[order], n_tasks)[task[order]]
+    attempt_number[task_order] = torch.arange(len(task)) - begins_of(task[task_order], n_tasks)[task[task_order]]
     # A sheet needs an attempt at every task of the bundle, so the smallest group decides how many there are.
     is_on_sheet = attempt_number < grouped.min(grouped.count(task), bundle)
     sheet = torch.where(

@@ -97,12 +97,12 @@ def searched(
     scale                divide by the group's spread
     """
     # A piece of an action is a node of the search; depth is counted from the root, the prompt.
-    pieces, owner, sign = pieces_of(forest), forest.path_trajectory, correct.to(torch.float64) * 2 - 1
-    depth = pieces.number + 1
-    deepest = torch.zeros(len(sign), dtype=torch.int64).scatter_reduce_(0, owner, depth, "amax")[owner]
+    pieces, owner_P, sign_R = pieces_of(forest), forest.path_trajectory, correct.to(torch.float64) * 2 - 1
+    depth_P = pieces.number + 1
+    last_depth_P = torch.zeros(len(sign_R), dtype=torch.int64).scatter_reduce_(0, owner_P, depth_P, "amax")[owner_P]
     # Entries of one stored token and group belong to one node, whatever trajectory they are read in.
-    place = forest.ids("group", "token", axis="P")
-    value = search_value(sign[owner], depth, deepest, place, where[owner], floor)
+    node_P = forest.ids("group", "token", axis="P")
+    value_P = search_value(sign_R[owner_P], depth_P, last_depth_P, node_P, where[owner_P], floor)
     # The end of a path has its verdict itself, unbounded by the squashing that backed-up sums need.
-    score = torch.where(deepest == depth, sign[owner], bound * (value / temperature).tanh())
-    return against_ends(score, sign, group, owner, where, scale, eps)
+    score_P = torch.where(last_depth_P == depth_P, sign_R[owner_P], bound * (value_P / temperature).tanh())
+    return against_ends(score_P, sign_R, group, owner_P, where, scale, eps)

@@ -81,10 +81,10 @@ def sloo_minus_one(outcome: Tensor, group: Tensor, k: int, where: Tensor | None 
     # An attempt adds the gap between two neighbours below it to those sets that lie below the gap.
     order = torch.argsort(value, stable=True)
     order = order[torch.argsort(group[order], stable=True)]
-    owner, counted, sorted_values = group[order], is_counted_R[order].to(torch.float64), value[order]
+    owner, is_counted_sorted, sorted_values = group[order], is_counted_R[order].to(torch.float64), value[order]
     first = torch.ones_like(owner, dtype=torch.bool)
     first[1:] = owner[1:] != owner[:-1]
-    n_before = counted.cumsum(0) - counted
+    n_before = is_counted_sorted.cumsum(0) - is_counted_sorted
     n_below = n_before - grouped.min(n_before, owner)
     gap_below = torch.where(first, 0.0, sorted_values.diff(prepend=sorted_values[:1]))
     # All members of a group whose best rival lies below an attempt gain each gap on the way: one running sum.
@@ -218,13 +218,15 @@ def same_actions(forest: Forest) -> Tensor:
     """
     if forest.text_only:
         forest.need_ids("credit set_relative")
-    owner = forest.path_trajectory
-    place = torch.arange(forest.n_entries) - begins_of(owner, forest.n_trajectories)[owner]
+    owner_P = forest.path_trajectory
+    position_P = torch.arange(forest.n_entries) - begins_of(owner_P, forest.n_trajectories)[owner_P]
     # A sum over places of mixed (token, place) hashes: equal sequences have equal sums, in any order of rows.
-    hashed = (forest.token[forest.path_token] + 1) * -0x61C8864680B583EB + place * -0x40A7B892E31B1A47  # modulo 2^64
+    hash_P = (
+        forest.token[forest.path_token] + 1
+    ) * -0x61C8864680B583EB + position_P * -0x40A7B892E31B1A47  # modulo 2^64
     for shift, odd in ((30, -0x6B2FB644ECCEEE15), (27, 0x2545F4914F6CDD1D), (31, 1)):  # spreads every bit over all
-        hashed = (hashed ^ (hashed >> shift)) * odd
-    return dense(torch.zeros(forest.n_trajectories, dtype=torch.int64).index_add_(0, owner, hashed))
+        hash_P = (hash_P ^ (hash_P >> shift)) * odd
+    return dense(torch.zeros(forest.n_trajectories, dtype=torch.int64).index_add_(0, owner_P, hash_P))
 
 
 @part("set_relative", stage="credit", learns_from_equal_groups=True)

@@ -67,11 +67,13 @@ class StateKeyed(CreditPart):
     def moves(self, forest: Forest) -> Moves:
         """Steps as edges between two states."""
         ids = state_ids(forest, self.state, self.similar)
-        before, end = ids.split([forest.n_steps, forest.n_trajectories])
+        state_S, final_state_R = ids.split([forest.n_steps, forest.n_trajectories])
         # Steps in an unknown state are passed over, so `following` may skip turns.
-        following = next_in(forest.step_trajectory, before >= 0)
-        after = torch.where(following >= 0, before[following.clamp_min(0)], end[forest.step_trajectory])
-        return Moves(before, torch.where(before >= 0, after, -1), following)
+        following = next_in(forest.step_trajectory, state_S >= 0)
+        next_state_S = torch.where(
+            following >= 0, state_S[following.clamp_min(0)], final_state_R[forest.step_trajectory]
+        )
+        return Moves(state_S, torch.where(state_S >= 0, next_state_S, -1), following)
 
 
 def state_ids(forest: Forest, source: str = "id", similar: float = 1.0) -> Tensor:
@@ -114,11 +116,11 @@ def _merge_similar(
     row_of_id[ids[known_rows]] = known_rows
     is_compared_id[ids[known_rows[compared[known_rows]]]] = True
     members = defaultdict(list)
-    for i, (g, text, counts) in enumerate(
+    for i, (g, text, is_compared) in enumerate(
         zip(group[row_of_id].tolist(), name_id[row_of_id].tolist(), is_compared_id.tolist(), strict=True)
     ):
         # Sorted: compared texts first, then by letters, so that no order of trajectories decides who leads.
-        members[g].append((not counts, texts[text], i))
+        members[g].append((not is_compared, texts[text], i))
     leader = torch.arange(len(row_of_id))
     for texts_of_group in map(sorted, members.values()):
         for (_, _, i), leader_index in zip(
@@ -235,8 +237,8 @@ def sequence_ids(value: Tensor, owner: Tensor, n: int) -> Tensor:
         is_first = torch.ones_like(owner, dtype=torch.bool)
         is_first[1:] = owner[1:] != owner[:-1]
         rows = torch.arange(len(owner))
-        place = rows - torch.where(is_first, rows, 0).cummax(0).values
-        even = (place % 2 == 0).nonzero().squeeze(1)
+        position = rows - torch.where(is_first, rows, 0).cummax(0).values
+        even = (position % 2 == 0).nonzero().squeeze(1)
         odd_id = torch.zeros_like(even)  # 0: no one to its right
         has_right = even + 1 < len(owner)
         odd = (even + 1)[has_right]

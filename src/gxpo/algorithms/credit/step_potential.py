@@ -51,12 +51,12 @@ def shaping(change: Tensor, where: Tensor | None = None) -> Tensor:
     """
     is_known = change.isfinite()
     is_counted = is_known if where is None else is_known & where
-    x, one = change.nan_to_num(nan=0.0).to(torch.float64), torch.zeros(change.shape, dtype=torch.int64)
-    low, high = grouped.min(x, one, is_counted), grouped.max(x, one, is_counted)
-    is_equal = grouped.degenerate(x, one, is_counted)
+    x, one_group = change.nan_to_num(nan=0.0).to(torch.float64), torch.zeros(change.shape, dtype=torch.int64)
+    low, high = grouped.min(x, one_group, is_counted), grouped.max(x, one_group, is_counted)
+    is_equal = grouped.degenerate(x, one_group, is_counted)
     # Clipped to [0, 1]: one that is not counted may lie outside the extremes.
     raised = ((x - low) / torch.where(is_equal, 1.0, high - low)).clamp(0.0, 1.0).exp()
-    return torch.where(is_known & ~is_equal, raised - grouped.mean(raised, one, is_counted), 0.0)
+    return torch.where(is_known & ~is_equal, raised - grouped.mean(raised, one_group, is_counted), 0.0)
 
 
 @part(

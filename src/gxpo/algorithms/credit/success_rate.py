@@ -48,8 +48,8 @@ def difficulty_weighted(
     """
     constants, rate = (low, high, steepness, middle), rate.to(torch.float64)
     # Rarity is that of the trajectory's own verdict: successes are rare at a low rate, failures at a high one.
-    up, down = logistic_weight(rate, *constants), logistic_weight(1.0 - rate, *constants)
-    return advantage.to(torch.float64) * torch.where(advantage > 0, up, down)
+    weight_of_success, weight_of_failure = logistic_weight(rate, *constants), logistic_weight(1.0 - rate, *constants)
+    return advantage.to(torch.float64) * torch.where(advantage > 0, weight_of_success, weight_of_failure)
 
 
 # ---------------------------------------------------------------- MAPO

@@ -78,8 +78,8 @@ def turn_relative(
     # Without fairness the earnings so far are not read.
     if not fairness:
         return relative
-    after = before.to(torch.float64) + reward
-    spread = grouped.std(after, times, where, ddof=0) - grouped.std(before, times, where, ddof=0)
+    earnings_after = before.to(torch.float64) + reward
+    spread = grouped.std(earnings_after, times, where, ddof=0) - grouped.std(before, times, where, ddof=0)
     # Equal rewards move no earnings apart: exactly 0, not the rounding of two stds.
     is_equal_S = grouped.degenerate(reward, times, where) | (grouped.count(times, where) <= ddof)
     return relative - torch.where(is_equal_S, 0.0, fairness * spread)

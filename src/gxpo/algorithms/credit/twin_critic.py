@@ -67,13 +67,13 @@ class TwinCritic(CreditPart):
         object.__setattr__(self, "provides", tuple(f"value_target@{name}" for name in heads))
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        counted = forest.path_trainable
+        is_counted_P = forest.path_trainable
         q1, q2, v1, v2, rows, *_ = self._read(forest, signals)
         turn = torch.zeros(forest.n_steps, dtype=torch.float64).index_copy_(0, rows, twin_critic(q1, q2, v1, v2))
         credit = forest.to_path(turn, "S")
         if self.baseline:
-            credit = credit - value_of(signals, "value@baseline", counted)
-        return torch.where(counted, credit, 0.0)
+            credit = credit - value_of(signals, "value@baseline", is_counted_P)
+        return torch.where(is_counted_P, credit, 0.0)
 
     def targets(self, forest: Forest, signals: Signals, step: int) -> dict[str, Tensor]:
         q1, q2, v1, v2, rows, first, last = self._read(forest, signals)
@@ -89,8 +89,8 @@ class TwinCritic(CreditPart):
         target_by_name = {}
         for i, q, v, in_half in (("1", q1, v1, ~in_second_half), ("2", q2, v2, in_second_half)):
             # r + discount V(next): the residual plus the value that it subtracts.
-            after = td_residual(reward, v, following, self.discount) + v
-            target_by_name[f"value_target@q{i}"] = column(last[in_half], after[in_half])
+            target_of_q = td_residual(reward, v, following, self.discount) + v
+            target_by_name[f"value_target@q{i}"] = column(last[in_half], target_of_q[in_half])
             target_by_name[f"value_target@v{i}"] = column(first[in_half], q[in_half])
         # The baseline is fitted at every token to its turn's advantage.
         if self.baseline:
@@ -105,9 +105,9 @@ class TwinCritic(CreditPart):
         rows = (last >= 0).nonzero().squeeze(1)
         values = []
         # V before the action, Q after all of it but the last token, which mostly only ends it.
-        for name, place in (("q1", last), ("q2", last), ("v1", first), ("v2", first)):
-            is_read_P = torch.zeros(forest.n_entries, dtype=torch.bool).index_fill_(0, place[rows], True)
-            values.append(value_of(signals, f"value@{name}", is_read_P)[place[rows]])
+        for name, entry_S in (("q1", last), ("q2", last), ("v1", first), ("v2", first)):
+            is_read_P = torch.zeros(forest.n_entries, dtype=torch.bool).index_fill_(0, entry_S[rows], True)
+            values.append(value_of(signals, f"value@{name}", is_read_P)[entry_S[rows]])
         return *values, rows, first[rows], last[rows]
 
 

@@ -42,8 +42,8 @@ def value_delta(before: Tensor, after: Tensor, best_of: int = 1, form: str = "pr
     if best_of > 1:
         before, after = 1 - (1 - before) ** best_of, 1 - (1 - after) ** best_of
     if form == "log":
-        least = torch.finfo(torch.float64).tiny  # a product of many small probabilities may be 0
-        before, after = before.clamp_min(least).log(), after.clamp_min(least).log()
+        smallest = torch.finfo(torch.float64).tiny  # a product of many small probabilities may be 0
+        before, after = before.clamp_min(smallest).log(), after.clamp_min(smallest).log()
     # Means of the same outcomes in another order differ by rounding, which must not become a direction.
     rounding = grouped.DEGENERATE * torch.maximum(before.abs(), after.abs())
     return torch.where((after - before).abs() > rounding, after - before, 0.0)
@@ -105,7 +105,7 @@ def pieces(forest: Forest) -> Stretches:
     """Stretches by segments, or whole turns: V after one is the mean outcome of the group's compared rollouts through
     its last token; before the first one the group's mean, after the last one the outcome. Without a compared rollout
     through a state, its value is the rollout's own outcome."""
-    group, outcome, counts = forest.ids("group", axis="R"), forest.outcome.to(torch.float64), forest.compared
+    group, outcome, is_compared_R = forest.ids("group", axis="R"), forest.outcome.to(torch.float64), forest.compared
     pieces, path = pieces_of(forest), forest.path_trajectory
     owner = pieces.trajectory
 
@@ -113,10 +113,10 @@ def pieces(forest: Forest) -> Stretches:
         return torch.where(grouped.count(ids, where) > 0, grouped.mean(x, ids, where), x)
 
     # The value after a piece: rollouts that share its last token have all that came before in common.
-    through = mean(outcome[path], forest.ids("group", "token", axis="P"), counts[path])[pieces.last]
+    through = mean(outcome[path], forest.ids("group", "token", axis="P"), is_compared_R[path])[pieces.last]
     following = next_in(owner)
     after = torch.where(following >= 0, through, outcome[owner])
-    before = mean(outcome, group, counts)[owner]
+    before = mean(outcome, group, is_compared_R)[owner]
     # A piece begins where the one before ends; the first begins at the prompt, with the group's mean.
     before[following[following >= 0]] = after[following >= 0]
     return Stretches(pieces.piece, before, after)
@@ -220,14 +220,16 @@ class ValueDelta(CreditPart):
             self._check_chances(before, after)
         change = self.factor * value_delta(before, after, self.best_of, self.form)
         # Row -1, tokens in no stretch, reads the 0 that is appended.
-        credit = torch.cat([change, change.new_zeros(1)])[row]
+        advantage_P = torch.cat([change, change.new_zeros(1)])[row]
         if self.length_power:
-            credit = less_where_longer(credit, forest, self.keyed_by, self.length_power)
+            advantage_P = less_where_longer(advantage_P, forest, self.keyed_by, self.length_power)
         # SPO's probability mask: tokens that the sampler was sure of carry no decision.
         is_confident_P = forest.path_behaviour_logprob.exp() > self.confident
         if self.whiten == "token":
-            return batch_whiten(credit, forest.path_trainable & ~is_confident_P, forest.to_path(forest.compared, "R"))
-        return torch.where(is_confident_P, 0.0, credit)
+            return batch_whiten(
+                advantage_P, forest.path_trainable & ~is_confident_P, forest.to_path(forest.compared, "R")
+            )
+        return torch.where(is_confident_P, 0.0, advantage_P)
 
     def targets(self, forest: Forest, signals: Signals, step: int) -> dict[str, Tensor]:
         """{"value_target": [P]}: V at one token of each stretch, nan elsewhere."""
@@ -244,8 +246,8 @@ class ValueDelta(CreditPart):
         return {"value_target": target}
 
     def _check_chances(self, before: Tensor, after: Tensor) -> None:
-        both = torch.cat([before, after])
-        if bool(((both < 0) | (both > 1)).any()):
+        chances = torch.cat([before, after])
+        if bool(((chances < 0) | (chances > 1)).any()):
             raise GxpoError(
                 f"credit.best_of={self.best_of} is of chances of success, and values or outcomes are not between 0 and "
                 "1: set credit.best_of=1, or leave the rewards unshaped"

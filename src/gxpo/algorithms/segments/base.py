@@ -64,8 +64,8 @@ class Action:
     def holding(self, begin: int, end: int) -> range:
         """Tokens that overlap the characters begin..end-1."""
         ends = [*self.starts[1:], len(self.text)]
-        inside = [i for i, (a, b) in enumerate(zip(self.starts, ends, strict=True)) if a < end and b > begin]
-        return range(inside[0], inside[-1] + 1) if inside else range(0)
+        overlapping = [i for i, (a, b) in enumerate(zip(self.starts, ends, strict=True)) if a < end and b > begin]
+        return range(overlapping[0], overlapping[-1] + 1) if overlapping else range(0)
 
 
 class Segmenter(Part, ABC):
@@ -94,10 +94,13 @@ class Segmenter(Part, ABC):
         segment, label = [-1] * forest.n_tokens, [0] * forest.n_tokens
         token, logprob = forest.token.tolist(), forest.behaviour_logprob.tolist()
         entropy = self._entropy(forest, tools)
-        path, counts = forest.path_token.tolist(), torch.bincount(forest.path_step, minlength=forest.n_steps).tolist()
+        path, token_counts = (
+            forest.path_token.tolist(),
+            torch.bincount(forest.path_step, minlength=forest.n_steps).tolist(),
+        )
         path_begin, has_labels = 0, False
         # Actions of the paths, one after the other; a token that forks share is met once for each of them.
-        for count in counts:
+        for count in token_counts:
             action_tokens = path[path_begin : path_begin + count]
             path_begin += count
             action = Action(

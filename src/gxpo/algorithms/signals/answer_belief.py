@@ -60,16 +60,16 @@ def boundaries(forest: Forest, unit: Tensor, silent: Tensor | None) -> tuple[Ten
     the unit. After the last one it is the unit's last token, or the one before, if that is silent.
     """
     n = int(unit.max()) + 1 if len(unit) else 0
-    counted, place = unit >= 0, torch.arange(len(unit))
-    first = torch.full((n,), len(unit)).scatter_reduce_(0, unit[counted], place[counted], "amin")
-    last = torch.full((n,), -1).scatter_reduce_(0, unit[counted], place[counted], "amax")
-    up = forest.pack().predecessor
-    before = up[forest.path_token[first]]
+    is_in_unit, entry = unit >= 0, torch.arange(len(unit))
+    first = torch.full((n,), len(unit)).scatter_reduce_(0, unit[is_in_unit], entry[is_in_unit], "amin")
+    last = torch.full((n,), -1).scatter_reduce_(0, unit[is_in_unit], entry[is_in_unit], "amax")
+    token_above = forest.pack().predecessor
+    before = token_above[forest.path_token[first]]
     last_token = forest.path_token[last]
     # The environment's answer to a turn belongs to it: its end is where the next one begins.
     after = before.clone()
     if silent is not None:
-        after = torch.where(torch.isin(forest.token[last_token], silent), up[last_token], last_token)
+        after = torch.where(torch.isin(forest.token[last_token], silent), token_above[last_token], last_token)
     # Units in time: ids are dense, but not in the order of the path.
     order = torch.argsort(first)
     has_next = forest.path_trajectory[first[order]].diff() == 0
@@ -98,14 +98,18 @@ def probes(forest: Forest, after_token: Tensor, continuations: Sequence[Sequence
     continues_node[1:] = owner[1:] == owner[:-1]
     last_piece = torch.bincount(owner, minlength=forest.n_nodes).cumsum(0) - 1  # each node's last piece
     parent_node = forest.parent[owner]
-    above = torch.where(parent_node >= 0, last_piece[parent_node.clamp_min(0)], -1)
+    piece_above = torch.where(parent_node >= 0, last_piece[parent_node.clamp_min(0)], -1)
     n, none = len(key), torch.full((len(key),), -1)
     columns = {
         name: getattr(forest, name)[owner] if axis == "N" else getattr(forest, name)[:0]
         for name, (axis, _) in COLUMNS.items()
         if axis in "NSPR"
     }
-    topology = {"parent": torch.where(continues_node, torch.arange(n) - 1, above), "previous": none, "caller": none}
+    topology = {
+        "parent": torch.where(continues_node, torch.arange(n) - 1, piece_above),
+        "previous": none,
+        "caller": none,
+    }
     topology |= {"sampled_under": none, "first_token": torch.cat([begins, forest.first_token[-1:]])}
     context = forest.replace(**columns | topology)
     # The answers are trajectories of their own, hung below the pieces that end at their tokens.

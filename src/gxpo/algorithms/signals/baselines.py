@@ -63,10 +63,10 @@ class TaskMean(SignalPart):
         # Errors are of the prediction made before this step's outcomes are added to the memory.
         prediction = self.compute(forest, signals, tools)["baseline"]
         figures = baseline_errors(forest, prediction, takes)
-        new: dict[str, list[float]] = {}
+        outcomes_by_task: dict[str, list[float]] = {}
         for row in takes.nonzero().squeeze(1).tolist():
-            new.setdefault(forest.task[row], []).append(float(forest.outcome[row]))
-        self.memory.add(new)
+            outcomes_by_task.setdefault(forest.task[row], []).append(float(forest.outcome[row]))
+        self.memory.add(outcomes_by_task)
         return figures
 
     def state_dict(self) -> dict[str, Any]:

@@ -109,9 +109,9 @@ def effective_rank(
     usual = torch.tensor(past["usual"], dtype=torch.float64) if "usual" in past else None
     bonus = torch.zeros(n, dtype=torch.float64) if usual is None else scale * rank_bonus(figures, usual, gain)
     # Unscored rollouts and empty ones say nothing about the policy's usual rank.
-    counted = figures[(torch.bincount(forest.path_trajectory, minlength=n) > 0) & forest.scored]
-    if not len(counted):
+    counted_figures = figures[(torch.bincount(forest.path_trajectory, minlength=n) > 0) & forest.scored]
+    if not len(counted_figures):
         return bonus, {}, {}
-    mean = counted.mean(0)
+    mean = counted_figures.mean(0)
     usual = mean if usual is None else usual
     return bonus, {"usual": (usual + rate * (mean - usual)).tolist()}, dict(zip(NAMES, mean.tolist(), strict=True))

@@ -82,8 +82,8 @@ class Remembering(Computed):
     latest: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
-        value, after, figures = self.call(forest, signals, tools, past=dict(self.memory))
-        self.latest.update(after=after, figures=figures)
+        value, state, figures = self.call(forest, signals, tools, past=dict(self.memory))
+        self.latest.update(after=state, figures=figures)
         return {self.provides[0]: value}
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:

@@ -46,9 +46,9 @@ def state_norm(forest: Forest, hidden: Tensor) -> Tensor:
 
     Of the policy at the start of the step; costs one forward pass.
     """
-    before = forest.pack().predecessor[forest.path_token]
-    _need_prompts(before[forest.path_trainable])
-    return norm_before(hidden, before)
+    token_before = forest.pack().predecessor[forest.path_token]
+    _need_prompts(token_before[forest.path_trainable])
+    return norm_before(hidden, token_before)
 
 
 @torch.no_grad()
@@ -102,8 +102,8 @@ def disagreement(forest: Forest, learner: Learner, *, logits_at_once: Annotated[
 
 def _by_cell(forest: Forest, rows: Tensor, cell: Tensor, size: Tensor, learner: Learner, logits_at_once: int) -> Tensor:
     """`divergence` of every cell that has rows (path tokens, by cell), 0 of the others; chunks of whole cells."""
-    before = forest.pack().predecessor[forest.path_token[rows]]
-    _need_prompts(before)
+    token_before = forest.pack().predecessor[forest.path_token[rows]]
+    _need_prompts(token_before)
     # Distributions as they were sampled from: each trajectory's own temperature.
     temperatures = [s.get("temperature") for s in forest.sampling]
     temperature = torch.tensor([1.0 if t is None else float(t) for t in temperatures])[forest.path_trajectory[rows]]
@@ -115,7 +115,7 @@ def _by_cell(forest: Forest, rows: Tensor, cell: Tensor, size: Tensor, learner: 
     out = torch.zeros(len(size), dtype=torch.float64)
     for cells in cells_with_rows.split(torch.bincount(chunk)[chunk.unique()].tolist()):
         chunk_rows = slice(int(begins[cells[0]]), int(begins[cells[-1] + 1]))
-        logits = learner.logits(hidden[before[chunk_rows]])
+        logits = learner.logits(hidden[token_before[chunk_rows]])
         logprob = (logits / temperature[chunk_rows, None].to(logits)).log_softmax(1)
         cell_in_chunk = torch.searchsorted(cells, cell[chunk_rows]).to(logits.device)
         out[cells] = divergence(logprob, cell_in_chunk, size[cells].to(logits.device)).cpu()
@@ -148,6 +148,6 @@ def divergence(logprob: Tensor, cell: Tensor, members: Tensor, bound: float = 11
 
 def positions(forest: Forest) -> Tensor:
     """Position of each action token among its trajectory's trainable tokens, [P] int64."""
-    before = torch.cat([torch.zeros(1, dtype=torch.int64), forest.path_trainable.to(torch.int64).cumsum(0)])
+    trained_before = torch.cat([torch.zeros(1, dtype=torch.int64), forest.path_trainable.to(torch.int64).cumsum(0)])
     begins = begins_of(forest.path_trajectory, forest.n_trajectories)
-    return before[:-1] - before[begins[:-1]][forest.path_trajectory]
+    return trained_before[:-1] - trained_before[begins[:-1]][forest.path_trajectory]

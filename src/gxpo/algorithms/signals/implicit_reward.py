@@ -107,11 +107,11 @@ class ImplicitReward(OwnModel):
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         logprob = self.model.outputs(forest, ("logprob",))["logprob"]
-        old, counted = signals["proximal_logprob"], forest.path_trainable
-        reward = implicit_reward(logprob, old, counted, forest.path_step, forest.n_steps, self.beta)
+        policy_logprob, is_trainable_P = signals["proximal_logprob"], forest.path_trainable
+        reward = implicit_reward(logprob, policy_logprob, is_trainable_P, forest.path_step, forest.n_steps, self.beta)
         # Two forward passes of one model differ by rounding: divided by the largest, that would be a reward of order 1.
         if self.scale == "largest" and forest.n_steps:
-            length = torch.bincount(forest.path_step[counted], minlength=forest.n_steps)
+            length = torch.bincount(forest.path_step[is_trainable_P], minlength=forest.n_steps)
             reward = torch.where(reward.abs() <= self.beta * grouped.FORWARD * length, 0.0, reward)
             reward = reward / (reward.abs().max() + 1e-6)
         return {"process_reward": reward}
@@ -126,7 +126,7 @@ class ImplicitReward(OwnModel):
         taking[better] = taking[worse] = True
         active = forest.path_trainable & forest.to_path(taking, "R")
         entries = active.nonzero().squeeze(1)
-        old, rows = signals["proximal_logprob"][entries], forest.path_trajectory[entries]
+        policy_logprob, rows = signals["proximal_logprob"][entries], forest.path_trajectory[entries]
 
         # "mean" divides by the steps with tokens, so that long trajectories do not have larger scores.
         steps = torch.ones(forest.n_trajectories, dtype=torch.int64)
@@ -135,7 +135,7 @@ class ImplicitReward(OwnModel):
             steps = torch.bincount(forest.step_trajectory[acting_steps], minlength=forest.n_trajectories).clamp_min(1)
 
         def score(logprob: Tensor) -> Tensor:
-            gap = logprob[entries] - old.to(logprob)
+            gap = logprob[entries] - policy_logprob.to(logprob)
             return gap.new_zeros(forest.n_trajectories).index_add(0, rows, gap) / steps.to(gap)
 
         def loss(x: Mapping[str, Tensor]) -> Tensor:

@@ -81,9 +81,9 @@ def mask_tokens(forest: Forest, hidden: Tensor, fill: str, blank_id: int, seed: 
 def with_masked_pictures(forest: Forest, mask: Callable[[str], str]) -> Forest:
     """Replace the pictures of a forest by others of as many rows: `mask` maps an old reference to the new one."""
     rows = forest.token >= media.FIRST
-    keys, place = torch.unique((forest.token[rows] - media.FIRST) // media.ROWS, return_inverse=True)
+    keys, picture_of_row = torch.unique((forest.token[rows] - media.FIRST) // media.ROWS, return_inverse=True)
     masked_ref = {ref: mask(ref) for ref in (media.PICTURES.ref_of(key) for key in keys.tolist())}
-    masked_key = torch.tensor([media.key_of(x) for x in masked_ref.values()], dtype=torch.int64)[place]
+    masked_key = torch.tensor([media.key_of(x) for x in masked_ref.values()], dtype=torch.int64)[picture_of_row]
     # A picture's token ids hold its key and the row: the key changes, rows stay.
     token = forest.token.clone()
     token[rows] = media.FIRST + masked_key * media.ROWS + (token[rows] - media.FIRST) % media.ROWS
@@ -98,10 +98,10 @@ def masked_picture(
     step, key, cell): "black", or the picture's "mean" colour."""
     y, x = ((np.arange(n) // size).astype(np.int64) for n, size in zip(pixels.shape, cell, strict=False))
     # Cells by integer division of the pixel's place; the last row and column may be cut off.
-    down, across = int(y[-1]) + 1, int(x[-1]) + 1
+    n_rows, n_columns = int(y[-1]) + 1, int(x[-1]) + 1
     salt = torch.tensor([seed, step + 0x9E3779B9, key])
-    place = torch.arange(down * across) + int(_mixed(_mixed(salt) * torch.tensor([3, 5, 7])).sum())
-    hidden = (_mixed(_mixed(place) + key) < share * 2**32).reshape(down, across).numpy()
+    cell_number = torch.arange(n_rows * n_columns) + int(_mixed(_mixed(salt) * torch.tensor([3, 5, 7])).sum())
+    hidden = (_mixed(_mixed(cell_number) + key) < share * 2**32).reshape(n_rows, n_columns).numpy()
     fill_colour = np.zeros(3) if fill == "black" else pixels.mean((0, 1))
     return np.where(hidden[y][:, x][..., None], fill_colour.round().astype(np.uint8), pixels)
 
@@ -182,10 +182,10 @@ class MaskedObservation(SignalPart):
             side = float(self.patch or PATCH)
             cell = side, side
             if not self.patch and tools.picture_grid is not None:
-                down, across = tools.picture_grid(ref)
-                cell = pixels.shape[0] / down, pixels.shape[1] / across
-            how = (self.share, self.patch_fill, tools.seed, tools.step, media.key_of(ref))
-            return media.PICTURES.put(masked_picture(pixels, cell, *how))
+                n_rows, n_columns = tools.picture_grid(ref)
+                cell = pixels.shape[0] / n_rows, pixels.shape[1] / n_columns
+            options = (self.share, self.patch_fill, tools.seed, tools.step, media.key_of(ref))
+            return media.PICTURES.put(masked_picture(pixels, cell, *options))
 
         return with_masked_pictures(forest, mask)
 

@@ -104,11 +104,11 @@ class MergedSteps(RidgeProbe):
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
         last, latest_rows = pieces_of(forest).last, self.latest
         owner = forest.path_trajectory
-        counts, place = (forest.scored & forest.compared)[owner], forest.ids("group", "token", axis="P")
-        label = step_labels(torch.where(counts, forest.outcome[owner], 0.0), place, counts)[last]
+        is_counted_P, token_P = (forest.scored & forest.compared)[owner], forest.ids("group", "token", axis="P")
+        label = step_labels(torch.where(is_counted_P, forest.outcome[owner], 0.0), token_P, is_counted_P)[last]
         # A step that several trajectories share is one example: the first of its last token's entries stands for it.
         row = torch.arange(len(owner), dtype=torch.float64)
-        is_labelled = (counts & (grouped.min(row, place, counts) == row))[last]
+        is_labelled = (is_counted_P & (grouped.min(row, token_P, is_counted_P) == row))[last]
         figures = {"steps_rows": float(self.rows), "steps_used": float(latest_rows["used"])}
         if bool(is_labelled.any()):
             figures["steps_error"] = float((latest_rows["reward"] - label)[is_labelled].square().mean())

@@ -62,7 +62,7 @@ def prompt_confidence(forest: Forest, learner: Learner) -> Tensor:
     distinct prompt goes through the model once.
     """
     forest.need_ids("the confidence of a prompt")
-    prompts, which = prompts_of(forest)
+    prompts, prompt_R = prompts_of(forest)
     records = []
     # Prompts become actions after their first token, so that the learner gives their log-probs.
     for i, (node, policy) in enumerate(prompts):
@@ -75,7 +75,7 @@ def prompt_confidence(forest: Forest, learner: Learner) -> Tensor:
     # One more row, without tokens: mean 0 and confidence 1, for trajectories of short prompts.
     total = torch.zeros(n + 1, dtype=torch.float64).index_add_(0, prompt_forest.path_trajectory, logprob)
     mean = total / torch.bincount(prompt_forest.path_trajectory, minlength=n + 1).clamp_min(1)
-    return mean.exp()[which]  # -1: the last row, which is 1
+    return mean.exp()[prompt_R]  # -1: the last row, which is 1
 
 
 def prompts_of(forest: Forest) -> tuple[list[tuple[int, str]], Tensor]:
@@ -85,12 +85,12 @@ def prompts_of(forest: Forest) -> tuple[list[tuple[int, str]], Tensor]:
     without action tokens is -1.
     """
     begins = begins_of(forest.path_trajectory, forest.n_trajectories)
-    has = begins.diff() > 0
-    first = forest.token_node[forest.path_token[begins[:-1][has]]]
+    has_action_R = begins.diff() > 0
+    first = forest.token_node[forest.path_token[begins[:-1][has_action_R]]]
     n_policies = max(1, len(forest.policy_names))
     # One prompt under two policies is read twice: each has its own confidence.
     keys = (forest.parent[first] + 1) * n_policies + forest.policy[first]
-    distinct, place = torch.unique(keys, return_inverse=True)
-    which = torch.full((forest.n_trajectories,), -1, dtype=torch.int64)
-    which[has] = place
-    return [(k // n_policies - 1, forest.policy_names[k % n_policies]) for k in distinct.tolist()], which
+    distinct, prompt_index = torch.unique(keys, return_inverse=True)
+    prompt_R = torch.full((forest.n_trajectories,), -1, dtype=torch.int64)
+    prompt_R[has_action_R] = prompt_index
+    return [(k // n_policies - 1, forest.policy_names[k % n_policies]) for k in distinct.tolist()], prompt_R

@@ -92,8 +92,8 @@ class ProgressEstimator(Buffered):
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
         owner, share, outcome = self.latest["owner"], self.latest["share"], forest.outcome
-        acts = torch.bincount(owner, minlength=forest.n_trajectories) > 0
-        where = forest.scored & forest.compared & acts
+        has_tokens_R = torch.bincount(owner, minlength=forest.n_trajectories) > 0
+        where = forest.scored & forest.compared & has_tokens_R
         if not bool(where.any()):
             return {}
         figures = {"progress_used": float(self._has_enough), "progress_spread": float(share.std(correction=0))}

@@ -94,5 +94,7 @@ class RidgeProbe(Buffered):
 
     def keep(self, features: Tensor, target: Tensor) -> None:
         """Append rows to the buffer and drop the oldest."""
-        for name, new in (("features", features), ("target", target)):
-            self.memory[name] = torch.cat([self.memory[name], new] if name in self.memory else [new])[-self.buffer :]
+        for name, new_rows in (("features", features), ("target", target)):
+            self.memory[name] = torch.cat([self.memory[name], new_rows] if name in self.memory else [new_rows])[
+                -self.buffer :
+            ]

@@ -38,8 +38,8 @@ def first_other(good: Tensor, group: Tensor) -> Tensor:
 
     first = least(good)
     # The first good one of a group is shown the second, and is shown to all others.
-    other = torch.where(index == first, least(good & (index != first)), first)
-    return torch.where(other < n, other, -1)
+    other_R = torch.where(index == first, least(good & (index != first)), first)
+    return torch.where(other_R < n, other_R, -1)
 
 
 def with_peer_shown(
@@ -122,9 +122,11 @@ class SelfTeacher(OwnModel):
     provides = ("teacher_ids", "teacher_logprob", "teacher_entropy")
 
     def __post_init__(self) -> None:
-        places = {"prompt": "{prompt}", "solution": "{solution}"}
+        placeholders = {"prompt": "{prompt}", "solution": "{solution}"}
         try:
-            wrong = bool(self.template) and any(x not in self.template.format(**places) for x in places.values())
+            wrong = bool(self.template) and any(
+                x not in self.template.format(**placeholders) for x in placeholders.values()
+            )
             re.compile(self.hide)
         except (ValueError, LookupError, re.error) as error:
             raise ConfigError(f"signal self_teacher: template or hide can't be read: {error}") from None

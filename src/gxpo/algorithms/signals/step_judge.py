@@ -270,8 +270,8 @@ def _attempts(
         # The observation belongs to the first segment of an action; the first action's is the task itself.
         begins_action = [k == rows.start or steps[k] != steps[k - 1] for k in rows]
         observations = [
-            _observation_text(forest, steps[k], decode) if new and previous[steps[k]] >= 0 else ""
-            for k, new in zip(rows, begins_action, strict=True)
+            _observation_text(forest, steps[k], decode) if is_first and previous[steps[k]] >= 0 else ""
+            for k, is_first in zip(rows, begins_action, strict=True)
         ]
         step_texts = tuple(_action_text(forest, steps[k], tokens[k], decode) for k in rows)
         attempts.append(Attempt(task, step_texts, tuple(observations)))

@@ -67,8 +67,8 @@ class TeacherModel(SignalPart):
             Output("logprob"),
         )
         outputs_by_name = self.memory["model"].outputs(forest, names)
-        ids, *others = (outputs_by_name[name] for name in names)
-        return dict(zip(self.provides, (ids.to(torch.int64), *others), strict=True))
+        ids, *other_outputs = (outputs_by_name[name] for name in names)
+        return dict(zip(self.provides, (ids.to(torch.int64), *other_outputs), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         return {"crc": self.memory["crc"]} if "crc" in self.memory else {}

@@ -42,14 +42,14 @@ def probe_features(forest: Forest, hidden: Tensor, entropy: Tensor, tokens: int)
         return total / torch.bincount(owner, minlength=n_rows).clamp_min(1)[:, None]
 
     rows = has_action.nonzero().squeeze(1)
-    before = forest.path_token[begins[rows]]  # each trajectory's first action token, then what stands before it
+    token = forest.path_token[begins[rows]]  # each trajectory's first action token, then what stands before it
     # All trajectories walk up their prompts at once, a token a round, until the prompt or n ends.
     token_before = _token_before(forest)
-    prompt_tokens, owner = [before[:0]], [rows[:0]]
+    prompt_tokens, owner = [token[:0]], [rows[:0]]
     for _ in range(tokens):
-        before = token_before[before]
-        rows, before = rows[before >= 0], before[before >= 0]
-        prompt_tokens.append(before)
+        token = token_before[token]
+        rows, token = rows[token >= 0], token[token >= 0]
+        prompt_tokens.append(token)
         owner.append(rows)
     prompt = mean_of(torch.cat(prompt_tokens), torch.cat(owner))
     # The last n action tokens of each trajectory, by their distance from its end.
@@ -78,8 +78,8 @@ def _token_before(forest: Forest) -> Tensor:
     node = forest.token_node
     parent_node = forest.parent[node]
     inherited = torch.where(parent_node >= 0, last[parent_node.clamp_min(0)], -1)
-    place = torch.arange(forest.n_tokens)
-    return torch.where(place > begin[node], place - 1, inherited)
+    index = torch.arange(forest.n_tokens)
+    return torch.where(index > begin[node], index - 1, inherited)
 
 
 @torch.no_grad()
@@ -149,5 +149,5 @@ class ValueProbe(RidgeProbe):
     @staticmethod
     def _taking(forest: Forest) -> Tensor:
         """Trajectories to predict and to learn from, [R] bool: scored, compared, with action tokens."""
-        acts = torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories) > 0
-        return forest.scored & forest.compared & acts
+        has_tokens_R = torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories) > 0
+        return forest.scored & forest.compared & has_tokens_R
