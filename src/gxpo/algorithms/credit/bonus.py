@@ -66,7 +66,7 @@ def answer_logprob(forest: Forest, signals: Signals) -> tuple[Tensor, Tensor]:
     logprob = signals["behaviour_logprob"][trained_entries].to(torch.float64)
     if missing := int(logprob.isnan().sum()):
         raise MissingSignal(
-            f"behaviour_logprob is nan for {missing} of {len(trained_entries)} trained tokens: record `logprob` for them"
+            f"behaviour_logprob is nan for {missing} of {len(trained_entries)} trained tokens: record their `logprob`"
         )
     return logprob, forest.path_trajectory[trained_entries]
 

@@ -76,20 +76,16 @@ def shorter_is_better(
     # The yardstick is the group's shortest right rollout, the first of several.
     is_candidate = right if where is None else right & where
     shortest_length = grouped.min(length.to(torch.float64), group, is_candidate)
-    shortest = torch.where(is_candidate & (length == shortest_length), rows, n)
-    shortest = torch.full((n + 1,), n).scatter_reduce_(0, group, shortest, "amin")[
-        group
-    ]  # the first of the shortest, n: none
-    # a point is in common where the group's shortest goes through it
+    candidate = torch.where(is_candidate & (length == shortest_length), rows, n)  # n: none
+    shortest = torch.full((n + 1,), n).scatter_reduce_(0, group, candidate, "amin")[group]
+    # A point is in common where the group's shortest goes through it.
     points_of_shortest = stretches.passed[stretches.through == shortest[stretches.through]]
     common_begin = torch.where(torch.isin(stretches.point, points_of_shortest), stretches.begin, 0)
     # The last point in common is the longest begin that both went through.
     shared_length = torch.zeros(n, dtype=torch.int64).scatter_reduce_(0, stretches.trajectory, common_begin, "amax")
     # Only what follows the common part is compared: the shortest can't be blamed for a shared beginning.
-    remaining, remaining_of_shortest = (
-        length - shared_length,
-        torch.cat([length, length.new_zeros(1)])[shortest] - shared_length,
-    )
+    remaining = length - shared_length
+    remaining_of_shortest = torch.cat([length, length.new_zeros(1)])[shortest] - shared_length
     ratio = remaining_of_shortest.clamp_min(0).to(torch.float64) / remaining.clamp_min(1)
     factor = torch.where(right & (shortest < n) & (shortest != rows) & (remaining > 0), 1 - ratio**power, 0.0)
     return factor.clamp_min(0.0), shared_length
@@ -99,8 +95,8 @@ def stretches_of(forest: Forest, keyed_by: str = "node") -> tuple[Stretches, Ten
     """Stretches of the forest, and the row of each action token.
 
     A trajectory has a point where its path goes on in another node and some, but not all, of the compared trajectories
-    of its group that came this far go on with it. keyed_by says which trajectories' points are one:
-    "node"      those that stand at it after the same tokens
+    of its group that came this far go on with it. `keyed_by` decides which trajectories share a point:
+    "node"      those that reach it by the same tokens
     "position"  those of the group with a point after as many tokens, wherever they came from (as the code of ROSE)
     """
     one_of("credit.keyed_by", keyed_by, ("node", "position"))
@@ -110,7 +106,7 @@ def stretches_of(forest: Forest, keyed_by: str = "node") -> tuple[Stretches, Ten
     node_key_P = dense(node * forest.n_trajectories + group_P)
     enters_node_P = torch.ones(len(owner_P), dtype=torch.bool)
     enters_node_P[1:] = (owner_P[1:] != owner_P[:-1]) | (node_key_P[1:] != node_key_P[:-1])
-    # a trajectory stands in a node once, with however many tokens
+    # A trajectory counts once in a node, however many tokens it has there.
     n_through_P = grouped.count(node_key_P, enters_node_P & forest.to_path(forest.compared, "R"))
     # A point is where some, but not all, compared trajectories go on: where the number of those through the node
     # changes along the path.

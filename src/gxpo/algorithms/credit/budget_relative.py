@@ -96,19 +96,18 @@ def by_budgets(
     growth  g: weight of a score against that at the budget before, as a forecast of later ones
     singleton  of a thinking alone in its group: "zero" or "raw"
 
-    Of rollouts that `rollout=thinking_budgets` has grown: trajectories with one info["thinking"] share a thinking, in
+    For rollouts of `rollout=thinking_budgets`: trajectories with one info["thinking"] share a thinking, in
     turn 0, whose segments end at the budgets; info["budget"] is the first budget that a trajectory's cut stands for,
     and info["covers"] how many (a thinking that ends early stands for all later ones). An answer alone at its cut is
     compared with its group's answers at that budget. Any other trajectory is a thinking of one budget, no answer.
 
     A cut's score is the mean of its compared answers. A thinking that has no scored answer at some cut has 0.
     """
-
     compared, rows = forest.compared, forest.n_trajectories
     is_cut_R = torch.tensor(["thinking" in info for info in forest.info], dtype=torch.bool)
     budget, covers = _info_number(forest, "budget", 0), _info_number(forest, "covers", 1)
     budgets = int((budget + covers).max())
-    # which thinking a trajectory has: one that is not cut is a thinking by itself
+    # A trajectory that is not cut is a thinking by itself.
     thinking_key = torch.where(is_cut_R, forest.ids("info.thinking", axis="R"), rows)
     thinking_R = dense(thinking_key * (rows + 1) + torch.where(is_cut_R, 0, torch.arange(rows)))
     n_thinkings = int(thinking_R.max()) + 1

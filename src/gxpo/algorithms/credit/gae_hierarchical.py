@@ -131,10 +131,11 @@ def differs_from_before(token: Tensor, step: Tensor, chain: Tensor) -> Tensor:
 class HierarchicalGae(CreditPart):
     """Hierarchical GAE over options (HiPER): `hierarchical_gae` of three value heads over turns of labelled tokens.
 
-    Labels are KEEP 1 and SWITCH 2 (the tag that decides), SUBGOAL 3, ACTION 4, and 0 for anything else. A turn with SWITCH begins an option, with or without a sub-goal; one without a tag goes on. Tokens
-    of the switch tag are given the switch advantage, those of the sub-goal the high one where an option begins, those
-    of the action the low one; all others 0, so that thinking is not trained. A turn without an action is the action as
-    a whole: all of its tokens are given the low advantage, those of the other tags theirs in addition.
+    Labels are KEEP 1 and SWITCH 2 (the tag that decides), SUBGOAL 3, ACTION 4, and 0 for anything else. A turn with
+    SWITCH begins an option, with or without a sub-goal; one without a tag goes on. Tokens of the switch tag are given
+    the switch advantage, those of the sub-goal the high one where an option begins, those of the action the low one;
+    all others 0, so that thinking is not trained. A turn without an action is the action as a whole: all of its tokens
+    are given the low advantage, those of the other tags theirs in addition.
 
     discount, lam        from turn to turn; high_lam from option to option
     keep_penalty         added to the reward of turns with KEEP, below 0 to discourage: "each" time the whole, or

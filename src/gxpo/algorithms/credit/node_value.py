@@ -100,16 +100,13 @@ def node_value(
     leaf = visits.trajectory
     # "child_mean" is the mean of leaves weighted by a walk that takes every child equally often.
     walk_probability_R = None if value == "leaf_mean" else _walk_probability(group, visits, is_member_R)
-    value_V = grouped.mean(
-        outcome[leaf], visits.place, is_member_R[leaf], None if walk_probability_R is None else walk_probability_R[leaf]
-    )
+    weight_V = None if walk_probability_R is None else walk_probability_R[leaf]
+    value_V = grouped.mean(outcome[leaf], visits.place, is_member_R[leaf], weight_V)
     n_leaves_V = grouped.count(visits.place, is_member_R[leaf])
     root_value_V = grouped.mean(outcome, group, is_member_R, walk_probability_R)[leaf]
     above_V = visits.above
     # Nodes in a row with the same leaves are one node: its parent is above the first of them.
-    head_V = last_before(
-        above_V, (above_V >= 0) & (n_leaves_V[above_V.clamp_min(0)] == n_leaves_V)
-    )  # where the row's node begins
+    head_V = last_before(above_V, (above_V >= 0) & (n_leaves_V[above_V.clamp_min(0)] == n_leaves_V))
     parent_value_V = torch.where(above_V[head_V] >= 0, value_V[above_V[head_V].clamp_min(0)], root_value_V)
     # `value_delta` makes differences within rounding exactly 0.
     global_advantage_V, local_advantage_V = value_delta(root_value_V, value_V), value_delta(parent_value_V, value_V)

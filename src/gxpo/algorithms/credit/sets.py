@@ -87,7 +87,7 @@ def sloo_minus_one(outcome: Tensor, group: Tensor, k: int, where: Tensor | None 
     n_before = is_counted_sorted.cumsum(0) - is_counted_sorted
     n_below = n_before - grouped.min(n_before, owner)
     gap_below = torch.where(first, 0.0, sorted_values.diff(prepend=sorted_values[:1]))
-    # All members of a group whose best rival lies below an attempt gain each gap on the way: one running sum.
+    # Running sums over the sorted outcomes, so that all attempts of all groups take one pass.
     cumulative_gain = (gap_below * miss_probability(n[order], n_below, k - 1)).cumsum(0)
     gain = torch.empty_like(value)
     gain[order] = cumulative_gain - grouped.min(cumulative_gain, owner)

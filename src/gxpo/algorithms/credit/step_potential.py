@@ -93,15 +93,11 @@ def potential_shaped(
     in_segment_P = segment_P >= 0
     n_segments = int(segment_P.max()) + 1 if len(segment_P) else 0
     # Segments in the order of time, each by its first entry: ids are dense, but not in that order.
-    first_entry = (
-        torch.full((n_segments,), forest.n_entries)
-        .scatter_reduce_(0, segment_P[in_segment_P], entry_P[in_segment_P], "amin")
-        .sort()
-        .values
-    )
+    first_entry = torch.full((n_segments,), forest.n_entries)
+    first_entry = first_entry.scatter_reduce_(0, segment_P[in_segment_P], entry_P[in_segment_P], "amin").sort().values
     segment_row_P = torch.zeros_like(segment_P)
     # An entry's segment is the newest that has begun, by a running count of begins.
-    segment_row_P[first_entry] = 1  # where segments begin, in time: each entry's is the newest
+    segment_row_P[first_entry] = 1
     segment_row_P = segment_row_P.cumsum(0) - 1
     phi = step_potential(belief_after[first_entry], answer_confidence[first_entry])
     next_segment = next_in(forest.path_trajectory[first_entry])
@@ -114,9 +110,6 @@ def potential_shaped(
     gain = shaping(change, compared[forest.path_trajectory[first_entry]])
     # Tokens without a segment keep the outcome's advantage as it is.
     if n_segments:
-        advantage_P = torch.where(
-            in_segment_P,
-            advantage_P * fading[segment_row_P.clamp_min(0)] + xi * gain[segment_row_P.clamp_min(0)],
-            advantage_P,
-        )
+        row_P = segment_row_P.clamp_min(0)
+        advantage_P = torch.where(in_segment_P, advantage_P * fading[row_P] + xi * gain[row_P], advantage_P)
     return batch_whiten(advantage_P, forest.path_trainable, forest.to_path(compared, "R"), eps)

@@ -94,7 +94,7 @@ def probes(forest: Forest, after_token: Tensor, continuations: Sequence[Sequence
     key = torch.unique((owner * (forest.n_tokens + 1) + begins)[keep])
     owner, begins = key // (forest.n_tokens + 1), key % (forest.n_tokens + 1)
     # A piece hangs on the one before it in its node, the first on the last piece of the parent.
-    continues_node = torch.zeros(len(key), dtype=torch.bool)  # a piece that goes on in its node
+    continues_node = torch.zeros(len(key), dtype=torch.bool)
     continues_node[1:] = owner[1:] == owner[:-1]
     last_piece = torch.bincount(owner, minlength=forest.n_nodes).cumsum(0) - 1  # each node's last piece
     parent_node = forest.parent[owner]
@@ -109,19 +109,19 @@ def probes(forest: Forest, after_token: Tensor, continuations: Sequence[Sequence
         "parent": torch.where(continues_node, torch.arange(n) - 1, piece_above),
         "previous": none,
         "caller": none,
+        "sampled_under": none,
+        "first_token": torch.cat([begins, forest.first_token[-1:]]),
     }
-    topology |= {"sampled_under": none, "first_token": torch.cat([begins, forest.first_token[-1:]])}
     context = forest.replace(**columns | topology)
     # The answers are trajectories of their own, hung below the pieces that end at their tokens.
     continuation_forest = Forest.from_completions(
         [()], [list(continuations)], ids=[str(i) for i in range(len(continuations))]
     )
     joined = Forest.concat([context, continuation_forest])
-    piece_of_token = repeated(torch.arange(n), context.first_token.diff())  # of each token
+    piece_of_token = repeated(torch.arange(n), context.first_token.diff())
     parent, author = joined.parent.clone(), joined.policy.clone()
-    parent[n:] = (
-        torch.where(after_token >= 0, piece_of_token[after_token.clamp_min(0)], -1) if len(piece_of_token) else -1
-    )
+    above = piece_of_token[after_token.clamp_min(0)] if len(piece_of_token) else torch.full_like(after_token, -1)
+    parent[n:] = torch.where(after_token >= 0, above, -1)
     author[n:] = policy
     return joined.replace(parent=parent, policy=author)
 
@@ -179,12 +179,9 @@ class AnswerBelief(SignalPart):
 
     def _continuations(self, forest: Forest, tools: SignalTools) -> tuple[list[tuple[list[int], int]], Tensor]:
         """Distinct (ids of cue and answer, begin of the answer), and each trajectory's index among them, [R]."""
-        cue, continuations, index_by_answer = (
-            list(tools.encode(self.cue)),
-            list[tuple[list[int], int]](),
-            dict[str, int](),
-        )
-        index_R = []
+        cue, index_R = list(tools.encode(self.cue)), []
+        continuations: list[tuple[list[int], int]] = []
+        index_by_answer: dict[str, int] = {}
         for answer in tools.answers(forest):
             if answer is not None and answer not in index_by_answer:
                 ids = list(tools.encode(self.cue + answer))

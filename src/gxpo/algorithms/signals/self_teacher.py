@@ -64,9 +64,7 @@ def with_peer_shown(
         for p, ids in zip(last.tolist(), prompt_of_peer, strict=True)
     ]
     # Each opening is stored once, as a trajectory of its own, whose one action token is dropped below.
-    openings = Forest.from_completions(
-        opening_tokens, [[[0]] for _ in opening_tokens]
-    )  # of one token each, which is left out again
+    openings = Forest.from_completions(opening_tokens, [[[0]] for _ in opening_tokens])
     order = [rows[peer == p] for p in last.tolist()]
     pieces = [forest.select(rows_of_peer) for rows_of_peer in order]
     joined = Forest.concat([openings, *pieces])
