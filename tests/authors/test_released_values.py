@@ -13,7 +13,7 @@ from tests.algorithms.credit.test_budget_relative import grown
 
 import gxpo
 from gxpo.algorithms.credit.value_delta import VALUE
-from gxpo.algorithms.segments.by_tokens import surprising
+from gxpo.algorithms.segments.segmenters import surprising
 from gxpo.forest.forest import Forest
 
 F64 = torch.float64

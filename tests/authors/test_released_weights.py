@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms.signals.test_valid_thinking import TAG, decode
+from tests.algorithms.signals.test_texts import TAG, decode
 from torch import Tensor
 
 import gxpo
 from gxpo.algorithms.segments.base import SegmentTools
-from gxpo.algorithms.segments.by_text import Spans
-from gxpo.algorithms.signals.valid_thinking import valid_thinking
+from gxpo.algorithms.segments.segmenters import Spans
+from gxpo.algorithms.signals.texts import valid_thinking
 from gxpo.forest.forest import Forest
 
 F64 = torch.float64

@@ -11,7 +11,7 @@ import re
 import pytest
 from tests.attacks import SIZE, Use, attacks, over_limit, uses
 
-from gxpo.algorithms.segments.by_text import Pattern
+from gxpo.algorithms.segments.segmenters import Pattern
 from gxpo.base.answers import ANSWER, TAGGED
 from gxpo.environments.rewards.built_in import HEADINGS, STEP
 from gxpo.environments.rewards.conformance import EVENT
@@ -51,11 +51,11 @@ MADE: dict[tuple[str, str], list[str]] = {
         r"(?<![\w.-])777(?!\w|\.\d)",
     ],
     ("sampling/rollouts/graph.py", "self.accepts"): [],
-    ("algorithms/segments/by_text.py", "pattern"): [],
-    ("algorithms/segments/by_text.py", "self.regex"): [Pattern().regex],
+    ("algorithms/segments/segmenters.py", "pattern"): [],
+    ("algorithms/segments/segmenters.py", "self.regex"): [Pattern().regex],
     ("algorithms/signals/self_teacher.py", "self.hide"): [],
     ("algorithms/signals/texts.py", "pattern"): [],
-    ("algorithms/signals/valid_thinking.py", "f'(?<![\\\\w.]){re.escape(answer)}(?!\\\\w|\\\\.\\\\d)'"): [
+    ("algorithms/signals/texts.py", "f'(?<![\\\\w.]){re.escape(answer)}(?!\\\\w|\\\\.\\\\d)'"): [
         r"(?<![\w.])777(?!\w|\.\d)",
     ],
     ("base/verdicts.py", "f'{words}\\\\s*[:=\\\\uff1a]\\\\s*(.*)'"): [r"verdicts?\s*[:=]\s*(.*)"],

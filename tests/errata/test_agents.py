@@ -15,8 +15,8 @@ from tests.algorithms.credit.compositions import anchor_state_credit, graph_dist
 
 from gxpo.algorithms.credit import CreditPart, group_relative
 from gxpo.algorithms.credit.gae import gae
-from gxpo.algorithms.credit.history_groups import history_groups
-from gxpo.algorithms.credit.state_keys import alike
+from gxpo.algorithms.credit.state_keys import cluster_leaders
+from gxpo.algorithms.credit.state_relative import history_groups
 from gxpo.forest.forest import Forest
 from gxpo.parts.registry import CREDITS
 
@@ -111,8 +111,8 @@ def test_a_penalty_that_splits_a_trajectory() -> None:
 
 def test_likeness_by_the_order_of_rows() -> None:
     """Each state joins the first that it is like, in the order of the batch. Likeness .75 between neighbours."""
-    assert alike(["abcd", "abce", "abfe"], 0.75) == [0, 0, 2]
-    assert alike(["abce", "abcd", "abfe"], 0.75) == [0, 0, 0]
+    assert cluster_leaders(["abcd", "abce", "abfe"], 0.75) == [0, 0, 2]
+    assert cluster_leaders(["abce", "abcd", "abfe"], 0.75) == [0, 0, 0]
 
 
 def test_likeness_of_long_texts() -> None:
@@ -122,7 +122,7 @@ def test_likeness_of_long_texts() -> None:
 
     one = "north south " * 20
     assert SequenceMatcher(None, one, "m" + one[1:]).ratio() == 0.0
-    assert alike([one, "m" + one[1:]], 0.95) == [0, 0]
+    assert cluster_leaders([one, "m" + one[1:]], 0.95) == [0, 0]
 
 
 HISTORY = [

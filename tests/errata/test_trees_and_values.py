@@ -16,9 +16,9 @@ from torch import Tensor
 
 import gxpo
 from gxpo.algorithms.credit import CreditPart, advantage, group_relative
-from gxpo.algorithms.credit.ancestor_groups import by_ancestors
 from gxpo.algorithms.credit.gae import Gae
 from gxpo.algorithms.credit.gae_hierarchical import Decisions, hierarchical_gae
+from gxpo.algorithms.credit.node_value import by_ancestors
 from gxpo.algorithms.credit.pooled_turns import pooled_turns
 from gxpo.algorithms.credit.recursion import next_in
 from gxpo.algorithms.credit.search_value import search_value

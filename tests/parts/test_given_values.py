@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.algorithms.signals.base import computed
+from gxpo.algorithms.signals.base import compute_signals
 from gxpo.base.errors import ConfigError, GxpoError
 from gxpo.environments.tasks.user_source import OwnTasks
 from gxpo.learning.base import steps_of
@@ -149,7 +149,7 @@ def test_signals_of_a_wrong_shape(users):
             rf"signal surprise \(my_parts.py line \d+, in signal\) gave {re.escape(came)}; it has to give shape \(4,\)"
         )
         with pytest.raises(GxpoError, match=message):
-            computed(method.signals["surprise"], FOREST, Signals.of(FOREST), tools)
+            compute_signals(method.signals["surprise"], FOREST, Signals.of(FOREST), tools)
 
 
 def test_a_misspelt_parameter_gets_the_nearest_name(users):

@@ -99,7 +99,7 @@ def summands(credit: Any, forest: Forest, signals: Any, step: int) -> list[Summa
     total = torch.zeros(forest.n_entries, dtype=torch.float64)
     for part, factor in zip(parts, factors, strict=True):
         if factor and isinstance(part, CreditPart):
-            given = part.beside(total / factor, forest, signals, step)
+            given = part.summand(total / factor, forest, signals, step)
         else:
             given = part(forest, signals, step)
         given = given.detach().to(torch.float64)
@@ -130,7 +130,7 @@ def _compared(part: Relative, forest: Forest, signals: Any, given: Tensor) -> Co
     else:
         ids = torch.where(known, part.peers(forest, rows), -1)
     own = torch.full((len(x),), -1, dtype=torch.int64)  # a token of each row, to read its value from
-    own[rows.own.flip(0)] = torch.arange(forest.n_entries).flip(0)
+    own[rows.row_P.flip(0)] = torch.arange(forest.n_entries).flip(0)
     read = given if len(given) else torch.full((1,), torch.nan)  # of actions that are all empty there is none
     actual = torch.where(own >= 0, read[own.clamp_min(0)], torch.nan).numpy()
     counted = rows.take(forest.compared, "R").numpy() & (ids >= 0).numpy()
@@ -154,7 +154,7 @@ def _compared(part: Relative, forest: Forest, signals: Any, given: Tensor) -> Co
         settings=_settings(part),
     )
     if part.unit == "segment":  # a row for each of its tokens: pages look rows up by token
-        at = rows.own.numpy()
+        at = rows.row_P.numpy()
         for name in ("value", "peers", "counted", "center", "spread", "result", "status"):
             setattr(out, name, getattr(out, name)[at])
     return out

@@ -203,7 +203,7 @@ def _check_provided(made: Method) -> None:
 
 def _unprovided(made: Method, signal: str, known: list[str]) -> ConfigError:
     """The error for a signal that nobody provides; a parameter of a user's function may be a misspelt column."""
-    from gxpo.algorithms.credit.columns import MADE
+    from gxpo.algorithms.credit.columns import COMPUTED
     from gxpo.algorithms.signals.function import TOOLS
     from gxpo.base.usercode import hint as close_name
     from gxpo.parts.functions import place_of
@@ -211,7 +211,7 @@ def _unprovided(made: Method, signal: str, known: list[str]) -> ConfigError:
 
     asking = (part for part in made.parts() if signal in getattr(part, "needs", ()))
     place = next(filter(None, map(place_of, asking)), "")
-    columns = [*TRAJECTORY, *TOKEN, *HELD, *MADE, *TOOLS, "hidden", "past"] if place else []
+    columns = [*TRAJECTORY, *TOKEN, *HELD, *COMPUTED, *TOOLS, "hidden", "past"] if place else []
     hint = close_name(signal, columns) or did_you_mean(signal, known)
     instead = "name the parameter after a column or a signal, or " if place else ""
     return ConfigError(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gxpo.algorithms.segments.base import LABEL
 from gxpo.algorithms.signals import Signals, SignalTools
-from gxpo.algorithms.signals.base import computed
+from gxpo.algorithms.signals.base import compute_signals
 from gxpo.base.judges import meter
 from gxpo.base.runtime import Clock, give_back, peak_megabytes
 from gxpo.forest import grouped
@@ -223,7 +223,7 @@ class Stages(Resources):
             values |= {n: found[k] for n, k in zip(current, names, strict=True)}
         for part in self.method.signals.values():
             held = Signals.of(forest, values, self.method.axes)
-            values |= {name: x.detach() for name, x in computed(part, forest, held, tools).items()}
+            values |= {name: x.detach() for name, x in compute_signals(part, forest, held, tools).items()}
         return Signals.of(forest, values, self.method.axes)
 
     @property

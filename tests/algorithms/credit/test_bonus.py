@@ -100,7 +100,7 @@ def test_without_a_gap_it_is_grpo(grow):
     assert credits(forest, "aapo", rewards) == GroupRelative()(forest, {}, 0).tolist()
 
 
-def test_an_unscored_row_has_nothing_and_the_others_do_not_change(grow):
+def test_an_unscored_row_has_no_bonus_and_changes_no_other(grow):
     rows = [("g", 1.0, [1]), ("g", None, [2]), ("g", 0.0, [1])]
     found = credits(grow(rows), "aapo", [0.0, 0.5, 0.0])
     assert found[1:3] == [0.0, 0.0]
@@ -151,7 +151,7 @@ def test_progrpos_numbers():
     assert both.learns_from_equal_groups and both.needs == ("prompt_confidence",)
 
 
-def test_an_answers_confidence_is_that_of_its_least_probable_fifth():
+def test_confidence_is_over_the_least_probable_fifth():
     """Ten tokens: the two lowest, -3 and -2, mean -2.5; four tokens: one, -2; a share of 1: all."""
     x = torch.tensor([-0.1] * 4 + [-3.0] + [-0.1] * 4 + [-2.0] + [-0.5, -2.0, -1.0, -0.5], dtype=torch.float64)
     owner = torch.tensor([0] * 10 + [2] * 4)
@@ -196,7 +196,7 @@ def test_all_wrong_groups_have_none_and_all_right_ones_learn():
     assert found.tolist() == pytest.approx([0, 0] + [0.3 * (0.5 - math.exp(-1))] * 2)
 
 
-def test_a_verdict_goes_before_the_outcome_and_surer_answers_get_less():
+def test_verdicts_go_first_and_surer_answers_get_less():
     c = torch.linspace(0.1, 0.9, 5)
     right = spoken([("a", 1.0, [math.log(x)], {}) for x in c.tolist()])
     found = Bonus(**CONFIDENCE)(right, signals_of(right, [0.5] * 5), 0)
@@ -213,7 +213,7 @@ def test_unknown_log_probs_are_refused():
         gxpo.method("progrpo+dapo")
 
 
-def test_the_share_of_tokens_is_not_rounded_up_and_the_last_may_have_none():
+def test_the_share_of_tokens_is_not_rounded_up():
     x = torch.tensor([-1.0] * 15 + [0.0] * 10)  # .6 * 25 = 15, in float32 a little more
     assert mean_of_lowest(x, torch.zeros(25).long(), 3, 0.6).tolist() == [-1.0, 0.0, 0.0]
 

@@ -132,7 +132,7 @@ def test_it_agrees_with_a_loop(seed, keyed_by, power):
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["node", "position"]))
-def test_credits_along_an_answer_add_up_to_its_outcome_less_the_value_of_the_prompt(seed, keyed_by):
+def test_advantages_of_an_answer_telescope_to_its_outcome(seed, keyed_by):
     options = {"empty_actions": False, "uncompared": keyed_by == "node"}
     forest = strategies.random_forest(seed, groups=2, rollouts=6, unscored=False, **options)
     credit = BRANCH(keyed_by=keyed_by)(forest, {}, 0)

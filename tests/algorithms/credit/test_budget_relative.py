@@ -142,7 +142,7 @@ def test_credit_of_thinking_and_of_answers():
         assert found[forest.path_of(r)].tolist() == pytest.approx(expected, abs=1e-12)
 
 
-def test_an_answer_alone_at_its_cut_is_compared_with_its_groups_at_that_budget():
+def test_a_lone_answer_is_compared_at_its_budget():
     cells = {0: {0: [1.0], 1: [0.0], 2: [1.0]}, 1: {0: [0.0], 1: [0.0], 2: [0.0]}}
     forest = Forest.from_records(grown(cells) + grown({0: {2: [1.0]}}, "h", 1))
     found = advantage(by_budgets)(forest, {}, 1)
@@ -151,7 +151,7 @@ def test_an_answer_alone_at_its_cut_is_compared_with_its_groups_at_that_budget()
     assert last["h/0.2.0"] == 0.0
 
 
-def test_answers_without_a_score_are_left_out_and_a_cut_without_any_ends_the_comparison():
+def test_unscored_answers_and_cuts_are_left_out():
     cells = {0: {0: [0, None], 1: [1, 0], 2: [1, 0]}, 1: {0: [0, 1], 1: [None, None], 2: [1, 0]},
              2: {0: [1, 1], 1: [1, 1], 2: [1, 1]}}  # fmt: skip
     forest = Forest.from_records(grown(cells))
@@ -168,7 +168,7 @@ def test_answers_without_a_score_are_left_out_and_a_cut_without_any_ends_the_com
     assert own[1] == [0.0, 0.0, 0.0]
 
 
-def test_a_thinking_that_is_not_compared_is_measured_against_the_others():
+def test_an_uncompared_thinking_is_measured_by_others():
     forest = Forest.from_records(grown({0: {0: [1, 0]}, 1: {0: [1, 1]}, 2: {0: [0, 0]}}))
     compared = torch.tensor([name.split("/")[1][0] != "1" for name in forest.id])
     found = advantage(by_budgets)(forest.replace(compared=compared), {}, 1)
@@ -179,7 +179,7 @@ def test_a_thinking_that_is_not_compared_is_measured_against_the_others():
 
 
 @given(st.lists(st.sampled_from([0.0, 0.3, 1.0]), min_size=1, max_size=6))
-def test_trajectories_that_are_not_cut_have_the_outcome_less_the_mean(rewards):
+def test_uncut_trajectories_have_the_centred_outcome(rewards):
     forest = Forest.from_completions([[1]], [[[2 + i, 3] for i in range(len(rewards))]], rewards)
     assert torch.allclose(advantage(by_budgets)(forest, {}, 1), GroupRelative(scale="none")(forest, {}, 1), atol=1e-12)
 

@@ -1,4 +1,4 @@
-"""COPO: credit between groups where attempts agree, inside them where they do not."""
+"""Advantages by the likeness of answers: COPO's blend and DRA-GRPO's shared rewards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 import gxpo
 from gxpo.algorithms.credit import advantage
-from gxpo.algorithms.credit.consistency import answer_disagreement, between_groups, blended, consistency_blended
+from gxpo.algorithms.credit.consistency import (
+    DiversityAdjusted,
+    answer_disagreement,
+    between_groups,
+    blended,
+    consistency_blended,
+    diversity_adjusted,
+)
 from gxpo.base.errors import ConfigError
 
 ROWS = st.lists(
@@ -21,7 +28,7 @@ ROWS = st.lists(
 )
 
 
-def test_the_cards_numbers():
+def test_copo_gives_the_cards_numbers():
     h = torch.tensor([0.0, math.log(4), math.log(8)], dtype=torch.float64)
     w = blended(torch.ones(3), torch.zeros(3), h).tolist()
     assert w[0] == pytest.approx(9.4e-14, rel=0.01) and w[1:] == pytest.approx([0.093290, 0.999991], abs=1e-6)
@@ -44,7 +51,7 @@ def normal(x, peers, own, scale):
     st.sampled_from(["bits", "nats"]),
     st.sampled_from(["blend", "between"]),
 )
-def test_it_equals_a_loop(grow, rows, scale, constants, unit, failures):
+def test_copo_equals_a_loop(grow, rows, scale, constants, unit, failures):
     steepness, middle = constants
     log = math.log2 if unit == "bits" else math.log
     forest = grow([(g, r, [1], {"compared": c}) for g, r, c, _ in rows])
@@ -89,7 +96,7 @@ def test_agreeing_groups_are_measured_against_each_other(grow):
     assert found.tolist() == pytest.approx([-0.707106] * 3 + [0.707106] * 2, abs=1e-5)
 
 
-def test_one_group_that_agrees_and_groups_of_one_mean_have_no_credit(grow):
+def test_agreeing_groups_of_one_mean_have_no_advantage(grow):
     same = torch.tensor([0, 0, 1, 1])
     alone = grow([("a", 1.0, [1])] * 4)
     assert advantage(consistency_blended)(alone, {"answer_cluster": torch.zeros(4).long()}, 0).tolist() == [0.0] * 4
@@ -115,3 +122,97 @@ def test_the_method():
     for wrong in ({"unit": "dits"}, {"failures": "drop"}):
         with pytest.raises(ConfigError, match=r"credit\."):
             advantage(consistency_blended, **wrong)
+
+
+DIVERSE_ROWS = st.lists(
+    st.tuples(
+        st.sampled_from("ab"),
+        st.sampled_from([-1.0, 0.0, 1.0]),
+        st.booleans(),
+        st.sampled_from([(1.0, 0.0), (0.0, 2.0), (1.0, 1.0), (-1.0, 0.5), (0.0, 0.0)]),
+    ),
+    min_size=1,
+    max_size=9,
+)
+
+
+def test_diversity_gives_the_cards_numbers():
+    e = torch.tensor([[1.0, 0], [1, 0], [0, 1]])
+    found = diversity_adjusted(torch.ones(3), e, torch.zeros(3).long())
+    assert found.tolist() == pytest.approx([0.5, 0.5, 1], abs=2e-6)
+
+
+def cosine(x, y):
+    lengths = math.hypot(*x) * math.hypot(*y)
+    return sum(a * b for a, b in zip(x, y, strict=True)) / lengths if lengths else 0.0
+
+
+@given(DIVERSE_ROWS, st.sampled_from(["std", "none"]))
+def test_diversity_equals_a_loop(grow, rows, scale):
+    forest = grow([(g, r, [1], {"compared": c}) for g, r, c, _ in rows])
+    shared = []
+    for i, (g, r, _, x) in enumerate(rows):
+        alike = 1.0 if any(x) else 0.0  # itself; a zero vector is not even like itself
+        alike += sum(cosine(x, y) for j, (h, _, c, y) in enumerate(rows) if h == g and c and j != i)
+        shared.append(r / (max(1.0, alike) + 1e-6))
+    expected = []
+    for (g, *_), r in zip(rows, shared, strict=True):
+        peers = [q for (h, _, c, _), q in zip(rows, shared, strict=True) if h == g and c]
+        own = rows[len(expected)][2]
+        mean = sum(peers) / len(peers) if peers else 0.0
+        equal = not peers or max(peers) - min(peers) <= 1e-12 * max(map(abs, peers))
+        if scale == "none":
+            expected.append(0.0 if not peers or (equal and own) else r - mean)
+            continue
+        std = math.sqrt(sum((q - mean) ** 2 for q in peers) / (len(peers) - 1)) if len(peers) > 1 else 0.0
+        expected.append(0.0 if equal else (r - mean) / (std + 1e-6))
+    e = torch.tensor([x for *_, x in rows], dtype=torch.float64)
+    assert DiversityAdjusted(scale=scale)(forest, {"embedding": e}, 0).tolist() == pytest.approx(expected, abs=1e-9)
+
+
+@given(DIVERSE_ROWS)
+def test_a_share_is_between_all_of_it_and_a_gth(rows):
+    group = torch.tensor([ord(g) - ord("a") for g, *_ in rows])
+    outcome = torch.tensor([r for _, r, *_ in rows], dtype=torch.float64)
+    e = torch.tensor([x for *_, x in rows], dtype=torch.float64)
+    found = diversity_adjusted(outcome, e, group, eps=0.0)
+    sizes = torch.tensor([sum(h == g for h, *_ in rows) for g, *_ in rows])
+    assert bool((found.abs() <= outcome.abs() + 1e-12).all() and (found.abs() >= outcome.abs() / sizes - 1e-12).all())
+    assert bool((found.sign() == outcome.sign()).all())
+    longer = diversity_adjusted(outcome, e * torch.arange(1, len(rows) + 1)[:, None], group, eps=0.0)
+    assert torch.allclose(longer, found, atol=1e-12)
+
+
+def test_all_right_groups_learn_from_unlike_answers(grow):
+    e = torch.tensor([[1.0, 0], [1, 0], [0, 1]] * 2)
+    right, wrong = [("a", 1.0, [1])] * 3, [("b", 0.0, [1])] * 3
+    credit = DiversityAdjusted()(grow(right + wrong), {"embedding": e}, 0)
+    assert float(credit[2]) > 0 > float(credit[0]) == float(credit[1]) and credit[3:].tolist() == [0.0] * 3
+    assert float(credit.sum()) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_equally_alike_attempts_are_grpo(grow):
+    forest = grow([("a", r, [1]) for r in (1.0, 0.0, 0.0)])
+    grpo = gxpo.method("grpo", {"credit.eps": 0.0}).advantages(forest).tolist()
+    for e in (torch.ones(3, 2), torch.eye(3)):
+        part = gxpo.method("dra_grpo", {"credit.eps": 0.0})
+        assert part.advantages(forest, {"embedding": e}).tolist() == pytest.approx(grpo, abs=1e-9)
+
+
+def test_diversity_composes_with_dr_grpo():
+    m = gxpo.method("dra_grpo+dr_grpo")
+    assert m.credit == DiversityAdjusted(scale="none") and m.needs == ()
+    for wrong in ({"center": "mode"}, {"scale": "mad"}):
+        with pytest.raises(ConfigError, match=r"credit\."):
+            DiversityAdjusted(**wrong)
+    with pytest.raises(ConfigError, match="drops"):
+        gxpo.method("dra_grpo+dapo")
+
+
+def test_without_peers_the_outcome_is_kept():
+    e, group = torch.ones(3, 2), torch.tensor([0, 0, -1])
+    assert diversity_adjusted(torch.ones(3), e, group, eps=0.0).tolist() == pytest.approx([0.5, 0.5, 1.0])
+    nobody = torch.zeros(3, dtype=torch.bool)
+    assert diversity_adjusted(torch.ones(3), e, group, nobody, eps=0.0).tolist() == [1, 1, 1]
+    none = torch.zeros(0)
+    assert diversity_adjusted(none, torch.zeros(0, 2), none.long()).shape == (0,)

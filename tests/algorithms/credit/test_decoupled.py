@@ -130,7 +130,7 @@ def test_a_missing_reward_takes_its_row_out(grow):
     assert tokens(forest, {}, 0).tolist() == pytest.approx([*alone, 0.0])
 
 
-def test_one_reward_is_grpo_and_equal_groups_have_exactly_nothing(grow):
+def test_one_reward_is_grpo_and_equal_groups_are_zero(grow):
     forest = grown(grow, [*CARD, ("h", 1.0, 0.3), ("h", 1.0, 0.3), ("h", 1.0, 0.3)])
     grpo = group_relative(forest.outcome, forest.ids("group", axis="R"), eps=1e-4)
     assert torch.equal(advantage(decoupled, weights={"correct": 0.5})(forest, {}, 0), 0.5 * grpo)
@@ -140,7 +140,7 @@ def test_one_reward_is_grpo_and_equal_groups_have_exactly_nothing(grow):
     assert torch.equal(advantage(decoupled)(bare, {}, 0), group_relative(bare.outcome, torch.zeros(3).long(), eps=1e-4))
 
 
-def test_a_reward_that_is_equal_in_a_group_adds_nothing_whatever_its_weight(grow):
+def test_an_equal_reward_adds_nothing_at_any_weight(grow):
     rows = [("g", 1.0, 0.7), ("g", 0.0, 0.7), ("g", 0.0, 0.7)]
     light, heavy = (
         advantage(decoupled, weights={"correct": 1.0, "format": w})(grown(grow, rows), {}, 0) for w in (0.1, 100.0)
@@ -148,7 +148,7 @@ def test_a_reward_that_is_equal_in_a_group_adds_nothing_whatever_its_weight(grow
     assert torch.equal(light, heavy)
 
 
-def test_scaling_a_reward_changes_nothing_where_a_sum_would_be_drowned(grow):
+def test_scaling_a_reward_changes_nothing(grow):
     rows = [("g", 1.0, 0.0), ("g", 0.0, 1.0), ("g", 1.0, 1.0), ("g", 0.0, 0.0)]
     large = [(g, a, 1000 * b) for g, a, b in rows]
     one, other = (advantage(decoupled, eps=1e-9)(grown(grow, x), {}, 0) for x in (rows, large))
@@ -184,7 +184,7 @@ def test_a_group_of_one_equal_groups_and_who_is_not_compared(grow, single):
     assert per_row(missing, again) == pytest.approx([*found, 0.0], abs=1e-12)
 
 
-def test_over_tokens_those_count_that_are_trained_of_those_that_are_compared(grow):
+def test_over_tokens_trained_and_compared_ones_count(grow):
     # four trained tokens of s = 2.365575 .365975 -1.365775 -1.365775 have the std 1.775816; the fifth attempt's s is
     # -.5 / .57745 + .75 / .5001 = .633825
     forest = grow(

@@ -145,7 +145,7 @@ def test_without_forks_it_is_grpo(seed):
 
 
 @given(st.integers(0, 10**6))
-def test_a_shared_step_has_one_credit_and_siblings_add_up_to_nothing(seed):
+def test_shared_steps_have_one_value_and_siblings_sum_to_0(seed):
     forest = strategies.random_forest(seed, groups=2, rollouts=6, unscored=False, uncompared=False)
     forks = forks_of(forest, first_steps=True)
     local = fork_relative(step_value(forest.outcome, forks, 0.9), forks)

@@ -11,7 +11,7 @@ from annotated_types import Gt
 
 import gxpo
 from gxpo.algorithms.credit import advantage, group_relative
-from gxpo.algorithms.credit.pairwise import pairwise_auc
+from gxpo.algorithms.credit.sets import pairwise_auc
 from gxpo.algorithms.credit.success_rate import negative_groups
 from gxpo.base.errors import ConfigError, MissingSignal
 from gxpo.parts import registry
@@ -36,7 +36,7 @@ def forest():
     return gxpo.Forest.from_completions([[1], [2]], [[[3], [4, 5]], [[3], [4]]], [[1.0, 0.0], [0.5, 0.25]])
 
 
-def test_its_keyword_parameters_are_options_under_the_parts_own_keys():
+def test_keyword_parameters_are_options_of_the_part():
     made = gxpo.method("grpo", {"credit": "pairwise_auc", "credit.tau": 0.3})
     assert made.credit == advantage(pairwise_auc, tau=0.3) and made.credit != advantage(pairwise_auc)
     assert (show(made.credit), show(pairwise_auc), repr(made.credit)) == (
@@ -50,7 +50,7 @@ def test_its_keyword_parameters_are_options_under_the_parts_own_keys():
         gxpo.method("grpo", {"credit": "pairwise_auc", "credit.tua": 1.0})
 
 
-def test_one_that_passes_on_the_statistic_has_its_options_and_follows_the_first_of_a_sum():
+def test_a_function_with_statistic_has_its_options():
     made = gxpo.method(
         "grpo", {"credit.add.negative_groups": "negative_groups", "credit.scale": "none", "credit.eps": 1.0}
     )
@@ -87,7 +87,7 @@ def test_a_parameter_that_is_no_column_is_a_signal_that_it_needs():
         advantage(pairwise_auc)(forest(), unknown, 0)
 
 
-def test_facts_are_stated_in_the_decorator_once_or_by_the_options():
+def test_facts_come_from_the_decorator_or_the_options():
     @registry.part(
         "invented", stage="credit", requires=("forks",), learns_from_equal_groups=lambda center, **_: center == "none"
     )

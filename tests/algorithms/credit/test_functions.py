@@ -13,16 +13,14 @@ from tests.algorithms.credit import compositions
 from gxpo.algorithms.credit.baselines import length_weighted, prior_weight, pseudo_rollouts, shares, shrinkage_baseline
 from gxpo.algorithms.credit.batch_whiten import batch_whiten
 from gxpo.algorithms.credit.bonus import bounded, mean_of_lowest
-from gxpo.algorithms.credit.consistency import answer_disagreement, between_groups, blended
+from gxpo.algorithms.credit.consistency import answer_disagreement, between_groups, blended, diversity_adjusted
 from gxpo.algorithms.credit.decoupled import batch_normalized, decoupled_sum
 from gxpo.algorithms.credit.gae import gae
 from gxpo.algorithms.credit.node_value import Visits, node_value
-from gxpo.algorithms.credit.pairwise import pairwise_auc
-from gxpo.algorithms.credit.redundancy import diversity_adjusted
 from gxpo.algorithms.credit.relative import group_relative
 from gxpo.algorithms.credit.risk_bundle import mixed_value_at_risk
 from gxpo.algorithms.credit.segment_relative import segment_relative
-from gxpo.algorithms.credit.sets import max_second, set_leave_one_out, set_relative, subset_mean
+from gxpo.algorithms.credit.sets import max_second, pairwise_auc, set_leave_one_out, set_relative, subset_mean
 from gxpo.algorithms.credit.success_rate import difficulty_weighted, logistic_weight, mixed_scale
 from gxpo.algorithms.credit.turn_relative import turn_relative
 from gxpo.algorithms.credit.value_delta import value_delta

@@ -75,7 +75,7 @@ def test_card_of_extended_gae() -> None:
     assert found.tolist() == pytest.approx([0.19, 0.1, 0.0], abs=1e-12)
 
 
-def test_the_last_difference_where_cut_is_the_reward_and_the_lost_discount() -> None:
+def test_a_cut_ends_in_reward_and_discounted_value() -> None:
     """r + (g - 1) V = 2 + (.9 - 1) * .5 = 1.95."""
     found = gae(column(2), column(0.5), one(1), one(1) == 0, discount=0.9, cut=one(1) == 0)
     assert found.tolist() == pytest.approx([1.95])
@@ -185,7 +185,7 @@ def test_tokens_of_other_authors_are_passed_over(grow: Grow) -> None:
     assert credit(forest, missing, lam=0.5).tolist() == pytest.approx([0.35, 0.0, 0.5, 0.0, 0.6, 0.0])
 
 
-def test_a_step_that_nobody_trained_wrote_pays_the_last_token_before_it() -> None:
+def test_an_untrained_step_pays_the_last_token_before_it() -> None:
     """Steps pay 1, 2, 4, 8; the second is another's: 1 + 2 go to the first. Nothing led to what is paid before any."""
     step, counted = torch.tensor([0, 0, 1, 2, 3]), torch.tensor([1, 1, 0, 1, 1]).bool()
     assert on_tokens(column(1, 2, 4, 8), one(4), step, counted).tolist() == [0, 3, 0, 4, 8]
@@ -226,7 +226,7 @@ def test_step_rewards_of_a_trajectory_that_was_cut_are_paid(grow: Grow) -> None:
     assert credit(forest, column(0.4, 0.5), cut="extend").tolist() == pytest.approx([0.4, 0.0])
 
 
-def test_the_target_has_a_lambda_of_its_own_and_is_never_whitened(grow: Grow) -> None:
+def test_the_target_has_its_own_lambda_and_is_unwhitened(grow: Grow) -> None:
     forest, value = grow([("a", 1.0, [2]), ("a", 0.0, [1])]), column(0.5, 0.25, 0.75)
     # l = 0: r + V' = [.25, 1, 0];  l = 1: the return = [1, 1, 0]
     fields = {"lam": 0.0, "whiten": "token"}
@@ -242,7 +242,7 @@ def test_whitening_is_over_trainable_tokens_of_the_batch(grow: Grow) -> None:
     assert credit(forest, value, whiten="token").tolist() == pytest.approx(wanted, abs=1e-12)
 
 
-def test_a_penalty_in_the_reward_is_in_advantage_and_target_alike(grow: Grow) -> None:
+def test_a_reward_penalty_is_in_advantage_and_target(grow: Grow) -> None:
     """k1 of log-probs -1 against -1.5: .5 a token; outcome 1 - .1 * (.5 + .5) = .9; A = .9 - V, the target .9."""
     m = gxpo.method("gae", {"objective.kl.coef": 0.1, "objective.kl.place": "reward", "objective.kl.estimator": "k1"})
     forest = grow([("a", 1.0, [2]), ("a", None, [1])])
@@ -483,7 +483,7 @@ def test_turns_of_one_token_are_all_the_same(grow: Grow, seed, lam) -> None:
             assert torch.allclose(found, wanted, atol=1e-12)
 
 
-def test_one_turn_with_no_lambda_lost_is_the_outcome_less_the_value(grow: Grow) -> None:
+def test_one_turn_with_lambda_1_is_outcome_less_value(grow: Grow) -> None:
     forest, value = grow([("a", 1.0, [3]), ("a", 0.0, [2])]), column(0.25, 9, 9, 0.5, 9)
     wanted = [0.75] * 3 + [-0.5] * 2
     assert credit(forest, value, level="turn").tolist() == pytest.approx(wanted)
@@ -524,7 +524,7 @@ def test_a_turn_that_pays_nothing_is_a_turn() -> None:
     assert merged.tolist() == pytest.approx([0.5, 0.5, 0.5])
 
 
-def test_bi_level_is_over_tokens_only_where_nothing_is_discounted() -> None:
+def test_undiscounted_bi_level_gae_is_over_tokens() -> None:
     """VAGEN warns that equal discounts and lambda 1 make it GAE over tokens. That is so at discount 1; below it a turn
     of two tokens costs one discount in the first pass and two in GAE over tokens: .5 * .5 * 1 against .5 * .25."""
     forest, value = turns((1, 0.0), (2, 1.0)), torch.zeros(3, dtype=F64)

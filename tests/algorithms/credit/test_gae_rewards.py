@@ -67,7 +67,7 @@ def test_returns_of_the_card_less_the_value_of_each_turn() -> None:
     assert target.tolist() == pytest.approx([1.9, 1.9, 1.3, 1.3, 1.0, 1.0])
 
 
-def test_the_last_action_counts_as_carried_out_and_neither_outcome_nor_step_rewards_are_paid() -> None:
+def test_a_paid_signal_replaces_outcome_and_step_rewards() -> None:
     forest = forest_of([["malformed", "illegal"], ["illegal"]], outcome=7.0)
     signals = {"progress": torch.zeros(3, dtype=F64), "value": torch.zeros(6, dtype=F64)}
     found = SPA(level="turn")(forest, signals, 0)
@@ -96,7 +96,7 @@ def test_it_is_gae_of_a_forest_paid_by_hand(rows: list[list[Any]], seed: int, la
         assert found.tolist() == pytest.approx(wanted.tolist(), abs=1e-9)
 
 
-def test_shares_that_add_up_give_the_outcome_back_at_the_first_turn() -> None:
+def test_shares_sum_to_the_outcome_at_the_first_turn() -> None:
     """Zero loss: sum c = R; without bonus, the return from the first turn on is the outcome."""
     forest = forest_of([[None, None, None]], outcome=0.75)
     signals = {"progress": column(0.5, 0.5, -0.25), "value": torch.zeros(6, dtype=F64)}
@@ -104,7 +104,7 @@ def test_shares_that_add_up_give_the_outcome_back_at_the_first_turn() -> None:
 
 
 # errata
-def test_the_released_script_spreads_leave_one_out_instead_of_progress() -> None:
+def test_the_released_script_spreads_leave_one_out() -> None:
     """SPA-RL's WebShop script pays every turn R_i - mean of the others (+ .5): outcomes [1, 0, .5] give turns of the
     first attempt 1.25, whatever the estimator says. By the paper, shares of .7 and .3 pay 1.2 and .8."""
     outcome = [1.0, 0.0, 0.5]

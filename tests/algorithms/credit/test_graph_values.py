@@ -91,7 +91,7 @@ def test_it_agrees_with_the_solution_of_the_equations(seed, discount, lam):
 
 
 @given(SEEDS)
-def test_edges_out_of_a_state_sum_to_zero_and_trajectories_telescope(seed):
+def test_edges_of_a_state_sum_to_0_and_paths_telescope(seed):
     forest = wandering(seed, uncompared=False)
     part = GraphValues()
     state, own, pay = part.states(forest), forest.step_trajectory, forest.returns(0.0)

@@ -38,7 +38,7 @@ def test_card() -> None:
 
 
 # errata
-def test_the_withdrawn_position_wise_baseline_compares_other_things() -> None:
+def test_position_wise_baselines_compare_other_things() -> None:
     """Returns to go less their mean at one position, turns of one token, padding 0: the second turn of the third
     attempt has .1 - (1.2 + .3 + .1) / 3 = -.433333 there, and the fourth, alone at its place, -0 / 3."""
     to_go = [[math.fsum(row[t:]) for t in range(len(row))] for row in REWARDS]
@@ -109,7 +109,7 @@ def test_attempts_of_one_turn_are_grpo(grow: Grow) -> None:
     assert torch.equal(PooledTurns(ddof=1, floor=0.0)(forest, noise, 0), GroupRelative()(forest, {}, 0))
 
 
-def test_equal_rewards_give_nothing_and_singletons_of_one_turn_nothing(grow: Grow) -> None:
+def test_equal_rewards_and_single_turns_give_nothing(grow: Grow) -> None:
     forest = grow([("a", 0.5, [1, 1]), ("a", 0.5, [2]), ("b", 1.0, [1])])
     signals = {"belief_before": torch.zeros(5).double(), "belief_after": torch.full((5,), 0.5).double()}
     assert PooledTurns()(forest, signals, 0).tolist() == [0.0] * 5

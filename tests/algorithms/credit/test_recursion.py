@@ -77,7 +77,7 @@ def test_no_rows() -> None:
     assert next_in(nothing).shape == (0,) and linear_recursion(nothing.double(), 0.9, nothing).shape == (0,)
 
 
-def test_a_temporal_difference_has_a_discount_for_each_transition() -> None:
+def test_td_residuals_discount_each_transition() -> None:
     """delta = r + g V' - V:  1 + .5*4 - 2 = 1;  0 + .9*8 - 4 = 3.2;  3 - 8 = -5, or with 10 beyond 3 + 9 - 8 = 4."""
     reward, value = torch.tensor([1.0, 0.0, 3.0]), torch.tensor([2.0, 4.0, 8.0])
     discount, following = torch.tensor([0.5, 0.9, 0.9], dtype=F64), torch.tensor([1, 2, -1])

@@ -85,18 +85,18 @@ def test_it_equals_a_loop(grow, rows, size, share, zero, tracked):
     assert part(forest, {}, 0).tolist() == pytest.approx(by_hand(rows, part, tracked), abs=1e-6)
 
 
-def test_bundles_are_consecutive_and_none_is_smaller_than_asked_for():
+def test_bundles_are_consecutive_and_at_least_of_size():
     group = torch.arange(7).repeat_interleave(2)
     found = sheets(torch.ones(14), group, 3, torch.ones(14, dtype=torch.bool))
     assert found.bundle.tolist() == [0] * 8 + [1] * 6  # 7 groups: 4 and 3
     assert found.total.tolist() == pytest.approx([3.0] * 14)  # the sum of four scaled to three
-    assert int(found.leads.sum()) == 4 and bool(found.taken.all())
+    assert int(found.leads.sum()) == 4 and bool(found.is_on_sheet.all())
     few = sheets(torch.ones(4), torch.tensor([0, 0, 0, 1]), 5, torch.ones(4, dtype=torch.bool))
-    assert few.bundle.tolist() == [0] * 4 and few.taken.tolist() == [True, False, False, True]
-    assert few.total[few.taken].tolist() == pytest.approx([5.0, 5.0])
+    assert few.bundle.tolist() == [0] * 4 and few.is_on_sheet.tolist() == [True, False, False, True]
+    assert few.total[few.is_on_sheet].tolist() == pytest.approx([5.0, 5.0])
 
 
-def test_with_the_scripts_settings_nothing_is_positive_and_the_top_has_none(grow):
+def test_with_the_scripts_settings_nothing_is_positive(grow):
     g = torch.Generator().manual_seed(3)
     rows = [(f"q{q}", float(torch.rand(1, generator=g) < 0.5), [1]) for q in range(10) for _ in range(5)]
     forest = grow(rows)

@@ -66,7 +66,7 @@ def test_the_card(signs):
     assert value.tolist() == [0.5, 0.75, 1.0, 0.5, 0.75, 1.0]
 
 
-def test_only_failures_add_up_below_zero_and_the_weight_has_a_floor():
+def test_failures_sum_below_zero_with_a_floor_of_weight():
     # depth 1 of 30: 2 / 31 is below 0.1; twice
     sign, one = -torch.ones(2, dtype=F64), torch.ones(2, dtype=torch.int64)
     value = search_value(sign, one, 30 * one, 0 * one, one > 0)
@@ -75,7 +75,7 @@ def test_only_failures_add_up_below_zero_and_the_weight_has_a_floor():
 
 
 @given(st.lists(st.sampled_from([1.0, -1.0]), min_size=1, max_size=6))
-def test_a_node_that_ever_led_to_a_success_is_positive_whatever_the_order(signs):
+def test_a_node_with_a_success_is_positive_in_any_order(signs):
     n = len(signs)
     found = set()
     for order in itertools.islice(itertools.permutations(signs), 24):
@@ -155,7 +155,7 @@ def test_a_tree_by_hand():
     assert SearchValue()(forest, {}, 0).tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_chains_of_one_piece_are_grpo_of_the_verdicts_with_the_population_std():
+def test_chains_of_one_piece_are_grpo_of_the_verdicts():
     forest = tree(*((f"t{i}", right, [2], None) for i, right in enumerate((1, 0, 0, 0))))
     credit = SearchValue()(forest, {}, 0)
     assert credit[::2].tolist() == pytest.approx([math.sqrt(3)] + [-1 / math.sqrt(3)] * 3, abs=1e-5)
@@ -170,7 +170,7 @@ def test_the_order_of_the_attempts_does_not_matter(seed):
     assert torch.allclose(SearchValue()(forest.select(order), {}, 0), credit[forest.entries_of(order)], atol=1e-9)
 
 
-def test_shaped_rewards_do_not_enter_and_without_a_verdict_the_outcome_decides():
+def test_shaped_rewards_do_not_enter_search_values():
     forest = tree(("a", 1, [2, 1], None), ("b", 0, [1], ("a", 2)))
     credit = SearchValue()(forest, {}, 0)
     assert torch.equal(SearchValue()(forest.replace(outcome=forest.outcome - 5.0), {}, 0), credit)

@@ -113,7 +113,7 @@ def test_agrees_with_a_loop(kind, scale, ddof, bound, seed):
 
 
 # ---------------------------------------------------------------- properties
-def test_independent_samples_have_their_trajectory_credit_at_every_step():
+def test_independent_samples_have_one_advantage_a_step():
     forest = FORESTS["independent"]
     found = SegmentRelative(bound=100.0, eps=1e-6, ddof=1)(forest, {}, 1)
     expected = GroupRelative()(forest, {}, 1) * forest.path_trainable

@@ -150,7 +150,7 @@ def test_what_lies_outside_is_refused(part, given, said):
 
 
 @pytest.mark.parametrize("part", ["difficulty_weighted", "relative", "retrospective", "state_relative"])
-def test_equal_outcomes_are_a_signal_only_where_nothing_is_taken_off_and_nothing_scales(part):
+def test_equal_outcomes_are_a_signal_without_centre_and_scale(part):
     make = CREDITS[part]
     for center in CENTERS:
         for scale in ("std", "none"):

@@ -10,7 +10,7 @@ from tests.algorithms.credit.walks import walks_of, wandering
 
 import gxpo
 from gxpo.algorithms.credit import GroupRelative
-from gxpo.algorithms.credit.shared_edges import shared_edges
+from gxpo.algorithms.credit.state_relative import shared_edges
 from gxpo.base.errors import ConfigError
 from gxpo.forest.forest import Forest
 from gxpo.parts.registry import CREDITS
@@ -115,7 +115,7 @@ def test_the_sum_of_a_state_s_action_stays(seed, history):
 
 
 @given(SEEDS)
-def test_order_does_not_matter_and_without_equal_edges_it_is_grpo(seed):
+def test_without_equal_edges_salt_is_grpo_in_any_order(seed):
     forest = wandering(seed)
     credit = SharedEdges()(forest, {}, 0)
     order = torch.randperm(forest.n_trajectories, generator=torch.Generator().manual_seed(seed))

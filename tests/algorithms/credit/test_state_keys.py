@@ -14,7 +14,14 @@ from tests.algorithms.credit.walks import walks_of, wandering
 
 from gxpo.algorithms.credit import GroupRelative, StateRelative
 from gxpo.algorithms.credit.recursion import next_in
-from gxpo.algorithms.credit.state_keys import action_ids, alike, combined, history_ids, sequence_ids, state_ids
+from gxpo.algorithms.credit.state_keys import (
+    action_ids,
+    cluster_leaders,
+    combined,
+    history_ids,
+    sequence_ids,
+    state_ids,
+)
 from gxpo.base.errors import ConfigError, GxpoError
 from gxpo.forest.forest import Forest
 
@@ -57,7 +64,7 @@ def test_moves_pass_over_unknown_states(seed):
 def test_histories_agree_with_tuples(seed, depth, whole):
     forest = wandering(seed)
     state = StateRelative().states(forest)
-    found = history_ids(state, next_in(forest.step_trajectory, state >= 0), depth, whole=whole)
+    found = history_ids(state, next_in(forest.step_trajectory, state >= 0), depth, needs_full_history=whole)
     assert len(found) == depth + 1
     for h, ids in enumerate(found):
         keys: list = [None] * forest.n_steps
@@ -104,11 +111,15 @@ def test_combinations():
 # ---------------------------------------------------------------- likeness
 def test_greedy_leaders():
     """Likeness 2 M / T: "abcd" and "abce" share 3 of 8 letters twice, 0.75; "abcd" and "abfe" 2, 0.5."""
-    assert alike(["abcd", "abce", "abfe"], 0.75) == [0, 0, 2]  # the third is like the second, not like its leader
-    assert alike(["abce", "abcd", "abfe"], 0.75) == [0, 0, 0]  # the order decides
-    assert alike(["abcd", "abce", "abfe"], 0.5) == [0, 0, 0]
-    assert alike(["abcd", "abce"], 0.76) == [0, 1]
-    assert alike([], 0.9) == []
+    assert cluster_leaders(["abcd", "abce", "abfe"], 0.75) == [
+        0,
+        0,
+        2,
+    ]  # the third is like the second, not like its leader
+    assert cluster_leaders(["abce", "abcd", "abfe"], 0.75) == [0, 0, 0]  # the order decides
+    assert cluster_leaders(["abcd", "abce", "abfe"], 0.5) == [0, 0, 0]
+    assert cluster_leaders(["abcd", "abce"], 0.76) == [0, 1]
+    assert cluster_leaders([], 0.9) == []
 
 
 @given(st.lists(st.text("ab ", max_size=8), max_size=8, unique=True), st.sampled_from([0.3, 0.6, 0.8, 0.95]))
@@ -117,7 +128,7 @@ def test_leaders_agree_with_a_loop(texts, threshold):
     for i, text in enumerate(texts):
         likeness = {j: SequenceMatcher(None, text, texts[j], False).ratio() for j in dict.fromkeys(expected)}
         expected.append(next((j for j, x in likeness.items() if x >= threshold), i))
-    assert alike(texts, threshold) == expected
+    assert cluster_leaders(texts, threshold) == expected
 
 
 def test_long_texts_are_compared_whole():
@@ -127,7 +138,7 @@ def test_long_texts_are_compared_whole():
     other = "m" + one[1:]
     assert SequenceMatcher(None, one, other).ratio() == 0.0
     assert SequenceMatcher(None, one, other, autojunk=False).ratio() == pytest.approx(1 - 1 / 240)
-    assert alike([one, other], 0.95) == [0, 0]
+    assert cluster_leaders([one, other], 0.95) == [0, 0]
 
 
 def seen(rows: list[tuple[str, float, list[str], bool]]) -> Forest:
@@ -162,7 +173,7 @@ def test_like_states_are_one_within_a_group(told_by):
     assert part.requires == (("states",) if told_by == "id" else ())
 
 
-def test_who_leads_depends_neither_on_the_order_nor_on_who_is_not_compared():
+def test_leaders_depend_on_no_order_and_no_uncompared_text():
     """abfe would lead alone, be like abce, and take it from abcd; it leads last, since nobody compared met it."""
     rows = [("a", 1.0, ["abce"], True), ("a", 0.0, ["abcd"], True), ("a", 0.0, ["abfe"], False)]
     part = anchor_state_credit(scale="none", step_weight=1.0, similar=0.75)

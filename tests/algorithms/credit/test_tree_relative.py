@@ -96,7 +96,7 @@ def test_order_and_a_shift_of_the_outcome_do_not_matter(seed, shift):
     assert torch.allclose(moved, credit, atol=1e-4)
 
 
-def test_a_shared_token_is_trained_with_the_credit_of_each_of_its_leaves():
+def test_a_shared_token_has_the_advantage_of_each_leaf():
     fork = {"of": "a", "turn": 0, "token": 2}
     root = {"prompt": [1]}
     rows = [("a", 1.0, [2, 3, 4], root, 0), ("b", 0.0, [5], {"fork": fork}, 0), ("c", 0.0, [6], root, 1)]

@@ -122,7 +122,7 @@ def test_it_agrees_with_a_loop(seed: int, best_of: int, confident: float) -> Non
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0, 1), st.sampled_from([1, 2, 7]))
-def test_the_differences_add_up_to_the_outcome_less_the_first_value(values, outcome, k) -> None:
+def test_differences_telescope_to_outcome_less_first_value(values, outcome, k) -> None:
     forest = chains((outcome, [0.5] * len(values), values))
     expected = (1 - (1 - outcome) ** k) - (1 - (1 - values[0]) ** k)
     assert float(ValueDelta(best_of=k)(forest, {}, 0).sum()) == pytest.approx(expected, abs=1e-12)
@@ -148,7 +148,7 @@ def test_values_of_a_signal() -> None:
 
 
 # ---------------------------------------------------------------- whitening, masks, groups
-def test_whitening_is_over_trainable_tokens_that_are_not_confident() -> None:
+def test_whitening_leaves_out_confident_tokens() -> None:
     forest = chains((1.0, [0.5, 0.95, 0.5, 0.6], [0.5, None, 0.75, 0.25]), (0.0, [0.5], [0.25]))
     # .25, (masked), -.5, .75, and -.25
     kept = [0.25, -0.5, 0.75, -0.25]
@@ -163,7 +163,7 @@ def test_an_unknown_log_prob_is_not_confident() -> None:
     assert ValueDelta(confident=0.9)(forest, {}, 0).tolist() == [0.5, 0.0]
 
 
-def test_a_group_of_one_and_of_equal_outcomes_learns_and_an_unscored_one_has_nothing() -> None:
+def test_single_and_equal_groups_learn_unscored_ones_do_not() -> None:
     m = gxpo.method("grpo", {"credit": ValueDelta})
     forest = chains((1.0, [0.5], [0.5]), (1.0, [0.5], [0.75]), (None, [0.5], [0.25]))
     assert m.advantages(forest).tolist() == [0.5, 0.25, 0.0]
@@ -195,7 +195,7 @@ def test_gains_in_belief() -> None:
     assert float(value_delta(before, after).sum()) == pytest.approx(0.8 - 0.2)
 
 
-def test_what_is_not_known_gains_nothing_and_a_belief_of_0_has_a_log() -> None:
+def test_unknown_beliefs_gain_nothing_and_0_has_a_log() -> None:
     assert value_delta(column(math.nan, 0.5), column(0.5, math.nan)).tolist() == [0.0, 0.0]
     assert value_delta(column(0.0, 0.0), column(0.0, 1.0), form="log")[0] == 0.0
     assert math.isfinite(float(value_delta(column(0.0), column(1.0), form="log")))

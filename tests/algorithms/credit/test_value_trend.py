@@ -76,7 +76,7 @@ def test_without_look_ahead_the_rewards_telescope(acc) -> None:
     assert found.tolist() == pytest.approx([acc[-1] - a for a in acc], abs=1e-12)
 
 
-def test_the_outcome_is_added_and_everything_whitened_over_tokens() -> None:
+def test_the_outcome_is_added_before_whitening() -> None:
     # acc .25, .5 and nothing measured after; .2, .2, .8: d = 0 and .6, r = .42, .6
     forest = chains((1.0, [0.5] * 3, [None, 0.25, 0.5]), (0.0, [0.5] * 4, [0.2, 0.2, 0.8, None]))
     plain = [1.25, 1.25, 1.0, 1.02, 0.6, 0.0, 0.0]

@@ -188,7 +188,7 @@ def test_a_silent_end_is_left_out_and_only_at_the_end() -> None:
     assert after[0] == before[1] and [tokens[i] for i in after.tolist()[1:]] == [5, 6]
 
 
-def test_where_the_last_unit_is_the_answer_nothing_is_asked_after_it() -> None:
+def test_no_probe_follows_a_unit_that_is_the_answer() -> None:
     forest, own = random_forest(1), tools(lambda f: ["ab"] * f.n_trajectories)
     asked = AnswerBelief(at="segment").compute(forest, {}, own)
     found = AnswerBelief(at="segment", answered=True).compute(forest, {}, own)
@@ -255,7 +255,7 @@ def test_settings() -> None:
 
 
 # ---------------------------------------------------------------- where answers come from
-def test_a_session_knows_the_tasks_answers_and_asks_the_source_for_others() -> None:
+def test_a_session_asks_the_source_for_missing_answers() -> None:
     source = SimpleNamespace(draw=lambda n, step: [], answer=lambda task: {"b": "from the source"}.get(task.id))
     session = Session(
         source=source, engine=None, rewards=None, tokenizer=None, sampling=Sampling(), seed=0, step=1,  # type: ignore[arg-type]  # it needs neither

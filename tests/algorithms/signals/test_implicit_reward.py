@@ -131,7 +131,7 @@ def test_rounding_is_neither_a_preference_nor_a_better_outcome() -> None:
     assert figures["prm_accuracy"] == 0.5 and figures["prm_pairs"] == 1.0
 
 
-def test_the_reward_model_begins_as_the_policy_and_learns_which_rollouts_were_better() -> None:
+def test_the_reward_model_learns_from_the_policys_start() -> None:
     learner, forest = policy(), forest_of([[1.0, 0.0, 0.5], [0.0, 1.0], [1.0, 1.0], [None, 1.0]])
     part, tools = bound(learner)
     signals = {"proximal_logprob": learner.outputs(forest)["logprob"]}

@@ -69,7 +69,7 @@ def test_only_the_policys_own_scored_rollouts_count() -> None:
     assert seen(part, grown(None, replay=1.0)) == 0.0 and part.memory == {"means": [0.5, 0.875]}  # nothing to judge by
 
 
-def test_a_history_that_does_not_vary_says_nothing_and_the_bound_holds() -> None:
+def test_a_flat_history_gives_0_and_the_bound_holds() -> None:
     assert standardised_gain([0.1, 0.1, 0.1], 0.9) == 0.0
     # mean .0005, std .001 / sqrt 2 = .000707107: .4995 / .000708107 = 705.4
     for bound, expected in ((5.0, 5.0), (float("inf"), pytest.approx(705.4, abs=0.1))):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.learning.llamas import VOCABULARY, clean_llama, random_forest
 
 from gxpo.algorithms.signals import SignalTools
-from gxpo.algorithms.signals.masked_observation import MaskedObservation, hidden_tokens, prefix_keys, without
+from gxpo.algorithms.signals.masked_observation import MaskedObservation, hidden_tokens, mask_tokens, prefix_keys
 from gxpo.base.errors import ConfigError
 from gxpo.forest.forest import ACTION, Forest
 from gxpo.forest.reshape import flatten
@@ -80,14 +80,14 @@ def test_share_and_that_steps_seeds_and_contexts_differ():
 def test_what_stands_in_the_place():
     forest = many(50)
     hidden = hidden_tokens(forest, 0.5, 3, 1)
-    blank = without(forest, hidden, "blank", BLANK, 3, 1)
+    blank = mask_tokens(forest, hidden, "blank", BLANK, 3, 1)
     assert bool((blank.token[hidden] == BLANK).all()) and torch.equal(blank.token[~hidden], forest.token[~hidden])
-    drawn = without(forest, hidden, "random", BLANK, 3, 1)
+    drawn = mask_tokens(forest, hidden, "random", BLANK, 3, 1)
     shown = {int(t) for t in forest.token[(forest.kind != ACTION)[forest.token_node]]}
     ids = drawn.token[hidden].tolist()
     assert torch.equal(drawn.token[~hidden], forest.token[~hidden]) and set(ids) <= shown
     assert len(set(ids)) > 0.9 * len(shown)  # each as often as any other, however often it is shown
-    assert not torch.equal(drawn.token, without(forest, hidden, "random", BLANK, 3, 2).token)
+    assert not torch.equal(drawn.token, mask_tokens(forest, hidden, "random", BLANK, 3, 2).token)
 
 
 def test_the_signal_is_what_the_policy_says_of_the_masked_text():

@@ -67,7 +67,7 @@ def by_hand() -> Forest:
     return tree(("a", 1, [2, 1], None), ("b", 0, [1], ("a", 2)), ("c", 0, [1, 1], None))
 
 
-def test_shared_steps_are_one_example_and_pairs_have_the_second_ones_label():
+def test_shared_steps_count_once_and_pairs_take_the_2nd_label():
     part, forest = MergedSteps(enough=2), by_hand()
     table = noise(forest.n_tokens, 2).float()
     found = part.compute(forest, {}, tools_of(table))["piece_reward"]

@@ -36,7 +36,7 @@ def moved(learner: TorchLearner) -> None:
     learner.restore({name: 1.01 * x for name, x in learner.snapshot().items()})
 
 
-def test_the_last_policies_are_kept_and_come_back_from_a_checkpoint():
+def test_the_last_policies_survive_a_checkpoint():
     learner, forest = TorchLearner(clean_llama(vocab_size=64), lr=0.0), battery(0)
     part, own, seen = Opponents(share=0.25, history=2, every=2), {}, []
     part.bind(tools(learner, 0))

@@ -122,7 +122,7 @@ def test_the_share_is_read_at_the_turns_last_token(tools: Any) -> None:
         assert share == pytest.approx(float(contribution(hidden[last][None], part.memory)), abs=1e-12)
 
 
-def test_until_enough_has_been_seen_the_last_turn_has_the_outcome(tools: Any) -> None:
+def test_before_fitting_the_last_turn_has_the_outcome(tools: Any) -> None:
     """Two trajectories a step, enough 4: two steps with the outcome on the last turn, then the estimator's shares."""
     forest = forest_of([(1.0, [7, 8]), (0.5, [9]), (None, [9, 9])])
     part = ProgressEstimator(enough=4, updates=2)

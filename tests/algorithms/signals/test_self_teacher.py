@@ -16,7 +16,7 @@ from tests.sampling.rollouts.team_session import Letters, encoded
 
 import gxpo
 from gxpo.algorithms.signals import Signals, SignalTools
-from gxpo.algorithms.signals.self_teacher import SelfTeacher, first_other, shown
+from gxpo.algorithms.signals.self_teacher import SelfTeacher, first_other, with_peer_shown
 from gxpo.base.errors import CheckpointError, ConfigError, GxpoError, ModelError
 from gxpo.forest.forest import Forest
 from gxpo.learning.lora import LoraSettings
@@ -66,13 +66,13 @@ def test_peers_equal_a_loop(rows) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6))
-def test_every_context_is_opened_by_the_peer_and_nothing_else_changes(seed) -> None:
+def test_only_the_opening_of_each_context_changes(seed) -> None:
     """On forks, rebuilt contexts and agents: ids before each token are the peer's whole path and those of before."""
     forest, rng = random_forest(seed), random.Random(seed)
     n = forest.n_trajectories
     rows = torch.tensor(sorted(rng.sample(range(n), rng.randrange(1, n + 1))))
     peer = torch.tensor([rng.randrange(n) for _ in rows])
-    read, order = shown(forest, rows, peer)
+    read, order = with_peer_shown(forest, rows, peer)
     assert sorted(order.tolist()) == rows.tolist() and read.n_trajectories == len(rows)
     of = dict(zip(rows.tolist(), peer.tolist(), strict=True))
     entries = forest.entries_of(order)
@@ -85,7 +85,7 @@ def test_every_context_is_opened_by_the_peer_and_nothing_else_changes(seed) -> N
 
 def test_a_peer_is_stored_once_for_all_that_are_shown_it() -> None:
     forest = Forest.from_completions([[1, 2, 3]], [[[4, 5], [6], [7], [8, 9]]], [0.0] * 4)
-    read, _ = shown(forest, torch.tensor([1, 2, 3]), torch.tensor([0, 0, 0]))
+    read, _ = with_peer_shown(forest, torch.tensor([1, 2, 3]), torch.tensor([0, 0, 0]))
     assert read.n_tokens == 5 + 3 + 4  # the peer's prompt and answer, the prompt again, four action tokens
 
 

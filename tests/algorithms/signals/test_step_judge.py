@@ -60,7 +60,7 @@ def test_rows_are_the_segments_of_each_turn_of_each_trajectory(forest: Forest) -
 
 
 # ---------------------------------------------------------------- a function
-def test_a_function_scores_turns_and_every_token_has_its_turns_score() -> None:
+def test_a_function_scores_turns_for_all_their_tokens() -> None:
     forest = Forest.from_records([trajectory(0, [[5], [6, 0]]), trajectory(1, [[7]])])
     found = bound(score=f"{HERE}:told").compute(forest, {}, TOOLS)  # type: ignore[arg-type]  # no signals are read
     assert found["step_score"].tolist() == [0.5, 0.25, 1.0]
@@ -76,7 +76,7 @@ def test_segments_are_steps_and_a_turn_has_their_mean() -> None:
     assert found["step_score"].tolist() == [0.375, 1.0]
 
 
-def test_equal_trajectories_are_asked_about_once_and_unscored_ones_never() -> None:
+def test_equal_trajectories_are_one_question() -> None:
     asked = []
 
     def score(task: str, steps: list[str], observations: list[str]) -> list[float]:
@@ -137,7 +137,7 @@ def test_a_judge_that_names_wrong_steps() -> None:
     assert found["step_score"].tolist() == [1.0, 0.0, 1.0]
 
 
-def test_several_critiques_give_the_share_that_finds_nothing_wrong() -> None:
+def test_critiques_give_the_share_that_find_no_error() -> None:
     """Four answers: wrong 2; wrong 2, 3; unreadable; nobody there. Of two that can be read, step 3 has one."""
     said = itertools.cycle(["Wrong steps: 2", "Wrong steps: 2, 3", "I do not know", None])
 
@@ -199,7 +199,7 @@ def test_what_one_answer_of_a_server_does_costs_that_trajectory(reply: bytes) ->
 # ---------------------------------------------------------------- settings
 def test_somebody_has_to_be_named() -> None:
     for fields in ({}, {"score": f"{HERE}:told", "ask": f"{HERE}:judge"}):
-        with pytest.raises(ConfigError, match="say who scores the steps"):
+        with pytest.raises(ConfigError, match="set what scores the steps"):
             bound(**fields)
     with pytest.raises(ConfigError, match="has no 'nobody'"):
         bound(score=f"{HERE}:nobody")

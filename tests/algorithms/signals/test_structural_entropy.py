@@ -67,7 +67,7 @@ def test_the_peak_is_the_mean_of_the_largest_share() -> None:
     assert whole.tolist() == pytest.approx([0.5, 0.5, 0.5, 0.0])
 
 
-def test_truncated_wrong_answers_are_told_apart_and_stay_below_right_ones() -> None:
+def test_truncated_wrong_answers_rank_below_right_ones() -> None:
     part = advantage(unfinished_by_rank, most=0.1, scale="none")
     rank = torch.tensor([1.0, 1 / 3, 1 / 3, 1 / 3], dtype=torch.float64)
     for truncated, success, expected in (

@@ -1,4 +1,4 @@
-"""The probe: least squares against numpy, features against loops, cross-fitting, memory, runs that are resumed."""
+"""The value probe: features against loops, cross-fitting, memory, runs that are resumed."""
 
 from __future__ import annotations
 
@@ -28,41 +28,6 @@ def column(*values: float) -> torch.Tensor:
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
-
-
-# ---------------------------------------------------------------- the regression
-def test_worked_line() -> None:
-    """x = [0, 2], y = [1, 3]: spread 1, (2 + 2 strength) w = 2. Strength 0: w 1, b 1; strength 1: w .5, b 1.5."""
-    for strength, slope, intercept in ((0.0, 1.0, 1.0), (1.0, 0.5, 1.5)):
-        w, b = ridge(column(0, 2)[:, None], column(1, 3), strength)
-        assert w.tolist() == pytest.approx([slope]) and float(b) == pytest.approx(intercept)
-
-
-@pytest.mark.parametrize(("n", "d"), [(40, 6), (5, 30)])  # both systems of equations
-def test_ridge_is_the_minimum_of_what_it_says(n: int, d: int) -> None:
-    """Augmented least squares in numpy: rows sqrt(strength) * spread_k under the centred data."""
-    x, y = noise(n, d) * torch.arange(1, d + 1), noise(n, seed=1)
-    w, b = ridge(x, y, 0.3)
-    a = np.asarray(x) - np.asarray(x).mean(0)
-    below = np.diag(np.sqrt(0.3 * n) * np.asarray(x).std(0))
-    wanted = np.linalg.lstsq(np.vstack([a, below]), np.concatenate([np.asarray(y) - float(y.mean()), np.zeros(d)]))[0]
-    assert w.tolist() == pytest.approx(wanted.tolist(), abs=1e-9)
-    assert float((x @ w + b - y).mean()) == pytest.approx(0.0, abs=1e-9)
-
-
-def test_without_a_penalty_it_is_least_squares() -> None:
-    x, y = noise(30, 4), noise(30, seed=1)
-    w, b = ridge(x, y, 0.0)
-    ones = np.hstack([np.asarray(x), np.ones((30, 1))])
-    assert [*w.tolist(), float(b)] == pytest.approx(np.linalg.lstsq(ones, np.asarray(y))[0].tolist(), abs=1e-9)
-
-
-def test_units_do_not_matter_and_what_does_not_vary_has_no_weight() -> None:
-    x, y = noise(20, 3), noise(20, seed=1)
-    plain, b = ridge(x, y, 0.1)
-    scaled, c = ridge(torch.cat([x * column(1e4, 1, 1e-4) + 7, torch.full((20, 1), 0.3)], 1), y, 0.1)
-    assert (scaled[:3] * column(1e4, 1, 1e-4)).tolist() == pytest.approx(plain.tolist(), rel=1e-6)
-    assert float(scaled[3]) == 0.0 and math.isfinite(float(b) + float(c))
 
 
 # ---------------------------------------------------------------- features
@@ -160,7 +125,7 @@ def warm(part: ValueProbe, steps: int = 3) -> None:
         stepped(part, forest, Hidden(seed=step), noise(forest.n_entries, seed=step).abs())
 
 
-def test_until_there_is_enough_the_others_mean_outcome_is_the_baseline() -> None:
+def test_before_fitting_the_baseline_is_the_others_mean() -> None:
     part = ValueProbe(enough=6)
     forest = groups([3, 2, 1], [1.0, 0.0, 0.5, 1.0, 0.0, 0.25])
     baseline, figures = stepped(part, forest, Hidden(), noise(12).abs())

@@ -24,9 +24,9 @@ class CreditPart(Part, ABC):
     """Base class of advantage estimators: a frozen dataclass whose `__call__` gives [P] float64, detached.
 
     needs     signals it reads
-    requires  what the rollouts must carry ("states", "step_rewards", "forks", ...)
+    requires  fields that the rollouts must carry ("states", "step_rewards", "forks", ...)
     provides  names of the targets that it hands over to terms of the objective
-    learns_from_equal_groups  whether a group of equal scores may have an advantage other than 0
+    learns_from_equal_groups  True if a group of equal scores may have an advantage other than 0
     """
 
     slot = "credit"
@@ -40,14 +40,14 @@ class CreditPart(Part, ABC):
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         raise NotImplementedError
 
-    def beside(self, total: Tensor, forest: Forest, signals: Signals, step: int) -> Tensor:
-        """Its summand [P] float64 in a sum whose earlier summands add up to `total` [P]."""
+    def summand(self, total: Tensor, forest: Forest, signals: Signals, step: int) -> Tensor:
+        """Summand [P] float64 of this part in a sum whose earlier summands add up to `total` [P]."""
         return self(forest, signals, step)
 
     def targets(self, forest: Forest, signals: Signals, step: int) -> dict[str, Tensor]:
         """Regression targets such as returns, [P] float64 by the names in `provides`; terms read them as signals.
 
-        nan: there is none at that token.
+        nan at tokens without a target.
         """
         return {}
 
@@ -67,7 +67,7 @@ class CreditPart(Part, ABC):
 
 @dataclass(frozen=True)
 class CreditSum(CreditPart):
-    """Weighted sum of advantages, sum_k factors[k] * parts[k]; what any summand needs is needed."""
+    """Weighted sum of advantages, sum_k factors[k] * parts[k]; it needs all that its summands need."""
 
     parts: tuple[Credit, ...]
     factors: tuple[float, ...]
@@ -78,29 +78,32 @@ class CreditSum(CreditPart):
         object.__setattr__(self, "needs", _union(self.parts, "needs"))
         object.__setattr__(self, "requires", _union(self.parts, "requires"))
         object.__setattr__(self, "provides", _union(self.parts, "provides"))
-        given = [name for part in self.parts for name in CreditPart.hook(part, "provides")]
-        if len(given) > len(self.provides):
+        target_names = [name for part in self.parts for name in CreditPart.hook(part, "provides")]
+        # Terms read targets by name, so that two summands' targets of one name would overwrite each other.
+        if len(target_names) > len(self.provides):
             raise ConfigError(f"two credits of a sum both hand over {', '.join(self.provides)}: leave one out")
         object.__setattr__(self, "learns_from_equal_groups", any(map(learns_from_equal_groups, self.parts)))
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         total = torch.zeros(forest.n_entries, dtype=torch.float64)
         for factor, part in zip(self.factors, self.parts, strict=True):
+            # A bounded bonus reads the advantage before it: in the units of the summand, so divided by its factor.
             if factor and isinstance(part, CreditPart):
-                total += factor * part.beside(total / factor, forest, signals, step)
+                total += factor * part.summand(total / factor, forest, signals, step)
             else:
                 total += factor * part(forest, signals, step)
         return total
 
     def targets(self, forest: Forest, signals: Signals, step: int) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        target_by_name: dict[str, Tensor] = {}
         for part in self.parts:
             if isinstance(part, CreditPart):
-                found |= part.targets(forest, signals, step)
-        return found
+                target_by_name |= part.targets(forest, signals, step)
+        return target_by_name
 
     def observe(self, forest: Forest) -> None:
         for part in self.parts:
+            # A credit may be any callable with the protocol's signature; memory is optional.
             if hasattr(part, "observe"):
                 part.observe(forest)  # type: ignore[attr-defined]  # not every credit remembers
 
@@ -111,7 +114,7 @@ class CreditSum(CreditPart):
 
     @property
     def remembers(self) -> bool:
-        """Whether any summand has state for checkpoints."""
+        """True if any summand has state for checkpoints."""
         return any(hasattr(part, "state_dict") for part in self.parts)
 
     def state_dict(self) -> dict[str, Any]:
@@ -119,11 +122,12 @@ class CreditSum(CreditPart):
         return {str(i): p.state_dict() for i, p in enumerate(self.parts) if hasattr(p, "state_dict")}  # type: ignore[attr-defined]  # as above
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for place, own in state.items():
-            self.parts[int(place)].load_state_dict(own)  # type: ignore[attr-defined]  # it gave one
+        for position, part_state in state.items():
+            self.parts[int(position)].load_state_dict(part_state)  # type: ignore[attr-defined]  # it gave one
 
 
 def _added(left: Credit, right: Credit) -> CreditSum:
+    # Sums are flattened, so that a + b + c has three summands and positions in checkpoints are stable.
     sums = [s if isinstance(s, CreditSum) else CreditSum((s,), (1.0,)) for s in (left, right)]
     return CreditSum(sums[0].parts + sums[1].parts, sums[0].factors + sums[1].factors)
 

@@ -31,9 +31,9 @@ def prior_weight(mean: Tensor, prior: Tensor, noise: Tensor) -> Tensor:
     >>> prior_weight(torch.tensor([0.25, 0.25]), torch.tensor([0.4, 0.9]), torch.tensor([0.0625, 0.0625]))
     tensor([1.0000, 0.1479], dtype=torch.float64)
     """
-    gap = (mean.to(torch.float64) - prior.to(torch.float64)).square()
-    far = gap > noise
-    return torch.where(far, noise.to(torch.float64) / torch.where(far, gap, 1.0), 1.0)
+    gap_square = (mean.to(torch.float64) - prior.to(torch.float64)).square()
+    exceeds_noise = gap_square > noise
+    return torch.where(exceeds_noise, noise.to(torch.float64) / torch.where(exceeds_noise, gap_square, 1.0), 1.0)
 
 
 @part("shrinkage_baseline", stage="credit", learns_from_equal_groups=True)
@@ -51,27 +51,32 @@ def shrinkage_baseline(
 
     outcome   [R], from 0 to 1 under variances "bound" and "prior"
     group     [R] int64 dense ids, -1 = in no group
-    baseline  [R] signal, the prior: what is predicted for each trajectory's task, made without its outcome; nan: there
-              is none, and the baseline is the group's mean
+    baseline  [R] signal, the prior: what is predicted for each trajectory's task, made without its outcome; nan: no
+              prediction, and the baseline is the group's mean
     variance  of one outcome, whose n-th part is the noise of a mean of n: "bound", 1 / 4, the most that outcomes from 0
               to 1 can have (V0.5's 1 for outcomes of -1 and 1); "prior", p (1 - p) at p = prior, which is never more;
               both leave groups of equal outcomes informative; "sample", the group's own (1 degree of freedom taken
               off), which is 0 there, so that their baseline is their mean
-    where     [R] bool, compared (default: all): whose outcomes enter the mean
+    where     [R] bool, compared (default: all): the outcomes that enter the mean
 
     Without compared members the baseline is the prediction. The mean holds the trajectory's own outcome, as GRPO's.
     """
-    n = grouped.count(group, where)
+    n_compared_R = grouped.count(group, where)
     mean, std = grouped.mean_and_std(outcome, group, where)
-    known = baseline.isfinite() & (group >= 0)
-    given = torch.where(known, baseline.to(torch.float64), mean)
+    # Without a prediction prior = mean, whatever its weight: the baseline is the group's mean.
+    has_prior_R = baseline.isfinite() & (group >= 0)
+    prior_R = torch.where(has_prior_R, baseline.to(torch.float64), mean)
+    # The noise of a mean of n is an outcome's variance over n; a prior outside 0 to 1 has variance 0.
     if variance == "bound":
-        spread = torch.full_like(given, 0.25)
+        variance_R = torch.full_like(prior_R, 0.25)
     else:
-        spread = (given * (1 - given)).clamp_min(0) if variance == "prior" else std.square()
-    weight = prior_weight(mean, given, spread / n.clamp_min(1))
-    centred = grouped.normalize(outcome, group, where, scale="none")
-    return torch.where(n > 0, centred + weight * (mean - given), torch.where(known, outcome - given, 0.0))
+        variance_R = (prior_R * (1 - prior_R)).clamp_min(0) if variance == "prior" else std.square()
+    weight_R = prior_weight(mean, prior_R, variance_R / n_compared_R.clamp_min(1))
+    # `normalize` makes equal outcomes exactly 0; what shrinking changes in the baseline is added to that.
+    centred_R = grouped.normalize(outcome, group, where, scale="none")
+    return torch.where(
+        n_compared_R > 0, centred_R + weight_R * (mean - prior_R), torch.where(has_prior_R, outcome - prior_R, 0.0)
+    )
 
 
 # ---------------------------------------------------------------- OPO, HAPO
@@ -106,17 +111,20 @@ def length_weighted(
     Source: OPO, arXiv 2505.23585, as in verl; it is exact only on policy: one update a batch. HAPO, arXiv 2509.16591,
     and its code ("std", bound 5).
     """
-    enters = (length > 0) if where is None else (length > 0) & where
-    members = grouped.count(group, enters)
-    advantage = outcome.to(torch.float64) - grouped.mean(outcome, group, enters, weight=length)
-    flat = grouped.degenerate(outcome, group, enters)
-    counted = (group >= 0) & (members > 0) & ~(enters & flat)
+    # A trajectory without trained tokens moves no weighted mean, so it is no member either.
+    is_counted_R = (length > 0) if where is None else (length > 0) & where
+    n_members_R = grouped.count(group, is_counted_R)
+    advantage = outcome.to(torch.float64) - grouped.mean(outcome, group, is_counted_R, weight=length)
+    is_equal_R = grouped.degenerate(outcome, group, is_counted_R)
+    # Others are still measured against the mean of a flat group; its members are exactly 0.
+    has_advantage_R = (group >= 0) & (n_members_R > 0) & ~(is_counted_R & is_equal_R)
     if scale == "none":
-        return torch.where(counted, advantage, torch.zeros_like(advantage))
-    spread = grouped.mean(advantage.square(), group, enters, weight=length).sqrt()
-    scaled = torch.where(counted & ~flat, advantage / (spread + eps), torch.zeros_like(advantage))
-    far = grouped.max((scaled.abs() >= bound).to(torch.float64), group, enters) > 0
-    return torch.where(far, group_relative(outcome, group, where=enters), scaled)
+        return torch.where(has_advantage_R, advantage, torch.zeros_like(advantage))
+    std_R = grouped.mean(advantage.square(), group, is_counted_R, weight=length).sqrt()
+    scaled_R = torch.where(has_advantage_R & ~is_equal_R, advantage / (std_R + eps), torch.zeros_like(advantage))
+    # HAPO's code falls back to GRPO for the whole group, not for the outlier alone.
+    reaches_bound_R = grouped.max((scaled_R.abs() >= bound).to(torch.float64), group, is_counted_R) > 0
+    return torch.where(reaches_bound_R, group_relative(outcome, group, where=is_counted_R), scaled_R)
 
 
 # ---------------------------------------------------------------- NGRPO
@@ -132,7 +140,7 @@ def pseudo_rollouts(
     groups: Literal["all", "all_right", "all_wrong"] = "all",
     **statistic: Any,
 ) -> Tensor:
-    """Group-relative advantage with pseudo-rollouts (NGRPO, ERPO): groups in which all fail, or none, learn, too.
+    """Group-relative advantage with pseudo-rollouts (NGRPO, ERPO), so that all-wrong or all-right groups learn.
 
     `group_relative` over the compared members of each group and `count` more of outcome `value`; [R] float64.
 
@@ -149,21 +157,28 @@ def pseudo_rollouts(
     Source: NGRPO, arXiv 2509.18851; reference code, which gives a group of one its raw reward. "all_right": ERPO, arXiv
     2511.04800.
     """
-    joined = torch.arange(int(group.max()) + 1 if group.numel() else 0)
+    # Pseudo-rollouts are appended behind the real ones, enter the statistics, and are cut off the result.
+    joined_groups = torch.arange(int(group.max()) + 1 if group.numel() else 0)
     if groups != "all":
         assert correct is not None
-        joined = joined[_alike(correct if groups == "all_right" else ~correct, group, where, len(joined))]
-    ids = torch.cat([group, joined.repeat(count)])
-    everyone = torch.cat([outcome.to(torch.float64), torch.full((len(joined) * count,), value, dtype=torch.float64)])
-    enters = None if where is None else torch.cat([where, torch.ones(len(joined) * count, dtype=torch.bool)])
-    return group_relative(everyone, ids, where=enters, **statistic)[: len(outcome)]
+        joined_groups = joined_groups[
+            _all_hold(correct if groups == "all_right" else ~correct, group, where, len(joined_groups))
+        ]
+    extended_group = torch.cat([group, joined_groups.repeat(count)])
+    extended_outcome = torch.cat(
+        [outcome.to(torch.float64), torch.full((len(joined_groups) * count,), value, dtype=torch.float64)]
+    )
+    extended_where = (
+        None if where is None else torch.cat([where, torch.ones(len(joined_groups) * count, dtype=torch.bool)])
+    )
+    return group_relative(extended_outcome, extended_group, where=extended_where, **statistic)[: len(outcome)]
 
 
-def _alike(holds: Tensor, group: Tensor, where: Tensor | None, n: int) -> Tensor:
-    """[n] bool, by group: it has compared members, and all of them hold."""
-    counted = group >= 0 if where is None else where & (group >= 0)
-    members = torch.bincount(group[counted], minlength=n)
-    return (members > 0) & (members == torch.bincount(group[counted & holds], minlength=n))
+def _all_hold(holds: Tensor, group: Tensor, where: Tensor | None, n: int) -> Tensor:
+    """Return [n] bool by group: it has compared members, and `holds` is true of all of them."""
+    is_counted_R = group >= 0 if where is None else where & (group >= 0)
+    n_members_G = torch.bincount(group[is_counted_R], minlength=n)
+    return (n_members_G > 0) & (n_members_G == torch.bincount(group[is_counted_R & holds], minlength=n))
 
 
 # ---------------------------------------------------------------- R^3
@@ -180,8 +195,8 @@ def unfinished_by_rank(
     most: Finite = 0.1,
     **statistic: Any,
 ) -> Tensor:
-    """Group-relative advantage that tells truncated answers apart (R^3): outcome + least + (most - least) rank of those
-    that are not correct.
+    """Group-relative advantage that ranks truncated answers (R^3): outcome + least + (most - least) rank of those that
+    are not correct.
 
     outcome          [R] any float dtype;   group  [R] int64 dense ids, -1 = in no group
     complete         [R] bool: not cut off by a limit
@@ -193,8 +208,9 @@ def unfinished_by_rank(
     In a group of truncated answers alone the scale of the std makes the smallest difference as large as a verdict's.
     Source: R^3, arXiv 2601.19620.
     """
-    earned = torch.where(complete | correct, 0.0, least + (most - least) * structural_rank.to(torch.float64))
-    return group_relative(outcome.to(torch.float64) + earned, group, where=where, **statistic)
+    # A truncated answer that is right already has its full outcome.
+    rank_reward_R = torch.where(complete | correct, 0.0, least + (most - least) * structural_rank.to(torch.float64))
+    return group_relative(outcome.to(torch.float64) + rank_reward_R, group, where=where, **statistic)
 
 
 # ---------------------------------------------------------------- AEPO
@@ -205,7 +221,9 @@ def constant_advantage(forest: Forest, *, origin: str = "tempered", value: Finit
     Where such a trajectory is compared with no other (a group of its own), a group-relative advantage is 0, and the
     sum is `value`; [R] float64. Source: AEPO, arXiv 2510.08141, whose tempered samples have advantage 1.
     """
-    return torch.tensor([value if own == origin else 0.0 for own in forest.origin], dtype=torch.float64)
+    return torch.tensor(
+        [value if trajectory_origin == origin else 0.0 for trajectory_origin in forest.origin], dtype=torch.float64
+    )
 
 
 # ---------------------------------------------------------------- AVATAR, PIPO
@@ -213,10 +231,10 @@ def constant_advantage(forest: Forest, *, origin: str = "tempered", value: Finit
 def against(
     outcome: Tensor, baseline: Tensor, group: Tensor, ddof: int = 1, eps: float = 1e-6, where: Tensor | None = None
 ) -> Tensor:
-    """A = (outcome - baseline) / (std + eps), std of the group's outcomes; [R] float64.
+    """Advantage against a given baseline: A = (outcome - baseline) / (std + eps), std of the group; [R] float64.
 
-    baseline  [R] nan: nothing is known of the task, and A is 0
-    where     [R] bool: whose outcomes make up the std (default: all)
+    baseline  [R] nan: no baseline for the task, and A is 0
+    where     [R] bool: the outcomes that make up the std (default: all)
 
     Where there is no spread to measure by (equal outcomes, or ddof members) A is outcome - baseline, so that a group
     that is right throughout still tells a policy that is not. The sum over a group is not 0.
@@ -224,9 +242,10 @@ def against(
     >>> against(torch.tensor([1.0, 1.0]), torch.tensor([0.25, 0.25]), torch.tensor([0, 0])).tolist()
     [0.75, 0.75]
     """
-    apart = outcome.to(torch.float64) - baseline.to(torch.float64)
-    spread = grouped.std(outcome, group, where, ddof)
-    return torch.where(spread > 0, apart / (spread + eps), apart).nan_to_num(nan=0.0)
+    gap_R = outcome.to(torch.float64) - baseline.to(torch.float64)
+    # No spread to divide by: an all-right group still teaches a policy whose baseline is lower.
+    std_R = grouped.std(outcome, group, where, ddof)
+    return torch.where(std_R > 0, gap_R / (std_R + eps), gap_R).nan_to_num(nan=0.0)
 
 
 @part("replay_baseline", stage="credit", learns_from_equal_groups=True)
@@ -237,22 +256,23 @@ def replay_baseline(
 
     baseline  [R] signal;   replayed  [R] bool, of origin "replay". Source: AVATAR, arXiv 2508.03100.
     """
-    old = against(outcome, baseline, group, statistic["ddof"], statistic["eps"], where & replayed)
-    return torch.where(replayed, old, group_relative(outcome, group, where=where, **statistic))
+    # Replayed outcomes were earned by an older policy: measured by the present one's baseline, not by each other.
+    replay_advantage_R = against(outcome, baseline, group, statistic["ddof"], statistic["eps"], where & replayed)
+    return torch.where(replayed, replay_advantage_R, group_relative(outcome, group, where=where, **statistic))
 
 
 @torch.no_grad()
 def shares(advantage: Tensor, group: Tensor, eps: float = 1e-6, where: Tensor | None = None) -> Tensor:
-    """a_i = G A_i / (sum_j |A_j| + eps), G and the sum over the group's counting members; [R] float64.
+    """Advantage shares: a_i = G A_i / (sum_j |A_j| + eps), G and the sum over the group's counted members; [R] float64.
 
     sum_i |a_i| = G up to eps: every group is moved as far, whatever the scale of its advantages.
 
     >>> shares(torch.tensor([1.5, -0.5, -0.5, -0.5]), torch.zeros(4, dtype=torch.int64), eps=0.0)
     tensor([ 2.0000, -0.6667, -0.6667, -0.6667], dtype=torch.float64)
     """
-    total = grouped.sum(advantage.abs(), group, where) + eps
-    scaled = grouped.count(group, where) * advantage.to(torch.float64)
-    return torch.where(total > 0, scaled / torch.where(total > 0, total, 1.0), 0.0)
+    total_R = grouped.sum(advantage.abs(), group, where) + eps
+    scaled_R = grouped.count(group, where) * advantage.to(torch.float64)
+    return torch.where(total_R > 0, scaled_R / torch.where(total_R > 0, total_R, 1.0), 0.0)
 
 
 @part("retrospective", stage="credit")

@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 def bounded(
     bonus: Tensor, advantage: Tensor, low: float = -math.inf, high: float = math.inf, kappa: float | None = None
 ) -> Tensor:
-    """Bonus clipped to [low, high], then to [-|A| / kappa, |A| / kappa]; [n] float64. nan is no bonus.
+    """Clip a bonus to [low, high], then to [-|A| / kappa, |A| / kappa]; [n] float64, 0 where it is nan.
 
     With kappa above 1 no sign of A + bonus is another than A's, and A = 0 stays 0.
 
     >>> bounded(torch.tensor([0.3, 0.9, -0.2]), torch.tensor([1.0, -1.0, 1.0]), low=0.0, kappa=2.0).tolist()
     [0.3..., 0.5, 0.0]
     """
-    held = bonus.to(torch.float64).nan_to_num(nan=0.0).clamp(low, high)
+    clipped = bonus.to(torch.float64).nan_to_num(nan=0.0).clamp(low, high)
     if kappa is None:
-        return held
-    most = advantage.to(torch.float64).abs() / kappa
-    return torch.minimum(torch.maximum(held, -most), most)
+        return clipped
+    limit = advantage.to(torch.float64).abs() / kappa
+    return torch.minimum(torch.maximum(clipped, -limit), limit)
 
 
 @torch.no_grad()
@@ -53,7 +53,7 @@ def certainty(forest: Forest, signals: Signals, share: float) -> Tensor:
 
 @torch.no_grad()
 def gap(forest: Forest, signals: Signals, share: float) -> Tensor:
-    """Outcome - signal "baseline" [R]; [P]."""
+    """Outcome minus the signal "baseline" [R], on every token; [P]."""
     return forest.to_path(forest.outcome - signals["baseline"].to(torch.float64), "R")
 
 
@@ -62,13 +62,13 @@ def answer_logprob(forest: Forest, signals: Signals) -> tuple[Tensor, Tensor]:
 
     Raises MissingSignal where it is unknown.
     """
-    entries = forest.path_trainable.nonzero().squeeze(1)
-    logprob = signals["behaviour_logprob"][entries].to(torch.float64)
+    trained_entries = forest.path_trainable.nonzero().squeeze(1)
+    logprob = signals["behaviour_logprob"][trained_entries].to(torch.float64)
     if missing := int(logprob.isnan().sum()):
         raise MissingSignal(
-            f"behaviour_logprob is nan for {missing} of {entries.numel()} trained tokens: record `logprob` for them"
+            f"behaviour_logprob is nan for {missing} of {len(trained_entries)} trained tokens: record their `logprob`"
         )
-    return logprob, forest.path_trajectory[entries]
+    return logprob, forest.path_trajectory[trained_entries]
 
 
 @torch.no_grad()
@@ -76,20 +76,22 @@ def mean_of_lowest(x: Tensor, trajectory: Tensor, n: int, share: float = 1.0) ->
     """Mean of the ceil(share * length) smallest values of each trajectory, [n] float64; 0 where it has none.
 
     x           [m] values of tokens
-    trajectory  [m] int64, whose they are
+    trajectory  [m] int64, the trajectory of each
 
     >>> mean_of_lowest(torch.tensor([-1.0, -3.0, -2.0, -0.5]), torch.tensor([0, 0, 0, 1]), 2, share=0.5).tolist()
     [-2.5, -0.5]
     """
     if share < 1:
+        # Two stable sorts: by trajectory, and inside each by value.
         order = torch.argsort(x, stable=True)
         order = order[torch.argsort(trajectory[order], stable=True)]
         x, trajectory = x[order], trajectory[order]
         begins = begins_of(trajectory, n)
-        place = torch.arange(trajectory.numel()) - begins[trajectory]
+        rank = torch.arange(trajectory.numel()) - begins[trajectory]
+        # 1e-9 keeps 0.2 * 5, which is a little above 1 in floats, from being rounded up to 2.
         quota = (share * begins.diff().to(torch.float64) - 1e-9).ceil()
-        kept = place < quota[trajectory]
-        x, trajectory = x[kept], trajectory[kept]
+        is_lowest = rank < quota[trajectory]
+        x, trajectory = x[is_lowest], trajectory[is_lowest]
     total = torch.zeros(n, dtype=torch.float64).index_add_(0, trajectory, x.to(torch.float64))
     return total / torch.bincount(trajectory, minlength=n).clamp_min(1)
 
@@ -102,10 +104,11 @@ def confidence_gap(forest: Forest, signals: Signals, share: float) -> Tensor:
     the least probable `share` of its tokens (at least one), by the sampler's log-probs. A trajectory without a verdict
     counts as correct where its outcome is above 0.
     """
-    answer = mean_of_lowest(*answer_logprob(forest, signals), forest.n_trajectories, share).exp()
-    solved = grouped.max(CORRECT(forest), forest.ids("group", axis="R"), forest.compared) > 0
-    found = signals["prompt_confidence"].to(torch.float64) - answer
-    return forest.to_path(torch.where(solved, found, torch.zeros_like(found)), "R")
+    # The sampler's log-probs: confidence is of the policy that wrote the answer.
+    answer_confidence_R = mean_of_lowest(*answer_logprob(forest, signals), forest.n_trajectories, share).exp()
+    is_solved_R = grouped.max(CORRECT(forest), forest.ids("group", axis="R"), forest.compared) > 0
+    gap_R = signals["prompt_confidence"].to(torch.float64) - answer_confidence_R
+    return forest.to_path(torch.where(is_solved_R, gap_R, torch.zeros_like(gap_R)), "R")
 
 
 # quantity by the name that `value` takes -> the signals that it reads, and what computes it on P
@@ -128,7 +131,7 @@ class Bonus(CreditPart):
                groups of equal outcomes still learn nothing
     at         "all" tokens of a trajectory have the bonus, its "last" trainable one, or the last that a segmenter has
                "labelled"
-    share      of its tokens over which the confidence of an answer is taken, under "confidence_gap"
+    share      share of an answer's tokens, the least probable, that its confidence is over, under "confidence_gap"
 
     With these settings this is
       AAPO     value gap, low -0.2, high 0.28 (its code): outcome less that of the reference model    arXiv 2505.14264
@@ -152,20 +155,22 @@ class Bonus(CreditPart):
         object.__setattr__(self, "requires", ("segments",) if self.at == "labelled" else ())
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        return self.beside(torch.zeros(forest.n_entries, dtype=torch.float64), forest, signals, step)
+        return self.summand(torch.zeros(forest.n_entries, dtype=torch.float64), forest, signals, step)
 
-    def beside(self, total: Tensor, forest: Forest, signals: Signals, step: int) -> Tensor:
+    def summand(self, total: Tensor, forest: Forest, signals: Signals, step: int) -> Tensor:
         """Bonus [P] on advantages that add up to `total` [P]."""
         if self.value in QUANTITIES:
-            found = QUANTITIES[self.value][1](forest, signals, self.share)
+            bonus_P = QUANTITIES[self.value][1](forest, signals, self.share)
         else:
-            found = forest.to_path(signals[self.value].to(torch.float64), "R")
-        found = bounded(self.factor * found, total, self.low, self.high, self.kappa)
+            bonus_P = forest.to_path(signals[self.value].to(torch.float64), "R")
+        bonus_P = bounded(self.factor * bonus_P, total, self.low, self.high, self.kappa)
+        # With kappa the bound is by the advantage at each token, so it is applied before tokens are chosen.
         if self.at == "all":
-            return found
-        eligible = forest.path_trainable
+            return bonus_P
+        is_eligible_P = forest.path_trainable
         if self.at == "labelled":
-            eligible = eligible & (named_columns.TOKEN["label"](forest) > 0)
-        place = torch.arange(forest.n_entries, dtype=torch.float64)
-        last = grouped.max(place, forest.path_trajectory, eligible) == place
-        return torch.where(last & eligible, found, 0.0)
+            is_eligible_P = is_eligible_P & (named_columns.TOKEN["label"](forest) > 0)
+        entry_P = torch.arange(forest.n_entries, dtype=torch.float64)
+        # One token carries the bonus: its credit is not multiplied by the length of the answer.
+        is_last_P = grouped.max(entry_P, forest.path_trajectory, is_eligible_P) == entry_P
+        return torch.where(is_last_P & is_eligible_P, bonus_P, 0.0)

@@ -35,22 +35,25 @@ class Stretches(NamedTuple):
 
 @torch.no_grad()
 def values_at(outcome: Tensor, stretches: Stretches, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """V(point) where each stretch begins, and V(next point), or the outcome of a trajectory's last one; [n] float64.
+    """Values V(point) at the begin and the end of each stretch, a trajectory's last ending in its outcome; [n] float64.
 
     outcome  [R] any float dtype; the arithmetic is in float64
-    where    [R] bool, compared (default: all): V is the mean outcome of those of them that go through the point; nan
-             where there is none
+    where    [R] bool, compared (default: all): V is the mean outcome of those that go through the point; nan without
+             any
 
     Source: ROSE, arXiv 2601.05053, and its code, which takes points by position: see `stretches_of`.
     """
-    own, outcome = stretches.trajectory, outcome.to(torch.float64)
-    enters = torch.ones_like(stretches.through, dtype=torch.bool) if where is None else where[stretches.through]
-    n = 1 + max((int(ids.max()) for ids in (stretches.point, stretches.passed) if len(ids)), default=-1)
-    counted = stretches.passed[enters]
-    total = torch.zeros(n, dtype=torch.float64).index_add_(0, counted, outcome[stretches.through[enters]])
-    before = (total / torch.bincount(counted, minlength=n))[stretches.point]
-    following = next_in(own)
-    return before, torch.where(following >= 0, before[following.clamp_min(0)], outcome[own])
+    owner, outcome = stretches.trajectory, outcome.to(torch.float64)
+    is_compared_m = torch.ones_like(stretches.through, dtype=torch.bool) if where is None else where[stretches.through]
+    n_points = 1 + max((int(ids.max()) for ids in (stretches.point, stretches.passed) if len(ids)), default=-1)
+    # Each (trajectory, point) it goes through is one row, so a mean needs two sums by point.
+    counted_points = stretches.passed[is_compared_m]
+    outcome_sum = torch.zeros(n_points, dtype=torch.float64).index_add_(
+        0, counted_points, outcome[stretches.through[is_compared_m]]
+    )
+    value_at_begin = (outcome_sum / torch.bincount(counted_points, minlength=n_points))[stretches.point]
+    following = next_in(owner)
+    return value_at_begin, torch.where(following >= 0, value_at_begin[following.clamp_min(0)], outcome[owner])
 
 
 @torch.no_grad()
@@ -70,52 +73,62 @@ def shorter_is_better(
     """
     n = len(right)
     rows = torch.arange(n)
-    measure = right if where is None else right & where
-    least = grouped.min(length.to(torch.float64), group, measure)
-    best = torch.where(measure & (length == least), rows, n)
-    best = torch.full((n + 1,), n).scatter_reduce_(0, group, best, "amin")[group]  # the first of the shortest, n: none
-    # a point is in common where the group's shortest goes through it
-    of_best = stretches.passed[stretches.through == best[stretches.through]]
-    common = torch.where(torch.isin(stretches.point, of_best), stretches.begin, 0)
-    shared = torch.zeros(n, dtype=torch.int64).scatter_reduce_(0, stretches.trajectory, common, "amax")
-    rest, rest_of_best = length - shared, torch.cat([length, length.new_zeros(1)])[best] - shared
-    ratio = rest_of_best.clamp_min(0).to(torch.float64) / rest.clamp_min(1)
-    factor = torch.where(right & (best < n) & (best != rows) & (rest > 0), 1 - ratio**power, 0.0)
-    return factor.clamp_min(0.0), shared
+    # The yardstick is the group's shortest right rollout, the first of several.
+    is_candidate = right if where is None else right & where
+    shortest_length = grouped.min(length.to(torch.float64), group, is_candidate)
+    candidate = torch.where(is_candidate & (length == shortest_length), rows, n)  # n: none
+    shortest = torch.full((n + 1,), n).scatter_reduce_(0, group, candidate, "amin")[group]
+    # A point is in common where the group's shortest goes through it.
+    points_of_shortest = stretches.passed[stretches.through == shortest[stretches.through]]
+    common_begin = torch.where(torch.isin(stretches.point, points_of_shortest), stretches.begin, 0)
+    # The last point in common is the longest begin that both went through.
+    shared_length = torch.zeros(n, dtype=torch.int64).scatter_reduce_(0, stretches.trajectory, common_begin, "amax")
+    # Only what follows the common part is compared: the shortest can't be blamed for a shared beginning.
+    remaining = length - shared_length
+    remaining_of_shortest = torch.cat([length, length.new_zeros(1)])[shortest] - shared_length
+    ratio = remaining_of_shortest.clamp_min(0).to(torch.float64) / remaining.clamp_min(1)
+    factor = torch.where(right & (shortest < n) & (shortest != rows) & (remaining > 0), 1 - ratio**power, 0.0)
+    return factor.clamp_min(0.0), shared_length
 
 
 def stretches_of(forest: Forest, keyed_by: str = "node") -> tuple[Stretches, Tensor]:
     """Stretches of the forest, and the row of each action token.
 
     A trajectory has a point where its path goes on in another node and some, but not all, of the compared trajectories
-    of its group that came this far go on with it. keyed_by says which trajectories' points are one:
-    "node"      those that stand at it after the same tokens
+    of its group that came this far go on with it. `keyed_by` decides which trajectories share a point:
+    "node"      those that reach it by the same tokens
     "position"  those of the group with a point after as many tokens, wherever they came from (as the code of ROSE)
     """
     one_of("credit.keyed_by", keyed_by, ("node", "position"))
-    own, group = forest.path_trajectory, forest.ids("group", axis="P")
+    owner_P, group_P = forest.path_trajectory, forest.ids("group", axis="P")
     node = forest.to_path(torch.arange(forest.n_nodes), "N")
-    place = dense(node * forest.n_trajectories + group)
-    new = torch.ones(len(own), dtype=torch.bool)
-    new[1:] = (own[1:] != own[:-1]) | (place[1:] != place[:-1])
-    # a trajectory stands in a node once, with however many tokens
-    leaves = grouped.count(place, new & forest.to_path(forest.compared, "R"))
-    begins = new.clone()
-    begins[1:] &= (own[1:] != own[:-1]) | (leaves[1:] != leaves[:-1])
-    rows = begins.nonzero().squeeze(1)
-    offset = rows - begins_of(own, forest.n_trajectories)[own[rows]]
-    all_rows = torch.arange(forest.n_trajectories)
+    # Nodes are shared between groups (one prompt, two groups); points never are.
+    node_key_P = dense(node * forest.n_trajectories + group_P)
+    enters_node_P = torch.ones(len(owner_P), dtype=torch.bool)
+    enters_node_P[1:] = (owner_P[1:] != owner_P[:-1]) | (node_key_P[1:] != node_key_P[:-1])
+    # A trajectory counts once in a node, however many tokens it has there.
+    n_through_P = grouped.count(node_key_P, enters_node_P & forest.to_path(forest.compared, "R"))
+    # A point is where some, but not all, compared trajectories go on: where the number of those through the node
+    # changes along the path.
+    begins_stretch_P = enters_node_P.clone()
+    begins_stretch_P[1:] &= (owner_P[1:] != owner_P[:-1]) | (n_through_P[1:] != n_through_P[:-1])
+    first_entry = begins_stretch_P.nonzero().squeeze(1)
+    offset = first_entry - begins_of(owner_P, forest.n_trajectories)[owner_P[first_entry]]
+    all_R = torch.arange(forest.n_trajectories)
+    # ROSE's code: all points of a group after as many tokens are one, wherever they came from.
     if keyed_by == "position":
-        at, through, passed, of = offset, own[rows], offset, group[rows]
+        point_key, through, passed_key, passed_group = offset, owner_P[first_entry], offset, group_P[first_entry]
     else:  # a point is the end of a node, and 0 that of the prompt
-        ends = place + 1
-        at = torch.where(offset > 0, ends[(rows - 1).clamp_min(0)], 0)
-        through = torch.cat([own[new], all_rows])
-        passed = torch.cat([ends[new], torch.zeros_like(all_rows)])
-        of = torch.cat([group[new], forest.ids("group", axis="R")])
-    width = int(passed.max()) + 1 if len(passed) else 1
-    ids = dense(torch.cat([group[rows] * width + at, of * width + passed]))
-    return Stretches(own[rows], ids[: len(rows)], offset, through, ids[len(rows) :]), begins.cumsum(0) - 1
+        end_key_P = node_key_P + 1
+        point_key = torch.where(offset > 0, end_key_P[(first_entry - 1).clamp_min(0)], 0)
+        through = torch.cat([owner_P[enters_node_P], all_R])
+        passed_key = torch.cat([end_key_P[enters_node_P], torch.zeros_like(all_R)])
+        passed_group = torch.cat([group_P[enters_node_P], forest.ids("group", axis="R")])
+    width = int(passed_key.max()) + 1 if len(passed_key) else 1
+    ids = dense(torch.cat([group_P[first_entry] * width + point_key, passed_group * width + passed_key]))
+    return Stretches(
+        owner_P[first_entry], ids[: len(first_entry)], offset, through, ids[len(first_entry) :]
+    ), begins_stretch_P.cumsum(0) - 1
 
 
 def branch_values(forest: Forest, keyed_by: str = "node") -> tuple[Tensor, Tensor, Tensor]:
@@ -129,12 +142,13 @@ def branch_values(forest: Forest, keyed_by: str = "node") -> tuple[Tensor, Tenso
 
 @torch.no_grad()
 def less_where_longer(credit: Tensor, forest: Forest, keyed_by: str, power: float) -> Tensor:
-    """Advantage [P] minus the length penalty. Correct are outcomes above 0; the reference takes all but 0, so that a
-    negative outcome counts as right."""
-    own, group = forest.path_trajectory, forest.ids("group", axis="R")
-    length = torch.bincount(own, minlength=forest.n_trajectories)
-    right = (forest.outcome > 0) & (length > 0)
+    """Subtract the length penalty from an advantage [P]. Right is an outcome above 0; the reference takes all but 0, so
+    that a negative outcome counts as right."""
+    owner_P, group = forest.path_trajectory, forest.ids("group", axis="R")
+    length = torch.bincount(owner_P, minlength=forest.n_trajectories)
+    is_right_R = (forest.outcome > 0) & (length > 0)
     stretches = stretches_of(forest, keyed_by)[0]
-    factor, shared = shorter_is_better(right, length, group, stretches, power, forest.compared)
-    place = torch.arange(len(own)) - begins_of(own, forest.n_trajectories)[own]
-    return torch.where(place >= shared[own], credit - factor[own] * credit.abs(), credit)
+    factor, shared_length = shorter_is_better(is_right_R, length, group, stretches, power, forest.compared)
+    # Tokens of the common part keep their advantage: the shortest rollout has them as well.
+    position_P = torch.arange(len(owner_P)) - begins_of(owner_P, forest.n_trajectories)[owner_P]
+    return torch.where(position_P >= shared_length[owner_P], credit - factor[owner_P] * credit.abs(), credit)

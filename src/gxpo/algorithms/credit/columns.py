@@ -39,14 +39,14 @@ TOKENS: Mapping[str, Callable[[Forest], Tensor]] = {  # [P], all action tokens
     "trainable": lambda forest: forest.path_trainable,
 }
 STATES = {"state", "moves"}
-MADE = {*OF_PART, *TRAJECTORIES, *STEPS, *TOKENS, "forest"}
+COMPUTED = {*OF_PART, *TRAJECTORIES, *STEPS, *TOKENS, "forest"}
 _ROWS = {"R": "n_trajectories", "S": "n_steps", "P": "n_entries"}
 
 
 def column(axis: str) -> Callable[[F], F]:
-    """Decorator: a function of columns that is itself a column, for the functions of its module.
+    """Decorator that makes a function of columns a column itself, for the functions of its module.
 
-    axis  "R", "S" or "P" of what it reads and gives; "": what it gives is on none, and it reads columns [R]
+    axis  "R", "S" or "P" of the columns that it reads and of its result; "": its result is on none, and it reads [R]
 
     Its keyword-only parameters are options of the part that reads it.
     """
@@ -58,21 +58,22 @@ def column(axis: str) -> Callable[[F], F]:
     return mark
 
 
-def read_by(function: Callable[..., Any]) -> Iterator[tuple[str, Callable[..., Any] | None]]:
-    """Columns that a function reads, and those that they are made of; with the functions that make them."""
+def columns_read_by(function: Callable[..., Any]) -> Iterator[tuple[str, Callable[..., Any] | None]]:
+    """Yield the columns that a function reads, and those that these read in turn, with the functions that make them."""
     for name in signature(function).columns:
-        found = inspect.unwrap(function).__globals__.get(name)
-        made = found if hasattr(found, "axis") else None
-        yield name, made
-        if made is not None:
-            yield from read_by(made)
+        # A column of the function's own module goes before all others of its name.
+        candidate = inspect.unwrap(function).__globals__.get(name)
+        maker = candidate if hasattr(candidate, "axis") else None
+        yield name, maker
+        if maker is not None:
+            yield from columns_read_by(maker)
 
 
-def needed(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Signals that a function reads, and what rollouts must carry for it."""
-    names = [name for name, made in read_by(function) if made is None]
+def needs_and_requires(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Signals that a function reads, and fields that rollouts must carry for it."""
+    names = [name for name, maker in columns_read_by(function) if maker is None]
     states = ("states",) if STATES.intersection(names) else ()
-    signals = named_columns.Columns.needs(name for name in names if name not in MADE)
+    signals = named_columns.Columns.needs(name for name in names if name not in COMPUTED)
     return signals, (*states, *named_columns.Columns.requires(names))
 
 
@@ -94,41 +95,44 @@ class Columns:
         self.of_trajectories = named_columns.Columns(forest, signals)
 
     def call(self, function: Callable[..., Any], axis: str) -> Any:
-        """The function of columns on an axis, with the options that it takes."""
-        asked = signature(function)
-        options = self.options if asked.passes_on else {name: self.options[name] for name in asked.options}
-        own = {name: made for name, made in read_by(function) if made is not None}
-        return function(*(self.of(name, axis, own) for name in asked.columns), **options)
+        """Call a function of columns on an axis, with the options that it takes."""
+        parameters = signature(function)
+        options = self.options if parameters.passes_on else {name: self.options[name] for name in parameters.options}
+        module_columns = {name: maker for name, maker in columns_read_by(function) if maker is not None}
+        return function(*(self.of(name, axis, module_columns) for name in parameters.columns), **options)
 
-    def of(self, name: str, axis: str, own: Mapping[str, Callable[..., Any]]) -> Any:
-        """Column or signal by name, on an axis."""
+    def of(self, name: str, axis: str, module_columns: Mapping[str, Callable[..., Any]]) -> Any:
+        """Look up a column or signal by name, on an axis."""
         if name == "forest":
             return self.forest
-        if name in own:
-            at = own[name].axis  # type: ignore[attr-defined]
-            return self.lifted(self.call(own[name], at or "R"), at or axis, axis)
+        # The module's own columns first, then the part's, then those of every advantage, then signals.
+        if name in module_columns:
+            source_axis = module_columns[name].axis  # type: ignore[attr-defined]
+            return self.lift(self.call(module_columns[name], source_axis or "R"), source_axis or axis, axis)
         if name in OF_PART:
-            at, method = OF_PART[name]
-            return self.lifted(getattr(self.part, method)(self.forest), at or axis, axis)
+            source_axis, method = OF_PART[name]
+            return self.lift(getattr(self.part, method)(self.forest), source_axis or axis, axis)
         if name in TRAJECTORIES:
-            return self.lifted(TRAJECTORIES[name](self.forest), "R", axis)
+            return self.lift(TRAJECTORIES[name](self.forest), "R", axis)
+        # The axis decides between columns of one name: `trajectory` is [S] for steps and [P] for tokens.
         direct = {"S": STEPS, "P": TOKENS}.get(axis, {})
         if name in direct:
             return direct[name](self.forest)
+        # A name that is no trajectory's column is a signal on its own axis; means (`mean_...`) are always of [R].
         if axis != "R" and name not in named_columns.TRAJECTORY and not name.startswith("mean_"):
-            return self.lifted(self.signals[name], self.axis_of(name, axis), axis)
-        return self.lifted(self.of_trajectories.of(name, "R"), "R", axis)
+            return self.lift(self.signals[name], self.axis_of(name, axis), axis)
+        return self.lift(self.of_trajectories.of(name, "R"), "R", axis)
 
     def axis_of(self, name: str, axis: str) -> str:
-        """Axis of a signal; of a plain mapping's the one whose number of rows it has, `axis` before others."""
-        known = getattr(self.signals, "axis", None)
-        if known is not None:
-            return known(name)
+        """Axis of a signal; in a plain mapping the one that has as many rows, `axis` before others."""
+        signal_axis = getattr(self.signals, "axis", None)
+        if signal_axis is not None:
+            return signal_axis(name)
         rows = len(self.signals[name])
         return next(a for a in (axis, "P", "S", "R") if getattr(self.forest, _ROWS[a]) == rows)
 
-    def lifted(self, x: Any, at: str, axis: str) -> Any:
-        """A column of a coarser axis on a finer one; of a finer one, as it is."""
-        if "RSP".index(at) >= "RSP".index(axis):
+    def lift(self, x: Any, source_axis: str, axis: str) -> Any:
+        """Broadcast a column of a coarser axis to a finer one; return one of a finer axis unchanged."""
+        if "RSP".index(source_axis) >= "RSP".index(axis):
             return x
-        return x.index_select(0, self.forest.step_trajectory) if axis == "S" else self.forest.to_path(x, at)
+        return x.index_select(0, self.forest.step_trajectory) if axis == "S" else self.forest.to_path(x, source_axis)

@@ -11,7 +11,7 @@ from annotated_types import Interval
 from torch import Tensor
 
 from gxpo.algorithms.credit.batch_whiten import batch_whiten
-from gxpo.algorithms.credit.relative import Single, alone, group_relative
+from gxpo.algorithms.credit.relative import Single, group_relative, is_singleton
 from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.forest import grouped
 from gxpo.forest.forest import Forest
@@ -32,33 +32,34 @@ def decoupled_sum(
     singleton: str = "zero",
     only: Tensor | None = None,
 ) -> Tensor:
-    """s = sum_k w_k z_k, z_k = (r_k - mean_g r_k) / (std_g r_k + eps), for each reward k over the group.
+    """Weighted sum of group-normalised rewards: s = sum_k w_k z_k, z_k = (r_k - mean_g r_k) / (std_g r_k + eps).
 
     rewards  [R, K] any float dtype;   weights  [K];   group  [R] int64 dense ids, -1 = in no group
-    where    [R] bool (default: all): which enter the statistics; the others are measured by them
-    singleton  what z is in a group of one: "zero", or "raw", r_k / (1 + eps)
-    only     [R, K] bool (default: all): of which trajectories reward k has statistics and z; z is 0 for the others, and
-             where it has fewer than two of a group
+    where    [R] bool (default: all): trajectories that enter the statistics; the others are measured by them
+    singleton  z of a group of one: "zero", or "raw", r_k / (1 + eps)
+    only     [R, K] bool (default: all): trajectories that reward k is taken of; z is 0 for the others, and for fewer
+             than two of a group
 
     Returns [R] float64. A reward whose values are equal in a group adds exactly 0 there, whatever its weight.
     """
     options = {"ddof": ddof, "eps": eps, "where": where}
-    columns = []
+    z_columns = []
     for k, r in enumerate(rewards.unbind(1)):
+        # A reward of successes alone is centred among these; `singleton` is not for it: one success alone has 0 (HDPO).
         if only is None or bool(only[:, k].all()):
-            columns.append(group_relative(r, group, **options, singleton=singleton))
+            z_columns.append(group_relative(r, group, **options, singleton=singleton))
         else:
-            own = torch.where(only[:, k], group, -1)
-            columns.append(torch.where(only[:, k], group_relative(r, own, **options), 0.0))
-    return torch.stack(columns, 1) @ weights.to(torch.float64)
+            group_of_only = torch.where(only[:, k], group, -1)
+            z_columns.append(torch.where(only[:, k], group_relative(r, group_of_only, **options), 0.0))
+    return torch.stack(z_columns, 1) @ weights.to(torch.float64)
 
 
 @torch.no_grad()
 def batch_normalized(value: Tensor, moved: Tensor, where: Tensor, ddof: int = 1, eps: float = 1e-4) -> Tensor:
-    """(value - mean) / (std + eps) over the trajectories of the batch: [R] float64.
+    """Normalise over the trajectories of the batch: (value - mean) / (std + eps), [R] float64.
 
     moved  [R] bool: the others (of groups that are equal in every reward) enter the statistics and are given exactly 0
-    where  [R] bool: which enter the statistics
+    where  [R] bool: trajectories that enter the statistics
     """
     batch = torch.zeros(value.shape, dtype=torch.int64)
     out = grouped.normalize(value, batch, where, ddof=ddof, eps=eps)
@@ -66,46 +67,52 @@ def batch_normalized(value: Tensor, moved: Tensor, where: Tensor, ddof: int = 1,
 
 
 def _rewards(forest: Forest, weights: Mapping[str, float] | None) -> tuple[tuple[str, ...], Tensor, Tensor]:
-    """Names [K] of the components that have a weight, their columns [R, K], and the weights [K]."""
+    """Names [K] of the weighted components, their columns [R, K], and the weights [K]."""
     names = tuple(forest.component_names)
+    # Without weights each component counts 1; records without components have their outcome.
     if weights is None:
         columns = forest.components if names else forest.outcome[:, None]
         return names or ("outcome",), columns, torch.ones(columns.shape[1], dtype=torch.float64)
     if OTHERS in weights:
         if not set(names) - set(weights):
-            raise ConfigError("credit.weights names '*', and these rollouts have no component but those it names")
+            raise ConfigError("credit.weights lists every component of these rollouts by name: leave '*' out")
         weights = {**dict.fromkeys(names, weights[OTHERS]), **{k: w for k, w in weights.items() if k != OTHERS}}
     for name in weights:
         if name not in names:
-            there = ", ".join(names) or "none"
+            available = ", ".join(names) or "none"
             raise ConfigError(
                 f"credit.weights names {name!r}, which is no component of these rollouts"
-                f"{did_you_mean(name, names)}; there is {there}"
+                f"{did_you_mean(name, names)}; there is {available}"
             )
+    # A weight of 0 leaves the component out: it must not make a second normalisation necessary.
     weighted = {name: weight for name, weight in weights.items() if weight != 0}
-    chosen = torch.tensor([names.index(name) for name in weighted])
-    return tuple(weighted), forest.components[:, chosen], torch.tensor(list(weighted.values()), dtype=torch.float64)
+    component_index = torch.tensor([names.index(name) for name in weighted])
+    return (
+        tuple(weighted),
+        forest.components[:, component_index],
+        torch.tensor(list(weighted.values()), dtype=torch.float64),
+    )
 
 
 def _channels(forest: Forest, names: Sequence[str], only: Mapping[str, str] | None) -> Tensor | None:
-    """[R, K] bool: of which trajectories each component is taken; None where it is of all."""
+    """[R, K] bool: trajectories that each component is taken of; None without `only`."""
     if not only:
         return None
     for name in only:
         if name not in names:
             raise ConfigError(f"credit.only names {name!r}, which has no weight{did_you_mean(name, names)}")
     forest.need_verdicts("credit.only", each=True)
-    right = forest.success >= 1
-    return torch.stack([right if name in only else torch.ones_like(right) for name in names], 1)
+    is_success_R = forest.success >= 1
+    return torch.stack([is_success_R if name in only else torch.ones_like(is_success_R) for name in names], 1)
 
 
-def _some(weights: Mapping[str, float] | None, **_: Any) -> str | None:
-    nothing = weights is not None and not any(weights.values())
-    return "weights: no reward has a weight other than 0" if nothing else None
+def _check_weights(weights: Mapping[str, float] | None, **_: Any) -> str | None:
+    has_no_weight = weights is not None and not any(weights.values())
+    return "weights: no reward has a weight other than 0" if has_no_weight else None
 
 
 @part("decoupled", stage="credit", gives="P", learns_from_equal_groups=lambda over, **_: over == "tokens")
-@checked_by(_some)
+@checked_by(_check_weights)
 def decoupled(
     group: Tensor,
     forest: Forest,
@@ -123,7 +130,7 @@ def decoupled(
 
     weights  {component: weight}, "*" every other one; null: every component, each with weight 1 (the outcome, if there
              are no components)
-    over     what the batch is made of. "trajectories": each counts once (TRL, NeMo). "tokens": (s - mean) / sqrt(var +
+    over     members of the batch. "trajectories": each counts once (TRL, NeMo). "tokens": (s - mean) / sqrt(var +
              1e-8) over trainable tokens, so that long answers weigh more (verl); groups of equal rewards then have
              credit, too, since the mean over tokens is not 0. "none": no second normalisation
     only     {component: "success"}: this component is compared among successes alone: failures have no share in its
@@ -140,18 +147,22 @@ def decoupled(
     Source: GDPO (arXiv 2601.05242), both of its ports; eps 1e-4 as in TRL's.
     """
     names, rewards, factors = _rewards(forest, weights)
-    usable = rewards.isfinite().all(1)
-    rewards = torch.where(usable[:, None], rewards, torch.zeros_like(rewards))
-    enters, group = forest.compared & usable, torch.where(usable, group, -1)
-    channels = _channels(forest, names, only)
-    total = decoupled_sum(rewards, factors, group, enters, ddof, eps, singleton, channels)
+    # A nan in a weighted component makes the trajectory unscored: in no group, no statistic, exactly 0.
+    is_usable_R = rewards.isfinite().all(1)
+    rewards = torch.where(is_usable_R[:, None], rewards, torch.zeros_like(rewards))
+    is_compared_R, group = forest.compared & is_usable_R, torch.where(is_usable_R, group, -1)
+    is_in_channel_RK = _channels(forest, names, only)
+    total_R = decoupled_sum(rewards, factors, group, is_compared_R, ddof, eps, singleton, is_in_channel_RK)
+    # A second normalisation of a single reward would only change its scale; TRL leaves it out.
     if len(factors) == 1 or over == "none":
-        return forest.to_path(total, "R")
+        return forest.to_path(total_R, "R")
+    # verl whitens over tokens, whose mean is not 0 even where all groups are equal.
     if over == "tokens":
-        trained = forest.path_trainable & forest.to_path(usable, "R")
-        return batch_whiten(forest.to_path(total, "R"), trained, forest.to_path(enters, "R"))
-    moved = alone(group, enters) if singleton == "raw" else torch.zeros_like(usable)
+        is_trained_P = forest.path_trainable & forest.to_path(is_usable_R, "R")
+        return batch_whiten(forest.to_path(total_R, "R"), is_trained_P, forest.to_path(is_compared_R, "R"))
+    has_spread_R = is_singleton(group, is_compared_R) if singleton == "raw" else torch.zeros_like(is_usable_R)
+    # Trajectories of groups that are equal in every reward stay exactly 0 under the batch's mean.
     for k, reward in enumerate(rewards.unbind(1)):
-        own = group if channels is None else torch.where(channels[:, k], group, -1)
-        moved |= ~grouped.degenerate(reward, own, enters) | ~enters
-    return forest.to_path(batch_normalized(total, moved & usable, enters, ddof, eps), "R")
+        group_of_reward = group if is_in_channel_RK is None else torch.where(is_in_channel_RK[:, k], group, -1)
+        has_spread_R |= ~grouped.degenerate(reward, group_of_reward, is_compared_R) | ~is_compared_R
+    return forest.to_path(batch_normalized(total_R, has_spread_R & is_usable_R, is_compared_R, ddof, eps), "R")

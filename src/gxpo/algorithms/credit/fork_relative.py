@@ -23,8 +23,8 @@ class Forks(NamedTuple):
     """Steps of a tree, a row for every (trajectory, step) by trajectory, then time; [S] each.
 
     trajectory  index into R
-    place       dense ids: rows of one group and one step, which trajectories share, are equal
-    fork        dense ids of (group, the step before): the places of one fork are compared; -1 = no fork
+    place       dense ids of (group, step): rows of trajectories that share the step are equal
+    fork        dense ids of (group, step before): the places of one fork are compared; -1 = no fork
     """
 
     trajectory: Tensor
@@ -41,29 +41,33 @@ def step_value(
     bonus: Tensor | None = None,
     where: Tensor | None = None,
 ) -> Tensor:
-    """R(s) = mean over the trajectories i through step s of decay^d outcome_i, + bonus(s); [S] float64.
+    """Step value R(s): mean over the trajectories i through step s of decay^d outcome_i, + bonus(s); [S] float64.
 
     outcome        [R] any float dtype; the arithmetic is in float64
-    discount_from  what d counts: "end", the turns that trajectory i has after s; "begin", those before s
+    discount_from  d counts: "end", the turns that trajectory i has after s; "begin", those before s
     bonus          [S] of each step by itself, the mean over the rows of a place (default: 0)
-    where          [R] bool, compared (default: all): whose outcomes make R; a step that none of them took has the mean
-                   over those that did
+    where          [R] bool, compared (default: all): trajectories whose outcomes make R; a step that none of them took
+                   has the mean over those that did
     """
     one_of("credit.discount_from", discount_from, ("end", "begin"))
-    own, place = forks.trajectory, forks.place
-    begin = torch.searchsorted(own, own)
-    depth = torch.arange(len(own)) - begin
-    ahead = torch.bincount(own, minlength=len(outcome))[own] - 1 - depth
-    value = outcome.to(torch.float64)[own] * decay ** (ahead if discount_from == "end" else depth).to(torch.float64)
-    enters = torch.ones_like(own, dtype=torch.bool) if where is None else where[own]
-    enters = enters | (grouped.count(place, enters) == 0)
-    mean = grouped.mean(value, place, enters)
-    return mean if bonus is None else mean + grouped.mean(bonus, place, enters)
+    owner, place_S = forks.trajectory, forks.place
+    # Rows are by trajectory: the first of each gives the turns before and after every step.
+    first_row = torch.searchsorted(owner, owner)
+    turns_before = torch.arange(len(owner)) - first_row
+    turns_after = torch.bincount(owner, minlength=len(outcome))[owner] - 1 - turns_before
+    value = outcome.to(torch.float64)[owner] * decay ** (turns_after if discount_from == "end" else turns_before).to(
+        torch.float64
+    )
+    is_counted_S = torch.ones_like(owner, dtype=torch.bool) if where is None else where[owner]
+    # A step that no compared trajectory took still needs a value: of those that did.
+    is_counted_S = is_counted_S | (grouped.count(place_S, is_counted_S) == 0)
+    mean = grouped.mean(value, place_S, is_counted_S)
+    return mean if bonus is None else mean + grouped.mean(bonus, place_S, is_counted_S)
 
 
 @torch.no_grad()
 def fork_relative(value: Tensor, forks: Forks, ddof: int = 1, eps: float = 1e-6, where: Tensor | None = None) -> Tensor:
-    """A(s) = (R(s) - mean) / (std + eps) over the steps taken at one fork, each counted once.
+    """Fork-relative advantage: A(s) = (R(s) - mean) / (std + eps) over the steps at one fork, each counted once.
 
     value  [S] the same in all rows of a place
     where  [R] bool, compared (default: all): a step enters the statistics where one of them took it
@@ -72,25 +76,31 @@ def fork_relative(value: Tensor, forks: Forks, ddof: int = 1, eps: float = 1e-6,
 
     Source: PORTool, arXiv 2510.26020, after summaries.
     """
-    own, place = forks.trajectory, forks.place
-    first = torch.full((int(place.max()) + 1 if len(place) else 0,), len(place))
-    first = first.scatter_reduce_(0, place, torch.arange(len(place)), "amin")
-    counted = torch.ones_like(first, dtype=torch.bool) if where is None else grouped.count(place, where[own])[first] > 0
-    return group_relative(value[first], forks.fork[first], ddof=ddof, eps=eps, where=counted)[place]
+    owner, place_S = forks.trajectory, forks.place
+    # One row stands for a step that several trajectories share, so that it counts once.
+    first_row = torch.full((int(place_S.max()) + 1 if len(place_S) else 0,), len(place_S))
+    first_row = first_row.scatter_reduce_(0, place_S, torch.arange(len(place_S)), "amin")
+    is_counted = (
+        torch.ones_like(first_row, dtype=torch.bool)
+        if where is None
+        else grouped.count(place_S, where[owner])[first_row] > 0
+    )
+    return group_relative(value[first_row], forks.fork[first_row], ddof=ddof, eps=eps, where=is_counted)[place_S]
 
 
 def forks_of(forest: Forest, first_steps: bool = False) -> Forks:
-    """Steps of the forest; `first_steps`: the steps at the prompt are a fork of their group, too.
+    """Build the steps of a forest; with `first_steps` those at the prompt are a fork of their group, too.
 
     Steps are one where a declared fork shares the whole action, and siblings where they come after one step.
     """
-    group, own, node = forest.ids("group", axis="S"), forest.step_trajectory, forest.step_action
-    goes_on = torch.zeros(len(own), dtype=torch.bool)
-    goes_on[1:] = own[1:] == own[:-1]
-    before = torch.where(goes_on, node.roll(1) + 1, 0)
-    fork = dense(group * (forest.n_nodes + 1) + before)
-    place = dense(group * forest.n_nodes + node)
-    return Forks(own, place, fork if first_steps else torch.where(goes_on, fork, -1))
+    group, owner, node = forest.ids("group", axis="S"), forest.step_trajectory, forest.step_action
+    has_previous = torch.zeros(len(owner), dtype=torch.bool)
+    has_previous[1:] = owner[1:] == owner[:-1]
+    # Siblings follow one stored action; 0 is the prompt, so nodes are counted from 1.
+    previous_node = torch.where(has_previous, node.roll(1) + 1, 0)
+    fork_S = dense(group * (forest.n_nodes + 1) + previous_node)
+    place_S = dense(group * forest.n_nodes + node)
+    return Forks(owner, place_S, fork_S if first_steps else torch.where(has_previous, fork_S, -1))
 
 
 @column("")
@@ -101,9 +111,9 @@ def forks(forest: Forest, *, first_steps: bool = False) -> Forks:
 
 @column("")
 def bonus(forest: Forest, *, well_formed: float = 0.0) -> Tensor | None:
-    """[S] for actions that the environment could carry out, which noted no "action_error"."""
-    carried_out = forest.ids("step_info.action_error", axis="S") < 0 if well_formed else None
-    return None if carried_out is None else well_formed * carried_out.to(torch.float64)
+    """Bonus [S] for actions that the environment could carry out: their info has no "action_error"."""
+    is_well_formed = forest.ids("step_info.action_error", axis="S") < 0 if well_formed else None
+    return None if is_well_formed is None else well_formed * is_well_formed.to(torch.float64)
 
 
 @part("fork_relative", stage="credit", axis="R", gives="S", requires=("forks",))
@@ -121,7 +131,7 @@ def fork_advantage(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Tensor:
-    """A = trajectory_weight * z_group(outcome) + fork_weight * `fork_relative` (PORTool), [S] float64.
+    """Fork advantage (PORTool): trajectory_weight * z_group(outcome) + fork_weight * `fork_relative`, [S] float64.
 
     outcome, group, where  [R]: see `group_relative`
     forks                  with `first_steps`, the first steps of a group's trajectories are compared at a fork, too
@@ -131,6 +141,9 @@ def fork_advantage(
     Trajectories of equal outcome have the first summand 0, but their steps may differ: the decay pays for what leads
     to the end sooner. Without forks the second summand is 0, and with `trajectory_weight` 1 this is GRPO.
     """
-    over = group_relative(outcome, group, ddof=ddof, eps=eps, where=where)
-    local = fork_relative(step_value(outcome, forks, decay, discount_from, bonus, where), forks, ddof, eps, where)
-    return trajectory_weight * over[forks.trajectory] + fork_weight * local
+    # GRPO's advantage of the trajectory, and that of the step against its siblings, add up.
+    outcome_advantage_R = group_relative(outcome, group, ddof=ddof, eps=eps, where=where)
+    fork_advantage_S = fork_relative(
+        step_value(outcome, forks, decay, discount_from, bonus, where), forks, ddof, eps, where
+    )
+    return trajectory_weight * outcome_advantage_R[forks.trajectory] + fork_weight * fork_advantage_S

@@ -33,10 +33,10 @@ def gae(
     lam: float | Tensor = 1.0,
     cut: Tensor | None = None,
 ) -> Tensor:
-    """delta_i = r_i + discount V_next - V_i;  A_i = delta_i + discount * lam * A_next.
+    """Advantages by GAE: delta_i = r_i + discount V_next - V_i;  A_i = delta_i + discount * lam * A_next.
 
     reward      [n] paid on the row: an entry of P, or a turn
-    value       [n] of the state in which the row's token, or turn, is chosen
+    value       [n] value of the state in which the row's token, or turn, is chosen
     trajectory  [n], rows by trajectory, then time
     counted     [n] bool: the rows that are transitions; the others are given 0 and their values are never read
     discount    of the transition out of each row, one for all or [n]
@@ -58,8 +58,10 @@ def gae(
     >>> gae(torch.zeros(3), v, one, one == 0, lam=0.9, cut=one == 0).round(decimals=9).tolist()
     [0.19, 0.1, 0.0]
     """
+    # Observation tokens between two turns are no rows: the value after a turn is that of the next turn's first token.
     following = next_in(trajectory, counted)
     value = torch.where(counted, value.to(torch.float64), 0.0)
+    # Extended GAE: a cut trajectory goes on with the value that its last state had, not with 0.
     at_end = None if cut is None else torch.where(cut, value, 0.0)
     delta = td_residual(reward, value, following, discount, at_end)
     return torch.where(counted, linear_recursion(delta, discount * lam, following), 0.0)
@@ -88,6 +90,7 @@ def bilevel_gae(
 
     Source: VAGEN and RAGEN (their "bi-level GAE"), which read V at the last token.
     """
+    # The turn's lambda-return is all that the second pass is paid, at the turn's last token.
     reward = torch.zeros(value.shape, dtype=torch.float64)
     reward[last[last >= 0]] = turn_return[last >= 0]
     return gae(reward, value, turn, counted, discount, lam)
@@ -102,25 +105,28 @@ def on_tokens(payment: Tensor, step_trajectory: Tensor, path_step: Tensor, count
     receives it.
     """
     last = ends(path_step, counted, len(payment))[1]
+    # A step without a token of its own is paid on the last one before it, if that is of the same trajectory.
     if len(last):
         last = last.cummax(0).values
     owner = step_trajectory[path_step[last.clamp_min(0)]] if len(path_step) else torch.full_like(last, -1)
-    due = (last >= 0) & (owner == step_trajectory)
-    return torch.zeros(counted.shape, dtype=torch.float64).index_add_(0, last[due], payment.to(torch.float64)[due])
+    is_due = (last >= 0) & (owner == step_trajectory)
+    return torch.zeros(counted.shape, dtype=torch.float64).index_add_(
+        0, last[is_due], payment.to(torch.float64)[is_due]
+    )
 
 
 def ends(path_step: Tensor, counted: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """First and last counted token of each step, [S] and [S] int64; -1 where there is none."""
+    """First and last counted token of each step, [S] and [S] int64; -1 without one."""
     entries = counted.nonzero().squeeze(1)
     last = torch.full((steps,), -1).scatter_reduce_(0, path_step[entries], entries, "amax")
     first = torch.full((steps,), len(path_step)).scatter_reduce_(0, path_step[entries], entries, "amin")
     return torch.where(last >= 0, first, -1), last
 
 
-def earned(forest: Forest, unfinished: Tensor | None = None) -> Tensor:
+def step_rewards(forest: Forest, unfinished: Tensor | None = None) -> Tensor:
     """Reward of each step, [S] float64; in a trajectory without step rewards, the outcome at its last step.
 
-    The outcome of trajectories that are `unfinished` [R] bool is not paid: it would stand for a whole one.
+    Trajectories that are `unfinished` [R] bool are not paid their outcome: it is the score of a complete attempt.
     """
     if unfinished is not None and bool(unfinished.any()):
         forest = forest.replace(outcome=torch.where(unfinished, 0.0, forest.outcome))
@@ -128,13 +134,13 @@ def earned(forest: Forest, unfinished: Tensor | None = None) -> Tensor:
 
 
 def payments(forest: Forest, by_step: Tensor | None = None) -> Tensor:
-    """Step rewards [S] (default: `earned`) placed on each step's last trainable token, [P] float64."""
-    by_step = earned(forest) if by_step is None else by_step
+    """Step rewards [S] (default: `step_rewards`) placed on each step's last trainable token, [P] float64."""
+    by_step = step_rewards(forest) if by_step is None else by_step
     return on_tokens(by_step, forest.step_trajectory, forest.path_step, forest.path_trainable)
 
 
-def carried_out(forest: Forest) -> Tensor:
-    """Whether the environment carried out the turn's action (its `info` has no "action_error") or is the last; [S]."""
+def was_carried_out(forest: Forest) -> Tensor:
+    """Return [S] bool: turns whose action the environment carried out (no "action_error" in `info`), and last turns."""
     return (next_in(forest.step_trajectory) < 0) | (forest.ids("step_info.action_error", axis="S") < 0)
 
 
@@ -147,8 +153,8 @@ def value_of(signals: Signals, name: str, entries: Tensor) -> Tensor:
     """Output of a value head, [P] float64; GxpoError where it is not finite at `entries` [P] bool."""
     value = signals[name].to(torch.float64)
     if missing := int((~value.isfinite() & entries).sum()):
-        said = name if name == "value" else repr(name)
-        raise GxpoError(f"the {said} of {missing} of {int(entries.sum())} trainable tokens is not finite")
+        label = name if name == "value" else repr(name)
+        raise GxpoError(f"the {label} of {missing} of {int(entries.sum())} trainable tokens is not finite")
     return value
 
 
@@ -157,8 +163,8 @@ def value_of(signals: Signals, name: str, entries: Tensor) -> Tensor:
 class Gae(CreditPart):
     """Generalised advantage estimation (GAE) over tokens, turns, or both, and the regression target of the value head.
 
-    level          "token"; "turn": one advantage for all tokens of a turn; "both": over turns, then inside each turn
-                   over its tokens, whose last is paid the turn's lambda-return (`bilevel_gae`)
+    level          "token": one advantage a token; "turn": one for all tokens of a turn; "both": over turns, then inside
+                   each turn over its tokens, whose last is paid the turn's lambda-return (`bilevel_gae`)
     discount       from token to token, at level "turn" from turn to turn
     turn_discount  from a turn's last token to the next turn's first, and from turn to turn (None: `discount`). With
                    discount 1, time passes between turns only
@@ -175,7 +181,7 @@ class Gae(CreditPart):
                    variance, as verl does by default, long trajectories and turns moving the mean more; "turn":
                    (A - mean) / (std + 1e-8) over the turns of the batch, ddof 1, at level "turn"
     reward         None, or the signal [S] that is paid, times `weight`, in the place of the environment's rewards
-    bonus          added to the reward of turns whose action was `carried_out`
+    bonus          added to the reward of turns whose action `was_carried_out`
 
     With these settings this is
       verl, Agent-R1's token_gae   level token
@@ -221,42 +227,48 @@ class Gae(CreditPart):
                 f"credit.level={self.level} reads the value of every token, and credit.target_at=anchor trains it on "
                 "one a turn: set credit.target_at=all"
             )
-        if self.level == "both" and self.lam == self.discount == self._between == 1:
+        # Without discounting or lambda both passes only add up rewards, and the result is that of level token.
+        if self.level == "both" and self.lam == self.discount == self._discount_between_turns == 1:
             raise ConfigError(
                 "credit.level=both without discounts and with lam 1 is credit.level=token: set "
                 "credit.turn_discount (0.95) or credit.lam below 1"
             )
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        estimated, kept = self._estimate(forest, signals, self.lam)[0], ~self._tails(forest)
-        advantage = torch.where(kept, estimated, 0.0)
+        estimate_P, is_kept_P = self._estimate(forest, signals, self.lam)[0], ~self._tails(forest)
+        advantage_P = torch.where(is_kept_P, estimate_P, 0.0)
         if self.whiten == "none":
-            return advantage
+            return advantage_P
+        # Trimmed tokens are cut off what is whitened: their 0 is no advantage that the batch's mean should know.
         if self.whiten == "token":
-            return batch_whiten(advantage, forest.path_trainable & kept, forest.to_path(forest.compared, "R"))
+            return batch_whiten(advantage_P, forest.path_trainable & is_kept_P, forest.to_path(forest.compared, "R"))
+        # Every token of a turn has the turn's advantage: the first stands for it, each turn counts once.
         first, _ = ends(forest.path_step, forest.path_trainable, forest.n_steps)
-        turn = estimated[first.clamp_min(0)] if len(estimated) else torch.zeros(forest.n_steps, dtype=torch.float64)
+        turn_advantage_S = (
+            estimate_P[first.clamp_min(0)] if len(estimate_P) else torch.zeros(forest.n_steps, dtype=torch.float64)
+        )
         compared = forest.compared[forest.step_trajectory]
-        whitened = grouped.normalize(turn, torch.where(first >= 0, 0, -1), compared, eps=1e-8)
-        return torch.where(forest.path_trainable & kept, forest.to_path(whitened, "S"), 0.0)
+        whitened_S = grouped.normalize(turn_advantage_S, torch.where(first >= 0, 0, -1), compared, eps=1e-8)
+        return torch.where(forest.path_trainable & is_kept_P, forest.to_path(whitened_S, "S"), 0.0)
 
     def targets(self, forest: Forest, signals: Signals, step: int) -> dict[str, Tensor]:
         """{"value_target": [P]}: A + V with `target_lam`; nan on tokens that the value is not trained on."""
         lam = self.lam if self.target_lam is None else self.target_lam
-        trained = forest.path_trainable & ~forest.to_path(self._unfinished(forest), "R")
+        is_trained_P = forest.path_trainable & ~forest.to_path(self._unfinished(forest), "R")
+        # Only the token whose value the turn was estimated with is trained.
         if self.target_at == "anchor":
             anchor = ends(forest.path_step, forest.path_trainable, forest.n_steps)[self.anchor == "last"]
-            here = torch.zeros_like(trained).index_fill_(0, anchor[anchor >= 0], True)
-            trained &= here
-        return {"value_target": torch.where(trained, self._estimate(forest, signals, lam)[1], torch.nan)}
+            is_anchor_P = torch.zeros_like(is_trained_P).index_fill_(0, anchor[anchor >= 0], True)
+            is_trained_P &= is_anchor_P
+        return {"value_target": torch.where(is_trained_P, self._estimate(forest, signals, lam)[1], torch.nan)}
 
     @property
-    def _between(self) -> float:
-        """The discount from turn to turn."""
+    def _discount_between_turns(self) -> float:
+        """Discount from turn to turn."""
         return self.discount if self.turn_discount is None else self.turn_discount
 
     def _discounts(self, forest: Forest) -> float | Tensor:
-        """Of the transition out of each token, [P] where a turn's last differs."""
+        """Discount of the transition out of each token: one number, or [P] where a turn's last token has another."""
         if self.turn_discount is None:
             return self.discount
         last = ends(forest.path_step, forest.path_trainable, forest.n_steps)[1]
@@ -265,43 +277,50 @@ class Gae(CreditPart):
         return out
 
     def _unfinished(self, forest: Forest) -> Tensor:
+        # [R]: under "end" a truncated trajectory counts as finished, with its outcome
         return torch.zeros_like(forest.truncated) if self.cut == "end" else forest.truncated
 
     def _tails(self, forest: Forest) -> Tensor:
         """[P] bool: the last `tail` trainable tokens of each unfinished trajectory."""
         if self.cut != "trim":
             return torch.zeros_like(forest.path_trainable)
-        count = forest.path_trainable.cumsum(0)
-        total = torch.zeros(forest.n_trajectories, dtype=torch.int64)
-        total.scatter_reduce_(0, forest.path_trajectory, count, "amax")
-        near = forest.to_path(total, "R") - count < self.tail
-        return forest.path_trainable & forest.to_path(self._unfinished(forest), "R") & near
+        # Tokens left to the end, by the running count of trainable ones: the total is the count at the last.
+        count_P = forest.path_trainable.cumsum(0)
+        total_R = torch.zeros(forest.n_trajectories, dtype=torch.int64)
+        total_R.scatter_reduce_(0, forest.path_trajectory, count_P, "amax")
+        is_near_end_P = forest.to_path(total_R, "R") - count_P < self.tail
+        return forest.path_trainable & forest.to_path(self._unfinished(forest), "R") & is_near_end_P
 
-    def _paid(self, forest: Forest, signals: Signals, unfinished: Tensor) -> Tensor:
-        """[S] what each step is paid."""
+    def _step_payment(self, forest: Forest, signals: Signals, unfinished: Tensor) -> Tensor:
+        """[S] payment of each step: the environment's reward or a signal, and the bonus."""
         if self.reward is None:
-            paid = earned(forest, unfinished)
+            payment_S = step_rewards(forest, unfinished)
         else:
-            paid = self.weight * signals[self.reward].to(torch.float64)
-        return paid + self.bonus * carried_out(forest) if self.bonus else paid
+            payment_S = self.weight * signals[self.reward].to(torch.float64)
+        return payment_S + self.bonus * was_carried_out(forest) if self.bonus else payment_S
 
     def _estimate(self, forest: Forest, signals: Signals, lam: float) -> tuple[Tensor, Tensor]:
         """[P] advantages and lambda-returns."""
-        counted, unfinished = forest.path_trainable, self._unfinished(forest)
-        value = value_of(signals, "value", counted)
-        reward, step = payments(forest, self._paid(forest, signals, unfinished)), forest.path_step
+        is_counted_P, unfinished = forest.path_trainable, self._unfinished(forest)
+        value = value_of(signals, "value", is_counted_P)
+        reward, step = payments(forest, self._step_payment(forest, signals, unfinished)), forest.path_step
+        # One pass over tokens; the discount out of a turn's last token may differ.
         if self.level == "token":
-            cut = forest.to_path(unfinished, "R")
-            advantage = gae(reward, value, forest.path_trajectory, counted, self._discounts(forest), lam, cut)
+            cut_P = forest.to_path(unfinished, "R")
+            advantage = gae(reward, value, forest.path_trajectory, is_counted_P, self._discounts(forest), lam, cut_P)
             return advantage, advantage + value
-        first, last = ends(step, counted, forest.n_steps)
+        # First pass, over turns: one value a turn, read at its anchor, and all that the turn was paid.
+        first, last = ends(step, is_counted_P, forest.n_steps)
         anchor, owner = (first if self.anchor == "first" else last), forest.step_trajectory
-        there = anchor >= 0
-        of_turn = torch.zeros(forest.n_steps, dtype=torch.float64)
-        of_turn[there] = value[anchor[there]]
-        paid = on_steps(reward, step, forest.n_steps)
-        turns = gae(paid, of_turn, owner, there, self._between, lam, unfinished[owner])
+        has_anchor_S = anchor >= 0
+        turn_value_S = torch.zeros(forest.n_steps, dtype=torch.float64)
+        turn_value_S[has_anchor_S] = value[anchor[has_anchor_S]]
+        turn_payment_S = on_steps(reward, step, forest.n_steps)
+        turn_advantage_S = gae(
+            turn_payment_S, turn_value_S, owner, has_anchor_S, self._discount_between_turns, lam, unfinished[owner]
+        )
         if self.level == "turn":
-            return torch.where(counted, turns[step], 0.0), (turns + of_turn)[step]
-        advantage = bilevel_gae(turns + of_turn, last, value, step, counted, self.discount, lam)
+            return torch.where(is_counted_P, turn_advantage_S[step], 0.0), (turn_advantage_S + turn_value_S)[step]
+        # Second pass, over the tokens inside each turn.
+        advantage = bilevel_gae(turn_advantage_S + turn_value_S, last, value, step, is_counted_P, self.discount, lam)
         return advantage, advantage + value

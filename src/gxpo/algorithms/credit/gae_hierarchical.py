@@ -24,11 +24,11 @@ KEEP, SWITCH, SUBGOAL, ACTION = 1, 2, 3, 4  # labels of tokens, in the order of 
 
 
 class Decisions(NamedTuple):
-    """One number per turn for each kind of decision, [n] float64."""
+    """Numbers per turn for each kind of decision, [n] float64."""
 
-    low: Tensor  # what to do
-    high: Tensor  # which sub-goal; 0 at turns that don't begin an option
-    switch: Tensor  # whether to begin one
+    low: Tensor  # choice of an action
+    high: Tensor  # choice of a sub-goal; 0 at turns that don't begin an option
+    switch: Tensor  # choice to begin an option or to keep the present one
 
 
 @torch.no_grad()
@@ -66,22 +66,32 @@ def hierarchical_gae(
     inside, first = next_in(option), starts.nonzero().squeeze(1)
     low, high, term = (v.to(torch.float64) for v in value)
 
-    upcoming = torch.where(following >= 0, high[following.clamp_min(0)], 0.0)  # read at last turns of options only
-    ends_here = (following < 0) & unfinished
-    residual = td_residual(reward, low, inside, discount, torch.where(ends_here, low, upcoming))
+    # Low level: inside an option the next turn's VL is bootstrapped, after its last turn the next option's VH.
+    next_high_value = torch.where(
+        following >= 0, high[following.clamp_min(0)], 0.0
+    )  # read at last turns of options only
+    is_cut_end = (following < 0) & unfinished
+    residual = td_residual(reward, low, inside, discount, torch.where(is_cut_end, low, next_high_value))
     a_low = linear_recursion(residual, discount * lam, inside)
 
-    beyond = torch.where(ends_here, high[first[option]], upcoming)
-    seeded = reward.to(torch.float64) + discount * torch.where(inside < 0, beyond, 0.0)
-    total = linear_recursion(seeded, discount, inside)
+    # Switch level: the return of the option's rewards, seeded at its last turn with the value of what follows.
+    value_beyond = torch.where(is_cut_end, high[first[option]], next_high_value)
+    seeded_reward = reward.to(torch.float64) + discount * torch.where(inside < 0, value_beyond, 0.0)
+    total = linear_recursion(seeded_reward, discount, inside)
 
-    earned, after = semi_mdp(reward, inside, discount)
+    # High level: an option is one transition of a semi-Markov process, discounted by the turns that it took.
+    option_reward, option_discount = semi_mdp(reward, inside, discount)
     next_option = next_in(trajectory[first])
     residual = td_residual(
-        earned[first], high[first], next_option, after[first], torch.where(unfinished, high, 0.0)[first]
+        option_reward[first],
+        high[first],
+        next_option,
+        option_discount[first],
+        torch.where(unfinished, high, 0.0)[first],
     )
+    # Only first turns choose a sub-goal; the others have 0, and no target.
     a_high = torch.zeros_like(total)
-    a_high[first] = linear_recursion(residual, after[first] * high_lam, next_option)
+    a_high[first] = linear_recursion(residual, option_discount[first] * high_lam, next_option)
     targets = Decisions(a_low + low, torch.where(starts, a_high + high, torch.nan), total)
     return Decisions(a_low, a_high, total - term), targets
 
@@ -103,29 +113,32 @@ def differs_from_before(token: Tensor, step: Tensor, chain: Tensor) -> Tensor:
     """
     begin = begins_of(step, len(chain))
     count = begin.diff()
-    known = count > 0
-    known[1:] &= (count[:-1] > 0) & (chain[1:] == chain[:-1])
-    known[:1] = False
+    # Compared are neighbouring turns of one trajectory that both mark tokens, the first turn of all never.
+    has_both_S = count > 0
+    has_both_S[1:] &= (count[:-1] > 0) & (chain[1:] == chain[:-1])
+    has_both_S[:1] = False
+    # Tokens are compared place by place with those of the turn before; a partner past its end is caught by the
+    # counts below.
     partner = begin[(step - 1).clamp_min(0)] + torch.arange(len(step)) - begin[step]
-    other = (token != token[partner.clamp(0, max(len(token) - 1, 0))]).to(torch.float64) if len(token) else token
-    changed = on_steps(other.to(torch.float64), step, len(chain)) > 0
+    differs = (token != token[partner.clamp(0, max(len(token) - 1, 0))]).to(torch.float64) if len(token) else token
+    changed = on_steps(differs.to(torch.float64), step, len(chain)) > 0
     changed[1:] |= count[1:] != count[:-1]
-    return known & changed
+    return has_both_S & changed
 
 
 @part("hierarchical_gae", stage="credit")
 @dataclass(frozen=True)
 class HierarchicalGae(CreditPart):
-    """`hierarchical_gae` of three value heads over turns whose tokens are labelled: KEEP 1 and SWITCH 2 (the tag that
-    says so), SUBGOAL 3, ACTION 4, anything else 0.
+    """Hierarchical GAE over options (HiPER): `hierarchical_gae` of three value heads over turns of labelled tokens.
 
-    A turn that says SWITCH begins an option, whether it names a sub-goal or not; one that says nothing goes on. Tokens
-    of the switch tag are given the switch advantage, those of the sub-goal the high one where an option begins, those
-    of the action the low one; all others 0, so that thinking is not trained. A turn without an action is the action as
-    a whole: all of its tokens are given the low advantage, those of the other tags theirs besides.
+    Labels are KEEP 1 and SWITCH 2 (the tag that decides), SUBGOAL 3, ACTION 4, and 0 for anything else. A turn with
+    SWITCH begins an option, with or without a sub-goal; one without a tag goes on. Tokens of the switch tag are given
+    the switch advantage, those of the sub-goal the high one where an option begins, those of the action the low one;
+    all others 0, so that thinking is not trained. A turn without an action is the action as a whole: all of its tokens
+    are given the low advantage, those of the other tags theirs in addition.
 
     discount, lam        from turn to turn; high_lam from option to option
-    keep_penalty         added to the reward of turns that say KEEP, below 0 to discourage: "each" time the whole, or
+    keep_penalty         added to the reward of turns with KEEP, below 0 to discourage: "each" time the whole, or
     keep_mode            "shared": a T-th of it, T the trajectory's turns, so that always keeping costs one penalty; of
                          a trajectory of one turn none
     consistency_penalty  added to the reward of turns that keep but write another sub-goal than the turn before
@@ -156,34 +169,39 @@ class HierarchicalGae(CreditPart):
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         turns = _Turns.of(forest)
-        found = self._estimate(forest, signals, turns)[0]
-        kind, at, compared = turns.kind, turns.at, forest.compared[forest.step_trajectory[turns.rows]]
+        advantages = self._estimate(forest, signals, turns)[0]
+        kind_m, turn_m, compared = turns.kind, turns.turn_of_token, forest.compared[forest.step_trajectory[turns.rows]]
+        # Each tag is trained by the advantage of the decision that it states; thinking by none.
         masks = {
-            "low": (kind == ACTION) | turns.bare[at],
-            "high": (kind == SUBGOAL) & turns.begins[at],
-            "switch": (kind == KEEP) | (kind == SWITCH),
+            "low": (kind_m == ACTION) | turns.has_no_action[turn_m],
+            "high": (kind_m == SUBGOAL) & turns.begins[turn_m],
+            "switch": (kind_m == KEEP) | (kind_m == SWITCH),
         }
-        out = torch.zeros(len(kind), dtype=torch.float64)
+        out = torch.zeros(len(kind_m), dtype=torch.float64)
         for name, mask in masks.items():
-            given = getattr(found, name)
+            advantage = getattr(advantages, name)
+            # Over the turns where this decision was made: the 0 of the others is no sample.
             if self.normalize:
-                has = torch.zeros(len(given), dtype=torch.bool).index_fill_(0, at[mask], True)
-                given = grouped.normalize(given, torch.where(has, 0, -1), compared, ddof=0, eps=1e-8)
-            out += torch.where(mask, given[at], 0.0)
+                is_used = torch.zeros(len(advantage), dtype=torch.bool).index_fill_(0, turn_m[mask], True)
+                advantage = grouped.normalize(advantage, torch.where(is_used, 0, -1), compared, ddof=0, eps=1e-8)
+            out += torch.where(mask, advantage[turn_m], 0.0)
         return torch.zeros(forest.n_entries, dtype=torch.float64).index_copy_(0, turns.entries, out)
 
     def targets(self, forest: Forest, signals: Signals, step: int) -> dict[str, Tensor]:
         turns = _Turns.of(forest)
-        found, places = self._estimate(forest, signals, turns)[1], Decisions(turns.low, turns.first, turns.first)
+        target_decisions, read_at = (
+            self._estimate(forest, signals, turns)[1],
+            Decisions(turns.low, turns.first, turns.first),
+        )
         out = {}
-        for name, target, place in zip(Decisions._fields, found, places, strict=True):
+        for name, target, entry in zip(Decisions._fields, target_decisions, read_at, strict=True):
             column = torch.full((forest.n_entries,), torch.nan, dtype=torch.float64)
-            column[place] = target
+            column[entry] = target
             out[f"value_target@{name}"] = column
         return out
 
     def _share(self, trajectory: Tensor) -> Tensor:
-        """[n] how much of a keep penalty each turn bears."""
+        """[n] share of the keep penalty that each turn bears."""
         turns = grouped.count(trajectory)
         if self.keep_mode == "each":
             return torch.ones_like(turns)
@@ -191,14 +209,16 @@ class HierarchicalGae(CreditPart):
 
     def _estimate(self, forest: Forest, signals: Signals, turns: _Turns) -> tuple[Decisions, Decisions]:
         heads = {}
-        for name, place in (("low", turns.low), ("high", turns.first), ("switch", turns.first)):
-            read = torch.zeros(forest.n_entries, dtype=torch.bool).index_fill_(0, place, True)
-            heads[name] = value_of(signals, f"value@{name}", read)[place]
+        # Each head is read in the state before its decision: the action after the sub-goal, the others at the start.
+        for name, entry in (("low", turns.low), ("high", turns.first), ("switch", turns.first)):
+            is_read_P = torch.zeros(forest.n_entries, dtype=torch.bool).index_fill_(0, entry, True)
+            heads[name] = value_of(signals, f"value@{name}", is_read_P)[entry]
         unfinished = forest.truncated if self.cut == "extend" else torch.zeros_like(forest.truncated)
         trajectory = forest.step_trajectory[turns.rows]
         reward = on_steps(payments(forest), forest.path_step, forest.n_steps)[turns.rows]
+        # Penalties join what a turn is paid: as step rewards they would replace the outcome of an episode without any.
         reward = reward + self.keep_penalty * self._share(trajectory) * turns.keeps
-        reward = reward + self.consistency_penalty * turns.broken.to(torch.float64)
+        reward = reward + self.consistency_penalty * turns.is_inconsistent.to(torch.float64)
         return hierarchical_gae(
             reward,
             turns.begins,
@@ -212,46 +232,59 @@ class HierarchicalGae(CreditPart):
 
 
 class _Turns(NamedTuple):
-    """The turns that have trainable tokens [n], and those tokens [m]."""
+    """Turns with trainable tokens [n], and these tokens [m]."""
 
     rows: Tensor  # [n] into S
     first: Tensor  # [n] into P
     low: Tensor  # [n] into P: where the value of acting on the sub-goal is read
     begins: Tensor  # [n] bool: begins an option
-    keeps: Tensor  # [n] bool: doesn't say SWITCH
-    broken: Tensor  # [n] bool: keeps, but writes another sub-goal
+    keeps: Tensor  # [n] bool: has no SWITCH tag
+    is_inconsistent: Tensor  # [n] bool: keeps, but writes another sub-goal
     entries: Tensor  # [m] into P
-    at: Tensor  # [m] into n
+    turn_of_token: Tensor  # [m] into n
     kind: Tensor  # [m] label
-    bare: Tensor  # [n] bool: has no action, so that all of it is one
+    has_no_action: Tensor  # [n] bool: all of the turn counts as the action
 
     @classmethod
     def of(cls, forest: Forest) -> _Turns:
         if "label" not in forest.extras:
             raise GxpoError("these rollouts have no labels of switch, sub-goal and action: set segment=spans")
-        counted, step = forest.path_trainable, forest.path_step
-        first, last = ends(step, counted, forest.n_steps)
+        is_counted_P, step = forest.path_trainable, forest.path_step
+        # Turns without trainable tokens decide nothing and are no rows.
+        first, last = ends(step, is_counted_P, forest.n_steps)
         rows = (last >= 0).nonzero().squeeze(1)
-        place = torch.full((forest.n_steps,), -1).index_copy_(0, rows, torch.arange(len(rows)))
-        entries = counted.nonzero().squeeze(1)
-        at, label = place[step[entries]], forest.extras["label"][forest.path_token[entries]].to(torch.int64)
-        follows = next_in(at)
+        turn_of_step = torch.full((forest.n_steps,), -1).index_copy_(0, rows, torch.arange(len(rows)))
+        entries = is_counted_P.nonzero().squeeze(1)
+        turn_m, label_m = (
+            turn_of_step[step[entries]],
+            forest.extras["label"][forest.path_token[entries]].to(torch.int64),
+        )
+        next_token = next_in(turn_m)
 
+        # Labels are the segmenter's, in the order of its patterns (KEEP, SWITCH, SUBGOAL, ACTION).
         def has(kind: int) -> Tensor:
-            """[n] bool: turns with a token of this kind."""
-            return torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, at[label == kind], True)
+            """Return [n] bool: turns with a token of this kind."""
+            return torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, turn_m[label_m == kind], True)
 
         def after(*kinds: int) -> Tensor:
-            """The token after the last of these kinds in each turn, -1 none."""
-            marked = torch.isin(label, torch.tensor(kinds)).nonzero().squeeze(1)
-            newest = torch.full((len(rows),), -1).scatter_reduce_(0, at[marked], marked, "amax")
-            return torch.where(newest >= 0, follows[newest.clamp_min(0)], -1) if len(follows) else newest
+            """Token after the last one of these kinds in each turn, -1 none."""
+            marked = torch.isin(label_m, torch.tensor(kinds)).nonzero().squeeze(1)
+            last_marked = torch.full((len(rows),), -1).scatter_reduce_(0, turn_m[marked], marked, "amax")
+            return (
+                torch.where(last_marked >= 0, next_token[last_marked.clamp_min(0)], -1)
+                if len(next_token)
+                else last_marked
+            )
 
-        goal, said = after(SUBGOAL), after(KEEP, SWITCH)
-        read = torch.where(goal >= 0, goal, said)
-        low = torch.where(read >= 0, entries[read.clamp_min(0)], first[rows]) if len(entries) else first[rows]
-        keeps, marked = ~has(SWITCH), label == SUBGOAL
+        after_goal, after_switch = after(SUBGOAL), after(KEEP, SWITCH)
+        # The low value is read once the sub-goal is written, or else after the tag, or at the turn's first token.
+        read_token = torch.where(after_goal >= 0, after_goal, after_switch)
+        low = (
+            torch.where(read_token >= 0, entries[read_token.clamp_min(0)], first[rows]) if len(entries) else first[rows]
+        )
+        keeps, marked = ~has(SWITCH), label_m == SUBGOAL
         token, chain = forest.token[forest.path_token[entries]], forest.step_trajectory[rows]
-        broken = keeps & differs_from_before(token[marked], at[marked], chain)
+        is_inconsistent = keeps & differs_from_before(token[marked], turn_m[marked], chain)
+        # The first turn of a trajectory begins an option in any case.
         starts = option_starts(~keeps, chain)
-        return cls(rows, first[rows], low, starts, keeps, broken, entries, at, label, ~has(ACTION))
+        return cls(rows, first[rows], low, starts, keeps, is_inconsistent, entries, turn_m, label_m, ~has(ACTION))

@@ -20,11 +20,12 @@ UNSOLVED = 1e-8  # of the largest payment: a change of value within it may be wh
 def graph_values(
     source: Tensor, target: Tensor, payment: Tensor, start: Tensor, discount: float = 1.0, tolerance: float = TOLERANCE
 ) -> Tensor:
-    """V(s) = mean over the edges out of s of payment + discount V(target), [n] float64: the Bellman equation of
-    the empirical policy.
+    """State values of the empirical policy on a graph, by value iteration; [n] float64.
+
+    V(s) = mean over the edges out of s of payment + discount V(target), the Bellman equation
 
     source   [E] node that the edge leaves
-    target   [E] node that it leads to, -1: it is over
+    target   [E] node that it leads to, -1: the end
     payment  [E]
     start    [n] values to start from
 
@@ -37,19 +38,21 @@ def graph_values(
     >>> graph_values(*edges, torch.tensor([0.0, 0.0, 1.0]), torch.zeros(2) + 1).tolist()
     [0.5, 1.0]
     """
-    n = len(start)
-    times = torch.bincount(source, minlength=n).clamp_min(1).to(torch.float64)
-    share = 1.0 / times[source]
-    paid = torch.zeros(n, dtype=torch.float64).index_add_(0, source, share * payment.to(torch.float64))
-    onward = target >= 0
-    leads, leaves, carried = target[onward], source[onward], discount * share[onward]
+    n_states = len(start)
+    # Every edge out of a state is as likely as it was taken: the empirical policy.
+    out_degree = torch.bincount(source, minlength=n_states).clamp_min(1).to(torch.float64)
+    share = 1.0 / out_degree[source]
+    mean_payment = torch.zeros(n_states, dtype=torch.float64).index_add_(0, source, share * payment.to(torch.float64))
+    goes_on = target >= 0
+    next_state, left_state, weight = target[goes_on], source[goes_on], discount * share[goes_on]
     value = start.to(torch.float64)
-    small = tolerance * float(value.abs().max()) if n else 0.0
+    # Relative to the largest start value, so that the unit of rewards does not matter.
+    threshold = tolerance * float(value.abs().max()) if n_states else 0.0
     while True:
-        swept = paid.index_add(0, leaves, carried * value[leads])
-        if not n or float((swept - value).abs().max()) <= small:
-            return swept
-        value = swept
+        new_value = mean_payment.index_add(0, left_state, weight * value[next_state])
+        if not n_states or float((new_value - value).abs().max()) <= threshold:
+            return new_value
+        value = new_value
 
 
 @part("graph_values", stage="credit", axis="S")
@@ -72,7 +75,7 @@ def graph_advantage(
     paid        [S] step rewards, the outcome on the last step where there are none
     state       [S] int64 dense ids of (group, state), -1 unknown
     trajectory  [S], steps by trajectory, then time
-    where       [S] bool, compared (default: all): whose steps make values
+    where       [S] bool, compared (default: all): steps that make values
     discount    per turn; below 1, equal outcomes after more or fewer turns differ
     lam         lambda: 0 trusts the graph's values alone, 1 each trajectory's own return against them
     scale       "none": with outcomes of 0 and 1, values are success rates and advantages their changes; "std": less the
@@ -91,22 +94,27 @@ def graph_advantage(
     steps. The paper discounts the outcome once more, on the way into the end: its values and advantages are `discount`
     times these.
     """
-    enters = torch.ones_like(state, dtype=torch.bool) if where is None else where
-    counted = (state >= 0) & (grouped.count(state, enters) > 0)
-    following = next_in(trajectory, counted)
-    payment = on_tokens(paid, trajectory, torch.arange(len(paid)), counted)  # of others to the step before
-    onward = linear_recursion(payment, discount, following)  # Monte-Carlo returns: the values to start at
-    n = int(state.max()) + 1 if len(state) else 0
-    start = torch.zeros(n, dtype=torch.float64)
-    start[state[counted]] = grouped.mean(onward, state, enters)[counted]
-    edges = (counted & enters).nonzero().squeeze(1)
-    after = torch.where(following >= 0, state[following.clamp_min(0)], -1)
-    value = graph_values(state[edges], after[edges], payment[edges], start, discount)
-    value = torch.where(counted, value[state.clamp_min(0)], 0.0) if n else torch.zeros_like(payment)
-    advantage = gae(payment, value, trajectory, counted, discount, lam)
-    rounding = grouped.DEGENERATE * float(onward.abs().max()) if len(onward) else 0.0
-    advantage = torch.where(counted & (advantage.abs() > rounding), advantage, 0.0)
+    is_compared_S = torch.ones_like(state, dtype=torch.bool) if where is None else where
+    # A state that no compared step was in has no value; such steps are passed over, their payment goes back a step.
+    has_value_S = (state >= 0) & (grouped.count(state, is_compared_S) > 0)
+    following = next_in(trajectory, has_value_S)
+    payment_S = on_tokens(paid, trajectory, torch.arange(len(paid)), has_value_S)  # of others to the step before
+    # Value iteration starts at the mean Monte-Carlo return of each state, which is near the solution.
+    return_S = linear_recursion(payment_S, discount, following)  # Monte-Carlo returns: the values to start at
+    n_states = int(state.max()) + 1 if len(state) else 0
+    start = torch.zeros(n_states, dtype=torch.float64)
+    start[state[has_value_S]] = grouped.mean(return_S, state, is_compared_S)[has_value_S]
+    edges = (has_value_S & is_compared_S).nonzero().squeeze(1)
+    next_state_S = torch.where(following >= 0, state[following.clamp_min(0)], -1)
+    # Edges are the compared steps alone; what leads out of the graph ends it.
+    value = graph_values(state[edges], next_state_S[edges], payment_S[edges], start, discount)
+    value = torch.where(has_value_S, value[state.clamp_min(0)], 0.0) if n_states else torch.zeros_like(payment_S)
+    advantage = gae(payment_S, value, trajectory, has_value_S, discount, lam)
+    # Rounding of sums as long as the returns is no advantage: exactly 0 within 1e-12 of the largest return.
+    rounding = grouped.DEGENERATE * float(return_S.abs().max()) if len(return_S) else 0.0
+    advantage = torch.where(has_value_S & (advantage.abs() > rounding), advantage, 0.0)
     if scale == "none":
         return advantage
-    left_over = UNSOLVED * float(paid.abs().max()) if len(paid) else 0.0
-    return grouped.normalize(torch.where(advantage.abs() > left_over, advantage, 0.0), state, enters)
+    # A std of what the sweeps left over would blow it up to order 1: such differences are 0 before scaling.
+    solver_error = UNSOLVED * float(paid.abs().max()) if len(paid) else 0.0
+    return grouped.normalize(torch.where(advantage.abs() > solver_error, advantage, 0.0), state, is_compared_S)

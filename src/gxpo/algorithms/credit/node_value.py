@@ -1,35 +1,34 @@
-"""Advantages of tree nodes by their leaves' mean rewards, against root and parent (TreeRL, SPO-tree)."""
+"""Tree advantages by the mean outcome of the leaves below a node: TreeRL, SPO-tree, TreePO."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gxpo.algorithms.credit.batch_whiten import batch_whiten
 from gxpo.algorithms.credit.columns import column
 from gxpo.algorithms.credit.value_delta import value_delta
 from gxpo.base.errors import one_of
 from gxpo.forest import grouped
 from gxpo.forest.columns import last_before, sum_before
+from gxpo.forest.forest import ACTION, Forest
 from gxpo.forest.grouped import dense, place_in
 from gxpo.parts.functions import checked_by
 from gxpo.parts.registry import part
 
-if TYPE_CHECKING:
-    from gxpo.forest.forest import Forest
-
 Form = Literal["paper", "released", "edge"]
 Value = Literal["leaf_mean", "child_mean"]
 EdgeScale = Literal["none", "sibling_std"]
-FLAT = 1e-8  # a change of W below it is none, in the released code
+FLAT = 1e-8  # the released code treats a smaller change of W as none
 
 
 class Visits(NamedTuple):
     """Nodes on each trajectory's path, a row for every (trajectory, node); [V] each.
 
     trajectory  index into R
-    place       dense ids of (group, node): rows of one node and group are the leaves below it
+    place       dense ids of (group, node): the rows of one place are the leaves below the node
     above       the row of the same trajectory's node before it, -1 for the first
     """
 
@@ -40,7 +39,7 @@ class Visits(NamedTuple):
 
 @column("")
 def tree(forest: Forest) -> tuple[Visits, Tensor]:
-    """Visits of the forest, and the row of each action token."""
+    """Visits of the forest, and the visit of each action token; see `visits_of`."""
     return visits_of(forest)
 
 
@@ -81,7 +80,7 @@ def node_value(
     outcome  [R] any float dtype; the arithmetic is in float64
     group    [R] int64 dense ids, -1 = in no group
     tree     `visits_of` the forest: see `Visits`, and [P] the row of them that each action token belongs to
-    where    [R] bool, compared (default: all): the leaves that make values
+    where    [R] bool, compared (default: all): leaves that make values
     value    "leaf_mean" | "child_mean": V(s) is the mean of the values of its children, however many leaves each has; a
              trajectory that ends at s is one of them. V(root) likewise. Not with "released", which counts leaves
 
@@ -97,98 +96,208 @@ def node_value(
     """
     one_of("credit.form", form, ("paper", "released", "edge"))
     visits, row = tree
-    members = (group >= 0) if where is None else (group >= 0) & where
+    is_member_R = (group >= 0) if where is None else (group >= 0) & where
     leaf = visits.trajectory
-    odds = None if value == "leaf_mean" else _chance(group, visits, members)
-    held = grouped.mean(outcome[leaf], visits.place, members[leaf], None if odds is None else odds[leaf])
-    leaves = grouped.count(visits.place, members[leaf])
-    root = grouped.mean(outcome, group, members, odds)[leaf]
-    up = visits.above
-    head = last_before(up, (up >= 0) & (leaves[up.clamp_min(0)] == leaves))  # where the row's node begins
-    parent = torch.where(up[head] >= 0, held[up[head].clamp_min(0)], root)
-    overall, local = value_delta(root, held), value_delta(parent, held)
+    # "child_mean" is the mean of leaves weighted by a walk that takes every child equally often.
+    walk_probability_R = None if value == "leaf_mean" else _walk_probability(group, visits, is_member_R)
+    weight_V = None if walk_probability_R is None else walk_probability_R[leaf]
+    value_V = grouped.mean(outcome[leaf], visits.place, is_member_R[leaf], weight_V)
+    n_leaves_V = grouped.count(visits.place, is_member_R[leaf])
+    root_value_V = grouped.mean(outcome, group, is_member_R, walk_probability_R)[leaf]
+    above_V = visits.above
+    # Nodes in a row with the same leaves are one node: its parent is above the first of them.
+    head_V = last_before(above_V, (above_V >= 0) & (n_leaves_V[above_V.clamp_min(0)] == n_leaves_V))
+    parent_value_V = torch.where(above_V[head_V] >= 0, value_V[above_V[head_V].clamp_min(0)], root_value_V)
+    # `value_delta` makes differences within rounding exactly 0.
+    global_advantage_V, local_advantage_V = value_delta(root_value_V, value_V), value_delta(parent_value_V, value_V)
     if form == "edge":
         if scale == "sibling_std":
-            spread = _sibling_std(outcome, group, visits, members, held, head)
-            local = torch.where(spread > 0, local / (spread + eps), 0.0)
-        credit = local[row]
+            std_V = _sibling_std(outcome, group, visits, is_member_R, value_V, head_V)
+            local_advantage_V = torch.where(std_V > 0, local_advantage_V / (std_V + eps), 0.0)
+        advantage_P = local_advantage_V[row]
     elif form == "paper":
-        credit = ((overall + local) / leaves.clamp_min(1).sqrt())[row]
+        advantage_P = ((global_advantage_V + local_advantage_V) / n_leaves_V.clamp_min(1).sqrt())[row]
     else:
-        size = grouped.count(group, members)[leaf]
-        weighted = size / (size - 1).clamp_min(1) * overall / leaves.clamp_min(1).sqrt()
-        step = weighted - torch.where(up[head] >= 0, weighted[up[head].clamp_min(0)], 0.0)
-        flat = step.abs() < FLAT
-        step = torch.where(flat, 0.0, step)[last_before(up, flat)]
-        credit = (weighted + step)[row]
-    return torch.where(leaves[row] > 0, credit, torch.zeros_like(credit))
+        # The released script scores leaves leave-one-out, hence n / (n - 1), and divides W before it takes differences.
+        group_size_V = grouped.count(group, is_member_R)[leaf]
+        weighted_V = (
+            group_size_V / (group_size_V - 1).clamp_min(1) * global_advantage_V / n_leaves_V.clamp_min(1).sqrt()
+        )
+        change_V = weighted_V - torch.where(above_V[head_V] >= 0, weighted_V[above_V[head_V].clamp_min(0)], 0.0)
+        # Its code carries a parent's difference on where W does not change.
+        is_flat_V = change_V.abs() < FLAT
+        change_V = torch.where(is_flat_V, 0.0, change_V)[last_before(above_V, is_flat_V)]
+        advantage_P = (weighted_V + change_V)[row]
+    return torch.where(n_leaves_V[row] > 0, advantage_P, torch.zeros_like(advantage_P))
 
 
 def _ends(visits: Visits) -> Tensor:
-    """[V] bool: no node of the same trajectory comes below."""
-    ends = torch.ones(visits.above.shape, dtype=torch.bool)
-    ends[visits.above[visits.above >= 0]] = False
-    return ends
+    """Return [V] bool: the last node of its trajectory."""
+    is_end_V = torch.ones(visits.above.shape, dtype=torch.bool)
+    is_end_V[visits.above[visits.above >= 0]] = False
+    return is_end_V
 
 
 def _first_of_place(visits: Visits, among: Tensor) -> Tensor:
-    """One of the rows `among` [V] for each place that they are of, in order of the places."""
+    """First of the rows `among` [V] for each of their places, in order of the places."""
     rows = among.nonzero().squeeze(1)
     first = torch.full((int(visits.place.max()) + 1 if len(rows) else 0,), len(among))
     first.scatter_reduce_(0, visits.place[rows], rows, "amin")
     return first[first < len(among)]
 
 
-def _chance(group: Tensor, visits: Visits, members: Tensor) -> Tensor:
-    """[R] with what chance a walk ends in each leaf that goes down from the group's root, by every child alike.
+def _walk_probability(group: Tensor, visits: Visits, members: Tensor) -> Tensor:
+    """Probability [R] of each leaf under a random walk from the group's root that takes every child equally often.
 
     The mean of the leaves below a node, weighted by it, is the mean of the node's children, each weighted alike.
     """
-    own, up = members[visits.trajectory], visits.above
-    first = _first_of_place(visits, own)
-    top = first[up[first] < 0]
-    inner = first[up[first] >= 0]
-    ends = _ends(visits)
-    children = torch.zeros(int(visits.place.max()) + 1 if len(up) else 0, dtype=torch.float64)
-    for child in (visits.place[up[inner]], visits.place[ends & own]):
-        children.index_add_(0, child, torch.ones(len(child), dtype=torch.float64))
-    tops = torch.bincount(group[visits.trajectory[top]], minlength=int(group.max()) + 1 if len(group) else 0)
-    split = children.clamp_min(1).log()[visits.place]
-    walked = split + sum_before(up, split)
-    last = torch.zeros_like(group).scatter_reduce_(
-        0, visits.trajectory, torch.where(ends, torch.arange(len(ends)), -1), "amax", include_self=False
+    is_member_V, above_V = members[visits.trajectory], visits.above
+    first_visit = _first_of_place(visits, is_member_V)
+    top_visit = first_visit[above_V[first_visit] < 0]
+    # Children of a node: the nodes below it, and each trajectory that ends at it.
+    inner_visit = first_visit[above_V[first_visit] >= 0]
+    is_end_V = _ends(visits)
+    n_children = torch.zeros(int(visits.place.max()) + 1 if len(above_V) else 0, dtype=torch.float64)
+    for child in (visits.place[above_V[inner_visit]], visits.place[is_end_V & is_member_V]):
+        n_children.index_add_(0, child, torch.ones(len(child), dtype=torch.float64))
+    n_tops_G = torch.bincount(group[visits.trajectory[top_visit]], minlength=int(group.max()) + 1 if len(group) else 0)
+    # Products along the path as sums of logarithms, so that one cumulative sum serves all leaves.
+    log_children_V = n_children.clamp_min(1).log()[visits.place]
+    log_branching_V = log_children_V + sum_before(above_V, log_children_V)
+    # The walk to a leaf is that to its trajectory's last visit.
+    last_visit_R = torch.zeros_like(group).scatter_reduce_(
+        0, visits.trajectory, torch.where(is_end_V, torch.arange(len(is_end_V)), -1), "amax", include_self=False
     )
-    return (-walked[last]).exp() / tops.clamp_min(1)[group.clamp_min(0)]
+    return (-log_branching_V[last_visit_R]).exp() / n_tops_G.clamp_min(1)[group.clamp_min(0)]
 
 
-def _sibling_std(outcome: Tensor, group: Tensor, visits: Visits, members: Tensor, held: Tensor, head: Tensor) -> Tensor:
-    """[V] the population std of the values of all children of the node that the row's node is a child of."""
-    up, own = visits.above[head], members[visits.trajectory]
-    apart = int(visits.place.max()) + 1 if len(up) else 0
-    parent = torch.where(up >= 0, visits.place[up.clamp_min(0)], apart + group[visits.trajectory])
-    one = torch.zeros_like(own)
-    one[_first_of_place(visits, own & (head == torch.arange(len(head))))] = True
-    end = (_ends(visits) & own).nonzero().squeeze(1)  # a trajectory that ends at a node is a child of it
-    values = torch.cat([held, outcome.to(torch.float64)[visits.trajectory[end]]])
-    ids = torch.cat([parent, visits.place[end]])
-    return grouped.std(values, ids, torch.cat([one, torch.ones(len(end), dtype=torch.bool)]), 0)[: len(held)]
+def _sibling_std(
+    outcome: Tensor, group: Tensor, visits: Visits, members: Tensor, value_V: Tensor, head_V: Tensor
+) -> Tensor:
+    """Population std [V] of the values of a node and its siblings."""
+    above_V, is_member_V = visits.above[head_V], members[visits.trajectory]
+    # Top nodes are siblings under their group's root, which is no node: ids behind all places.
+    n_places = int(visits.place.max()) + 1 if len(above_V) else 0
+    parent = torch.where(above_V >= 0, visits.place[above_V.clamp_min(0)], n_places + group[visits.trajectory])
+    is_child = torch.zeros_like(is_member_V)
+    # One row stands for each child, at the head of the nodes that the same leaves go through.
+    is_child[_first_of_place(visits, is_member_V & (head_V == torch.arange(len(head_V))))] = True
+    end_visit = (_ends(visits) & is_member_V).nonzero().squeeze(1)  # a trajectory that ends at a node is a child of it
+    values = torch.cat([value_V, outcome.to(torch.float64)[visits.trajectory[end_visit]]])
+    ids = torch.cat([parent, visits.place[end_visit]])
+    return grouped.std(values, ids, torch.cat([is_child, torch.ones(len(end_visit), dtype=torch.bool)]), 0)[
+        : len(value_V)
+    ]
 
 
 def visits_of(forest: Forest) -> tuple[Visits, Tensor]:
-    """Visits of the forest, and the row of each action token."""
+    """Visits of a forest, and the row among them of each action token, [P]."""
     trajectory, node = forest.visits
     begin = trajectory * forest.n_nodes
     key = begin + node  # ascending
     group = forest.ids("group", axis="R").index_select(0, trajectory)
-    place = dense(node * forest.n_trajectories + group)
-    own = forest.path_trajectory * forest.n_nodes + forest.to_path(torch.arange(forest.n_nodes), "N")
-    return Visits(trajectory, place, _rows_above(key, begin, forest.parent.index_select(0, node))), place_in(key, own)
+    place_V = dense(node * forest.n_trajectories + group)
+    # Keys (trajectory, node) are ascending in the visits, so that a token's visit is found by search.
+    entry_key_P = forest.path_trajectory * forest.n_nodes + forest.to_path(torch.arange(forest.n_nodes), "N")
+    return Visits(trajectory, place_V, _rows_above(key, begin, forest.parent.index_select(0, node))), place_in(
+        key, entry_key_P
+    )
 
 
 def _rows_above(key: Tensor, begin: Tensor, parent: Tensor) -> Tensor:
-    """[V] the row of (trajectory, parent), -1 without a parent: mostly the row before, so that it is tried first."""
-    wanted, before = begin + parent, torch.arange(-1, len(key) - 1)
-    above = torch.where((parent >= 0) & (wanted == key[before]), before, -1)
-    missed = ((parent >= 0) & (above < 0)).nonzero().squeeze(1)
-    above[missed] = place_in(key, wanted[missed])
-    return above
+    """Row [V] of each visit's parent in its trajectory, -1 without one."""
+    parent_key, row_before = begin + parent, torch.arange(-1, len(key) - 1)
+    # The parent is mostly the row before; only the rest is searched.
+    above_V = torch.where((parent >= 0) & (parent_key == key[row_before]), row_before, -1)
+    unresolved = ((parent >= 0) & (above_V < 0)).nonzero().squeeze(1)
+    above_V[unresolved] = place_in(key, parent_key[unresolved])
+    return above_V
+
+
+@torch.no_grad()
+def ancestor_groups(
+    outcome: Tensor,
+    group: Tensor,
+    visits: Visits,
+    action: Tensor,
+    weight: str = "size",
+    drop_equal: bool = False,
+    where: Tensor | None = None,
+) -> Tensor:
+    """Ancestor-group advantage of each leaf (TreePO): A = sum_d w_d (outcome - mean_d) / sum_d w_d.
+
+    d are the groups that a leaf is in: all leaves of the prompt, and those below each action on its way with several.
+
+    outcome     [R] any float dtype; the arithmetic is in float64
+    group       [R] int64 dense ids, -1 = in no group
+    visits      see `Visits`;   action [V] bool: the node is of an action (equal contexts alone make no group)
+    weight      w_d: "size", the number of leaves of d | "equal", 1
+    drop_equal  groups of equal outcomes (max - min at most 1e-12 relative) count neither above nor below the line
+    where       [R] bool, compared (default: all): leaves that enter means and counts
+
+    Returns [R] float64. Actions in a row that the same leaves go through are one. Exactly 0: a leaf alone with its
+    prompt, and a leaf all of whose groups are equal. Without forks this is `group_relative` without scale.
+
+    Source: TreePO, arXiv 2508.17445, and its code, whose depths are segments of a fixed length: a stretch of several
+    segments without a branch counts as often there, and once here.
+    """
+    one_of("credit.weight", weight, ("size", "equal"))
+    is_member_R = group >= 0 if where is None else (group >= 0) & where
+    leaf = visits.trajectory
+    is_member_V = is_member_R[leaf]
+    n_leaves_V, above_V = grouped.count(visits.place, is_member_V), visits.above
+    n_leaves_R = grouped.count(group, is_member_R)
+    # A group is compared with that of the nearest action above: contexts between two actions are passed over.
+    action_above_V = torch.where(
+        above_V >= 0, last_before(above_V, ~action)[above_V.clamp_min(0)], -1
+    )  # the action before, or where it began
+    n_leaves_above_V = torch.where(
+        (action_above_V >= 0) & action[action_above_V.clamp_min(0)],
+        n_leaves_V[action_above_V.clamp_min(0)],
+        n_leaves_R[leaf],
+    )
+    has_others_V = n_leaves_V > is_member_V.to(n_leaves_V)
+    # A node with the leaves of its ancestor would be the same group once more; TreePO's depths count it again.
+    is_group_V = (
+        action & has_others_V & (n_leaves_V < n_leaves_above_V)
+    )  # peers to compare with, and no ancestor's group over again
+    mean_below_V = grouped.mean(outcome[leaf], visits.place, is_member_V)
+    weight_V = torch.where(is_group_V, n_leaves_V if weight == "size" else torch.ones_like(n_leaves_V), 0.0)
+    root_weight_R = torch.where(n_leaves_R > 0, n_leaves_R if weight == "size" else torch.ones_like(n_leaves_R), 0.0)
+    # Groups without differences leave the average too, in numerator and denominator.
+    if drop_equal:
+        weight_V = torch.where(grouped.degenerate(outcome[leaf], visits.place, is_member_V), 0.0, weight_V)
+        root_weight_R = torch.where(grouped.degenerate(outcome, group, is_member_R), 0.0, root_weight_R)
+    root_gap_R = grouped.normalize(outcome, group, is_member_R, scale="none")
+    gap_V = outcome.to(torch.float64)[leaf] - mean_below_V
+    gap_V = torch.where(grouped.degenerate(outcome[leaf], visits.place, is_member_V) & is_member_V, 0.0, gap_V)
+    # The group of all leaves is not a node: its term begins the sum, nodes on the leaf's path add theirs.
+    weighted_sum_R = (root_weight_R * root_gap_R).index_add(0, leaf, weight_V * gap_V)
+    weight_sum_R = root_weight_R.index_add(0, leaf, weight_V)
+    return torch.where(weight_sum_R > 0, weighted_sum_R / torch.where(weight_sum_R > 0, weight_sum_R, 1.0), 0.0)
+
+
+@part("ancestor_groups", stage="credit", gives="P", requires=("forks",))
+def by_ancestors(
+    outcome: Tensor,
+    group: Tensor,
+    forest: Forest,
+    *,
+    weight: Literal["size", "equal"] = "size",
+    drop_equal: bool = False,
+    whiten: Literal["token", "none"] = "token",
+) -> Tensor:
+    """Tree advantage (TreePO): a leaf's outcome minus the mean outcome below each of its ancestors; [P] float64.
+
+    weight, drop_equal  of `ancestor_groups`
+    whiten  "token": (A - mean) / sqrt(var + 1e-8) over the trainable tokens of the batch, unbiased variance, which is
+            all the scaling that TreePO does | "none"
+    """
+    visits, _ = visits_of(forest)
+    action = forest.kind[forest.visits[1]] == ACTION
+    advantage_R = ancestor_groups(outcome, group, visits, action, weight, drop_equal, forest.compared)
+    advantage_P = forest.to_path(advantage_R, "R")
+    if whiten == "none":
+        return advantage_P
+    # TreePO divides by nothing inside groups: whitening over tokens is its only scaling.
+    return batch_whiten(advantage_P, forest.path_trainable, forest.to_path(forest.compared, "R"))

@@ -28,18 +28,23 @@ def reward(
     *,
     gain: Literal["prob", "log"] = "prob",
 ) -> Tensor:
-    """What a turn raised the belief in the right answer by, nan unknown; of a trajectory's last turn, its outcome."""
+    """Gain in the belief in the right answer over a turn, nan unknown; for a trajectory's last turn, its outcome."""
     first = begins_of(forest.path_step, forest.n_steps)
-    acts = first.diff() > 0
-    out = torch.full((forest.n_steps,), torch.nan, dtype=torch.float64)
-    before, after = belief_before[first[:-1][acts]], belief_after[first[:-1][acts]]
-    out[acts] = torch.where((before + after).isfinite(), value_delta(before, after, form=gain), torch.nan)
-    return torch.where(following < 0, forest.outcome[forest.step_trajectory], out)
+    has_tokens_S = first.diff() > 0
+    gain_S = torch.full((forest.n_steps,), torch.nan, dtype=torch.float64)
+    # The belief is the same for all tokens of a turn: its first one is read.
+    belief_before_S, belief_after_S = belief_before[first[:-1][has_tokens_S]], belief_after[first[:-1][has_tokens_S]]
+    gain_S[has_tokens_S] = torch.where(
+        (belief_before_S + belief_after_S).isfinite(),
+        value_delta(belief_before_S, belief_after_S, form=gain),
+        torch.nan,
+    )
+    return torch.where(following < 0, forest.outcome[forest.step_trajectory], gain_S)
 
 
 @column("S")
 def pooled(group: Tensor, following: Tensor, *, pool: Literal["joint", "separate"] = "joint") -> Tensor:
-    """Ids of the turns that share a mean and a std: all of a group, or its last turns and the others."""
+    """Ids of turns that share a mean and a std: all of a group, or its last turns apart from the others."""
     return group if pool == "joint" else torch.where(group >= 0, 2 * group + (following < 0), -1)
 
 
@@ -66,7 +71,7 @@ def pooled_turns(
     pooled     [S] int64 ids, -1 = in no group; mean and std are over all turns of the group, of whatever place. `pool`
                "joint": outcomes and gains have one mean and one spread; "separate": each kind its own
     following  [S] the turn that follows, -1 none
-    where      [S] bool, compared (default: all): whose turns enter the statistics
+    where      [S] bool, compared (default: all): turns that enter the statistics
     scale      "std": spread = sqrt(std^2 + floor^2) | "none": rewards are centred and nothing more, so that advantages
                are in units of the belief and the outcome
     floor      of the std: rewards that spread much less than this have advantages in proportion to it, not of order 1.
@@ -82,12 +87,15 @@ def pooled_turns(
     >>> [round(v, 6) for v in pooled_turns(x, torch.zeros(9).long(), after, floor=0.0).tolist()[:3]]
     [2.31744, 2.552542, 2.48537]
     """
-    known = reward.isfinite() if where is None else reward.isfinite() & where
-    plain = reward.nan_to_num(nan=0.0)
-    centred = grouped.normalize(plain, pooled, known, scale="none")
+    is_counted_S = reward.isfinite() if where is None else reward.isfinite() & where
+    # Unknown rewards are masked out of the statistics; as numbers they have to be finite.
+    filled_S = reward.nan_to_num(nan=0.0)
+    centred_S = grouped.normalize(filled_S, pooled, is_counted_S, scale="none")
     if scale == "std":
-        std = grouped.std(plain, pooled, known, ddof)
+        std = grouped.std(filled_S, pooled, is_counted_S, ddof)
+        # The floor keeps the noise of a group that learns nothing from being scaled up to order 1.
         root = (std.square() + floor**2).sqrt()
         spread = torch.where(torch.isfinite(root), root, std) + eps  # a square that overflows
-        centred = torch.where(std > 0, centred / spread, 0.0)
-    return linear_recursion(torch.where(reward.isfinite(), centred, 0.0), discount, following)
+        centred_S = torch.where(std > 0, centred_S / spread, 0.0)
+    # A turn without a reward adds nothing itself, but passes on what follows.
+    return linear_recursion(torch.where(reward.isfinite(), centred_S, 0.0), discount, following)

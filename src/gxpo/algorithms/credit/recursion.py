@@ -15,8 +15,8 @@ from gxpo.forest.columns import with_end
 def next_in(chain: Tensor, counted: Tensor | None = None) -> Tensor:
     """Next row of each row in its chain, [n] int64; -1 for the last.
 
-    chain    [n] which chain each row is of, in order of time within a chain (P by trajectory, S by trajectory)
-    counted  [n] bool (default: all): the others are no part of their chain and have -1
+    chain    [n] chain of each row, in order of time within a chain (P by trajectory, S by trajectory)
+    counted  [n] bool (default: all): rows that are in their chain; the others have -1
 
     >>> next_in(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([True, False, True, True, True])).tolist()
     [2, -1, -1, 4, -1]
@@ -24,6 +24,7 @@ def next_in(chain: Tensor, counted: Tensor | None = None) -> Tensor:
     following = torch.full(chain.shape, -1, dtype=torch.int64)
     rows = torch.arange(len(chain)) if counted is None else counted.nonzero().squeeze(1)
     owner = chain[rows]
+    # P and S come sorted by trajectory, so that the sort is rarely needed.
     if bool((owner[1:] < owner[:-1]).any()):
         order = torch.argsort(owner, stable=True)
         rows, owner = rows[order], owner[order]
@@ -34,22 +35,23 @@ def next_in(chain: Tensor, counted: Tensor | None = None) -> Tensor:
 def td_residual(
     reward: Tensor, value: Tensor, following: Tensor, discount: float | Tensor, at_end: Tensor | None = None
 ) -> Tensor:
-    """delta_i = reward_i + discount_i * value(what follows i) - value_i, [n] float64.
+    """Temporal-difference residual: delta_i = reward_i + discount_i * value(row after i) - value_i, [n] float64.
 
     discount  of the transition out of each row, one for all or [n]
     at_end    [n] the value of what would follow the last row of each chain (default: 0, the chain is over)
     """
     reward, value = reward.to(torch.float64), value.to(torch.float64)
     if at_end is None:
-        then = torch.cat([value, value.new_zeros(1)]).index_select(0, with_end(following)[:-1])
+        # The end's value 0 is appended as a row of its own, which -1 reads.
+        next_value = torch.cat([value, value.new_zeros(1)]).index_select(0, with_end(following)[:-1])
     else:
-        then = torch.where(following >= 0, value[following.clamp_min(0)], at_end.to(torch.float64))
-    return reward + discount * then - value
+        next_value = torch.where(following >= 0, value[following.clamp_min(0)], at_end.to(torch.float64))
+    return reward + discount * next_value - value
 
 
 @torch.no_grad()
 def linear_recursion(delta: Tensor, coefficient: float | Tensor, following: Tensor) -> Tensor:
-    """A_i = delta_i + coefficient_i * A(what follows i), [n] float64; A = delta at the end of a chain.
+    """Backward recursion A_i = delta_i + coefficient_i * A(row after i), [n] float64; A = delta at the end of a chain.
 
     delta        [n]
     coefficient  of the transition out of each row, one for all or [n]: discount * lambda for GAE, discount^k for a
@@ -67,14 +69,16 @@ def linear_recursion(delta: Tensor, coefficient: float | Tensor, following: Tens
     """
     jump, end = with_end(following), len(following)
     total = torch.cat([delta.to(torch.float64), torch.zeros(1, dtype=torch.float64)])
-    reach = torch.zeros_like(total)  # 0 at the end, so that nothing goes on there
-    reach[:-1] = coefficient
-    part, further = torch.empty_like(total), torch.empty_like(jump)
+    coefficient_product = torch.zeros_like(total)  # 0 at the end, so that nothing goes on there
+    coefficient_product[:-1] = coefficient
+    # Buffers of the loop: the recursion runs over every token of a step.
+    buffer, jump_buffer = torch.empty_like(total), torch.empty_like(jump)
     while int(jump.min()) < end:
-        total.addcmul_(reach, torch.index_select(total, 0, jump, out=part))
-        reach.mul_(torch.index_select(reach, 0, jump, out=part))
-        torch.index_select(jump, 0, jump, out=further)
-        jump, further = further, jump
+        # Each round adds the terms of the row jumped to, which holds as many, and doubles the jump.
+        total.addcmul_(coefficient_product, torch.index_select(total, 0, jump, out=buffer))
+        coefficient_product.mul_(torch.index_select(coefficient_product, 0, jump, out=buffer))
+        torch.index_select(jump, 0, jump, out=jump_buffer)
+        jump, jump_buffer = jump_buffer, jump
     return total[:-1]
 
 
@@ -93,5 +97,6 @@ def semi_mdp(reward: Tensor, inside: Tensor, discount: float) -> tuple[Tensor, T
     >>> earned.tolist(), after.tolist()
     ([0.0, 0.0, 0.75, 0.5, 1.0], [0.25, 0.5, 0.125, 0.25, 0.5])
     """
+    # Rows from each to its option's end, counted by the same recursion.
     rows = linear_recursion(torch.ones_like(reward, dtype=torch.float64), 1.0, inside)
     return linear_recursion(reward, discount, inside), discount**rows

@@ -15,7 +15,7 @@ from annotated_types import Interval
 from torch import Tensor
 
 from gxpo.algorithms.credit.base import CreditPart
-from gxpo.algorithms.credit.columns import Columns, needed
+from gxpo.algorithms.credit.columns import Columns, needs_and_requires
 from gxpo.algorithms.credit.recursion import next_in
 from gxpo.base.errors import ConfigError, GxpoError
 from gxpo.forest import grouped
@@ -58,10 +58,10 @@ def group_relative(
     scale     "std" with `ddof` degrees of freedom taken off, `eps` added to it | "leave_one_out_std" | "mean_absolute"
               | "median_absolute" | "mean" | "none": see `grouped.normalize` | "batch_std": the std of all compared
               outcomes of the batch, before any centre is taken off
-    where     [R] bool, compared: which enter the statistics (default: all); the others are measured against those
+    where     [R] bool, compared: members that enter the statistics (default: all); the others are measured by them
     quantile  of the center "quantile": the smallest outcome that at least this share of the group does not exceed
     shift     added to the center; below 0, more is reinforced than is held back
-    singleton what a compared trajectory without another is given: "zero", or its outcome "raw" (over 1 + eps, where
+    singleton advantage of the only compared trajectory of a group: "zero", or its outcome "raw" (over 1 + eps, where
               something scales)
 
     Returns [R] float64. Exactly 0 where there is nothing to compare: a group of one, of equal outcomes (max - min at
@@ -87,30 +87,33 @@ def group_relative(
     >>> group_relative(torch.tensor([1.0, 0, 0, 0]), torch.zeros(4, dtype=torch.int64), scale="none").tolist()
     [0.75, -0.25, -0.25, -0.25]
     """
-    own = "none" if scale == "batch_std" else scale
+    # The batch's spread is no statistic of a group: the groups are centred alone and divided below.
+    group_scale = "none" if scale == "batch_std" else scale
     advantage = grouped.normalize(
-        outcome, group, where, center=center, scale=own, ddof=ddof, eps=eps, q=quantile, shift=shift
+        outcome, group, where, center=center, scale=group_scale, ddof=ddof, eps=eps, q=quantile, shift=shift
     )
+    # Lite PPO: one std for the batch, of the outcomes before any centre is taken off.
     if scale == "batch_std":
-        spread = grouped.std(outcome, torch.where(group >= 0, 0, -1), where, ddof)
-        advantage = torch.where(spread > 0, advantage / (spread + eps), torch.zeros_like(advantage))
+        batch_std = grouped.std(outcome, torch.where(group >= 0, 0, -1), where, ddof)
+        advantage = torch.where(batch_std > 0, advantage / (batch_std + eps), torch.zeros_like(advantage))
+    # verl and others train on the raw reward of a group of one, where there is no peer to compare with.
     if singleton == "raw":
         raw = outcome.to(torch.float64) / (1.0 if scale == "none" else 1.0 + eps)
-        return torch.where(alone(group, where), raw, advantage)
+        return torch.where(is_singleton(group, where), raw, advantage)
     return advantage
 
 
-def alone(group: Tensor, where: Tensor | None = None) -> Tensor:
-    """Compared trajectories without another compared member in their group, [R] bool."""
-    enters = group >= 0 if where is None else (group >= 0) & where
-    return enters & (grouped.count(group, where) == 1)
+def is_singleton(group: Tensor, where: Tensor | None = None) -> Tensor:
+    """Return [R] bool: the only compared member of its group."""
+    is_compared = group >= 0 if where is None else (group >= 0) & where
+    return is_compared & (grouped.count(group, where) == 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic(CreditPart):
-    """Base class of advantages normalised among peers: the options of `group_relative`. The defaults are GRPO's.
+    """Base class of advantages normalised among peers: the options of `group_relative`, with GRPO's defaults.
 
-    `apply` is `group_relative` with them. Parts of a sum whose `Statistic` options are not stated take those of the
+    `apply` calls `group_relative` with these options. In a sum, parts that leave these options out take those of the
     first part (`follows`), so that `credit.scale=none` drops the std at every level.
     """
 
@@ -131,17 +134,17 @@ class Statistic(CreditPart):
             object.__setattr__(self, "learns_from_equal_groups", True)
 
     def learns_from_equal(self) -> bool:
-        """Whether groups of equal outcomes may have advantages other than 0."""
+        """Return True if groups of equal outcomes may have advantages other than 0."""
         return self.scale in ("mean", "none", "batch_std") and (self.center == "none" or bool(self.shift))
 
-    def apply(self, value: Tensor, ids: Tensor, where: Tensor | None = None, **other: Any) -> Tensor:
-        """`group_relative` of `value` [n] in the groups `ids` [n]; `other` options take the place of its own."""
-        own = {f.name: getattr(self, f.name) for f in fields(Statistic)} | other
-        return group_relative(value, ids, where=where, **own)
+    def apply(self, value: Tensor, ids: Tensor, where: Tensor | None = None, **overrides: Any) -> Tensor:
+        """`group_relative` of `value` [n] in the groups `ids` [n]; `overrides` replace this part's options."""
+        options = {f.name: getattr(self, f.name) for f in fields(Statistic)} | overrides
+        return group_relative(value, ids, where=where, **options)
 
-    def of_outcome(self, forest: Forest, **other: Any) -> Tensor:
+    def of_outcome(self, forest: Forest, **overrides: Any) -> Tensor:
         """`apply` to the outcomes of each group, [R]."""
-        return self.apply(forest.outcome, forest.ids("group", axis="R"), forest.compared, **other)
+        return self.apply(forest.outcome, forest.ids("group", axis="R"), forest.compared, **overrides)
 
 
 # ---------------------------------------------------------------- what is compared
@@ -166,24 +169,24 @@ VALUES: dict[str, tuple[str, Callable[[Forest, float], Tensor]]] = {  # name -> 
 
 # ---------------------------------------------------------------- what counts once
 class Rows(NamedTuple):
-    """Units that are compared, a row each.
+    """Rows of a comparison: one for each of the K units that count once in the statistics.
 
-    own  [P] the row of every path token
-    at   where each row is on the axes that it is no coarser than: indices [K], None where the row is the axis' own
+    row_P          [P] the row of every path token
+    index_by_axis  each row's index [K] on every axis at least as coarse as the unit; None: rows are that axis' own
     """
 
-    own: Tensor
-    at: dict[str, Tensor | None]
+    row_P: Tensor
+    index_by_axis: dict[str, Tensor | None]
 
     def take(self, x: Tensor, axis: str) -> Tensor:
-        """Values of the rows, [K], from a column on an axis."""
-        index = self.at[axis]
+        """Return the rows' values [K] from a column on an axis."""
+        index = self.index_by_axis[axis]
         return x if index is None else x.index_select(0, index)
 
     @property
     def axis(self) -> str:
         """Finest axis on which the rows can be looked up."""
-        return next(reversed(self.at))
+        return next(reversed(self.index_by_axis))
 
 
 def rows_of(forest: Forest, unit: str) -> Rows:
@@ -202,21 +205,23 @@ def rows_of(forest: Forest, unit: str) -> Rows:
 @part("relative", stage="credit")
 @dataclass(frozen=True)
 class Relative(Statistic, Formula):
-    """A = weight * (value - center - shift) / (scale + eps) among peers, the same for every token of a unit.
+    """Group-relative advantage of any value among peers: A = weight * (value - center - shift) / (scale + eps).
 
-    value     what is compared
+    A is the same for every token of a unit.
+
+    value     the number that is compared
                 "outcome"             of the trajectory
                 "turn_rewards"        of the trajectory: the sum of its step rewards
                 "return"              of the step: its reward and those that follow, by `discount`
-                "return_before_last"  likewise, but the last turn of a trajectory has none
+                "return_before_last"  "return" without a value for the last turn of a trajectory
                 "reward.NAME"         of the trajectory: one of the named rewards that the outcome is made of
                 NAME                  a signal, on its own axis; nan: unknown, in no statistic and given 0
                 a function            in `credit.values` by name, `file.py:function` or a function of columns (see
                                       `Columns`), which gives one value for each unit; its options are the part's
     among     levels of `Forest.ids` that peers have in common: ("group",), ("agent",), ("turn",), ("info.tree",)...,
               always inside a group; ("batch",): all rows of the batch
-    unit      what counts once in the statistic: "trajectory", "step", "segment" (of a turn; a turn without any), or
-              "token" (trainable ones); "own": what the value is of
+    unit      rows of the statistic, each counted once: "trajectory", "step", "segment" (of a turn; a turn without any),
+              or "token" (trainable ones); "own": the unit that the value belongs to
     bound     the advantage is clipped to [-bound, bound]
     center    also "baseline": the signal of that name is taken off, and nothing is scaled
 
@@ -253,18 +258,24 @@ class Relative(Statistic, Formula):
         Formula.__post_init__(self)
         if self.center == "baseline" and self.scale != "none":
             raise ConfigError(f"credit.scale is {self.scale!r}; with credit.center=baseline it is 'none'")
+        # A signal is read by its name; a function's parameters name the signals and columns that it reads.
         if callable(self.value):
-            read, carried = needed(self.value)
+            signal_names, record_fields = needs_and_requires(self.value)
         else:
-            read, carried = () if self.value in VALUES or self.value.startswith("reward.") else (self.value,), ()
-        needs = (*self.needs, *read, *(["baseline"] if self.center == "baseline" else []))
-        requires = (*self.requires, *carried, *(_REQUIRES[level] for level in self.among if level in _REQUIRES))
+            signal_names, record_fields = (
+                () if self.value in VALUES or self.value.startswith("reward.") else (self.value,),
+                (),
+            )
+        needs = (*self.needs, *signal_names, *(["baseline"] if self.center == "baseline" else []))
+        requires = (*self.requires, *record_fields, *(_REQUIRES[level] for level in self.among if level in _REQUIRES))
+        # A name that several sources ask for is listed once, in the order of asking.
         object.__setattr__(self, "needs", tuple(dict.fromkeys(needs)))
         object.__setattr__(self, "requires", tuple(dict.fromkeys(requires)))
 
     def learns_from_equal(self) -> bool:
-        plain = self.value == "outcome" and self.among != ("batch",) and self.center != "baseline"
-        return super().learns_from_equal() or not plain
+        # Equal outcomes leave differences in any other value, across groups, and against a baseline.
+        is_plain_outcome = self.value == "outcome" and self.among != ("batch",) and self.center != "baseline"
+        return super().learns_from_equal() or not is_plain_outcome
 
     def values(self, forest: Forest, signals: Signals) -> tuple[Tensor, str]:
         """Values to compare, and their axis."""
@@ -274,23 +285,27 @@ class Relative(Statistic, Formula):
         if self.value in VALUES:
             axis, compute = VALUES[self.value]
             return compute(forest, self.discount), axis
+        # A component of the outcome, by its name in the records.
         kind, _, name = self.value.partition(".")
         if kind == "reward":
             if name not in forest.component_names:
-                there = ", ".join(forest.component_names) or "none"
-                raise ConfigError(f"credit.value={self.value}: the rollouts have no reward {name!r}; there is {there}")
+                available = ", ".join(forest.component_names) or "none"
+                raise ConfigError(
+                    f"credit.value={self.value}: the rollouts have no reward {name!r}; there is {available}"
+                )
             return forest.components[:, forest.component_names.index(name)], "R"
-        found = signals[self.value]
+        signal = signals[self.value]
         if axis_of := getattr(signals, "axis", None):
-            return found, axis_of(self.value)
+            return signal, axis_of(self.value)
+        # A plain mapping knows no axes: the length decides, and where several axes have it, the part's unit.
         sizes = {"R": forest.n_trajectories, "S": forest.n_steps, "P": forest.n_entries}  # of a plain mapping
-        fits = [axis for axis, n in sizes.items() if len(found) == n]
-        return found, next((axis for axis in fits if _OWN_UNIT[axis] == self.unit), fits[-1])
+        fitting_axes = [axis for axis, n in sizes.items() if len(signal) == n]
+        return signal, next((axis for axis in fitting_axes if _OWN_UNIT[axis] == self.unit), fitting_axes[-1])
 
     def rows(self, forest: Forest, axis: str) -> Rows:
         """Rows that count once, for a value on an axis."""
         rows = rows_of(forest, _OWN_UNIT[axis] if self.unit == "own" else self.unit)
-        if axis not in rows.at:
+        if axis not in rows.index_by_axis:
             raise ConfigError(
                 f"credit.unit={self.unit} is coarser than {self.value}: choose a {_OWN_UNIT[axis]} or finer"
             )
@@ -300,21 +315,30 @@ class Relative(Statistic, Formula):
         """Ids of the sets of rows that are compared, [K]; -1: not compared."""
         if self.among == ("batch",):
             return torch.zeros_like(rows.take(forest.ids("group", axis="R"), "R"))
+        # Levels are looked up on the finest axis of the rows, so that a turn's level tells turns apart.
         ids = rows.take(forest.ids(*self.among, axis=rows.axis), rows.axis)
-        noted = [level for level in self.among if level.startswith("info.")]
-        if noted and len(ids) and bool((ids < 0).all()):
-            hint = ": use rollout=tree" if noted == ["info.tree"] else ""
-            raise GxpoError(f"credit.among is {noted[0]}, which no trajectory has{hint}")
+        info_levels = [level for level in self.among if level.startswith("info.")]
+        # Without this every advantage would be 0 in silence: the rollouts lack what `among` compares by.
+        if info_levels and len(ids) and bool((ids < 0).all()):
+            hint = ": use rollout=tree" if info_levels == ["info.tree"] else ""
+            raise GxpoError(f"credit.among is {info_levels[0]}, which no trajectory has{hint}")
         return ids
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         value, axis = self.values(forest, signals)
         rows = self.rows(forest, axis)
-        x = rows.take(value.to(torch.float64), axis)
+        value_K = rows.take(value.to(torch.float64), axis)
         if self.center == "baseline":
-            advantage = x - rows.take(signals["baseline"].to(torch.float64), "R")
+            advantage_K = value_K - rows.take(signals["baseline"].to(torch.float64), "R")
         else:
-            known = x.isfinite() if rows.axis != "P" or self.unit == "segment" else x.isfinite() & forest.path_trainable
-            ids = torch.where(known, self.peers(forest, rows), -1)
-            advantage = self.apply(torch.where(known, x, 0.0), ids, rows.take(forest.compared, "R"))
-        return self.weight * advantage.clamp(-self.bound, self.bound)[rows.own]
+            # Unknown values and tokens of other authors enter no statistic and have advantage 0.
+            has_value_K = (
+                value_K.isfinite()
+                if rows.axis != "P" or self.unit == "segment"
+                else value_K.isfinite() & forest.path_trainable
+            )
+            peer_ids_K = torch.where(has_value_K, self.peers(forest, rows), -1)
+            advantage_K = self.apply(
+                torch.where(has_value_K, value_K, 0.0), peer_ids_K, rows.take(forest.compared, "R")
+            )
+        return self.weight * advantage_K.clamp(-self.bound, self.bound)[rows.row_P]

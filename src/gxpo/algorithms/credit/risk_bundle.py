@@ -30,7 +30,7 @@ def mixed_value_at_risk(
     zero: str = "high",
     eps: float = 1e-6,
 ) -> Tensor:
-    """g = (mix * CVaR / (a + eps) + RVaR / (b - a + eps)) / (mix + 1), float64, for the levels (a, b).
+    """Mixed value-at-risk g = (mix * CVaR / (a + eps) + RVaR / (b - a + eps)) / (mix + 1), float64, for levels (a, b).
 
     total      sums S;   low, high  their quantiles q_a and q_b
     CVaR = -(q_a - S)+    RVaR = (S - q_a)+ - (S - q_b)+, less q_b - q_a where `zero` is "high"
@@ -39,54 +39,61 @@ def mixed_value_at_risk(
     zero is at q_a.
     """
     s, (a, b) = total.to(torch.float64), levels_at
-    tail = -(low - s).clamp_min(0.0)
+    lower_tail = -(low - s).clamp_min(0.0)
     middle = (s - low).clamp_min(0.0) - (s - high).clamp_min(0.0)
+    # RiskPO's code shifts the middle so that only failures are told apart: nothing is positive.
     if zero == "high":
         middle = middle + low - high
-    return (mix * tail / (a + eps) + middle / (b - a + eps)) / (mix + 1)
+    return (mix * lower_tail / (a + eps) + middle / (b - a + eps)) / (mix + 1)
 
 
 class Sheets(NamedTuple):
     """Answer sheets: one attempt at each task of a bundle of groups. Columns [R]."""
 
-    taken: Tensor  # bool: it is on one
-    leads: Tensor  # bool: it stands for its sheet in statistics
+    is_on_sheet: Tensor  # bool
+    leads: Tensor  # bool: represents its sheet in statistics, so that each sheet counts once
     bundle: Tensor  # int64, -1 none
     total: Tensor  # float64, the sheet's sum of outcomes
 
 
 @torch.no_grad()
 def sheets(outcome: Tensor, group: Tensor, size: int, where: Tensor) -> Sheets:
-    """Bundle `size` consecutive groups; the j-th attempts at the tasks of a bundle are its j-th sheet.
+    """Bundle `size` consecutive groups; the j-th attempts at a bundle's tasks are its j-th answer sheet.
 
     Bundles are as equal as they can be, none smaller than `size` where there are so many groups; the sum of a sheet of
     more or fewer tasks is scaled to `size`. A group has as many attempts on sheets as the bundle's smallest group.
     """
     rows = (where & (group >= 0)).nonzero().squeeze(1)
     task = dense(group[rows])
-    tasks = int(task.max()) + 1 if len(task) else 0
-    bundle = task * max(1, tasks // size) // max(1, tasks)
-    order = torch.argsort(task, stable=True)
-    place = torch.empty_like(task)
-    place[order] = torch.arange(len(task)) - begins_of(task[order], tasks)[task[order]]
-    on = place < grouped.min(grouped.count(task), bundle)
-    sheet = torch.where(on, dense(bundle * (int(place.max()) + 1 if len(place) else 1) + place), -1)
-    value = torch.where(on, outcome[rows].to(torch.float64), 0.0)
-    lead = on & (task == grouped.min(task, bundle))
+    n_tasks = int(task.max()) + 1 if len(task) else 0
+    # Bundles of almost equal size: task i of n goes into bundle floor(i * bundles / n).
+    bundle = task * max(1, n_tasks // size) // max(1, n_tasks)
+    task_order = torch.argsort(task, stable=True)
+    attempt_number = torch.empty_like(task)
+    # A stable sort numbers the attempts at each task in the order of the trajectories.
+    attempt_number[task_order] = torch.arange(len(task)) - begins_of(task[task_order], n_tasks)[task[task_order]]
+    # A sheet needs an attempt at every task of the bundle, so the smallest group decides how many there are.
+    is_on_sheet = attempt_number < grouped.min(grouped.count(task), bundle)
+    sheet = torch.where(
+        is_on_sheet, dense(bundle * (int(attempt_number.max()) + 1 if len(attempt_number) else 1) + attempt_number), -1
+    )
+    value = torch.where(is_on_sheet, outcome[rows].to(torch.float64), 0.0)
+    leads_sheet = is_on_sheet & (task == grouped.min(task, bundle))
+    # Bundles of more or fewer tasks have sums of another size: scaled, quantiles are comparable.
     total = grouped.sum(value, sheet) * (size / grouped.count(sheet).clamp_min(1))
-    nobody = torch.zeros(len(group), dtype=torch.bool)
+    nobody_R = torch.zeros(len(group), dtype=torch.bool)
     return Sheets(
-        nobody.index_put((rows,), on),
-        nobody.index_put((rows,), lead),
+        nobody_R.index_put((rows,), is_on_sheet),
+        nobody_R.index_put((rows,), leads_sheet),
         torch.full_like(group, -1).index_put((rows,), bundle),
-        nobody.double().index_put((rows,), total),
+        nobody_R.double().index_put((rows,), total),
     )
 
 
 @part("risk_bundle", stage="credit")
 @dataclass(frozen=True)
 class RiskBundle(CreditPart):
-    """RiskPO: `mixed_value_at_risk` of a trajectory's answer sheet, divided by the std of its bundle's sums.
+    """Risk-averse advantage (RiskPO): `mixed_value_at_risk` of an answer sheet over the std of its bundle's sums.
 
     size       tasks in a bundle; the order of groups and attempts makes bundles and sheets
     low, high  levels of the two quantiles
@@ -124,25 +131,29 @@ class RiskBundle(CreditPart):
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         group, where = forest.ids("group", axis="R"), forest.compared
-        taken, leads, bundle, total = sheets(forest.outcome, group, self.size, where)
+        is_on_sheet_R, leads, bundle, total = sheets(forest.outcome, group, self.size, where)
+        # The first step has no tracked quantiles: each bundle is measured by its own.
         low, high = (
             torch.full_like(total, self.memory[name]) if self.memory else grouped.quantile(total, bundle, level, leads)
             for name, level in (("low", self.low), ("high", self.high))
         )
-        value = mixed_value_at_risk(total, low, high, (self.low, self.high), self.mix, self.zero, self.eps)
-        value = value / self._unit(grouped.std(total, bundle, leads), 0.0)
+        value_R = mixed_value_at_risk(total, low, high, (self.low, self.high), self.mix, self.zero, self.eps)
+        value_R = value_R / self._divisor(grouped.std(total, bundle, leads), 0.0)
+        # Tasks on which attempts agree have a small std, and weigh more for it.
         if self.share == "std":
-            value = value / self._unit(grouped.std(forest.outcome, group, where), 1e-3)
-        return forest.to_path(torch.where(taken, value, 0.0), "R")
+            value_R = value_R / self._divisor(grouped.std(forest.outcome, group, where), 1e-3)
+        return forest.to_path(torch.where(is_on_sheet_R, value_R, 0.0), "R")
 
-    def _unit(self, std: Tensor, least: float) -> Tensor:
+    def _divisor(self, std: Tensor, least: float) -> Tensor:
+        # A std of 0 is no unit: such sums are left as they are.
         return torch.where(std > least, std, 1.0) + self.eps
 
     def observe(self, forest: Forest) -> None:
         group = forest.ids("group", axis="R")
-        found = sheets(forest.outcome, group, self.size, forest.compared & forest.scored)
-        sums = found.total[found.leads]
+        sheet = sheets(forest.outcome, group, self.size, forest.compared & forest.scored)
+        sums = sheet.total[sheet.leads]
         for name, level in (("low", self.low), ("high", self.high)) if len(sums) else ():
+            # Stochastic quantile tracking; its start is the quantile of the first step's sums.
             if name in self.memory:
                 self.memory[name] += self.lr * (level - float((sums < self.memory[name]).double().mean()))
             else:

@@ -22,11 +22,11 @@ def search_value(sign: Tensor, depth: Tensor, leaf: Tensor, place: Tensor, where
 
         w = max((depth + 1) / (leaf + 1), floor)
 
-    sign    [n] +1 or -1: how the entry's trajectory ended; 0 unknown, which adds nothing
+    sign    [n] +1 or -1: success or failure of the entry's trajectory; 0 unknown, which adds nothing
     depth   [n] of the entry's node: 1 for the first piece, since the prompt, the root, has 0
     leaf    [n] depth of the last piece of the entry's trajectory
     place   [n] int64 dense ids: entries of one node and group, from the trajectories that go through it; -1 = none
-    where   [n] bool: the trajectories that make values; another that no such one goes with has its own value
+    where   [n] bool: trajectories that make values; another one on a path of its own has its own value
 
     Returns [n] float64. A node that ever led to a success is not negative, whatever else came of it, and the order in
     which outcomes came does not matter. A last piece on no other path has its sign as value.
@@ -35,9 +35,10 @@ def search_value(sign: Tensor, depth: Tensor, leaf: Tensor, place: Tensor, where
     """
     weight = ((depth + 1).to(torch.float64) / (leaf + 1)).clamp_min(floor)
     zero = torch.zeros_like(weight)
-    won = grouped.sum(torch.where(sign > 0, weight, zero), place, where)
-    lost = grouped.sum(torch.where(sign < 0, weight, zero), place, where)
-    value = torch.where(won > 0, won, -lost)
+    # One success below a node hides all failures there: the search has shown that the node can be solved.
+    success_sum = grouped.sum(torch.where(sign > 0, weight, zero), place, where)
+    failure_sum = grouped.sum(torch.where(sign < 0, weight, zero), place, where)
+    value = torch.where(success_sum > 0, success_sum, -failure_sum)
     return torch.where(grouped.count(place, where) > 0, value, weight * sign)
 
 
@@ -51,23 +52,24 @@ def against_ends(
     scale: bool = True,
     eps: float = 1e-6,
 ) -> Tensor:
-    """A = (score - mean) / (std + eps) of every token, with the mean and std (population) of the group's ends.
+    """Normalise token scores by the group's ends: A = (score - mean) / (std + eps), population std.
 
     score       [P]
     end         [R] the score that each trajectory ends with
     group       [R] int64 dense ids, -1 = in no group
     trajectory  [P] index into R
-    where       [R] bool, compared: whose ends are in the statistics
-    scale       False: the mean is taken off, and nothing is divided
+    where       [R] bool, compared: trajectories whose ends are in the statistics
+    scale       False: the mean is taken off, without a division
 
     Returns [P] float64, exactly 0 in a group of one or of equal ends. The reference divides by eps alone there: a group
     that failed as a whole has advantages of 10^5 on every piece but the last. It gives a group of one its raw scores.
     """
     mean, spread = grouped.mean(end, group, where), grouped.std(end, group, where, ddof=0)
-    flat = grouped.degenerate(end, group, where) | (grouped.count(group, where) < 2) | (group < 0)
+    # DeepSearch divides by eps alone there: a failed group's advantages would be of order 10^5.
+    is_equal_R = grouped.degenerate(end, group, where) | (grouped.count(group, where) < 2) | (group < 0)
     divisor = spread + eps if scale else torch.ones_like(spread)
     centred = (score.to(torch.float64) - mean[trajectory]) / divisor[trajectory]
-    return torch.where(flat[trajectory], 0.0, centred)
+    return torch.where(is_equal_R[trajectory], 0.0, centred)
 
 
 @part("search_value", stage="credit", axis="R", gives="P", requires=("forks",))
@@ -94,10 +96,13 @@ def searched(
     floor                least weight of an outcome, at the top of a long attempt
     scale                divide by the group's spread
     """
-    pieces, owner, sign = pieces_of(forest), forest.path_trajectory, correct.to(torch.float64) * 2 - 1
-    depth = pieces.number + 1
-    deepest = torch.zeros(len(sign), dtype=torch.int64).scatter_reduce_(0, owner, depth, "amax")[owner]
-    place = forest.ids("group", "token", axis="P")
-    value = search_value(sign[owner], depth, deepest, place, where[owner], floor)
-    score = torch.where(deepest == depth, sign[owner], bound * (value / temperature).tanh())
-    return against_ends(score, sign, group, owner, where, scale, eps)
+    # A piece of an action is a node of the search; depth is counted from the root, the prompt.
+    pieces, owner_P, sign_R = pieces_of(forest), forest.path_trajectory, correct.to(torch.float64) * 2 - 1
+    depth_P = pieces.number + 1
+    last_depth_P = torch.zeros(len(sign_R), dtype=torch.int64).scatter_reduce_(0, owner_P, depth_P, "amax")[owner_P]
+    # Entries of one stored token and group belong to one node, whatever trajectory they are read in.
+    node_P = forest.ids("group", "token", axis="P")
+    value_P = search_value(sign_R[owner_P], depth_P, last_depth_P, node_P, where[owner_P], floor)
+    # The end of a path has its verdict itself, unbounded by the squashing that backed-up sums need.
+    score_P = torch.where(last_depth_P == depth_P, sign_R[owner_P], bound * (value_P / temperature).tanh())
+    return against_ends(score_P, sign_R, group, owner_P, where, scale, eps)

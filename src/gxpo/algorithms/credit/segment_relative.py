@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @column("P")
 def batch(forest: Forest, trainable: Tensor) -> Tensor:
-    """Segments of the trained tokens, -1 elsewhere."""
+    """Segment ids of the trained tokens, -1 elsewhere."""
     return torch.where(trainable, forest.segment[forest.path_token], -1)
 
 
@@ -55,7 +55,7 @@ def segment_relative(
     outcome  [P] of the trajectory; any float dtype, the arithmetic is in float64
     unit     [P] int64 ids of (trajectory, segment): the entries of a unit count once, whatever their number
     peers    [P] int64 dense ids of (group, segment) to compare within; -1 = not compared: untrained, or in no segment
-    batch    [P] int64 dense ids of the segment in all groups; -1 = none
+    batch    [P] int64 dense ids of the segment across groups; -1 = none
     where    [P] bool, compared (default: all)
     scale    "std" of the peers; "batch_std", of the segment's outcomes in all groups, before centring; "none".
              `ddof` degrees of freedom are taken off
@@ -67,15 +67,17 @@ def segment_relative(
     With one segment this is `group_relative`, but for the bound. Source: Flow-GRPO, arXiv 2505.05470, and TempFlow-
     GRPO, arXiv 2508.04324, with their reference code (numpy std: ddof 0, eps 1e-4, bound 5).
     """
-    place = dense(unit)
-    first = torch.full((int(place.max()) + 1 if len(place) else 0,), len(place))
-    first = first.scatter_reduce_(0, place, torch.arange(len(place)), "amin")
-    x, ids = outcome.to(torch.float64)[first], peers[first]
-    enters = None if where is None else where[first]
+    unit_index = dense(unit)
+    # A denoising step counts once, whatever its number of tokens: its first entry stands for it.
+    first_entry = torch.full((int(unit_index.max()) + 1 if len(unit_index) else 0,), len(unit_index))
+    first_entry = first_entry.scatter_reduce_(0, unit_index, torch.arange(len(unit_index)), "amin")
+    x, ids = outcome.to(torch.float64)[first_entry], peers[first_entry]
+    is_compared = None if where is None else where[first_entry]
+    # The std is of the step in all groups, before any centre is taken off.
     if scale == "batch_std":
-        centred = grouped.normalize(x, ids, enters, scale="none")
-        spread = grouped.std(x, batch[first], enters, ddof)
+        centred = grouped.normalize(x, ids, is_compared, scale="none")
+        spread = grouped.std(x, batch[first_entry], is_compared, ddof)
         advantage = torch.where(spread > 0, centred / (spread + eps), torch.zeros_like(centred))
     else:
-        advantage = grouped.normalize(x, ids, enters, scale=scale, ddof=ddof, eps=eps)
-    return advantage.clamp(-bound, bound)[place]
+        advantage = grouped.normalize(x, ids, is_compared, scale=scale, ddof=ddof, eps=eps)
+    return advantage.clamp(-bound, bound)[unit_index]

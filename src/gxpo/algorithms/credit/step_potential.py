@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def step_potential(belief: Tensor, confidence: Tensor) -> Tensor:
-    """Phi = 1.5 belief confidence + 0.5 belief - confidence, float64; from -1 (sure and wrong) to 1 (sure and right).
+    """Step potential Phi = 1.5 belief confidence + 0.5 belief - confidence, from -1 (sure, wrong) to 1 (sure, right).
 
     Unsure and wrong is 0, right by luck 0.5.
 
@@ -34,7 +34,7 @@ def step_potential(belief: Tensor, confidence: Tensor) -> Tensor:
 
 @torch.no_grad()
 def saturation(potential: Tensor, previous: Tensor, threshold: float = 0.9, alpha: float = 0.5) -> Tensor:
-    """f = 1 - alpha (1 - exp(-c)), c = how many of the steps before it have a potential above `threshold`; [n] float64.
+    """Saturation f = 1 - alpha (1 - exp(-c)), c the number of earlier steps with a potential above `threshold`; [n].
 
     previous  [n] the step before, -1 none
     """
@@ -44,18 +44,19 @@ def saturation(potential: Tensor, previous: Tensor, threshold: float = 0.9, alph
 
 @torch.no_grad()
 def shaping(change: Tensor, where: Tensor | None = None) -> Tensor:
-    """g = exp(d) - mean exp(d), d the change brought to [0, 1] by the batch's extremes; [n] float64.
+    """Shaping reward g = exp(d) - mean exp(d), d the change scaled to [0, 1] by the batch's extremes; [n] float64.
 
-    where  [n] bool: which enter extremes and mean (default: all); the others are held in [0, 1] before. nan: in no
-           statistic, and given 0. 0 for all where these are equal, or there is none. Over them the sum is 0.
+    where  [n] bool: rows in extremes and mean (default: all); the others are clipped to [0, 1] first. nan: in no
+           statistic, and 0. All are 0 where the counted are equal, or there are none. Their sum is 0.
     """
-    known = change.isfinite()
-    enters = known if where is None else known & where
-    x, one = change.nan_to_num(nan=0.0).to(torch.float64), torch.zeros(change.shape, dtype=torch.int64)
-    low, high = grouped.min(x, one, enters), grouped.max(x, one, enters)
-    flat = grouped.degenerate(x, one, enters)
-    raised = ((x - low) / torch.where(flat, 1.0, high - low)).clamp(0.0, 1.0).exp()
-    return torch.where(known & ~flat, raised - grouped.mean(raised, one, enters), 0.0)
+    is_known = change.isfinite()
+    is_counted = is_known if where is None else is_known & where
+    x, one_group = change.nan_to_num(nan=0.0).to(torch.float64), torch.zeros(change.shape, dtype=torch.int64)
+    low, high = grouped.min(x, one_group, is_counted), grouped.max(x, one_group, is_counted)
+    is_equal = grouped.degenerate(x, one_group, is_counted)
+    # Clipped to [0, 1]: one that is not counted may lie outside the extremes.
+    raised = ((x - low) / torch.where(is_equal, 1.0, high - low)).clamp(0.0, 1.0).exp()
+    return torch.where(is_known & ~is_equal, raised - grouped.mean(raised, one_group, is_counted), 0.0)
 
 
 @part(
@@ -87,21 +88,28 @@ def potential_shaped(
     float64. With alpha and xi 0 this is `batch_whiten` of the outcomes less their group's mean.
     """
     group, compared = forest.ids("group", axis="R"), forest.compared
-    total = forest.to_path(group_relative(forest.outcome, group, "mean", "none", where=compared), "R")
-    segment, place = forest.ids("step", "segment", axis="P"), torch.arange(forest.n_entries)
-    held = segment >= 0
-    n = int(segment.max()) + 1 if len(segment) else 0
-    first = torch.full((n,), forest.n_entries).scatter_reduce_(0, segment[held], place[held], "amin").sort().values
-    of = torch.zeros_like(segment)
-    of[first] = 1  # where segments begin, in time: each entry's is the newest
-    of = of.cumsum(0) - 1
-    phi = step_potential(belief_after[first], answer_confidence[first])
-    following = next_in(forest.path_trajectory[first])
-    previous = torch.full((n,), -1)
-    previous[following[following >= 0]] = (following >= 0).nonzero().squeeze(1)
-    change = torch.where(previous >= 0, phi - phi[previous.clamp_min(0)], 0.0 * phi)
-    fading = saturation(phi, previous, threshold, alpha)
-    gain = shaping(change, compared[forest.path_trajectory[first]])
-    if n:
-        total = torch.where(held, total * fading[of.clamp_min(0)] + xi * gain[of.clamp_min(0)], total)
-    return batch_whiten(total, forest.path_trainable, forest.to_path(compared, "R"), eps)
+    advantage_P = forest.to_path(group_relative(forest.outcome, group, "mean", "none", where=compared), "R")
+    segment_P, entry_P = forest.ids("step", "segment", axis="P"), torch.arange(forest.n_entries)
+    in_segment_P = segment_P >= 0
+    n_segments = int(segment_P.max()) + 1 if len(segment_P) else 0
+    # Segments in the order of time, each by its first entry: ids are dense, but not in that order.
+    first_entry = torch.full((n_segments,), forest.n_entries)
+    first_entry = first_entry.scatter_reduce_(0, segment_P[in_segment_P], entry_P[in_segment_P], "amin").sort().values
+    segment_row_P = torch.zeros_like(segment_P)
+    # An entry's segment is the newest that has begun, by a running count of begins.
+    segment_row_P[first_entry] = 1
+    segment_row_P = segment_row_P.cumsum(0) - 1
+    phi = step_potential(belief_after[first_entry], answer_confidence[first_entry])
+    next_segment = next_in(forest.path_trajectory[first_entry])
+    # `next_segment` turned around; a trajectory's first segment has none, and a change of 0.
+    previous_segment = torch.full((n_segments,), -1)
+    previous_segment[next_segment[next_segment >= 0]] = (next_segment >= 0).nonzero().squeeze(1)
+    # 0.0 * phi is 0, but nan where the potential is unknown, so that `shaping` leaves it out.
+    change = torch.where(previous_segment >= 0, phi - phi[previous_segment.clamp_min(0)], 0.0 * phi)
+    fading = saturation(phi, previous_segment, threshold, alpha)
+    gain = shaping(change, compared[forest.path_trajectory[first_entry]])
+    # Tokens without a segment keep the outcome's advantage as it is.
+    if n_segments:
+        row_P = segment_row_P.clamp_min(0)
+        advantage_P = torch.where(in_segment_P, advantage_P * fading[row_P] + xi * gain[row_P], advantage_P)
+    return batch_whiten(advantage_P, forest.path_trainable, forest.to_path(compared, "R"), eps)

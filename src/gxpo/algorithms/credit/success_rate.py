@@ -17,7 +17,7 @@ from gxpo.parts.registry import part
 def logistic_weight(
     rate: Tensor, low: float = 0.4, high: float = 1.5, steepness: float = 10.0, middle: float = 0.75
 ) -> Tensor:
-    """w(rate) = low + (high - low) / (1 + exp(steepness (rate - middle))), float64: falls from high to low.
+    """Logistic weight low + (high - low) / (1 + exp(steepness (rate - middle))), float64: falls from high to low.
 
     >>> [round(w, 6) for w in logistic_weight(torch.tensor([0.75, 0.25])).tolist()]
     [0.95, 1.492638]
@@ -47,8 +47,9 @@ def difficulty_weighted(
     Source: GRPO-LEAD (arXiv 2504.09696).
     """
     constants, rate = (low, high, steepness, middle), rate.to(torch.float64)
-    up, down = logistic_weight(rate, *constants), logistic_weight(1.0 - rate, *constants)
-    return advantage.to(torch.float64) * torch.where(advantage > 0, up, down)
+    # Rarity is that of the trajectory's own verdict: successes are rare at a low rate, failures at a high one.
+    weight_of_success, weight_of_failure = logistic_weight(rate, *constants), logistic_weight(1.0 - rate, *constants)
+    return advantage.to(torch.float64) * torch.where(advantage > 0, weight_of_success, weight_of_failure)
 
 
 # ---------------------------------------------------------------- MAPO
@@ -70,6 +71,7 @@ def mixed_scale(
 
     Source: MAPO, arXiv 2509.18849, and its code (`ddof` 1, eps 1e-6 on both).
     """
+    # 1 at rates 0 and 1, where the std is small and would blow a single outcome up; 0 at rate 1/2.
     certain = 1.0 - 4.0 * rate.to(torch.float64) * (1.0 - rate.to(torch.float64))
     by_spread = group_relative(outcome, group, "mean", "std", ddof, eps, where=where)
     by_mean = group_relative(outcome, group, "mean", "mean", ddof, eps, where=where)
@@ -96,5 +98,6 @@ def negative_groups(
     Source: LENS, arXiv 2510.08696.
     """
     relative = group_relative(outcome, group, where=where, **statistic)
+    # Divided by their own tiny spread, penalties in an all-wrong group would weigh as much as a success.
     centred = group_relative(outcome, group, where=where, **{**statistic, "scale": "none"})
     return torch.where(rate > 0, relative, alpha * centred)

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @column("S")
 def reward(forest: Forest, *, discount: Annotated[float, Interval(ge=0, le=1)] = 0.0) -> Tensor:
-    """Reward of the step, and of those after it, discounted."""
+    """Discounted sum of the rewards from the step on."""
     return forest.returns(discount)
 
 
 @column("S")
 def before(forest: Forest, paid: Tensor) -> Tensor:
-    """Sum of the trajectory's rewards until the step."""
+    """Sum of the trajectory's rewards before the step."""
     return sum_before(forest.step_previous, paid)
 
 
@@ -36,13 +36,13 @@ def times(forest: Forest, *, time: str = "turn") -> Tensor:
     return forest.ids("group", time, axis="S")
 
 
-def _known(time: str, **_: Any) -> str | None:
-    known = time == "turn" or time.startswith("step_info.")
-    return None if known else f"time is {time!r}; it is 'turn' or 'step_info.KEY'"
+def _check_time(time: str, **_: Any) -> str | None:
+    is_time_level = time == "turn" or time.startswith("step_info.")
+    return None if is_time_level else f"time is {time!r}; it is 'turn' or 'step_info.KEY'"
 
 
 @part("turn_relative", stage="credit", axis="S", learns_from_equal_groups=True)
-@checked_by(_known)
+@checked_by(_check_time)
 def turn_relative(
     reward: Tensor,
     before: Tensor,
@@ -75,9 +75,11 @@ def turn_relative(
     Source: OSPO, arXiv 2507.15351, and its code, whose earnings are of the whole fleet, idle agents included.
     """
     relative = grouped.normalize(reward, times, where, ddof=ddof, eps=eps)
+    # Without fairness the earnings so far are not read.
     if not fairness:
         return relative
-    after = before.to(torch.float64) + reward
-    spread = grouped.std(after, times, where, ddof=0) - grouped.std(before, times, where, ddof=0)
-    flat = grouped.degenerate(reward, times, where) | (grouped.count(times, where) <= ddof)
-    return relative - torch.where(flat, 0.0, fairness * spread)
+    earnings_after = before.to(torch.float64) + reward
+    spread = grouped.std(earnings_after, times, where, ddof=0) - grouped.std(before, times, where, ddof=0)
+    # Equal rewards move no earnings apart: exactly 0, not the rounding of two stds.
+    is_equal_S = grouped.degenerate(reward, times, where) | (grouped.count(times, where) <= ddof)
+    return relative - torch.where(is_equal_S, 0.0, fairness * spread)

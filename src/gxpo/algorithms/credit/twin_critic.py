@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def twin_critic(q1: Tensor, q2: Tensor, v1: Tensor, v2: Tensor) -> Tensor:
-    """A = min(Q1, Q2) - min(V1, V2), [n] float64: the lower of two estimates of the action and of the state.
+    """Twin-critic advantage A = min(Q1, Q2) - min(V1, V2), [n] float64: the lower of two estimates on each side.
 
     Source: ArCHer, arXiv 2402.19446, and its code.
 
@@ -51,7 +51,7 @@ class TwinCritic(CreditPart):
 
     Leaves to the objective, each at the tokens where it is read, nan elsewhere and in the other's trajectories:
       value_target@qI        r + discount * V_I of the next turn, 0 after the last
-      value_target@vI        Q_I of what was said
+      value_target@vI        Q_I of the action
       value_target@baseline  A of the turn, at all of its tokens
     with values at the start of the step. Step rewards, or the outcome on the last turn, are r. No group is compared.
     """
@@ -67,46 +67,50 @@ class TwinCritic(CreditPart):
         object.__setattr__(self, "provides", tuple(f"value_target@{name}" for name in heads))
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        counted = forest.path_trainable
+        is_counted_P = forest.path_trainable
         q1, q2, v1, v2, rows, *_ = self._read(forest, signals)
         turn = torch.zeros(forest.n_steps, dtype=torch.float64).index_copy_(0, rows, twin_critic(q1, q2, v1, v2))
         credit = forest.to_path(turn, "S")
         if self.baseline:
-            credit = credit - value_of(signals, "value@baseline", counted)
-        return torch.where(counted, credit, 0.0)
+            credit = credit - value_of(signals, "value@baseline", is_counted_P)
+        return torch.where(is_counted_P, credit, 0.0)
 
     def targets(self, forest: Forest, signals: Signals, step: int) -> dict[str, Tensor]:
         q1, q2, v1, v2, rows, first, last = self._read(forest, signals)
         reward = on_steps(payments(forest), forest.path_step, forest.n_steps)[rows]
         following = next_in(forest.step_trajectory[rows])
-        second = torch.tensor([_half(name) == 1 for name in forest.id])[forest.step_trajectory[rows]]
+        # Twin heads fitted to the same trajectories would stay alike: each learns from its own half.
+        in_second_half = torch.tensor([_half_of(name) == 1 for name in forest.id])[forest.step_trajectory[rows]]
 
         def column(place: Tensor, target: Tensor) -> Tensor:
             nowhere = torch.full((forest.n_entries,), torch.nan, dtype=torch.float64)
             return nowhere.index_copy_(0, place, target)
 
-        found = {}
-        for i, q, v, own in (("1", q1, v1, ~second), ("2", q2, v2, second)):
-            after = td_residual(reward, v, following, self.discount) + v
-            found[f"value_target@q{i}"] = column(last[own], after[own])
-            found[f"value_target@v{i}"] = column(first[own], q[own])
+        target_by_name = {}
+        for i, q, v, in_half in (("1", q1, v1, ~in_second_half), ("2", q2, v2, in_second_half)):
+            # r + discount V(next): the residual plus the value that it subtracts.
+            target_of_q = td_residual(reward, v, following, self.discount) + v
+            target_by_name[f"value_target@q{i}"] = column(last[in_half], target_of_q[in_half])
+            target_by_name[f"value_target@v{i}"] = column(first[in_half], q[in_half])
+        # The baseline is fitted at every token to its turn's advantage.
         if self.baseline:
             turn = torch.full((forest.n_steps,), torch.nan, dtype=torch.float64)
             spread = forest.to_path(turn.index_copy_(0, rows, twin_critic(q1, q2, v1, v2)), "S")
-            found["value_target@baseline"] = torch.where(forest.path_trainable, spread, torch.nan)
-        return found
+            target_by_name["value_target@baseline"] = torch.where(forest.path_trainable, spread, torch.nan)
+        return target_by_name
 
     def _read(self, forest: Forest, signals: Signals) -> tuple[Tensor, ...]:
-        """q1, q2, v1, v2 of the turns that have trainable tokens; those turns, their first and last such entries."""
+        """Values q1, q2, v1, v2 of the turns with trainable tokens; these turns, their first and last such entries."""
         first, last = ends(forest.path_step, forest.path_trainable, forest.n_steps)
         rows = (last >= 0).nonzero().squeeze(1)
         values = []
-        for name, place in (("q1", last), ("q2", last), ("v1", first), ("v2", first)):
-            here = torch.zeros(forest.n_entries, dtype=torch.bool).index_fill_(0, place[rows], True)
-            values.append(value_of(signals, f"value@{name}", here)[place[rows]])
+        # V before the action, Q after all of it but the last token, which mostly only ends it.
+        for name, entry_S in (("q1", last), ("q2", last), ("v1", first), ("v2", first)):
+            is_read_P = torch.zeros(forest.n_entries, dtype=torch.bool).index_fill_(0, entry_S[rows], True)
+            values.append(value_of(signals, f"value@{name}", is_read_P)[entry_S[rows]])
         return *values, rows, first[rows], last[rows]
 
 
-def _half(name: str) -> int:
-    """0 or 1, as good as by chance, but the same for the same id."""
+def _half_of(name: str) -> int:
+    """Assign an id to half 0 or 1: pseudo-random, and the same in every run."""
     return hashlib.blake2b(name.encode(), digest_size=1).digest()[0] % 2

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from gxpo.forest.forest import Forest
     from gxpo.parts.protocols import Signals
 
-VALUE = "state_value"  # the extra of the forest, [T] float64: the value of the state just before a token, nan unknown
+VALUE = "state_value"  # extra of the forest, [T] float64: value of the state just before a token, nan unknown
 
 
 @torch.no_grad()
 def value_delta(before: Tensor, after: Tensor, best_of: int = 1, form: str = "prob") -> Tensor:
-    """f(V(after)) - f(V(before)), [n] float64; 0 where either is nan, or the change no more than rounding (1e-12).
+    """Change of value f(V(after)) - f(V(before)), [n] float64; 0 where either is nan, or within rounding (1e-12).
 
     best_of  K: values are chances v of success, and f(v) = 1 - (1 - v)^K, the chance of the best of K attempts
     form     "prob", or "log": f is the logarithm, so that this is log(V(after) / V(before))
@@ -38,11 +38,13 @@ def value_delta(before: Tensor, after: Tensor, best_of: int = 1, form: str = "pr
     [0.25, -0.25]
     """
     before, after = before.to(torch.float64), after.to(torch.float64)
+    # PAV: the advantage under a stronger prover, the best of K attempts.
     if best_of > 1:
         before, after = 1 - (1 - before) ** best_of, 1 - (1 - after) ** best_of
     if form == "log":
-        least = torch.finfo(torch.float64).tiny  # a product of many small probabilities may be 0
-        before, after = before.clamp_min(least).log(), after.clamp_min(least).log()
+        smallest = torch.finfo(torch.float64).tiny  # a product of many small probabilities may be 0
+        before, after = before.clamp_min(smallest).log(), after.clamp_min(smallest).log()
+    # Means of the same outcomes in another order differ by rounding, which must not become a direction.
     rounding = grouped.DEGENERATE * torch.maximum(before.abs(), after.abs())
     return torch.where((after - before).abs() > rounding, after - before, 0.0)
 
@@ -60,8 +62,8 @@ class Stretches(NamedTuple):
     after: Tensor
 
 
-class Known(NamedTuple):
-    """Stretches by known values: one begins wherever the value is known; [n] of them.
+class KnownStretches(NamedTuple):
+    """Stretches between states of known value: one begins at each such state; [n] of them.
 
     begin      [n] the entry that each begins with
     following  [n] the stretch after it in its trajectory, -1 none
@@ -73,26 +75,27 @@ class Known(NamedTuple):
     row: Tensor
 
 
-def known(value: Tensor, trajectory: Tensor) -> Known:
-    """Stretches by a column of values [P], nan unknown; trajectory [P], by trajectory, then time."""
+def known_stretches(value: Tensor, trajectory: Tensor) -> KnownStretches:
+    """Split trajectories at known values: values [P], nan unknown; trajectory [P], by trajectory, then time."""
     finite = value.isfinite()
     begin = finite.nonzero().squeeze(1)
     owner = torch.cat([trajectory[begin], torch.full((1,), -1)])  # what is before the first, counted from the end
+    # The newest begin before an entry; it may be one of another trajectory, for entries before the first of their own.
     row = finite.cumsum(0) - 1
-    return Known(begin, next_in(owner[:-1]), torch.where(owner[row] == trajectory, row, -1))
+    return KnownStretches(begin, next_in(owner[:-1]), torch.where(owner[row] == trajectory, row, -1))
 
 
 def column(value: Tensor, forest: Forest) -> Stretches:
     """Stretches from values [P] of the states just before each token, nan unknown; the last one of a trajectory ends
     with the outcome. Tokens before the first known value are in none."""
-    begin, following, row = known(value, forest.path_trajectory)
+    begin, following, row = known_stretches(value, forest.path_trajectory)
     before = value.to(torch.float64)[begin]
     outcome = forest.outcome.to(torch.float64)[forest.path_trajectory[begin]]
     return Stretches(row, before, torch.where(following >= 0, before[following], outcome))  # -1 reads what is not taken
 
 
 def state_values(forest: Forest, reader: str) -> Tensor:
-    """Values of the states before the action tokens, [P], nan unknown. GxpoError where there is no such column."""
+    """Values of the states before the action tokens, [P], nan unknown; GxpoError without such a column."""
     if VALUE not in forest.extras:
         raise GxpoError(f"{reader} reads forest.extras[{VALUE!r}], which is not there: use rollout=monte_carlo_values")
     return forest.to_path(forest.extras[VALUE].to(torch.float64), "T")
@@ -102,17 +105,19 @@ def pieces(forest: Forest) -> Stretches:
     """Stretches by segments, or whole turns: V after one is the mean outcome of the group's compared rollouts through
     its last token; before the first one the group's mean, after the last one the outcome. Without a compared rollout
     through a state, its value is the rollout's own outcome."""
-    group, outcome, counts = forest.ids("group", axis="R"), forest.outcome.to(torch.float64), forest.compared
+    group, outcome, is_compared_R = forest.ids("group", axis="R"), forest.outcome.to(torch.float64), forest.compared
     pieces, path = pieces_of(forest), forest.path_trajectory
     owner = pieces.trajectory
 
     def mean(x: Tensor, ids: Tensor, where: Tensor) -> Tensor:
         return torch.where(grouped.count(ids, where) > 0, grouped.mean(x, ids, where), x)
 
-    through = mean(outcome[path], forest.ids("group", "token", axis="P"), counts[path])[pieces.last]
+    # The value after a piece: rollouts that share its last token have all that came before in common.
+    through = mean(outcome[path], forest.ids("group", "token", axis="P"), is_compared_R[path])[pieces.last]
     following = next_in(owner)
     after = torch.where(following >= 0, through, outcome[owner])
-    before = mean(outcome, group, counts)[owner]
+    before = mean(outcome, group, is_compared_R)[owner]
+    # A piece begins where the one before ends; the first begins at the prompt, with the group's mean.
     before[following[following >= 0]] = after[following >= 0]
     return Stretches(pieces.piece, before, after)
 
@@ -197,6 +202,7 @@ class ValueDelta(CreditPart):
     def __post_init__(self) -> None:
         if self.length_power and self.value != "branch_points":
             raise ConfigError(f"credit.length_power is of branch points, not of {self.value}: set it to 0")
+        # A named source, or a signal of that name: its needs are the part's.
         source = self._source
         object.__setattr__(self, "needs", source.needs)
         object.__setattr__(self, "requires", source.requires)
@@ -213,30 +219,35 @@ class ValueDelta(CreditPart):
         if self.best_of > 1:
             self._check_chances(before, after)
         change = self.factor * value_delta(before, after, self.best_of, self.form)
-        credit = torch.cat([change, change.new_zeros(1)])[row]
+        # Row -1, tokens in no stretch, reads the 0 that is appended.
+        advantage_P = torch.cat([change, change.new_zeros(1)])[row]
         if self.length_power:
-            credit = less_where_longer(credit, forest, self.keyed_by, self.length_power)
-        sure = forest.path_behaviour_logprob.exp() > self.confident
+            advantage_P = less_where_longer(advantage_P, forest, self.keyed_by, self.length_power)
+        # SPO's probability mask: tokens that the sampler was sure of carry no decision.
+        is_confident_P = forest.path_behaviour_logprob.exp() > self.confident
         if self.whiten == "token":
-            return batch_whiten(credit, forest.path_trainable & ~sure, forest.to_path(forest.compared, "R"))
-        return torch.where(sure, 0.0, credit)
+            return batch_whiten(
+                advantage_P, forest.path_trainable & ~is_confident_P, forest.to_path(forest.compared, "R")
+            )
+        return torch.where(is_confident_P, 0.0, advantage_P)
 
     def targets(self, forest: Forest, signals: Signals, step: int) -> dict[str, Tensor]:
         """{"value_target": [P]}: V at one token of each stretch, nan elsewhere."""
         if self.target is None:
             return {}
         row, before, after = self._source.compute(forest, signals, self)
-        place = torch.arange(len(row))
-        at = place.new_zeros(len(before)).scatter_reduce_(
-            0, row[row >= 0], place[row >= 0], "amin" if self.target == "first" else "amax", include_self=False
+        entry_P = torch.arange(len(row))
+        # A value head reads all of a stretch but its last token there, or nothing of it at its first.
+        target_entry = entry_P.new_zeros(len(before)).scatter_reduce_(
+            0, row[row >= 0], entry_P[row >= 0], "amin" if self.target == "first" else "amax", include_self=False
         )
         target = torch.full((len(row),), math.nan, dtype=torch.float64)
-        target[at] = before if self.target == "first" else after
+        target[target_entry] = before if self.target == "first" else after
         return {"value_target": target}
 
     def _check_chances(self, before: Tensor, after: Tensor) -> None:
-        both = torch.cat([before, after])
-        if bool(((both < 0) | (both > 1)).any()):
+        chances = torch.cat([before, after])
+        if bool(((chances < 0) | (chances > 1)).any()):
             raise GxpoError(
                 f"credit.best_of={self.best_of} is of chances of success, and values or outcomes are not between 0 and "
                 "1: set credit.best_of=1, or leave the rewards unshaped"

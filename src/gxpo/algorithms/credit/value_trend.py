@@ -11,7 +11,7 @@ from torch import Tensor
 from gxpo.algorithms.credit.batch_whiten import batch_whiten
 from gxpo.algorithms.credit.columns import column
 from gxpo.algorithms.credit.recursion import linear_recursion, next_in
-from gxpo.algorithms.credit.value_delta import known, state_values
+from gxpo.algorithms.credit.value_delta import known_stretches, state_values
 from gxpo.parts.registry import part
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def trend(change: Tensor, chain: Tensor, decay: float = 0.7, lookahead: int = 4, tolerance: float = 1e-5) -> Tensor:
-    """r_j = d_k decay^(k - j), d_k the first change from j on that is none below `tolerance`, at most `lookahead` on.
+    """Trend rewards: r_j = d_k decay^(k - j), d_k the first change of at least `tolerance`, k at most j + `lookahead`.
 
-    change  [n] d_j of each stretch;  chain  [n] which trajectory, ascending: nothing is looked for beyond its end
+    change  [n] d_j of each stretch;  chain  [n] trajectory of each, ascending: the search stops at its end
 
     Returns [n] float64; exactly 0 where all of d_j ... d_(j + lookahead), or all to the end, are flat. At the end of a
     trajectory the reference pays a flat row the sum of its changes, each below the tolerance: 0 here.
@@ -34,11 +34,12 @@ def trend(change: Tensor, chain: Tensor, decay: float = 0.7, lookahead: int = 4,
     """
     change, n = change.to(torch.float64), len(change)
     rows = torch.arange(n)
-    moved = torch.where(change.abs() >= tolerance, rows, n)
-    first = moved.flip(0).cummin(0).values.flip(0) if n else moved
-    ahead, there = first - rows, first.clamp_max(n - 1)
-    found = (first < n) & (ahead <= lookahead) & (chain[there] == chain)
-    return torch.where(found, change[there] * decay ** ahead.to(torch.float64), 0.0)
+    changed_row = torch.where(change.abs() >= tolerance, rows, n)
+    # Row of the next change from each on: a running minimum from the end.
+    first_change = changed_row.flip(0).cummin(0).values.flip(0) if n else changed_row
+    steps_ahead, change_row = first_change - rows, first_change.clamp_max(n - 1)
+    is_within_reach = (first_change < n) & (steps_ahead <= lookahead) & (chain[change_row] == chain)
+    return torch.where(is_within_reach, change[change_row] * decay ** steps_ahead.to(torch.float64), 0.0)
 
 
 @torch.no_grad()
@@ -53,14 +54,15 @@ def trend_return(
 
     Returns [P] float64. Without look-ahead (lookahead 0) an entry has V(last known) - V(begin of its stretch).
     """
-    reach = known(value, trajectory)
-    inner = (reach.following >= 0).nonzero().squeeze(1)
-    at = value.to(torch.float64)[reach.begin]
-    change = at[reach.following[inner]] - at[inner]
-    paid = torch.zeros(value.shape, dtype=torch.float64)
-    last = reach.begin[reach.following[inner]] - 1  # the stretch's last entry
-    paid[last] = trend(change, trajectory[last], decay, lookahead, tolerance)
-    return linear_recursion(paid, 1.0, next_in(trajectory))
+    stretches = known_stretches(value, trajectory)
+    inner = (stretches.following >= 0).nonzero().squeeze(1)
+    value_at_begin = value.to(torch.float64)[stretches.begin]
+    change = value_at_begin[stretches.following[inner]] - value_at_begin[inner]
+    reward_P = torch.zeros(value.shape, dtype=torch.float64)
+    # A stretch's reward is paid on its last entry, so that its own tokens have it in their return.
+    last = stretches.begin[stretches.following[inner]] - 1  # the stretch's last entry
+    reward_P[last] = trend(change, trajectory[last], decay, lookahead, tolerance)
+    return linear_recursion(reward_P, 1.0, next_in(trajectory))
 
 
 @column("P")

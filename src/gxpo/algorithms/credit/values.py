@@ -33,18 +33,19 @@ def graph_distance(source: Tensor, target: Tensor, goal: Tensor) -> Tensor:
     distance = torch.where(goal, 0.0, torch.inf).to(torch.float64)
     sweep = 0
     while len(source):
-        open_ = distance[source].isinf()
-        source, target = source[open_], target[open_]
-        found = source[distance[target] == sweep]
-        if not len(found):
+        # Breadth first: edges out of nodes with a distance are done with.
+        is_open = distance[source].isinf()
+        source, target = source[is_open], target[is_open]
+        reached = source[distance[target] == sweep]
+        if not len(reached):
             break
         sweep += 1
-        distance[found] = sweep
+        distance[reached] = sweep
     return distance
 
 
 # ---------------------------------------------------------------- values
-def _in_order(reward: float, penalty: float, vote: str) -> str | None:
+def _check_penalty(reward: float, penalty: float, vote: str) -> str | None:
     if penalty <= reward:
         return None
     ends = "else a right attempt with wrong steps falls below a wrong one"
@@ -52,7 +53,7 @@ def _in_order(reward: float, penalty: float, vote: str) -> str | None:
 
 
 @column("P")
-@checked_by(_in_order)
+@checked_by(_check_penalty)
 def penalised_outcome(
     outcome: Tensor,
     segment_score: Tensor,
@@ -69,6 +70,7 @@ def penalised_outcome(
     vote           wrong is where "intersection": all critiques find something; "majority": more than half; "union": any
     """
     one_of("credit.vote", vote, ("intersection", "majority", "union"))
+    # nan compares False in all three: an unknown score is no penalty.
     wrong = {"intersection": segment_score <= 0, "majority": segment_score < 0.5, "union": segment_score < 1}[vote]
     return reward * outcome - penalty * wrong.to(torch.float64)
 
@@ -109,21 +111,25 @@ def graph_return(
     [1.0, 10.0, 0.010000000000000002, 0.010000000000000002]
     """
     before, after, following = moves
-    n = int(torch.maximum(before, after).max()) + 1 if len(before) else 0
-    groups = int(group.max()) + 1 if len(group) else 0
-    success = n + group  # a node of its own for each group, behind the states
+    n_states = int(torch.maximum(before, after).max()) + 1 if len(before) else 0
+    n_groups = int(group.max()) + 1 if len(group) else 0
+    # Each group has a success node of its own, behind the states; ids of states are of one group already.
+    success = n_states + group  # a node of its own for each group, behind the states
     after = torch.where(correct & (before >= 0) & (following < 0), success, after)
-    of_group = torch.full((n + groups,), -1)
-    of_group[n:] = torch.arange(groups)
+    group_of_node = torch.full((n_states + n_groups,), -1)
+    group_of_node[n_states:] = torch.arange(n_groups)
     for node in (before, after):
-        of_group[node[node >= 0]] = group[node >= 0]
-    edges = (before >= 0) & (after >= 0) & (torch.ones_like(correct) if where is None else where)
-    distance = graph_distance(before[edges], after[edges], torch.arange(n + groups) >= n)
-    known = distance.isfinite()
-    far = grouped.max(torch.where(known, distance, 0.0), of_group, known) + 1
-    distance = torch.where(known, distance, far)
-    there = torch.where(after >= 0, distance[torch.where(after >= 0, after, success)], far[success])
+        group_of_node[node[node >= 0]] = group[node >= 0]
+    # Steps of compared trajectories from a known state to a known one, or to success.
+    is_edge_S = (before >= 0) & (after >= 0) & (torch.ones_like(correct) if where is None else where)
+    distance = graph_distance(before[is_edge_S], after[is_edge_S], torch.arange(n_states + n_groups) >= n_states)
+    is_reachable = distance.isfinite()
+    # Where success can't be reached, the distance is one more than the group's largest: worse, but finite.
+    farthest = grouped.max(torch.where(is_reachable, distance, 0.0), group_of_node, is_reachable) + 1
+    distance = torch.where(is_reachable, distance, farthest)
+    distance_after = torch.where(after >= 0, distance[torch.where(after >= 0, after, success)], farthest[success])
+    # Progress: how much nearer the step has come; + 1, so that the best step has the value of success.
     if form == "progress":
-        here = torch.where(before >= 0, distance[before.clamp_min(0)], far[success])
-        there = there - here + 1
-    return worth * discount**there
+        distance_before = torch.where(before >= 0, distance[before.clamp_min(0)], farthest[success])
+        distance_after = distance_after - distance_before + 1
+    return worth * discount**distance_after

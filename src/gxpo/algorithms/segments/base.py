@@ -1,4 +1,4 @@
-"""Base class of segmenters: a segmenter says where segments begin; the forest's `segment` column follows from that."""
+"""Base class of segmenters, which cut actions into segments and fill the forest's `segment` column."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SegmentTools:
 
 @dataclass(frozen=True, eq=False)
 class Action:
-    """One action of one trajectory, as seen by a segmenter."""
+    """Action of one trajectory, as a segmenter reads it."""
 
     tokens: Sequence[int]
     logprob: Sequence[float]  # of the rollout policy, nan unknown
@@ -47,12 +47,13 @@ class Action:
     @cached_property
     def starts(self) -> list[int]:
         """Character offset in the text of each token."""
-        out, at = [], 0
+        out, offset = [], 0
+        # Tokens that end inside a character decode to other texts alone than together: then prefixes are decoded.
         pieces = [self.decode([token]) for token in self.tokens]
         if "".join(pieces) == self.text:
             for piece in pieces:
-                out.append(at)
-                at += len(piece)
+                out.append(offset)
+                offset += len(piece)
             return out
         return [len(self.decode(self.tokens[:i])) for i in range(len(self.tokens))]  # pieces of a character
 
@@ -63,14 +64,14 @@ class Action:
     def holding(self, begin: int, end: int) -> range:
         """Tokens that overlap the characters begin..end-1."""
         ends = [*self.starts[1:], len(self.text)]
-        inside = [i for i, (a, b) in enumerate(zip(self.starts, ends, strict=True)) if a < end and b > begin]
-        return range(inside[0], inside[-1] + 1) if inside else range(0)
+        overlapping = [i for i, (a, b) in enumerate(zip(self.starts, ends, strict=True)) if a < end and b > begin]
+        return range(overlapping[0], overlapping[-1] + 1) if overlapping else range(0)
 
 
 class Segmenter(Part, ABC):
     """Base of segmenters: a frozen dataclass with `begins`, and `labels` where its segments are of several kinds.
 
-    What forks share keeps the numbers that the first trajectory with it gives; those of a fork's own tokens go on from
+    Tokens that forks share keep the numbers of the first trajectory that holds them; a fork's own tokens go on from
     there.
     """
 
@@ -84,39 +85,44 @@ class Segmenter(Part, ABC):
         raise NotImplementedError
 
     def labels(self, action: Action) -> Sequence[int] | None:
-        """A label for each token, 0 none; None: this segmenter gives no labels."""
+        """Label of each token, 0 none; None from a segmenter without labels."""
         return None
 
     def __call__(self, forest: Forest, tools: SegmentTools) -> Forest:
-        """The forest with its column `segment` ([T], from 0 within each action, -1 outside), and with labels in
+        """Return the forest with its column `segment` ([T], from 0 within each action, -1 outside), and with labels in
         `extras["label"]`."""
         segment, label = [-1] * forest.n_tokens, [0] * forest.n_tokens
         token, logprob = forest.token.tolist(), forest.behaviour_logprob.tolist()
         entropy = self._entropy(forest, tools)
-        path, counts = forest.path_token.tolist(), torch.bincount(forest.path_step, minlength=forest.n_steps).tolist()
-        begin, labelled = 0, False
-        for count in counts:
-            places = path[begin : begin + count]
-            begin += count
+        path, token_counts = (
+            forest.path_token.tolist(),
+            torch.bincount(forest.path_step, minlength=forest.n_steps).tolist(),
+        )
+        path_begin, has_labels = 0, False
+        # Actions of the paths, one after the other; a token that forks share is met once for each of them.
+        for count in token_counts:
+            action_tokens = path[path_begin : path_begin + count]
+            path_begin += count
             action = Action(
-                [token[t] for t in places],
-                [logprob[t] for t in places],
-                None if entropy is None else [entropy[t] for t in places],
+                [token[t] for t in action_tokens],
+                [logprob[t] for t in action_tokens],
+                None if entropy is None else [entropy[t] for t in action_tokens],
                 tools.decode,
             )
-            own = _numbered(count, self.begins(action))
-            shared = sum(segment[t] >= 0 for t in places)  # what a fork inherits comes first
-            shift = segment[places[shared - 1]] - own[shared - 1] if shared else 0
-            marks = self.labels(action)
-            labelled |= marks is not None
-            for i in range(shared, count):
-                segment[places[i]] = own[i] + shift
-                label[places[i]] = 0 if marks is None else marks[i]
-        extras = {**forest.extras, LABEL: torch.tensor(label)} if labelled else forest.extras
+            numbers = _segment_numbers(count, self.begins(action))
+            # What a fork inherits has its numbers already and comes first; the fork's own numbers go on from the last.
+            n_shared = sum(segment[t] >= 0 for t in action_tokens)  # what a fork inherits comes first
+            shift = segment[action_tokens[n_shared - 1]] - numbers[n_shared - 1] if n_shared else 0
+            action_labels = self.labels(action)
+            has_labels |= action_labels is not None
+            for i in range(n_shared, count):
+                segment[action_tokens[i]] = numbers[i] + shift
+                label[action_tokens[i]] = 0 if action_labels is None else action_labels[i]
+        extras = {**forest.extras, LABEL: torch.tensor(label)} if has_labels else forest.extras
         return replace(forest, segment=torch.tensor(segment, dtype=torch.int64), extras=extras)
 
     def _entropy(self, forest: Forest, tools: SegmentTools) -> list[float] | None:
-        """[T] entropy of the policy's distribution at each action token, nats."""
+        """Entropy [T] of the policy's distribution at each action token, nats; None if the segmenter reads none."""
         if not self.reads_entropy:
             return None
         if tools.learner is None:
@@ -127,7 +133,7 @@ class Segmenter(Part, ABC):
 
 
 class Cuts(FunctionPart, Segmenter):
-    """Segmenter that is a function of an action's fields, by the names of its parameters: `begins`."""
+    """Segmenter from a function whose parameters name fields of an `Action`; it returns what `begins` does."""
 
     @classmethod
     def facts(cls, function: Callable[..., Any]) -> dict[str, Any]:
@@ -137,8 +143,8 @@ class Cuts(FunctionPart, Segmenter):
         return self.function(*(getattr(action, name) for name in signature(self.function).columns), **self.options)
 
 
-def _numbered(count: int, begins: Sequence[int]) -> list[int]:
-    """Numbers of the segments, from 0, of `count` tokens."""
+def _segment_numbers(count: int, begins: Sequence[int]) -> list[int]:
+    """Segment number, from 0, of each of `count` tokens."""
     opening = set(begins) - {0}
     out, number = [], 0
     for i in range(count):

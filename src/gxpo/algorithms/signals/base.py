@@ -31,8 +31,8 @@ class SignalTools:
     blank_id  a neutral token, in place of a masked one
     encode    text -> token ids, as it stands, without a template; the names of special tokens stay text
     answers   the reference answer to each trajectory's task as a text; None where there is none
-    asked     token ids of a task, by its id, asked in other words: {prompt} of the template is its text, of a chat the
-              user's last message, what else is named stands in its places; None where nothing can be added to it
+    asked     token ids of a task, by its id, under a template: {prompt} is its text, of a chat the user's last message,
+              other names are filled in from the mapping; None where the task's prompt can't be rewritten
     external  a frozen learner: the model of that name of the section `teacher`, lent in `bind`
     picture_grid  rows and columns of the features that the policy makes of a picture, by its reference; None where it
               reads texts alone
@@ -53,7 +53,7 @@ class SignalTools:
 class SignalPart(Part, ABC):
     """Base class of signals: a frozen dataclass that computes named tensors for other parts, once per step.
 
-    provides  names of what it computes; `axes` names the axis ("R", "S", "T") of those that are not on P
+    provides  names of its signals; `axes` names the axis ("R", "S", "T") of those that are not on P
     needs     other signals that it reads
     external  names of the frozen models of the section `teacher` that it reads
 
@@ -95,15 +95,16 @@ class SignalPart(Part, ABC):
         """Restore `tensors`."""
 
 
-def computed(part: SignalPart, forest: Forest, signals: Signals, tools: SignalTools) -> Mapping[str, Tensor]:
-    """The signals of a part, each on its axis; GxpoError that names a user's file where one can't be."""
-    what = f"signal {', '.join(part.provides)}"
-    with naming(what, part):
+def compute_signals(part: SignalPart, forest: Forest, signals: Signals, tools: SignalTools) -> Mapping[str, Tensor]:
+    """Compute the signals of a part, each checked to be on its axis; errors name the file of a user's part."""
+    label = f"signal {', '.join(part.provides)}"
+    with naming(label, part):
         columns = part.compute(forest, signals, tools)
     if not isinstance(columns, Mapping):
         raise GxpoError(
-            f"{what}{place_of(part)} gave {in_words(columns)}; it has to give a mapping of names to tensors"
+            f"{label}{place_of(part)} gave {in_words(columns)}; it has to give a mapping of names to tensors"
         )
+    # A part of gxpo is tested; a user's may have a wrong length, which would only show as a broken index later.
     if users_code(part) is not None:
         for name, value in columns.items():
             axis = part.axes.get(name, "P")
@@ -120,6 +121,7 @@ class OwnModel(SignalPart):
     memory: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def bind(self, tools: SignalTools) -> None:
+        # A part without an `lr` follows the policy and trains nothing itself.
         self.memory["model"] = tools.learner.beside(lr=getattr(self, "lr", 0.0))
 
     @property

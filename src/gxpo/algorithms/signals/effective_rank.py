@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from gxpo.forest.forest import Forest
 
 NAMES = ("effective_rank", "rank_velocity", "rank_acceleration")
-SMALL = 1e-12  # eigenvalues of a Gram matrix, relative to the largest, that are rounding
+SMALL = 1e-12  # smaller eigenvalues of a Gram matrix, relative to the largest, are rounding
 BOUND = 5.0  # of a relative deviation
 
 
 def spectral_rank(singular: Tensor) -> float:
-    """exp(-sum p ln p), p the singular values [k] (not squared) over their sum; 1 where all are 0.
+    """Effective rank exp(-sum p ln p), p the singular values [k] (not squared) over their sum; 1 where all are 0.
 
     >>> round(spectral_rank(torch.tensor([3.0, 1.0, 0.0])), 6)
     1.754765
@@ -33,8 +33,8 @@ def spectral_rank(singular: Tensor) -> float:
 def rank_dynamics(hidden: Tensor, stride: int) -> tuple[float, float, float]:
     """Effective rank, velocity and acceleration of the states [n, H] of n tokens; all 0 for fewer than two.
 
-    m_j           effective rank of the first j * stride states about their mean, and at last of all, where more than
-                  one is left over
+    m_j           effective rank of the first j * stride states about their mean; the last m is of all states, if more
+                  than one is left over
     velocity      mean over j >= 2 of d_j = m_j - mean(m_1..m_(j-1)): against all that was before, not the last alone
     acceleration  mean over j >= 3 of d_j - d_(j-1); both 0 where there is none
     """
@@ -42,26 +42,29 @@ def rank_dynamics(hidden: Tensor, stride: int) -> tuple[float, float, float]:
     if n < 2:
         return 0.0, 0.0, 0.0
     x = hidden.to(torch.float64)
-    whole = _rank(x, width)
+    full_rank = _rank(x, width)
     ends = range(stride, n + 1, stride)
-    m = [whole if k == n else _rank(x[:k], width) for k in ends]
+    m = [full_rank if k == n else _rank(x[:k], width) for k in ends]
+    # The rest after the last full stride is one more prefix, unless it is a single token.
     if m and n - ends[-1] > 1:
-        m.append(whole)
+        m.append(full_rank)
     ranks = torch.tensor(m, dtype=torch.float64)
+    # Velocity is a rank against the mean of all before it, not against the last alone.
     d = ranks[1:] - (ranks.cumsum(0) / torch.arange(1, len(m) + 1))[:-1]
     velocity = float(d.mean()) if len(d) else 0.0
-    return whole, velocity, float(d.diff().mean()) if len(d) > 1 else 0.0
+    return full_rank, velocity, float(d.diff().mean()) if len(d) > 1 else 0.0
 
 
 def _rank(x: Tensor, width: int) -> float:
     """Effective rank of rows about their mean, by the smaller Gram matrix."""
     centred = x - x.mean(0)
+    # Squared singular values are the eigenvalues of either Gram matrix: the smaller one is cheaper.
     square = torch.linalg.eigvalsh(centred @ centred.T if len(x) < width else centred.T @ centred).clamp_min(0.0)
     return spectral_rank(torch.where(square > SMALL * square.max(), square, 0.0).sqrt())
 
 
 def rank_bonus(figures: Tensor, usual: Tensor, gain: float = 2.0, eps: float = 1e-8) -> Tensor:
-    """beta tanh(dev rank) + (1 - beta) tanh(dev velocity), beta = sigmoid(gain dev acceleration); [R] float64.
+    """Rank bonus beta tanh(dev rank) + (1 - beta) tanh(dev velocity), beta = sigmoid(gain dev acceleration); [R].
 
     figures  [R, 3] effective rank, velocity, acceleration;   usual [3]
     dev      (x - usual) / (|usual| + eps), held in [-5, 5]
@@ -102,11 +105,13 @@ def effective_rank(
     n = forest.n_trajectories
     rows = [rank_dynamics(hidden[forest.path_token[forest.path_of(r)]], stride) for r in range(n)]
     figures = torch.tensor(rows, dtype=torch.float64).reshape(-1, len(NAMES))
+    # The usual figures are of earlier steps: a step is not measured against itself.
     usual = torch.tensor(past["usual"], dtype=torch.float64) if "usual" in past else None
     bonus = torch.zeros(n, dtype=torch.float64) if usual is None else scale * rank_bonus(figures, usual, gain)
-    counted = figures[(torch.bincount(forest.path_trajectory, minlength=n) > 0) & forest.scored]
-    if not len(counted):
+    # Unscored rollouts and empty ones say nothing about the policy's usual rank.
+    counted_figures = figures[(torch.bincount(forest.path_trajectory, minlength=n) > 0) & forest.scored]
+    if not len(counted_figures):
         return bonus, {}, {}
-    mean = counted.mean(0)
+    mean = counted_figures.mean(0)
     usual = mean if usual is None else usual
     return bonus, {"usual": (usual + rate * (mean - usual)).tolist()}, dict(zip(NAMES, mean.tolist(), strict=True))

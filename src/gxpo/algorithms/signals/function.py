@@ -1,4 +1,4 @@
-"""Signals that are functions of rollouts and the policy: how a function becomes a part of `signal.NAME`."""
+"""Signal functions of rollouts and the policy, and the classes that make a function a part of `signal.NAME`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ TOOLS = tuple(f.name for f in fields(SignalTools))
 
 
 class Computed(FunctionPart, SignalPart):
-    """Signal that is a function of rollouts and the policy; its parameters, by their names, are
+    """Signal computed by a function of rollouts and the policy, whose parameters are by name
 
     forest  the rollouts
     hidden  [T, H] float32 hidden states of the policy at the start of the step, after the function's option `layer`,
             by default the last
-    past    what the function has left behind in the step before, by name; {} in the first. Such a function gives the
-            signal, what it leaves behind, and figures for metrics.jsonl; `remembers` names all that it may leave
+    past    state that the function returned in the step before, by name; {} in the first. Such a function returns the
+            signal, its new state, and figures for metrics.jsonl; `remembers` names all that the state may hold
     NAME    a field of `SignalTools` (learner, decode, step, ...), or another signal, on its own axis
 
     gives   name of the signal -> its axis ("P", "R", "S", "T")
@@ -39,8 +39,8 @@ class Computed(FunctionPart, SignalPart):
 
     @classmethod
     def facts(cls, function: Callable[..., Any]) -> dict[str, Any]:
-        known = ("forest", "hidden", "past", *TOOLS, *named_columns.HELD)
-        return {"needs": tuple(name for name in signature(function).columns if name not in known)}
+        built_in = ("forest", "hidden", "past", *TOOLS, *named_columns.HELD)
+        return {"needs": tuple(name for name in signature(function).columns if name not in built_in)}
 
     @classmethod
     def bases(cls, function: Callable[..., Any]) -> tuple[type, ...]:
@@ -55,36 +55,39 @@ class Computed(FunctionPart, SignalPart):
         return {name: axis for name, axis in self.gives.items() if axis != "P"}
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
-        return {self.provides[0]: self.called(forest, signals, tools)}
+        return {self.provides[0]: self.call(forest, signals, tools)}
 
     @torch.no_grad()
-    def called(self, forest: Forest, signals: Signals, tools: SignalTools, **given: Any) -> Any:
-        """What the function gives."""
+    def call(self, forest: Forest, signals: Signals, tools: SignalTools, **provided: Any) -> Any:
+        """Call the function with its arguments by name; `provided` ones go before tools and signals."""
 
         def argument(name: str) -> Any:
             if name == "hidden":
                 return tools.learner.hidden(forest, layer=self.options.get("layer", -1))
             return getattr(tools, name) if name in TOOLS else signals[name]
 
-        given["forest"] = forest
+        provided["forest"] = forest
         names = signature(self.function).columns
-        return self.function(*(given[name] if name in given else argument(name) for name in names), **self.options)
+        return self.function(
+            *(provided[name] if name in provided else argument(name) for name in names), **self.options
+        )
 
 
 @dataclass(frozen=True)
 class Remembering(Computed):
-    """A `Computed` signal with a past: what its function leaves behind is kept once the step's update is done."""
+    """A `Computed` signal with a past: the state that its function returns is stored after the step's update."""
 
     remembers: ClassVar[tuple[str, ...]] = ()
     memory: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
     latest: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
-        value, after, figures = self.called(forest, signals, tools, past=dict(self.memory))
-        self.latest.update(after=after, figures=figures)
+        value, state, figures = self.call(forest, signals, tools, past=dict(self.memory))
+        self.latest.update(after=state, figures=figures)
         return {self.provides[0]: value}
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
+        # State moves with the update, so that a step computed twice has the same signal.
         self.memory.update(self.latest["after"])
         return self.latest["figures"]
 
@@ -92,9 +95,10 @@ class Remembering(Computed):
         return {name: x for name, x in self.memory.items() if not isinstance(x, Tensor)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        # A checkpoint of another version of the function must not be mixed with this one's state.
         if not set(state) <= set(self.remembers):
-            own = key_of(type(self)).partition(".")[2]
-            raise CheckpointError(f"the checkpoint's signal {own} holds {sorted(state)}, not {self.remembers}")
+            signal_name = key_of(type(self)).partition(".")[2]
+            raise CheckpointError(f"the checkpoint's signal {signal_name} holds {sorted(state)}, not {self.remembers}")
         self.memory.update(state)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -33,6 +33,7 @@ def mean_hidden(forest: Forest, hidden: Tensor, *, layer: int = -1) -> Tensor:
     signal part that provides "embedding".
     """
     total = torch.zeros(forest.n_trajectories, hidden.shape[1], dtype=torch.float64)
+    # In chunks: states of all entries at once would be a second copy of the step's hidden states.
     for entries in torch.arange(forest.n_entries).split(CHUNK):
         total.index_add_(0, forest.path_trajectory[entries], hidden[forest.path_token[entries]].to(torch.float64))
     length = torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories)
@@ -45,9 +46,9 @@ def state_norm(forest: Forest, hidden: Tensor) -> Tensor:
 
     Of the policy at the start of the step; costs one forward pass.
     """
-    before = forest.pack().predecessor[forest.path_token]
-    _need_prompts(before[forest.path_trainable])
-    return norm_before(hidden, before)
+    token_before = forest.pack().predecessor[forest.path_token]
+    _need_prompts(token_before[forest.path_trainable])
+    return norm_before(hidden, token_before)
 
 
 @torch.no_grad()
@@ -81,43 +82,49 @@ def disagreement(forest: Forest, learner: Learner, *, logits_at_once: Annotated[
     out = torch.zeros(forest.n_entries, dtype=torch.float64)
     entries = forest.path_trainable.nonzero().squeeze(1)
     owner = forest.path_trajectory[entries]
-    counts = (forest.scored & forest.compared)[owner]
-    if not bool(counts.any()):
+    is_counted = (forest.scored & forest.compared)[owner]
+    if not bool(is_counted.any()):
         return out
-    place, group = positions(forest)[entries], forest.ids("group", axis="R")
-    cells, cell = torch.unique(group[owner] * (place.max() + 1) + place, return_inverse=True)
-    members = grouped.count(group, forest.scored & forest.compared & (forest.lengths() > 0))
-    size = torch.zeros(len(cells), dtype=torch.float64).index_copy_(0, cell, members[owner])
-    rows = entries[counts][torch.argsort(cell[counts], stable=True)]
-    of_row = cell[counts].sort(stable=True).values
-    found = _by_cell(forest, rows, of_row, size, learner, logits_at_once)
-    out[entries] = torch.where(found < ROUNDING, 0.0, found)[cell]
+    position, group = positions(forest)[entries], forest.ids("group", axis="R")
+    # A cell is a position of a group's answers: the t-th trainable tokens of all of them.
+    cells, cell = torch.unique(group[owner] * (position.max() + 1) + position, return_inverse=True)
+    # Members that have ended before a position still count there, as the uniform distribution.
+    n_members_R = grouped.count(group, forest.scored & forest.compared & (forest.lengths() > 0))
+    members_of_cell = torch.zeros(len(cells), dtype=torch.float64).index_copy_(0, cell, n_members_R[owner])
+    # Rows by cell, so that a chunk of whole cells is a slice.
+    rows = entries[is_counted][torch.argsort(cell[is_counted], stable=True)]
+    cell_of_row = cell[is_counted].sort(stable=True).values
+    divergence_by_cell = _by_cell(forest, rows, cell_of_row, members_of_cell, learner, logits_at_once)
+    # Answers that are not compared have the value of their group's position.
+    out[entries] = torch.where(divergence_by_cell < ROUNDING, 0.0, divergence_by_cell)[cell]
     return out
 
 
 def _by_cell(forest: Forest, rows: Tensor, cell: Tensor, size: Tensor, learner: Learner, logits_at_once: int) -> Tensor:
     """`divergence` of every cell that has rows (path tokens, by cell), 0 of the others; chunks of whole cells."""
-    before = forest.pack().predecessor[forest.path_token[rows]]
-    _need_prompts(before)
-    heat = [s.get("temperature") for s in forest.sampling]
-    temperature = torch.tensor([1.0 if t is None else float(t) for t in heat])[forest.path_trajectory[rows]]
+    token_before = forest.pack().predecessor[forest.path_token[rows]]
+    _need_prompts(token_before)
+    # Distributions as they were sampled from: each trajectory's own temperature.
+    temperatures = [s.get("temperature") for s in forest.sampling]
+    temperature = torch.tensor([1.0 if t is None else float(t) for t in temperatures])[forest.path_trajectory[rows]]
     hidden = learner.hidden(forest)
+    # The head's [tokens x vocabulary] is the largest tensor here: chunks bound it.
     at_once = max(1, logits_at_once // learner.logits(hidden[:1]).shape[1])
-    own, begins = cell.unique(), begins_of(cell, len(size))
-    chunk = begins[own] // at_once
+    cells_with_rows, begins = cell.unique(), begins_of(cell, len(size))
+    chunk = begins[cells_with_rows] // at_once
     out = torch.zeros(len(size), dtype=torch.float64)
-    for cells in own.split(torch.bincount(chunk)[chunk.unique()].tolist()):
-        mine = slice(int(begins[cells[0]]), int(begins[cells[-1] + 1]))
-        logits = learner.logits(hidden[before[mine]])
-        spoken = (logits / temperature[mine, None].to(logits)).log_softmax(1)
-        local = torch.searchsorted(cells, cell[mine]).to(logits.device)
-        out[cells] = divergence(spoken, local, size[cells].to(logits.device)).cpu()
+    for cells in cells_with_rows.split(torch.bincount(chunk)[chunk.unique()].tolist()):
+        chunk_rows = slice(int(begins[cells[0]]), int(begins[cells[-1] + 1]))
+        logits = learner.logits(hidden[token_before[chunk_rows]])
+        logprob = (logits / temperature[chunk_rows, None].to(logits)).log_softmax(1)
+        cell_in_chunk = torch.searchsorted(cells, cell[chunk_rows]).to(logits.device)
+        out[cells] = divergence(logprob, cell_in_chunk, size[cells].to(logits.device)).cpu()
     return out
 
 
 @torch.no_grad()
 def divergence(logprob: Tensor, cell: Tensor, members: Tensor, bound: float = 11.0) -> Tensor:
-    """D of each cell: mean over its group's members i of sum_v (e^d - d - 1), d = mean l_v - l_iv in [-bound, bound].
+    """Divergence of cells: mean over the group's members i of sum_v (e^d - d - 1), d = mean l_v - l_iv, |d| <= bound.
 
     logprob  [n, V] log-softmax l of the members that have a token at their cell's position
     cell     [n] int64, 0 <= cell < k;   members  [k] size of each cell's group
@@ -126,20 +133,21 @@ def divergence(logprob: Tensor, cell: Tensor, members: Tensor, bound: float = 11
     """
     k, size = len(members), members.to(logprob)[:, None]
     uniform = -math.log(logprob.shape[1])
+    # Ended members enter the mean as uniform, and as a term of their own.
     missing = size - torch.bincount(cell, minlength=k).to(logprob)[:, None]
     mean = (logprob.new_zeros(k, logprob.shape[1]).index_add_(0, cell, logprob) + missing * uniform) / size
 
-    def apart(d: Tensor) -> Tensor:
+    def penalty(d: Tensor) -> Tensor:
         d = d.clamp(-bound, bound)
         return (d.expm1() - d).sum(1).to(torch.float64)
 
-    total = apart(mean - uniform) * missing.squeeze(1).to(torch.float64)
-    total = total.index_add_(0, cell, apart(mean[cell] - logprob))
+    total = penalty(mean - uniform) * missing.squeeze(1).to(torch.float64)
+    total = total.index_add_(0, cell, penalty(mean[cell] - logprob))
     return total / size.squeeze(1).to(torch.float64)
 
 
 def positions(forest: Forest) -> Tensor:
     """Position of each action token among its trajectory's trainable tokens, [P] int64."""
-    before = torch.cat([torch.zeros(1, dtype=torch.int64), forest.path_trainable.to(torch.int64).cumsum(0)])
+    trained_before = torch.cat([torch.zeros(1, dtype=torch.int64), forest.path_trainable.to(torch.int64).cumsum(0)])
     begins = begins_of(forest.path_trajectory, forest.n_trajectories)
-    return before[:-1] - before[begins[:-1]][forest.path_trajectory]
+    return trained_before[:-1] - trained_before[begins[:-1]][forest.path_trajectory]

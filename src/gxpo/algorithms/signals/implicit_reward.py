@@ -39,19 +39,25 @@ def implicit_reward(logprob: Tensor, old: Tensor, counted: Tensor, owner: Tensor
 def preferences(outcome: Tensor, group: Tensor, where: Tensor, alike: str = "group") -> tuple[Tensor, Tensor, Tensor]:
     """Preference pairs within groups: better [K], worse [K], weight [K] float64.
 
-    outcome [R]; group [R] ids, -1 = in none; where [R] bool, which take part. The weights add up to 1. `alike` "group":
-    those of a group's pairs to 1 / number of groups that have a pair, so that every such group counts the same; "pair":
-    every pair does. Equal outcomes are no pair.
+    outcome [R]; group [R] ids, -1 = in none; where [R] bool, trajectories that take part. The weights add up to 1.
+    `alike` "group": those of a group's pairs to 1 / number of groups that have a pair, so that every such group counts
+    the same; "pair": every pair does. Equal outcomes are no pair.
     """
     takes = where & outcome.isfinite() & (group >= 0)
+    # Outcomes that differ by rounding are equal, and no preference.
     outcome = grouped.settled(outcome, group, takes)
-    pair = (group[:, None] == group[None]) & (outcome[:, None] > outcome[None]) & takes[:, None] & takes[None]
-    better, worse = pair.nonzero(as_tuple=True)
-    of = group[better]
+    is_pair = (group[:, None] == group[None]) & (outcome[:, None] > outcome[None]) & takes[:, None] & takes[None]
+    better, worse = is_pair.nonzero(as_tuple=True)
+    group_of_pair = group[better]
     if alike == "pair":
-        return better, worse, torch.full((len(of),), 1.0 / max(len(of), 1), dtype=torch.float64)
-    pairs = torch.bincount(of)
-    share = 1.0 / (pairs[of].to(torch.float64) * int((pairs > 0).sum())) if len(of) else outcome.new_zeros(0).double()
+        return better, worse, torch.full((len(group_of_pair),), 1.0 / max(len(group_of_pair), 1), dtype=torch.float64)
+    pairs = torch.bincount(group_of_pair)
+    # A group's pairs grow with the square of its size: divided by their number, groups count alike.
+    share = (
+        1.0 / (pairs[group_of_pair].to(torch.float64) * int((pairs > 0).sum()))
+        if len(group_of_pair)
+        else outcome.new_zeros(0).double()
+    )
     return better, worse, share
 
 
@@ -79,7 +85,7 @@ class ImplicitReward(OwnModel):
     lr      of the reward model
     epochs  optimiser steps on each step's pairs, which are all pairs of different outcomes in a group
     score   of a trajectory in a pair: "sum" of its actions' log-ratios, or their "mean" over its steps
-    alike   what counts the same in the loss: a "group" that has a pair, or a "pair"
+    alike   unit of equal weight in the loss: a "group" that has a pair, or a "pair"
     scale   "largest": the rewards are divided by the largest of the step's in size, and 1e-6; "none". What two forward
             passes may differ by is 0 before that
 
@@ -101,10 +107,11 @@ class ImplicitReward(OwnModel):
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         logprob = self.model.outputs(forest, ("logprob",))["logprob"]
-        old, counted = signals["proximal_logprob"], forest.path_trainable
-        reward = implicit_reward(logprob, old, counted, forest.path_step, forest.n_steps, self.beta)
+        policy_logprob, is_trainable_P = signals["proximal_logprob"], forest.path_trainable
+        reward = implicit_reward(logprob, policy_logprob, is_trainable_P, forest.path_step, forest.n_steps, self.beta)
+        # Two forward passes of one model differ by rounding: divided by the largest, that would be a reward of order 1.
         if self.scale == "largest" and forest.n_steps:
-            length = torch.bincount(forest.path_step[counted], minlength=forest.n_steps)
+            length = torch.bincount(forest.path_step[is_trainable_P], minlength=forest.n_steps)
             reward = torch.where(reward.abs() <= self.beta * grouped.FORWARD * length, 0.0, reward)
             reward = reward / (reward.abs().max() + 1e-6)
         return {"process_reward": reward}
@@ -114,37 +121,42 @@ class ImplicitReward(OwnModel):
         better, worse, weight = preferences(forest.outcome, group, forest.compared & forest.scored, self.alike)
         if not len(better):
             return {"prm_pairs": 0.0}
+        # Only members of pairs have a gradient: the other entries are left out of the forward pass.
         taking = torch.zeros(forest.n_trajectories, dtype=torch.bool)
         taking[better] = taking[worse] = True
         active = forest.path_trainable & forest.to_path(taking, "R")
         entries = active.nonzero().squeeze(1)
-        old, rows = signals["proximal_logprob"][entries], forest.path_trajectory[entries]
+        policy_logprob, rows = signals["proximal_logprob"][entries], forest.path_trajectory[entries]
 
+        # "mean" divides by the steps with tokens, so that long trajectories do not have larger scores.
         steps = torch.ones(forest.n_trajectories, dtype=torch.int64)
         if self.score == "mean":
-            seen = forest.path_step[entries].unique()
-            steps = torch.bincount(forest.step_trajectory[seen], minlength=forest.n_trajectories).clamp_min(1)
+            acting_steps = forest.path_step[entries].unique()
+            steps = torch.bincount(forest.step_trajectory[acting_steps], minlength=forest.n_trajectories).clamp_min(1)
 
         def score(logprob: Tensor) -> Tensor:
-            gap = logprob[entries] - old.to(logprob)
+            gap = logprob[entries] - policy_logprob.to(logprob)
             return gap.new_zeros(forest.n_trajectories).index_add(0, rows, gap) / steps.to(gap)
 
         def loss(x: Mapping[str, Tensor]) -> Tensor:
             return trajectory_dpo(score(x["logprob"]), better, worse, weight, self.beta)
 
+        # Scores of both members are in one term, so that the loss couples a group.
         infos = [
             self.model.step(forest, loss, names=("logprob",), couples="group", active=active)
             for _ in range(self.epochs)
         ]
-        lead = score(infos[0].outputs["logprob"])
-        lead = lead[better] - lead[worse]
+        # Figures are of the model before its first step: the outputs of the first epoch.
+        margin = score(infos[0].outputs["logprob"])
+        margin = margin[better] - margin[worse]
+        # Log-probs of two forward passes differ by rounding per token: within it a pair is a tie.
         length = torch.bincount(rows, minlength=forest.n_trajectories) / steps
-        lead = torch.where(lead.abs() <= grouped.FORWARD * (length[better] + length[worse]), 0.0, lead)
-        right = (weight * (1 + lead.sign().double()) / 2).sum()
-        figures = {"prm_loss": infos[0].loss, "prm_accuracy": float(right), "prm_pairs": float(len(better))}
+        margin = torch.where(margin.abs() <= grouped.FORWARD * (length[better] + length[worse]), 0.0, margin)
+        ordered_weight = (weight * (1 + margin.sign().double()) / 2).sum()
+        figures = {"prm_loss": infos[0].loss, "prm_accuracy": float(ordered_weight), "prm_pairs": float(len(better))}
         if skipped := [i.nonfinite for i in infos if i.nonfinite]:
-            said = f"its gradient is not finite (first in {skipped[0]})"
-            warnings.warn(f"step {tools.step}: the implicit reward model took no step: {said}", stacklevel=2)
+            reason = f"its gradient is not finite (first in {skipped[0]})"
+            warnings.warn(f"step {tools.step}: the implicit reward model took no step: {reason}", stacklevel=2)
             figures["prm_nonfinite_steps"] = float(len(skipped))
         return figures
 

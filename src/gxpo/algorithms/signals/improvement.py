@@ -17,13 +17,13 @@ from gxpo.parts.registry import part
 if TYPE_CHECKING:
     from gxpo.forest.forest import Forest
 
-BORROWED = ("replay", "demonstration", "baseline")  # origins of rollouts that don't say how the policy does
+BORROWED = ("replay", "demonstration", "baseline")  # origins of rollouts that do not measure the present policy
 
 
 def standardised_gain(
     history: Sequence[float], now: float, falling: float = 0.1, eps: float = 1e-6, ddof: int = 1
 ) -> float:
-    """phi((now - mean) / (std + eps)), mean and std (`ddof`) of `history` (two or more), phi(x) = x, below 0 falling x.
+    """Standardised gain phi((now - mean) / (std + eps)) over `history` (two or more); phi(x) = x, below 0 falling x.
 
     0 where the history does not vary (max - min at most 1e-12 of the largest): there is nothing to measure by. Source:
     PIPO, arXiv 2604.00860, eqs. 7-9.
@@ -32,6 +32,7 @@ def standardised_gain(
     3.485685
     """
     low, high = min(history), max(history)
+    # A flat history has no unit to measure by.
     if high - low <= DEGENERATE * max(abs(low), abs(high)):
         return 0.0
     std = statistics.stdev(history) if ddof else statistics.pstdev(history)
@@ -62,11 +63,13 @@ def improvement(
 
     The mean is over the scored and compared trajectories that the policy made in the step, each once.
     """
-    own = torch.tensor([origin not in BORROWED for origin in forest.origin], dtype=torch.bool)
-    taken = forest.outcome[own & forest.scored & forest.compared]
-    now, means, found = ([float(taken.mean())] if taken.numel() else []), past.get("means", []), 0.0
-    if now and len(means) == window:
-        found = standardised_gain(means, now[0], falling, eps, ddof)
-    held = min(max(found, -bound), bound)
-    given = torch.full((forest.n_trajectories,), held, dtype=torch.float64)
-    return given, {"means": [*means, *now][-window:]}, {}
+    # Replayed and demonstrated rollouts measure other policies than the present one.
+    is_from_policy = torch.tensor([origin not in BORROWED for origin in forest.origin], dtype=torch.bool)
+    outcomes = forest.outcome[is_from_policy & forest.scored & forest.compared]
+    mean_now, means, gain = ([float(outcomes.mean())] if outcomes.numel() else []), past.get("means", []), 0.0
+    # Until the window is full its std is no yardstick: the gain is 0.
+    if mean_now and len(means) == window:
+        gain = standardised_gain(means, mean_now[0], falling, eps, ddof)
+    bounded_gain = min(max(gain, -bound), bound)
+    improvement_R = torch.full((forest.n_trajectories,), bounded_gain, dtype=torch.float64)
+    return improvement_R, {"means": [*means, *mean_now][-window:]}, {}

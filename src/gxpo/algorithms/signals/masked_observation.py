@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from gxpo.parts.protocols import Learner, Signals
 
 _LOW = (1 << 32) - 1
-PATCH = 14  # pixels, of the authors
-LIKELIEST = 64  # ids of a distribution that a KL tells apart
+PATCH = 14  # pixels of a patch's side in the authors' code
+LIKELIEST = 64  # ids of a distribution that a KL counts one by one; the rest count as one
 
 
 def _mixed(x: Tensor) -> Tensor:
@@ -45,56 +45,65 @@ def prefix_keys(forest: Forest, seed: int, step: int) -> Tensor:
     """
     packed = forest.pack()
     salt = _mixed(torch.tensor(seed)) ^ _mixed(torch.tensor(step + 0x9E3779B9))
-    own = _mixed(_mixed(forest.token + salt) + packed.position * 0x9E3779B9)
-    return _mixed(own + sum_before(packed.predecessor, own))
+    # Position is mixed in, so that the sum over a path depends on the order of its tokens.
+    token_hash = _mixed(_mixed(forest.token + salt) + packed.position * 0x9E3779B9)
+    return _mixed(token_hash + sum_before(packed.predecessor, token_hash))
 
 
 def hidden_tokens(forest: Forest, share: float, seed: int, step: int) -> Tensor:
     """Prompt and observation tokens to mask, each with probability `share` by its `prefix_keys`; [T] bool.
 
-    Never the first token of a root path (bos), an action token, or what is no vocabulary id, as rows of pictures.
+    Never the first token of a root path (bos), an action token, or a token without a vocabulary id, such as a picture's
+    row.
     """
-    read = (forest.token >= 0) & (forest.token < media.FIRST)
-    context = (forest.kind != ACTION)[forest.token_node] & read & (forest.pack().predecessor >= 0)
-    return context & (prefix_keys(forest, seed, step) < share * 2**32)
+    is_text = (forest.token >= 0) & (forest.token < media.FIRST)
+    is_context = (forest.kind != ACTION)[forest.token_node] & is_text & (forest.pack().predecessor >= 0)
+    # A hash as the random number: contexts that are stored twice, or in other batches, are masked alike.
+    return is_context & (prefix_keys(forest, seed, step) < share * 2**32)
 
 
-def without(forest: Forest, hidden: Tensor, fill: str, blank_id: int, seed: int, step: int) -> Forest:
-    """The forest with its hidden tokens replaced by `blank_id`, or by ids drawn from its own contexts."""
+def mask_tokens(forest: Forest, hidden: Tensor, fill: str, blank_id: int, seed: int, step: int) -> Forest:
+    """Replace the hidden tokens of a forest by `blank_id`, or by ids drawn from its own contexts."""
+    # Random fills come from the step's own contexts, so that they are tokens of the task's language; under the
+    # seed of the choice, a token's hash would decide both whether it is hidden and by what.
     if fill == "blank":
-        other = torch.full_like(forest.token, blank_id)
+        replacement = torch.full_like(forest.token, blank_id)
     else:
-        text = (forest.token >= 0) & (forest.token < media.FIRST)
-        shown = (forest.kind != ACTION)[forest.token_node] & text
-        vocabulary = torch.unique(forest.token[shown])
-        other = vocabulary[prefix_keys(forest, seed + 1, step) % max(1, len(vocabulary))] if len(vocabulary) else None
-    return forest if other is None else forest.replace(token=torch.where(hidden, other, forest.token))
+        is_text = (forest.token >= 0) & (forest.token < media.FIRST)
+        is_context = (forest.kind != ACTION)[forest.token_node] & is_text
+        vocabulary = torch.unique(forest.token[is_context])
+        replacement = (
+            vocabulary[prefix_keys(forest, seed + 1, step) % max(1, len(vocabulary))] if len(vocabulary) else None
+        )
+    return forest if replacement is None else forest.replace(token=torch.where(hidden, replacement, forest.token))
 
 
 def with_masked_pictures(forest: Forest, mask: Callable[[str], str]) -> Forest:
-    """The forest with other pictures of as many rows: `mask` gives each one's reference by that of the old one."""
+    """Replace the pictures of a forest by others of as many rows: `mask` maps an old reference to the new one."""
     rows = forest.token >= media.FIRST
-    keys, place = torch.unique((forest.token[rows] - media.FIRST) // media.ROWS, return_inverse=True)
-    other = {ref: mask(ref) for ref in (media.PICTURES.ref_of(key) for key in keys.tolist())}
-    new = torch.tensor([media.key_of(x) for x in other.values()], dtype=torch.int64)[place]
+    keys, picture_of_row = torch.unique((forest.token[rows] - media.FIRST) // media.ROWS, return_inverse=True)
+    masked_ref = {ref: mask(ref) for ref in (media.PICTURES.ref_of(key) for key in keys.tolist())}
+    masked_key = torch.tensor([media.key_of(x) for x in masked_ref.values()], dtype=torch.int64)[picture_of_row]
+    # A picture's token ids hold its key and the row: the key changes, rows stay.
     token = forest.token.clone()
-    token[rows] = media.FIRST + new * media.ROWS + (token[rows] - media.FIRST) % media.ROWS
-    shown = {node: tuple(other.get(ref, ref) for ref in refs) for node, refs in forest.media.items()}
-    return forest.replace(token=token, media=shown)
+    token[rows] = media.FIRST + masked_key * media.ROWS + (token[rows] - media.FIRST) % media.ROWS
+    refs_by_node = {node: tuple(masked_ref.get(ref, ref) for ref in refs) for node, refs in forest.media.items()}
+    return forest.replace(token=token, media=refs_by_node)
 
 
 def masked_picture(
     pixels: Pixels, cell: tuple[float, float], share: float, fill: str, seed: int, step: int, key: int
 ) -> Pixels:
-    """A picture [H, W, 3] with each of its cells (of that height and width, in pixels) hidden with probability `share`,
-    by a hash of (seed, step, key, cell): "black", or of the picture's "mean" colour."""
+    """Hide each cell (height and width in pixels) of a picture [H, W, 3] with probability `share`, by a hash of (seed,
+    step, key, cell): "black", or the picture's "mean" colour."""
     y, x = ((np.arange(n) // size).astype(np.int64) for n, size in zip(pixels.shape, cell, strict=False))
-    down, across = int(y[-1]) + 1, int(x[-1]) + 1
+    # Cells by integer division of the pixel's place; the last row and column may be cut off.
+    n_rows, n_columns = int(y[-1]) + 1, int(x[-1]) + 1
     salt = torch.tensor([seed, step + 0x9E3779B9, key])
-    place = torch.arange(down * across) + int(_mixed(_mixed(salt) * torch.tensor([3, 5, 7])).sum())
-    hidden = (_mixed(_mixed(place) + key) < share * 2**32).reshape(down, across).numpy()
-    other = np.zeros(3) if fill == "black" else pixels.mean((0, 1))
-    return np.where(hidden[y][:, x][..., None], other.round().astype(np.uint8), pixels)
+    cell_number = torch.arange(n_rows * n_columns) + int(_mixed(_mixed(salt) * torch.tensor([3, 5, 7])).sum())
+    hidden = (_mixed(_mixed(cell_number) + key) < share * 2**32).reshape(n_rows, n_columns).numpy()
+    fill_colour = np.zeros(3) if fill == "black" else pixels.mean((0, 1))
+    return np.where(hidden[y][:, x][..., None], fill_colour.round().astype(np.uint8), pixels)
 
 
 def picture_kl(forest: Forest, learner: Learner) -> float | None:
@@ -112,12 +121,14 @@ def picture_kl(forest: Forest, learner: Learner) -> float | None:
         mean = pixels.mean((0, 1)).round().astype(np.uint8)
         return media.PICTURES.put(np.broadcast_to(mean, pixels.shape).copy())
 
+    # Temperature 1: the model's own distributions, whatever the rollouts were sampled at.
     at_one = forest.replace(sampling=[{} for _ in forest.sampling])
     ids, logprob = Output("likeliest", LIKELIEST), Output("likeliest_logprob", LIKELIEST)
-    found = learner.outputs(at_one, (ids, logprob))
-    seen = {"teacher_ids": found[ids].to(torch.int64), "teacher_logprob": found[logprob]}
+    likeliest = learner.outputs(at_one, (ids, logprob))
+    # The distribution with pictures is the teacher of the pass without them: KL(with || without).
+    unmasked = {"teacher_ids": likeliest[ids].to(torch.int64), "teacher_logprob": likeliest[logprob]}
     divergence = Output("divergence", 0.0)  # KL of what is given from the policy
-    kl = learner.outputs(with_masked_pictures(at_one, hidden), (divergence,), given=seen)[divergence]
+    kl = learner.outputs(with_masked_pictures(at_one, hidden), (divergence,), given=unmasked)[divergence]
     kl = kl[forest.path_trainable & kl.isfinite()]
     return float(kl.mean()) if kl.numel() else None
 
@@ -163,17 +174,18 @@ class MaskedObservation(SignalPart):
             raise GxpoError("signal.masked_observation.hide=patches: no picture is shown in this step: hide tokens")
         if self.hide == "tokens" or not pictures:
             hidden = hidden_tokens(forest, self.share, tools.seed, tools.step)
-            return without(forest, hidden, self.fill, tools.blank_id, tools.seed, tools.step)
+            return mask_tokens(forest, hidden, self.fill, tools.blank_id, tools.seed, tools.step)
 
         def mask(ref: str) -> str:
             pixels = media.PICTURES.pixels(ref)
+            # Without a stated patch the cell is a row of the model's features, so that whole features are hidden.
             side = float(self.patch or PATCH)
             cell = side, side
             if not self.patch and tools.picture_grid is not None:
-                down, across = tools.picture_grid(ref)
-                cell = pixels.shape[0] / down, pixels.shape[1] / across
-            how = (self.share, self.patch_fill, tools.seed, tools.step, media.key_of(ref))
-            return media.PICTURES.put(masked_picture(pixels, cell, *how))
+                n_rows, n_columns = tools.picture_grid(ref)
+                cell = pixels.shape[0] / n_rows, pixels.shape[1] / n_columns
+            options = (self.share, self.patch_fill, tools.seed, tools.step, media.key_of(ref))
+            return media.PICTURES.put(masked_picture(pixels, cell, *options))
 
         return with_masked_pictures(forest, mask)
 

@@ -31,21 +31,22 @@ def span_features(
 
     Mean hidden state of the stretch, and the hidden state of its last token.
     """
-    held = hidden.to(torch.float64)
-    total = torch.zeros(len(first), held.shape[1], dtype=torch.float64).index_add_(0, piece, held)
+    states = hidden.to(torch.float64)
+    total = torch.zeros(len(first), states.shape[1], dtype=torch.float64).index_add_(0, piece, states)
     size = (last - first + 1).to(torch.float64)[:, None]
-    ends = held[last]
-    follows = torch.zeros(len(first), dtype=torch.bool)
-    follows[1:] = trajectory[1:] == trajectory[:-1]
-    both = total + torch.where(follows[:, None], total.roll(1, 0), 0.0)
-    length = size + torch.where(follows[:, None], size.roll(1, 0), 0.0)
-    return torch.cat([total / size, ends], 1), torch.cat([both / length, ends], 1), follows
+    ends = states[last]
+    has_previous = torch.zeros(len(first), dtype=torch.bool)
+    has_previous[1:] = trajectory[1:] == trajectory[:-1]
+    # Pieces are in the order of time: the one before is the row above, if it is of the same trajectory.
+    merged_sum = total + torch.where(has_previous[:, None], total.roll(1, 0), 0.0)
+    merged_size = size + torch.where(has_previous[:, None], size.roll(1, 0), 0.0)
+    return torch.cat([total / size, ends], 1), torch.cat([merged_sum / merged_size, ends], 1), has_previous
 
 
 @torch.no_grad()
 def step_labels(outcome: Tensor, place: Tensor, where: Tensor) -> Tensor:
-    """Mean outcome of the counting trajectories through each action token, [P] float64, nan without one; for a step,
-    read it at its last token.
+    """Mean outcome of the counted trajectories through each action token, [P] float64, nan without one; a step's label
+    is that of its last token.
 
     outcome [P] of the entry's trajectory; place [P] int64 dense ids of (group, stored token); where [P] bool
     """
@@ -66,7 +67,7 @@ class MergedSteps(RidgeProbe):
     two. Nothing of the rollouts that it judges is in it. As long as fewer than `enough` rows are there, all rewards are
     0 (`steps_used` 0).
 
-    scored  what is judged: single steps, or those and pairs. Pairs are trained on either way
+    scored  units that are judged: single steps, or these and pairs. Pairs are trained on either way
     merged  weight of the pair; 0: a process reward model of single steps, and no pairs are trained on
 
     A step is a segment of an action, or a turn without segments; one that several trajectories share is one row.
@@ -87,29 +88,35 @@ class MergedSteps(RidgeProbe):
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         pieces = pieces_of(forest)
         hidden = tools.learner.hidden(forest, layer=self.layer)[forest.path_token]
-        single, pair, follows = span_features(hidden, pieces.first, pieces.last, pieces.trajectory, pieces.piece)
+        single, pair, has_previous = span_features(hidden, pieces.first, pieces.last, pieces.trajectory, pieces.piece)
         reward, fitted = torch.zeros(len(single), dtype=torch.float64), self.fit()
         if fitted is not None:
             weight, intercept = fitted
-            share = (self.merged if self.scored == "blend" else 0.0) * follows.to(torch.float64)
+            # A trajectory's first step has no pair: it is judged by itself.
+            share = (self.merged if self.scored == "blend" else 0.0) * has_previous.to(torch.float64)
             reward = (1 - share) * (single @ weight) + share * (pair @ weight) + intercept
         self.latest.clear()
         self.latest.update(
-            single=single, pair=pair, follows=follows, reward=reward, used=torch.tensor(fitted is not None)
+            single=single, pair=pair, follows=has_previous, reward=reward, used=torch.tensor(fitted is not None)
         )
         return {"piece_reward": reward[pieces.piece]}
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
-        last, now = pieces_of(forest).last, self.latest
+        last, latest_rows = pieces_of(forest).last, self.latest
         owner = forest.path_trajectory
-        counts, place = (forest.scored & forest.compared)[owner], forest.ids("group", "token", axis="P")
-        label = step_labels(torch.where(counts, forest.outcome[owner], 0.0), place, counts)[last]
+        is_counted_P, token_P = (forest.scored & forest.compared)[owner], forest.ids("group", "token", axis="P")
+        label = step_labels(torch.where(is_counted_P, forest.outcome[owner], 0.0), token_P, is_counted_P)[last]
+        # A step that several trajectories share is one example: the first of its last token's entries stands for it.
         row = torch.arange(len(owner), dtype=torch.float64)
-        once = (counts & (grouped.min(row, place, counts) == row))[last]
-        figures = {"steps_rows": float(self.rows), "steps_used": float(now["used"])}
-        if bool(once.any()):
-            figures["steps_error"] = float((now["reward"] - label)[once].square().mean())
-            figures["steps_spread"] = float(label[once].var(correction=0))
-        both = once & now["follows"] & (self.merged > 0)
-        self.keep(torch.cat([now["single"][once], now["pair"][both]]), torch.cat([label[once], label[both]]))
+        is_labelled = (is_counted_P & (grouped.min(row, token_P, is_counted_P) == row))[last]
+        figures = {"steps_rows": float(self.rows), "steps_used": float(latest_rows["used"])}
+        if bool(is_labelled.any()):
+            figures["steps_error"] = float((latest_rows["reward"] - label)[is_labelled].square().mean())
+            figures["steps_spread"] = float(label[is_labelled].var(correction=0))
+        # A pair has the label of its second step: an error that the next step mends is none of the two.
+        is_pair = is_labelled & latest_rows["follows"] & (self.merged > 0)
+        self.keep(
+            torch.cat([latest_rows["single"][is_labelled], latest_rows["pair"][is_pair]]),
+            torch.cat([label[is_labelled], label[is_pair]]),
+        )
         return figures

@@ -23,7 +23,7 @@ Empty = Literal["reference", "nothing"]
 
 
 def mixed(reference: Tensor, earlier: Tensor, share: float, empty: Empty = "reference") -> Tensor:
-    """share * reference + (1 - share) * mean over the earlier policies, [P] log-probs.
+    """Mixture of log-probs [P]: share * reference + (1 - share) * mean over the earlier policies.
 
     reference [P], earlier [K, P]: the geometric mixture of the policies, up to its normaliser, which pairs of one
     prompt share. Without earlier ones their share is the reference's, or "nothing": share * reference.
@@ -39,11 +39,11 @@ class Opponents(OwnModel):
     """Log-probs of the mixture of the reference policy and the last `history` policies, "opponents_logprob" [P].
 
     share    of the reference; the earlier policies share the rest equally
-    history  policies kept, one every `every` steps, as it was after that step's update
+    history  number of stored policies, one every `every` steps, as it was after that step's update
     every    steps
-    empty    what has their share before the first one: the "reference", or "nothing"
+    empty    policy that has their share before the first one: the "reference", or "nothing"
 
-    Costs a forward pass for each policy kept, and their parameters in memory and in the checkpoint.
+    Costs a forward pass for each stored policy, and their parameters in memory and in the checkpoint.
 
     Source: MNPO, arXiv 2509.23102, and its code (share 1/3, history 2, empty "nothing", equal
     weights whatever is configured).
@@ -58,39 +58,42 @@ class Opponents(OwnModel):
     needs = ("reference_logprob",)
 
     @property
-    def kept(self) -> list[dict[str, Tensor]]:
-        """Parameters of the policies kept, the oldest first."""
+    def snapshots(self) -> list[dict[str, Tensor]]:
+        """Parameters of the stored policies, the oldest first."""
         return self.memory.setdefault("kept", [])
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
-        reference, found = signals["reference_logprob"], []
-        for snapshot in self.kept:
+        reference, logprobs = signals["reference_logprob"], []
+        # One model in memory takes the parameters of each policy in turn.
+        for snapshot in self.snapshots:
             self.model.restore(snapshot)
-            found.append(self.model.outputs(forest, ("logprob",))["logprob"])
-        earlier = torch.stack(found) if found else reference.new_zeros(0, len(reference))
+            logprobs.append(self.model.outputs(forest, ("logprob",))["logprob"])
+        earlier = torch.stack(logprobs) if logprobs else reference.new_zeros(0, len(reference))
         return {"opponents_logprob": mixed(reference, earlier, self.share, self.empty)}
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
+        # The snapshot is taken after the update: an opponent is a policy that has been left behind.
         if tools.step % self.every == 0:
             self.model.follow(tools.learner, 1.0)
-            self.memory["kept"] = [*self.kept, self.model.snapshot()][-self.history :]
-        return {"opponents": float(len(self.kept))}
+            self.memory["kept"] = [*self.snapshots, self.model.snapshot()][-self.history :]
+        return {"opponents": float(len(self.snapshots))}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kept": len(self.kept)}
+        return {"kept": len(self.snapshots)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state.get("kept") != len(self.kept):
+        # A checkpoint with fewer tensors than policies would mix in other opponents in silence.
+        if state.get("kept") != len(self.snapshots):
             raise CheckpointError(
-                f"signal opponents kept {state.get('kept')} policies; {len(self.kept)} are in the checkpoint"
+                f"signal opponents kept {state.get('kept')} policies; {len(self.snapshots)} are in the checkpoint"
             )
 
     def tensors(self) -> dict[str, Tensor]:
-        return {f"{i}/{name}": x for i, kept in enumerate(self.kept) for name, x in kept.items()}
+        return {f"{i}/{name}": x for i, snapshot in enumerate(self.snapshots) for name, x in snapshot.items()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        kept: dict[int, dict[str, Tensor]] = {}
+        snapshot_by_number: dict[int, dict[str, Tensor]] = {}
         for key, x in tensors.items():
             number, _, name = key.partition("/")
-            kept.setdefault(int(number), {})[name] = x
-        self.memory["kept"] = [kept[i] for i in sorted(kept)]
+            snapshot_by_number.setdefault(int(number), {})[name] = x
+        self.memory["kept"] = [snapshot_by_number[i] for i in sorted(snapshot_by_number)]

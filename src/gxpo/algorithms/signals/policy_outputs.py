@@ -47,6 +47,7 @@ def layer_logprob(
     Costs a forward pass of the step while it lasts.
     """
     name = Output("logprob", layer, normed=normed)
+    # nan means unknown to the parts that read it; the forward pass is saved.
     if steps is not None and step > steps:
         return torch.full((forest.n_entries,), torch.nan, dtype=torch.float64)
     return learner.outputs(forest, (name,))[name]
@@ -61,32 +62,35 @@ def prompt_confidence(forest: Forest, learner: Learner) -> Tensor:
     distinct prompt goes through the model once.
     """
     forest.need_ids("the confidence of a prompt")
-    prompts, which = prompts_of(forest)
+    prompts, prompt_R = prompts_of(forest)
     records = []
+    # Prompts become actions after their first token, so that the learner gives their log-probs.
     for i, (node, policy) in enumerate(prompts):
         ids = forest.context(node)
         turn = {"action": ids[1:], "policy": policy}
         records.append({"schema": "gxpo.rollouts/1", "group": "", "id": str(i), "prompt": ids[:1], "turns": [turn]})
-    asked = Forest.from_records(records)
-    logprob = learner.outputs(asked, ("logprob",))["logprob"]
+    prompt_forest = Forest.from_records(records)
+    logprob = learner.outputs(prompt_forest, ("logprob",))["logprob"]
     n = len(prompts)
-    total = torch.zeros(n + 1, dtype=torch.float64).index_add_(0, asked.path_trajectory, logprob)
-    mean = total / torch.bincount(asked.path_trajectory, minlength=n + 1).clamp_min(1)
-    return mean.exp()[which]  # -1: the last row, which is 1
+    # One more row, without tokens: mean 0 and confidence 1, for trajectories of short prompts.
+    total = torch.zeros(n + 1, dtype=torch.float64).index_add_(0, prompt_forest.path_trajectory, logprob)
+    mean = total / torch.bincount(prompt_forest.path_trajectory, minlength=n + 1).clamp_min(1)
+    return mean.exp()[prompt_R]  # -1: the last row, which is 1
 
 
 def prompts_of(forest: Forest) -> tuple[list[tuple[int, str]], Tensor]:
     """Distinct prompts as (node, policy), and the index of each trajectory's prompt, [R].
 
-    The node is the last of the prompt (-1: none); the policy is that of the first action. A trajectory
-    without action tokens has -1.
+    The node is the last of the prompt (-1: none); the policy is that of the first action. The index of a trajectory
+    without action tokens is -1.
     """
     begins = begins_of(forest.path_trajectory, forest.n_trajectories)
-    has = begins.diff() > 0
-    first = forest.token_node[forest.path_token[begins[:-1][has]]]
+    has_action_R = begins.diff() > 0
+    first = forest.token_node[forest.path_token[begins[:-1][has_action_R]]]
     n_policies = max(1, len(forest.policy_names))
+    # One prompt under two policies is read twice: each has its own confidence.
     keys = (forest.parent[first] + 1) * n_policies + forest.policy[first]
-    distinct, place = torch.unique(keys, return_inverse=True)
-    which = torch.full((forest.n_trajectories,), -1, dtype=torch.int64)
-    which[has] = place
-    return [(k // n_policies - 1, forest.policy_names[k % n_policies]) for k in distinct.tolist()], which
+    distinct, prompt_index = torch.unique(keys, return_inverse=True)
+    prompt_R = torch.full((forest.n_trajectories,), -1, dtype=torch.int64)
+    prompt_R[has_action_R] = prompt_index
+    return [(k // n_policies - 1, forest.policy_names[k % n_policies]) for k in distinct.tolist()], prompt_R

@@ -24,7 +24,7 @@ BETAS, EPS = (0.9, 0.999), 1e-8  # Adam's
 
 
 def contribution(features: Tensor, net: Mapping[str, Tensor]) -> Tensor:
-    """c [n] = outer . gelu(inner x + inner_bias) + outer_bias, x = (features [n, H] - middle [H]) / spread [H]."""
+    """Turn shares c [n] = outer . gelu(inner x + inner_bias) + outer_bias, x = (features [n, H] - middle) / spread."""
     x = (features - net["middle"]) / net["spread"]
     return torch.nn.functional.gelu(x @ net["inner"].T + net["inner_bias"]) @ net["outer"] + net["outer_bias"]
 
@@ -32,7 +32,7 @@ def contribution(features: Tensor, net: Mapping[str, Tensor]) -> Tensor:
 def redistribution_loss(share: Tensor, owner: Tensor, outcome: Tensor, where: Tensor) -> Tensor:
     """Reward redistribution loss: mean over trajectories of (sum of turn shares - outcome)^2, with gradient in share.
 
-    share [S]; owner [S] index into R; outcome [R]; where [R] bool: which count
+    share [S]; owner [S] index into R; outcome [R]; where [R] bool: trajectories that count
     """
     total = share.new_zeros(outcome.shape).index_add(0, owner, share)
     return (total - outcome.to(share))[where].square().mean()
@@ -74,55 +74,60 @@ class ProgressEstimator(Buffered):
         if not self.memory:
             self.memory.update(_fresh(hidden.shape[1], self.width, tools.seed))
         begins = begins_of(forest.path_step, forest.n_steps)
-        spoken = begins.diff() > 0
-        features = hidden[forest.path_token[begins[1:][spoken] - 1]].to(torch.float64)
+        has_tokens = begins.diff() > 0
+        # A turn is known by the state at its last token, which has read all of it.
+        features = hidden[forest.path_token[begins[1:][has_tokens] - 1]].to(torch.float64)
         share = torch.zeros(forest.n_steps, dtype=torch.float64)
-        share[spoken] = contribution(features, self.memory)
+        share[has_tokens] = contribution(features, self.memory)
         self.latest.clear()
-        self.latest.update(features=features, owner=forest.step_trajectory[spoken], share=share[spoken])
-        if self._used:
+        self.latest.update(features=features, owner=forest.step_trajectory[has_tokens], share=share[has_tokens])
+        if self._has_enough:
             return {"progress": share}
+        # Until there is enough to fit, the late reward itself: the whole outcome on the last turn.
         ends = begins_of(forest.step_trajectory, forest.n_trajectories)
-        paid = forest.scored & (ends.diff() > 0)
-        late = torch.zeros(forest.n_steps, dtype=torch.float64)
-        late[ends[1:][paid] - 1] = forest.outcome[paid]
-        return {"progress": late}
+        has_outcome = forest.scored & (ends.diff() > 0)
+        late_reward = torch.zeros(forest.n_steps, dtype=torch.float64)
+        late_reward[ends[1:][has_outcome] - 1] = forest.outcome[has_outcome]
+        return {"progress": late_reward}
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
         owner, share, outcome = self.latest["owner"], self.latest["share"], forest.outcome
-        acts = torch.bincount(owner, minlength=forest.n_trajectories) > 0
-        where = forest.scored & forest.compared & acts
+        has_tokens_R = torch.bincount(owner, minlength=forest.n_trajectories) > 0
+        where = forest.scored & forest.compared & has_tokens_R
         if not bool(where.any()):
             return {}
-        figures = {"progress_used": float(self._used), "progress_spread": float(share.std(correction=0))}
+        figures = {"progress_used": float(self._has_enough), "progress_spread": float(share.std(correction=0))}
+        # Measured before the buffer holds the step: a loss on trajectories that were not seen.
         loss, spread = float(redistribution_loss(share, owner, outcome, where)), outcome[where].var(correction=0)
         figures |= {"progress_loss": loss} | ({"progress_explained": 1 - loss / float(spread)} if spread > 0 else {})
-        self._keep(owner, outcome, where)
+        self._remember(owner, outcome, where)
         for _ in range(self.updates):
             figures["progress_fit"] = self._step()
         return figures
 
     @property
-    def _used(self) -> bool:
-        """Whether enough trajectories have been seen."""
+    def _has_enough(self) -> bool:
+        """True once the buffer holds enough trajectories."""
         return len(self.memory["outcome"]) >= self.enough
 
-    def _keep(self, owner: Tensor, outcome: Tensor, where: Tensor) -> None:
-        """The turns of these trajectories behind those in the buffer, which holds the newest."""
-        kept = where[owner]
+    def _remember(self, owner: Tensor, outcome: Tensor, where: Tensor) -> None:
+        """Append the turns of these trajectories to the buffer and drop the oldest trajectories."""
+        is_counted = where[owner]
+        # Owners are indices into the buffer's outcomes, and move when the oldest are dropped.
         number = where.cumsum(0) - 1 + len(self.memory["outcome"])  # of each trajectory in the longer buffer
         outcomes = torch.cat([self.memory["outcome"], outcome[where]])
-        owners = torch.cat([self.memory["owner"], number[owner][kept]])
-        features = torch.cat([self.memory["features"], self.latest["features"][kept]])
+        owners = torch.cat([self.memory["owner"], number[owner][is_counted]])
+        features = torch.cat([self.memory["features"], self.latest["features"][is_counted]])
         first = max(0, len(outcomes) - self.buffer)
-        stays = owners >= first
-        self.memory.update(outcome=outcomes[first:], owner=owners[stays] - first, features=features[stays])
-        spread, middle = torch.std_mean(features[stays], 0, correction=0)
-        varies = spread > DEGENERATE * features[stays].abs().amax(0)  # what does not vary tells nothing
+        in_buffer = owners >= first
+        self.memory.update(outcome=outcomes[first:], owner=owners[in_buffer] - first, features=features[in_buffer])
+        # Features in units of their spread; one that does not vary is divided by infinity, so that it is 0.
+        spread, middle = torch.std_mean(features[in_buffer], 0, correction=0)
+        varies = spread > DEGENERATE * features[in_buffer].abs().amax(0)  # what does not vary tells nothing
         self.memory.update(middle=middle, spread=torch.where(varies, spread, torch.inf))
 
     def _step(self) -> float:
-        """One step of Adam on the buffer; the loss before it."""
+        """Take one step of Adam on the buffer; return the loss before it."""
         owner, outcome = self.memory["owner"], self.memory["outcome"]
         net = {name: self.memory[name].clone().requires_grad_() for name in NAMES}
         scale = {name: self.memory[name] for name in ("middle", "spread")}
@@ -130,6 +135,7 @@ class ProgressEstimator(Buffered):
             share = contribution(self.memory["features"], net | scale)
             loss = redistribution_loss(share, owner, outcome, torch.ones_like(outcome, dtype=torch.bool))
             slopes = torch.autograd.grad(loss, list(net.values()))
+        # Adam by hand: its state is tensors of the checkpoint, like all that the part remembers.
         self.memory["steps"] = count = self.memory["steps"] + 1
         for name, slope in zip(NAMES, slopes, strict=True):
             first = self.memory[f"{name}.mean"].lerp(slope, 1 - BETAS[0])
@@ -141,7 +147,7 @@ class ProgressEstimator(Buffered):
 
 
 def _fresh(size: int, width: int, seed: int) -> dict[str, Tensor]:
-    """Parameters, Adam's averages and the buffer at the start: the outer layer is 0, so that all shares are."""
+    """Initial parameters, averages of Adam and empty buffer; the outer layer is 0, so that all shares are 0."""
     generator = torch.Generator().manual_seed(seed)
     inner = torch.randn(width, size, generator=generator, dtype=torch.float64) / size**0.5
     net = dict(zip(NAMES, (inner, inner.new_zeros(width), inner.new_zeros(width), inner.new_zeros(())), strict=True))

@@ -28,14 +28,17 @@ def ridge(features: Tensor, target: Tensor, strength: float) -> tuple[Tensor, Te
     In closed form, by the smaller of the two systems of equations; a feature that does not vary has weight 0.
     """
     middle, spread = features.mean(0), features.std(0, correction=0)
+    # A constant feature has no unit: it is left out, or rounding would be scaled to order 1.
     varies = spread > grouped.DEGENERATE * features.abs().amax(0)
     unit = torch.where(varies, spread, 1.0)
     x = torch.where(varies, (features - middle) / unit, 0.0)
     y = target - target.mean()
     n, d = x.shape
     penalty = strength * n
+    # Without a penalty the system may be singular: least squares with the smallest norm.
     if strength == 0:
         slope = torch.linalg.lstsq(x, y[:, None], driver="gelsd").solution.squeeze(1)
+    # The smaller system: D equations for weights, or n for rows (the dual), with the same solution.
     elif d <= n:
         slope = torch.linalg.solve(x.T @ x + penalty * torch.eye(d, dtype=x.dtype), x.T @ y)
     else:
@@ -49,7 +52,7 @@ class Buffered(SignalPart):
     """Base class of signals from a model that is fitted on the newest `buffer` rows, once there are `enough`.
 
     layer   which hidden states; -1 the last
-    memory  the rows and what is fitted, part of the checkpoint;   latest  what `compute` leaves to `learn`
+    memory  rows and fitted parameters, in the checkpoint;   latest  tensors that `compute` hands to `learn`
     """
 
     layer: int = -1
@@ -91,5 +94,7 @@ class RidgeProbe(Buffered):
 
     def keep(self, features: Tensor, target: Tensor) -> None:
         """Append rows to the buffer and drop the oldest."""
-        for name, new in (("features", features), ("target", target)):
-            self.memory[name] = torch.cat([self.memory[name], new] if name in self.memory else [new])[-self.buffer :]
+        for name, new_rows in (("features", features), ("target", target)):
+            self.memory[name] = torch.cat([self.memory[name], new_rows] if name in self.memory else [new_rows])[
+                -self.buffer :
+            ]

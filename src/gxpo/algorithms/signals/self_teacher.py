@@ -33,50 +33,54 @@ def first_other(good: Tensor, group: Tensor) -> Tensor:
     groups = int(group.max()) + 1 if n else 0
 
     def least(where: Tensor) -> Tensor:
-        found = torch.full((groups,), n).scatter_reduce_(0, group[where], index[where], "amin")
-        return found[group]
+        smallest = torch.full((groups,), n).scatter_reduce_(0, group[where], index[where], "amin")
+        return smallest[group]
 
     first = least(good)
-    other = torch.where(index == first, least(good & (index != first)), first)
-    return torch.where(other < n, other, -1)
+    # The first good one of a group is shown the second, and is shown to all others.
+    other_R = torch.where(index == first, least(good & (index != first)), first)
+    return torch.where(other_R < n, other_R, -1)
 
 
-def shown(
-    forest: Forest, rows: Tensor, peer: Tensor, asked: Sequence[Sequence[int] | None] | None = None
+def with_peer_shown(
+    forest: Forest, rows: Tensor, peer: Tensor, prompts: Sequence[Sequence[int] | None] | None = None
 ) -> tuple[Forest, Tensor]:
-    """Forest of the given trajectories with a peer's rollout in their context, and the row of `forest` that each of
-    its trajectories is.
+    """Forest of some trajectories with a peer's rollout in their context, and each one's row in `forest`.
 
-    rows   [K] distinct trajectories, peer [K] of each
-    asked  of each peer, as `torch.unique` sorts them: a prompt that replaces that of the trajectories,
-           which have one turn. None (all, or one): each of their contexts is opened by all that the peer's last
-           action was written under, and that action, token ids as they are
+    rows     [K] distinct trajectories, peer [K] of each
+    prompts  of each peer, in the order of `torch.unique`: a prompt that replaces that of the trajectories, which have
+             one turn. None (all, or one): the peer's last action, with its whole context, goes before each of their
+             contexts, token ids as they are
 
-    What the given trajectories share they still share where their peer is the same, and what is shown is stored once.
+    Trajectories with one peer still share their stored tokens, and a peer's rollout is stored once.
     For reading a model only: prompts stay what they were, so the forest can't be written as records.
     """
     from gxpo.forest.forest import ACTION, Forest
 
     last = torch.unique(peer)
-    given = [None] * len(last) if asked is None else asked
-    told = [
+    prompt_of_peer = [None] * len(last) if prompts is None else prompts
+    opening_tokens = [
         forest.context(int(forest.last_action[p])) if ids is None else list(ids)
-        for p, ids in zip(last.tolist(), given, strict=True)
+        for p, ids in zip(last.tolist(), prompt_of_peer, strict=True)
     ]
-    openings = Forest.from_completions(told, [[[0]] for _ in told])  # of one token each, which is left out again
+    # Each opening is stored once, as a trajectory of its own, whose one action token is dropped below.
+    openings = Forest.from_completions(opening_tokens, [[[0]] for _ in opening_tokens])
     order = [rows[peer == p] for p in last.tolist()]
-    pieces = [forest.select(mine) for mine in order]
-    whole = Forest.concat([openings, *pieces])
-    parent, prompt, at = whole.parent.clone(), whole.prompt_node.clone(), openings.n_nodes
-    for piece, opening, ids in zip(pieces, openings.prompt_node.tolist(), given, strict=True):
-        moved = piece.parent < 0
+    pieces = [forest.select(rows_of_peer) for rows_of_peer in order]
+    joined = Forest.concat([openings, *pieces])
+    parent, prompt, node_offset = joined.parent.clone(), joined.prompt_node.clone(), openings.n_nodes
+    # Roots of a piece are hung below its peer's opening; under a new prompt its first actions are, so that the
+    # old prompt is left out.
+    for piece, opening, ids in zip(pieces, openings.prompt_node.tolist(), prompt_of_peer, strict=True):
+        is_reparented = piece.parent < 0
         if ids is not None:
-            moved = (piece.kind == ACTION) & (moved | (piece.kind[piece.parent.clamp_min(0)] != ACTION))
-            prompt[(prompt >= at) & (prompt < at + piece.n_nodes)] = opening
-        parent[at + moved.nonzero().squeeze(1)] = opening
-        at += piece.n_nodes
-    own = torch.arange(len(told), whole.n_trajectories)
-    return whole.replace(parent=parent, prompt_node=prompt).select(own), torch.cat(order)
+            is_reparented = (piece.kind == ACTION) & (is_reparented | (piece.kind[piece.parent.clamp_min(0)] != ACTION))
+            prompt[(prompt >= node_offset) & (prompt < node_offset + piece.n_nodes)] = opening
+        parent[node_offset + is_reparented.nonzero().squeeze(1)] = opening
+        node_offset += piece.n_nodes
+    # The openings' own trajectories come first and are no rollouts.
+    kept_rows = torch.arange(len(opening_tokens), joined.n_trajectories)
+    return joined.replace(parent=parent, prompt_node=prompt).select(kept_rows), torch.cat(order)
 
 
 @part("self_teacher", stage="signal")
@@ -94,11 +98,11 @@ class SelfTeacher(OwnModel):
     rate      0: the policy at the beginning of the run; 1: the policy at the start of the step
     top_k     no more than the vocabulary has; of a support, its size
     of        "all" rollouts that have a peer, or those that have "failed"
-    template  the prompt, of a chat the user's last message: {prompt} is what stood there, {solution} the peer's text.
-              "" for a policy that reads no instructions: the peer's whole rollout, with its prompt, stands before the
-              prompt, token ids as they are. So it does in episodes, where a prompt is given as token ids, and where
-              what a rollout was written under is not its task's prompt alone
-    hide      a regular expression of what is left out of the peer's text, by default thoughts; "": nothing
+    template  the prompt, of a chat the user's last message: {prompt} is the old one, {solution} the peer's text.
+              "" for a policy that reads no instructions: the peer's whole rollout, with its prompt, goes before the
+              prompt, token ids as they are. The same holds in episodes, where a prompt is given as token ids, and where
+              a rollout's context is more than its task's prompt
+    hide      regular expression of parts left out of the peer's text, by default thoughts; "": none
 
     Temperature and support are the rollout's. Costs a forward pass over the rollouts that have a peer, and a second
     model in memory and in the checkpoint; K + 1 numbers a token.
@@ -116,9 +120,11 @@ class SelfTeacher(OwnModel):
     provides = ("teacher_ids", "teacher_logprob", "teacher_entropy")
 
     def __post_init__(self) -> None:
-        places = {"prompt": "{prompt}", "solution": "{solution}"}
+        placeholders = {"prompt": "{prompt}", "solution": "{solution}"}
         try:
-            wrong = bool(self.template) and any(x not in self.template.format(**places) for x in places.values())
+            wrong = bool(self.template) and any(
+                x not in self.template.format(**placeholders) for x in placeholders.values()
+            )
             re.compile(self.hide)
         except (ValueError, LookupError, re.error) as error:
             raise ConfigError(f"signal self_teacher: template or hide can't be read: {error}") from None
@@ -128,22 +134,27 @@ class SelfTeacher(OwnModel):
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         forest.need_ids("a teacher that is shown a right answer")
         forest.need_verdicts("signal self_teacher")
-        good = forest.scored & (forest.success > 0.5)
-        peer = first_other(good, forest.ids("group", axis="R"))
-        taught = forest.scored & (peer >= 0)
+        is_correct = forest.scored & (forest.success > 0.5)
+        peer = first_other(is_correct, forest.ids("group", axis="R"))
+        is_taught = forest.scored & (peer >= 0)
+        # Successes need no correction, only failures are taught.
         if self.of == "failed":
-            taught &= forest.success <= 0.5
-        rows, n = taught.nonzero().squeeze(1), forest.n_entries
+            is_taught &= forest.success <= 0.5
+        rows, n = is_taught.nonzero().squeeze(1), forest.n_entries
+        # No group has a right rollout to show: no teacher anywhere, in the shapes of a step that has.
         if not len(rows):
             return {
                 "teacher_ids": torch.full((n, 1), -1),
                 "teacher_logprob": torch.full((n, 2), -torch.inf, dtype=torch.float64),
                 "teacher_entropy": torch.full((n,), torch.nan, dtype=torch.float64),
             }
-        read, order = shown(forest, rows, peer[rows], self._asked(forest, rows, peer[rows], tools))
+        # The tokens stay the rollout's own: only the context before them shows the right answer.
+        teacher_forest, order = with_peer_shown(
+            forest, rows, peer[rows], self._prompts(forest, rows, peer[rows], tools)
+        )
         names = (Output("likeliest", self.top_k), Output("likeliest_logprob", self.top_k), Output("entropy"))
-        found = self.model.outputs(read, names)
-        ids, logprob, entropy = (found[name] for name in names)
+        outputs_by_name = self.model.outputs(teacher_forest, names)
+        ids, logprob, entropy = (outputs_by_name[name] for name in names)
         entries = forest.entries_of(order)
 
         def placed(x: Tensor, blank: float) -> Tensor:
@@ -155,20 +166,21 @@ class SelfTeacher(OwnModel):
             "teacher_entropy": placed(entropy, torch.nan),
         }
 
-    def _asked(self, forest: Forest, rows: Tensor, peer: Tensor, tools: SignalTools) -> list[Sequence[int] | None]:
-        """Prompt that shows each of the peers, sorted; None where the peer goes before the prompt instead."""
-        found: list[Sequence[int] | None] = []
+    def _prompts(self, forest: Forest, rows: Tensor, peer: Tensor, tools: SignalTools) -> list[Sequence[int] | None]:
+        """Prompts that show each of the sorted peers; None where the peer's rollout goes before the prompt instead."""
+        prompts: list[Sequence[int] | None] = []
         for p in torch.unique(peer).tolist():
-            plain = tools.asked(forest.task[p], "{prompt}", {}) if self.template else None
+            task_prompt = tools.asked(forest.task[p], "{prompt}", {}) if self.template else None
             last = forest.last_action[rows[peer == p]]
-            own = [forest.context(node) for node in forest.parent[last[last >= 0]].tolist()]
-            if plain is None or any(ids != list(plain) for ids in own):
-                found.append(None)
+            # A prompt can only be rewritten where it is all that the rollout was written under.
+            contexts = [forest.context(node) for node in forest.parent[last[last >= 0]].tolist()]
+            if task_prompt is None or any(ids != list(task_prompt) for ids in contexts):
+                prompts.append(None)
                 continue
             text = tools.decode(forest.token[forest.path_token[forest.path_of(p)]].tolist())
-            said = re.sub(self.hide, "", text, flags=re.DOTALL) if self.hide else text
-            found.append(tools.asked(forest.task[p], self.template, {"solution": said}))
-        return found
+            solution = re.sub(self.hide, "", text, flags=re.DOTALL) if self.hide else text
+            prompts.append(tools.asked(forest.task[p], self.template, {"solution": solution}))
+        return prompts
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
         self.model.follow(tools.learner, self.rate)

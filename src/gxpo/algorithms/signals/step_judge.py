@@ -33,7 +33,7 @@ class Attempt(NamedTuple):
 
     task: str
     steps: tuple[str, ...]
-    seen: tuple[str, ...]
+    observations: tuple[str, ...]
 
 
 def read_scores(answer: str, n: int, low: float, high: float) -> list[float]:
@@ -43,10 +43,10 @@ def read_scores(answer: str, n: int, low: float, high: float) -> list[float]:
     >>> read_scores("The second errs.\\nScores: 10, 4", 2, 0, 10)
     [1.0, 0.4]
     """
-    said = several(ending(answer, "scores"))
-    if len(said) != n:
-        raise ValueError(f"{len(said)} scores for {n} steps in {answer[-80:]!r}")
-    return [(scaled(x, low, high) - low) / (high - low) for x in said]
+    scores = several(ending(answer, "scores"))
+    if len(scores) != n:
+        raise ValueError(f"{len(scores)} scores for {n} steps in {answer[-80:]!r}")
+    return [(scaled(x, low, high) - low) / (high - low) for x in scores]
 
 
 def read_wrong(answer: str, n: int) -> list[float]:
@@ -56,12 +56,13 @@ def read_wrong(answer: str, n: int) -> list[float]:
     >>> read_wrong("Wrong steps: 3", 3), read_wrong("Wrong steps: none", 2)
     ([1.0, 1.0, 0.0], [1.0, 1.0])
     """
-    said = ending(answer, "wrong_steps")
-    if isinstance(said, str) and said.strip(" .").lower() in NONE:
+    statement = ending(answer, "wrong_steps")
+    if isinstance(statement, str) and statement.strip(" .").lower() in NONE:
         return [1.0] * n
-    wrong = {number(x) for x in several(said)}
-    silent = not wrong and isinstance(said, str)  # rather cut off than content with every step
-    if silent or not wrong.issubset(range(1, n + 1)):
+    wrong = {number(x) for x in several(statement)}
+    # An empty answer was rather cut off than content with every step.
+    is_silent = not wrong and isinstance(statement, str)
+    if is_silent or not wrong.issubset(range(1, n + 1)):
         raise ValueError(f"no steps of {n} in {answer[-80:]!r}")
     return [float(k not in wrong) for k in range(1, n + 1)]
 
@@ -129,10 +130,10 @@ class StepJudge(SignalPart):
             raise ConfigError(f"signal step_judge: low ({self.low:g}) is below high ({self.high:g}), both finite")
 
     def bind(self, tools: SignalTools) -> None:
-        named = [x for x in (getattr(self, name) for name in self.one_of) if x is not None]
-        if len(named) != 1:
+        choices = [x for x in (getattr(self, name) for name in self.one_of) if x is not None]
+        if len(choices) != 1:
             raise ConfigError(
-                "signal step_judge: say who scores the steps, with one of score=prm.py:score, ask=judge.py:ask and "
+                "signal step_judge: set what scores the steps, one of score=prm.py:score, ask=judge.py:ask and "
                 "server=http://localhost:8000/v1 (as --set signal.step_judge.score=prm.py:score)"
             )
         if self.server is not None:
@@ -141,17 +142,18 @@ class StepJudge(SignalPart):
                                           self.max_tokens, **limits)  # fmt: skip
             return
         try:
-            function = object_at(named[0])
+            function = object_at(choices[0])
         except Unusable as error:
-            raise ConfigError(f"signal step_judge: {named[0]}: {error}") from None
+            raise ConfigError(f"signal step_judge: {choices[0]}: {error}") from None
         self.memory["function" if self.score is not None else "judge"] = (
             function if self.score is not None else FunctionJudge(function)
         )
 
     def question(self, attempt: Attempt) -> list[dict[str, str]]:
         """Prompt to the judge about a trajectory."""
-        mark = marker(*attempt.steps, *attempt.seen)
-        asked = (
+        # A mark that is in none of the texts fences them, so that a rollout can't write instructions to its judge.
+        mark = marker(*attempt.steps, *attempt.observations)
+        instruction = (
             f"Score every step from {self.low:g} (worst) to {self.high:g} (best). {care('The steps are', mark)} End "
             "with a last line `Scores: ...` that has a number for every step, in their order, and nothing after it."
             if self.say == "scores"
@@ -159,26 +161,28 @@ class StepJudge(SignalPart):
             "wrong steps, or none, and nothing after it."
         )
         lines = [
-            f"(observed: {indented(seen)})\n{step}" if seen else step
-            for step, seen in zip(numbered(attempt.steps), attempt.seen, strict=True)
+            f"(observed: {indented(observation)})\n{step}" if observation else step
+            for step, observation in zip(numbered(attempt.steps), attempt.observations, strict=True)
         ]
-        shown = f"# Task\n{attempt.task}\n\n# Steps\n{fenced(chr(10).join(lines), mark)}"
-        return [{"role": "user", "content": f"{self.rubric} {asked}\n\n{shown}"}]
+        content = f"# Task\n{attempt.task}\n\n# Steps\n{fenced(chr(10).join(lines), mark)}"
+        return [{"role": "user", "content": f"{self.rubric} {instruction}\n\n{content}"}]
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         row, row_step = rows_of(forest)
         attempts, rows = _attempts(forest, row, row_step, tools.decode)
-        different = list(dict.fromkeys(attempts))
-        told, failures = self._told(different)
+        # Equal attempts are one question, whatever the group's size: answers may cost money.
+        distinct_attempts = list(dict.fromkeys(attempts))
+        scores_by_attempt, failures = self._score_attempts(distinct_attempts)
         value = torch.full((len(row_step),), torch.nan, dtype=torch.float64)
-        for attempt, own in zip(attempts, rows, strict=True):
-            value[own] = torch.tensor(told[attempt], dtype=torch.float64)
-        judged = forest.scored[forest.step_trajectory[row_step]]
+        for attempt, attempt_rows in zip(attempts, rows, strict=True):
+            value[attempt_rows] = torch.tensor(scores_by_attempt[attempt], dtype=torch.float64)
+        is_judged = forest.scored[forest.step_trajectory[row_step]]
         self.memory["figures"] = {
-            "judge_asked": float(len(different)),
+            "judge_asked": float(len(distinct_attempts)),
             "judge_failures": float(len(failures)),
-            "steps_unscored": float((judged & value.isnan()).sum()),
+            "steps_unscored": float((is_judged & value.isnan()).sum()),
         }
+        # One warning a run; the metrics count every failure.
         if failures and "warned" not in self.memory:
             self.memory["warned"] = True
             kind, message = failures[0]
@@ -187,46 +191,50 @@ class StepJudge(SignalPart):
                 "judge_failures and steps_unscored",
                 stacklevel=2,
             )
-        known = value.isfinite()
-        total, many = (torch.zeros(forest.n_steps, dtype=torch.float64) for _ in range(2))
-        total.index_add_(0, row_step[known], value[known])
-        many.index_add_(0, row_step[known], torch.ones_like(value[known]))
-        return {"step_score": total / many, "segment_score": value[row]}
+        # Segments without a score are left out of their action's mean; an action without any is 0 / 0, nan.
+        has_score = value.isfinite()
+        total, n_scored = (torch.zeros(forest.n_steps, dtype=torch.float64) for _ in range(2))
+        total.index_add_(0, row_step[has_score], value[has_score])
+        n_scored.index_add_(0, row_step[has_score], torch.ones_like(value[has_score]))
+        return {"step_score": total / n_scored, "segment_score": value[row]}
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
         return dict(self.memory["figures"])
 
-    def _told(self, attempts: Sequence[Attempt]) -> tuple[dict[Attempt, list[float]], list[Failure]]:
-        """The scores of each attempt's steps, nan unknown, and what failed."""
+    def _score_attempts(self, attempts: Sequence[Attempt]) -> tuple[dict[Attempt, list[float]], list[Failure]]:
+        """Scores of each attempt's steps, nan unknown, and the failures."""
         if "function" in self.memory:
-            found: list[list[float] | Failure] = [self._called(attempt) for attempt in attempts]
+            results: list[list[float] | Failure] = [self._call_function(attempt) for attempt in attempts]
         else:
             judge: Judge = self.memory["judge"]
-            asked = [self.question(attempt) for attempt in attempts for _ in range(self.critiques)]
+            questions = [self.question(attempt) for attempt in attempts for _ in range(self.critiques)]
             owner = [attempt for attempt in attempts for _ in range(self.critiques)]
-            said = ask_all(judge, asked, self.workers)
-            found = [self._read(text, attempt) for text, attempt in zip(said, owner, strict=True)]
-        share = len(found) // max(len(attempts), 1)
-        told = {
-            attempt: _mean([x for x in found[i * share : (i + 1) * share] if isinstance(x, list)], len(attempt.steps))
+            answers = ask_all(judge, questions, self.workers)
+            results = [self._read(text, attempt) for text, attempt in zip(answers, owner, strict=True)]
+        # One result from a function, `critiques` of them from a judge.
+        per_attempt = len(results) // max(len(attempts), 1)
+        scores_by_attempt = {
+            attempt: _mean(
+                [x for x in results[i * per_attempt : (i + 1) * per_attempt] if isinstance(x, list)], len(attempt.steps)
+            )
             for i, attempt in enumerate(attempts)
         }
-        return told, [x for x in found if isinstance(x, tuple)]
+        return scores_by_attempt, [x for x in results if isinstance(x, tuple)]
 
-    def _read(self, said: str | Failure, attempt: Attempt) -> list[float] | Failure:
-        if isinstance(said, tuple):
-            return said
+    def _read(self, answer: str | Failure, attempt: Attempt) -> list[float] | Failure:
+        if isinstance(answer, tuple):
+            return answer
         n = len(attempt.steps)
         try:
-            return read_wrong(said, n) if self.say == "wrong" else read_scores(said, n, self.low, self.high)
+            return read_wrong(answer, n) if self.say == "wrong" else read_scores(answer, n, self.low, self.high)
         except ValueError as error:
             return ("nonsense", one_line(f"the judge's answer can't be read: {error}"))
 
-    def _called(self, attempt: Attempt) -> list[float] | Failure:
-        """What the function gives."""
+    def _call_function(self, attempt: Attempt) -> list[float] | Failure:
+        """Call the user's function for the scores of an attempt; return a failure in place of an exception."""
         try:
-            given = self.memory["function"](attempt.task, list(attempt.steps), list(attempt.seen))
-            scores = [math.nan if x is None else float(x) for x in given]
+            returned = self.memory["function"](attempt.task, list(attempt.steps), list(attempt.observations))
+            scores = [math.nan if x is None else float(x) for x in returned]
         except (Exception, SystemExit) as error:
             return ("raised", described(error))
         if len(scores) != len(attempt.steps):
@@ -237,44 +245,46 @@ class StepJudge(SignalPart):
 
 
 def _mean(several: Sequence[list[float]], n: int) -> list[float]:
-    """The mean of several answers, step by step; nan where there is none."""
+    """Mean of several answers, step by step; nan without any."""
     return [sum(column) / len(column) for column in zip(*several, strict=True)] if several else [math.nan] * n
 
 
 def _attempts(
     forest: Forest, row: Tensor, row_step: Tensor, decode: Callable[[Sequence[int]], str]
 ) -> tuple[list[Attempt], list[slice]]:
-    """What scored trajectories said, and where the rows of each are."""
+    """Texts of the scored trajectories as judge inputs, and the slice of rows of each."""
     tokens: list[list[int]] = [[] for _ in range(len(row_step))]
     for k, token in zip(row.tolist(), forest.token[forest.path_token].tolist(), strict=True):
         tokens[k].append(token)
     owner = forest.step_trajectory[row_step]
+    # Rows are by trajectory, then step, so that each trajectory's are a slice.
     begins = torch.searchsorted(owner, torch.arange(forest.n_trajectories + 1)).tolist()
-    steps, first = row_step.tolist(), forest.step_previous.tolist()
-    found, places = [], []
+    steps, previous = row_step.tolist(), forest.step_previous.tolist()
+    attempts, row_slices = [], []
     for r, scored in enumerate(forest.scored.tolist()):
         rows = range(begins[r], begins[r + 1])
         if not scored or not rows:
             continue
         text = forest.prompt_text[r]
         task = decode(forest.context(int(forest.prompt_node[r]))) if text is None else text
-        fresh = [k == rows.start or steps[k] != steps[k - 1] for k in rows]
-        seen = [
-            _observed(forest, steps[k], decode) if new and first[steps[k]] >= 0 else ""
-            for k, new in zip(rows, fresh, strict=True)
+        # The observation belongs to the first segment of an action; the first action's is the task itself.
+        begins_action = [k == rows.start or steps[k] != steps[k - 1] for k in rows]
+        observations = [
+            _observation_text(forest, steps[k], decode) if is_first and previous[steps[k]] >= 0 else ""
+            for k, is_first in zip(rows, begins_action, strict=True)
         ]
-        said = tuple(_said(forest, steps[k], tokens[k], decode) for k in rows)
-        found.append(Attempt(task, said, tuple(seen)))
-        places.append(slice(rows.start, rows.stop))
-    return found, places
+        step_texts = tuple(_action_text(forest, steps[k], tokens[k], decode) for k in rows)
+        attempts.append(Attempt(task, step_texts, tuple(observations)))
+        row_slices.append(slice(rows.start, rows.stop))
+    return attempts, row_slices
 
 
-def _said(forest: Forest, step: int, tokens: list[int], decode: Callable[[Sequence[int]], str]) -> str:
+def _action_text(forest: Forest, step: int, tokens: list[int], decode: Callable[[Sequence[int]], str]) -> str:
     text = forest.action_text[step]
     return text if text is not None and tokens == [-1] else decode(tokens)
 
 
-def _observed(forest: Forest, step: int, decode: Callable[[Sequence[int]], str]) -> str:
+def _observation_text(forest: Forest, step: int, decode: Callable[[Sequence[int]], str]) -> str:
     """Text between the action and the one before it in its context."""
     text = forest.observation_text[step]
     if text is not None:

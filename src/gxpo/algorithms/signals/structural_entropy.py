@@ -27,11 +27,12 @@ def dominance_rank(peak: Tensor, mean: Tensor, group: Tensor, where: Tensor) -> 
     >>> dominance_rank(peak, mean, one, one == 0).tolist()
     [1.0, 0.3333333333333333, 0.3333333333333333, 0.3333333333333333]
     """
+    # Entropies of two forward passes differ by rounding: settled, or that would decide who dominates.
     high, low = (grouped.settled(x.to(torch.float64), group, absolute=grouped.FORWARD) for x in (peak, mean))
-    counts = where & (group >= 0)
-    pairs = (group[:, None] == group) & counts[:, None] & counts
-    dominated = (pairs & (high[:, None] > high) & (low[:, None] < low)).sum(1)
-    return grouped.rank(dominated, group, counts) / (grouped.count(group, counts) - 1).clamp_min(1)
+    is_counted_R = where & (group >= 0)
+    pairs = (group[:, None] == group) & is_counted_R[:, None] & is_counted_R
+    n_dominated = (pairs & (high[:, None] > high) & (low[:, None] < low)).sum(1)
+    return grouped.rank(n_dominated, group, is_counted_R) / (grouped.count(group, is_counted_R) - 1).clamp_min(1)
 
 
 @part("structural_entropy", stage="signal", gives={"structural_rank": "R"})
@@ -47,9 +48,10 @@ def structural_entropy(
     """
     n = forest.n_trajectories
     peak, mean = torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
-    cut = forest.truncated & forest.scored & forest.compared & (forest.lengths() > 0)
-    for r in cut.nonzero().squeeze(1).tolist():
+    # Answers that end by themselves are judged by their verdict; only truncated ones are ranked.
+    is_truncated_R = forest.truncated & forest.scored & forest.compared & (forest.lengths() > 0)
+    for r in is_truncated_R.nonzero().squeeze(1).tolist():
         rows = forest.path_of(r)
-        own = entropy[rows[forest.path_trainable[rows]]].to(torch.float64)
-        peak[r], mean[r] = own.topk(max(1, int(share * len(own)))).values.mean(), own.mean()
-    return dominance_rank(peak, mean, forest.ids("group", axis="R"), cut)
+        entropies = entropy[rows[forest.path_trainable[rows]]].to(torch.float64)
+        peak[r], mean[r] = entropies.topk(max(1, int(share * len(entropies)))).values.mean(), entropies.mean()
+    return dominance_rank(peak, mean, forest.ids("group", axis="R"), is_truncated_R)

@@ -50,6 +50,7 @@ class TeacherModel(SignalPart):
 
     def bind(self, tools: SignalTools) -> None:
         self.memory["model"] = model = tools.external(self.of)
+        # A checksum of the weights: resuming under another teacher would change the target in silence.
         sums = sorted((name, float(p.detach().double().sum())) for name, p in model.model.named_parameters())
         self.memory["crc"] = zlib.crc32(repr(sums).encode())
 
@@ -65,9 +66,9 @@ class TeacherModel(SignalPart):
             Output("entropy"),
             Output("logprob"),
         )
-        found = self.memory["model"].outputs(forest, names)
-        ids, *others = (found[name] for name in names)
-        return dict(zip(self.provides, (ids.to(torch.int64), *others), strict=True))
+        outputs_by_name = self.memory["model"].outputs(forest, names)
+        ids, *other_outputs = (outputs_by_name[name] for name in names)
+        return dict(zip(self.provides, (ids.to(torch.int64), *other_outputs), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         return {"crc": self.memory["crc"]} if "crc" in self.memory else {}

@@ -10,8 +10,8 @@ from annotated_types import Ge
 from torch import Tensor
 
 from gxpo.algorithms.signals.base import SignalTools
+from gxpo.algorithms.signals.baselines import baseline_errors
 from gxpo.algorithms.signals.ridge_probe import RidgeProbe
-from gxpo.algorithms.signals.task_mean import baseline_errors
 from gxpo.forest import grouped
 from gxpo.forest.columns import last_before
 from gxpo.forest.grouped import begins_of
@@ -33,47 +33,53 @@ def probe_features(forest: Forest, hidden: Tensor, entropy: Tensor, tokens: int)
     Mean hidden state of the last n tokens before its first action (the prompt), mean hidden state of its last n action
     tokens, and mean, standard deviation (population) and maximum of the entropy over all its action tokens.
     """
-    n_rows, trajectory, held = forest.n_trajectories, forest.path_trajectory, hidden.to(torch.float64)
+    n_rows, trajectory, states = forest.n_trajectories, forest.path_trajectory, hidden.to(torch.float64)
     begins = begins_of(trajectory, n_rows)
-    has = begins.diff() > 0
+    has_action = begins.diff() > 0
 
     def mean_of(places: Tensor, owner: Tensor) -> Tensor:
-        total = torch.zeros(n_rows, hidden.shape[1], dtype=torch.float64).index_add_(0, owner, held[places])
+        total = torch.zeros(n_rows, hidden.shape[1], dtype=torch.float64).index_add_(0, owner, states[places])
         return total / torch.bincount(owner, minlength=n_rows).clamp_min(1)[:, None]
 
-    rows = has.nonzero().squeeze(1)
-    before = forest.path_token[begins[rows]]  # each trajectory's first action token, then what stands before it
-    above = _token_before(forest)
-    seen, owner = [before[:0]], [rows[:0]]
+    rows = has_action.nonzero().squeeze(1)
+    token = forest.path_token[begins[rows]]  # each trajectory's first action token, then what stands before it
+    # All trajectories walk up their prompts at once, a token a round, until the prompt or n ends.
+    token_before = _token_before(forest)
+    prompt_tokens, owner = [token[:0]], [rows[:0]]
     for _ in range(tokens):
-        before = above[before]
-        rows, before = rows[before >= 0], before[before >= 0]
-        seen.append(before)
+        token = token_before[token]
+        rows, token = rows[token >= 0], token[token >= 0]
+        prompt_tokens.append(token)
         owner.append(rows)
-    prompt = mean_of(torch.cat(seen), torch.cat(owner))
-    late = begins[1:][trajectory] - torch.arange(forest.n_entries) <= tokens
-    action = mean_of(forest.path_token[late], trajectory[late])
-    at = begins[:-1].clamp_max(max(forest.n_entries - 1, 0))
+    prompt = mean_of(torch.cat(prompt_tokens), torch.cat(owner))
+    # The last n action tokens of each trajectory, by their distance from its end.
+    is_late = begins[1:][trajectory] - torch.arange(forest.n_entries) <= tokens
+    action = mean_of(forest.path_token[is_late], trajectory[is_late])
+    # Statistics are on every entry of their trajectory: one is read, of any that has one.
+    first_entry = begins[:-1].clamp_max(max(forest.n_entries - 1, 0))
     statistics = [
         grouped.mean(entropy, trajectory),
         grouped.std(entropy, trajectory, ddof=0),
         grouped.max(entropy, trajectory),
     ]
-    spread = torch.stack([torch.where(has, x[at], 0.0) if len(x) else torch.zeros(n_rows) for x in statistics], 1)
+    spread = torch.stack(
+        [torch.where(has_action, x[first_entry], 0.0) if len(x) else torch.zeros(n_rows) for x in statistics], 1
+    )
     return torch.cat([prompt, action, spread.double()], 1)
 
 
 def _token_before(forest: Forest) -> Tensor:
-    """[T]: the stored token before each on its root path, -1 for the first."""
+    """Stored token [T] before each on its root path, -1 for the first."""
     begin, end = forest.first_token[:-1], forest.first_token[1:]
-    bare = end == begin
-    holder = last_before(forest.parent, bare)  # where the way up from an empty node comes to one with tokens
-    last = torch.where(bare[holder], -1, end[holder] - 1)
+    is_empty = end == begin
+    # Empty nodes hold no token: the way up goes on to the next one that does.
+    nearest_full = last_before(forest.parent, is_empty)  # where the way up from an empty node comes to one with tokens
+    last = torch.where(is_empty[nearest_full], -1, end[nearest_full] - 1)
     node = forest.token_node
-    up = forest.parent[node]
-    inherited = torch.where(up >= 0, last[up.clamp_min(0)], -1)
-    place = torch.arange(forest.n_tokens)
-    return torch.where(place > begin[node], place - 1, inherited)
+    parent_node = forest.parent[node]
+    inherited = torch.where(parent_node >= 0, last[parent_node.clamp_min(0)], -1)
+    index = torch.arange(forest.n_tokens)
+    return torch.where(index > begin[node], index - 1, inherited)
 
 
 @torch.no_grad()
@@ -84,9 +90,12 @@ def cross_fitted(estimate: Tensor, outcome: Tensor, group: Tensor, where: Tensor
     where     [R] bool: the others to predict (compared, scored, with features)
     A trajectory without such others has its own outcome as baseline: nothing is learned from it.
     """
-    others = grouped.count(group, where) - ((group >= 0) & where).to(torch.float64)
-    alone = torch.where(outcome.isfinite(), outcome.to(torch.float64), 0.0)
-    return torch.where(others > 0, grouped.leave_one_out(torch.where(where, estimate, 0.0), group, where), alone)
+    # A trajectory's own estimate depends on its own tokens, which would bias the gradient: only others' count.
+    n_others = grouped.count(group, where) - ((group >= 0) & where).to(torch.float64)
+    own_outcome = torch.where(outcome.isfinite(), outcome.to(torch.float64), 0.0)
+    return torch.where(
+        n_others > 0, grouped.leave_one_out(torch.where(where, estimate, 0.0), group, where), own_outcome
+    )
 
 
 @part("value_probe", stage="signal")
@@ -117,6 +126,7 @@ class ValueProbe(RidgeProbe):
         features = probe_features(forest, hidden, signals["entropy"], self.tokens)
         group, takes = forest.ids("group", axis="R"), self._taking(forest)
         estimate, fitted = torch.where(takes, forest.outcome, 0.0), self.fit()
+        # Held in the range of outcomes that it was fitted on: a linear probe extrapolates without bounds.
         if fitted is not None:
             target = self.memory["target"]
             estimate = (features @ fitted[0] + fitted[1]).clamp(target.min(), target.max())
@@ -129,14 +139,15 @@ class ValueProbe(RidgeProbe):
         group, takes = forest.ids("group", axis="R"), self._taking(forest)
         outcome = torch.where(takes, forest.outcome, 0.0)
         target = grouped.leave_one_out(outcome, group, takes)
-        kept = takes & (grouped.count(group, takes) > 1)
+        # A trajectory alone in its group has no others whose mean could be its label.
+        is_target = takes & (grouped.count(group, takes) > 1)
         figures = {"probe_rows": float(self.rows), "probe_used": float(self.latest["used"])}
         figures |= baseline_errors(forest, self.latest["baseline"], takes)
-        self.keep(self.latest["features"][kept], target[kept])
+        self.keep(self.latest["features"][is_target], target[is_target])
         return figures
 
     @staticmethod
     def _taking(forest: Forest) -> Tensor:
         """Trajectories to predict and to learn from, [R] bool: scored, compared, with action tokens."""
-        acts = torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories) > 0
-        return forest.scored & forest.compared & acts
+        has_tokens_R = torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories) > 0
+        return forest.scored & forest.compared & has_tokens_R

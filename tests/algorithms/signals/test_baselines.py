@@ -1,4 +1,4 @@
-"""Baselines from a task's history: by loops, the newest outcomes alone, through a checkpoint, in a run."""
+"""Baselines from rollouts beside a group, and from a task's history."""
 
 from __future__ import annotations
 
@@ -10,17 +10,69 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.sampling.rollouts.resumed import check_resumed
 
 import gxpo
-from gxpo.algorithms.signals.task_mean import TaskMean
+from gxpo.algorithms.signals.baselines import TaskMean, measured_baseline, rollout_baseline
 from gxpo.base.errors import CheckpointError, ConfigError
 from gxpo.forest.forest import Forest
+from gxpo.parts.definition import kind_of
+
+RolloutBaseline = kind_of(rollout_baseline)
 
 TOOLS: Any = None  # it uses none
 
 
-def grown(rows: list[tuple[str, float | None, str]]) -> Forest:
+def grown(rows: list[tuple[str, float | None, str]], info: dict[int, dict[str, Any]] | None = None) -> Forest:
+    """(group, outcome, origin)"""
+    return Forest.from_records(
+        [
+            {"schema": "gxpo.rollouts/1", "group": g, "id": str(i), "prompt": [1], "turns": [{"action": [2]}],
+             "reward": r, "origin": origin, "compared": origin == "policy", "info": (info or {}).get(i, {})}
+            for i, (g, r, origin) in enumerate(rows)
+        ]
+    )  # fmt: skip
+
+
+row = st.tuples(st.sampled_from("ab"), st.sampled_from([None, 0.0, 0.5, 1.0]), st.sampled_from(["policy", "baseline"]))
+
+
+@given(st.lists(row, min_size=1, max_size=10), st.booleans())
+def test_it_equals_a_loop(rows: list[tuple[str, float | None, str]], paired: bool) -> None:
+    found = RolloutBaseline(paired=paired).compute(grown(rows), {}, TOOLS)["baseline"].tolist()
+    for i, (g, r, origin) in enumerate(rows):
+        own = 0.0 if r is None else r
+        if origin == "baseline":
+            assert found[i] == own
+            continue
+        beside = [q for h, q, o in rows if h == g and o == "baseline"]
+        if paired:
+            place = sum(h == g and o == "policy" for h, _, o in rows[:i])
+            beside = beside[place : place + 1]
+        known = [q for q in beside if q is not None]
+        assert found[i] == pytest.approx(sum(known) / len(known) if known else own)
+
+
+def test_what_an_earlier_step_measured_goes_first() -> None:
+    rows = [("a", 1.0, "policy"), ("a", 0.0, "policy"), ("a", 1.0, "baseline"), ("b", 1.0, "policy")]
+    forest = grown(rows, {0: {"baseline": 0.25}, 3: {"baseline": 0.75}})
+    assert RolloutBaseline().compute(forest, {}, TOOLS)["baseline"].tolist() == [0.25, 1.0, 1.0, 0.75]
+
+
+def test_rows_of_no_group_and_of_none_at_all() -> None:
+    outcome = torch.tensor([1.0, math.nan])
+    found = measured_baseline(outcome, torch.tensor([-1, -1]), torch.tensor([False, True]), paired=True)
+    assert found.tolist() == [1.0, 0.0]
+    empty = torch.zeros(0)
+    assert measured_baseline(empty, empty.long(), empty.bool(), paired=True).tolist() == []
+
+
+TASK_TOOLS: Any = None  # it uses none
+
+
+def tasks_grown(rows: list[tuple[str, float | None, str]]) -> Forest:
     """(task, outcome, origin), a group a task."""
     return Forest.from_records(
         [
@@ -32,17 +84,17 @@ def grown(rows: list[tuple[str, float | None, str]]) -> Forest:
 
 
 def predictions(part: TaskMean, forest: Forest) -> list[float]:
-    return part.compute(forest, {}, TOOLS)["baseline"].tolist()
+    return part.compute(forest, {}, TASK_TOOLS)["baseline"].tolist()
 
 
 def test_worked_numbers() -> None:
-    part, forest = TaskMean(discount=0.5, prior=1.0), grown([("a", r, "policy") for r in (1.0, 0.0, 0.0, 1.0)])
+    part, forest = TaskMean(discount=0.5, prior=1.0), tasks_grown([("a", r, "policy") for r in (1.0, 0.0, 0.0, 1.0)])
     assert all(map(math.isnan, predictions(part, forest)))
-    assert part.learn(forest, {}, TOOLS) == {}  # no prediction yet
+    assert part.learn(forest, {}, TASK_TOOLS) == {}  # no prediction yet
     # s = 2 of 4; m = 2 / 4: (2 + .5) / 5 = .5; another task is predicted to be like it
-    both = grown([("a", 1.0, "policy"), ("b", 0.0, "policy"), ("a", 1.0, "policy"), ("b", 0.0, "policy")])
+    both = tasks_grown([("a", 1.0, "policy"), ("b", 0.0, "policy"), ("a", 1.0, "policy"), ("b", 0.0, "policy")])
     assert predictions(part, both) == pytest.approx([0.5] * 4)
-    figures = part.learn(both, {}, TOOLS)
+    figures = part.learn(both, {}, TASK_TOOLS)
     assert figures == {"baseline_error": pytest.approx(0.25), "group_mean_error": 0.0}
     # a: s = .5 * 2 + 2 = 3, n = .5 * 4 + 2 = 4; b: 0 of 2; m = 3 / 6: (3 + .5) / 5 = .7, .5 / 3
     assert predictions(part, both) == pytest.approx([0.7, 1 / 6] * 2)
@@ -53,7 +105,7 @@ def test_it_equals_a_loop_and_no_outcome_of_the_step_is_in_it() -> None:
     origins = ("policy", "policy", "replay", "baseline")
     for _ in range(6):
         rows = [(rng.choice("abc"), rng.choice((None, 0.0, 0.25, 1.0)), rng.choice(origins)) for _ in range(9)]
-        forest = grown(rows)
+        forest = tasks_grown(rows)
         found = predictions(part, forest)
         flipped = forest.replace(outcome=1 - forest.outcome)
         assert predictions(part, flipped) == pytest.approx(found, nan_ok=True)
@@ -65,20 +117,20 @@ def test_it_equals_a_loop_and_no_outcome_of_the_step_is_in_it() -> None:
             n = sum(0.7 ** (len(visits) - 1 - k) * len(x) for k, x in enumerate(visits))
             expected = (s + 2 * s_all / n_all) / (n + 2) if n_all else math.nan
             assert value == pytest.approx(expected, nan_ok=True)
-        part.learn(forest, {}, TOOLS)
+        part.learn(forest, {}, TASK_TOOLS)
         for task in {t for t, r, o in rows if r is not None and o == "policy"}:
             past.setdefault(task, []).append([r for t, r, o in rows if t == task and r is not None and o == "policy"])
 
 
-def test_read_back_it_predicts_the_same_and_parts_share_no_memory() -> None:
+def test_restored_means_predict_alike_and_share_no_memory() -> None:
     part, other = TaskMean(), TaskMean()
-    forest = grown([(t, random.Random(i).random(), "policy") for i, t in enumerate("abcab")])
-    part.learn(forest, {}, TOOLS)
+    forest = tasks_grown([(t, random.Random(i).random(), "policy") for i, t in enumerate("abcab")])
+    part.learn(forest, {}, TASK_TOOLS)
     assert part == other and not other.memory.rows and "memory" not in repr(part)
     other.load_state_dict(json.loads(json.dumps(part.state_dict())))
     for _ in range(2):
         assert predictions(part, forest) == predictions(other, forest)
-        assert part.learn(forest, {}, TOOLS) == other.learn(forest, {}, TOOLS)
+        assert part.learn(forest, {}, TASK_TOOLS) == other.learn(forest, {}, TASK_TOOLS)
     with pytest.raises(CheckpointError, match="task_mean"):
         other.load_state_dict({"rows": {}})
 
@@ -90,7 +142,7 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> Non
 
 
 def test_nothing_seen_is_a_step_of_the_plain_mean() -> None:
-    forest = grown([("a", 1.0, "policy"), ("a", 0.0, "policy"), ("b", 1.0, "policy"), ("b", 1.0, "policy")])
+    forest = tasks_grown([("a", 1.0, "policy"), ("a", 0.0, "policy"), ("b", 1.0, "policy"), ("b", 1.0, "policy")])
     unknown = {"baseline": torch.full((4,), math.nan)}
     plain = gxpo.method("dr_grpo").advantages(forest)
     assert torch.equal(gxpo.method("v05").advantages(forest, unknown), plain)
@@ -105,7 +157,7 @@ def test_a_run_resumed_from_the_middle_is_the_run_never_stopped(tmp_path: Path) 
 # ---------------------------------------------------------------- the newest outcomes alone
 def stepped(part: TaskMean, forest: Forest) -> list[float]:
     found = predictions(part, forest)
-    part.learn(forest, {}, TOOLS)
+    part.learn(forest, {}, TASK_TOOLS)
     return found
 
 
@@ -113,25 +165,25 @@ def test_a_window() -> None:
     """Window 3. Nothing is known of a task before it was seen; then the newest three of it, the step's own not among
     them: (1 + 0) / 2, then of [1, 0, 1, 1] the last three."""
     part = TaskMean(prior=0.0, window=3)
-    assert all(math.isnan(x) for x in stepped(part, grown([("a", 1.0, "policy"), ("a", 0.0, "policy")])))
-    found = stepped(part, grown([("a", 1.0, "policy"), ("b", 0.5, "policy"), ("a", 1.0, "policy")]))
+    assert all(math.isnan(x) for x in stepped(part, tasks_grown([("a", 1.0, "policy"), ("a", 0.0, "policy")])))
+    found = stepped(part, tasks_grown([("a", 1.0, "policy"), ("b", 0.5, "policy"), ("a", 1.0, "policy")]))
     assert found[0] == found[2] == 0.5 and math.isnan(found[1])
-    found = stepped(part, grown([("b", 0.0, "policy"), ("a", 0.0, "policy")]))
+    found = stepped(part, tasks_grown([("b", 0.0, "policy"), ("a", 0.0, "policy")]))
     assert found == pytest.approx([0.5, 2 / 3])
     assert part.memory.rows == {"a": [1.0, 1.0, 0.0], "b": [0.5, 0.0]}
 
 
-def test_only_what_the_policy_did_and_was_compared_for_is_remembered() -> None:
+def test_only_compared_rollouts_of_the_policy_are_stored() -> None:
     part = TaskMean(prior=0.0, window=20)
     rows = [("a", 1.0, "policy"), ("a", 0.0, "replay"), ("a", None, "policy"), ("a", 0.25, "baseline")]
-    part.learn(grown(rows), {}, TOOLS)
+    part.learn(tasks_grown(rows), {}, TASK_TOOLS)
     assert part.memory.rows == {"a": [1.0]}
 
 
 def test_a_window_read_back_goes_on_exactly() -> None:
     first, second = TaskMean(prior=0.0, window=2), TaskMean(prior=0.0, window=2)
-    stepped(first, grown([("a", 1.0, "policy"), ("b", 1 / 3, "policy")]))
+    stepped(first, tasks_grown([("a", 1.0, "policy"), ("b", 1 / 3, "policy")]))
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     for rows in ([("a", 0.1, "policy"), ("b", 0.7, "policy")], [("a", 0.2, "policy"), ("a", 0.3, "policy")]):
-        assert stepped(first, grown(rows)) == stepped(second, grown(rows))
+        assert stepped(first, tasks_grown(rows)) == stepped(second, tasks_grown(rows))
     assert first.state_dict() == second.state_dict()

@@ -1,4 +1,4 @@
-"""GRPO, Dr. GRPO, RLOO and their kin: worked numbers, and the traps that other trainers fell into."""
+"""Group-relative advantages: GRPO, Dr. GRPO, RLOO, Lite PPO; values, units, baselines and traps."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.algorithms.credit.compositions import against_baseline_credit
 from torch import Tensor
 
-from gxpo.algorithms.credit import GroupRelative, group_relative
-from gxpo.base.errors import ConfigError
+import gxpo
+from gxpo.algorithms.credit import GroupRelative, advantage, group_relative, length_weighted
+from gxpo.algorithms.signals import Signals
+from gxpo.base.errors import ConfigError, MissingSignal
 from gxpo.forest.forest import Forest
 
 ONE = torch.zeros(8, dtype=torch.int64)
@@ -266,7 +269,7 @@ def test_order_of_trajectories_does_not_matter(grow: Callable[..., Forest], rows
     assert GroupRelative()(moved, {}, 0).tolist() == pytest.approx(expected.tolist(), abs=1e-12)
 
 
-def test_a_trajectory_that_is_not_compared_is_measured_by_the_others(grow: Callable[..., Forest]) -> None:
+def test_an_uncompared_trajectory_is_measured_by_others(grow: Callable[..., Forest]) -> None:
     rows = [("a", 1.0, [1]), ("a", 0.0, [1]), ("a", 1.0, [1]), ("a", 0.0, [1])]
     alone = GroupRelative()(grow(rows), {}, 0)
     found = GroupRelative()(grow([*rows, ("a", 9.0, [1], {"compared": False})]), {}, 0)
@@ -298,3 +301,116 @@ def test_a_word_that_does_not_exist_is_refused_at_once() -> None:
             GroupRelative(quantile=share)
     with pytest.raises(ConfigError, match="median_absolute divides by"):
         GroupRelative(scale="median_absolute", eps=0.0)
+
+
+Grow = Callable[..., Forest]
+F64 = torch.float64
+
+
+def test_card_of_two_rollouts(grow: Grow) -> None:
+    """r = [1, 0], b1 = g(phi2) = .3, b2 = g(phi1) = .7: A = [1 - .3, 0 - .7]."""
+    forest = grow([("a", 1.0, [1]), ("a", 0.0, [1])])
+    found = against_baseline_credit()(forest, {"baseline": torch.tensor([0.3, 0.7], dtype=F64)}, 0)
+    assert found.tolist() == pytest.approx([0.7, -0.7])
+
+
+def test_all_tokens_have_their_trajectorys_advantage(grow: Grow) -> None:
+    forest = grow([("a", 1.0, [2, 1]), ("a", 1.0, [1])])
+    found = against_baseline_credit()(forest, {"baseline": torch.tensor([0.25, 0.5], dtype=F64)}, 0)
+    assert found.tolist() == [0.75] * 3 + [0.5] and against_baseline_credit().learns_from_equal_groups
+
+
+@settings(max_examples=25, deadline=None)
+@given(rewards=st.lists(st.lists(st.sampled_from([0.0, 0.3, 1.0]), min_size=1, max_size=4), min_size=1, max_size=4))
+def test_the_mean_as_a_baseline_is_the_centred_outcome(grow: Grow, rewards) -> None:
+    """Reduction: baseline = group mean is Dr. GRPO's credit, but for residues of rounding."""
+    forest = grow([(f"g{g}", r, [1 + i % 2]) for g, group in enumerate(rewards) for i, r in enumerate(group)])
+    mean = torch.tensor([sum(group) / len(group) for group in rewards for _ in group], dtype=F64)
+    wanted = GroupRelative(scale="none")(forest, {}, 0)
+    assert against_baseline_credit()(forest, {"baseline": mean}, 0).tolist() == pytest.approx(
+        wanted.tolist(), abs=1e-12
+    )
+
+
+def test_a_missing_baseline_and_a_scale_are_refused(grow: Grow) -> None:
+    forest = grow([("a", 1.0, [1])])
+    with pytest.raises(MissingSignal, match="baseline"):
+        against_baseline_credit()(forest, Signals.of(forest), 0)
+    with pytest.raises(ConfigError, match=r"^credit\.scale is 'std'; with credit\.center=baseline it is 'none'$"):
+        GroupRelative(center="baseline")
+
+
+ROWS_OF_BATCH = st.lists(
+    st.tuples(
+        st.sampled_from("abc"), st.sampled_from([0.0, 1.0, 0.1, 0.7]), st.integers(1, 4), st.sampled_from([1, 1, 0])
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+def forest_of(rows):
+    return Forest.from_records(
+        [
+            {
+                "schema": "gxpo.rollouts/1",
+                "group": g,
+                "id": f"t{i}",
+                "prompt": [1],
+                "turns": [{"action": [5] * n, "logprob": [-1.0] * n}],
+                "reward": r,
+                "compared": bool(c),
+            }
+            for i, (g, r, n, c) in enumerate(rows)
+        ]
+    )
+
+
+def spread(values, ddof):
+    if len(values) <= ddof:
+        return 0.0
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - ddof))
+
+
+# ---------------------------------------------------------------- batch
+def test_lite_ppo_card():
+    # [1 0 0 0 | 1 1 1 0]: batch std .534522 with one degree of freedom
+    reward, group = torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 0]), torch.tensor([0] * 4 + [1] * 4)
+    found = group_relative(reward, group, scale="batch_std", eps=0.0)
+    assert found.tolist() == pytest.approx([1.403122] + [-0.467707] * 3 + [0.467707] * 3 + [-1.403122], abs=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS_OF_BATCH)
+def test_batch_std_equals_a_loop(rows):
+    std = spread([r for _, r, _, c in rows if c], 1)
+    expected = []
+    for g, r, n, c in rows:
+        peers = [q for h, q, _, d in rows if h == g and d]
+        flat = not peers or (c and len(set(peers)) == 1) or std < 1e-9
+        expected += [0.0 if flat else (r - sum(peers) / len(peers)) / (std + 1e-6)] * n
+    m = gxpo.method("lite_ppo")
+    assert m.advantages(forest_of(rows)).tolist() == pytest.approx(expected, abs=1e-9)
+
+
+def test_batch_std_of_one_group_is_grpo_at_any_reward_scale():
+    reward = torch.tensor([0.2, 1.0, 0.4, 0.9, 0.1, 0.1], dtype=torch.float64)
+    group = torch.tensor([0, 0, 0, 1, 1, 1])
+    found = group_relative(reward, group, scale="batch_std", eps=0.0)
+    moved = group_relative(3 * reward + 5, group, scale="batch_std", eps=0.0)
+    torch.testing.assert_close(moved, found)
+    one = torch.zeros(6).long()
+    torch.testing.assert_close(group_relative(reward, one, scale="batch_std"), group_relative(reward, one))
+
+
+def test_methods_and_bad_options():
+    m = gxpo.method("hapo")
+    assert (
+        m.credit == advantage(length_weighted, scale="std", bound=5.0)
+        and m.couples == "step"
+        and "entropy" in m.outputs
+    )
+    for wrong in ({"scale": "mean"}, {"eps": -1.0}, {"bound": 0.0}):
+        with pytest.raises(ConfigError, match="credit"):
+            advantage(length_weighted, **wrong)

@@ -1,17 +1,26 @@
-"""TW-GRPO's statistic: the loop over the vocabulary, chunks, answers that have ended, the model's own distributions."""
+"""Signals from hidden states: TW-GRPO's divergence, mean states, norms, against the model's own."""
 
 from __future__ import annotations
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.learning.llamas import clean_llama
+from tests.learning.llamas import clean_llama, random_forest
 
-from gxpo.algorithms.signals.hidden_states import disagreement, divergence, positions
+from gxpo.algorithms.signals import hidden_states as module
+from gxpo.algorithms.signals.hidden_states import (
+    disagreement,
+    divergence,
+    mean_hidden,
+    norm_before,
+    positions,
+    state_norm,
+)
 from gxpo.base.errors import ConfigError, ModelError
 from gxpo.forest.forest import Forest
 from gxpo.learning.torch import TorchLearner
@@ -104,7 +113,7 @@ def test_the_signal_equals_the_models_own_distributions(at_once):
             assert x == pytest.approx(0.0 if past else by_hand(members), rel=1e-4, abs=1e-6)
 
 
-def test_answers_that_are_alike_disagree_nowhere_and_nor_does_a_shared_prompt():
+def test_equal_answers_and_shared_prompts_do_not_disagree():
     alike = Disagreement().compute(forest_of([("a", (5, 6, 7), {})] * 3), {}, TOOLS)["disagreement"]
     assert alike.tolist() == [0.0] * 9
     other = Disagreement().compute(forest_of([("a", (5, 6), {}), ("a", (7, 6), {})]), {}, TOOLS)["disagreement"]
@@ -134,3 +143,88 @@ def test_what_can_not_be_read_is_refused():
         Disagreement().compute(forest, {}, TOOLS)
     with pytest.raises(ConfigError, match="logits_at_once"):
         Disagreement(logits_at_once=0)
+
+
+MeanHidden = kind_of(mean_hidden)
+
+MEAN_LEARNER = TorchLearner(clean_llama(), lr=0.0)
+
+
+def computed(forest: Forest, **settings_: Any) -> torch.Tensor:
+    tools: Any = SimpleNamespace(learner=MEAN_LEARNER)
+    return MeanHidden(**settings_).compute(forest, {}, tools)["embedding"]
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 10**6))
+def test_it_is_the_mean_over_each_trajectorys_actions(seed):
+    forest = random_forest(seed)
+    hidden, found = MEAN_LEARNER.hidden(forest).double(), computed(forest)
+    assert found.shape == (forest.n_trajectories, 32) and found.dtype == torch.float64
+    for r in range(forest.n_trajectories):
+        tokens = forest.path_token[forest.path_of(r)].tolist()
+        mean = sum((hidden[t] for t in tokens), torch.zeros(32, dtype=torch.float64)) / max(len(tokens), 1)
+        assert torch.allclose(found[r], mean, atol=1e-12)
+
+
+def test_it_does_not_depend_on_how_trajectories_are_stored():
+    forest = random_forest(7)
+    assert torch.allclose(computed(forest.flatten()), computed(forest), atol=1e-6)  # the learner gives float32
+    assert not torch.allclose(computed(forest, layer=1), computed(forest), atol=1e-2)
+
+
+def test_chunks_change_nothing(monkeypatch):
+    forest = random_forest(3)
+    hidden = torch.randn(forest.n_tokens, 5, generator=torch.Generator().manual_seed(0))
+    whole = mean_hidden(forest, hidden)
+    monkeypatch.setattr(module, "CHUNK", 2)
+    assert torch.allclose(mean_hidden(forest, hidden), whole, atol=1e-14)
+    assert mean_hidden(Forest.from_records([]), torch.zeros(0, 5)).shape == (0, 5)
+
+
+StateNorm = kind_of(state_norm)
+
+NORM_LEARNER = TorchLearner(clean_llama(), lr=0.0)
+NORM_TOOLS = SimpleNamespace(learner=NORM_LEARNER, decode=str, blank_id=0, step=1, seed=0)
+
+
+def record(name, turns, **fields):
+    return {"schema": "gxpo.rollouts/1", "group": "g", "id": name, "reward": 1.0, "turns": turns, **fields}
+
+
+def norms_said(ids):
+    """|h|_1 after each token, h what the head reads, by the model itself."""
+    with torch.no_grad():
+        found = NORM_LEARNER.model.model(torch.tensor([ids])).last_hidden_state[0]
+    return found.double().abs().sum(1).tolist()
+
+
+def test_worked() -> None:
+    hidden = torch.tensor([[1.0, -2.0], [0.5, 0.0], [-3.0, -4.0]])
+    assert norm_before(hidden, torch.tensor([-1, 0, 2, 1])).tolist() == [0.0, 3.0, 7.0, 0.5]
+
+
+def test_it_is_of_the_token_before_over_turns_and_forks() -> None:
+    forest = Forest.from_records(
+        [
+            record(
+                "t0",
+                [{"action": [5, 6, 7], "logprob": [-1.0] * 3}, {"observation": [8], "action": [9, 10]}],
+                prompt=[1, 2],
+            ),
+            record("t1", [{"action": [11], "logprob": [-1.0]}], fork={"of": "t0", "turn": 0, "token": 2}),
+        ]
+    )
+    found = StateNorm().compute(forest, {}, NORM_TOOLS)["state_norm"]
+    first, second = norms_said([1, 2, 5, 6, 7, 8, 9]), norms_said([1, 2, 5, 6])
+    wanted = [*first[1:4], *first[5:7], *second[1:4]]
+    assert found.dtype == torch.float64 and found.tolist() == pytest.approx(wanted, rel=1e-5)
+    assert StateNorm().compute(forest.flatten(), {}, NORM_TOOLS)["state_norm"].tolist() == pytest.approx(
+        wanted, rel=1e-5
+    )
+
+
+def test_a_token_that_nothing_predicts() -> None:
+    turn = {"action": [5, 6], "logprob": [-1.0] * 2}
+    with pytest.raises(ModelError, match="give it a prompt"):
+        StateNorm().compute(Forest.from_records([record("t", [turn])]), {}, NORM_TOOLS)

@@ -1,0 +1,147 @@
+"""Signals from the policy's log-probs: inner layers, means over the vocabulary, prompts."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.learning.llamas import VOCABULARY, clean_llama, random_forest
+
+import gxpo
+from gxpo.algorithms.signals import Signals, SignalTools
+from gxpo.algorithms.signals.policy_outputs import layer_logprob, mean_logprob, prompt_confidence, prompts_of
+from gxpo.base.errors import ConfigError, GxpoError, ModelError
+from gxpo.forest.forest import Forest
+from gxpo.learning.torch import TorchLearner
+from gxpo.parts.definition import kind_of
+
+LayerLogprob = kind_of(layer_logprob)
+
+
+class Counting(TorchLearner):
+    calls = 0
+
+    def outputs(self, *args, **settings):
+        Counting.calls += 1
+        return super().outputs(*args, **settings)
+
+
+def test_it_is_the_layers_own_as_long_as_it_is_asked_for():
+    forest, learner = random_forest(1), Counting(clean_llama(num_hidden_layers=4), lr=0.0)
+    wanted = learner.outputs(forest, ("logprob@2",))["logprob@2"]
+    Counting.calls = 0
+    for part in (LayerLogprob(layer=2, steps=3), LayerLogprob(layer=0.5, steps=3)):
+        (name,) = part.provides
+        for step, known in ((1, True), (3, True), (4, False)):
+            tools = SignalTools(learner, lambda ids: "", 2, step, 0)
+            found = part.compute(forest, Signals.of(forest), tools)[name]
+            assert torch.equal(found, wanted) if known else bool(found.isnan().all())
+    assert Counting.calls == 4  # nothing is computed once it is over
+    assert LayerLogprob(layer=2).provides == ("logprob@2",) and LayerLogprob(layer=0.5).provides == ("logprob@0.5",)
+    tools = SignalTools(learner, lambda ids: "", 2, 10**6, 0)
+    assert torch.equal(LayerLogprob(layer=2).compute(forest, Signals.of(forest), tools)["logprob@2"], wanted)
+
+
+def test_layers_that_are_not_there():
+    for wrong in ({"layer": 0}, {"layer": 1.5}, {"layer": 0.0}, {"steps": -1}):
+        with pytest.raises(ConfigError, match="layer"):
+            LayerLogprob(**wrong)  # type: ignore[arg-type]
+    forest, learner = random_forest(1), TorchLearner(clean_llama(), lr=0.0)
+    with pytest.raises(ModelError, match="has layers 1 to 2"):
+        LayerLogprob(layer=3).compute(forest, Signals.of(forest), SignalTools(learner, lambda ids: "", 2, 1, 0))
+
+
+@pytest.mark.parametrize("normed", [True, False])
+def test_the_objective_reads_what_the_signal_gives(normed, tmp_path):
+    keys = {"objective.normed": normed, "signal.layer_logprob.normed": normed, "signal.layer_logprob.steps": 1}
+    m = gxpo.method("bupo", keys)
+    assert m.signals["layer_logprob"].provides == m.terms["policy"].needs
+    run = gxpo.train("tiny:cold", "arithmetic", m, 1, lambda tokens: float(len(tokens)), out=tmp_path / "run",
+                     set={"tasks.per_step": 2, "sampling.max_new_tokens": 4, "eval.tasks": 2})  # fmt: skip
+    assert [row["inner_layer"] for row in run.metrics] == [1.0]
+
+
+MeanLogprob = kind_of(mean_logprob)
+
+
+def test_it_is_what_the_learner_says_under_that_name():
+    forest, asked = random_forest(3), []
+    said = torch.linspace(-9.0, -7.0, forest.n_entries, dtype=torch.float64)
+
+    def outputs(given: Any, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
+        asked.append((given, names))
+        return {"mean_logprob": said}
+
+    tools: Any = SimpleNamespace(learner=SimpleNamespace(outputs=outputs))
+    found = MeanLogprob().compute(forest, {}, tools)
+    assert set(found) == set(MeanLogprob().provides) == {"start_mean_logprob"}
+    assert torch.equal(found["start_mean_logprob"], said)
+    assert len(asked) == 1 and asked[0][0] is forest and asked[0][1] == ("mean_logprob",)
+
+
+def test_of_a_model_it_is_below_that_of_the_uniform_distribution():
+    forest = random_forest(4)
+    tools: Any = SimpleNamespace(learner=TorchLearner(clean_llama(vocab_size=64), lr=0.0))
+    found = MeanLogprob().compute(forest, {}, tools)["start_mean_logprob"]
+    assert found.shape == (forest.n_entries,) and bool((found < -math.log(64)).all())
+
+
+PromptConfidence = kind_of(prompt_confidence)
+
+LEARNER = TorchLearner(clean_llama(), lr=0.0)
+TOOLS = SimpleNamespace(learner=LEARNER, decode=str, blank_id=0, step=1, seed=0)
+
+
+def confidence(ids):
+    """By the model itself, a token at a time."""
+    if len(ids) < 2:
+        return 1.0
+    with torch.no_grad():
+        logprob = LEARNER.model(torch.tensor([ids])).logits[0].double().log_softmax(1)
+    return float(torch.stack([logprob[i, ids[i + 1]] for i in range(len(ids) - 1)]).mean().exp())
+
+
+def record(i, prompt, **fields):
+    turn = {"action": [3, 4], "logprob": [-1.0, -1.0]}
+    own = {"schema": "gxpo.rollouts/1", "group": f"g{i % 2}", "id": f"t{i}", "prompt": prompt, "turns": [turn]}
+    return own | {"reward": 1.0} | fields
+
+
+def test_it_is_the_models_own_geometric_mean():
+    prompts = [[1, 5, 6, 7], [1, 5, 6, 7], [1, 5, 9], [2], [1, 5, 6]]
+    forest = Forest.from_records([record(i, p, sampling={"temperature": 0.5}) for i, p in enumerate(prompts)])
+    found = PromptConfidence().compute(forest, {}, TOOLS)["prompt_confidence"]
+    assert found.tolist() == pytest.approx([confidence(p) for p in prompts], abs=1e-9)
+    assert len(prompts_of(forest)[0]) < len(prompts), "a prompt that answers share is read once"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_of_any_forest_it_is_what_stands_before_the_first_action(seed):
+    forest = random_forest(seed)
+    found = PromptConfidence().compute(forest, {}, TOOLS)["prompt_confidence"]
+    for r in range(forest.n_trajectories):
+        entries = forest.path_of(r)
+        expected = 1.0
+        if len(entries):
+            node = int(forest.token_node[forest.path_token[entries[0]]])
+            expected = confidence(forest.context(int(forest.parent[node])))
+        assert float(found[r]) == pytest.approx(expected, abs=1e-9)
+
+
+def test_order_does_not_matter_and_nothing_gives_nothing():
+    forest = Forest.from_records([record(i, [1, 2 + i % 3, i % VOCABULARY]) for i in range(6)])
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    found = PromptConfidence().compute(forest, {}, TOOLS)["prompt_confidence"]
+    again = PromptConfidence().compute(forest.select(order), {}, TOOLS)["prompt_confidence"]
+    assert torch.allclose(again, found[order], atol=1e-12)
+    assert PromptConfidence().compute(Forest.from_records([]), {}, TOOLS)["prompt_confidence"].shape == (0,)
+
+
+def test_text_without_ids_is_refused():
+    turn = {"action_text": "yes"}
+    text = {"schema": "gxpo.rollouts/1", "group": "g", "id": "t", "prompt_text": "how many?", "turns": [turn]}
+    with pytest.raises(GxpoError, match="needs token ids"):
+        PromptConfidence().compute(Forest.from_records([text | {"reward": 1.0}]), {}, TOOLS)
