@@ -15,8 +15,8 @@ from tests.environments.rewards.test_tiered import grown
 import gxpo
 from gxpo.base.errors import ConfigError
 from gxpo.environments.rewards import RewardSet
-from gxpo.environments.rewards.first_error import FirstError
 from gxpo.environments.rewards.judge import FunctionJudge, JudgeFailure
+from gxpo.environments.rewards.judged import FirstError
 from gxpo.environments.rewards.outcomes import correct_prefix
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Task

@@ -8,9 +8,8 @@ from tests.environments.rewards.test_judge import answer_in, function, grown
 
 from gxpo.base.errors import ConfigError
 from gxpo.environments.rewards import RewardSet
-from gxpo.environments.rewards.combine import agreement, beats, combination
 from gxpo.environments.rewards.judge import judged
-from gxpo.environments.rewards.panel import exploitation_rate, self_internalisation_gap
+from gxpo.environments.rewards.panel import agreement, beats, combination, exploitation_rate, self_internalisation_gap
 from gxpo.methods import METHODS
 
 SOURCE = Source(lambda text, task: {"correct": 0.0}, trusted=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gxpo.environments.rewards.statements import names_of
+from gxpo.environments.rewards.code import names_of
 
 
 @pytest.mark.parametrize(

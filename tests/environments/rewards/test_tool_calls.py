@@ -12,8 +12,7 @@ from tests.sampling.rollouts.resumed import check_resumed
 
 import gxpo
 from gxpo.base.errors import CheckpointError, ConfigError, GxpoError
-from gxpo.environments.rewards.tool_calls import ToolCalls
-from gxpo.environments.rewards.tool_economy import inverse, linear, otc, zero_if_unneeded
+from gxpo.environments.rewards.tool_calls import ToolCalls, inverse, linear, otc, zero_if_unneeded
 from gxpo.forest.forest import Forest
 
 

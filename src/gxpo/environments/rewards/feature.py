@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from annotated_types import Ge, Interval
+from annotated_types import Ge, Interval, MinLen
 from torch import Tensor
 
 from gxpo.environments.rewards.base import RewardPart
 from gxpo.environments.rewards.shape import columns_for, verdicts
 from gxpo.forest import grouped
 from gxpo.forest.forest import Forest
-from gxpo.parts.functions import Formula, signature
+from gxpo.parts.functions import Formula, checked_by, signature
 from gxpo.parts.registry import part
 
 
+# ---------------------------------------------------------------- features
+def _regular(pattern: str, **_: object) -> str | None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return f"pattern {pattern!r} is no regular expression: {error}"
+    return None
+
+
+@checked_by(_regular)
+def matches(texts: Sequence[str], *, pattern: Annotated[str, MinLen(1)] = r"<aux>.*</aux>") -> Tensor:
+    """1 where the regular expression is found in what was said ("." is any character, line breaks too), else 0."""
+    found = [re.search(pattern, text, re.DOTALL) is not None for text in texts]
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def component(read: Callable[[str], Tensor], *, component: Annotated[str, MinLen(1)] = "flaw") -> Tensor:
+    """A component from 0 to 1 that some reward computes, with weight 0: what a judge found; unknown: nan."""
+    return read(component)
+
+
+def several_tools(tools: Sequence[Sequence[str]], *, least: Annotated[int, Ge(1)] = 2) -> Tensor:
+    """1 where calls of at least so many different tools were made, else 0."""
+    return torch.tensor([float(len(set(names)) >= least) for names in tools], dtype=torch.float64)
+
+
+def malformed(errors: Sequence[Sequence[str]]) -> Tensor:
+    """1 where the environment could not read some action, else 0."""
+    return torch.tensor([float("malformed" in own) for own in errors], dtype=torch.float64)
+
+
+# ---------------------------------------------------------------- the bonus
 @part("feature", stage="reward")
 @dataclass(frozen=True)
 class Feature(Formula, RewardPart):
     """Bonus for a feature (`reward.add`): coef * sign * x, x from 0 to 1 the feature of an attempt.
 
-    of     feature in `rewards.features` or `file.py:function`, with its options beside it: matches(pattern),
+    of     feature in `rewards.feature` or `file.py:function`, with its options beside it: matches(pattern),
            component(component), several_tools(least), malformed
     coef   below 0: a penalty
     sign   "fixed": 1; "contrast": 1 in a group in which attempts with the feature are right more often than those
@@ -48,7 +81,7 @@ class Feature(Formula, RewardPart):
     until: Annotated[float, Interval(gt=0, le=1)] = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    functions: ClassVar[Mapping[str, tuple[str, bool]]] = {"of": ("gxpo.environments.rewards.features", False)}
+    functions: ClassVar[Mapping[str, tuple[str, bool]]] = {"of": ("gxpo.environments.rewards.feature", False)}
 
     @property
     def reads_texts(self) -> bool:
@@ -70,19 +103,19 @@ class Feature(Formula, RewardPart):
             share = grouped.mean(right, group, enters)
             pays = (share <= self.until + 1e-9) & (right if self.only == "correct" else pays)
             if self.sign == "contrast":
-                x = x * helpful(x > 0, right, group, enters, self.eps)
+                x = x * _gap_sign(x > 0, right, group, enters, self.eps)
         return torch.where(forest.scored, torch.where(pays, self.coef * x, 0.0), torch.nan)
 
 
 @torch.no_grad()
-def helpful(having: Tensor, right: Tensor, group: Tensor, where: Tensor, eps: float = 0.0) -> Tensor:
+def _gap_sign(having: Tensor, right: Tensor, group: Tensor, where: Tensor, eps: float = 0.0) -> Tensor:
     """Sign of the gap in success between a group's attempts with and without a feature, [R] float64: 1, -1 or 0.
 
     having, right  [R] bool;   group [R] int64 dense ids;   where [R] bool: which enter the shares
     eps            a gap of this size or less is none
 
     >>> having = torch.tensor([True, False, False, True])
-    >>> helpful(having, torch.tensor([True, True, True, False]), torch.zeros(4).long(), having | ~having).tolist()
+    >>> _gap_sign(having, torch.tensor([True, True, True, False]), torch.zeros(4).long(), having | ~having).tolist()
     [-1.0, -1.0, -1.0, -1.0]
     """
     kinds = [where & having, where & ~having]

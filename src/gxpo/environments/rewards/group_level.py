@@ -24,7 +24,7 @@ class GroupReward(Protocol):
     texts   [R] what each says;   tasks  [R] what each was asked
     texts_raw  [R] of one that declares this parameter: texts in which special tokens are written out
 
-    It runs in process: a time limit is its own affair (`rewards.bounded`). A `GxpoError` is about the set-up and
+    It runs in process: a time limit is its own affair (`rewards.pool.Bounded`). A `GxpoError` is about the set-up and
     ends the run; any other exception leaves all rollouts of the call unscored and is counted. Optional attributes:
 
     name        the component a plain tensor becomes, and how messages call it

@@ -13,12 +13,10 @@ from gxpo.base.errors import ConfigError, one_of
 from gxpo.base.judges import SEES, Failure, FunctionJudge, Judge, JudgeFailure, Messages, Server, ask_all
 from gxpo.environments.local_judge import LocalJudge
 from gxpo.environments.rewards import group_level
-from gxpo.environments.rewards.combine import combination
-from gxpo.environments.rewards.first_error import FirstError
 from gxpo.environments.rewards.functions import load
-from gxpo.environments.rewards.judged import RUBRIC, Debate, Pairwise, Rubric
+from gxpo.environments.rewards.judged import RUBRIC, Debate, FirstError, Pairwise, Rubric
 from gxpo.environments.rewards.listener import Listener
-from gxpo.environments.rewards.panel import Panel
+from gxpo.environments.rewards.panel import Panel, combination
 from gxpo.environments.rewards.rubric_versions import EvolvingRubric
 
 __all__ = ["Failure", "FunctionJudge", "Judge", "JudgeFailure", "LocalJudge", "Messages", "Server", "ask_all", "judged"]
@@ -38,7 +36,7 @@ class JudgeOptions:
     mode      "rubric" (`Rubric`), "pairwise" (`Pairwise`), "first_error" (`FirstError`), "confidence" (`Listener`) or
               "debate" (`Debate`)
     panel     several judges: a list of these options, each with a `name`; what one leaves out is as stated here
-    combine   of a panel: see `combine.combination`; `margin` of "lexicographic"
+    combine   of a panel: see `panel.combination`; `margin` of "lexicographic"
     held_out  a list like `panel` of judges that are recorded and never paid (`panel.Panel`), in every
               `held_out_every`-th step; `pass_mark`: the score from which an answer counts as credited
     refresh   {every: K, samples: N} and one of by, ask, server: a model rewrites the rubric (`EvolvingRubric`)

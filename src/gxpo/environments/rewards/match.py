@@ -17,12 +17,12 @@ from gxpo.base.answers import ANSWER, compiled
 from gxpo.base.cells import cell
 from gxpo.base.errors import ConfigError, GxpoError, did_you_mean, one_of
 from gxpo.base.usercode import described
-from gxpo.environments.rewards.bounded import Bounded
 from gxpo.environments.rewards.functions import importable, load, names_file, source_of
 from gxpo.environments.rewards.group_level import Failure
 from gxpo.environments.rewards.metrics import METRICS, REFERENCE_FREE, SUPERLINEAR, metric_of, options_of
 from gxpo.environments.rewards.metrics.measure import Measure
 from gxpo.environments.rewards.metrics.schemas import is_schema
+from gxpo.environments.rewards.pool import Bounded
 from gxpo.environments.rewards.worker import Reply
 from gxpo.parts.protocols import SAME_AS, Task, TaskSource
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from gxpo.base.processes import LOADING, STARVED, Ended, Process, loaded
 from gxpo.base.usercode import one_line
 from gxpo.environments.rewards.worker import Reply, reply_of
 
+# ---------------------------------------------------------------- the pool
 PROGRAM = str(Path(__file__).with_name("worker.py"))
 CHUNK = 64  # items sent at once
 OUT_OF_CPU = "signal SIGPROF"  # as `in_words` says it; see `gxpo.environments.rewards.worker.computing`
@@ -125,3 +128,40 @@ class Workers:
             if process is not None:
                 process.close()
         self._workers = [None] * len(self._workers)
+
+
+# ---------------------------------------------------------------- calls with a limit of work
+@dataclass(eq=False)
+class Bounded:
+    """A function that other processes can import, called there: each call may compute for `seconds`.
+
+    function   gives a number or named numbers;   label  what errors call it
+    rehearsal  arguments of a call that imports what the function is slow to get, before any clock runs
+    processes  they start with the first call, and share the calls
+
+    A reply is ("ok", value), or a status of `rewards.worker` with a message: "limit" for a call that took longer.
+    """
+
+    function: Callable[..., Any]
+    label: str
+    rehearsal: tuple[Any, ...] | None = None
+    seconds: float = 5.0
+    processes: int = 1
+    _workers: Workers | None = field(default=None, init=False, repr=False)
+
+    def run(self, calls: Sequence[tuple[Any, ...]]) -> list[Reply]:
+        """Replies to calls, each a tuple of arguments, in order."""
+        if not calls:
+            return []
+        if self._workers is None:
+            rehearsal = None if self.rehearsal is None else pickle.dumps((self.rehearsal, {}))
+            source = {"pickle": pickle.dumps(self.function), "label": self.label, "is_scorer": True,
+                      "rehearsal": rehearsal, "computes": True}  # fmt: skip
+            self._workers = Workers([source], timeout=self.seconds, count=self.processes)
+        return self._workers.run([(0, pickle.dumps((call, {}))) for call in calls])
+
+    def close(self) -> None:
+        """End the processes; the next call starts new ones."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None

@@ -18,10 +18,19 @@ from gxpo.base.errors import ConfigError, GxpoError, did_you_mean
 from gxpo.base.usercode import one_line
 from gxpo.environments.rewards import functions, group_level
 from gxpo.environments.rewards.batch import AsyncEach, Batch, DecodeRaw, actions_of, components_of, raw_texts
-from gxpo.environments.rewards.entry import Entry, check_answers
 from gxpo.environments.rewards.functions import Function
 from gxpo.environments.rewards.pool import Workers
-from gxpo.environments.rewards.spec import BUILT_IN, GROUP_LEVEL, Spec, entries, example_of, own_functions, reward_of
+from gxpo.environments.rewards.spec import (
+    BUILT_IN,
+    GROUP_LEVEL,
+    Entry,
+    Spec,
+    check_answers,
+    entries,
+    example_of,
+    own_functions,
+    reward_of,
+)
 from gxpo.environments.rewards.worker import Reply, attempts
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Task, TaskSource

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import math
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gxpo.environments.rewards.match import Consistency, Match
 from gxpo.environments.rewards.rubric import is_rubric
 from gxpo.parts.protocols import Task, TaskSource
 
+# ---------------------------------------------------------------- names and callables
 GROUP_LEVEL: Mapping[str, Callable[[Mapping[str, Any]], Callable[..., Any]]] = {
     "majority_vote": lambda options: group_level.made(MajorityVote, options, "majority_vote"),
     "code": lambda options: group_level.made(CodeReward, options, "code"),
@@ -112,3 +114,48 @@ def own_functions(source: TaskSource, named: Mapping[str, float], *, alone: bool
     if alone and not own and not getattr(source, "components", ()) and default not in GROUP_LEVEL:
         raise ConfigError("reward: these tasks have no verifier of their own; name one, as my_rewards.py:exact or math")
     return own
+
+
+# ---------------------------------------------------------------- entries of a set
+@dataclass(eq=False)
+class Entry:
+    """A reward of a set.
+
+    weight  of components that have none by their own names
+    own     it is the task source's: it gives way where another computes a component of the same name
+    names   of its components, None as long as they are unknown
+    asks    parameters that it is called with; None: as a task's scorer is
+    remote  its number among the functions of the workers; None: it runs in process
+    failed  the last call of a group-level one gave nothing
+    """
+
+    function: Function
+    weight: float = 0.0
+    own: bool = False
+    names: tuple[str, ...] | None = None
+    asks: tuple[str, ...] | None = None
+    remote: int | None = None
+    failed: bool = False
+
+    def __post_init__(self) -> None:
+        self.names, self.asks = self.function.gives, self.function.asks
+
+
+def check_answers(rewards: Iterable[Entry], source: TaskSource, *, given: bool) -> None:
+    """Refuse rewards that compare with an answer where tasks have none. `given`: somebody chose them."""
+    rewards = list(rewards)
+    comparing = [r for r in rewards if r.function.answered]
+    if not comparing or any(r.function.label_free for r in rewards):
+        return
+    if (task := getattr(source, "unanswered", None)) is None:
+        return
+    for reward in comparing:
+        who = f"reward {reward.function.label}" if given else f"no reward was given, and {reward.function.label}"
+        way = (
+            "choose options of the world under which it says one"
+            if hasattr(source, "answers")
+            else "add a column 'answer' (tasks.options.answer names another)"
+        )
+        raise ConfigError(
+            f"{who} compares with an answer, and task {task.id!r} has none: {way}, or give a reward that does without"
+        )

@@ -11,7 +11,6 @@ import inspect
 from collections.abc import Callable, Mapping
 
 from gxpo.base.errors import ConfigError, did_you_mean, need
-from gxpo.environments.rewards.metrics.reading import Unreadable
 
 __all__ = ["METRICS", "Unreadable", "metric_of", "options_of"]
 
@@ -38,6 +37,10 @@ METRICS: Mapping[str, tuple[str, str]] = {  # name -> module of this package, an
 }
 REFERENCE_FREE = ("script_share", "lexical_diversity")
 SUPERLINEAR = ("json_schema", "teds")  # a short text or schema can cost much: workers compute them, with a limit
+
+
+class Unreadable(ValueError):
+    """The answer holds nothing of the kind that the metric compares."""
 
 
 def metric_of(name: str, key: str) -> Metric:

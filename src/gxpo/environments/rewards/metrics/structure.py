@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gxpo.base.errors import ConfigError, did_you_mean
-from gxpo.environments.rewards.metrics.reading import Unreadable
+from gxpo.environments.rewards.metrics import Unreadable
 from gxpo.environments.rewards.metrics.schemas import fits, read
 
 FENCE = "```"

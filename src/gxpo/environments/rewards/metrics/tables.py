@@ -12,7 +12,7 @@ from typing import Any
 from rapidfuzz.distance import Levenshtein
 
 from gxpo.base.errors import need
-from gxpo.environments.rewards.metrics.reading import Unreadable
+from gxpo.environments.rewards.metrics import Unreadable
 
 CELLS = 300  # rows and cells; the time of the distance goes with their square: one to two seconds for two such tables
 OPENED = re.compile(r"\\begin\{(tabular[x*]?|array)\}")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from rapidfuzz.distance import Levenshtein
 
 from gxpo.base.errors import need
-from gxpo.environments.rewards.metrics.reading import Unreadable
+from gxpo.environments.rewards.metrics import Unreadable
 
 _WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
 
