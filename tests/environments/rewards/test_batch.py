@@ -150,7 +150,7 @@ def test_signatures_that_do_not_tell():
         (missing, "asks for 'solution', and the tasks have no such column; there is answer, kind, level"),
         (column, "asks for 'level'; a reward is given .*`info`"),
         ([], "an empty list"),
-        ([length, length], "'length' is there twice"),
+        ([length, length], "'length' is listed twice"),
         ([(length, 1.0, 2)], "neither a reward nor"),
         ([(length, "much")], "must be a finite number"),
         (3, "3 is neither a name nor a function"),

@@ -114,7 +114,7 @@ def test_nobody_is_paid_for_cheating_and_everybody_for_a_solution(sandbox):
 
 
 def test_a_program_does_not_read_hidden_tests_and_other_programs_from_disk(tmp_path):
-    if not Local().held().reads:
+    if not Local().isolation().reads:
         pytest.skip("the kernel does not let this user restrict what is read")
     (tmp_path / "tests.jsonl").write_text("assert f(2) == 4")
     looks = "\nimport glob\ndef f(x):\n    found = glob.glob(%r)\n    return [open(p).read() for p in found] or 'none'"
@@ -185,7 +185,7 @@ def test_a_sandbox_that_can_not_start_at_all_ends_the_run(monkeypatch, tmp_path)
         CodeReward("jail")
     with pytest.raises(ConfigError, match="readable is a list of paths, not '/data'"):
         CodeReward(readable="/data")
-    with pytest.raises(ConfigError, match="is to let programs read /nowhere, which does not exist"):
+    with pytest.raises(ConfigError, match="readable names /nowhere, which does not exist"):
         score(["1"], reward=CodeReward(readable=["/nowhere"]))
 
 

@@ -107,7 +107,7 @@ def test_the_numbers_of_rlsp():
 def test_what_reads_texts_says_so_and_needs_them():
     assert Feature("matches").reads_texts and not Feature("component").reads_texts
     bare = Forest.from_completions([[1]], [[[2], [3]]], [[1.0, 0.0]])
-    with pytest.raises(GxpoError, match="matches reads what was said"):
+    with pytest.raises(GxpoError, match="matches reads the text of actions"):
         Feature("matches")(bare)
     with pytest.raises(ConfigError, match="pattern '\\('"):
         Feature("matches", options={"pattern": "("})

@@ -199,7 +199,7 @@ def test_one_order_that_can_not_be_read_spoils_the_pair():
 
 def test_a_lone_attempt_is_unscored_and_those_not_compared_are_no_opponents():
     outcome, rewards = judged(Pairwise(function(longer)), {"g": ["a"]})
-    assert outcome.isnan().all() and "nobody to be compared with" in rewards.messages["nonsense"]
+    assert outcome.isnan().all() and "no other to be compared with" in rewards.messages["nonsense"]
     outcome, _ = judged(Pairwise(function(longer)), {"g": ["a", "bb", "ccc"]}, {"g/2": False})
     assert outcome.tolist() == [0, 1, 1]
 
@@ -393,8 +393,8 @@ def test_the_named_reward(tmp_path):
         with RewardSet.make("judge", source=source, options=pairs) as rewards:
             assert rewards.score(*grown({"g": ["a", "b"]})).outcome.tolist() == [0.5, 0.5]
     for wrong, words in (
-        ({}, "say who judges"),
-        ({"ask": "x.py:f", "server": "http://x"}, "say who judges"),
+        ({}, "name the judge"),
+        ({"ask": "x.py:f", "server": "http://x"}, "name the judge"),
         ({"ask": "none.py:f"}, "there is no file"),
         ({"ask": f"{file}:nobody"}, "has no function 'nobody'"),
         ({"ask": f"{file}:ask", "mode": "duel"}, "is 'duel'; it is one of rubric, pairwise"),

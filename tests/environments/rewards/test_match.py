@@ -99,7 +99,7 @@ def test_a_metric_of_ones_own_and_what_it_breaks(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "say by which metric"),
+        ({}, "name a metric"),
         ({"metric": "weer"}, r"match.metric has no 'weer'; did you mean 'wer'"),
         ({"metric": "wer", "smooth": "exp"}, "match has no 'smooth'"),
         ({"metric": "wer", "clip": [1, 0]}, "two bounds"),
@@ -108,7 +108,7 @@ def test_a_metric_of_ones_own_and_what_it_breaks(tmp_path):
         ({"metric": "wer", "reference": "solution"}, "'answer' or info.NAME"),
         ({"metric": "wer", "baseline": 1.0}, "below 1"),
         ({"metric": "wer", "by": "info.kind"}, "needs route"),
-        ({"route": {"a": {}}}, "match.route.a: say by which metric"),
+        ({"route": {"a": {}}}, "match.route.a: name a metric"),
     ],
 )
 def test_options_that_make_no_sense(options, message):

@@ -20,7 +20,7 @@ from tests.environments.rewards.task_scorer import verdict
 
 from gxpo.base.errors import ConfigError
 from gxpo.environments.rewards import RewardSet
-from gxpo.environments.rewards.worker import Unusable, attempts, judge, parameters
+from gxpo.environments.rewards.worker import Unusable, call_each, parameters, validate_score
 
 NO_SCORER = Source(default=None)
 
@@ -275,7 +275,7 @@ def test_a_forged_reply_costs_its_item(tmp_path: Path) -> None:
 def test_booleans_and_scalars_are_numbers_and_the_rest_is_not() -> None:
     import numpy as np
 
-    assert [judge(x) for x in (True, False, 2, np.float32(0.5), np.bool_(True), torch.tensor(3))] == [
+    assert [validate_score(x) for x in (True, False, 2, np.float32(0.5), np.bool_(True), torch.tensor(3))] == [
         1,
         0,
         2,
@@ -283,10 +283,10 @@ def test_booleans_and_scalars_are_numbers_and_the_rest_is_not() -> None:
         1,
         3,
     ]
-    assert judge({"a": np.int64(2)}) == {"a": 2.0}
+    assert validate_score({"a": np.int64(2)}) == {"a": 2.0}
     for value in (None, "1", math.nan, -math.inf, [1], {}, {1: 2.0}, {"a": None}, 10**400, torch.ones(2)):
         with pytest.raises((ValueError, OverflowError, RuntimeError)):
-            judge(value)
+            validate_score(value)
 
 
 def test_a_failed_component_without_weight_is_counted_but_does_not_unscore(file: str) -> None:
@@ -572,10 +572,10 @@ def test_a_reward_that_returns_one_object_again_is_judged_as_it_was_returned():
         named["correct"] += 1.0
         return named
 
-    assert attempts(counting, [((), {})] * 3) == [("ok", {"correct": x}) for x in (1.0, 2.0, 3.0)]
-    assert attempts(lambda: total.add_(0.5), [((), {})] * 2) == [("ok", 0.5), ("ok", 1.0)]
-    assert attempts(lambda x: {"a": x}, [((math.inf,), {}), ((1,), {})])[1] == ("ok", {"a": 1.0})
-    assert attempts(lambda x: x, [((math.nan,), {}), (("1",), {})])[0] == (
+    assert call_each(counting, [((), {})] * 3) == [("ok", {"correct": x}) for x in (1.0, 2.0, 3.0)]
+    assert call_each(lambda: total.add_(0.5), [((), {})] * 2) == [("ok", 0.5), ("ok", 1.0)]
+    assert call_each(lambda x: {"a": x}, [((math.inf,), {}), ((1,), {})])[1] == ("ok", {"a": 1.0})
+    assert call_each(lambda x: x, [((math.nan,), {}), (("1",), {})])[0] == (
         "nonsense",
         "returned nan, not a finite number",
     )

@@ -28,7 +28,7 @@ def run(program, stdin="", **limits):
 
 
 def needs(name):
-    if not getattr(LOCAL.held(), name):
+    if not getattr(LOCAL.isolation(), name):
         pytest.skip(f"the kernel does not let this user hold {name!r}")
 
 
@@ -57,7 +57,7 @@ def test_how_a_program_ends_is_told():
     assert (wrong.status, wrong.stdout) == ("failed", "half\n")
     assert "ZeroDivisionError" in run("1/0").stderr
     assert run("import os\nos.abort()").status == "failed"
-    with pytest.raises(ValueError, match="beside each other"):
+    with pytest.raises(ValueError, match="lie in one folder"):
         LOCAL.run({"../main.py": ""})
 
 
@@ -129,7 +129,7 @@ def test_what_may_be_read(kernel, tmp_path):
         "    except PermissionError: return False\n"
         "print([can(p) for p in (json.__file__, '/usr', '/etc/passwd', '.', '/tmp', '/etc', '/var')])"
     )
-    reads = LOCAL.held().reads and "99999" not in launcher.START
+    reads = LOCAL.isolation().reads and "99999" not in launcher.START
     assert result.stdout == f"[True, True, True, True, {not reads}, {not reads}, {not reads}]\n"
 
 

@@ -106,7 +106,7 @@ def test_what_a_task_says_it_needs():
 def test_turns_are_counted_where_there_are_no_calls():
     bare = Forest.from_completions([[1]], [[[2], [3]]], [[1.0, 0.0]])
     assert ToolCalls("inverse", count="turns", scales=False)(bare.replace(success=bare.outcome)).tolist() == [0.5, 0]
-    with pytest.raises(GxpoError, match=r"no turn notes `calls`.*count=turns"):
+    with pytest.raises(GxpoError, match=r"no turn has `calls`.*count=turns"):
         ToolCalls()(bare.replace(success=bare.outcome))
     with pytest.raises(ConfigError, match="there is otc, linear, inverse, zero_if_unneeded"):
         ToolCalls("cosine")

@@ -23,7 +23,7 @@ from gxpo.base.errors import ConfigError
 from gxpo.base.usercode import described
 from gxpo.environments.rewards.docker import Docker
 from gxpo.environments.rewards.group_level import Failure
-from gxpo.environments.rewards.sandbox import OWN, PROGRAM, Limits, Local, Sandbox, own_file
+from gxpo.environments.rewards.sandbox import PROGRAM, TESTER_MODULES, Limits, Local, Sandbox, module_source
 from gxpo.environments.rewards.wire import Writer
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, 
 
 
 class Names(NamedTuple):
-    """Free names: `program`, those of the tested program; `modules`, modules that tests use without an import."""
+    """Free names of tests: `program`, names of the tested program; `modules`, modules used without an import."""
 
     program: list[str]
     modules: dict[str, str]
@@ -45,7 +45,7 @@ class Names(NamedTuple):
 
 @lru_cache(maxsize=256)
 def names_of(statements: tuple[str, ...]) -> Names:
-    """Names that the statements use and do not define.
+    """Free names of test statements: those that they use and do not define.
 
     What they define or import themselves is theirs, and so are Python's own functions and, where only attributes of it
     are used, a module of the standard library: a program decides nothing by defining `abs` or `math`. If nothing else
@@ -56,21 +56,24 @@ def names_of(statements: tuple[str, ...]) -> Names:
     trees = [tree for text in statements if (tree := _parsed(text)) is not None]
     if trees and all(isinstance(x, DEFINITIONS) or _is_text(x) for tree in trees for x in tree.body):
         raise ValueError("its tests define functions and call none: any program would pass")
+    # A name that is used only as in `math.sqrt` may be a module; one that also stands by itself is not.
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    bases = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-    plain = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in bases}
-    used, own = set[str](), set[str]()
+    attribute_bases = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    bare_names = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in attribute_bases}
+    # Scopes by symtable: a name that a function of the tests binds is local to it, unless declared global.
+    used, defined = set[str](), set[str]()
     for text in statements:
         for table in _tables(text):
             for symbol in table.get_symbols():
                 at_top = table.get_type() == "module" or symbol.is_declared_global()
                 if at_top and (symbol.is_assigned() or symbol.is_imported()):
-                    own.add(symbol.get_name())
+                    defined.add(symbol.get_name())
                 elif symbol.is_global() or table.get_type() == "module":
                     used.add(symbol.get_name())
-    free = used - own
-    modules = {name: ALIASES.get(name, name) for name in free - plain if _is_module(name)}
+    free = used - defined
+    modules = {name: ALIASES.get(name, name) for name in free - bare_names if _is_module(name)}
     program = {name for name in free if not hasattr(builtins, name)} - modules.keys()
+    # No name is left where the program redefines a built-in, as `sum`: then the one function that is called is meant.
     if not program:
         called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
         program = called & free if len(called & free) == 1 else set()
@@ -78,7 +81,7 @@ def names_of(statements: tuple[str, ...]) -> Names:
 
 
 def _parsed(text: str) -> ast.Module | None:
-    """None where this Python can't read it: the sandbox's may."""
+    """Parse a statement; None where this Python can't, as the sandbox's may."""
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -86,6 +89,7 @@ def _parsed(text: str) -> ast.Module | None:
 
 
 def _tables(text: str) -> Iterator[symtable.SymbolTable]:
+    """Symbol tables of a statement and of all scopes in it."""
     try:
         pending = [symtable.symtable(text, "tests", "exec")]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -122,8 +126,8 @@ def extract_program(text: str) -> str:
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
     """Language and body of each fenced block, in linear time for any text."""
-    at = 0
-    while (fence := text.find(FENCE, at)) >= 0:
+    position = 0
+    while (fence := text.find(FENCE, position)) >= 0:
         begin = text.find("\n", fence)
         end = text.find(FENCE, begin + 1)
         if begin < 0 or end < 0:
@@ -134,7 +138,7 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
         if not line or indent.strip(" \t"):
             body += line + indent
         yield language[0].lower() if language else "", body
-        at = end + len(FENCE)
+        position = end + len(FENCE)
 
 
 def tests_of(task: Task) -> list[str | dict[str, str]]:
@@ -166,7 +170,7 @@ class Broken(Exception):
 
 
 def passed(program: str, tests: Sequence[str | Mapping[str, str]], sandbox: Sandbox, limits: Limits) -> list[bool]:
-    """Tests that the program passes; `Broken` where the sandbox fails.
+    """Verdicts of a program on its tests, in order; `Broken` where the sandbox fails.
 
     Statements are run in order, with names of their own and the program's functions, by a process that the program is
     not in (`rewards.harness`): a program that ends, hangs or runs out of time fails the tests that have not been
@@ -188,15 +192,16 @@ def passed(program: str, tests: Sequence[str | Mapping[str, str]], sandbox: Sand
 
 
 def _verdicts(program: str, statements: tuple[str, ...], sandbox: Sandbox, limits: Limits) -> list[bool]:
-    """Result of each statement."""
+    """Verdicts on test statements, all run in one sandbox."""
+    # The secret word begins each verdict, so that a program can't print verdicts of its own.
     names, word = names_of(statements), secrets.token_hex(16)
-    given = Writer(repr).text((list(statements), names.program, names.modules))
-    # the tester's own process, and a line for each of its verdicts
+    payload = Writer(repr).text((list(statements), names.program, names.modules))
+    # Room for the tester's own process, and for a line of each verdict.
     limits = replace(limits, processes=limits.processes + 1, output=limits.output + 64 * len(statements))
     files = {PROGRAM: "import harness\nharness.main()\n", "solution.py": program} | {
-        f"{n}.py": own_file(n) for n in OWN
+        f"{n}.py": module_source(n) for n in TESTER_MODULES
     }
-    result = sandbox.run(files, f"{word}\n{given}", limits)
+    result = sandbox.run(files, f"{word}\n{payload}", limits)
     lines = [line.split() for line in result.stdout.splitlines()]
     if result.status == "broken" or ["ready"] not in lines or (lines[0] and lines[0][0] == "error"):
         raise Broken(result.stderr.strip() or result.stdout.strip() or "the tests could not be started")
@@ -204,12 +209,13 @@ def _verdicts(program: str, statements: tuple[str, ...], sandbox: Sandbox, limit
 
 
 def _lines(text: str) -> list[str]:
+    """Lines of an output for comparison, without white space at their ends and the text's."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
 @dataclass(eq=False)
 class CodeReward:
-    """Code reward: whether the program in a text passes `task.info["tests"]` (see `tests_of`). `task.info["template"]`,
+    """Code reward: the program in a text passes `task.info["tests"]` (see `tests_of`). `task.info["template"]`,
     if there is one, has it in place of `{program}`.
 
     correct  1 where all tests pass, else 0: the reward;   tests  the share that passes: recorded, counted if named
@@ -223,7 +229,7 @@ class CodeReward:
     A wrong program, one that crashes and one that is ended for its time, memory, files or output have 0 for the tests
     that they did not pass: that is the policy's doing. A sandbox that can't run programs leaves the attempt unscored,
     and is counted; so does a task without tests. Equal programs for one task are run once a step. A program sees
-    neither tests nor expected values, and compares nothing (see `passed`); what else it could read is said at `Local`.
+    neither tests nor expected values, and compares nothing (see `passed`); `Local` says what else it could read.
     """
 
     sandbox: str | Sandbox = "local"
@@ -260,14 +266,16 @@ class CodeReward:
 
     def failures(self) -> list[Failure]:
         """Return and clear the failures since the last call, one per trajectory."""
-        found, self._failures = self._failures, []
-        return found
+        collected, self._failures = self._failures, []
+        return collected
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
+        """Run the programs of a step: verdicts and shares of passed tests, [R], nan where one could not be run."""
         self._check()
-        places: dict[tuple[str, str], list[int]] = {}
-        jobs: dict[tuple[str, str], list[str | dict[str, str]]] = {}
-        share = torch.full((len(texts),), torch.nan, dtype=torch.float64)
+        # Equal programs for one task are one job.
+        rows_by_job: dict[tuple[str, str], list[int]] = {}
+        tests_by_job: dict[tuple[str, str], list[str | dict[str, str]]] = {}
+        pass_share_R = torch.full((len(texts),), torch.nan, dtype=torch.float64)
         for r, (text, task) in enumerate(zip(texts, tasks, strict=True)):
             try:
                 tests = tests_of(task)
@@ -276,32 +284,37 @@ class CodeReward:
                 continue
             template = str(task.info.get("template", "{program}"))
             job = template.replace("{program}", extract_program(text)), json.dumps(tests)
-            places.setdefault(job, []).append(r)
-            jobs[job] = tests
+            rows_by_job.setdefault(job, []).append(r)
+            tests_by_job[job] = tests
+        # Threads suffice: each waits for a sandbox in processes of its own.
         with ThreadPoolExecutor(self.workers) as threads:
             runs = {
-                job: threads.submit(passed, job[0], tests, self._sandbox, self._limits) for job, tests in jobs.items()
+                job: threads.submit(passed, job[0], tests, self._sandbox, self._limits)
+                for job, tests in tests_by_job.items()
             }
         for job, run in runs.items():
             try:
                 verdicts = run.result()
             except Broken as error:
-                self._failures += [("died", f"the sandbox can't run programs: {error}")] * len(places[job])
+                self._failures += [("died", f"the sandbox can't run programs: {error}")] * len(rows_by_job[job])
                 continue
             except Exception as error:  # it costs only the rollouts with this program
-                self._failures += [("raised", described(error, "running a program"))] * len(places[job])
+                self._failures += [("raised", described(error, "running a program"))] * len(rows_by_job[job])
                 continue
-            share[torch.tensor(places[job])] = sum(verdicts) / len(verdicts)
-        return {"correct": torch.where(share.isnan(), share, (share >= 1).to(torch.float64)), "tests": share}
+            pass_share_R[torch.tensor(rows_by_job[job])] = sum(verdicts) / len(verdicts)
+        return {
+            "correct": torch.where(pass_share_R.isnan(), pass_share_R, (pass_share_R >= 1).to(torch.float64)),
+            "tests": pass_share_R,
+        }
 
     def _check(self) -> None:
-        """Check the sandbox and its isolation, before the first program."""
+        """Check the sandbox and warn of missing isolation, before the first program."""
         if self._checked:
             return
         self._sandbox.check()
         if isinstance(self._sandbox, Local):
-            held = vars(self._sandbox.held())
-            missing = [name for name, holds in held.items() if not holds]
+            isolation = vars(self._sandbox.isolation())
+            missing = [name for name, holds in isolation.items() if not holds]
             if missing:
                 warnings.warn(
                     f"the local sandbox does not hold {', '.join(missing)} here (see rewards.sandbox.Local): "

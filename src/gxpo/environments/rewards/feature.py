@@ -1,4 +1,4 @@
-"""Conditional bonus for a feature of an attempt: fixed, or signed by whether the feature helps in the group."""
+"""Bonus for a feature of an attempt: fixed, or signed by whether the feature helps in the group."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from gxpo.parts.registry import part
 
 # ---------------------------------------------------------------- features
 def _regular(pattern: str, **_: object) -> str | None:
+    """Describe what is wrong with a regular expression; None for a valid one."""
     try:
         re.compile(pattern)
     except re.error as error:
@@ -30,24 +31,24 @@ def _regular(pattern: str, **_: object) -> str | None:
 
 @checked_by(_regular)
 def matches(texts: Sequence[str], *, pattern: Annotated[str, MinLen(1)] = r"<aux>.*</aux>") -> Tensor:
-    """1 where the regular expression is found in what was said ("." is any character, line breaks too), else 0."""
-    found = [re.search(pattern, text, re.DOTALL) is not None for text in texts]
-    return torch.tensor(found, dtype=torch.float64)
+    """1 where the text matches the regular expression anywhere ("." is also a line break), else 0."""
+    has_match_R = [re.search(pattern, text, re.DOTALL) is not None for text in texts]
+    return torch.tensor(has_match_R, dtype=torch.float64)
 
 
 def component(read: Callable[[str], Tensor], *, component: Annotated[str, MinLen(1)] = "flaw") -> Tensor:
-    """A component from 0 to 1 that some reward computes, with weight 0: what a judge found; unknown: nan."""
+    """Component from 0 to 1 of another reward with weight 0, such as a judge's finding; nan unknown."""
     return read(component)
 
 
 def several_tools(tools: Sequence[Sequence[str]], *, least: Annotated[int, Ge(1)] = 2) -> Tensor:
-    """1 where calls of at least so many different tools were made, else 0."""
+    """1 for an attempt that called at least `least` different tools, else 0."""
     return torch.tensor([float(len(set(names)) >= least) for names in tools], dtype=torch.float64)
 
 
 def malformed(errors: Sequence[Sequence[str]]) -> Tensor:
-    """1 where the environment could not read some action, else 0."""
-    return torch.tensor([float("malformed" in own) for own in errors], dtype=torch.float64)
+    """1 for an attempt with an action that the environment could not read, else 0."""
+    return torch.tensor([float("malformed" in codes) for codes in errors], dtype=torch.float64)
 
 
 # ---------------------------------------------------------------- the bonus
@@ -85,34 +86,35 @@ class Feature(Formula, RewardPart):
 
     @property
     def reads_texts(self) -> bool:
-        """Whether it is given what was said: the trainer decodes it then."""
+        """True if the feature declares `texts`, so that the trainer decodes the actions."""
         return "texts" in signature(self.of).columns
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Components that its options name."""
+        """Names of the components that the feature's options name."""
         return (self.options["component"],) if "component" in self.options else ()
 
     @torch.no_grad()
     def __call__(self, forest: Forest) -> Tensor:
-        x = self.apply(self.of, columns_for(self.of, forest, "reward.add.feature")).to(torch.float64)
-        pays = torch.ones_like(forest.scored)
+        feature_R = self.apply(self.of, columns_for(self.of, forest, "reward.add.feature")).to(torch.float64)
+        is_paid_R = torch.ones_like(forest.scored)
+        # Verdicts are read only where a setting needs them: a plain bonus also works on tasks without a verifier.
         if self.only == "correct" or self.sign == "contrast" or self.until < 1:
-            right, group = verdicts(forest, "feature"), forest.ids("group", axis="R")
-            enters = forest.compared & forest.scored
-            share = grouped.mean(right, group, enters)
-            pays = (share <= self.until + 1e-9) & (right if self.only == "correct" else pays)
+            correct_R, group = verdicts(forest, "feature"), forest.ids("group", axis="R")
+            counts_R = forest.compared & forest.scored
+            success_share_R = grouped.mean(correct_R, group, counts_R)
+            is_paid_R = (success_share_R <= self.until + 1e-9) & (correct_R if self.only == "correct" else is_paid_R)
             if self.sign == "contrast":
-                x = x * _gap_sign(x > 0, right, group, enters, self.eps)
-        return torch.where(forest.scored, torch.where(pays, self.coef * x, 0.0), torch.nan)
+                feature_R = feature_R * _gap_sign(feature_R > 0, correct_R, group, counts_R, self.eps)
+        return torch.where(forest.scored, torch.where(is_paid_R, self.coef * feature_R, 0.0), torch.nan)
 
 
 @torch.no_grad()
 def _gap_sign(having: Tensor, right: Tensor, group: Tensor, where: Tensor, eps: float = 0.0) -> Tensor:
     """Sign of the gap in success between a group's attempts with and without a feature, [R] float64: 1, -1 or 0.
 
-    having, right  [R] bool;   group [R] int64 dense ids;   where [R] bool: which enter the shares
-    eps            a gap of this size or less is none
+    having, right  [R] bool;   group [R] int64 dense ids;   where [R] bool: attempts that enter the shares
+    eps            largest gap that counts as none
 
     >>> having = torch.tensor([True, False, False, True])
     >>> _gap_sign(having, torch.tensor([True, True, True, False]), torch.zeros(4).long(), having | ~having).tolist()

@@ -72,7 +72,8 @@ def weighted_by_agreement(x: Sequence[float]) -> float:
 
 
 def beats(a: Sequence[float], b: Sequence[float], margins: Sequence[float]) -> int:
-    """1 where a is better than b at the first factor that differs by more than its margin, -1 where b is, else 0.
+    """Lexicographic comparison: 1 where a is better than b at the first factor that differs by more than its margin,
+    -1 where b is, else 0.
 
     Factors are in the order of their importance; one that is nan on either side differs by nothing. Not transitive
     where margins are above 0.
@@ -90,22 +91,23 @@ def beats(a: Sequence[float], b: Sequence[float], margins: Sequence[float]) -> i
 
 
 def lexicographic(scores: Scores, groups: Sequence[int], margin: float) -> list[float]:
-    """Share of the others of its group that each attempt beats, a tie counting half; nan for one without scores.
+    """Lexicographic scores: share of the others of its group that each attempt beats, a tie counting half; nan for one
+    without scores.
 
     margin  of a factor, in its standard deviations (n - 1) over all attempts of the step
     """
-    known = [r for r, row in enumerate(scores) if not all(map(math.isnan, row))]
+    scored_rows = [r for r, row in enumerate(scores) if not all(map(math.isnan, row))]
     columns = [[x for x in column if not math.isnan(x)] for column in zip(*scores, strict=True)]
     margins = [margin * statistics.stdev(c) if len(c) > 1 else 0.0 for c in columns]
     out = [math.nan] * len(scores)
-    for r in known:
-        others = [s for s in known if groups[s] == groups[r] and s != r]
-        won = [(1 + beats(scores[r], scores[s], margins)) / 2 for s in others]
-        out[r] = sum(won) / len(won) if won else math.nan
+    for r in scored_rows:
+        others = [s for s in scored_rows if groups[s] == groups[r] and s != r]
+        shares = [(1 + beats(scores[r], scores[s], margins)) / 2 for s in others]
+        out[r] = sum(shares) / len(shares) if shares else math.nan
     return out
 
 
-EACH: dict[str, Callable[[Sequence[float]], float]] = {  # of one attempt's scores
+ROW_COMBINATIONS: dict[str, Callable[[Sequence[float]], float]] = {  # of one attempt's scores
     "mean": mean,
     "median": statistics.median,
     "uniform_phantom": uniform_phantom,
@@ -115,29 +117,31 @@ EACH: dict[str, Callable[[Sequence[float]], float]] = {  # of one attempt's scor
 
 
 def combination(name: str, margin: float) -> Combination:
-    """The function (scores [R, K], group of each row) -> [R] that a name means: one of `EACH`, of the scores that were
-    read; "lexicographic" with its `margin`; or `file.py:function`, of a list of them. What a function raises costs that
-    one attempt its score."""
+    """Combination (scores [R, K], group of each row) -> [R] by name: of `ROW_COMBINATIONS`, "lexicographic" with its
+    `margin`, or `file.py:function` of the list of an attempt's readable scores; one that raises costs that attempt
+    its score.
+    """
     if name == "lexicographic":
         return lambda scores, groups: lexicographic(scores, groups, margin)
-    if name not in EACH and not names_file(name):
+    if name not in ROW_COMBINATIONS and not names_file(name):
         raise ConfigError(
-            f"scoring.options.judge.combine is {name!r}; it is one of {', '.join((*EACH, 'lexicographic'))}, or "
-            "file.py:function"
+            f"scoring.options.judge.combine is {name!r}; it is one of "
+            f"{', '.join((*ROW_COMBINATIONS, 'lexicographic'))}, or file.py:function"
         )
-    function = EACH[name] if name in EACH else load(name)
+    function = ROW_COMBINATIONS[name] if name in ROW_COMBINATIONS else load(name)
 
-    def of_each(scores: Scores, groups: Sequence[int]) -> list[float | Failure]:
-        return [_called(function, name, [x for x in row if not math.isnan(x)]) for row in scores]
+    def combine_rows(scores: Scores, groups: Sequence[int]) -> list[float | Failure]:
+        return [_combine_row(function, name, [x for x in row if not math.isnan(x)]) for row in scores]
 
-    return of_each
+    return combine_rows
 
 
-def _called(function: Callable[[Sequence[float]], float], name: str, known: Sequence[float]) -> float | Failure:
-    if not known:
+def _combine_row(function: Callable[[Sequence[float]], float], name: str, scores: Sequence[float]) -> float | Failure:
+    """Combined score of one attempt: nan without scores, a failure where the function raises or gives no number."""
+    if not scores:
         return math.nan
     try:
-        value = float(function(known))
+        value = float(function(scores))
     except Exception as error:
         return ("raised", f"combine={name}: {described(error)}")
     return value if math.isfinite(value) else ("nonsense", f"combine={name} gave {value}")
@@ -147,7 +151,7 @@ def _called(function: Callable[[Sequence[float]], float], name: str, known: Sequ
 def exploitation_rate(
     weight: Sequence[float], credited: Sequence[bool], rejected: Sequence[bool], before: Sequence[bool] | None = None
 ) -> float:
-    """Share, by weight, of what the training judge credits that every judge of the held-out panel rejects; nan where
+    """Exploitation rate: weighted share of what the training judge credits that all held-out judges reject; nan where
     nothing is credited.
 
     before  what it credited at the previous checkpoint: only what is newly credited counts (as in the paper)
@@ -157,15 +161,15 @@ def exploitation_rate(
     >>> exploitation_rate([2, 1, 3], [True] * 3, [True, True, False])
     0.5
     """
-    old = [False] * len(weight) if before is None else before
-    fresh = [w if now and not was else 0.0 for w, now, was in zip(weight, credited, old, strict=True)]
-    total = sum(fresh)
-    return sum(w for w, wrong in zip(fresh, rejected, strict=True) if wrong) / total if total else math.nan
+    credited_before = [False] * len(weight) if before is None else before
+    new_weight = [w if now and not was else 0.0 for w, now, was in zip(weight, credited, credited_before, strict=True)]
+    total = sum(new_weight)
+    return sum(w for w, wrong in zip(new_weight, rejected, strict=True) if wrong) / total if total else math.nan
 
 
 def self_internalisation_gap(plain: Sequence[float], conditioned: Sequence[float]) -> float:
-    """Mean of l(o | prompt) - l(o | prompt, rubric) over texts o that the policy writes when it is shown the rubric; at
-    most 0 in expectation, and 0 where the policy does what the rubric asks without being told.
+    """Self-internalisation gap: mean of l(o | prompt) - l(o | prompt, rubric) over texts o that the policy writes with
+    the rubric in its prompt; at most 0 in expectation, 0 where it follows the rubric without seeing it.
 
     plain, conditioned  mean log-prob (nats) a token of each text under the two prompts
 
@@ -179,7 +183,7 @@ def self_internalisation_gap(plain: Sequence[float], conditioned: Sequence[float
 
 @dataclass(eq=False)
 class Panel:
-    """{"judge": [R]}: the scores of several judges combined. Recorded beside it, and paid only if given a weight by
+    """{"judge": [R]}: combined scores of several judges. Recorded beside it, and paid only if given a weight by
     name: "judge_NAME", each judge's own score, "held_out_NAME" and "held_out", those of held-out judges and their mean,
     and "exploitation": of attempts that "judge" credits (`pass_mark` or more), 1 where all held-out judges that could
     be read give less, else 0; nan of the others. Its mean in the metrics is the `exploitation_rate` of the step.
@@ -204,10 +208,12 @@ class Panel:
 
     @property
     def gives(self) -> tuple[str, ...]:
-        """Names of the components."""
-        own = tuple(f"judge_{x}" for x in self.members) if self.combine is not None else ()
-        beside = (*(f"held_out_{x}" for x in self.held_out), "held_out", "exploitation") if self.held_out else ()
-        return (self.name, *own, *beside)
+        """Names of the components: the combined score, then those that are recorded beside it."""
+        member_names = tuple(f"judge_{x}" for x in self.members) if self.combine is not None else ()
+        held_out_names = (
+            (*(f"held_out_{x}" for x in self.held_out), "held_out", "exploitation") if self.held_out else ()
+        )
+        return (self.name, *member_names, *held_out_names)
 
     @property
     def reports(self) -> tuple[str, ...]:
@@ -215,60 +221,62 @@ class Panel:
         return self.gives[1:]
 
     def at(self, step: int) -> None:
-        """Say which step is scored next."""
+        """Announce the step that is scored next, to members that follow it too."""
         self._step = step
         for member in (*self.members.values(), *self.held_out.values()):
             getattr(member, "at", lambda step: None)(step)
 
     def failures(self) -> list[Failure]:
         """Return and clear the failures since the last call, one per trajectory that has no score."""
-        found, self._failures = self._failures, []
-        return found
+        collected, self._failures = self._failures, []
+        return collected
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
-        scores, failed = _asked(self.members, forest, texts, tasks)
+        scores, failed = _scores_of(self.members, forest, texts, tasks)
         groups = forest.ids("group", axis="R").tolist()
         rows = list(zip(*scores.values(), strict=True))
-        made = [row[0] for row in rows] if self.combine is None else self.combine(rows, groups)
-        judge = [math.nan if isinstance(x, tuple) else x for x in made]
-        lost = sum(map(math.isnan, judge))
-        failed = [*(x for x in made if isinstance(x, tuple)), *failed]
-        self._failures += (failed + [("nonsense", "no judge's answer can be read")] * lost)[:lost]
+        combined = [row[0] for row in rows] if self.combine is None else self.combine(rows, groups)
+        judge = [math.nan if isinstance(x, tuple) else x for x in combined]
+        n_unscored = sum(map(math.isnan, judge))
+        failed = [*(x for x in combined if isinstance(x, tuple)), *failed]
+        # One failure for each unscored attempt, as the counts are of attempts: several judges may fail on one.
+        self._failures += (failed + [("nonsense", "no judge's answer can be read")] * n_unscored)[:n_unscored]
         columns: dict[str, list[float]] = {"judge": judge}
         if self.combine is not None:
             columns |= {f"judge_{name}": x for name, x in scores.items()}
         if self.held_out:
-            columns |= self._beside(judge, forest, texts, tasks)
+            columns |= self._held_out_columns(judge, forest, texts, tasks)
         return {name: torch.tensor(x, dtype=torch.float64) for name, x in columns.items()}
 
-    def _beside(
+    def _held_out_columns(
         self, judge: Sequence[float], forest: Forest, texts: Sequence[str], tasks: Sequence[Task]
     ) -> dict[str, list[float]]:
-        """Scores of the held-out judges, their mean, and what the paid judge credits against all of them."""
-        none = [math.nan] * len(texts)
-        seen = dict.fromkeys(self.held_out, none)
+        """Columns of the held-out judges: scores, mean, and what the paid judge credits against all of them."""
+        unscored = [math.nan] * len(texts)
+        scores = dict.fromkeys(self.held_out, unscored)
+        # Held-out judges may cost as much as the paid ones, so they may be asked in every n-th step alone.
         if self._step % self.every == 0:
-            seen, _ = _asked(self.held_out, forest, texts, tasks)
-        known = [[x for x in row if not math.isnan(x)] for row in zip(*seen.values(), strict=True)]
+            scores, _ = _scores_of(self.held_out, forest, texts, tasks)
+        scores_by_row = [[x for x in row if not math.isnan(x)] for row in zip(*scores.values(), strict=True)]
         exploited = [
             float(max(x) < self.pass_mark) if x and paid >= self.pass_mark else math.nan
-            for x, paid in zip(known, judge, strict=True)
+            for x, paid in zip(scores_by_row, judge, strict=True)
         ]
-        means = [sum(x) / len(x) if x else math.nan for x in known]
-        return {f"held_out_{name}": x for name, x in seen.items()} | {"held_out": means, "exploitation": exploited}
+        means = [sum(x) / len(x) if x else math.nan for x in scores_by_row]
+        return {f"held_out_{name}": x for name, x in scores.items()} | {"held_out": means, "exploitation": exploited}
 
 
-def _asked(
+def _scores_of(
     judges: Mapping[str, Callable[..., Mapping[str, Tensor] | Tensor]],
     forest: Forest,
     texts: Sequence[str],
     tasks: Sequence[Task],
 ) -> tuple[dict[str, list[float]], list[Failure]]:
-    """[R] scores of each judge, and what failed."""
-    found, failed = {}, list[Failure]()
+    """Scores [R] by judge, and their failures."""
+    scores, failed = {}, list[Failure]()
     for name, judge in judges.items():
         given = judge(forest, texts, tasks)
         (column,) = given.values() if isinstance(given, Mapping) else (given,)
-        found[name] = column.tolist()
+        scores[name] = column.tolist()
         failed += getattr(judge, "failures", list)()
-    return found, failed
+    return scores, failed

@@ -40,14 +40,14 @@ SUPERLINEAR = ("json_schema", "teds")  # a short text or schema can cost much: w
 
 
 class Unreadable(ValueError):
-    """The answer holds nothing of the kind that the metric compares."""
+    """Error for an answer that holds nothing of the kind that the metric compares."""
 
 
 def metric_of(name: str, key: str) -> Metric:
-    """The metric called `name`; ConfigError naming `key` where there is none, MissingExtra where its library is not."""
+    """Load a metric by name; ConfigError naming `key` where there is none, MissingExtra without its library."""
     if name not in METRICS:
-        there = did_you_mean(name, METRICS) or f"; there is {', '.join(METRICS)}, or my_metrics.py:FUNCTION"
-        raise ConfigError(f"{key} has no {name!r}{there}")
+        hint = did_you_mean(name, METRICS) or f"; there is {', '.join(METRICS)}, or my_metrics.py:FUNCTION"
+        raise ConfigError(f"{key} has no {name!r}{hint}")
     module, library = METRICS[name]
     if library:
         need(library, "rewards")
