@@ -59,6 +59,7 @@ class LocalJudge:
         ids = inputs.pop("input_ids")
         if inputs and media.is_row(row[-1]):  # `generate` counts on from the last row's triple
             raise JudgeFailure("raised", "the question ends with a picture: write a text behind it")
+        # One question at a time: several threads ask, and the model is in this process.
         try:
             with self._turn, torch.no_grad():
                 out = self.model.generate(

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from tests.environments.rewards.scored_tasks import Source
-from tests.environments.rewards.test_judge import grown
+from tests.environments.rewards.test_judged import grown
 
 from gxpo.environments.local_judge import LocalJudge
 from gxpo.environments.rewards import RewardSet

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from tests.environments.rewards.scored_tasks import Source
-from tests.environments.rewards.test_judge import answer_in, function, grown
+from tests.environments.rewards.test_judged import answer_in, function, grown
 
 from gxpo.base.errors import ConfigError
 from gxpo.environments.rewards import RewardSet

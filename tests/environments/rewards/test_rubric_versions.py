@@ -2,7 +2,7 @@
 version."""
 
 import pytest
-from tests.environments.rewards.test_judge import answer_in, function, grown
+from tests.environments.rewards.test_judged import answer_in, function, grown
 
 from gxpo.environments.rewards.judge import judge_reward
 from gxpo.environments.rewards.rubric_versions import read_rubric

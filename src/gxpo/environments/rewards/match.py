@@ -121,6 +121,7 @@ class Comparison:
         elif isinstance(metric, str):
             function = metric_of(metric, f"{key}.metric")
         field_names = {f.name for f in dataclasses.fields(cls)} - {"options", "loads"}
+        # One mapping holds options of the comparison and of the metric: the metric's go first where both have a name.
         metric_options = options_of(function)
         for name in set(configuration) - field_names - set(metric_options):
             hint = (

@@ -275,8 +275,8 @@ def _scores_of(
     """Scores [R] by judge, and their failures."""
     scores, failed = {}, list[Failure]()
     for name, judge in judges.items():
-        given = judge(forest, texts, tasks)
-        (column,) = given.values() if isinstance(given, Mapping) else (given,)
+        result = judge(forest, texts, tasks)
+        (column,) = result.values() if isinstance(result, Mapping) else (result,)
         scores[name] = column.tolist()
         failed += getattr(judge, "failures", list)()
     return scores, failed

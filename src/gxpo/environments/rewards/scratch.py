@@ -64,6 +64,7 @@ def remove(directory: str) -> list[str]:
     except OSError as error:
         return [str(error)]
     try:
+        # Directories at the top alone: each that is emptied adds its own to them.
         pending = _empty(top, top, errors)
         while pending:
             name = pending.pop()
@@ -84,14 +85,14 @@ def remove(directory: str) -> list[str]:
     return errors
 
 
-def _open_directory(name: str, beside: int | None = None) -> int:
+def _open_directory(name: str, parent_fd: int | None = None) -> int:
     """Open a directory, and make it readable and writable; links are not followed."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     try:
-        number = os.open(name, flags, dir_fd=beside)
+        number = os.open(name, flags, dir_fd=parent_fd)
     except PermissionError:
-        os.chmod(name, 0o700, dir_fd=beside)
-        number = os.open(name, flags, dir_fd=beside)
+        os.chmod(name, 0o700, dir_fd=parent_fd)
+        number = os.open(name, flags, dir_fd=parent_fd)
     os.fchmod(number, 0o700)
     return number
 

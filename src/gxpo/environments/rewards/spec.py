@@ -105,6 +105,7 @@ def task_functions(
     """
     scorer, default = getattr(source, "scorer", None), getattr(source, "reward_default", None)
     functions_of_task: list[Function] = []
+    # The task's own scorer always runs; without one its default verifier does where nothing else can judge.
     if scorer is not None:
         trusted = getattr(source, "scorer_trusted", False)
         computes = getattr(source, "scorer_computes", False)

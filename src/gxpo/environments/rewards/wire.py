@@ -125,6 +125,7 @@ class Reader:
             return {"N": None, "T": True, "F": False}[sign]
         if sign == "b":
             return bytes.fromhex(self._word())
+        # From here on values hold others: the depth is bounded, as the text may come from an untrusted program.
         if not depth:
             raise ValueError("too deep")
         if sign in CONTAINERS:

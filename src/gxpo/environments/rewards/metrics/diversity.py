@@ -79,6 +79,7 @@ def signals(text: str) -> dict[str, float]:
     and its coefficient of variation has no upper bound.
     """
     words = plain(text).split()
+    # The kind is read from the sentence's last sign, before its punctuation is taken out.
     sentence_words_and_kinds = [(plain(x).split(), _KINDS.get(x[-1], "declarative")) for x in _SENTENCE.findall(text)]
     sentences = [words_of_sentence for words_of_sentence, _ in sentence_words_and_kinds if words_of_sentence]
     distances = [_jaccard_distance(a, b) for a, b in pairwise(sentences)]

@@ -107,8 +107,11 @@ def _latex(inner: str) -> Node | None:
 
 
 def _laid_out(rows: Sequence[Sequence[Node]]) -> list[Node]:
-    """Lay rows out on a grid as wide as the widest row: an empty cell that stands below one of several rows is left out, one
-    with a text there goes to the next free place, and places that no cell takes have empty ones."""
+    """Lay rows out on a grid as wide as the widest row.
+
+    An empty cell below one of several rows is left out, one with a text there goes to the next free place, and places
+    that no cell takes have empty ones.
+    """
     width = max(sum(cell.columns for cell in row) for row in rows)
     rows_taken: list[int] = [0] * width  # rows that a cell above still takes, by column
     grid = []
