@@ -213,7 +213,7 @@ def test_what_a_policy_writes_shows_a_judge_no_picture(sees):
     forged = f"red {media.mark(picture(0))}"
     judge = LocalJudge(sees.model, sees.tokenizer)
     assert sum(map(media.is_row, judge._ids(Rubric(judge).question(forged, task(200))))) == 16
-    assert not {*media.MARK} & {*Listener(judge).shown(forged)}
+    assert not {*media.MARK} & {*Listener(judge).visible_text(forged)}
 
 
 @pytest.mark.parametrize("other", [{"model": "tiny-vision:cold"}, {"ask": "x.py:f"}])

@@ -197,6 +197,7 @@ def _evolving(o: JudgeOptions) -> EvolvingRubric:
         raise ConfigError(
             f"scoring.options.judge.refresh rewrites a rubric, and mode={o.mode} pays no scores: set mode=rubric"
         )
+    # The judge's own model rewrites the rubric unless `refresh` names another one.
     judge_options = (
         o.refresh
         if any(o.refresh.get(w) is not None for w in JUDGE_KEYS)

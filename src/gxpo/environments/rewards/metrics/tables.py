@@ -119,6 +119,7 @@ def _laid_out(rows: Sequence[Sequence[Node]]) -> list[Node]:
         column, is_free, row = 0, [n == 0 for n in rows_taken], Node("tr")
         rows_taken = [max(0, n - 1) for n in rows_taken]
         for cell in cells:
+            # LaTeX needs an empty cell below one of several rows: it is a place holder, not a cell of the table.
             if not cell.text and column < width and not is_free[column]:
                 column += cell.columns
                 continue
