@@ -14,7 +14,7 @@ import torch
 import gxpo
 from gxpo.algorithms.objectives.kl_reward import KLReward
 from gxpo.conformance.own import advantages as ours
-from gxpo.environments.rewards.combine import beats
+from gxpo.environments.rewards.panel import beats
 from gxpo.environments.rewards.tournament import bracket, pairings, rewards
 from gxpo.forest.forest import Forest
 

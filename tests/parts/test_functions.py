@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.environments.rewards.test_tiered import grown
+from tests.environments.rewards.test_outcomes import grown
 
 import gxpo
 from gxpo.algorithms.credit import columns as of_advantages

@@ -19,7 +19,7 @@ from gxpo.parts.protocols import TaskSource
 
 @dataclass
 class World:
-    """A task source and its environment. `envs` is None where tasks are prompts."""
+    """Task source and environment of a run. `envs` is None where tasks are prompts."""
 
     source: TaskSource
     envs: EnvPool | None = None
@@ -41,13 +41,13 @@ def make(
     concurrency: int | None = None,
     given: Any = None,
 ) -> World:
-    """Make the task source and environment called `name`.
+    """Make the task source and environment of a name.
 
     name     of `gxpo.environments.tasks.make`, or of an environment: a world of gxpo, "gymnasium:ID", an adapter's as
              "textworld:coin", or "FILE.py:Class"; or "FILE.py:NAME" of a task source or of a function that gives rows
     options  of the task source; of an environment: what its constructor takes, and `pool` (see `SeedTasks`)
     workers  processes for the environment; None: 0 for gxpo's own worlds (in process), 1 for others
-    concurrency  episodes of one worker that act at the same time; None: as the environment says
+    concurrency  episodes of one worker that act at the same time; None: the environment's default
     given    the task source itself, an object of the user's that is called `name`
     """
     options = dict(options or {})
@@ -55,23 +55,24 @@ def make(
         return World(user_source.adopt(given, name, seed=seed, options=options, per_step=per_step))
     if user_source.names_source(name):
         return World(user_source.from_file(name, seed=seed, options=options, per_step=per_step))
+    # A name is an environment's or a task source's; `pool` is an option of the seeds, not of an environment.
     spec = envs.source(name, {k: v for k, v in options.items() if k != "pool"})
     if spec is None:
         return World(_tasks(name, seed=seed, options=options, per_step=per_step))
     pool = options.get("pool")
-    made = EnvPool(spec, workers=workers, timeout=timeout, concurrency=concurrency)
+    env_pool = EnvPool(spec, workers=workers, timeout=timeout, concurrency=concurrency)
     try:
         label = name if spec.file is None else f"{Path(spec.file).name}:{spec.kind}"
-        source = SeedTasks(name, made.contents, seed, pool, made.answers, label, made.levels, per_step)
-        return World(source, made)
+        source = SeedTasks(name, env_pool.contents, seed, pool, env_pool.answers, label, env_pool.levels, per_step)
+        return World(source, env_pool)
     except BaseException:
-        made.close()
+        env_pool.close()
         raise
 
 
-def foreseen(name: str, *, seed: int, options: Mapping[str, Any], per_step: int) -> World | None:
-    """Like `make`, but never runs a user's code or downloads: None in those cases, after the possible checks."""
-    if user_source.names_source(name):  # which has found the name in the file
+def make_if_safe(name: str, *, seed: int, options: Mapping[str, Any], per_step: int) -> World | None:
+    """Make a world if that runs no user code and downloads nothing; else None, after the possible checks."""
+    if user_source.names_source(name):  # the call has found the name in the file
         return None
     spec = envs.source(name, {k: v for k, v in options.items() if k != "pool"})
     if spec is None and name.startswith("dataset:"):
@@ -91,9 +92,10 @@ def foreseen(name: str, *, seed: int, options: Mapping[str, Any], per_step: int)
     return None
 
 
-def _tasks(name: str, **given: Any) -> TaskSource:
+def _tasks(name: str, **arguments: Any) -> TaskSource:
+    """Make a task source; an unknown name that is near an environment's gets that hint."""
     try:
-        return tasks.make(name, **given)
+        return tasks.make(name, **arguments)
     except TaskError as error:
         if str(error).startswith("unknown task") and (hint := did_you_mean(name, envs.WORLDS)):
             raise TaskError(f"unknown task {name!r}{hint}") from None

@@ -237,7 +237,7 @@ def _rehearse(resolved: Resolved) -> None:
     """The checks of one phase, or of a run without phases."""
     s, method = resolved.settings, resolved.method
     check_settings(s, method)
-    world = worlds.foreseen(s.task, seed=s.seed, options=s.tasks.options, per_step=s.tasks.per_step)
+    world = worlds.make_if_safe(s.task, seed=s.seed, options=s.tasks.options, per_step=s.tasks.per_step)
     try:
         if world is not None:
             check_world(method, world, s.task, s.eval.tasks, s.chat.template)

@@ -17,7 +17,6 @@ from gxpo.environments.rewards import RewardSet
 from gxpo.environments.rewards.batch import Batch
 from gxpo.environments.rewards.functions import from_file
 from gxpo.environments.rewards.worker import load as load_in_worker
-from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Task
 
 NO_SCORER = Source(default=None)
@@ -150,7 +149,7 @@ def test_signatures_that_do_not_tell():
         (missing, "asks for 'solution', and the tasks have no such column; there is answer, kind, level"),
         (column, "asks for 'level'; a reward is given .*`info`"),
         ([], "an empty list"),
-        ([length, length], "'length' is there twice"),
+        ([length, length], "'length' is listed twice"),
         ([(length, 1.0, 2)], "neither a reward nor"),
         ([(length, "much")], "must be a finite number"),
         (3, "3 is neither a name nor a function"),
@@ -275,47 +274,6 @@ def exact(completion, answer):
 def level(info, prompt):
     assert prompt == [{"role": "user", "content": "2+2="}]
     return info["level"] / 10
-
-
-def test_a_rubric_is_the_sum_of_its_functions_and_one_that_raises_costs_its_rollout_alone():
-    outcome, named, rewards = scored(StandIn(exact, level), ["4", "5", "raise"], level=[1, 2, 3])
-    assert outcome[:2] == [1.1, 0.2] and math.isnan(outcome[2])
-    assert named["rubric"][:2] == [1.1, 0.2] and named["exact"][:2] == [1.0, 0.0] and named["level"][:2] == [0.1, 0.2]
-    assert rewards.counts["raised"] == 1 and "Error calling exact: no" in rewards.messages["raised"]
-
-
-def test_functions_of_a_group_see_their_group():
-    def size(group):
-        return float(group)
-
-    forest = Forest.from_completions([[1], [2]], [[[97], [98]], [[99]]])
-    with RewardSet.make(StandIn(size, group=True), source=NO_SCORER) as rewards:
-        out = rewards.score(forest, ["a", "b", "c"], tasks(["a", "b", "c"], level=[0, 0, 0]))
-    assert out.outcome.tolist() == [2.0, 2.0, 1.0]
-
-
-def test_a_file_may_hold_a_rubric(tmp_path):
-    path = tmp_path / "my_rubric.py"
-    path.write_text(
-        "from tests.environments.rewards.test_batch import StandIn as Rubric, exact\nrubric = Rubric(exact)\n"
-    )
-    outcome, _, _ = scored(f"{path}:rubric", ["4", "5"])
-    assert outcome == [1.0, 0.0]
-
-
-def test_rubrics_of_the_library():
-    vf = pytest.importorskip("verifiers.rubrics.rubric", reason="verifiers 0.1.14 to 0.3")
-
-    async def later(completion, answer, **kwargs):
-        await asyncio.sleep(0)
-        return exact(completion, answer)
-
-    outcome, _, rewards = scored(vf.Rubric(funcs=[later], weights=[2.0]), ["4", "5", "raise"])
-    assert outcome[:2] == [2.0, 0.0] and math.isnan(outcome[2]) and rewards.counts["raised"] == 1
-    from verifiers.rubrics.rubric_group import RubricGroup
-
-    both = RubricGroup([vf.Rubric(funcs=[later]), vf.Rubric(funcs=[level], weights=[10.0])])
-    assert scored(both, ["4", "5"], level=[1, 2])[0] == [2.0, 2.0]
 
 
 # ---------------------------------------------------------------- completions with their special tokens

@@ -10,7 +10,7 @@ import torch
 import gxpo
 from gxpo.algorithms.credit import group_relative
 from gxpo.base.errors import ConfigError, GxpoError
-from gxpo.environments.rewards.feature import Feature, helpful
+from gxpo.environments.rewards.feature import Feature, _gap_sign
 from gxpo.forest.forest import Forest
 
 
@@ -40,11 +40,11 @@ def test_the_sign_of_the_gap():
     pairs = [(True, 1), (True, 1), (True, 0), (False, 0), (False, 0), (False, 1)]  # 2/3 against 1/3
     having, right = (torch.tensor(x, dtype=torch.bool) for x in zip(*pairs, strict=True))
     group, every = torch.zeros(6).long(), torch.ones(6, dtype=torch.bool)
-    assert helpful(having, right, group, every).tolist() == [1.0] * 6
-    assert helpful(~having, right, group, every).tolist() == [-1.0] * 6
+    assert _gap_sign(having, right, group, every).tolist() == [1.0] * 6
+    assert _gap_sign(~having, right, group, every).tolist() == [-1.0] * 6
     for eps, sign in ((0.3, 1.0), (1 / 3, 0.0), (0.5, 0.0)):
-        assert helpful(having, right, group, every, eps).tolist() == [sign] * 6
-    assert helpful(every, right, group, every).tolist() == [0.0] * 6  # none without it
+        assert _gap_sign(having, right, group, every, eps).tolist() == [sign] * 6
+    assert _gap_sign(every, right, group, every).tolist() == [0.0] * 6  # none without it
 
 
 # ---------------------------------------------------------------- FAPO
@@ -107,7 +107,7 @@ def test_the_numbers_of_rlsp():
 def test_what_reads_texts_says_so_and_needs_them():
     assert Feature("matches").reads_texts and not Feature("component").reads_texts
     bare = Forest.from_completions([[1]], [[[2], [3]]], [[1.0, 0.0]])
-    with pytest.raises(GxpoError, match="matches reads what was said"):
+    with pytest.raises(GxpoError, match="matches reads the text of actions"):
         Feature("matches")(bare)
     with pytest.raises(ConfigError, match="pattern '\\('"):
         Feature("matches", options={"pattern": "("})

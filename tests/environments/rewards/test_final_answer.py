@@ -6,7 +6,7 @@ import doctest
 
 import pytest
 
-from gxpo.environments.rewards import built_in, final_answer, numerals
+from gxpo.environments.rewards import built_in, final_answer, math
 from gxpo.environments.rewards.built_in import well_formed
 from gxpo.environments.rewards.final_answer import find_answers
 from gxpo.environments.rewards.math import correct
@@ -108,9 +108,9 @@ def test_a_number_without_a_place_is_read_too():
 def test_long_completions_are_read(piece):
     text = piece * (64_000 // len(piece))
     assert not find_answers(text).is_well_formed
-    numerals.plain(text)
+    math.plain(text)
 
 
 def test_examples():
-    for module in (final_answer, built_in, numerals):
+    for module in (final_answer, built_in, math):
         assert doctest.testmod(module).failed == 0

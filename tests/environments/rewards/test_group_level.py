@@ -159,7 +159,7 @@ def test_a_function_of_a_file_is_group_level_by_its_parameters(tmp_path: Path):
 
 
 def test_options_go_to_the_reward_that_is_asked_for():
-    with pytest.raises(ConfigError, match=r"scoring.options.code: the reward does not ask for it"):
+    with pytest.raises(ConfigError, match=r"scoring.options.code: no reward of this run takes it"):
         scored(None, options={"code": {}})
     with pytest.raises(ConfigError, match=r"scoring.options.majority_vote has no 'patern'; did you mean 'pattern'"):
         scored("majority_vote", options={"majority_vote": {"patern": "x"}})

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 from tests.environments.rewards.scored_tasks import Source
-from tests.environments.rewards.test_judge import grown
+from tests.environments.rewards.test_judged import grown
 
 from gxpo.environments.local_judge import LocalJudge
 from gxpo.environments.rewards import RewardSet
-from gxpo.environments.rewards.judge import judged
+from gxpo.environments.rewards.judge import judge_reward
 from gxpo.parts.protocols import Task
 from gxpo.training.models.load import load
 
@@ -45,7 +45,7 @@ class Sure:
 
 def heard(options, texts, task):
     listener = Sure()
-    reward = judged({"by": listener, "mode": "confidence", **options})
+    reward = judge_reward({"by": listener, "mode": "confidence", **options})
     forest, _, _ = grown({"g": texts})
     return reward(forest, texts, [task] * len(texts))["judge"].tolist(), listener, reward
 

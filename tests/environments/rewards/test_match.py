@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-import torch
 from tests.environments.rewards.scored_tasks import Source
 from tests.environments.rewards.test_majority import column, grown
 
@@ -99,7 +98,7 @@ def test_a_metric_of_ones_own_and_what_it_breaks(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "say by which metric"),
+        ({}, "name a metric"),
         ({"metric": "weer"}, r"match.metric has no 'weer'; did you mean 'wer'"),
         ({"metric": "wer", "smooth": "exp"}, "match has no 'smooth'"),
         ({"metric": "wer", "clip": [1, 0]}, "two bounds"),
@@ -108,7 +107,7 @@ def test_a_metric_of_ones_own_and_what_it_breaks(tmp_path):
         ({"metric": "wer", "reference": "solution"}, "'answer' or info.NAME"),
         ({"metric": "wer", "baseline": 1.0}, "below 1"),
         ({"metric": "wer", "by": "info.kind"}, "needs route"),
-        ({"route": {"a": {}}}, "match.route.a: say by which metric"),
+        ({"route": {"a": {}}}, "match.route.a: name a metric"),
     ],
 )
 def test_options_that_make_no_sense(options, message):
@@ -160,39 +159,6 @@ def test_those_not_compared_are_no_witnesses():
     options = {"consistency": {"metric": "exact", "pattern": None}}
     forest, _ = scored(groups, tasks, options, "consistency", compared={"b/1": False})
     assert forest.outcome.tolist() == [1.0, 1.0, 0.0]
-
-
-# ---------------------------------------------------------------- shaping by what was matched
-def shaped(function, outcome, components, success=None, **options):
-    n = len(outcome)
-    forest = gxpo.Forest.from_completions([[1]], [[[k + 2] for k in range(n)]], [outcome])
-    named = {name: torch.tensor(x, dtype=torch.float64) for name, x in components.items()}
-    verdict = torch.tensor(success or outcome, dtype=torch.float64)
-    forest = forest.with_rewards(forest.outcome, components=named, success=verdict)
-    return gxpo.environments.rewards.Shape(function, options)(forest).tolist()
-
-
-def test_the_product_of_progress_and_factors():
-    one = {"speed": [0.5], "comfort": [0.7], "failed": [0.0]}
-    assert shaped("factored", [0.8], one, factors=("speed",), fail="failed") == pytest.approx([0.4])
-    assert shaped("factored", [0.8], one, factors=("speed", "comfort"), fail="failed") == pytest.approx([0.28])
-    # an infraction at 20 % and one at 80 % of a route: half of each was paid before it; void; less 1 % of the route
-    hit = {"speed": [0.5, 0.5], "failed": [1.0, 1.0]}
-    for options, paid in (({}, [0.1, 0.4]), ({"kept": 0.0}, [0, 0]), ({"terminal": -0.01}, [0.09, 0.39])):
-        found = shaped("factored", [0.2, 0.8], hit, factors=("speed",), fail="failed", **options)
-        assert found == pytest.approx(paid), options
-
-
-def test_diversity_is_noise_in_a_group_that_is_all_right():
-    diversity = {"match": [0.4, 0.6, 0.5]}
-    options = {"component": "match", "weight": 0.1}
-    paid = shaped("added_component", [0.9] * 3, diversity, [1.0] * 3, **options)
-    assert paid == pytest.approx([0.94, 0.96, 0.95])  # the card's, of which standardising makes -1, 1, 0
-    forest = gxpo.Forest.from_completions([[1]], [[[2], [3], [4]]], [paid])
-    assert gxpo.method("grpo").advantages(forest).tolist() == pytest.approx([-0.9999, 0.9999, 0.0], abs=1e-4)
-    assert shaped("added_component", [0.9] * 3, diversity, [1.0] * 3, groups="mixed", **options) == [0.9] * 3
-    mixed = shaped("added_component", [0.9, 0.9, 0.0], diversity, [1.0, 1.0, 0.0], groups="mixed", **options)
-    assert mixed == pytest.approx([0.94, 0.96, 0.05])
 
 
 def test_videochat_r1_reads_intervals_options_and_form_as_its_code():

@@ -4,13 +4,12 @@ import math
 
 import pytest
 from tests.environments.rewards.scored_tasks import Source
-from tests.environments.rewards.test_judge import answer_in, function, grown
+from tests.environments.rewards.test_judged import answer_in, function, grown
 
 from gxpo.base.errors import ConfigError
 from gxpo.environments.rewards import RewardSet
-from gxpo.environments.rewards.combine import agreement, beats, combination
-from gxpo.environments.rewards.judge import judged
-from gxpo.environments.rewards.panel import exploitation_rate, self_internalisation_gap
+from gxpo.environments.rewards.judge import judge_reward
+from gxpo.environments.rewards.panel import agreement, beats, combination, exploitation_rate, self_internalisation_gap
 from gxpo.methods import METHODS
 
 SOURCE = Source(lambda text, task: {"correct": 0.0}, trusted=True)
@@ -85,7 +84,7 @@ def test_held_out_judges_are_recorded_and_not_paid():
     assert outcome == [0.9, 0.9]
     assert columns["held_out"] == pytest.approx([0.6, 0.1]) and columns["held_out_b"] == [0.2, 0.2]
     assert columns["exploitation"] == [0.0, 1.0]  # y is credited, and all held-out judges reject it
-    judge = judged({**options, "held_out_every": 2})
+    judge = judge_reward({**options, "held_out_every": 2})
     judge.at(3)
     assert judge(*grown({"g": ["x"]}))["held_out"].isnan().all()
     judge.at(4)
@@ -116,11 +115,11 @@ def test_a_function_of_the_users_combines(tmp_path):
     ("options", "words"),
     [
         ({"panel": [{"rubric": "?"}]}, "needs a name"),
-        ({"panel": [{"name": "a"}]}, "say who judges"),
+        ({"panel": [{"name": "a"}]}, "name the judge"),
         ({"panel": [PANEL[0], PANEL[0]]}, "two judges named 'a'"),
         ({"panel": [{**PANEL[0], "combine": "mean"}]}, "can't have combine"),
         ({"panel": PANEL, "combine": "maximum"}, "it is one of mean, median"),
-        ({"by": "somebody"}, "a model of the section teacher"),
+        ({"by": "somebody"}, "no model of the section teacher"),
         ({"panel": PANEL, "refresh": {"every": 2}}, "a single judge"),
         ({"by": PANEL[0]["by"], "mode": "confidence"}, "log-probs of given tokens"),
         ({"by": PANEL[0]["by"], "refresh": {"often": 2}}, "has no 'often'"),
@@ -129,19 +128,19 @@ def test_a_function_of_the_users_combines(tmp_path):
 )
 def test_what_can_not_work_is_refused(options, words):
     with pytest.raises(ConfigError, match=words):
-        judged(options)
+        judge_reward(options)
 
 
 def test_a_debate_is_asked_in_both_orders():
     forest, texts, tasks = grown({"g": ["x", "y", "z"]})
     forest = forest.replace(info=[{"cases": ["pro", "con"]}, {"cases": ["con", "pro"]}, {}])
     pro_first = function(lambda q: "A" if q.index("\npro\n") < q.index("\ncon\n") else "B")
-    debate = judged({"by": pro_first, "mode": "debate"})
+    debate = judge_reward({"by": pro_first, "mode": "debate"})
     found = debate(forest, texts, tasks)["judge"].tolist()
     assert found[:2] == [1.0, 0.0] and math.isnan(found[2])
     assert [kind for kind, _ in debate.failures()] == ["nonsense"]
     for options, paid in (({}, 0.5), ({"tie": 0.0}, 0.0)):  # whoever is shown first
-        tied = judged({"by": function(lambda q: "A"), "mode": "debate", **options})
+        tied = judge_reward({"by": function(lambda q: "A"), "mode": "debate", **options})
         assert tied(forest, texts, tasks)["judge"].tolist()[:2] == [paid] * 2
     assert METHODS["debate_reward"].keys["scoring.options"]["judge"]["tie"] == 0.0
     with pytest.raises(ConfigError, match="have none"):

@@ -2,9 +2,9 @@
 version."""
 
 import pytest
-from tests.environments.rewards.test_judge import answer_in, function, grown
+from tests.environments.rewards.test_judged import answer_in, function, grown
 
-from gxpo.environments.rewards.judge import judged
+from gxpo.environments.rewards.judge import judge_reward
 from gxpo.environments.rewards.rubric_versions import read_rubric
 
 NEW = "Too kind.\n[begin rubric]\nIs it right?\n[end rubric]"
@@ -14,7 +14,7 @@ def made(reply, **refresh):
     asked = []
     judge = function(lambda q: asked.append(q) or f"Score: {answer_in(q)}")
     writer = function(lambda q: asked.append(q) or reply)
-    return judged({"by": judge, "rubric": "Is it long?", "refresh": {"by": writer, "every": 2, **refresh}}), asked
+    return judge_reward({"by": judge, "rubric": "Is it long?", "refresh": {"by": writer, "every": 2, **refresh}}), asked
 
 
 def scored(reward, groups):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -14,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from gxpo.base.errors import ConfigError
-from gxpo.environments.rewards import launcher
-from gxpo.environments.rewards.docker import Docker
 from gxpo.environments.rewards.sandbox import Limits, Local, descendants
 
 LOCAL = Local()
@@ -25,21 +20,6 @@ LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits 
 
 def run(program, stdin="", **limits):
     return LOCAL.run({"main.py": program}, stdin, Limits(**{"wall": 10.0, "cpu": 10, **limits}))
-
-
-def needs(name):
-    if not getattr(LOCAL.held(), name):
-        pytest.skip(f"the kernel does not let this user hold {name!r}")
-
-
-@pytest.fixture(params=["all", "no namespaces", "nothing"])
-def kernel(request, monkeypatch):
-    """What the kernel has to give: all that this one has, all but namespaces, or neither these nor Landlock."""
-    less = {"all": "", "no namespaces": "launcher.ATTEMPTS = (); "}
-    less["nothing"] = less["no namespaces"] + "launcher.CREATE_RULESET = 99999; "
-    monkeypatch.setattr(
-        launcher, "START", launcher.START.replace("launcher.main", less[request.param] + "launcher.main")
-    )
 
 
 def test_a_program_reads_its_input_and_its_files_and_leaves_nothing():
@@ -57,7 +37,7 @@ def test_how_a_program_ends_is_told():
     assert (wrong.status, wrong.stdout) == ("failed", "half\n")
     assert "ZeroDivisionError" in run("1/0").stderr
     assert run("import os\nos.abort()").status == "failed"
-    with pytest.raises(ValueError, match="beside each other"):
+    with pytest.raises(ValueError, match="lie in one folder"):
         LOCAL.run({"../main.py": ""})
 
 
@@ -100,64 +80,6 @@ def test_a_file_can_not_grow_beyond_its_limit():
 
 
 @LINUX
-def test_files_can_not_fill_the_disk_and_are_gone_whatever_their_modes(kernel, monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    tmp_path.chmod(0o755)
-    fill = (
-        "import os, time\nos.mkdir('d')\n"
-        "try:\n    for i in range(99): open(f'd/{i}', 'wb').write(bytes(%d))\n    wait = %g\n"
-        "except OSError as error: print(error.strerror); wait = 0\n"
-        "os.chmod('d', 0)\nos.chmod('.', 0)\ntime.sleep(wait)"
-    )
-    deep = "import os, time\nfor _ in range(900):\n    os.mkdir('d')\n    os.chdir('d')\ntime.sleep(9)"
-    for program, limits in (
-        (fill % (1 << 18, 9), {"disk": 1 << 20}),  # 25 times what it may
-        (fill % (0, 9), {"entries": 20}),
-        (deep, {"entries": 99}),
-    ):
-        result = run(program, **limits)
-        assert result.status == "disk" or "No space left" in result.stdout + result.stderr
-    assert run(fill % (1 << 18, 0), disk=1 << 28).status == "ok"
-    assert os.listdir(tmp_path) == []
-
-
-@LINUX
-def test_what_may_be_read(kernel, tmp_path):
-    result = run(
-        "import json, os\n"
-        "def can(path):\n    try: return bool(os.listdir(path) if os.path.isdir(path) else open(path, 'rb').read(9))\n"
-        "    except PermissionError: return False\n"
-        "print([can(p) for p in (json.__file__, '/usr', '/etc/passwd', '.', '/tmp', '/etc', '/var')])"
-    )
-    reads = LOCAL.held().reads and "99999" not in launcher.START
-    assert result.stdout == f"[True, True, True, True, {not reads}, {not reads}, {not reads}]\n"
-
-
-# At most 2^6 processes, for a second: a fork bomb that is small enough should nothing hold it.
-BOMB = """
-import os, sys, time
-refused = 0
-for _ in range(6):
-    try:
-        os.fork()
-        if LEAVE and os.getpid() != os.getsid(0):
-            os.setsid()
-    except OSError:
-        refused = 1
-if refused:
-    print("refused", flush=True)
-time.sleep(0.4)
-"""
-
-
-@pytest.mark.parametrize("leave", [False, True])
-def test_a_fork_bomb_is_held_by_the_kernel(leave):
-    needs("number")
-    result = run(BOMB.replace("LEAVE", str(leave)), processes=8)
-    assert result.status in ("ok", "processes") and (result.status == "processes" or "refused" in result.stdout)
-
-
-@LINUX
 def test_where_the_kernel_does_not_count_the_watcher_does():
     # eight sleepers, started one after the other; the kernel is given a higher limit than the watcher
     program = "import subprocess, sys, time\nfor _ in range(8): subprocess.Popen(['sleep', '3'])\ntime.sleep(3)"
@@ -171,45 +93,6 @@ def test_where_the_kernel_does_not_count_the_watcher_does():
 
     result = LOCAL.run({"main.py": program}, "", Limits(wall=8.0, processes=Patient(3)))
     assert result.status == "processes" and time.monotonic() - begun < 2.9
-
-
-@LINUX
-def test_what_a_program_leaves_behind_ends_with_it(kernel):
-    mark = f"gxpo-left-{os.getpid()}"
-    program = (
-        "import subprocess, sys\n"
-        f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(20)', '{mark}'], start_new_session=True)\n"
-        "print('gone')"
-    )
-    result = run(program)
-    assert (result.status, result.stdout) == ("ok", "gone\n") and result.seconds < 8
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert not [line for line in listed.splitlines() if mark in line]
-
-
-def test_there_is_no_network_not_even_to_this_machine():
-    needs("network")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        asked = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=1)\nprint('there')"
-        plain = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
-        assert plain.stdout == "there\n"  # it could be reached
-        result = run(asked)
-    assert result.status == "failed" and "there" not in result.stdout and "socket.py" in result.stderr
-
-
-def test_it_can_write_nowhere_but_in_its_directory(tmp_path):
-    needs("files")
-    tmp_path.chmod(0o777)
-    target = tmp_path / "written"
-    result = run(f"open('mine', 'w').write('a')\nprint(open('mine').read())\nopen({str(target)!r}, 'w')")
-    assert result.stdout == "a\n" and "Read-only file system" in result.stderr and not target.exists()
-
-
-def test_it_can_not_signal_who_started_it():
-    needs("processes")
-    result = run(f"import os, signal\nprint(os.getppid() == {os.getpid()})\nos.kill({os.getpid()}, 0)")
-    assert result.status == "failed" and result.stdout == "False\n" and "ProcessLookupError" in result.stderr
 
 
 def test_many_run_at_a_time_from_threads():
@@ -250,54 +133,3 @@ def test_limits_that_allow_nothing_are_refused():
                   {"disk": 0}, {"entries": 1}):  # fmt: skip
         with pytest.raises(ConfigError, match=f"sandbox: {next(iter(wrong))}="):
             Limits(**wrong)
-
-
-# ---------------------------------------------------------------- docker
-def test_the_command_of_a_container():
-    limits = Limits(wall=3.0, cpu=2, memory=256 << 20, processes=8, output=100, file_size=4096)
-    command = Docker("python:3.12-slim", "runsc").command("name", "/tmp/x", limits)
-    line = " ".join(command)
-    assert command[:5] == ["docker", "run", "--rm", "--interactive", "--name"]
-    assert command[-3:] == ["python:3.12-slim", "python", "/sandbox/program/main.py"]
-    for part in (
-        "--network none", "--read-only", "--cap-drop ALL", "--security-opt no-new-privileges", "--user 65534:65534",
-        "--pids-limit 8", "--memory 268435456 --memory-swap 268435456", "--ulimit cpu=2", "--ulimit fsize=4096",
-        "--volume /tmp/x:/sandbox/program:ro", "size=16777216,nr_inodes=1024", "--runtime runsc", "--pull never",
-    ):  # fmt: skip
-        assert part in line
-    assert "--runtime" not in Docker().command("name", "/tmp/x", limits)
-
-
-def test_without_docker_the_error_says_what_to_do(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"there is no docker command; install Docker .* or set .*sandbox to local"):
-        Docker().check()
-    assert Docker().run({"main.py": ""}).status == "broken"
-
-
-def fake(tmp_path, monkeypatch, body):
-    """A `docker` that does `body`, first on the path."""
-    (tmp_path / "docker").write_text(f"#!/bin/sh\n{body}\n")
-    (tmp_path / "docker").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-
-
-def test_a_daemon_that_does_not_run_and_an_image_that_is_missing(monkeypatch, tmp_path):
-    fake(tmp_path, monkeypatch, "echo 'Cannot connect to the Docker daemon' >&2; exit 1")
-    with pytest.raises(ConfigError, match=r"Cannot connect .*: start the docker daemon"):
-        Docker().check()
-    fake(tmp_path, monkeypatch, "echo 'Error: No such image: x' >&2; exit 1")
-    with pytest.raises(ConfigError, match=r"No such image.*`docker pull python:3\.12-slim`"):
-        Docker().check()
-
-
-def test_what_docker_says_is_told_apart_from_what_the_program_does(monkeypatch, tmp_path):
-    fake(tmp_path, monkeypatch, "echo 'docker: no such runtime' >&2; exit 125")
-    assert Docker().run({"main.py": ""}).status == "broken"
-    fake(tmp_path, monkeypatch, "cat; exit 0")
-    assert Docker().run({"main.py": ""}, "hello").stdout == "hello"
-    fake(tmp_path, monkeypatch, "exit 1")
-    assert Docker().run({"main.py": ""}).status == "failed"
-    fake(tmp_path, monkeypatch, "exec head -c 100000 /dev/zero")
-    big = Docker().run({"main.py": ""}, limits=Limits(output=1000))
-    assert big.status == "output" and len(big.stdout) == 1000

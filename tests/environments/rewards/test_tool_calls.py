@@ -12,8 +12,7 @@ from tests.sampling.rollouts.resumed import check_resumed
 
 import gxpo
 from gxpo.base.errors import CheckpointError, ConfigError, GxpoError
-from gxpo.environments.rewards.tool_calls import ToolCalls
-from gxpo.environments.rewards.tool_economy import inverse, linear, otc, zero_if_unneeded
+from gxpo.environments.rewards.tool_calls import ToolCalls, inverse, linear, otc, zero_if_unneeded
 from gxpo.forest.forest import Forest
 
 
@@ -107,7 +106,7 @@ def test_what_a_task_says_it_needs():
 def test_turns_are_counted_where_there_are_no_calls():
     bare = Forest.from_completions([[1]], [[[2], [3]]], [[1.0, 0.0]])
     assert ToolCalls("inverse", count="turns", scales=False)(bare.replace(success=bare.outcome)).tolist() == [0.5, 0]
-    with pytest.raises(GxpoError, match=r"no turn notes `calls`.*count=turns"):
+    with pytest.raises(GxpoError, match=r"no turn has `calls`.*count=turns"):
         ToolCalls()(bare.replace(success=bare.outcome))
     with pytest.raises(ConfigError, match="there is otc, linear, inverse, zero_if_unneeded"):
         ToolCalls("cosine")

@@ -134,7 +134,7 @@ def test_a_file_names_a_source_or_an_environment(tmp_path):
     world = worlds.make(f"{path}:Source", seed=1, options={"size": 2})
     assert world.envs is None and [t.prompt for t in world.source.draw(3, 7)] == ["7:0", "7:1", "7:0"]
     assert len(worlds.make(f"{path}:rows", seed=1).source.training) < 40
-    assert worlds.foreseen(f"{path}:Source", seed=1, options={}, per_step=2) is None
+    assert worlds.make_if_safe(f"{path}:Source", seed=1, options={}, per_step=2) is None
     path.write_text(FILE.replace("self.size = size", "1 / 0"))
     with pytest.raises(TaskError, match=r"my_tasks.py:Source'.*ZeroDivisionError"):
         worlds.make(f"{path}:Source", seed=1)

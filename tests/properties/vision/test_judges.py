@@ -17,7 +17,7 @@ from gxpo.base import media
 from gxpo.base.errors import ConfigError
 from gxpo.base.judges import JudgeFailure
 from gxpo.environments.local_judge import LocalJudge
-from gxpo.environments.rewards.judge import judged
+from gxpo.environments.rewards.judge import judge_reward
 from gxpo.environments.rewards.judged import Rubric, prompt_of
 from gxpo.environments.rewards.listener import Listener
 from gxpo.models.decoder.vision import vision_of
@@ -198,7 +198,7 @@ def test_a_server_that_sees_is_sent_the_pixels_in_a_data_url():
         judge = judge_of_a_run(server=url, model="m", sees=True)
         said_of = [judge.ask(Rubric(judge).question("red", coloured(channel))) for channel in (0, 1, 2)]
         assert said_of == ["Score: 7", "Score: 8", "Score: 9"]
-        assert judged({"server": url, "model": "m", "sees": True}).judge.sees
+        assert judge_reward({"server": url, "model": "m", "sees": True}).judge.sees
         blind = judge_of_a_run(server=url, model="m")
         assert blind.ask(Rubric(blind).question("red", coloured(0))) == "Score: 1"
     (message,) = json.loads(requests[0][2])["messages"]
@@ -213,7 +213,7 @@ def test_what_a_policy_writes_shows_a_judge_no_picture(sees):
     forged = f"red {media.mark(picture(0))}"
     judge = LocalJudge(sees.model, sees.tokenizer)
     assert sum(map(media.is_row, judge._ids(Rubric(judge).question(forged, task(200))))) == 16
-    assert not {*media.MARK} & {*Listener(judge).shown(forged)}
+    assert not {*media.MARK} & {*Listener(judge).visible_text(forged)}
 
 
 @pytest.mark.parametrize("other", [{"model": "tiny-vision:cold"}, {"ask": "x.py:f"}])
@@ -221,11 +221,11 @@ def test_sees_is_said_of_servers_alone(other):
     with pytest.raises(ConfigError, match=r"teacher\.models\.eye\.sees is for a server: a checkpoint is shown"):
         judge_of_a_run(**other, sees=True)
     with pytest.raises(ConfigError, match=r"scoring\.options\.judge\.sees is for a server"):
-        judged({"ask": "x.py:f", "sees": True})
+        judge_reward({"ask": "x.py:f", "sees": True})
 
 
 def test_a_member_of_a_panel_with_another_source_does_not_see_by_the_panels_word(tmp_path):
     (tmp_path / "eyes.py").write_text("def ask(messages):\n    return 'Score: 1'\n")
     panel = [{"name": "same"}, {"name": "other", "ask": f"{tmp_path}/eyes.py:ask"}]
-    found = judged({"server": "http://localhost:1/v1", "model": "m", "sees": True, "panel": panel})
+    found = judge_reward({"server": "http://localhost:1/v1", "model": "m", "sees": True, "panel": panel})
     assert found.members["same"].judge.sees and not hasattr(found.members["other"].judge, "sees")

@@ -6,10 +6,10 @@ from gxpo.base.imports import lazy_names
 
 if TYPE_CHECKING:
     from gxpo.environments.rewards.base import RewardPart
-    from gxpo.environments.rewards.overlong import Overlong
+    from gxpo.environments.rewards.length import Overlong
     from gxpo.environments.rewards.scoring import RewardSet
     from gxpo.environments.rewards.shape import Shape
 
 __all__ = ["Overlong", "RewardPart", "RewardSet", "Shape"]
 
-__getattr__ = lazy_names(__name__, Overlong="overlong", RewardPart="base", RewardSet="scoring", Shape="shape")
+__getattr__ = lazy_names(__name__, Overlong="length", RewardPart="base", RewardSet="scoring", Shape="shape")

@@ -33,17 +33,17 @@ def cosine(a: str, b: str) -> float:
     if not x or not y:
         return float(not x and not y)
     dot = sum(n * y[word] for word, n in x.items())
-    # of integers, so that equal texts give exactly 1
+    # one root of an integer product, so that equal texts give exactly 1
     return dot / math.sqrt(sum(n * n for n in x.values()) * sum(n * n for n in y.values()))
 
 
-def recall(said: str, gold: str, short: int = 1) -> float:
-    """Recall of the gold text's words; for a gold text of up to `short` words, 1 only with all of them.
+def recall(answer: str, gold: str, short: int = 1) -> float:
+    """Recall of the gold text's words in an answer; for a gold text of up to `short` words, 1 only with all of them.
 
     >>> recall("it is in New York", "New York City", 1), recall("York", "New York", 2), recall("", "")
     (0.6666666666666666, 0.0, 1.0)
     """
-    x, y = words(said), words(gold)
+    x, y = words(answer), words(gold)
     if not y:
         return float(not x)
     share = sum((x & y).values()) / y.total()
@@ -56,11 +56,11 @@ class Agreement(RewardPart):
     """Agreement with an expert's step (`reward.shape`, rollouts of `ExpertSteps`), by the kind of step.
 
     any but the last  similarity * cosine(argument, the expert's) + (1 - similarity) * [the same name]
-    the last          `recall` of the expert's argument, the answer, in what was said
+    the last          `recall` of the expert's argument, the answer, in the call
 
-    similarity  share of the argument. Where the expert's call has none, a step is worth 1 for that very call, and less
-                by this share for the name with an argument
-    short       an answer of up to so many words counts only as a whole
+    similarity  weight of the argument. Where the expert's call has none, the same call earns 1, and the same name with
+                an argument 1 - similarity
+    short       an answer of up to this many words counts only as a whole
 
     Other rollouts keep their outcome. Source: R1-Router, arXiv 2505.22095, and its code, where similarity is the cosine
     of sentence embeddings; here that of word counts, which needs no further model.
@@ -77,12 +77,15 @@ class Agreement(RewardPart):
 
     def __call__(self, forest: Forest) -> Tensor:
         outcome = forest.outcome.tolist()
-        rows = [outcome[r] if "expert" not in info else self._of(info) for r, info in enumerate(forest.info)]
+        # Rollouts of other tasks carry no expert's step and keep their outcome.
+        rows = [outcome[r] if "expert" not in info else self._step_reward(info) for r, info in enumerate(forest.info)]
         return torch.tensor(rows, dtype=torch.float64)
 
-    def _of(self, info: dict[str, object]) -> float:
+    def _step_reward(self, info: dict[str, object]) -> float:
+        """Reward of the step that a rollout of `ExpertSteps` made, from its `call` and `expert` notes."""
         (name, argument), (gold_name, gold) = info["call"], info["expert"]  # type: ignore[misc]  # the rollout's pairs
         same = float(name == gold_name)
+        # Without an argument to compare there is only the name, and an invented argument is an error.
         if not gold:
             return same if not argument else (1 - self.similarity) * same
         if info["last"]:

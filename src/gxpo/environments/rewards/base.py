@@ -1,4 +1,4 @@
-"""Base class of a method's own rewards: shaping and added components."""
+"""Base class of a method's rewards: shaping and added components."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class RewardPart(Part, ABC):
-    """Base class of a method's own rewards: a frozen dataclass over the scored forest; `success` is never touched.
+    """Base class of a method's rewards: a frozen dataclass over the scored forest; it never changes `success`.
 
     Under `reward.add.NAME` it gives named values [R], which are recorded and added to the outcome; under
     `reward.shape.NAME` it gives one tensor [R], which takes the outcome's place. nan: unscored.
 
-    reads_texts  it reads `forest.action_text`, which the trainer then fills
+    reads_texts  the part reads `forest.action_text`, which the trainer then fills
     """
 
     slot = "reward.NAME"
@@ -30,9 +30,9 @@ class RewardPart(Part, ABC):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Components of the task's rewards that its options name."""
-        named = getattr(self, "component", None)
-        return (named,) if named else ()
+        """Names of the task components that the part reads, from its options."""
+        component = getattr(self, "component", None)
+        return (component,) if component else ()
 
     @abstractmethod
     def __call__(self, forest: Forest) -> Mapping[str, Tensor] | Tensor:

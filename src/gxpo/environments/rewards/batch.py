@@ -1,4 +1,4 @@
-"""Rewards of whole batches and awaitable ones: TRL's signature, and async functions of one rollout."""
+"""Group-level adapters of user functions: TRL's batch signature, and async functions of one rollout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from gxpo.base.errors import ConfigError, GxpoError, did_you_mean
 from gxpo.base.usercode import described, one_line
 from gxpo.environments.rewards.group_level import Failure
-from gxpo.environments.rewards.worker import ARGUMENTS, judge
+from gxpo.environments.rewards.worker import ARGUMENTS, validate_score
 
 if TYPE_CHECKING:
     from gxpo.forest.forest import Forest
@@ -26,55 +26,73 @@ if TYPE_CHECKING:
 
 BATCH = ("prompts", "completions", "completion_ids", "completions_raw")  # by which TRL's signature is recognised
 DecodeRaw = Callable[[Sequence[int]], str]
-EXTRAS = ("trainer_state", "log_extra", "log_metric")  # what TRL hands over beside the columns
-AT_ONCE = 64  # rollouts that an async function of one scores at the same time
+EXTRAS = ("trainer_state", "log_extra", "log_metric")  # what TRL passes beside the columns
+MAX_CONCURRENT = 64  # rollouts that an async function scores at the same time
 
 
-def takes_batch(names: Sequence[str], label: str, *, keywords: bool = False) -> bool:
-    """Whether a function with these parameters has TRL's signature `(prompts, completions, **columns)`, else that of
-    one rollout. `keywords`: it takes any others, too.
+def takes_batch(names: Sequence[str], label: str, *, has_keywords: bool = False) -> bool:
+    """True for TRL's signature `(prompts, completions, **columns)`, False for that of one rollout.
 
-    ConfigError where the names do not tell.
+    has_keywords  the function takes `**kwargs`
+
+    ConfigError where the parameter names are of both or of neither.
     """
-    batch, one = [n for n in names if n in BATCH], [n for n in names if n in ("prompt", "completion", "completion_raw")]
-    if batch and one:
+    batch_names, rollout_names = (
+        [n for n in names if n in BATCH],
+        [n for n in names if n in ("prompt", "completion", "completion_raw")],
+    )
+    if batch_names and rollout_names:
         raise ConfigError(
-            f"reward {label}: asks for {batch[0]!r} (of a batch) and {one[0]!r} (of one rollout): use either "
-            "(prompts, completions, ...) and return a list, or (prompt, completion, ...) and return a number"
+            f"reward {label}: asks for {batch_names[0]!r} (of a batch) and {rollout_names[0]!r} (of one rollout): "
+            "use either (prompts, completions, ...) and return a list, or (prompt, completion, ...) and return a number"
         )
-    if not batch and keywords and not any(n in ARGUMENTS for n in names):
+    if not batch_names and has_keywords and not any(n in ARGUMENTS for n in names):
         raise ConfigError(
             f"reward {label}: its parameters do not say what it scores: name completions (a batch, it returns a list) "
             "or completion (one rollout, it returns a number); a decorated function keeps its own by functools.wraps"
         )
-    return bool(batch)
+    return bool(batch_names)
 
 
-def actions_of(forest: Forest) -> list[list[int]]:
-    """[R] token ids of all that each trajectory's actions say."""
+def action_tokens(forest: Forest) -> list[list[int]]:
+    """Token ids of each trajectory's actions, [R], all turns in one list."""
     tokens, begins = forest.token[forest.path_token].tolist(), forest._entry_begin.tolist()
     return [tokens[begin:end] for begin, end in itertools.pairwise(begins)]
 
 
 def raw_texts(forest: Forest, texts: Sequence[str], decode: DecodeRaw | None) -> list[str]:
-    """[R] what each trajectory says with its special tokens written out; without a tokenizer the texts as they are."""
-    return list(texts) if decode is None else [decode(tokens) for tokens in actions_of(forest)]
+    """Text of each trajectory with special tokens written out, [R]; `texts` themselves without a tokenizer."""
+    return list(texts) if decode is None else [decode(tokens) for tokens in action_tokens(forest)]
 
 
-def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine returns, run in a thread of its own: where we are called, a loop may be running (notebooks)."""
-    out: list[Any] = []
+def finish_reasons(forest: Forest) -> list[str | None]:
+    """Reason for which each trajectory's last turn ended, [R]; None without a turn."""
+    finish_R: list[str | None] = [None] * forest.n_trajectories
+    for step, r in enumerate(forest.step_trajectory.tolist()):
+        finish_R[r] = forest.step_finish[step]
+    return finish_R
+
+
+def keyword_arguments(task: Task, text: str, tokens: Sequence[int], finish: str | None, raw: str) -> dict[str, Any]:
+    """Values of all parameters that a function of one rollout may declare (`worker.ARGUMENTS`)."""
+    return {"prompt": task.prompt, "completion": text, "answer": task.answer, "task": task,
+            "info": dict(task.info), "tokens": tokens, "finish": finish, "completion_raw": raw}  # fmt: skip
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine in a thread of its own and return its value: a notebook's thread has a running loop."""
+    outcome: list[Any] = []
 
     def run() -> None:
         try:
-            out.append((True, asyncio.run(coroutine)))  # type: ignore[arg-type]
+            outcome.append((True, asyncio.run(coroutine)))  # type: ignore[arg-type]
         except BaseException as error:
-            out.append((False, error))
+            outcome.append((False, error))
 
     thread = threading.Thread(target=run, name="gxpo-async-reward")
     thread.start()
     thread.join()
-    ((ok, value),) = out
+    ((ok, value),) = outcome
     if not ok:
         raise value
     return value
@@ -89,146 +107,152 @@ class Batch:
     other parameters      columns of the tasks (`info`, `answer`), a value for each rollout; None where one has none
     trainer_state         `global_step` and `max_steps`; `log_extra` and `log_metric` are there and record nothing
 
-    It returns a number for each rollout. None: it has nothing to say of that one, which the other rewards score; one
-    that all leave out is unscored. Async functions are awaited.
+    It returns a number for each rollout, or None for one that it skips: the other rewards score that one, and a rollout
+    that all skip is unscored. Async functions are awaited.
     """
 
-    skips = True  # nan is no failure: see above
+    skips = True  # nan is a rollout that it skips, no failure
     decode_raw: DecodeRaw | None = None  # given by the trainer
-    step, steps = 0, 0  # where the run is, told by the trainer
+    step, steps = 0, 0  # the step that is scored and how many there are, set by the trainer
 
     def __init__(self, function: Callable[..., Any], label: str) -> None:
         self.function, self.label = function, label
-        self._declared = inspect.signature(function).parameters
-        self._keywords = any(p.kind is p.VAR_KEYWORD for p in self._declared.values())
+        self._parameters = inspect.signature(function).parameters
+        self._takes_keywords = any(p.kind is p.VAR_KEYWORD for p in self._parameters.values())
 
     def failures(self) -> list[tuple[str, str]]:
-        """None: what it leaves out is no failure."""
+        """Return no failures: a rollout that it skips is none."""
         return []
 
     def check(self, tasks: Sequence[Task]) -> None:
-        """ConfigError where it asks for a column that no task has."""
-        known = {name for task in tasks for name in columns_of(task)} | {*BATCH, *EXTRAS}
-        for name, p in self._declared.items():
-            if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) or p.default is not p.empty or name in known:
+        """ConfigError where it declares a column that no task has."""
+        available = {name for task in tasks for name in columns_of(task)} | {*BATCH, *EXTRAS}
+        for name, p in self._parameters.items():
+            if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) or p.default is not p.empty or name in available:
                 continue
-            columns = sorted(known - {*BATCH, *EXTRAS})
-            there = did_you_mean(name, columns) or f"; there is {', '.join(columns) or 'none'}"
-            raise ConfigError(f"reward {self.label}: asks for {name!r}, and the tasks have no such column{there}")
+            columns = sorted(available - {*BATCH, *EXTRAS})
+            hint = did_you_mean(name, columns) or f"; there is {', '.join(columns) or 'none'}"
+            raise ConfigError(f"reward {self.label}: asks for {name!r}, and the tasks have no such column{hint}")
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> Mapping[str, Tensor] | Tensor:
-        """See the class."""
+        """Score all rollouts of a step: [R] for a list, or by name for a mapping of lists."""
         self.check(tasks)
         value = self.function(**self._arguments(forest, texts, tasks))
         if inspect.isawaitable(value):
-            value = finished(_awaited(value))
+            value = run_coroutine(_await(value))
         if isinstance(value, Mapping):
             return {str(name): _column(x, len(texts)) for name, x in value.items()}
         return _column(value, len(texts))
 
     def _arguments(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Any]:
-        found = [columns_of(task) for task in tasks]
-        names = dict.fromkeys(name for columns in found for name in columns)
-        known: dict[str, Any] = {name: [columns.get(name) for columns in found] for name in names}
-        known["prompts"] = [task.prompt if isinstance(task.prompt, str) else _listed(task.prompt) for task in tasks]
-        known["completions"] = [
+        """Keyword arguments of the function: columns of the tasks, then what TRL passes beside them."""
+        task_columns = [columns_of(task) for task in tasks]
+        names = dict.fromkeys(name for columns in task_columns for name in columns)
+        arguments: dict[str, Any] = {name: [columns.get(name) for columns in task_columns] for name in names}
+        arguments["prompts"] = [
+            task.prompt if isinstance(task.prompt, str) else _prompt_messages(task.prompt) for task in tasks
+        ]
+        arguments["completions"] = [
             text if isinstance(task.prompt, str) else [{"role": "assistant", "content": text}]
             for task, text in zip(tasks, texts, strict=True)
         ]
-        if self._keywords or "completion_ids" in self._declared:
-            known["completion_ids"] = actions_of(forest)
-        if "completions_raw" in self._declared:
-            known["completions_raw"] = raw_texts(forest, texts, self.decode_raw)
-        known["trainer_state"] = SimpleNamespace(global_step=self.step, max_steps=self.steps)
-        known["log_extra"] = known["log_metric"] = _unrecorded
-        return known if self._keywords else {name: x for name, x in known.items() if name in self._declared}
+        if self._takes_keywords or "completion_ids" in self._parameters:
+            arguments["completion_ids"] = action_tokens(forest)
+        if "completions_raw" in self._parameters:
+            arguments["completions_raw"] = raw_texts(forest, texts, self.decode_raw)
+        # TRL passes these to every function; a function written for it may read them.
+        arguments["trainer_state"] = SimpleNamespace(global_step=self.step, max_steps=self.steps)
+        arguments["log_extra"] = arguments["log_metric"] = _discard
+        return (
+            arguments
+            if self._takes_keywords
+            else {name: x for name, x in arguments.items() if name in self._parameters}
+        )
 
 
 def columns_of(task: Task) -> dict[str, Any]:
-    """What a row of data held beside its prompt: `info`, and the answer as it stood there."""
+    """Columns of a task's row of data beside its prompt: `info`, and the answer unchanged."""
     return ({} if task.answer is None else {"answer": task.answer}) | dict(task.info)
 
 
-def _listed(prompt: Any) -> list[Any]:
+def _prompt_messages(prompt: Any) -> list[Any]:
+    """Copy of a chat prompt, so that a function that edits it changes no task."""
     return [dict(m) if isinstance(m, Mapping) else m for m in prompt]
 
 
-def _unrecorded(*_: Any, **__: Any) -> None:
-    """TRL's `log_extra` and `log_metric`."""
+def _discard(*_: Any, **__: Any) -> None:
+    """Accept and drop the values of TRL's `log_extra` and `log_metric`."""
 
 
-async def _awaited(value: Any) -> Any:
+async def _await(value: Any) -> Any:
+    """Make a coroutine of any awaitable, as `asyncio.run` needs one."""
     return await value
 
 
 def _column(value: Any, n: int) -> Tensor:
-    """[R] numbers, nan for None; ValueError for anything else."""
-    listed = value.tolist() if hasattr(value, "tolist") else value
-    if not isinstance(listed, (list, tuple)):
-        raise ValueError(f"{type(value).__name__} where a list of {n} numbers was asked for, one for each completion")
-    if len(listed) != n:
-        raise ValueError(f"{len(listed)} numbers for {n} completions")
-    out = []
-    for x in listed:
+    """Reward column [R] of a returned list, nan for None; ValueError for anything but numbers."""
+    numbers = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(numbers, (list, tuple)):
+        raise ValueError(f"{type(value).__name__} where a list of {n} numbers is needed, one for each completion")
+    if len(numbers) != n:
+        raise ValueError(f"{len(numbers)} numbers for {n} completions")
+    reward_R = []
+    for x in numbers:
         x = x.item() if hasattr(x, "item") else x
         if x is not None and not isinstance(x, (bool, int, float)):
             raise ValueError(f"{x!r} ({type(x).__name__}), not a number")
-        out.append(math.nan if x is None else float(x))
-    return torch.tensor(out, dtype=torch.float64)
+        reward_R.append(math.nan if x is None else float(x))
+    return torch.tensor(reward_R, dtype=torch.float64)
 
 
 class AsyncEach:
     """An async function of one rollout as a `group_level.GroupReward`: all rollouts of a step at the same time.
 
-    What it raises, or does not give within `timeout` seconds, costs that rollout alone.
+    An exception, or no reply within `timeout` seconds, costs that rollout alone.
     """
 
     timeout = 5.0
     decode_raw: DecodeRaw | None = None  # given by the trainer
 
     def __init__(self, function: Callable[..., Any], label: str, name: str, asks: Sequence[str]) -> None:
-        self.function, self.label, self.name, self.asks = function, label, name, tuple(asks)
+        self.function, self.label, self.name, self.argument_names = function, label, name, tuple(asks)
         self._failures: list[tuple[str, str]] = []
 
     def failures(self) -> list[tuple[str, str]]:
-        """What went wrong since it was last asked."""
-        found, self._failures = self._failures, []
-        return found
+        """Return and clear the failures since the last call."""
+        collected, self._failures = self._failures, []
+        return collected
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> Mapping[str, Tensor]:
-        """See the class."""
-        finish: list[str | None] = [None] * len(texts)
-        for step, r in enumerate(forest.step_trajectory.tolist()):
-            finish[r] = forest.step_finish[step]
-        raw = raw_texts(forest, texts, self.decode_raw) if "completion_raw" in self.asks else texts
-        actions = actions_of(forest) if "tokens" in self.asks else [[] for _ in texts]
-        calls = []
-        for r, (text, task, tokens) in enumerate(zip(texts, tasks, actions, strict=True)):
-            known = {"prompt": task.prompt, "completion": text, "answer": task.answer, "task": task,
-                     "info": dict(task.info), "tokens": tokens, "finish": finish[r],
-                     "completion_raw": raw[r]}  # fmt: skip
-            calls.append({name: known[name] for name in self.asks})
-        replies = finished(self._all(calls))
-        named = [{self.name: x} if isinstance(x, float) else x for x in replies]
-        shapes = Counter(tuple(x) for x in named if isinstance(x, dict))
-        names = shapes.most_common(1)[0][0] if shapes else (self.name,)
-        for x in named:
+        """Score all rollouts of a step concurrently: components [R] by name, nan where one failed."""
+        raw_texts_R = raw_texts(forest, texts, self.decode_raw) if "completion_raw" in self.argument_names else texts
+        tokens_R = action_tokens(forest) if "tokens" in self.argument_names else [[] for _ in texts]
+        rows = zip(tasks, texts, tokens_R, finish_reasons(forest), raw_texts_R, strict=True)
+        available_R = [keyword_arguments(*row) for row in rows]
+        calls = [{name: available[name] for name in self.argument_names} for available in available_R]
+        replies = run_coroutine(self._call_all(calls))
+        # The names that most replies have are the reward's; a reply with others is a failure of its rollout.
+        values_R = [{self.name: x} if isinstance(x, float) else x for x in replies]
+        name_counts = Counter(tuple(x) for x in values_R if isinstance(x, dict))
+        names = name_counts.most_common(1)[0][0] if name_counts else (self.name,)
+        for x in values_R:
             if not isinstance(x, dict):
                 self._failures.append(x)
             elif tuple(x) != names:
                 self._failures.append(
                     ("nonsense", f"returned {', '.join(x)} where it usually returns {', '.join(names)}")
                 )
-        rows = [[x[k] for k in names] if isinstance(x, dict) and tuple(x) == names else [math.nan] * len(names)
-                for x in named]  # fmt: skip
-        block = torch.tensor(rows, dtype=torch.float64).reshape(len(rows), len(names))
-        return dict(zip(names, block.unbind(1), strict=True))
+        value_rows = [[x[k] for k in names] if isinstance(x, dict) and tuple(x) == names else [math.nan] * len(names)
+                for x in values_R]  # fmt: skip
+        value_RK = torch.tensor(value_rows, dtype=torch.float64).reshape(len(value_rows), len(names))
+        return dict(zip(names, value_RK.unbind(1), strict=True))
 
-    async def _all(self, calls: Sequence[Mapping[str, Any]]) -> list[Any]:
-        gate = asyncio.Semaphore(AT_ONCE)
+    async def _call_all(self, calls: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Replies to all calls, at most `MAX_CONCURRENT` at a time: values, or a failure."""
+        semaphore = asyncio.Semaphore(MAX_CONCURRENT)
 
-        async def one(keywords: Mapping[str, Any]) -> Any:
-            async with gate:
+        async def call_one(keywords: Mapping[str, Any]) -> Any:
+            async with semaphore:
                 try:
                     value = await asyncio.wait_for(self.function(**keywords), self.timeout)
                 except asyncio.TimeoutError:
@@ -236,36 +260,38 @@ class AsyncEach:
                 except Exception as error:
                     return "raised", described(error)
             try:
-                return judge(value)
+                return validate_score(value)
             except Exception as error:
                 return "nonsense", one_line(f"returned {error}")
 
-        return await asyncio.gather(*(one(keywords) for keywords in calls))
+        return await asyncio.gather(*(call_one(keywords) for keywords in calls))
 
 
 # ---------------------------------------------------------------- any reward of a whole step
-def components_of(
+def evaluate_group_reward(
     name: str,
     call: Callable[..., Any],
-    names: tuple[str, ...] | None,
+    known_names: tuple[str, ...] | None,
     forest: Forest,
     texts: Sequence[str],
     tasks: Sequence[Task],
-    counted: Callable[[str], bool],
-    more: Mapping[str, Any],
+    has_weight: Callable[[str], bool],
+    extra_arguments: Mapping[str, Any],
 ) -> tuple[dict[str, Tensor] | None, list[Failure]]:
     """Evaluate a group-level reward: its components [R] and failures; None for the components if the whole call failed.
 
-    name     the component a plain tensor becomes
-    names    what it gave before, None as long as that is unknown;   counted  whether a component has a weight
-    more     arguments beside the three
+    name             the component a plain tensor becomes
+    known_names      names of the components it gave before, None as long as they are unknown
+    has_weight       tells whether a component is counted
+    extra_arguments  arguments beside the three
     """
     n = forest.n_trajectories
     try:
-        value = call(forest, texts, tasks, **more)
-        columns = _named_columns(name, value, n)
-        if names is not None and set(columns) != set(names):
-            raise ValueError(f"{', '.join(columns)} where it usually returns {', '.join(names)}")
+        value = call(forest, texts, tasks, **extra_arguments)
+        component_R = _named_columns(name, value, n)
+        if known_names is not None and set(component_R) != set(known_names):
+            raise ValueError(f"{', '.join(component_R)} where it usually returns {', '.join(known_names)}")
+    # A GxpoError is about the set-up and ends the run; anything else costs the step's rollouts their score.
     except GxpoError:
         raise
     except ValueError as error:
@@ -273,23 +299,25 @@ def components_of(
     except Exception as error:
         return None, [("raised", described(error))] * n
     if hasattr(call, "failures"):
-        return columns, list(call.failures())
-    blank = torch.zeros(n, dtype=torch.bool)
-    for key, column in columns.items():
-        blank |= column.isnan() & counted(key)
-    return columns, [("nonsense", "gave no number")] * int(blank.sum())
+        return component_R, list(call.failures())
+    # A reward that reports no failures of its own fails where a component that counts has no number.
+    is_unscored_R = torch.zeros(n, dtype=torch.bool)
+    for key, value_R in component_R.items():
+        is_unscored_R |= value_R.isnan() & has_weight(key)
+    return component_R, [("nonsense", "gave no number")] * int(is_unscored_R.sum())
 
 
 def _named_columns(name: str, value: Any, n: int) -> dict[str, Tensor]:
-    named = value if isinstance(value, Mapping) else {name: value}
-    if not named:
+    """Components [R] float64 on the CPU from a returned tensor or mapping, nan where not finite; else ValueError."""
+    values_by_name = value if isinstance(value, Mapping) else {name: value}
+    if not values_by_name:
         raise ValueError("no values")
-    out = {}
-    for key, column in named.items():
+    component_R = {}
+    for key, values in values_by_name.items():
         if not isinstance(key, str):
             raise ValueError(f"values named {key!r}")
-        x = torch.as_tensor(column).detach().to("cpu", torch.float64)
-        if x.shape != (n,):
-            raise ValueError(f"{key!r} of shape {tuple(x.shape)} for {n} rollouts")
-        out[key] = torch.where(x.isfinite(), x, math.nan)
-    return out
+        value_R = torch.as_tensor(values).detach().to("cpu", torch.float64)
+        if value_R.shape != (n,):
+            raise ValueError(f"{key!r} of shape {tuple(value_R.shape)} for {n} rollouts")
+        component_R[key] = torch.where(value_R.isfinite(), value_R, math.nan)
+    return component_R

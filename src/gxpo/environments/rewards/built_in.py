@@ -28,18 +28,20 @@ STEP = r"### Step (\d+):"
 
 
 def contained(text: str, key_steps: Sequence[str | Sequence[str]]) -> float:
-    """Share of the key steps found in the text, in any of their wordings, ignoring case; 0 without key steps.
+    """Share of the key steps that a text contains, in any of their wordings, ignoring case; 0 without key steps.
 
     >>> contained("so 6/3=2, then 2 + 5 = 7", [["6/3=2", r"\\frac{6}{3}=2"], "2*5=10"])
     0.5
     """
-    plain = text.lower()
+    lower_text = text.lower()
     wordings = [[step] if isinstance(step, str) else step for step in key_steps]
-    return sum(any(w.lower() in plain for w in own) for own in wordings) / max(1, len(wordings))
+    return sum(any(w.lower() in lower_text for w in step_wordings) for step_wordings in wordings) / max(
+        1, len(wordings)
+    )
 
 
 def in_steps(text: str, step: str = STEP) -> str:
-    """Texts below step headings, each up to the next one or to a line that begins with "###".
+    """Text below the step headings, each up to the next one or to a line that begins with "###".
 
     >>> in_steps("### Rationales: 1\\n### Step 1: 2\\n3\\n### Step 2: 4\\n### The final answer is: 5")
     '2\\n3 4'
@@ -50,13 +52,13 @@ def in_steps(text: str, step: str = STEP) -> str:
 
 
 def in_order(text: str, parts: Sequence[str]) -> float:
-    """1.0 where all regular expressions match, ignoring case, and in their order; else 0.0.
+    """Order check: 1.0 where all regular expressions match, ignoring case, and in their order; else 0.0.
 
     >>> in_order("Background: x. The answer is 2", ["background", "answer"]), in_order("Answer 2", ["2", "answer"])
     (1.0, 0.0)
     """
-    found = [re.search(part, text, re.IGNORECASE) for part in parts]
-    begins = [match.start() for match in found if match is not None]
+    matches = [re.search(part, text, re.IGNORECASE) for part in parts]
+    begins = [match.start() for match in matches if match is not None]
     return float(len(begins) == len(parts) and all(a < b for a, b in pairwise(begins)))
 
 
@@ -104,13 +106,13 @@ class KeySteps:
                 raise ConfigError(f"key_steps: {part!r} is no regular expression: {error}") from None
         if not self.parts or (self.step and not groups):
             raise ConfigError(
-                "key_steps: parts names at least one part, and step has the number of the step as a group"
+                "key_steps: parts needs at least one regular expression, and step a group for the number of the step"
             )
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
         step = self.step or ""
-        read = [in_steps(text, step) if step else text for text in texts]
-        share = [contained(text, task.info.get("key_steps", ())) for text, task in zip(read, tasks, strict=True)]
+        step_texts = [in_steps(text, step) if step else text for text in texts]
+        share = [contained(text, task.info.get("key_steps", ())) for text, task in zip(step_texts, tasks, strict=True)]
         order = [valid(text, self.parts, step) if step else in_order(text, self.parts) for text in texts]
         return {name: torch.tensor(x, dtype=torch.float64) for name, x in zip(self.gives, (share, order), strict=True)}
 
@@ -118,8 +120,8 @@ class KeySteps:
 # ---------------------------------------------------------------- format
 # Format reward: exactly one final answer, in `<answer>` tags or `\boxed{}`.
 def well_formed(completion: str) -> float:
-    r"""1.0 where there is exactly one non-empty `<answer>...</answer>`, after all boxes, or, without tags, exactly one
-    non-empty `\boxed{...}`, outside the thought; all are closed. It is the answer that `math` reads
+    r"""Format check: 1.0 for exactly one non-empty `<answer>...</answer>`, after all boxes, or, without tags, exactly
+    one non-empty `\boxed{...}`, outside the thought; all are closed. It is the answer that `math` reads
     (`gxpo.environments.rewards.final_answer`).
 
     >>> [well_formed(x) for x in ("2 and 2 <answer>4</answer>", r"so \boxed{4}", r"\boxed{4", "4")]
@@ -131,14 +133,14 @@ def well_formed(completion: str) -> float:
 # ---------------------------------------------------------------- entities
 # Entity reward: share of a solution's entities that an attempt mentions.
 def mentioned(text: str, entities: Sequence[str]) -> float:
-    """Share of the entities found in the text, ignoring case and spaces; nan without entities.
+    """Share of the entities that a text mentions, ignoring case and spaces; nan without entities.
 
     >>> mentioned("From  Paris to\\nnew york", ["New York", "Oslo"])
     0.5
     """
-    plain = " ".join(text.lower().split())
-    found = [" ".join(entity.lower().split()) in plain for entity in entities]
-    return sum(found) / len(found) if found else math.nan
+    normal_text = " ".join(text.lower().split())
+    is_mentioned = [" ".join(entity.lower().split()) in normal_text for entity in entities]
+    return sum(is_mentioned) / len(is_mentioned) if is_mentioned else math.nan
 
 
 @dataclass(eq=False)
@@ -152,8 +154,8 @@ class Entities:
     reports = ("entities",)
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
-        found = [mentioned(text, task.info.get("entities", ())) for text, task in zip(texts, tasks, strict=True)]
-        return {"entities": torch.tensor(found, dtype=torch.float64)}
+        share_R = [mentioned(text, task.info.get("entities", ())) for text, task in zip(texts, tasks, strict=True)]
+        return {"entities": torch.tensor(share_R, dtype=torch.float64)}
 
 
 # ---------------------------------------------------------------- numbers by relative error
@@ -166,18 +168,18 @@ def number_in(text: Any) -> float | None:
     >>> number_in("about 1,250 people"), number_in("3/4"), number_in("none")
     (1250.0, 0.75, None)
     """
-    found = NUMBER.findall(str(text))
-    if not found:
+    numbers = NUMBER.findall(str(text))
+    if not numbers:
         return None
-    above, _, below = found[-1].replace(",", "").partition("/")
-    if below and float(below) == 0:
+    numerator, _, denominator = numbers[-1].replace(",", "").partition("/")
+    if denominator and float(denominator) == 0:
         return None
-    value = float(above) / float(below or 1)
+    value = float(numerator) / float(denominator or 1)
     return value if math.isfinite(value) else None
 
 
 def graded(gap: Tensor, top: float = 1.5, width: float = 0.5) -> Tensor:
-    """top - gap where gap < width, else 0; float64, nan stays: what is just near enough still earns top - width.
+    """Graded reward: top - gap where gap < width, else 0; float64, nan stays. Just within width earns top - width.
 
     >>> [round(x, 6) for x in graded(torch.tensor([0.0, 0.1, 0.3, 0.49, 0.51])).tolist()]
     [1.5, 1.4, 1.2, 1.01, 0.0]
@@ -211,17 +213,17 @@ class Numeric:
         if not 0 < self.width <= self.top:
             raise ConfigError(
                 f"scoring.options.numeric: width ({self.width!r}) is above 0 and at most top ({self.top!r}), so that "
-                "nothing earns less than 0"
+                "no answer earns less than 0"
             )
 
     def gap(self, text: str, answer: Any) -> float:
-        """Relative error; inf without a number in the text, nan without one in the answer."""
-        true, said = number_in(answer), number_in(extract(text, self._read) or "")
-        if true is None or answer is None:
+        """Relative error of the number in a text; inf without one, nan without a number in the answer."""
+        expected, answered = number_in(answer), number_in(extract(text, self._read) or "")
+        if expected is None or answer is None:
             return math.nan
-        if said is None:
+        if answered is None:
             return math.inf
-        return abs(true - said) / abs(true) if true else (0.0 if said == 0 else math.inf)
+        return abs(expected - answered) / abs(expected) if expected else (0.0 if answered == 0 else math.inf)
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
         gaps = [self.gap(text, task.answer) for text, task in zip(texts, tasks, strict=True)]

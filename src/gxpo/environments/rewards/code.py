@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import json
 import re
 import secrets
+import symtable
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,14 +23,91 @@ from gxpo.base.errors import ConfigError
 from gxpo.base.usercode import described
 from gxpo.environments.rewards.docker import Docker
 from gxpo.environments.rewards.group_level import Failure
-from gxpo.environments.rewards.sandbox import OWN, PROGRAM, Limits, Local, Sandbox, own_file
-from gxpo.environments.rewards.statements import names_of
+from gxpo.environments.rewards.sandbox import PROGRAM, TESTER_MODULES, Limits, Local, Sandbox, module_source
 from gxpo.environments.rewards.wire import Writer
 
 if TYPE_CHECKING:
     from gxpo.forest.forest import Forest
     from gxpo.parts.protocols import Task
 
+
+# ---------------------------------------------------------------- names in test statements
+ALIASES = {"np": "numpy", "pd": "pandas"}  # as data sets name them without an import
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+
+
+class Names(NamedTuple):
+    """Free names of tests: `program`, names of the tested program; `modules`, modules used without an import."""
+
+    program: list[str]
+    modules: dict[str, str]
+
+
+@lru_cache(maxsize=256)
+def names_of(statements: tuple[str, ...]) -> Names:
+    """Free names of test statements: those that they use and do not define.
+
+    What they define or import themselves is theirs, and so are Python's own functions and, where only attributes of it
+    are used, a module of the standard library: a program decides nothing by defining `abs` or `math`. If nothing else
+    is left, as in `assert sum(10, 15) == 25`, the one function that is called is the program's.
+
+    ValueError where they only define things, so that any program would pass.
+    """
+    trees = [tree for text in statements if (tree := _parsed(text)) is not None]
+    if trees and all(isinstance(x, DEFINITIONS) or _is_text(x) for tree in trees for x in tree.body):
+        raise ValueError("its tests define functions and call none: any program would pass")
+    # A name that is used only as in `math.sqrt` may be a module; one that also stands by itself is not.
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    attribute_bases = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    bare_names = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in attribute_bases}
+    # Scopes by symtable: a name that a function of the tests binds is local to it, unless declared global.
+    used, defined = set[str](), set[str]()
+    for text in statements:
+        for table in _tables(text):
+            for symbol in table.get_symbols():
+                at_top = table.get_type() == "module" or symbol.is_declared_global()
+                if at_top and (symbol.is_assigned() or symbol.is_imported()):
+                    defined.add(symbol.get_name())
+                elif symbol.is_global() or table.get_type() == "module":
+                    used.add(symbol.get_name())
+    free = used - defined
+    modules = {name: ALIASES.get(name, name) for name in free - bare_names if _is_module(name)}
+    program = {name for name in free if not hasattr(builtins, name)} - modules.keys()
+    # No name is left where the program redefines a built-in, as `sum`: then the one function that is called is meant.
+    if not program:
+        called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        program = called & free if len(called & free) == 1 else set()
+    return Names(sorted(program), modules)
+
+
+def _parsed(text: str) -> ast.Module | None:
+    """Parse a statement; None where this Python can't, as the sandbox's may."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _tables(text: str) -> Iterator[symtable.SymbolTable]:
+    """Symbol tables of a statement and of all scopes in it."""
+    try:
+        pending = [symtable.symtable(text, "tests", "exec")]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    while pending:
+        yield (table := pending.pop())
+        pending += table.get_children()
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _is_module(name: str) -> bool:
+    return name in ALIASES or name in sys.stdlib_module_names
+
+
+# ---------------------------------------------------------------- the reward
 LANGUAGE = re.compile(r"[A-Za-z0-9_+-]*")
 PYTHON = ("python", "python3", "py")
 FENCE = "```"
@@ -44,8 +126,8 @@ def extract_program(text: str) -> str:
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
     """Language and body of each fenced block, in linear time for any text."""
-    at = 0
-    while (fence := text.find(FENCE, at)) >= 0:
+    position = 0
+    while (fence := text.find(FENCE, position)) >= 0:
         begin = text.find("\n", fence)
         end = text.find(FENCE, begin + 1)
         if begin < 0 or end < 0:
@@ -56,7 +138,7 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
         if not line or indent.strip(" \t"):
             body += line + indent
         yield language[0].lower() if language else "", body
-        at = end + len(FENCE)
+        position = end + len(FENCE)
 
 
 def tests_of(task: Task) -> list[str | dict[str, str]]:
@@ -88,7 +170,7 @@ class Broken(Exception):
 
 
 def passed(program: str, tests: Sequence[str | Mapping[str, str]], sandbox: Sandbox, limits: Limits) -> list[bool]:
-    """Tests that the program passes; `Broken` where the sandbox fails.
+    """Verdicts of a program on its tests, in order; `Broken` where the sandbox fails.
 
     Statements are run in order, with names of their own and the program's functions, by a process that the program is
     not in (`rewards.harness`): a program that ends, hangs or runs out of time fails the tests that have not been
@@ -110,15 +192,16 @@ def passed(program: str, tests: Sequence[str | Mapping[str, str]], sandbox: Sand
 
 
 def _verdicts(program: str, statements: tuple[str, ...], sandbox: Sandbox, limits: Limits) -> list[bool]:
-    """Result of each statement."""
+    """Verdicts on test statements, all run in one sandbox."""
+    # The secret word begins each verdict, so that a program can't print verdicts of its own.
     names, word = names_of(statements), secrets.token_hex(16)
-    given = Writer(repr).text((list(statements), names.program, names.modules))
-    # the tester's own process, and a line for each of its verdicts
+    payload = Writer(repr).text((list(statements), names.program, names.modules))
+    # Room for the tester's own process, and for a line of each verdict.
     limits = replace(limits, processes=limits.processes + 1, output=limits.output + 64 * len(statements))
     files = {PROGRAM: "import harness\nharness.main()\n", "solution.py": program} | {
-        f"{n}.py": own_file(n) for n in OWN
+        f"{n}.py": module_source(n) for n in TESTER_MODULES
     }
-    result = sandbox.run(files, f"{word}\n{given}", limits)
+    result = sandbox.run(files, f"{word}\n{payload}", limits)
     lines = [line.split() for line in result.stdout.splitlines()]
     if result.status == "broken" or ["ready"] not in lines or (lines[0] and lines[0][0] == "error"):
         raise Broken(result.stderr.strip() or result.stdout.strip() or "the tests could not be started")
@@ -126,12 +209,13 @@ def _verdicts(program: str, statements: tuple[str, ...], sandbox: Sandbox, limit
 
 
 def _lines(text: str) -> list[str]:
+    """Lines of an output for comparison, without white space at their ends and the text's."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
 @dataclass(eq=False)
 class CodeReward:
-    """Code reward: whether the program in a text passes `task.info["tests"]` (see `tests_of`). `task.info["template"]`,
+    """Code reward: the program in a text passes `task.info["tests"]` (see `tests_of`). `task.info["template"]`,
     if there is one, has it in place of `{program}`.
 
     correct  1 where all tests pass, else 0: the reward;   tests  the share that passes: recorded, counted if named
@@ -145,7 +229,7 @@ class CodeReward:
     A wrong program, one that crashes and one that is ended for its time, memory, files or output have 0 for the tests
     that they did not pass: that is the policy's doing. A sandbox that can't run programs leaves the attempt unscored,
     and is counted; so does a task without tests. Equal programs for one task are run once a step. A program sees
-    neither tests nor expected values, and compares nothing (see `passed`); what else it could read is said at `Local`.
+    neither tests nor expected values, and compares nothing (see `passed`); `Local` says what else it could read.
     """
 
     sandbox: str | Sandbox = "local"
@@ -182,14 +266,16 @@ class CodeReward:
 
     def failures(self) -> list[Failure]:
         """Return and clear the failures since the last call, one per trajectory."""
-        found, self._failures = self._failures, []
-        return found
+        collected, self._failures = self._failures, []
+        return collected
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
+        """Run the programs of a step: verdicts and shares of passed tests, [R], nan where one could not be run."""
         self._check()
-        places: dict[tuple[str, str], list[int]] = {}
-        jobs: dict[tuple[str, str], list[str | dict[str, str]]] = {}
-        share = torch.full((len(texts),), torch.nan, dtype=torch.float64)
+        # Equal programs for one task are one job.
+        rows_by_job: dict[tuple[str, str], list[int]] = {}
+        tests_by_job: dict[tuple[str, str], list[str | dict[str, str]]] = {}
+        pass_share_R = torch.full((len(texts),), torch.nan, dtype=torch.float64)
         for r, (text, task) in enumerate(zip(texts, tasks, strict=True)):
             try:
                 tests = tests_of(task)
@@ -198,32 +284,37 @@ class CodeReward:
                 continue
             template = str(task.info.get("template", "{program}"))
             job = template.replace("{program}", extract_program(text)), json.dumps(tests)
-            places.setdefault(job, []).append(r)
-            jobs[job] = tests
+            rows_by_job.setdefault(job, []).append(r)
+            tests_by_job[job] = tests
+        # Threads suffice: each waits for a sandbox in processes of its own.
         with ThreadPoolExecutor(self.workers) as threads:
             runs = {
-                job: threads.submit(passed, job[0], tests, self._sandbox, self._limits) for job, tests in jobs.items()
+                job: threads.submit(passed, job[0], tests, self._sandbox, self._limits)
+                for job, tests in tests_by_job.items()
             }
         for job, run in runs.items():
             try:
                 verdicts = run.result()
             except Broken as error:
-                self._failures += [("died", f"the sandbox can't run programs: {error}")] * len(places[job])
+                self._failures += [("died", f"the sandbox can't run programs: {error}")] * len(rows_by_job[job])
                 continue
             except Exception as error:  # it costs only the rollouts with this program
-                self._failures += [("raised", described(error, "running a program"))] * len(places[job])
+                self._failures += [("raised", described(error, "running a program"))] * len(rows_by_job[job])
                 continue
-            share[torch.tensor(places[job])] = sum(verdicts) / len(verdicts)
-        return {"correct": torch.where(share.isnan(), share, (share >= 1).to(torch.float64)), "tests": share}
+            pass_share_R[torch.tensor(rows_by_job[job])] = sum(verdicts) / len(verdicts)
+        return {
+            "correct": torch.where(pass_share_R.isnan(), pass_share_R, (pass_share_R >= 1).to(torch.float64)),
+            "tests": pass_share_R,
+        }
 
     def _check(self) -> None:
-        """Check the sandbox and its isolation, before the first program."""
+        """Check the sandbox and warn of missing isolation, before the first program."""
         if self._checked:
             return
         self._sandbox.check()
         if isinstance(self._sandbox, Local):
-            held = vars(self._sandbox.held())
-            missing = [name for name, holds in held.items() if not holds]
+            isolation = vars(self._sandbox.isolation())
+            missing = [name for name, holds in isolation.items() if not holds]
             if missing:
                 warnings.warn(
                     f"the local sandbox does not hold {', '.join(missing)} here (see rewards.sandbox.Local): "

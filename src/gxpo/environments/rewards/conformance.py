@@ -1,4 +1,4 @@
-"""Conformance reward (process mining): how well a reference's events fit the process that an attempt's events show."""
+"""Conformance reward (process mining): fit of a reference's events to the process mined from an attempt's events."""
 
 from __future__ import annotations
 
@@ -24,28 +24,29 @@ THOUGHT = r"(?s)\A(?=.*?</think>)(?:(?:(?!</think>).)*?<think>)?(.*?)</think>"
 
 
 def events(text: str, pattern: str = EVENT) -> list[str]:
-    """Activities of a reasoning, in order: the first group of each match, in lower case.
+    """Activities of a reasoning text, in order: the first group of each match, in lower case.
 
     >>> events("Step 1: Define x\\nStep 2: solve for it\\n\\nCheck.")
     ['define', 'solve', 'check']
     """
-    return [str(found[1]).lower() for found in re.finditer(pattern, text) if found[1]]
+    return [str(match[1]).lower() for match in re.finditer(pattern, text) if match[1]]
 
 
 def thought(text: str, pattern: str = THOUGHT) -> str:
-    """First group of the pattern's first match, by default what precedes the first `</think>` and follows a `<think>`;
-    the whole text without one.
+    """Thought in a text: first group of the pattern's first match, by default the text between `<think>` and
+    `</think>`; the whole text without a match.
 
     >>> thought("<think>add</think> 4"), thought("add</think> 4"), thought("add")
     ('add', 'add', 'add')
     """
-    found = re.search(pattern, text)
-    return text if found is None else str(found[1] or "")
+    match = re.search(pattern, text)
+    return text if match is None else str(match[1] or "")
 
 
 def conformance(attempt: Sequence[str], reference: Sequence[str]) -> float:
-    """2 f p / (f + p) by pm4py: f the log fitness and p the precision of the reference's events, by alignments, on the
-    Petri net that the inductive miner finds for the attempt's; 0 where either has no events, or both shares are 0.
+    """Conformance 2 f p / (f + p) by pm4py: f the log fitness and p the precision of the reference's events, by
+    alignments, on the Petri net that the inductive miner finds for the attempt's; 0 where either has no events, or f
+    and p are 0.
 
     MissingExtra where pm4py is not installed.
     """
@@ -59,7 +60,7 @@ def conformance(attempt: Sequence[str], reference: Sequence[str]) -> float:
 
 
 def f1(fitness: float, precision: float) -> float:
-    """Harmonic mean, 0 of two zeros.
+    """Harmonic mean of fitness and precision, 0 of two zeros.
 
     >>> round(f1(0.8, 0.6), 6)
     0.685714
@@ -68,7 +69,7 @@ def f1(fitness: float, precision: float) -> float:
 
 
 def _pm4py() -> tuple[Any, Any]:
-    """pm4py, without its progress bars, and a function that makes its log of one case of a sequence of activities."""
+    """Load pm4py without its progress bars, and build a function that makes its one-case log of activities."""
     pandas, pm4py = need("pandas", "process"), need("pm4py", "process")
     need("pm4py.util.constants", "process").SHOW_PROGRESS_BAR = False
 
@@ -96,7 +97,7 @@ class Conformance:
 
     pattern: str = EVENT
     thought: str = THOUGHT
-    known: dict[tuple[tuple[str, ...], tuple[str, ...]], float | Failure] = field(
+    score_by_pair: dict[tuple[tuple[str, ...], tuple[str, ...]], float | Failure] = field(
         default_factory=dict, init=False, repr=False
     )
     _failures: list[Failure] = field(default_factory=list, init=False, repr=False)
@@ -116,26 +117,29 @@ class Conformance:
 
     def failures(self) -> list[Failure]:
         """Return and clear the failures since the last call, one per trajectory."""
-        found, self._failures = self._failures, []
-        return found
+        collected, self._failures = self._failures, []
+        return collected
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
-        told = [t.info.get("events", events(str(t.info.get("solution", "")), self.pattern)) for t in tasks]
-        if tasks and not any(told):
-            raise GxpoError(
-                "reward conformance: no task has `events` or a `solution` in its info: give the reference's"
-            )
-        read = [thought(x, self.thought) if self.thought else x for x in texts]
-        pairs = [(tuple(events(x, self.pattern)), tuple(t)) for x, t in zip(read, told, strict=True)]
+        reference_events = [t.info.get("events", events(str(t.info.get("solution", "")), self.pattern)) for t in tasks]
+        if tasks and not any(reference_events):
+            raise GxpoError("reward conformance: no task has `events` or a `solution` in its info: add one of them")
+        read_texts = [thought(x, self.thought) if self.thought else x for x in texts]
+        pairs = [(tuple(events(x, self.pattern)), tuple(t)) for x, t in zip(read_texts, reference_events, strict=True)]
+        # Alignments take seconds. Scores of the last call are kept, and those of pairs that did not come again dropped.
         distinct = dict.fromkeys(pairs)
-        self.known = {pair: self.known[pair] if pair in self.known else _computed(*pair) for pair in distinct}
-        found = [self.known[pair] for pair in pairs]
-        self._failures += [x for x in found if isinstance(x, tuple)]
-        values = [math.nan if isinstance(x, tuple) else x for x in found]
+        self.score_by_pair = {
+            pair: self.score_by_pair[pair] if pair in self.score_by_pair else _score_or_failure(*pair)
+            for pair in distinct
+        }
+        scores = [self.score_by_pair[pair] for pair in pairs]
+        self._failures += [x for x in scores if isinstance(x, tuple)]
+        values = [math.nan if isinstance(x, tuple) else x for x in scores]
         return {"conformance": torch.tensor(values, dtype=torch.float64)}
 
 
-def _computed(attempt: Sequence[str], reference: Sequence[str]) -> float | Failure:
+def _score_or_failure(attempt: Sequence[str], reference: Sequence[str]) -> float | Failure:
+    """`conformance`, or the failure for what pm4py can't compute."""
     try:
         return conformance(attempt, reference)
     except Exception as error:  # pm4py and its solvers raise many kinds

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import IO
 
 from gxpo.base.errors import ConfigError
-from gxpo.environments.rewards.sandbox import PROGRAM, STARTING, USUAL, Limits, Result
+from gxpo.environments.rewards.sandbox import DEFAULT_LIMITS, PROGRAM, START_SECONDS, Limits, Result
 from gxpo.environments.rewards.scratch import fresh_directory
 
-DAEMON = (125, 126, 127)  # exit codes by which docker itself says that it could not run the program
+DAEMON = (125, 126, 127)  # exit codes of docker itself, which could not run the program
 HOME = "/sandbox"
 
 
@@ -40,12 +40,12 @@ class Docker:
                 "sandbox 'docker': there is no docker command; install Docker (or podman with its docker command), or "
                 "set scoring.options.code.sandbox to local"
             )
-        done = _call(["docker", "image", "inspect", "--format", "{{.Id}}", self.image], 30.0)
+        done = _run_docker(["docker", "image", "inspect", "--format", "{{.Id}}", self.image], 30.0)
         if done is None or done.returncode:
-            said = "it does not answer" if done is None else done.stderr.decode("utf-8", "replace").strip()[-200:]
-            missing = "No such image" in said or "no such image" in said
-            what = f"`docker pull {self.image}`" if missing else "start the docker daemon, or let this user reach it"
-            raise ConfigError(f"sandbox 'docker' can't run {self.image} ({said}): {what}")
+            reply = "it does not answer" if done is None else done.stderr.decode("utf-8", "replace").strip()[-200:]
+            missing = "No such image" in reply or "no such image" in reply
+            remedy = f"`docker pull {self.image}`" if missing else "start the docker daemon, or let this user reach it"
+            raise ConfigError(f"sandbox 'docker' can't run {self.image} ({reply}): {remedy}")
 
     def command(self, name: str, directory: str, limits: Limits) -> list[str]:
         """Command line that starts the container `name` with the files of `directory`."""
@@ -62,48 +62,52 @@ class Docker:
             *(self.image, "python", f"{HOME}/program/{PROGRAM}"),
         ]
 
-    def run(self, files: Mapping[str, str], stdin: str = "", limits: Limits = USUAL) -> Result:
+    def run(self, files: Mapping[str, str], stdin: str = "", limits: Limits = DEFAULT_LIMITS) -> Result:
         name = f"gxpo-{uuid.uuid4().hex}"
-        begun = time.monotonic()
-        with fresh_directory(files, readable=True) as directory, tempfile.TemporaryFile() as given:
-            given.write(stdin.encode("utf-8", "replace"))
-            given.seek(0)
+        started = time.monotonic()
+        # Output goes to files whose size the shell limits: a program that prints for ever fills no memory here.
+        with fresh_directory(files, readable=True) as directory, tempfile.TemporaryFile() as stdin_file:
+            stdin_file.write(stdin.encode("utf-8", "replace"))
+            stdin_file.seek(0)
             with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
                 try:
                     process = subprocess.Popen(
                         ["/bin/sh", "-c", f'ulimit -f {2 + limits.output // 512}; exec "$@"', "sh",
                          *self.command(name, directory, limits)],
-                        stdin=given, stdout=out, stderr=err, start_new_session=True,
+                        stdin=stdin_file, stdout=out, stderr=err, start_new_session=True,
                     )  # fmt: skip
                 except OSError as error:
                     return Result("broken", stderr=str(error))
                 status = None
                 try:
-                    code = process.wait(limits.wall + STARTING)
+                    code = process.wait(limits.wall + START_SECONDS)
                 except subprocess.TimeoutExpired:
                     status, code = "timeout", 0
                 finally:
+                    # Killing the client leaves the container running, so the daemon is asked first.
                     if process.poll() is None:
-                        _call(["docker", "kill", name], STARTING)
+                        _run_docker(["docker", "kill", name], START_SECONDS)
                         process.kill()
                         process.wait()
-                said = [_beginning(file, limits.output) for file in (out, err)]
-        seconds = time.monotonic() - begun
-        if code in DAEMON and not said[0]:
-            return Result("broken", said[0], said[1], seconds)
-        if sum(map(len, said)) > limits.output or code < 0:  # the client was ended by its file size
+                streams = [_head(file, limits.output) for file in (out, err)]
+        seconds = time.monotonic() - started
+        if code in DAEMON and not streams[0]:
+            return Result("broken", streams[0], streams[1], seconds)
+        if sum(map(len, streams)) > limits.output or code < 0:  # the client was ended by its file size
             status = "output"
         elif status is None:
             status = "ok" if code == 0 else "timeout" if code == 128 + 9 and seconds > limits.cpu else "failed"
-        return Result(status, said[0][: limits.output], said[1][: limits.output], seconds)
+        return Result(status, streams[0][: limits.output], streams[1][: limits.output], seconds)
 
 
-def _beginning(file: IO[bytes], n: int) -> str:
+def _head(file: IO[bytes], n: int) -> str:
+    """First n + 1 bytes of a file as text: one more than allowed shows that there is more."""
     file.seek(0)
     return file.read(n + 1).decode("utf-8", "replace")
 
 
-def _call(command: list[str], timeout: float) -> subprocess.CompletedProcess[bytes] | None:
+def _run_docker(command: list[str], timeout: float) -> subprocess.CompletedProcess[bytes] | None:
+    """Run a docker command; None where it can't be started or does not end in time."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         return subprocess.run(command, capture_output=True, timeout=timeout, check=False)
     return None

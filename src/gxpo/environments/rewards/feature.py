@@ -1,29 +1,63 @@
-"""Conditional bonus for a feature of an attempt: fixed, or signed by whether the feature helps in the group."""
+"""Bonus for a feature of an attempt: fixed, or signed by whether the feature helps in the group."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from annotated_types import Ge, Interval
+from annotated_types import Ge, Interval, MinLen
 from torch import Tensor
 
 from gxpo.environments.rewards.base import RewardPart
 from gxpo.environments.rewards.shape import columns_for, verdicts
 from gxpo.forest import grouped
 from gxpo.forest.forest import Forest
-from gxpo.parts.functions import Formula, signature
+from gxpo.parts.functions import Formula, checked_by, signature
 from gxpo.parts.registry import part
 
 
+# ---------------------------------------------------------------- features
+def _regular(pattern: str, **_: object) -> str | None:
+    """Describe what is wrong with a regular expression; None for a valid one."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return f"pattern {pattern!r} is no regular expression: {error}"
+    return None
+
+
+@checked_by(_regular)
+def matches(texts: Sequence[str], *, pattern: Annotated[str, MinLen(1)] = r"<aux>.*</aux>") -> Tensor:
+    """1 where the text matches the regular expression anywhere ("." is also a line break), else 0."""
+    has_match_R = [re.search(pattern, text, re.DOTALL) is not None for text in texts]
+    return torch.tensor(has_match_R, dtype=torch.float64)
+
+
+def component(read: Callable[[str], Tensor], *, component: Annotated[str, MinLen(1)] = "flaw") -> Tensor:
+    """Component from 0 to 1 of another reward with weight 0, such as a judge's finding; nan unknown."""
+    return read(component)
+
+
+def several_tools(tools: Sequence[Sequence[str]], *, least: Annotated[int, Ge(1)] = 2) -> Tensor:
+    """1 for an attempt that called at least `least` different tools, else 0."""
+    return torch.tensor([float(len(set(names)) >= least) for names in tools], dtype=torch.float64)
+
+
+def malformed(errors: Sequence[Sequence[str]]) -> Tensor:
+    """1 for an attempt with an action that the environment could not read, else 0."""
+    return torch.tensor([float("malformed" in codes) for codes in errors], dtype=torch.float64)
+
+
+# ---------------------------------------------------------------- the bonus
 @part("feature", stage="reward")
 @dataclass(frozen=True)
 class Feature(Formula, RewardPart):
     """Bonus for a feature (`reward.add`): coef * sign * x, x from 0 to 1 the feature of an attempt.
 
-    of     feature in `rewards.features` or `file.py:function`, with its options beside it: matches(pattern),
+    of     feature in `rewards.feature` or `file.py:function`, with its options beside it: matches(pattern),
            component(component), several_tools(least), malformed
     coef   below 0: a penalty
     sign   "fixed": 1; "contrast": 1 in a group in which attempts with the feature are right more often than those
@@ -48,41 +82,42 @@ class Feature(Formula, RewardPart):
     until: Annotated[float, Interval(gt=0, le=1)] = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    functions: ClassVar[Mapping[str, tuple[str, bool]]] = {"of": ("gxpo.environments.rewards.features", False)}
+    functions: ClassVar[Mapping[str, tuple[str, bool]]] = {"of": ("gxpo.environments.rewards.feature", False)}
 
     @property
     def reads_texts(self) -> bool:
-        """Whether it is given what was said: the trainer decodes it then."""
+        """True if the feature declares `texts`, so that the trainer decodes the actions."""
         return "texts" in signature(self.of).columns
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Components that its options name."""
+        """Names of the components that the feature's options name."""
         return (self.options["component"],) if "component" in self.options else ()
 
     @torch.no_grad()
     def __call__(self, forest: Forest) -> Tensor:
-        x = self.apply(self.of, columns_for(self.of, forest, "reward.add.feature")).to(torch.float64)
-        pays = torch.ones_like(forest.scored)
+        feature_R = self.apply(self.of, columns_for(self.of, forest, "reward.add.feature")).to(torch.float64)
+        is_paid_R = torch.ones_like(forest.scored)
+        # Verdicts are read only where a setting needs them: a plain bonus also works on tasks without a verifier.
         if self.only == "correct" or self.sign == "contrast" or self.until < 1:
-            right, group = verdicts(forest, "feature"), forest.ids("group", axis="R")
-            enters = forest.compared & forest.scored
-            share = grouped.mean(right, group, enters)
-            pays = (share <= self.until + 1e-9) & (right if self.only == "correct" else pays)
+            correct_R, group = verdicts(forest, "feature"), forest.ids("group", axis="R")
+            counts_R = forest.compared & forest.scored
+            success_share_R = grouped.mean(correct_R, group, counts_R)
+            is_paid_R = (success_share_R <= self.until + 1e-9) & (correct_R if self.only == "correct" else is_paid_R)
             if self.sign == "contrast":
-                x = x * helpful(x > 0, right, group, enters, self.eps)
-        return torch.where(forest.scored, torch.where(pays, self.coef * x, 0.0), torch.nan)
+                feature_R = feature_R * _gap_sign(feature_R > 0, correct_R, group, counts_R, self.eps)
+        return torch.where(forest.scored, torch.where(is_paid_R, self.coef * feature_R, 0.0), torch.nan)
 
 
 @torch.no_grad()
-def helpful(having: Tensor, right: Tensor, group: Tensor, where: Tensor, eps: float = 0.0) -> Tensor:
+def _gap_sign(having: Tensor, right: Tensor, group: Tensor, where: Tensor, eps: float = 0.0) -> Tensor:
     """Sign of the gap in success between a group's attempts with and without a feature, [R] float64: 1, -1 or 0.
 
-    having, right  [R] bool;   group [R] int64 dense ids;   where [R] bool: which enter the shares
-    eps            a gap of this size or less is none
+    having, right  [R] bool;   group [R] int64 dense ids;   where [R] bool: attempts that enter the shares
+    eps            largest gap that counts as none
 
     >>> having = torch.tensor([True, False, False, True])
-    >>> helpful(having, torch.tensor([True, True, True, False]), torch.zeros(4).long(), having | ~having).tolist()
+    >>> _gap_sign(having, torch.tensor([True, True, True, False]), torch.zeros(4).long(), having | ~having).tolist()
     [-1.0, -1.0, -1.0, -1.0]
     """
     kinds = [where & having, where & ~having]

@@ -29,7 +29,7 @@ DEEPEST = 8  # boxes within each other
 
 @dataclass(frozen=True)
 class Place:
-    """An answer's content, where it stands in the completion, and whether it is an element's."""
+    """Answer candidate: its content, its span in the completion, and whether it is an `<answer>` element."""
 
     text: str
     start: int
@@ -38,8 +38,8 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Found:
-    """All boxes and elements of a completion in order, the boxes of an element left out.
+class FinalAnswers:
+    """Answer candidates of a completion in order: boxes and elements, without the boxes inside elements.
 
     rest       the completion without its thought
     is_broken  a box or an element is not closed, or was not opened
@@ -51,7 +51,7 @@ class Found:
 
     @property
     def answer(self) -> str | None:
-        """The content of the last place that has any; None without one."""
+        """Content of the last candidate that has any; None without one."""
         return next((place.text for place in reversed(self.places) if place.text), None)
 
     @property
@@ -62,7 +62,7 @@ class Found:
         return not self.is_broken and len(counted) == 1 and self.places[-1] is counted[0] and bool(counted[0].text)
 
 
-def find_answers(completion: str) -> Found:
+def find_answers(completion: str) -> FinalAnswers:
     r"""Find the boxes and elements of a completion, in time linear in its length.
 
     >>> find_answers(r"<think>\boxed{1}</think> <answer>it is \boxed{\frac{1}{2}}</answer>").answer
@@ -75,11 +75,11 @@ def find_answers(completion: str) -> Found:
     places = sorted([*elements, *_outside(boxes, elements)], key=lambda place: place.start)
     tags = (rest.count(OPENING), rest.count(CLOSING))
     is_broken = is_open or any(n != len(elements) for n in tags)
-    return Found(tuple(places), rest, is_broken)
+    return FinalAnswers(tuple(places), rest, is_broken)
 
 
 def _outside(places: list[Place], others: list[Place]) -> list[Place]:
-    """Those places that begin in none of the others; both are in order."""
+    """Places that begin in none of the others; both are in order."""
     outer_places, number = [], 0
     for place in places:
         while number < len(others) and others[number].end <= place.start:
@@ -90,35 +90,35 @@ def _outside(places: list[Place], others: list[Place]) -> list[Place]:
 
 
 def _inside(text: str) -> str:
-    """An element's answer: its last box that has content, or all of it."""
+    """Answer in an element: its last box that has content, or all of its text."""
     boxes, _ = _boxes(text)
     return next((box.text for box in reversed(boxes) if box.text), text.strip() if not boxes else "")
 
 
 def _boxes(text: str) -> tuple[list[Place], bool]:
-    """The outermost closed boxes in order, and True where one is not closed."""
+    """Outermost closed boxes in order, and True where one is not closed."""
     first = min((at for command in COMMANDS if (at := text.find(command)) >= 0), default=-1)
     if first < 0:
         return [], False
-    closed: list[Place] = []
-    opened: list[tuple[bool, int, int]] = []  # (a box, where it begins, where its content does)
+    closed_boxes: list[Place] = []
+    open_braces: list[tuple[bool, int, int]] = []  # (a box, where it begins, where its content does)
     for token in BRACE.finditer(text, first):
         sign = token[0]
         if sign == "}":
-            is_box, start, content = opened.pop() if opened else (False, 0, 0)
+            is_box, start, content = open_braces.pop() if open_braces else (False, 0, 0)
             if is_box:
-                while closed and closed[-1].start > start:
-                    closed.pop()  # it stands in this one
-                closed.append(Place(_unboxed(text[content : token.start()]), start, token.end()))
+                while closed_boxes and closed_boxes[-1].start > start:
+                    closed_boxes.pop()  # it stands in this one
+                closed_boxes.append(Place(_unboxed(text[content : token.start()]), start, token.end()))
         elif sign[-1] == "{" and sign != "\\{":
-            opened.append((len(sign) > 1, token.start(), token.end()))
-    is_open = any(is_box for is_box, _, _ in opened)
+            open_braces.append((len(sign) > 1, token.start(), token.end()))
+    is_open = any(is_box for is_box, _, _ in open_braces)
     bare = [Place(m[1] or m[2], m.start(), m.end()) for m in BARE.finditer(text, first)]
-    return sorted([*closed, *_outside(bare, closed)], key=lambda place: place.start), is_open
+    return sorted([*closed_boxes, *_outside(bare, closed_boxes)], key=lambda place: place.start), is_open
 
 
 def _unboxed(content: str) -> str:
-    """The content of a box, and of boxes that are all of it."""
+    """Content of a box, also of nested boxes that are all of it."""
     content = content.strip()
     for _ in range(DEEPEST):
         inner = BRACE.match(content)

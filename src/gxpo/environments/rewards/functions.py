@@ -1,4 +1,4 @@
-"""Reward functions: a file's (`my_rewards.py:exact`), a Python callable, a task's own scorer, one for a whole step."""
+"""Reward functions from a file (`my_rewards.py:exact`), a Python callable, a task's scorer or a group-level reward."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Function:
     """Reward function, before it is loaded.
 
     name     the component a plain number becomes; a returned mapping names its own
-    label    how messages call it
+    label    its name in messages
     source   what a worker loads (`environments.rewards.worker.load`), None: it runs in process, without a time limit
     call     the callable, where it runs in process
     asks     parameters it is called with; None: `(text, task)`, as a task's scorer is
@@ -45,7 +45,7 @@ class Function:
     label: str
     source: dict[str, Any] | None = None
     call: Callable[..., Any] | None = None
-    asks: tuple[str, ...] | None = None
+    argument_names: tuple[str, ...] | None = None
     trusted: bool = False
     gives: tuple[str, ...] | None = None
     grouped: bool = False
@@ -56,32 +56,32 @@ class Function:
 
     @property
     def is_scorer(self) -> bool:
-        """Whether it is called as `(text, task)`."""
-        return self.source["is_scorer"] if self.source is not None else self.asks is None and not self.grouped
+        """True if it is called as `(text, task)`."""
+        return self.source["is_scorer"] if self.source is not None else self.argument_names is None and not self.grouped
 
     @property
     def endless(self) -> bool:
-        """Whether it should have a time limit and has none."""
+        """True if it is user code without a time limit."""
         return self.source is None and not (self.trusted or self.grouped)
 
     @property
     def label_free(self) -> bool:
-        """Whether it replaces the verifier, so that tasks need no answer."""
+        """True if it replaces the verifier, so that tasks need no answer."""
         return self.grouped and hasattr(self.call, "bind")
 
 
 def names_file(text: str) -> bool:
-    """Whether a reward's name refers to a function in a file."""
+    """True if a reward's name refers to a function in a file."""
     return ":" in text or text.endswith(".py") or "/" in text
 
 
 def source_of(text: str, what: str = "reward ", example: str = "my_rewards.py:exact") -> dict[str, Any]:
-    """The file, its content and the function's name in `path/to/my_rewards.py:exact`, for `usercode.from_file`."""
+    """Source for `usercode.from_file`: file, content and function name of `path/to/my_rewards.py:exact`."""
     path, name = split(text)
     if path == "python":
         raise ConfigError(
             f"{what}{text!r} is a Python object of the script that began the run: give it again, as in "
-            "gxpo.resume(RUN, reward=...), or begin with one that stands in a file"
+            "gxpo.resume(RUN, reward=...), or start the run with a function of a file"
         )
     if not path or root_of(name) is None:
         example = f"{text}:FUNCTION" if text.endswith(".py") else example
@@ -103,14 +103,17 @@ def load(text: str) -> Callable[..., Any]:
 
 
 def grouped(call: Callable[..., Any], label: str, name: str | None = None) -> Function:
-    """Group-level reward, with names from its own attributes."""
-    own = name or getattr(call, "name", None) or getattr(call, "__name__", None) or type(call).__name__
-    told = {"gives": getattr(call, "gives", None), "answered": getattr(call, "answered", False)}
-    told["raw"] = _declares(call, "texts_raw")
-    return Function(str(own), label, call=call, grouped=True, reports=tuple(getattr(call, "reports", ())), **told)
+    """Wrap a group-level reward, with the facts that its attributes state."""
+    component = name or getattr(call, "name", None) or getattr(call, "__name__", None) or type(call).__name__
+    attributes = {"gives": getattr(call, "gives", None), "answered": getattr(call, "answered", False)}
+    attributes["raw"] = _declares(call, "texts_raw")
+    return Function(
+        str(component), label, call=call, grouped=True, reports=tuple(getattr(call, "reports", ())), **attributes
+    )
 
 
 def _declares(call: Callable[..., Any], name: str) -> bool:
+    """True if a callable has a parameter of that name; False where its signature can't be read."""
     try:
         return name in inspect.signature(call).parameters
     except (TypeError, ValueError):
@@ -125,17 +128,20 @@ def from_file(text: str) -> Function:
     what it scores. One of a single rollout then runs in the worker all the same; one of (forest, texts, tasks), one of
     a batch (`batch.Batch`), an async one and a rubric of verifiers stay here.
     """
+    # A plain `def` is judged by its text alone, so that importing the file stays the worker's affair.
     source = source_of(text)
-    name = _word(source["name"])
+    name = _component_name(source["name"])
     remote = {**source, "label": text, "is_scorer": False}
-    declaration = _declared(source["code"], source["name"])
+    declaration = _plain_signature(source["code"], source["name"])
     if declaration is not None:
         names, keywords, answered = declaration
         if names[:3] == STEP:
             return grouped(load(text), text, name)
-        if not takes_batch(names, text, keywords=keywords):
+        if not takes_batch(names, text, has_keywords=keywords):
             return Function(name, text, remote, answered=answered)
-    if not _binds(source["code"], root_of(source["name"]) or ""):
+    # Any other object has to be loaded here to know its parameters. A name that the file can't define is left to the
+    # worker, whose error says what is wrong.
+    if not _may_define(source["code"], root_of(source["name"]) or ""):
         return Function(name, text, remote)  # what is wrong is reported when it is loaded
     if source["folder"] not in sys.path:  # as in the worker: what lies beside the file can be imported
         sys.path.append(source["folder"])
@@ -152,45 +158,49 @@ def from_file(text: str) -> Function:
     return Function(name, text, remote, answered=local_function.answered)
 
 
-def _word(expression: str) -> str:
-    """The last name of an expression, which names the component: of `make(scale=2.0)` make, of `scorer.score` score."""
+def _component_name(expression: str) -> str:
+    """Component name of an expression, its last name: of `make(scale=2.0)` make, of `scorer.score` score."""
     return expression.partition("(")[0].rpartition(".")[2]
 
 
-def _binds(code: bytes, name: str) -> bool:
+def _may_define(code: bytes, name: str) -> bool:
     """True if a file can be read and may define the name."""
     try:
-        names = {x for statement in ast.parse(code).body for x in _bound(statement)}
+        names = {x for statement in ast.parse(code).body for x in _bound_names(statement)}
     except (SyntaxError, ValueError):
         return False
     return not names.isdisjoint((name, "*", "__getattr__"))
 
 
-def _declared(code: bytes, name: str) -> tuple[tuple[str, ...], bool, bool] | None:
-    """Read a plain function's parameters in its file, whether it takes others, whether it must be given an answer.
-    None of anything else: only the object tells."""
+def _plain_signature(code: bytes, name: str) -> tuple[tuple[str, ...], bool, bool] | None:
+    """Signature of a plain function from its file: parameters, whether it takes others, whether it needs an answer.
+
+    None for anything else, whose signature only the loaded object shows.
+    """
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError):
         return None
-    last = next((x for x in reversed(body) if name in _bound(x)), None)
-    if not isinstance(last, ast.FunctionDef) or last.decorator_list:
+    definition = next((x for x in reversed(body) if name in _bound_names(x)), None)
+    if not isinstance(definition, ast.FunctionDef) or definition.decorator_list:
         return None
-    positional = [a.arg for a in (*last.args.posonlyargs, *last.args.args)]
-    keyword_names = [a.arg for a in last.args.kwonlyargs]
-    optional = positional[len(positional) - len(last.args.defaults) :]
-    optional += [a for a, default in zip(keyword_names, last.args.kw_defaults, strict=True) if default is not None]
+    positional = [a.arg for a in (*definition.args.posonlyargs, *definition.args.args)]
+    keyword_names = [a.arg for a in definition.args.kwonlyargs]
+    optional = positional[len(positional) - len(definition.args.defaults) :]
+    optional += [
+        a for a, default in zip(keyword_names, definition.args.kw_defaults, strict=True) if default is not None
+    ]
     if not {*positional, *keyword_names} & {*ARGUMENTS, *BATCH}:
         return None
     return (
         (*positional, *keyword_names),
-        last.args.kwarg is not None,
+        definition.args.kwarg is not None,
         "answer" in {*positional, *keyword_names} - set(optional),
     )
 
 
-def _bound(statement: ast.stmt) -> set[str]:
-    """Names that a statement of a module binds, in its branches, too."""
+def _bound_names(statement: ast.stmt) -> set[str]:
+    """Names that a statement of a module binds, also in its branches."""
     bound_names = {x.id for x in ast.walk(statement) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
     bound_names |= {a.asname or a.name.split(".")[0] for a in ast.walk(statement) if isinstance(a, ast.alias)}
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -202,27 +212,29 @@ def _bound(statement: ast.stmt) -> set[str]:
 
 
 def from_callable(function: Any, text: str = "") -> Function:
-    """Reward function from a Python callable: of one rollout, of a batch (`batch.Batch`), of (forest, texts, tasks); or
-    from a rubric of verifiers.
+    """Reward function from a Python callable: of one rollout, a batch (`batch.Batch`) or (forest, texts, tasks); or
+    from a verifiers rubric.
 
     One of one rollout that a fresh interpreter can import goes to the worker. A lambda, a closure, or a function of the
     script or notebook itself can't be sent: it runs in process, where exceptions and nonsense are caught but nothing
     ends a hang.
 
-    text  how the configuration names it, for messages
+    text  its name in the configuration, for messages
 
-    Raises ConfigError where its parameters do not tell what it scores, for a class, and for what is not callable.
+    Raises ConfigError where its parameters do not show what it scores, for a class, and for what is not callable.
     """
+    # Kinds from the most specific on: a rubric, (forest, texts, tasks), a batch, then a function of one rollout.
     if is_rubric(function):
         rubric = Rubric(function)
-        told = {"verdict": len(rubric.reports) == 1, "reports": rubric.reports}
-        return Function("rubric", text or f"verifiers.{type(function).__name__}", call=rubric, grouped=True, **told)
+        facts = {"verdict": len(rubric.reports) == 1, "reports": rubric.reports}
+        return Function("rubric", text or f"verifiers.{type(function).__name__}", call=rubric, grouped=True, **facts)
     if isinstance(function, type) or not callable(function):
-        what = "a class" if isinstance(function, type) else f"a {type(function).__name__}, not a function"
+        description = "a class" if isinstance(function, type) else f"a {type(function).__name__}, not a function"
         instance = f": name what it makes, as {text or function.__name__}()" if isinstance(function, type) else ""
-        raise ConfigError(f"reward {text or function!r} is {what}{instance}")
-    kind: Any = function if hasattr(function, "__qualname__") else type(function)
-    label = text or f"{getattr(kind, '__module__', '?')}.{kind.__qualname__}"
+        raise ConfigError(f"reward {text or function!r} is {description}{instance}")
+    # An instance with `__call__` has no name of its own: its class names it.
+    named_object: Any = function if hasattr(function, "__qualname__") else type(function)
+    label = text or f"{getattr(named_object, '__module__', '?')}.{named_object.__qualname__}"
     name = getattr(function, "__name__", type(function).__name__)
     name = name if name.isidentifier() else "reward"
     try:
@@ -232,36 +244,40 @@ def from_callable(function: Any, text: str = "") -> Function:
     if tuple(declared)[:3] == STEP:
         return grouped(function, label, getattr(function, "name", None))
     keywords = any(p.kind is p.VAR_KEYWORD for p in declared.values())
-    named = [n for n, p in declared.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    if takes_batch(named, label, keywords=keywords):
+    parameter_names = [n for n, p in declared.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    if takes_batch(parameter_names, label, has_keywords=keywords):
         return Function(name, label, call=Batch(function, label), grouped=True, verdict=True)
     label = text or f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', name)}"
     try:
-        asks = parameters(function)
+        argument_names = parameters(function)
     except Unusable as error:
-        raise ConfigError(f"reward {label}: {error}{_of_factory(text, named)}") from error
-    if not asks and declared:
+        raise ConfigError(f"reward {label}: {error}{_factory_hint(text, parameter_names)}") from error
+    if not argument_names and declared:
         raise ConfigError(
             f"reward {label}: its parameters ({', '.join(map(str, declared.values()))}) do not say what it scores: "
             "name completions (a batch, it returns a list) or completion (one rollout, it returns a number)"
-            f"{_of_factory(text, named)}"
+            f"{_factory_hint(text, parameter_names)}"
         )
+    # A parameter `answer` without a default means that tasks need one.
     answered = "answer" in declared and declared["answer"].default is inspect.Parameter.empty
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-        each = AsyncEach(function, label, name, asks)
-        return Function(name, label, call=each, grouped=True, verdict=True, answered=answered)
+        async_reward = AsyncEach(function, label, name, argument_names)
+        return Function(name, label, call=async_reward, grouped=True, verdict=True, answered=answered)
+    # What a fresh interpreter can import goes to the workers; the rest runs here, where nothing ends a hang.
     pickled = importable(function)
     if pickled is None:
-        return Function(name, label, call=function, asks=asks, answered=answered)
+        return Function(name, label, call=function, argument_names=argument_names, answered=answered)
     source = {"pickle": pickled, "label": label, "is_scorer": False}
-    return Function(name, label, source, asks=asks, answered=answered)
+    return Function(name, label, source, argument_names=argument_names, answered=answered)
 
 
-def _of_factory(text: str, named: Sequence[str]) -> str:
-    """Advise how to name what a function makes, where it may be a factory."""
-    if {*named} & {*ARGUMENTS, *BATCH}:
+def _factory_hint(text: str, parameter_names: Sequence[str]) -> str:
+    """Hint for a function that may be a factory: name its call."""
+    if {*parameter_names} & {*ARGUMENTS, *BATCH}:
         return ""
-    return f"; if it makes a reward, name the call, as {text or 'make'}({', '.join(f'{n}=...' for n in named)})"
+    return (
+        f"; if it makes a reward, name the call, as {text or 'make'}({', '.join(f'{n}=...' for n in parameter_names)})"
+    )
 
 
 def from_scorer(

@@ -24,15 +24,15 @@ class GroupReward(Protocol):
     texts   [R] what each says;   tasks  [R] what each was asked
     texts_raw  [R] of one that declares this parameter: texts in which special tokens are written out
 
-    It runs in process: a time limit is its own affair (`rewards.bounded`). A `GxpoError` is about the set-up and
+    It runs in process: a time limit is its own affair (`rewards.pool.Bounded`). A `GxpoError` is about the set-up and
     ends the run; any other exception leaves all rollouts of the call unscored and is counted. Optional attributes:
 
-    name        the component a plain tensor becomes, and how messages call it
+    name        the component a plain tensor becomes, and its name in messages
     gives       names of its components, where they are known beforehand
     reports     those of them that are recorded and not counted, unless they are given a weight by name
     answered    it compares with the tasks' answers, so all must have one
-    failures()  what went wrong since it was last asked, a (kind, message) a trajectory; without it, every trajectory
-                that got no number counts as "nonsense"
+    failures()  failures since the last call, a (kind, message) a trajectory; without it, every trajectory without a
+                number counts as "nonsense"
     at(step)    called before the rollouts of a step are scored
     observe(step, forest, texts, tasks)  called after the step's update, with its scored rollouts
     state_dict(), load_state_dict(state)  what a resumed run needs, as JSON
@@ -48,19 +48,19 @@ class GroupReward(Protocol):
         ...
 
 
-def prepare(call: Any, source: TaskSource, seconds: float, processes: int) -> None:
-    """Tell a group-level reward its limits of work, then let it look at the tasks."""
+def set_up(call: Any, source: TaskSource, seconds: float, processes: int) -> None:
+    """Set the limits of work of a group-level reward, then let it check the tasks."""
     if hasattr(call, "limit"):
         call.limit(seconds, processes)
     if hasattr(call, "check_tasks"):
         call.check_tasks(source)
 
 
-def made(kind: type, options: Mapping[str, Any], name: str) -> Any:
+def from_options(reward_class: type, options: Mapping[str, Any], name: str) -> Any:
     """Build the dataclass `kind` from `scoring.options.NAME`."""
-    known = {f.name: f for f in dataclasses.fields(kind) if f.init}
+    fields_by_name = {f.name: f for f in dataclasses.fields(reward_class) if f.init}
     for key in options:
-        if key not in known:
-            there = did_you_mean(key, known) or f"; there is {', '.join(known)}"
-            raise ConfigError(f"scoring.options.{name} has no {key!r}{there}")
-    return kind(**options)
+        if key not in fields_by_name:
+            hint = did_you_mean(key, fields_by_name) or f"; there is {', '.join(fields_by_name)}"
+            raise ConfigError(f"scoring.options.{name} has no {key!r}{hint}")
+    return reward_class(**options)

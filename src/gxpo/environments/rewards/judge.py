@@ -1,4 +1,4 @@
-"""LLM-judge reward from `scoring.options.judge`, and its judges (`gxpo.base.judges`)."""
+"""LLM-judge reward from `scoring.options.judge`: single judges, panels and evolving rubrics."""
 
 from __future__ import annotations
 
@@ -13,23 +13,31 @@ from gxpo.base.errors import ConfigError, one_of
 from gxpo.base.judges import SEES, Failure, FunctionJudge, Judge, JudgeFailure, Messages, Server, ask_all
 from gxpo.environments.local_judge import LocalJudge
 from gxpo.environments.rewards import group_level
-from gxpo.environments.rewards.combine import combination
-from gxpo.environments.rewards.first_error import FirstError
 from gxpo.environments.rewards.functions import load
-from gxpo.environments.rewards.judged import RUBRIC, Debate, Pairwise, Rubric
+from gxpo.environments.rewards.judged import RUBRIC, Debate, FirstError, Pairwise, Rubric
 from gxpo.environments.rewards.listener import Listener
-from gxpo.environments.rewards.panel import Panel
+from gxpo.environments.rewards.panel import Panel, combination
 from gxpo.environments.rewards.rubric_versions import EvolvingRubric
 
-__all__ = ["Failure", "FunctionJudge", "Judge", "JudgeFailure", "LocalJudge", "Messages", "Server", "ask_all", "judged"]
+__all__ = [
+    "Failure",
+    "FunctionJudge",
+    "Judge",
+    "JudgeFailure",
+    "LocalJudge",
+    "Messages",
+    "Server",
+    "ask_all",
+    "judge_reward",
+]
 
-WHO = ("by", "ask", "server")  # exactly one says who judges
+JUDGE_KEYS = ("by", "ask", "server")  # exactly one names the judge
 MODES = ("rubric", "pairwise", "first_error", "confidence", "debate")
 
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """Options of the reward "judge" (`scoring.options.judge`): who judges, and how he is asked.
+    """Options of the reward "judge" (`scoring.options.judge`): the judge, and the questions to it.
 
     by        name of a model of the section `teacher`; default: the one there whose role is judge
     ask       `my_judge.py:ask`, a function of messages that returns a text; called from `workers` threads, without a
@@ -37,8 +45,9 @@ class JudgeOptions:
     server    address of an OpenAI-compatible server, and `model` as it calls it; `sees`: that model reads pictures
     mode      "rubric" (`Rubric`), "pairwise" (`Pairwise`), "first_error" (`FirstError`), "confidence" (`Listener`) or
               "debate" (`Debate`)
-    panel     several judges: a list of these options, each with a `name`; what one leaves out is as stated here
-    combine   of a panel: see `combine.combination`; `margin` of "lexicographic"
+    panel     several judges: a list of these options, each with a `name`; options that one leaves out are those stated
+              beside the list
+    combine   of a panel: see `panel.combination`; `margin` of "lexicographic"
     held_out  a list like `panel` of judges that are recorded and never paid (`panel.Panel`), in every
               `held_out_every`-th step; `pass_mark`: the score from which an answer counts as credited
     refresh   {every: K, samples: N} and one of by, ask, server: a model rewrites the rubric (`EvolvingRubric`)
@@ -77,63 +86,72 @@ class JudgeOptions:
     refresh: Mapping[str, Any] = field(default_factory=dict)
 
 
-OF_ALL = ("panel", "combine", "margin", "held_out", "held_out_every", "pass_mark", "refresh")  # not of one member
+PANEL_KEYS = (
+    "panel",
+    "combine",
+    "margin",
+    "held_out",
+    "held_out_every",
+    "pass_mark",
+    "refresh",
+)  # of the whole reward, not of one member
 
 
-def judged(options: Mapping[str, Any]) -> Callable[..., Mapping[str, Tensor]]:
-    """Build the reward "judge"."""
-    o: JudgeOptions = group_level.made(JudgeOptions, options, "judge")
-    own = {k: v for k, v in options.items() if k not in OF_ALL}
+def judge_reward(options: Mapping[str, Any]) -> Callable[..., Mapping[str, Tensor]]:
+    """Build the reward "judge" from `scoring.options.judge`; ConfigError for options that do not fit together."""
+    o: JudgeOptions = group_level.from_options(JudgeOptions, options, "judge")
+    member_defaults = {k: v for k, v in options.items() if k not in PANEL_KEYS}
     if o.held_out_every < 1:
         raise ConfigError(f"scoring.options.judge.held_out_every is {o.held_out_every}; it is at least 1")
     if not o.panel and not o.held_out:
-        return _evolving(o) if o.refresh else _one(o, "judge")
+        return _evolving(o) if o.refresh else _single_judge(o, "judge")
     if o.refresh:
         raise ConfigError(
             "scoring.options.judge.refresh rewrites the rubric of a single judge: leave panel and held_out out"
         )
     combine = combination(o.combine, o.margin) if o.panel else None
-    members = _members(own, o.panel, "panel") if o.panel else {"judge": _one(o, "judge")}
-    return Panel(members, combine, _members(own, o.held_out, "held_out"), o.pass_mark, o.held_out_every)
+    members = _members(member_defaults, o.panel, "panel") if o.panel else {"judge": _single_judge(o, "judge")}
+    return Panel(members, combine, _members(member_defaults, o.held_out, "held_out"), o.pass_mark, o.held_out_every)
 
 
-def _members(own: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:
-    """Judged rewards of a panel by name."""
-    found: dict[str, Any] = {}
+def _members(defaults: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:
+    """Judged rewards of a panel, by the names in its entries; `defaults` are options that an entry leaves out."""
+    members: dict[str, Any] = {}
     for entry in entries:
         if not isinstance(entry, Mapping) or not str(entry.get("name", "")).isidentifier():
             raise ConfigError(
                 f"scoring.options.judge.{key}: {entry!r} needs a name of letters, digits and _, as in "
                 f"{{name: strict, rubric: ...}}"
             )
-        mine = {k: v for k, v in entry.items() if k != "name"}
-        named = any(mine.get(w) is not None for w in WHO)
-        base = {k: v for k, v in own.items() if not named or k not in (*WHO, "sees")}
+        overrides = {k: v for k, v in entry.items() if k != "name"}
+        # An entry that names its own judge must not inherit another judge's address beside it.
+        names_judge = any(overrides.get(w) is not None for w in JUDGE_KEYS)
+        base = {k: v for k, v in defaults.items() if not names_judge or k not in (*JUDGE_KEYS, "sees")}
         name = str(entry["name"])
-        if name in found:
+        if name in members:
             raise ConfigError(f"scoring.options.judge.{key} has two judges named {name!r}: rename one")
-        if wrong := [k for k in mine if k in OF_ALL]:
-            raise ConfigError(f"scoring.options.judge.{key}: {name} can't have {wrong[0]}: state it for the whole")
-        o: JudgeOptions = group_level.made(JudgeOptions, {**base, **mine}, f"judge.{key}")
-        found[name] = _one(o, f"judge.{key} {name}")
-    return found
+        if wrong := [k for k in overrides if k in PANEL_KEYS]:
+            raise ConfigError(
+                f"scoring.options.judge.{key}: {name} can't have {wrong[0]}: set it in scoring.options.judge"
+            )
+        o: JudgeOptions = group_level.from_options(JudgeOptions, {**base, **overrides}, f"judge.{key}")
+        members[name] = _single_judge(o, f"judge.{key} {name}")
+    return members
 
 
 def judge_of(options: Mapping[str, Any], where: str) -> Judge:
-    """Judge that one of `by`, `ask` and `server` among the options names; ConfigError unless exactly one does."""
-    named = [w for w in WHO if options.get(w) is not None]
-    if len(named) != 1:
+    """Judge named by one of the options `by`, `ask` and `server`; ConfigError unless exactly one is set."""
+    judge_keys = [w for w in JUDGE_KEYS if options.get(w) is not None]
+    if len(judge_keys) != 1:
         raise ConfigError(
-            f"reward 'judge': say who judges, with one of scoring.options.{where}.ask=my_judge.py:ask, .server="
+            f"reward 'judge': name the judge, with one of scoring.options.{where}.ask=my_judge.py:ask, .server="
             "http://localhost:8000/v1 and .by=NAME, a model of the section teacher"
         )
     if options.get("sees") and options.get("server") is None:
         raise ConfigError(f"scoring.options.{where}.sees {SEES}")
     if (by := options.get("by")) is not None:
         if isinstance(by, str):
-            raise ConfigError(
-                f"scoring.options.{where}.by={by} names a model of the section teacher, and there is no such"
-            )
+            raise ConfigError(f"scoring.options.{where}.by={by} names no model of the section teacher: add one there")
         return by
     if options.get("ask") is not None:
         return FunctionJudge(load(options["ask"]))
@@ -141,7 +159,7 @@ def judge_of(options: Mapping[str, Any], where: str) -> Judge:
     return Server(str(options["server"]), options.get("model", ""), **{k: options[k] for k in fields if k in options})
 
 
-def _one(o: JudgeOptions, where: str) -> Any:
+def _single_judge(o: JudgeOptions, where: str) -> Any:
     """Reward of a single judge."""
     one_of(f"scoring.options.{where}.mode", o.mode, MODES)
     if o.only != "all" and o.mode not in ("rubric", "first_error"):
@@ -159,19 +177,42 @@ def _one(o: JudgeOptions, where: str) -> Any:
 
 
 def _evolving(o: JudgeOptions) -> EvolvingRubric:
-    """Reward of a judge whose rubric is rewritten."""
-    known = {"every", "samples", "model", "key_from", "temperature", "max_tokens", "timeout", "retries", *WHO}
-    if wrong := [k for k in o.refresh if k not in known]:
-        raise ConfigError(f"scoring.options.judge.refresh has no {wrong[0]!r}; there is {', '.join(sorted(known))}")
+    """Reward of a judge whose rubric a model rewrites (`scoring.options.judge.refresh`)."""
+    known_keys = {
+        "every",
+        "samples",
+        "model",
+        "key_from",
+        "temperature",
+        "max_tokens",
+        "timeout",
+        "retries",
+        *JUDGE_KEYS,
+    }
+    if wrong := [k for k in o.refresh if k not in known_keys]:
+        raise ConfigError(
+            f"scoring.options.judge.refresh has no {wrong[0]!r}; there is {', '.join(sorted(known_keys))}"
+        )
     if o.mode != "rubric":
         raise ConfigError(
             f"scoring.options.judge.refresh rewrites a rubric, and mode={o.mode} pays no scores: set mode=rubric"
         )
-    who = o.refresh if any(o.refresh.get(w) is not None for w in WHO) else {w: getattr(o, w) for w in (*WHO, "model")}
+    # The judge's own model rewrites the rubric unless `refresh` names another one.
+    judge_options = (
+        o.refresh
+        if any(o.refresh.get(w) is not None for w in JUDGE_KEYS)
+        else {w: getattr(o, w) for w in (*JUDGE_KEYS, "model")}
+    )
     every, samples = o.refresh.get("every", 10), o.refresh.get("samples", 20)
-    return EvolvingRubric(_one(o, "judge"), judge_of({**who, **_limits(o.refresh)}, "judge.refresh"), every, samples)
+    return EvolvingRubric(
+        _single_judge(o, "judge"),
+        judge_of({**judge_options, **_writer_options(o.refresh)}, "judge.refresh"),
+        every,
+        samples,
+    )
 
 
-def _limits(given: Mapping[str, Any]) -> dict[str, Any]:
+def _writer_options(refresh: Mapping[str, Any]) -> dict[str, Any]:
+    """Server options of the model that rewrites the rubric; its replies are longer than a judge's."""
     fields = ("model", "key_from", "temperature", "max_tokens", "timeout", "retries")
-    return {"max_tokens": 1024} | {k: given[k] for k in fields if k in given}
+    return {"max_tokens": 1024} | {k: refresh[k] for k in fields if k in refresh}

@@ -1,4 +1,4 @@
-"""LLM-judge rewards: rubric scores, tournaments within the group, debates."""
+"""LLM-judge rewards: rubric scores, tournaments within the group, debates, first errors."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from torch import Tensor
 from gxpo.base import media
 from gxpo.base.errors import ConfigError, one_of
 from gxpo.base.judges import Judge, ask_all
-from gxpo.base.verdicts import care, ending, fenced, marker, scaled
+from gxpo.base.verdicts import care, ending, fenced, marker, number, numbered, scaled
 from gxpo.environments.rewards import tournament
 from gxpo.environments.rewards.group_level import Failure
+from gxpo.forest.forest import Forest
 
 if TYPE_CHECKING:
     from gxpo.forest.forest import Forest
     from gxpo.parts.protocols import Task
+
 
 VERDICT = re.compile(r"(?:answer\s+)?(A|B|TIE)", re.IGNORECASE)
 RUBRIC = "How good is the answer? Judge whether it is correct and complete."
 
 
 def prompt_of(task: Task, judge: Judge | None = None) -> str:
-    """Prompt of a task, as text. A picture is its name, as <image 0066bcce>; for a judge that sees (`judge.sees`) it is
-    the picture itself, as `media.mark`."""
+    """Prompt of a task as text, pictures by name (<image 0066bcce>), or marked (`media.mark`) for a judge that sees."""
     prompt = task.prompt
     if isinstance(prompt, str):
         return prompt
-    told = media.marked if getattr(judge, "sees", False) else media.text_of
-    return "\n".join(told(m.get("content")) if isinstance(m, Mapping) else str(m) for m in prompt)
+    content_text = media.marked if getattr(judge, "sees", False) else media.text_of
+    return "\n".join(content_text(m.get("content")) if isinstance(m, Mapping) else str(m) for m in prompt)
 
 
 def read_score(answer: str, low: float, high: float) -> float:
@@ -53,15 +54,15 @@ def read_preference(answer: str) -> float:
     >>> read_preference("Both try, B errs.\\nVerdict: A"), read_preference("TIE")
     (1.0, 0.5)
     """
-    said = ending(answer, "verdict", bare=True)
-    found = VERDICT.fullmatch(said.strip(" .[]()\"'")) if isinstance(said, str) else None
-    if found is None:
+    verdict = ending(answer, "verdict", bare=True)
+    match = VERDICT.fullmatch(verdict.strip(" .[]()\"'")) if isinstance(verdict, str) else None
+    if match is None:
         raise ValueError(f"neither A, B nor TIE as the verdict at the end of {answer[-80:]!r}")
-    return {"A": 1.0, "B": 0.0, "TIE": 0.5}[found[1].upper()]
+    return {"A": 1.0, "B": 0.0, "TIE": 0.5}[match[1].upper()]
 
 
-class _Asking:
-    """Base of judged rewards: concurrent questions; failures are kept for the trajectories left unscored."""
+class JudgedReward:
+    """Base of judged rewards: asks questions concurrently and keeps failures for the trajectories left unscored."""
 
     judge: Judge
     workers: int
@@ -70,42 +71,42 @@ class _Asking:
 
     @property
     def reads_success(self) -> bool:
-        """True if it is given the verdicts: it asks about right attempts alone."""
+        """True if it needs the verdicts, as it judges right attempts alone."""
         return self.only == "correct"
 
-    def rows_asked(self, forest: Forest) -> list[int]:
-        """Attempts to ask about."""
+    def rows_to_judge(self, forest: Forest) -> list[int]:
+        """Rows of the attempts that are judged."""
         if not self.reads_success:
             return list(range(forest.n_trajectories))
         return (forest.success >= 1).nonzero().flatten().tolist()
 
     def failures(self) -> list[Failure]:
         """Return and clear the failures since the last call, one per trajectory."""
-        found = list(self._failures)
+        failures_so_far = list(self._failures)
         self._failures.clear()
-        return found
+        return failures_so_far
 
-    def _answers(
+    def _parsed_replies(
         self, questions: Sequence[Sequence[Mapping[str, str]]], read: Callable[[str], float]
     ) -> list[float | Failure]:
-        """Parsed answer to each question; equal questions are asked once."""
+        """Parsed reply to each question, or its failure; equal questions are asked once."""
         keys = [tuple((m["role"], m["content"]) for m in question) for question in questions]
         first = dict(zip(keys, questions, strict=True))  # in the order in which they are asked first
-        said = dict(zip(first, ask_all(self.judge, list(first.values()), self.workers), strict=True))
-        return [_understood(said[key], read) for key in keys]
+        reply_by_question = dict(zip(first, ask_all(self.judge, list(first.values()), self.workers), strict=True))
+        return [_parsed_reply(reply_by_question[key], read) for key in keys]
 
 
-def _understood(said: str | Failure, read: Callable[[str], float]) -> float | Failure:
-    if isinstance(said, tuple):
-        return said
+def _parsed_reply(reply: str | Failure, read: Callable[[str], float]) -> float | Failure:
+    if isinstance(reply, tuple):
+        return reply
     try:
-        return read(said)
+        return read(reply)
     except ValueError as error:
         return ("nonsense", f"the judge's answer can't be read: {error}")
 
 
 @dataclass(eq=False)
-class Rubric(_Asking):
+class Rubric(JudgedReward):
     """{"judge": [R]}: (score - low) / (high - low) of a score from `low` to `high` by the judge, for each attempt.
 
     only  "correct": about attempts that the verifier calls right; wrong ones are not judged and have 0, those without
@@ -132,33 +133,33 @@ class Rubric(_Asking):
         one_of("judge: only", self.only, ["all", "correct"])
 
     def question(self, text: str, task: Task) -> list[dict[str, str]]:
-        """Prompt to the judge."""
+        """Messages that ask the judge for a score."""
         mark = marker(text)
         instructions = (
             f"{self.rubric}\n\nScore the answer from {self.low:g} (worst) to {self.high:g} (best). "
             f"{care('The answer is', mark)} End with a last line `Score: N` and nothing after it."
         )
-        shown = f"# Task\n{prompt_of(task, self.judge)}\n\n# Answer\n{fenced(text, mark)}"
-        return [{"role": "user", "content": f"{instructions}\n\n{shown}"}]
+        task_and_answer = f"# Task\n{prompt_of(task, self.judge)}\n\n# Answer\n{fenced(text, mark)}"
+        return [{"role": "user", "content": f"{instructions}\n\n{task_and_answer}"}]
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
-        rows = self.rows_asked(forest)
+        rows = self.rows_to_judge(forest)
         questions = [self.question(texts[r], tasks[r]) for r in rows]
-        said = self._answers(questions, lambda answer: read_score(answer, self.low, self.high))
-        self._failures += [x for x in said if isinstance(x, tuple)]
-        value = unasked(forest) if self.reads_success else [math.nan] * len(texts)
-        for r, x in zip(rows, said, strict=True):
+        scores = self._parsed_replies(questions, lambda answer: read_score(answer, self.low, self.high))
+        self._failures += [x for x in scores if isinstance(x, tuple)]
+        value = unjudged_values(forest) if self.reads_success else [math.nan] * len(texts)
+        for r, x in zip(rows, scores, strict=True):
             value[r] = math.nan if isinstance(x, tuple) else (x - self.low) / (self.high - self.low)
         return {"judge": torch.tensor(value, dtype=torch.float64)}
 
 
-def unasked(forest: Forest) -> list[float]:
-    """Value of attempts that are not judged: 0 of wrong ones, nan where there is no verdict."""
+def unjudged_values(forest: Forest) -> list[float]:
+    """Values of attempts that are not judged: 0 for wrong ones, nan without a verdict."""
     return torch.where(forest.success.isnan(), torch.nan, 0.0).tolist()
 
 
 @dataclass(eq=False)
-class Pairwise(_Asking):
+class Pairwise(JudgedReward):
     """{"judge": [R]}: rewards of a tournament within each group (`tournament.rewards`).
 
     compare      who meets whom (`tournament.KINDS`): "all" and "first" pay the share of matches won, a tie counting
@@ -188,101 +189,121 @@ class Pairwise(_Asking):
         one_of("judge: contestants", self.contestants, ["texts", "attempts"])
 
     def question(self, first: str, second: str, task: Task) -> list[dict[str, str]]:
-        """Prompt to the judge."""
+        """Messages that ask the judge for the better of two answers."""
         prompt = prompt_of(task, self.judge)
-        return asked_to_choose(f"{self.rubric}\n\nWhich answer is better?", "answer", first, second, prompt)
+        return choice_question(f"{self.rubric}\n\nWhich answer is better?", "answer", first, second, prompt)
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
-        merges = self.compare not in ("all", "first") and self.contestants == "texts"
-        groups, twin = _groups(forest), list(range(len(texts)))  # row that stands for a row
-        if merges:
-            groups = [(_distinct(rows, texts, twin), others) for rows, others in groups]
-        met: dict[tuple[int, int], float | Failure] = {}  # of rows
-        alone = self.compare in ("first", "anchor")
-        due = [(i, j) for rows, others in groups for i in others for j in (rows[:1] if alone else rows)]
+        # Attempts of one text are one contestant where a place is paid: `head_of` maps a row to the row that plays.
+        merges_texts = self.compare not in ("all", "first") and self.contestants == "texts"
+        groups, head_of = _groups(forest), list(range(len(texts)))  # row that stands for a row
+        if merges_texts:
+            groups = [(_distinct(rows, texts, head_of), others) for rows, others in groups]
+        shares_by_match: dict[tuple[int, int], float | Failure] = {}  # of rows
+        meets_first_only = self.compare in ("first", "anchor")
+        # Attempts that are not compared play each contestant, outside of the tournament, in its first round.
+        due_matches = [
+            (i, j) for rows, others in groups for i in others for j in (rows[:1] if meets_first_only else rows)
+        ]
         rounds: list[list[dict[tuple[int, int], float]]] = [[] for _ in groups]
+        # A round of all groups is one batch of questions; a group whose tournament is over has no further matches.
         while True:
-            held = [tournament.pairings(self.compare, len(g), r) for (g, _), r in zip(groups, rounds, strict=True)]
-            due += [(rows[i], rows[j]) for (rows, _), pairs in zip(groups, held, strict=True) for i, j in pairs]
-            self._meet(due, met, texts, tasks)
-            if not any(held):
+            pairings_by_group = [
+                tournament.pairings(self.compare, len(g), r) for (g, _), r in zip(groups, rounds, strict=True)
+            ]
+            due_matches += [
+                (rows[i], rows[j]) for (rows, _), pairs in zip(groups, pairings_by_group, strict=True) for i, j in pairs
+            ]
+            self._play_matches(due_matches, shares_by_match, texts, tasks)
+            if not any(pairings_by_group):
                 break
-            due = []
-            for (rows, _), played, pairs in zip(groups, rounds, held, strict=True):
+            due_matches = []
+            for (rows, _), played, pairs in zip(groups, rounds, pairings_by_group, strict=True):
                 if pairs:
-                    played.append({(i, j): _share(met[rows[i], rows[j]]) for i, j in pairs})
+                    played.append({(i, j): _share(shares_by_match[rows[i], rows[j]]) for i, j in pairs})
+        # Contestants are paid by the tournament, the others by the mean share of their matches.
         value = [math.nan] * len(texts)
         for (rows, others), played in zip(groups, rounds, strict=True):
             for r, paid in zip(rows, tournament.rewards(self.compare, len(rows), played), strict=True):
                 value[r] = paid
             for r in others:
-                shares = [x for (i, _), x in met.items() if i == r and isinstance(x, float)]
+                shares = [x for (i, _), x in shares_by_match.items() if i == r and isinstance(x, float)]
                 value[r] = sum(shares) / len(shares) if shares else math.nan
-        alike = {head for r, head in enumerate(twin) if head != r}
+        repeated_heads = {head for r, head in enumerate(head_of) if head != r}
         for rows, _ in groups:
-            if merges and len(rows) == 1 and rows[0] in alike:
+            if merges_texts and len(rows) == 1 and rows[0] in repeated_heads:
                 value[rows[0]] = 0.5  # all attempts of the group are one text
-        value = [value[head] for head in twin]
+        value = [value[head] for head in head_of]
+        # An unscored attempt is counted with the first failure of its matches.
         for r in (r for r, x in enumerate(value) if math.isnan(x)):
-            broken = [x for pair, x in met.items() if twin[r] in pair and isinstance(x, tuple)]
-            self._failures.append(broken[0] if broken else ("nonsense", "an attempt has nobody to be compared with"))
+            failures = [x for pair, x in shares_by_match.items() if head_of[r] in pair and isinstance(x, tuple)]
+            self._failures.append(
+                failures[0] if failures else ("nonsense", "an attempt has no other to be compared with")
+            )
         return {"judge": torch.tensor(value, dtype=torch.float64)}
 
-    def _meet(
+    def _play_matches(
         self,
         pairs: Sequence[tuple[int, int]],
-        met: dict[tuple[int, int], float | Failure],
+        shares_by_match: dict[tuple[int, int], float | Failure],
         texts: Sequence[str],
         tasks: Sequence[Task],
     ) -> None:
-        """Ask for the matches that have not been; what each row of a match has of it, both ways round, goes to
-        `met`."""
-        fresh = [(i, j) for i, j in dict.fromkeys(pairs) if (i, j) not in met]
-        orders = [*fresh, *((j, i) for i, j in fresh)]
-        said = self._answers([self.question(texts[i], texts[j], tasks[i]) for i, j in orders], read_preference)
-        for (i, j), there, back in zip(fresh, said, said[len(fresh) :], strict=False):
-            failed = there if isinstance(there, tuple) else back
-            if isinstance(there, float) and isinstance(back, float):
-                met[i, j] = (there + 1.0 - back) / 2
-                met[j, i] = 1.0 - (there + 1.0 - back) / 2
+        """Ask for the matches that have not been played; `shares_by_match` gets each row's share, or the failure."""
+        # Each match is asked in both orders: a judge that prefers the first place gives both sides 1/2.
+        new_matches = [(i, j) for i, j in dict.fromkeys(pairs) if (i, j) not in shares_by_match]
+        orders = [*new_matches, *((j, i) for i, j in new_matches)]
+        preferences = self._parsed_replies(
+            [self.question(texts[i], texts[j], tasks[i]) for i, j in orders], read_preference
+        )
+        for (i, j), preference, reverse_preference in zip(
+            new_matches, preferences, preferences[len(new_matches) :], strict=False
+        ):
+            failed = preference if isinstance(preference, tuple) else reverse_preference
+            if isinstance(preference, float) and isinstance(reverse_preference, float):
+                shares_by_match[i, j] = (preference + 1.0 - reverse_preference) / 2
+                shares_by_match[j, i] = 1.0 - (preference + 1.0 - reverse_preference) / 2
             elif isinstance(failed, tuple):
-                met[i, j] = met[j, i] = failed
+                shares_by_match[i, j] = shares_by_match[j, i] = failed
 
 
-def asked_to_choose(question: str, what: str, first: str, second: str, prompt: str) -> list[dict[str, str]]:
-    """Prompt that asks which of two texts, called `what`, is better for a task's prompt."""
+def choice_question(question: str, noun: str, first: str, second: str, prompt: str) -> list[dict[str, str]]:
+    """Messages that ask which of two texts, each a `noun`, is better for a task's prompt."""
     mark = marker(first, second)
     instructions = (
-        f"{question} {care(f'The {what}s are', mark)} "
+        f"{question} {care(f'The {noun}s are', mark)} "
         "End with a last line `Verdict: A`, `Verdict: B` or `Verdict: TIE` and nothing after it."
     )
-    named = what.capitalize()
-    shown = f"# Task\n{prompt}\n\n# {named} A\n{fenced(first, mark)}\n\n# {named} B\n{fenced(second, mark)}"
-    return [{"role": "user", "content": f"{instructions}\n\n{shown}"}]
+    capitalised = noun.capitalize()
+    candidates = (
+        f"# Task\n{prompt}\n\n# {capitalised} A\n{fenced(first, mark)}\n\n# {capitalised} B\n{fenced(second, mark)}"
+    )
+    return [{"role": "user", "content": f"{instructions}\n\n{candidates}"}]
 
 
-def _share(said: float | Failure) -> float:
-    return said if isinstance(said, float) else math.nan
+def _share(result: float | Failure) -> float:
+    """Share of a match, nan for one that failed."""
+    return result if isinstance(result, float) else math.nan
 
 
 def _groups(forest: Forest) -> list[tuple[list[int], list[int]]]:
-    """Rows of each group that are compared, and the others."""
+    """Pairs of each group's compared rows and its other rows."""
     groups: dict[str, tuple[list[int], list[int]]] = {}
     for r, (group, compared) in enumerate(zip(forest.group, forest.compared.tolist(), strict=True)):
         groups.setdefault(group, ([], []))[0 if compared else 1].append(r)
     return list(groups.values())
 
 
-def _distinct(rows: Sequence[int], texts: Sequence[str], twin: list[int]) -> list[int]:
-    """The first row of each text; `twin` of the others is set to it."""
+def _distinct(rows: Sequence[int], texts: Sequence[str], head_of: list[int]) -> list[int]:
+    """First row of each text; `head_of` maps the others to it."""
     first: dict[str, int] = {}
     for r in rows:
-        twin[r] = first.setdefault(texts[r], r)
+        head_of[r] = first.setdefault(texts[r], r)
     return list(first.values())
 
 
 @dataclass(eq=False)
-class Debate(_Asking):
+class Debate(JudgedReward):
     """{"judge": [R]}: 1 where the judge prefers the first of an attempt's two cases, 0 where the second; each pair of
     cases is asked in both orders, and each order counts half.
 
@@ -309,23 +330,97 @@ class Debate(_Asking):
         cases = [info.get("cases") for info in forest.info]
         if not any(cases):
             raise ConfigError(
-                "judge: mode 'debate' compares two cases of each attempt, and these rollouts have none: take a team "
+                "judge: mode 'debate' compares two cases of each attempt, and these rollouts have none: choose a team "
                 "whose graph has them (rollout=team, rollout.graph=debate)"
             )
         rows = [r for r, pair in enumerate(cases) if pair]
-        asked = f"{self.rubric}\n\nTwo sides argue about the task. Which case is better justified?"
+        request = f"{self.rubric}\n\nTwo sides argue about the task. Which case is better justified?"
         questions = []
         for r in rows:
             first, second = forest.info[r]["cases"]
             prompt = prompt_of(tasks[r], self.judge)
-            questions += [asked_to_choose(asked, "case", a, b, prompt) for a, b in ((first, second), (second, first))]
-        said = self._answers(questions, read_preference)
+            questions += [choice_question(request, "case", a, b, prompt) for a, b in ((first, second), (second, first))]
+        preferences = self._parsed_replies(questions, read_preference)
         value = [math.nan] * len(texts)
-        for r, there, back in zip(rows, said[::2], said[1::2], strict=True):
-            if isinstance(there, float) and isinstance(back, float):
-                share = (there + 1.0 - back) / 2
+        for r, preference, reverse_preference in zip(rows, preferences[::2], preferences[1::2], strict=True):
+            if isinstance(preference, float) and isinstance(reverse_preference, float):
+                share = (preference + 1.0 - reverse_preference) / 2
                 value[r] = self.tie if share == 0.5 else share
             else:
-                self._failures += [x for x in (there, back) if isinstance(x, tuple)][:1]
+                self._failures += [x for x in (preference, reverse_preference) if isinstance(x, tuple)][:1]
         self._failures += [("nonsense", "an attempt has no cases")] * (len(texts) - len(rows))
         return {"judge": torch.tensor(value, dtype=torch.float64)}
+
+
+# ---------------------------------------------------------------- first error
+@dataclass(eq=False)
+class FirstError(JudgedReward):
+    """{"correct_prefix": [R]}: share of an answer's steps before the first that a judge finds wrong; 1 without one.
+
+    steps   a regular expression for what separates steps; empty ones do not count
+    only    "correct": about attempts that the verifier calls right; wrong ones are not judged and have share 0, those
+            without a verdict are unscored
+
+    The judge is shown the task, its answer where it has one, and the numbered steps. An answer of the judge's without a
+    number, or with one that is no step, leaves the attempt without a share ("nonsense" in the counts). An attempt
+    without steps has share 0 and is not judged.
+    """
+
+    judge: Judge
+    steps: str = r"\n+"
+    workers: int = 8
+    only: str = "all"
+    _failures: list[Failure] = field(default_factory=list, init=False, repr=False)
+
+    name = "judge"
+    gives = ("correct_prefix",)
+
+    def __post_init__(self) -> None:
+        one_of("judge: only", self.only, ["all", "correct"])
+
+    def steps_of(self, text: str) -> list[str]:
+        """Split an answer into its steps, as numbered for the judge."""
+        return [step.strip() for step in re.split(self.steps, text) if step.strip()]
+
+    def question(self, steps: Sequence[str], task: Task) -> list[dict[str, str]]:
+        """Messages that ask the judge for the first wrong step."""
+        right_answer = "" if task.answer is None else f"\n\n# Right answer\n{task.answer}"
+        mark = marker(*steps)
+        instructions = (
+            "Go through the numbered steps of this solution and find the first that is wrong. "
+            f"{care('The steps are', mark)} End with a last line `First error: K`, K the number of that step, or 0 if "
+            "none is wrong, and nothing after it."
+        )
+        numbered_steps = fenced("\n".join(numbered(steps)), mark)
+        prompt = prompt_of(task, self.judge)
+        return [
+            {
+                "role": "user",
+                "content": f"{instructions}\n\n# Task\n{prompt}{right_answer}\n\n# Steps\n{numbered_steps}",
+            }
+        ]
+
+    def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
+        steps = [self.steps_of(text) for text in texts]
+        rows_with_steps = [r for r in self.rows_to_judge(forest) if steps[r]]
+        value = unjudged_values(forest) if self.reads_success else [0.0] * len(texts)
+        # Replies are read against the number of steps, so answers with equally many go together.
+        for n in sorted({len(steps[r]) for r in rows_with_steps}):
+            rows = [r for r in rows_with_steps if len(steps[r]) == n]
+            shares = self._parsed_replies([self.question(steps[r], tasks[r]) for r in rows], _share_of(n))
+            self._failures += [x for x in shares if isinstance(x, tuple)]
+            for r, x in zip(rows, shares, strict=True):
+                value[r] = math.nan if isinstance(x, tuple) else x
+        return {"correct_prefix": torch.tensor(value, dtype=torch.float64)}
+
+
+def _share_of(n: int) -> Callable[[str], float]:
+    """Parse a judge's answer on `n` steps: the share of them before the first error; ValueError where it is unclear."""
+
+    def read(answer: str) -> float:
+        step = number(ending(answer, "first_error"))
+        if step not in range(n + 1):
+            raise ValueError(f"no step of {n} in {answer[-80:]!r}")
+        return (step - 1) / n if step else 1.0
+
+    return read

@@ -30,7 +30,7 @@ ATTEMPTS = (
     (USER | NETWORK | PROCESSES, ("network", "processes")),
     (USER | NETWORK, ("network",)),
 )
-HELD: tuple[str, ...] = ("network", "processes", "files", "reads", "number", "space")
+ISOLATION: tuple[str, ...] = ("network", "processes", "files", "reads", "number", "space")
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
 RDONLY, RECURSIVE, HERE, MOUNT_SETATTR = 1, 0x8000, -100, 442
 NO_NEW_PRIVILEGES, SUBREAPER, DROP_BOUND, DIE_WITH_PARENT, DUMPABLE, KEEP, AMBIENT = 38, 36, 24, 1, 4, 8, 47
@@ -50,7 +50,7 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def kernel() -> Any:
-    """The C library, None where it is not Linux's."""
+    """Load the C library; None where it is not Linux's."""
     if not sys.platform.startswith("linux"):
         return None
     try:
@@ -61,29 +61,30 @@ def kernel() -> Any:
         return None
 
 
-def unshared(libc: Any, user: int) -> set[str]:
-    """Unshare network, processes and mounts ("files"); which of them succeeded, none where it is refused.
+def unshare(libc: Any, user: int) -> set[str]:
+    """Unshare network, processes and mounts ("files"); return those that succeeded.
 
     user  of the program: this process's own user or, under root, an unused one
     """
-    held: set[str] = set()
-    own, group = os.getuid(), os.getgid()
-    owner = Mapper({own, user}, {group, user}) if own == 0 else None
+    isolation: set[str] = set()
+    uid, group = os.getuid(), os.getgid()
+    # As root several users are mapped, which only a process outside of the new namespace may do: it is forked before.
+    mapper = Mapper({uid, user}, {group, user}) if uid == 0 else None
     for flags, names in ATTEMPTS:
         if libc.unshare(flags) == 0:
-            held.update(names)
+            isolation.update(names)
             break
-    if owner is not None:
-        owner.map(bool(held))
-    elif held:
+    if mapper is not None:
+        mapper.map(bool(isolation))
+    elif isolation:
         _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/uid_map", f"{own} {own} 1")
+        _write("/proc/self/uid_map", f"{uid} {uid} 1")
         _write("/proc/self/gid_map", f"{group} {group} 1")
-    return held
+    return isolation
 
 
 class Mapper:
-    """Process outside the user namespace that maps several users into it, as root."""
+    """Helper process outside of the user namespace that maps several users into it, as root."""
 
     def __init__(self, users: set[int], groups: set[int]) -> None:
         waiting, self.line = os.pipe()
@@ -103,7 +104,7 @@ class Mapper:
 
 
 def _write(path: str, text: str) -> None:
-    """Without a word where that is not allowed: what follows from it shows."""
+    """Write to a file of /proc, silently where that is refused: isolation that depends on it then fails to appear."""
     try:
         number = os.open(path, os.O_WRONLY)
     except OSError:
@@ -117,29 +118,29 @@ def _write(path: str, text: str) -> None:
 
 
 # ---- files
-def mounted(libc: Any, directory: str, user: int, disk: int, entries: int) -> set[str]:
+def mount_read_only(libc: Any, directory: str, user: int, disk: int, entries: int) -> set[str]:
     """Remount all file systems read-only ("files"), with `directory` in memory and of limited size ("space")."""
     import ctypes
 
     class Attributes(ctypes.Structure):
         _fields_ = [(n, ctypes.c_uint64) for n in ("attr_set", "attr_clr", "propagation", "userns_fd")]
 
-    def change(path: bytes, recursive: int, add: int, take: int) -> bool:
-        wanted = Attributes(add, take, 0, 0)
-        size = ctypes.c_size_t(ctypes.sizeof(wanted))
-        return libc.syscall(MOUNT_SETATTR, HERE, path, recursive, ctypes.byref(wanted), size) == 0
+    def change(path: bytes, recursive: int, add: int, clear: int) -> bool:
+        attributes = Attributes(add, clear, 0, 0)
+        size = ctypes.c_size_t(ctypes.sizeof(attributes))
+        return libc.syscall(MOUNT_SETATTR, HERE, path, recursive, ctypes.byref(attributes), size) == 0
 
     place = os.fsencode(directory)
     if libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) != 0:
         return set()
-    held = {"files", "space"} if _in_memory(libc, directory, user, disk, entries) else {"files"}
-    if "space" not in held and libc.mount(place, place, None, MS_BIND, None) != 0:
+    isolation = {"files", "space"} if _mount_memory(libc, directory, user, disk, entries) else {"files"}
+    if "space" not in isolation and libc.mount(place, place, None, MS_BIND, None) != 0:
         return set()
-    return held if change(b"/", RECURSIVE, RDONLY, 0) and change(place, 0, 0, RDONLY) else held - {"files"}
+    return isolation if change(b"/", RECURSIVE, RDONLY, 0) and change(place, 0, 0, RDONLY) else isolation - {"files"}
 
 
-def _in_memory(libc: Any, directory: str, user: int, disk: int, entries: int) -> bool:
-    """Put a file system of that size over the directory, with the same files in it."""
+def _mount_memory(libc: Any, directory: str, user: int, disk: int, entries: int) -> bool:
+    """Mount a file system of limited size over the directory, with the same files in it; True if it is there."""
     files = {}
     below = os.open(directory, os.O_RDONLY)
     for name in os.listdir(below):
@@ -159,17 +160,18 @@ def _in_memory(libc: Any, directory: str, user: int, disk: int, entries: int) ->
     return True
 
 
-def walled(libc: Any, directory: str, readable: Sequence[str]) -> set[str]:
-    """Landlock: only `directory`, the interpreter, the system's libraries and `readable` can be opened.
+def restrict_paths(libc: Any, directory: str, readable: Sequence[str]) -> set[str]:
+    """Restrict paths by Landlock: only `directory`, the interpreter, system libraries and `readable` open.
 
-    Gives "reads" where the kernel has it, and "files" where it covers all kinds of writing. Nor can what is outside be
-    traced and, from version 4 on, TCP be used, from version 6 on, a process outside be signalled.
+    Returns "reads" where the kernel has it, and "files" where it covers all kinds of writing. No process outside can be
+    traced; TCP can't be used from version 4 on, and no process outside be signalled from version 6 on.
     """
     import ctypes
 
     version = libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     if version < 1:
         return set()
+    # Each version of the kernel's interface knows more rights and a longer structure.
     rights = RIGHTS.get(version, ALL_RIGHTS)
     handled = (ctypes.c_uint64 * 3)(rights, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
     size = 8 if version < 4 else 16 if version < 6 else 24
@@ -177,31 +179,38 @@ def walled(libc: Any, directory: str, readable: Sequence[str]) -> set[str]:
     if rules < 0:
         return set()
 
-    def allow(path: str, wanted: int) -> None:
+    def allow(path: str, allowed_rights: int) -> None:
         try:
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
             return  # there is no such thing here
         if not os.path.isdir(path):
-            wanted &= EXECUTE | WRITE | READ | TRUNCATE
-        rule = (wanted & rights).to_bytes(8, sys.byteorder) + place.to_bytes(4, sys.byteorder)
+            allowed_rights &= EXECUTE | WRITE | READ | TRUNCATE
+        rule = (allowed_rights & rights).to_bytes(8, sys.byteorder) + place.to_bytes(4, sys.byteorder)
         libc.syscall(ADD_RULE, rules, 1, rule, 0)
         os.close(place)
 
+    # The interpreter and the libraries are readable, devices writable, and the program's own directory everything.
     interpreter = (sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.__file__), *sys.path)
-    started = os.path.dirname(sys.executable)
-    for path in {*SYSTEM, *interpreter, started, os.path.join(os.path.dirname(started), "pyvenv.cfg"), *readable}:
+    interpreter_folder = os.path.dirname(sys.executable)
+    for path in {
+        *SYSTEM,
+        *interpreter,
+        interpreter_folder,
+        os.path.join(os.path.dirname(interpreter_folder), "pyvenv.cfg"),
+        *readable,
+    }:
         allow(path, EXECUTE | READ | LIST)
     for path in DEVICES:
         allow(path, READ | WRITE)
     allow(directory, ALL_RIGHTS)
-    done = libc.syscall(RESTRICT, rules, 0) == 0
+    restricted = libc.syscall(RESTRICT, rules, 0) == 0
     os.close(rules)
-    return set() if not done else {"reads", "files"} if version >= 3 else {"reads"}
+    return set() if not restricted else {"reads", "files"} if version >= 3 else {"reads"}
 
 
 # ---- privileges and limits
-def closed(libc: Any, root: bool) -> None:
+def drop_privileges(libc: Any, root: bool) -> None:
     """Drop privileges: no set-user-id programs, no capabilities after exec; become the reaper of orphans."""
     libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     libc.prctl(SUBREAPER, 1, 0, 0, 0)
@@ -211,7 +220,7 @@ def closed(libc: Any, root: bool) -> None:
             libc.prctl(DROP_BOUND, capability, 0, 0, 0)
 
 
-def become(libc: Any, user: int) -> None:
+def switch_user(libc: Any, user: int) -> None:
     """Switch to the program's user, without capabilities; under root an unused one, whose processes the kernel counts.
 
     Where the interpreter is root's alone, the stranger may read what root may.
@@ -219,9 +228,10 @@ def become(libc: Any, user: int) -> None:
     import ctypes
 
     def keep(capabilities: int) -> bool:
-        header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-        return libc.capset(header, (ctypes.c_uint32 * 6)(*[capabilities] * 3)) == 0
+        capability_header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+        return libc.capset(capability_header, (ctypes.c_uint32 * 6)(*[capabilities] * 3)) == 0
 
+    # An interpreter that only root may read can't be started by a stranger: then one capability to read is kept.
     needed: tuple[int, ...] = ()
     if user != os.getuid():
         libc.prctl(KEEP, 1, 0, 0, 0)
@@ -239,8 +249,8 @@ def become(libc: Any, user: int) -> None:
     libc.prctl(DUMPABLE, 1, 0, 0, 0)
 
 
-def limited(cpu: int, memory: int, file_size: int, processes: int | None) -> None:
-    """Set resource limits of this process and its children, each; `processes` None where all of the user's count."""
+def set_limits(cpu: int, memory: int, file_size: int, processes: int | None) -> None:
+    """Set resource limits of this process and each child; `processes` is None where all of the user's would count."""
     import resource
 
     def limit(kind: int, soft: int, hard: int | None = None) -> None:
@@ -250,7 +260,7 @@ def limited(cpu: int, memory: int, file_size: int, processes: int | None) -> Non
         try:
             resource.setrlimit(kind, (min(soft, hard), hard))
         except (OSError, ValueError):
-            return  # macOS knows limits that it does not hold
+            return  # macOS refuses some limits that it lists
 
     limit(resource.RLIMIT_CPU, cpu, cpu + 1)
     limit(resource.RLIMIT_AS, memory)
@@ -262,31 +272,31 @@ def limited(cpu: int, memory: int, file_size: int, processes: int | None) -> Non
 
 
 # ---- the program
-def isolated(libc: Any, directory: str, user: int, disk: int, entries: int) -> set[str]:
-    """Isolate this process; which kinds of isolation succeeded, of all but "reads"."""
-    held = unshared(libc, user)
-    if "files" in held:
-        held = held - {"files"} | mounted(libc, directory, user, disk, entries)
-    if user != os.getuid() and "space" not in held:
+def isolate(libc: Any, directory: str, user: int, disk: int, entries: int) -> set[str]:
+    """Isolate this process; return the kinds of isolation that succeeded, of all but "reads"."""
+    isolation = unshare(libc, user)
+    if "files" in isolation:
+        isolation = isolation - {"files"} | mount_read_only(libc, directory, user, disk, entries)
+    if user != os.getuid() and "space" not in isolation:
         for place in (directory, *os.scandir(directory)):
             os.chown(place, user, user)
     version = tuple(int(x) for x in os.uname().release.split("-")[0].split(".")[:2])
-    if user != os.getuid() or ("network" in held and version >= COUNTS_BY_NAMESPACE):
-        held.add("number")
-    closed(libc, user != os.getuid())
-    return held
+    if user != os.getuid() or ("network" in isolation and version >= COUNTS_BY_NAMESPACE):
+        isolation.add("number")
+    drop_privileges(libc, user != os.getuid())
+    return isolation
 
 
-def fork_program(libc: Any, held: set[str], report: int, stay: int) -> None:
-    """Fork; returns in the child, which becomes the program. The parent waits for it and exits when all is over."""
-    if "processes" in held:
-        first = os.fork()  # the first process of the new namespace: when it ends, everything in there does
-        if first:
+def fork_program(libc: Any, isolation: set[str], report: int, stay: int) -> None:
+    """Fork and return in the child, which becomes the program; the parent waits for it and exits at the end."""
+    if "processes" in isolation:
+        init_process = os.fork()  # the first process of the new namespace: when it ends, everything in there does
+        if init_process:
             os.closerange(0, 3)
-            os.waitpid(first, 0)
-            last(report, stay)
+            os.waitpid(init_process, 0)
+            report_end(report, stay)
         libc.prctl(DIE_WITH_PARENT, 9, 0, 0, 0)
-        if "files" in held:
+        if "files" in isolation:
             libc.mount(b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
     child = os.fork()
     if not child:
@@ -296,20 +306,20 @@ def fork_program(libc: Any, held: set[str], report: int, stay: int) -> None:
         ended, status = os.waitpid(-1, 0)  # its orphans come here, too
         if ended == child:
             os.write(report, f"ended {status}\n".encode())
-            if "processes" not in held:
-                last(report, stay)
+            if "processes" not in isolation:
+                report_end(report, stay)
             os._exit(0)
 
 
-def last(report: int, stay: int) -> NoReturn:
-    """Report the end, and keep orphans until the other side ends this process, or is gone."""
+def report_end(report: int, stay: int) -> NoReturn:
+    """Report the end, then keep orphans until the other side ends this process or is gone."""
     os.write(report, b"over\n")
     os.read(stay, 1)
     os._exit(0)
 
 
 def become_program(directory: str) -> None:
-    """Run the program in this interpreter, as if started with it; a new one would take as long again."""
+    """Run the program in this interpreter as its main module; starting another would take as long again."""
     path = os.path.join(directory, PROGRAM)
     with open(path, "rb") as file:
         source = file.read()
@@ -328,13 +338,18 @@ def become_program(directory: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`arguments`: REPORT STAY CPU MEMORY FILE_SIZE PROCESSES DISK ENTRIES PACKAGES DIRECTORY READABLE..."""
+    """Isolate this process and run the program; the report has the isolation, or the error.
+
+    arguments  REPORT STAY CPU MEMORY FILE_SIZE PROCESSES DISK ENTRIES PACKAGES DIRECTORY READABLE...
+    """
     report, stay, cpu, memory, file_size, processes, disk, entries, packages = map(int, arguments[:9])
     directory, readable = arguments[9], arguments[10:]
-    libc, own = kernel(), os.getuid()
-    user = STRANGER + os.getpid() if own == 0 and libc is not None else own
-    held = set[str]() if libc is None else isolated(libc, directory, user, disk, entries)
-    fork_program(libc, held, report, stay)
+    libc, uid = kernel(), os.getuid()
+    user = STRANGER + os.getpid() if uid == 0 and libc is not None else uid
+    isolation = set[str]() if libc is None else isolate(libc, directory, user, disk, entries)
+    fork_program(libc, isolation, report, stay)
+    # In the child. Paths and limits are restricted after the imports of `site`, the user is switched last: each step
+    # needs rights that a later one takes away.
     try:
         os.chdir(directory)
         if packages:
@@ -342,12 +357,12 @@ def main(arguments: Sequence[str]) -> None:
 
             site.main()
         if libc is not None:
-            held |= walled(libc, directory, readable)
-        parents = 2 if user == own else 0  # of the same user: a namespace counts them as well
-        limited(cpu, memory, file_size, processes + parents if "number" in held else None)
+            isolation |= restrict_paths(libc, directory, readable)
+        parents = 2 if user == uid else 0  # of the same user: a namespace counts them as well
+        set_limits(cpu, memory, file_size, processes + parents if "number" in isolation else None)
         if libc is not None:
-            become(libc, user)
-        os.write(report, " ".join(("held", *(name for name in HELD if name in held))).encode() + b"\n")
+            switch_user(libc, user)
+        os.write(report, " ".join(("held", *(name for name in ISOLATION if name in isolation))).encode() + b"\n")
     except BaseException as error:
         os.write(report, " ".join(f"error {type(error).__name__}: {error}".split()).encode() + b"\n")
         os._exit(127)

@@ -1,4 +1,4 @@
-"""Length reward: a linear penalty, a triangle around a budget, or a penalty that diverges at short answers."""
+"""Length rewards: linear, triangle around a budget, inverse, and the soft overlong punishment of DAPO."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gxpo.forest.forest import Forest
 from gxpo.parts.registry import part
 
 
+# ---------------------------------------------------------------- length
 def linear_penalty(length: Tensor, scale: Tensor | float, coef: float = 1.0) -> Tensor:
     """-coef * length / scale, float64, shaped as `length` (in tokens, as `scale` > 0 is).
 
@@ -52,7 +53,7 @@ def inverse_penalty(length: Tensor, coef: float) -> Tensor:
 @part("length", stage="reward")
 @dataclass(frozen=True)
 class Length(RewardPart):
-    """A reward by length, {"length": [R]}, to be added to the outcome.
+    """Length reward, {"length": [R]}, to be added to the outcome.
 
     coef        "linear": what an answer of length `scale` loses; "triangle": what one of length `budget` earns;
                 "inverse": what an answer of one token loses
@@ -84,29 +85,87 @@ class Length(RewardPart):
         if self.max_length is not None and self.max_length < 1:
             raise ConfigError(f"length: max_length must be at least 1 token, not {self.max_length!r}")
         if (self.shape == "triangle") != (self.budget is not None):
-            told = "needs a budget in tokens" if self.budget is None else f"of shape {self.shape} has no budget"
-            raise ConfigError(f"length: a reward {told}: set shape=triangle and budget together")
+            problem = "needs a budget in tokens" if self.budget is None else f"of shape {self.shape} has no budget"
+            raise ConfigError(f"length: a reward {problem}: set shape=triangle and budget together")
 
     def __call__(self, forest: Forest) -> dict[str, Tensor]:
         length, group = forest.lengths().to(torch.float64), forest.ids("group", axis="R")
-        counts = torch.ones_like(forest.scored)
-        longest_correct = self.shape == "linear" and self.scale == "longest"
-        correct = verdicts(forest, "length") if self.of != "all" or longest_correct else counts
+        is_paid_R = torch.ones_like(forest.scored)
+        scales_by_longest = self.shape == "linear" and self.scale == "longest"
+        correct_R = verdicts(forest, "length") if self.of != "all" or scales_by_longest else is_paid_R
+        # Which answers are paid at all.
         if self.of == "correct":
-            counts = correct
+            is_paid_R = correct_R
         elif self.of == "all_right_groups":
-            counts = correct & (grouped.min(correct, group, forest.compared & forest.scored) >= 1)
+            is_paid_R = correct_R & (grouped.min(correct_R, group, forest.compared & forest.scored) >= 1)
+        # The value of each answer, in the shape that is set.
         if self.shape == "triangle":
             assert self.budget is not None
-            value = triangle(length, self.budget, self.width, self.coef)
+            value_R = triangle(length, self.budget, self.width, self.coef)
         elif self.shape == "inverse":
-            value = inverse_penalty(length, self.coef)
-        elif longest_correct:
-            longest = grouped.max(length, group, correct & forest.compared)
-            counts = counts & (longest > 0)
-            value = linear_penalty(length, longest.clamp_min(1.0), self.coef)
+            value_R = inverse_penalty(length, self.coef)
+        elif scales_by_longest:
+            longest_R = grouped.max(length, group, correct_R & forest.compared)
+            is_paid_R = is_paid_R & (longest_R > 0)  # a group without a correct answer has no scale
+            value_R = linear_penalty(length, longest_R.clamp_min(1.0), self.coef)
         elif self.max_length is None:
             raise ConfigError("length: max_length is not set; give the number of tokens at which generation stops")
         else:
-            value = linear_penalty(length, float(self.max_length), self.coef)
-        return {"length": torch.where(counts, value, torch.zeros_like(value))}
+            value_R = linear_penalty(length, float(self.max_length), self.coef)
+        return {"length": torch.where(is_paid_R, value_R, torch.zeros_like(value_R))}
+
+
+# ---------------------------------------------------------------- overlong
+def overlong_penalty(length: Tensor, max_length: float, buffer: float, factor: float = 1.0) -> Tensor:
+    """Soft overlong punishment, float64, shaped as `length`.
+
+    0 up to max_length - buffer; -factor (length - (max_length - buffer)) / buffer up to max_length; -factor beyond.
+    All in tokens. Source: DAPO (arXiv 2503.14476, eq. 13). verl's code has no floor at -factor, which differs only
+    beyond max_length, where generation never gets.
+
+    >>> overlong_penalty(torch.tensor([16384, 17408, 18432, 20480]), 20480, 4096).tolist()
+    [-0.0, -0.25, -0.5, -1.0]
+    """
+    if not 0 < buffer <= max_length:
+        raise ValueError(f"buffer must be above 0 and at most max_length {max_length}, not {buffer}")
+    excess = (length.to(torch.float64) - (max_length - buffer)) / buffer
+    return -factor * excess.clamp(0.0, 1.0)
+
+
+@part("overlong", stage="reward")
+@dataclass(frozen=True)
+class Overlong(RewardPart):
+    """DAPO's soft overlong punishment: {"overlong": [R]}, to be added to the outcome; never touches `success`.
+
+    max_length  tokens at which generation stops; None: the trainer fills in sampling.max_new_tokens
+    buffer      the share of max_length in which the penalty grows (paper: 4096 of 20480)
+    factor      the penalty at max_length
+
+    Lengths count the policy's own (trainable) tokens, never a prompt's or a tool's. Added after dynamic sampling has
+    chosen its groups: an all-wrong group of unequal lengths is still a group without signal.
+    """
+
+    max_length: int | None = None
+    buffer: float = 0.2
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.buffer <= 1:
+            raise ConfigError(f"overlong: buffer is a share of max_length, above 0 and at most 1, not {self.buffer!r}")
+        if self.max_length is not None and self.max_length < 1:
+            raise ConfigError(f"overlong: max_length must be at least 1 token, not {self.max_length!r}")
+
+    def __call__(self, forest: Forest) -> dict[str, Tensor]:
+        if self.max_length is None:
+            raise ConfigError(
+                "overlong: max_length is not set: give the tokens at which generation stops as "
+                "reward.add.overlong.max_length"
+            )
+        return {
+            "overlong": overlong_penalty(
+                forest.lengths(),
+                self.max_length,
+                self.buffer * self.max_length,
+                self.factor,
+            )
+        }

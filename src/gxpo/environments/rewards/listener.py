@@ -28,8 +28,8 @@ class Listener:
     `cue`; among the task's `info["choices"]` (texts), where it has some.
 
     listener  a checkpoint (`local_judge.LocalJudge`): a server or a function gives no log-probs of a given text
-    until     a regular expression: what stands from its last match on is not shown, so that the listener does not copy
-              the answer. "": all is shown
+    until     regular expression: the text from its last match on is hidden, so that the listener can't copy the answer.
+              "": all is shown
 
     An attempt whose task has no answer is unscored, and so is one that is too long for the listener.
     """
@@ -55,38 +55,45 @@ class Listener:
 
     def failures(self) -> list[Failure]:
         """Return and clear the failures since the last call, one per trajectory."""
-        found, self._failures = self._failures, []
-        return found
+        collected, self._failures = self._failures, []
+        return collected
 
-    def shown(self, text: str) -> str:
-        """What the listener reads of an attempt."""
-        found = list(re.finditer(self.until, text)) if self.until else []
-        return unmarked(text[: found[-1].start()] if found else text)
+    def visible_text(self, text: str) -> str:
+        """Part of an attempt that the listener reads: the text before the last match of `until`."""
+        matches = list(re.finditer(self.until, text)) if self.until else []
+        return unmarked(text[: matches[-1].start()] if matches else text)
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
-        known: dict[tuple[str, str, str], float | Failure] = {}
-        value = []
+        # Equal attempts of one task are asked once; a failure still counts for each of them.
+        belief_by_question: dict[tuple[str, str, str], float | Failure] = {}
+        belief_R = []
         for text, task in zip(texts, tasks, strict=True):
-            key = (prompt_of(task, self.listener), self.shown(text), str(task.answer))
-            if key not in known:
-                known[key] = self._believed(*key, task)
-            found = known[key]
-            self._failures += [found] if isinstance(found, tuple) else []
-            value.append(math.nan if isinstance(found, tuple) else found)
-        return {"judge": torch.tensor(value, dtype=torch.float64)}
+            key = (prompt_of(task, self.listener), self.visible_text(text), str(task.answer))
+            if key not in belief_by_question:
+                belief_by_question[key] = self._belief(*key, task)
+            belief = belief_by_question[key]
+            self._failures += [belief] if isinstance(belief, tuple) else []
+            belief_R.append(math.nan if isinstance(belief, tuple) else belief)
+        return {"judge": torch.tensor(belief_R, dtype=torch.float64)}
 
-    def _believed(self, prompt: str, text: str, answer: str, task: Task) -> float | Failure:
+    def _belief(self, prompt: str, text: str, answer: str, task: Task) -> float | Failure:
+        """Probability of the right answer after the text, among the task's choices if it has some; or the failure."""
         listener = self.listener
         assert isinstance(listener, Believer)
         if task.answer is None:
-            return ("nonsense", f"task {task.id} has no answer that a listener could be asked for")
+            return ("nonsense", f"task {task.id} has no answer whose probability a listener could give")
         choices = [str(x) for x in task.info.get("choices", ())]
         if choices and answer not in choices:
             return ("nonsense", f"task {task.id}: its answer is none of info['choices']")
         try:
-            own = listener.logprob(prompt, text + self.cue, answer)
-            all_of = [listener.logprob(prompt, text + self.cue, x) for x in choices]
+            answer_logprob = listener.logprob(prompt, text + self.cue, answer)
+            choice_logprobs = [listener.logprob(prompt, text + self.cue, x) for x in choices]
         except JudgeFailure as error:
             return (error.kind, str(error))
-        top = max(all_of, default=0.0)
-        return math.exp(own - top) / sum(math.exp(x - top) for x in all_of) if all_of else math.exp(own)
+        # A softmax over the choices, with the largest taken out: sums of log-probs of long answers underflow.
+        max_logprob = max(choice_logprobs, default=0.0)
+        return (
+            math.exp(answer_logprob - max_logprob) / sum(math.exp(x - max_logprob) for x in choice_logprobs)
+            if choice_logprobs
+            else math.exp(answer_logprob)
+        )

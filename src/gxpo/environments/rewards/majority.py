@@ -1,4 +1,4 @@
-"""Rewards without labels: agreement with the group's answers, by majority vote (TTRL) or by frequency (EMPO, TTRV)."""
+"""Label-free rewards: agreement with the group's answers, by majority vote (TTRL) or frequency (EMPO, TTRV)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Verify = Callable[["Forest", Sequence[str], Sequence["Task"]], Tensor]
 def vote(answers: Sequence[str | None], groups: Sequence[Hashable], votes: Sequence[bool]) -> dict[Hashable, str]:
     """Most frequent answer of each group, by exact string; ties go to the first one seen.
 
-    answers  None: none could be found, so it does not vote;   votes  whether the attempt may vote
+    answers  None: the attempt has no answer and does not vote;   votes  True for attempts that may vote
     A group without votes is left out.
 
     >>> vote(["b", "a", None, "a", "b"], [0] * 5, [True] * 5)
@@ -39,7 +39,7 @@ def vote(answers: Sequence[str | None], groups: Sequence[Hashable], votes: Seque
 
 
 def entropy(sizes: Sequence[int]) -> float:
-    """Entropy of a group's answers over ln G, from the sizes of its clusters: 0 all agree, 1 all differ (G = 1: 0).
+    """Normalised entropy of a group's answers, over ln G, from cluster sizes: 0 all agree, 1 all differ (G = 1: 0).
 
     >>> round(entropy([4, 2, 1, 1]), 6), entropy([3]), round(entropy([1, 1]), 6)
     (0.583333, 0.0, 1.0)
@@ -50,7 +50,7 @@ def entropy(sizes: Sequence[int]) -> float:
 
 @dataclass(frozen=True)
 class Tally:
-    """How a group's attempts voted. shares: of each cluster;   entropy: see `entropy`;   voters: G."""
+    """Vote counts of a group. shares: by cluster;   entropy: see `entropy`;   voters: G."""
 
     shares: Mapping[Hashable, float]
     entropy: float
@@ -60,24 +60,24 @@ class Tally:
 def tally(
     clusters: Sequence[Hashable | None], groups: Sequence[Hashable], votes: Sequence[bool]
 ) -> dict[Hashable, Tally]:
-    """Count each group's votes; an attempt of no cluster (None) is one by itself, of which no share is told.
+    """Count each group's votes; an attempt without a cluster (None) is one by itself and has no share.
 
     >>> tally("aaab", [0] * 4, [True] * 4)[0].shares
     {'a': 0.75, 'b': 0.25}
     """
     counts: dict[Hashable, Counter[Hashable]] = {group: Counter() for group in groups}
-    alone: Counter[Hashable] = Counter()
+    unclustered: Counter[Hashable] = Counter()
     for cluster, group, may in zip(clusters, groups, votes, strict=True):
         if may and cluster is None:
-            alone[group] += 1
+            unclustered[group] += 1
         elif may:
             counts[group][cluster] += 1
-    found = {}
+    tallies = {}
     for group, count in counts.items():
-        sizes = [*count.values(), *[1] * alone[group]]
+        sizes = [*count.values(), *[1] * unclustered[group]]
         total = sum(sizes)
-        found[group] = Tally({c: n / total for c, n in count.items()}, entropy(sizes), total)
-    return found
+        tallies[group] = Tally({c: n / total for c, n in count.items()}, entropy(sizes), total)
+    return tallies
 
 
 @dataclass(eq=False)
@@ -134,38 +134,42 @@ class MajorityVote:
             raise ConfigError(f"{key}.gate is [low, high] of an entropy from 0 to 1, not {self.gate!r}")
 
     def bind(self, verify: Verify) -> None:
-        """`verify(forest, texts, tasks)` is the verdict [R] of the tasks' own verifier."""
+        """Set `verify(forest, texts, tasks)`, which gives the verdicts [R] of the tasks' own verifier."""
         self._verify = verify
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
         if self._verify is None:
             raise ConfigError("majority_vote needs the verifier of the tasks: use it as a named reward")
         answers = [extract(text, self._compiled) for text in texts]
-        own = [c and o == "policy" for c, o in zip(forest.compared.tolist(), forest.origin, strict=True)]
-        labels = vote(answers, forest.group, own)
-        label = [labels.get(group) for group in forest.group]
-        known = torch.tensor([task.answer is not None for task in tasks], dtype=torch.bool)
-        clusters: Sequence[str | None] = answers
+        # Only attempts of the policy that are compared vote: hints or replayed rollouts would tilt the pseudo-label.
+        votes_R = [c and o == "policy" for c, o in zip(forest.compared.tolist(), forest.origin, strict=True)]
+        label_by_group = vote(answers, forest.group, votes_R)
+        label_R = [label_by_group.get(group) for group in forest.group]
+        has_answer_R = torch.tensor([task.answer is not None for task in tasks], dtype=torch.bool)
+        cluster_R: Sequence[str | None] = answers
+        # Clusters are of strings, or of answers that the verifier takes for one, which costs further verdicts.
         if self.reward != "vote" and self.alike == "verified":
-            clusters = self._clusters(forest, texts, tasks, answers, own)
+            cluster_R = self._clusters(forest, texts, tasks, answers, votes_R)
         if self.missing == "together":
-            clusters = ["" if cluster is None else cluster for cluster in clusters]
-        counted = tally(clusters, forest.group, own)
-        told = [counted[group] for group in forest.group]
+            cluster_R = ["" if cluster is None else cluster for cluster in cluster_R]
+        tally_by_group = tally(cluster_R, forest.group, votes_R)
+        tally_R = [tally_by_group[group] for group in forest.group]
         if self.reward == "vote":
-            paid = self._ask(forest, texts, tasks, label)
+            reward_R = self._verify_by_label(forest, texts, tasks, label_R)
         else:
-            paid = _of([self._worth(t, c) for t, c in zip(told, clusters, strict=True)])
-        spread = _of([t.entropy for t in told])
+            reward_R = _float64([self._agreement_reward(t, c) for t, c in zip(tally_R, cluster_R, strict=True)])
+        entropy_R = _float64([t.entropy for t in tally_R])
+        # A gated group earns 0 throughout, so that it has no contrast and teaches nothing.
         if self.gate is not None:
-            paid = torch.where((spread >= self.gate[0]) & (spread <= self.gate[1]), paid, 0.0)
-        accuracy = self._accuracy(forest, texts, tasks, answers, label, known)
-        columns = (paid, accuracy, _of([max(t.shares.values(), default=0.0) for t in told]), spread)
+            reward_R = torch.where((entropy_R >= self.gate[0]) & (entropy_R <= self.gate[1]), reward_R, 0.0)
+        accuracy = self._accuracy(forest, texts, tasks, answers, label_R, has_answer_R)
+        columns = (reward_R, accuracy, _float64([max(t.shares.values(), default=0.0) for t in tally_R]), entropy_R)
         return dict(zip(self.gives, columns, strict=True))
 
-    def _worth(self, counted: Tally, cluster: str | None) -> float:
-        share = counted.shares.get(cluster, 0.0)
-        return share if self.reward == "frequency" else math.log(share or 1 / max(1, counted.voters))
+    def _agreement_reward(self, group_tally: Tally, cluster: str | None) -> float:
+        """Share of the group in an attempt's cluster, or its logarithm."""
+        share = group_tally.shares.get(cluster, 0.0)
+        return share if self.reward == "frequency" else math.log(share or 1 / max(1, group_tally.voters))
 
     def _clusters(
         self,
@@ -173,48 +177,55 @@ class MajorityVote:
         texts: Sequence[str],
         tasks: Sequence[Task],
         answers: Sequence[str | None],
-        own: Sequence[bool],
+        votes_R: Sequence[bool],
     ) -> list[str | None]:
-        """[R] the first answer of the group that the verifier takes an attempt's answer for; its own, if there is none.
+        """Cluster of each attempt, [R]: the first answer of its group that the verifier takes its answer for.
 
-        A round asks of every group's undecided strings whether they equal the first of them.
+        Each round verifies the undecided strings of all groups against the first of their group.
         """
         assert self._verify is not None
-        order = sorted(range(len(answers)), key=lambda r: not own[r])  # who votes is seen first
+        voters_first = sorted(
+            range(len(answers)), key=lambda r: not votes_R[r]
+        )  # so that clusters are named for voters
         undecided: dict[str, dict[str, int]] = {}  # group -> answer -> an attempt that gave it
-        for r in order:
+        for r in voters_first:
             if (answer := answers[r]) is not None:
                 undecided.setdefault(forest.group[r], {}).setdefault(answer, r)
-        first: dict[tuple[str, str], str] = {}
-        while undecided := {group: left for group, left in undecided.items() if left}:
-            asked, rows = [], []
-            for group, left in undecided.items():
-                answer = next(iter(left))
-                first[group, answer] = answer
-                del left[answer]
-                for r in left.values():
-                    asked.append((group, answer, answers[r]))
+        cluster_of: dict[tuple[str, str], str] = {}
+        while undecided := {
+            group: undecided_answers for group, undecided_answers in undecided.items() if undecided_answers
+        }:
+            questions, rows = [], []
+            for group, undecided_answers in undecided.items():
+                answer = next(iter(undecided_answers))
+                cluster_of[group, answer] = answer
+                del undecided_answers[answer]
+                for r in undecided_answers.values():
+                    questions.append((group, answer, answers[r]))
                     rows.append(r)
+            # The tasks carry the answer to compare with and no `info`, so that a verifier can't read the true label.
             if rows:
-                pairs = zip(rows, asked, strict=True)
-                blind = [dataclasses.replace(tasks[r], answer=answer, info={}) for r, (_, answer, _) in pairs]
-                verdict = self._verify(forest.select(rows), [str(texts[r]) for r in rows], blind)
-                for (group, answer, other), right in zip(asked, (verdict >= 1).tolist(), strict=True):
+                pairs = zip(rows, questions, strict=True)
+                blind_tasks = [dataclasses.replace(tasks[r], answer=answer, info={}) for r, (_, answer, _) in pairs]
+                verdict = self._verify(forest.select(rows), [str(texts[r]) for r in rows], blind_tasks)
+                for (group, answer, other), right in zip(questions, (verdict >= 1).tolist(), strict=True):
                     if right and other is not None:
-                        first[group, other] = answer
+                        cluster_of[group, other] = answer
                         del undecided[group][other]
-        return [None if a is None else first[group, a] for group, a in zip(forest.group, answers, strict=True)]
+        return [None if a is None else cluster_of[group, a] for group, a in zip(forest.group, answers, strict=True)]
 
-    def _ask(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task], label: Sequence[str | None]) -> Tensor:
-        """Verdicts [R] with the label as answer; 0 without one."""
+    def _verify_by_label(
+        self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task], label_R: Sequence[str | None]
+    ) -> Tensor:
+        """Verdicts [R] against the pseudo-labels; 0 without one."""
         assert self._verify is not None
-        out = torch.zeros(len(texts), dtype=torch.float64)
-        rows = [r for r, found in enumerate(label) if found is not None]
+        verdict_R = torch.zeros(len(texts), dtype=torch.float64)
+        rows = [r for r, pseudo_label in enumerate(label_R) if pseudo_label is not None]
         if rows:
-            asked = [dataclasses.replace(tasks[r], answer=label[r], info={}) for r in rows]
-            verdict = self._verify(forest.select(rows), [str(texts[r]) for r in rows], asked)
-            out[torch.tensor(rows)] = torch.where(verdict.isnan(), verdict, (verdict >= 1).to(torch.float64))
-        return out
+            labelled_tasks = [dataclasses.replace(tasks[r], answer=label_R[r], info={}) for r in rows]
+            verdict = self._verify(forest.select(rows), [str(texts[r]) for r in rows], labelled_tasks)
+            verdict_R[torch.tensor(rows)] = torch.where(verdict.isnan(), verdict, (verdict >= 1).to(torch.float64))
+        return verdict_R
 
     def _accuracy(
         self,
@@ -222,19 +233,25 @@ class MajorityVote:
         texts: Sequence[str],
         tasks: Sequence[Task],
         answers: Sequence[str | None],
-        label: Sequence[str | None],
-        known: Tensor,
+        label_R: Sequence[str | None],
+        has_answer_R: Tensor,
     ) -> Tensor:
-        """[R] whether any attempt that gave the label is right in truth."""
+        """Accuracy of the pseudo-labels, [R]: 1 where an attempt that gave the label is right by the true answer."""
         assert self._verify is not None
-        gave = [r for r in known.nonzero().squeeze(1).tolist() if label[r] is not None and answers[r] == label[r]]
-        right = set()
-        if gave:
-            truth = self._verify(forest.select(gave), [str(texts[r]) for r in gave], [tasks[r] for r in gave])
-            right = {forest.group[r] for r, verdict in zip(gave, truth.tolist(), strict=True) if verdict >= 1}
-        value = torch.tensor([float(group in right) for group in forest.group], dtype=torch.float64)
-        return torch.where(known, value, torch.nan)
+        label_rows = [
+            r for r in has_answer_R.nonzero().squeeze(1).tolist() if label_R[r] is not None and answers[r] == label_R[r]
+        ]
+        right_groups = set()
+        if label_rows:
+            truth = self._verify(
+                forest.select(label_rows), [str(texts[r]) for r in label_rows], [tasks[r] for r in label_rows]
+            )
+            right_groups = {
+                forest.group[r] for r, verdict in zip(label_rows, truth.tolist(), strict=True) if verdict >= 1
+            }
+        accuracy_R = torch.tensor([float(group in right_groups) for group in forest.group], dtype=torch.float64)
+        return torch.where(has_answer_R, accuracy_R, torch.nan)
 
 
-def _of(values: Sequence[float]) -> Tensor:
+def _float64(values: Sequence[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)

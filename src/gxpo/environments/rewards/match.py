@@ -1,4 +1,4 @@
-"""Reward `match`: similarity of an answer to its reference, by a metric of structured answers or of texts."""
+"""Rewards `match` and `consistency`: similarity of answers to references or to each other, by a metric."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gxpo.base.answers import ANSWER, compiled
 from gxpo.base.cells import cell
 from gxpo.base.errors import ConfigError, GxpoError, did_you_mean, one_of
 from gxpo.base.usercode import described
-from gxpo.environments.rewards.bounded import Bounded
 from gxpo.environments.rewards.functions import importable, load, names_file, source_of
 from gxpo.environments.rewards.group_level import Failure
 from gxpo.environments.rewards.metrics import METRICS, REFERENCE_FREE, SUPERLINEAR, metric_of, options_of
 from gxpo.environments.rewards.metrics.measure import Measure
 from gxpo.environments.rewards.metrics.schemas import is_schema
+from gxpo.environments.rewards.pool import Bounded
 from gxpo.environments.rewards.worker import Reply
 from gxpo.parts.protocols import SAME_AS, Task, TaskSource
 
@@ -31,50 +31,60 @@ if TYPE_CHECKING:
 
 
 # ---------------------------------------------------------------- schema check
-# Check of the JSON Schemas that tasks bring, before anything is sampled.
-ALL = 1 << 30  # more held-out tasks than a list has
+# JSON Schemas of tasks are checked before anything is sampled: a bad one would cost a run its reward.
+ALL_TASKS = 1 << 30  # more held-out tasks than a list has
 
 
 def tasks_of(source: TaskSource) -> list[Task]:
-    """All tasks of a source that has a list of them; one of a source that makes them."""
+    """All tasks of a source with a list of them; one task of a generator."""
     training = getattr(source, "training", None)
-    return source.held_out(1) if training is None else [*training, *source.held_out(ALL)]
+    return source.held_out(1) if training is None else [*training, *source.held_out(ALL_TASKS)]
 
 
 def check_schemas(schemas: Iterable[tuple[str, Any]], limits: Mapping[str, Any]) -> None:
-    """ConfigError for the first of (where it stands, schema) that is no JSON Schema, refers to something that it does
-    not hold, or takes longer than the limit to be checked. `limits`: of `Bounded`."""
-    distinct: dict[str, tuple[str, Any]] = {}
-    for where, schema in schemas:
+    """Check JSON Schemas, given as (origin, schema): ConfigError for the first bad one, named by its origin.
+
+    Bad is no JSON Schema, one with a reference that it does not hold, and one that takes longer to check than `limits`
+    (of `Bounded`) allow.
+    """
+    # Equal schemas are checked once: a data set repeats its schema in every row.
+    schema_by_text: dict[str, tuple[str, Any]] = {}
+    for origin, schema in schemas:
         try:
             text = json.dumps(schema, sort_keys=True, default=repr)
         except (RecursionError, TypeError, ValueError) as error:
-            raise ConfigError(f"{where}: no JSON Schema: {type(error).__name__}") from error
-        distinct.setdefault(text, (where, schema))
+            raise ConfigError(f"{origin}: no JSON Schema: {type(error).__name__}") from error
+        schema_by_text.setdefault(text, (origin, schema))
     checks = Bounded(is_schema, "JSON Schema", rehearsal=({},), **limits)
     try:
-        replies = checks.run([(schema,) for _, schema in distinct.values()])
+        replies = checks.run([(schema,) for _, schema in schema_by_text.values()])
     finally:
         checks.close()
-    for (where, _), (status, message) in zip(distinct.values(), replies, strict=True):
+    for (origin, _), (status, message) in zip(schema_by_text.values(), replies, strict=True):
         if status != "ok":
-            what = message if status == "raised" else f"its check {message}"
-            raise ConfigError(f"{where}: {what.removeprefix('ConfigError: ').rpartition(' (schemas.py ')[0] or what}")
+            problem = message if status == "raised" else f"its check {message}"
+            raise ConfigError(
+                f"{origin}: {problem.removeprefix('ConfigError: ').rpartition(' (schemas.py ')[0] or problem}"
+            )
 
 
 # ---------------------------------------------------------------- match
-MALFORMED = "malformed_"  # components that begin so: the answer could not be read
-NOTE = "info."  # a text that begins so names what a task has in its info
+MALFORMED = "malformed_"  # prefix of the components that count unreadable answers
+INFO_PREFIX = "info."  # prefix of an option that names a key of the task's info
 
 
-def of_task(named: Any, task: Task) -> Any:
-    """`info.NAME` as the task has it, None where it does not; any other value as it is."""
-    return cell(task.info, named.removeprefix(NOTE)) if isinstance(named, str) and named.startswith(NOTE) else named
+def task_value(value: Any, task: Task) -> Any:
+    """Value of `info.NAME` in the task, None where it has none; any other value unchanged."""
+    return (
+        cell(task.info, value.removeprefix(INFO_PREFIX))
+        if isinstance(value, str) and value.startswith(INFO_PREFIX)
+        else value
+    )
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How one kind of answer is compared with its reference: scale * clip(score), in this order:
+    """Comparison of one kind of answer with its reference: scale * clip(score), in this order:
 
     metric     (answer, reference, **options) -> score, 1 the best there is: in a configuration a name in
                `gxpo.environments.rewards.metrics.METRICS`, or `my_metrics.py:FUNCTION`
@@ -97,39 +107,45 @@ class Comparison:
     gate: float | None = None
     pay: Literal["score", "pass"] = "score"
     scale: float = 1.0
-    loads: str | Mapping[str, Any] | Callable[..., float] | None = None  # from which a worker has the metric
+    loads: str | Mapping[str, Any] | Callable[..., float] | None = None  # how a worker loads the metric
 
     @classmethod
-    def make(cls, given: Mapping[str, Any], key: str) -> Comparison:
-        """Of the options of a configuration, the metric's among them; `key` is what errors call them."""
-        metric = given.get("metric")
+    def make(cls, configuration: Mapping[str, Any], key: str) -> Comparison:
+        """Build a comparison from options, the metric's among them; `key` names them in errors."""
+        metric = configuration.get("metric")
         if metric is None:
-            raise ConfigError(f"{key}: say by which metric, as in {{metric: wer}}")
+            raise ConfigError(f"{key}: name a metric, as in {{metric: wer}}")
         function = loads = metric
         if isinstance(metric, str) and names_file(metric):
             function, loads = load(metric), source_of(metric, "", "my_metrics.py:similarity")
         elif isinstance(metric, str):
             function = metric_of(metric, f"{key}.metric")
         field_names = {f.name for f in dataclasses.fields(cls)} - {"options", "loads"}
-        theirs = options_of(function)
-        for name in set(given) - field_names - set(theirs):
-            there = did_you_mean(name, [*field_names, *theirs]) or f"; {metric} has {', '.join(theirs) or 'no options'}"
-            raise ConfigError(f"{key} has no {name!r}{there}")
-        options = {name: value for name, value in given.items() if name in theirs}
-        made = {name: value for name, value in given.items() if name in field_names and name not in theirs}
-        made |= {"metric": function, "loads": loads}
-        if made.get("clip") is not None:
-            made["clip"] = tuple(made["clip"])
-        comparison = cls(**made, options=options)
+        # One mapping holds options of the comparison and of the metric: the metric's go first where both have a name.
+        metric_options = options_of(function)
+        for name in set(configuration) - field_names - set(metric_options):
+            hint = (
+                did_you_mean(name, [*field_names, *metric_options])
+                or f"; {metric} has {', '.join(metric_options) or 'no options'}"
+            )
+            raise ConfigError(f"{key} has no {name!r}{hint}")
+        options = {name: value for name, value in configuration.items() if name in metric_options}
+        comparison_fields = {
+            name: value for name, value in configuration.items() if name in field_names and name not in metric_options
+        }
+        comparison_fields |= {"metric": function, "loads": loads}
+        if comparison_fields.get("clip") is not None:
+            comparison_fields["clip"] = tuple(comparison_fields["clip"])
+        comparison = cls(**comparison_fields, options=options)
         comparison.check(key)
         return comparison
 
     def check(self, key: str) -> None:
-        """ConfigError for values that make no sense."""
+        """ConfigError for options that are out of range or do not fit together."""
         if self.pattern is not None:
             compiled(self.pattern, f"{key}.pattern")
         one_of(f"{key}.pay", self.pay, ("score", "pass"))
-        if self.reference != "answer" and not str(self.reference).startswith(NOTE):
+        if self.reference != "answer" and not str(self.reference).startswith(INFO_PREFIX):
             raise ConfigError(f"{key}.reference is 'answer' or info.NAME, not {self.reference!r}")
         if self.clip is not None and not (len(self.clip) == 2 and self.clip[0] <= self.clip[1]):
             raise ConfigError(f"{key}.clip is two bounds, the lower first, not {list(self.clip)}")
@@ -140,14 +156,17 @@ class Comparison:
 
     @property
     def answered(self) -> bool:
-        """Whether tasks must have an answer."""
+        """True if tasks must have an answer."""
         free = (*REFERENCE_FREE, *(("json_schema",) if "schema" in self.options else ()))
         return self.reference == "answer" and self.metric.__name__ not in free
 
     @property
     def is_bounded(self) -> bool:
-        """Workers compute it, each answer with a limit of processor time: all but built-in metrics of linear cost,
-        `embedding`, which needs its model, and functions that no other process can import."""
+        """True if workers compute the metric, with a limit of processor time for each answer.
+
+        Not so for built-in metrics of linear cost, `embedding`, which needs its model, and functions that no other
+        process can import.
+        """
         if isinstance(self.loads, str) and self.loads in METRICS:
             linear = self.loads not in SUPERLINEAR and self.pattern in (None, ANSWER)
             return not linear and self.loads != "embedding"
@@ -155,15 +174,15 @@ class Comparison:
 
     @functools.cached_property
     def measure(self) -> Measure:
-        """The measure that a worker computes, or this process."""
+        """Measure of one text, computed in a worker or in this process."""
         return Measure(self.loads if self.is_bounded and self.loads is not None else self.metric, self.pattern)
 
     def options_for(self, task: Task) -> dict[str, Any]:
-        """The metric's options, with those that are the task's own."""
-        return {name: of_task(value, task) for name, value in self.options.items()}
+        """Options of the metric for a task, `info.NAME` replaced by the task's values."""
+        return {name: task_value(value, task) for name, value in self.options.items()}
 
     def worth(self, score: float) -> float:
-        """What a score is worth: see the class."""
+        """Reward of a score, after baseline, clip, gate and scale."""
         value = (float(score) - self.baseline) / (1 - self.baseline)
         if self.clip is not None and not math.isnan(value):
             value = min(max(value, self.clip[0]), self.clip[1])
@@ -172,9 +191,12 @@ class Comparison:
         return self.scale * value
 
 
-class Compared:
-    """A group-level reward that compares texts: unreadable answers are 0 and counted, failures cost one rollout, and so
-    does a comparison that takes longer than its limit: it counts as wrong."""
+class ComparisonReward:
+    """Base of group-level rewards that compare texts.
+
+    Unreadable answers are 0 and counted, a failure costs one rollout its score, and a comparison that takes longer than
+    its limit counts as wrong.
+    """
 
     name = ""
 
@@ -186,7 +208,7 @@ class Compared:
         self.gives = (self.name, *self.reports)
 
     def limit(self, seconds: float, processes: int) -> None:
-        """Set the processor time of one comparison, and the number of processes that share them."""
+        """Set the processor time of one comparison, and the number of worker processes."""
         self._limits = {"seconds": seconds, "processes": processes}
 
     def close(self) -> None:
@@ -196,35 +218,36 @@ class Compared:
         self._bounded.clear()
 
     def failures(self) -> list[Failure]:
-        """What went wrong since it was last asked."""
-        found, self._failures = self._failures, []
-        return found
+        """Return and clear the failures since the last call."""
+        collected, self._failures = self._failures, []
+        return collected
 
-    def _measured(self, jobs: Sequence[tuple[Comparison, tuple[Any, ...]]]) -> list[Reply]:
-        """Replies to jobs, each a comparison and the arguments of its `measure`; GxpoError of one in this process."""
+    def _run_jobs(self, jobs: Sequence[tuple[Comparison, tuple[Any, ...]]]) -> list[Reply]:
+        """Replies to jobs, each a comparison and the arguments of its `measure`; a GxpoError here propagates."""
         replies: list[Reply] = [("died", "never run")] * len(jobs)
-        remote: dict[int, list[int]] = {}
-        for place, (comparison, arguments) in enumerate(jobs):
+        jobs_by_comparison: dict[int, list[int]] = {}
+        for job, (comparison, arguments) in enumerate(jobs):
             if comparison.is_bounded:
-                remote.setdefault(id(comparison), []).append(place)
+                jobs_by_comparison.setdefault(id(comparison), []).append(job)
                 continue
             try:
-                replies[place] = "ok", comparison.measure(*arguments)
+                replies[job] = "ok", comparison.measure(*arguments)
             except GxpoError:
                 raise
             except Exception as error:
-                replies[place] = "raised", described(error)
-        for key, places in remote.items():
+                replies[job] = "raised", described(error)
+        # One pool for each comparison, since workers load a fixed function; its jobs go there together.
+        for key, job_indices in jobs_by_comparison.items():
             if key not in self._bounded:
-                measure = jobs[places[0]][0].measure
+                measure = jobs[job_indices[0]][0].measure
                 self._bounded[key] = Bounded(measure, self.name, rehearsal=("0", "0", {}), **self._limits)
-            bounded_replies = self._bounded[key].run([jobs[place][1] for place in places])
-            for place, reply in zip(places, bounded_replies, strict=True):
-                replies[place] = reply
+            bounded_replies = self._bounded[key].run([jobs[job][1] for job in job_indices])
+            for job, reply in zip(job_indices, bounded_replies, strict=True):
+                replies[job] = reply
         return replies
 
     def _value(self, comparison: Comparison, reply: Reply, task: Task) -> tuple[float, bool]:
-        """(what an answer is worth, nan where it can't be scored; True where it could not be read) of a reply."""
+        """Pair (reward, is_malformed) of a reply; the reward is nan where the answer can't be scored."""
         status, value = reply
         if status == "ok" and "malformed" in value:
             return 0.0, True
@@ -236,14 +259,14 @@ class Compared:
         return (0.0 if status == "limit" else math.nan), False
 
     def _columns(self, values: Sequence[tuple[float, bool]]) -> dict[str, Tensor]:
-        """{NAME: [R], "malformed_NAME": [R]} of values and whether the answer could not be read."""
+        """Columns {NAME: [R], "malformed_NAME": [R]} of pairs (reward, is_malformed)."""
         scores, unread = [score for score, _ in values], [float(flag) for _, flag in values]
         columns = dict(zip(self.gives, (scores, unread), strict=True))
         return {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()}
 
 
-class Match(Compared):
-    """{"match": [R]}: what each answer is worth beside its task's reference, by `Comparison`.
+class Match(ComparisonReward):
+    """{"match": [R]}: reward of each answer compared with its task's reference, by `Comparison`.
 
     comparisons  by kind of answer, as `by` (`info.NAME`) says of a task; without it the one that there is
 
@@ -259,8 +282,10 @@ class Match(Compared):
 
     @classmethod
     def make(cls, options: Mapping[str, Any]) -> Match:
-        """Of `scoring.options.match`: a comparison; or `by: info.KIND` and `route: {KIND: a comparison}`, of which each
-        has what is said beside them where it says nothing else."""
+        """Build from `scoring.options.match`: a comparison, or `by: info.KIND` and `route: {KIND: a comparison}`.
+
+        Options beside `route` are defaults of all its comparisons.
+        """
         key = "scoring.options.match"
         common = {name: value for name, value in options.items() if name not in ("route", "by")}
         route, by = options.get("route"), options.get("by", "info.kind")
@@ -268,28 +293,34 @@ class Match(Compared):
             if "by" in options:
                 raise ConfigError(f"{key}.by needs route: {{KIND: {{metric: ...}}}}")
             return cls({None: Comparison.make(common, key)})
-        if not isinstance(route, Mapping) or not route or not str(by).startswith(NOTE):
+        if not isinstance(route, Mapping) or not route or not str(by).startswith(INFO_PREFIX):
             raise ConfigError(f"{key}: route is {{KIND: {{metric: ...}}}} and by is info.NAME, not {by!r}")
-        return cls({kind: Comparison.make({**common, **own}, f"{key}.route.{kind}") for kind, own in route.items()}, by)
+        return cls(
+            {
+                kind: Comparison.make({**common, **kind_options}, f"{key}.route.{kind}")
+                for kind, kind_options in route.items()
+            },
+            by,
+        )
 
     @property
     def answered(self) -> bool:
-        """Whether every task must have an answer."""
+        """True if every task must have an answer."""
         return all(comparison.answered for comparison in self.comparisons.values())
 
     def check_tasks(self, source: TaskSource) -> None:
-        """ConfigError for a JSON Schema, of the configuration or of a task, that is none."""
+        """ConfigError for an invalid JSON Schema of the configuration or of a task."""
         schemas: list[tuple[str, Any]] = []
         for kind, comparison in self.comparisons.items():
             schema = comparison.options.get("schema") if comparison.loads == "json_schema" else None
             if schema is None:
                 continue
-            if not (isinstance(schema, str) and schema.startswith(NOTE)):
+            if not (isinstance(schema, str) and schema.startswith(INFO_PREFIX)):
                 schemas.append(("scoring.options.match: schema", schema))
                 continue
-            kind_tasks = [task for task in tasks_of(source) if self.by is None or of_task(self.by, task) == kind]
+            kind_tasks = [task for task in tasks_of(source) if self.by is None or task_value(self.by, task) == kind]
             schemas += [
-                (f"task {task.id!r}: {schema}", x) for task in kind_tasks if (x := of_task(schema, task)) is not None
+                (f"task {task.id!r}: {schema}", x) for task in kind_tasks if (x := task_value(schema, task)) is not None
             ]
         if schemas:
             check_schemas(schemas, self._limits)
@@ -297,30 +328,31 @@ class Match(Compared):
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
         jobs = []
         for text, task in zip(texts, tasks, strict=True):
-            comparison = self._comparison(task)
-            reference = task.answer if comparison.reference == "answer" else of_task(comparison.reference, task)
+            comparison = self._comparison_for(task)
+            reference = task.answer if comparison.reference == "answer" else task_value(comparison.reference, task)
             jobs.append((comparison, (text, reference, comparison.options_for(task))))
-        replies = self._measured(jobs)
+        replies = self._run_jobs(jobs)
         cases = zip(jobs, replies, tasks, strict=True)
         return self._columns([self._value(comparison, reply, task) for (comparison, _), reply, task in cases])
 
-    def _comparison(self, task: Task) -> Comparison:
-        kind = None if self.by is None else of_task(self.by, task)
+    def _comparison_for(self, task: Task) -> Comparison:
+        """Comparison for the task's kind; ConfigError for a kind without a route."""
+        kind = None if self.by is None else task_value(self.by, task)
         if kind not in self.comparisons:
-            known = f"scoring.options.match.route has {', '.join(map(str, self.comparisons))}"
-            raise ConfigError(f"match: task {task.id!r} has {self.by}={kind!r}; {known}")
+            routes = f"scoring.options.match.route has {', '.join(map(str, self.comparisons))}"
+            raise ConfigError(f"match: task {task.id!r} has {self.by}={kind!r}; {routes}")
         return self.comparisons[kind]
 
 
-class Consistency(Compared):
+class Consistency(ComparisonReward):
     """{"consistency": [R]}: mean score of an answer against the answers to other wordings of its task (PS-GRPO).
 
     r_ij = 1 / ((n - 1) g) sum over wordings u other than i, answers m of score(answer ij, answer um)
 
-    Wordings of one task have one `info.same_as`. The answer is the metric's hypothesis, the other its reference, as not
-    all metrics are symmetric. Nothing is known of the truth: being consistently wrong is worth as much as being right,
-    so add a reward that knows it. An answer that can't be read has 0, is counted in `malformed_consistency`, and is 0
-    for the others. Of the others those count that the policy made and that are compared. A task with no other wording
+    Wordings of one task share `info.same_as`. The answer is the metric's hypothesis, the other its reference, as not
+    all metrics are symmetric. It reads no label: being consistently wrong earns as much as being right, so add a reward
+    that checks the answer. An answer that can't be read has 0, is counted in `malformed_consistency`, and is 0
+    for the others. Only compared answers of the policy count as others. A task with no other wording
     in the step is unscored.
 
     Source: Con-RAG (arXiv 2510.04392), PS-GRPO.
@@ -334,33 +366,41 @@ class Consistency(Compared):
 
     @classmethod
     def make(cls, options: Mapping[str, Any]) -> Consistency:
-        """Of `scoring.options.consistency`: a comparison, whose reference is not read; by `bleu` where nothing says."""
+        """Build from `scoring.options.consistency`: a comparison, by default `bleu`; its reference is not read."""
         return cls(Comparison.make({"metric": "bleu", **options}, "scoring.options.consistency"))
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
         comparison = self.comparison
-        witnesses: dict[Any, list[int]] = {}
-        for r, (task, fair, origin) in enumerate(zip(tasks, forest.compared.tolist(), forest.origin, strict=True)):
-            if fair and origin == "policy" and SAME_AS in task.info:
-                witnesses.setdefault(str(task.info[SAME_AS]), []).append(r)
-        jobs, pairs = [], list[list[int]]()  # of each rollout the numbers of its jobs
+        # Only attempts of the policy that are compared are references for other wordings.
+        rows_by_wording_group: dict[Any, list[int]] = {}
+        for r, (task, is_compared, origin) in enumerate(
+            zip(tasks, forest.compared.tolist(), forest.origin, strict=True)
+        ):
+            if is_compared and origin == "policy" and SAME_AS in task.info:
+                rows_by_wording_group.setdefault(str(task.info[SAME_AS]), []).append(r)
+        jobs, jobs_of_row = [], list[list[int]]()  # of each rollout the numbers of its jobs
         for text, task in zip(texts, tasks, strict=True):
-            met = [u for u in witnesses.get(str(task.info.get(SAME_AS)), ()) if tasks[u].id != task.id]
-            pairs.append(list(range(len(jobs), len(jobs) + len(met))))
-            jobs += [(comparison, (text, texts[u], comparison.options_for(task), True)) for u in met]
-        replies = self._measured(jobs)
-        return self._columns([self._mean([replies[n] for n in own], texts[r], tasks[r]) for r, own in enumerate(pairs)])
+            others = [u for u in rows_by_wording_group.get(str(task.info.get(SAME_AS)), ()) if tasks[u].id != task.id]
+            jobs_of_row.append(list(range(len(jobs), len(jobs) + len(others))))
+            jobs += [(comparison, (text, texts[u], comparison.options_for(task), True)) for u in others]
+        replies = self._run_jobs(jobs)
+        return self._columns(
+            [
+                self._mean_score([replies[n] for n in job_indices], texts[r], tasks[r])
+                for r, job_indices in enumerate(jobs_of_row)
+            ]
+        )
 
-    def _mean(self, replies: Sequence[Reply], text: str, task: Task) -> tuple[float, bool]:
-        """(mean worth, whether the answer could not be read) of one answer's comparisons with the others'."""
-        if not replies:  # nobody to agree with, which a missing answer is told apart from
-            reply = next(iter(self._measured([(self.comparison, (text, None, {}))])))
+    def _mean_score(self, replies: Sequence[Reply], text: str, task: Task) -> tuple[float, bool]:
+        """Pair (mean reward, is_malformed) of one answer's comparisons with the answers to other wordings."""
+        if not replies:  # no other wording: a missing answer still counts as malformed
+            reply = next(iter(self._run_jobs([(self.comparison, (text, None, {}))])))
             unread = reply[0] == "ok" and "malformed" in reply[1]
             return self._value(self.comparison, ("ok", {"malformed": 1.0} if unread else {"incomparable": 1.0}), task)
         scores = []
         for reply in replies:
             if reply[0] == "ok" and "incomparable" in reply[1]:
-                scores.append(0.0)  # the other's answer is nothing that can be compared with
+                scores.append(0.0)  # the other's answer can't be read
                 continue
             score, unread = self._value(self.comparison, reply, task)
             if unread or math.isnan(score):

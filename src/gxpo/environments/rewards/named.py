@@ -1,4 +1,4 @@
-"""Rewards by name, checked before a run: files that define them, tasks that can be scored so."""
+"""Early check of a reward's name: the file defines it, and the tasks can be scored by it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def check_named(
     spec: Spec,
     source: TaskSource | None,
     options: Mapping[str, Mapping[str, Any]],
-    given: Sequence[str] = (),
+    rollout_components: Sequence[str] = (),
 ) -> None:
-    """Check a reward by its name early, without running user code.
+    """Check a reward by its name before a run, without running user code.
 
     source  None where the tasks are not known: then only files are looked at
 
-    ConfigError where a file does not define what is named, or, without files, where the tasks can't be scored so.
+    ConfigError where a file does not define the name or, for rewards without files, where they can't score the tasks.
     """
     names = list(spec) if isinstance(spec, (Mapping, list, tuple)) else [spec]
     files = [name for name in names if isinstance(name, str) and functions.names_file(name)]
@@ -36,4 +36,4 @@ def check_named(
         except Unusable as error:
             raise ConfigError(f"reward {name!r}: {error}") from error
     if source is not None and not files and not callable(spec):
-        RewardSet.make(spec, source=source, options=options, given=given).close()
+        RewardSet.make(spec, source=source, options=options, given=rollout_components).close()

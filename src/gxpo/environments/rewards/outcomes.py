@@ -20,7 +20,7 @@ Share = Annotated[float, Interval(ge=0, le=1)]
 
 # ---------------------------------------------------------------- of the outcome or the verdict alone
 def signed(correct: Tensor, *, right: float = 1.0, wrong: float = -1.0) -> Tensor:
-    """`right` for a success, `wrong` for a failure, so that no baseline is needed.
+    """Signed reward: `right` for a success, `wrong` for a failure, so that no baseline is needed.
 
     Source: PSR and NSR, arXiv 2506.01347.
     """
@@ -34,8 +34,8 @@ def soft_threshold(
     above: Annotated[float, Gt(0)] = 0.01,
     below: Annotated[float, Gt(0)] = 1.0,
 ) -> Tensor:
-    """threshold + above ln(1 + d) where d = outcome - threshold >= 0, else
-    threshold - (e^(-below d) - 1) / (e^below - 1): one excellent member no longer sets all others back.
+    """Soft threshold: threshold + above ln(1 + d) where d = outcome - threshold >= 0, else
+    threshold - (e^(-below d) - 1) / (e^below - 1); one excellent member no longer sets all others back.
 
     outcome  of about 0 to 1: far below 0 it falls exponentially
     above    how much of a difference between good scores is left;   below  how much steeper it gets the worse they are
@@ -57,18 +57,18 @@ def noted(
     weights: Mapping[str, float] = {"format": 0.1, "execution": 1.0},  # never written to
     outcome_weight: float = 1.0,
 ) -> Tensor:
-    """outcome_weight * outcome + sum_k weights[k] * info[k]; a missing note counts 0.
+    """Weighted notes: outcome_weight * outcome + sum_k weights[k] * info[k]; a missing note counts 0.
 
     >>> notes = {"format": 0.1, "done": 1.0}
     >>> noted(torch.tensor([1.0, 0.0]), [{"format": 1.0, "done": 0.5}, {}], weights=notes).tolist()
     [1.6, 0.0]
     """
-    found = [sum(w * float(row.get(name, 0.0)) for name, w in weights.items()) for row in info]
-    return outcome_weight * outcome.to(torch.float64) + torch.tensor(found, dtype=torch.float64)
+    note_sums = [sum(w * float(row.get(name, 0.0)) for name, w in weights.items()) for row in info]
+    return outcome_weight * outcome.to(torch.float64) + torch.tensor(note_sums, dtype=torch.float64)
 
 
 def plan_success(success: Tensor, plan: Tensor, *, weight: float = 0.5) -> Tensor:
-    """`weight` times the mean verdict of the group's trajectories with one info["plan"] (`reward.add`).
+    """Plan success: `weight` times the mean verdict of the group's trajectories with one info["plan"] (`reward.add`).
 
     plan  ids, -1 none. 0 for a trajectory without a plan, or whose plan's executions have no verdict; its own counts as
           any other
@@ -87,7 +87,7 @@ def plan_softmax(
     weight: float = 0.5,
     temperature: Annotated[float, Gt(0)] = 1.0,
 ) -> Tensor:
-    """`weight` times the softmax, over the group's plans, of their mean verdict / `temperature` (`reward.add`).
+    """Softmax over the group's plans of their mean verdict / `temperature`, times `weight` (`reward.add`).
 
     plan  as in `plan_success`; plans whose executions have no verdict are left out
 
@@ -97,14 +97,17 @@ def plan_softmax(
     >>> plan_softmax(verdicts, plans, one, weight=1.0, temperature=0.5).round(decimals=4).tolist()
     [0.2689, 0.2689, 0.7311, 0.7311]
     """
-    known = success.isfinite()
-    mean = grouped.mean(success.nan_to_num(nan=0.0), plan, known)
-    of_plan = grouped.sum(known.to(mean), plan)
-    told = (plan >= 0) & (of_plan > 0)
-    raised = torch.where(told, (mean / temperature - grouped.max(mean / temperature, group, told)).exp(), 0.0)
-    members = grouped.sum(told.to(mean), plan)
-    total = grouped.sum(torch.where(told, raised / members.clamp_min(1), 0.0), group)
-    return weight * torch.where(told, raised / torch.where(told, total, 1.0), 0.0)
+    has_verdict = success.isfinite()
+    mean = grouped.mean(success.nan_to_num(nan=0.0), plan, has_verdict)
+    n_verdicts = grouped.sum(has_verdict.to(mean), plan)
+    has_scored_plan = (plan >= 0) & (n_verdicts > 0)
+    # A plan counts once in the softmax, however many trajectories carry it: each contributes its share of the plan.
+    exp_mean = torch.where(
+        has_scored_plan, (mean / temperature - grouped.max(mean / temperature, group, has_scored_plan)).exp(), 0.0
+    )
+    plan_size = grouped.sum(has_scored_plan.to(mean), plan)
+    total = grouped.sum(torch.where(has_scored_plan, exp_mean / plan_size.clamp_min(1), 0.0), group)
+    return weight * torch.where(has_scored_plan, exp_mean / torch.where(has_scored_plan, total, 1.0), 0.0)
 
 
 # ---------------------------------------------------------------- with a component
@@ -119,7 +122,7 @@ def added_component(
     weight: float = 0.1,
     groups: Literal["all", "mixed"] = "all",
 ) -> Tensor:
-    """outcome + weight * component, for a component of reward weight 0; unscored where it is unknown.
+    """Added component: outcome + weight * component, for one of reward weight 0; unscored where it is unknown.
 
     groups  "mixed": only in groups with a success and a failure among their compared members. Elsewhere the component
             alone would tell members apart, and standardising makes its smallest differences as large as a verdict's
@@ -129,8 +132,8 @@ def added_component(
     """
     added = weight * read(component)
     if groups == "mixed":
-        known = counts & success.isfinite()
-        mixed = (grouped.max(success, group, known) >= 1) & (grouped.min(success, group, known) < 1)
+        counts_verdict = counts & success.isfinite()
+        mixed = (grouped.max(success, group, counts_verdict) >= 1) & (grouped.min(success, group, counts_verdict) < 1)
         added = torch.where(mixed, added, 0.0)
     return outcome + added
 
@@ -144,11 +147,11 @@ def factored(
     kept: Annotated[float, Interval(ge=0, le=1)] = 1.0,
     terminal: float = 0.0,
 ) -> Tensor:
-    """outcome * product of the factors; kept times as much, plus terminal, where the component `fail` is 1 or more.
+    """Factored outcome: outcome * product of the factors; kept times that, plus terminal, where `fail` is 1 or more.
 
     factors   components of reward weight 0, each from 0 to 1: soft penalties that scale progress and never add to it
     fail      component of an infraction that ends the attempt; "": none
-    kept      share of what was earned before an infraction that it leaves: 1 all of it, 0 voids it
+    kept      share of the reward earned before an infraction that stays: 1 all of it, 0 none
     terminal  reward of the infraction itself
 
     A component that is unknown leaves the outcome unknown. Source: CaRL (arXiv 2504.17838) and its code, where the
@@ -167,11 +170,12 @@ def factored(
     if not fail:
         return value
     failed = read(fail)
+    # An infraction that is unknown makes the outcome unknown: nan compares as no infraction otherwise.
     return torch.where(failed.isnan(), failed, torch.where(failed >= 1, kept * value + terminal, value))
 
 
 def process_bonus(outcome: Tensor, read: Read, *, component: str = "process") -> Tensor:
-    """outcome (1 + component): a process bonus that leaves an outcome of 0 at 0.
+    """Process bonus: outcome (1 + component), which leaves an outcome of 0 at 0.
 
     Search-R2's R_proc is the share of retrieved chunks that a judge finds useful. A component that is unknown makes any
     outcome but 0 unknown. Source: Search-R2, arXiv 2602.03647, eq. 1.
@@ -184,6 +188,7 @@ def process_bonus(outcome: Tensor, read: Read, *, component: str = "process") ->
 
 
 def _low_to_high(low: float, high: float, **_: Any) -> str | None:
+    """Describe bounds that are out of order; None for valid ones."""
     return None if low < high else f"low ({low:g}) must be below high ({high:g})"
 
 
@@ -207,6 +212,7 @@ def rescaled(outcome: Tensor, read: Read, *, component: str = "iou", low: float 
 
 
 def _tiers(thresholds: Sequence[float], values: Sequence[float], **_: Any) -> str | None:
+    """Describe thresholds and values that make no tiers; None for valid ones."""
     if len(thresholds) != len(values):
         return f"{len(thresholds)} thresholds need as many values, not {len(values)}"
     if not all(a < b for a, b in pairwise([0.0, *thresholds, 1.0 + 1e-9])):
@@ -228,7 +234,7 @@ def tiered(
     alpha: Annotated[float, Interval(gt=0, le=1)] = 1.0,
     solved: Literal["tiers", "flat"] = "tiers",
 ) -> Tensor:
-    """[correct] + alpha S, S = values[k] of the last threshold k that the component reaches, 0 below the first.
+    """Tiered reward: [correct] + alpha S, S = values[k] of the last threshold k that the component reaches, else 0.
 
     thresholds  of progress from 0 to 1: where tiers begin, rising, above 0
     values      what they are worth: steps that never shrink, from 0 through `values` to 1
@@ -240,6 +246,7 @@ def tiered(
 
     Source: SSL (arXiv 2601.22491), whose tiers are reconstructed.
     """
+    # nan would be searched as the largest score, so it is put back after the look-up.
     score = read(component).to(torch.float64)
     reached = torch.searchsorted(torch.tensor(thresholds, dtype=torch.float64), score.nan_to_num(0.0), right=True)
     value = alpha * torch.where(score.isnan(), score, torch.tensor([0.0, *values], dtype=torch.float64)[reached])
@@ -258,7 +265,7 @@ def correct_prefix(
     middle: float = 0.5,
     most: Annotated[float, Interval(gt=0, le=1)] = 1.0,
 ) -> Tensor:
-    """1 for a correct answer, most / (1 + exp(-steepness (share - middle))) for a wrong one.
+    """Correct-prefix reward: 1 for a correct answer, most / (1 + exp(-steepness (share - middle))) for a wrong one.
 
     component  the share of the answer before its first error, 0 to 1: `FirstError`, or a reward of one's own
     groups     "all_wrong": only in groups without a right answer (others: 0); "all": in every group
@@ -271,6 +278,7 @@ def correct_prefix(
     exponent reversed, so that the worse of two wrong answers earns more.
     """
     earned = most * torch.sigmoid(steepness * (read(component).to(torch.float64) - middle))
+    # A group with a right answer has a contrast already, and no wrong attempt is paid there.
     if groups == "all_wrong":
         earned = torch.where(grouped.max(correct, group, counts) > 0, 0.0, earned)
     return torch.where(correct, 1.0, earned)
@@ -286,9 +294,9 @@ def entity_match(
     component: str = "entities",
     most: Annotated[float, Interval(ge=0, lt=1)] = 0.3,
 ) -> Tensor:
-    """1 for a correct answer, most * rate / (group's largest rate) for a wrong one, 0 for a truncated one.
+    """Entity match: 1 for a correct answer, most * rate / (group's largest rate) for a wrong one, 0 if truncated.
 
-    component  the share of entities that the attempt came across, 0 to 1: the reward "entities", or one of your own
+    component  the share of entities that the attempt mentions, 0 to 1: the reward "entities", or one of your own
 
     A rate that is unknown leaves a wrong attempt unscored. The largest rate is that of the group's scored, compared
     attempts, right ones included; 0 where all are 0.
@@ -303,8 +311,9 @@ def entity_match(
 
 # ---------------------------------------------------------------- by length and likelihood
 def _readable(parsed: str, repetitive: str, **_: Any) -> str | None:
-    alone = repetitive and not parsed
-    return "repetitive counts where no answer could be read: name `parsed` as well" if alone else None
+    """Describe `repetitive` without `parsed`, which has no effect; None otherwise."""
+    lacks_parsed = repetitive and not parsed
+    return "repetitive counts where no answer could be read: name `parsed` as well" if lacks_parsed else None
 
 
 @checked_by(_readable)
@@ -322,8 +331,8 @@ def length_relative(
     parsed: str = "",
     repetitive: str = "",
 ) -> Tensor:
-    """exp(-alpha z) for a correct answer, z = (L - mean L) / (std L + eps) over the group's correct ones; -1 for a
-    wrong one (GRPO-LEAD).
+    """Relative length reward (GRPO-LEAD): exp(-alpha z) for a correct answer, -1 for a wrong one;
+    z = (L - mean L) / (std L + eps) over the group's correct answers.
 
     length       tokens; counts  whose lengths enter the statistics
     ddof         degrees of freedom that the std leaves out
@@ -341,15 +350,18 @@ def length_relative(
     tensor([ 1.0513,  1.0000,  0.9512, -1.0000], dtype=torch.float64)
     """
     z = grouped.normalize(length, group, correct & counts, ddof=ddof, eps=eps)
-    apart = length.to(torch.float64) * len(length) + torch.arange(len(length))  # no two are equal
-    shortest = counts & (grouped.rank(apart, group, counts) < 3)
-    long = (grouped.mean(length, group, shortest) > longer_than) | (grouped.count(group, counts) < 3)
-    value = torch.where(correct, torch.exp(-alpha * torch.where(long, z, 0.0)), -1.0)
+    tie_free_length = length.to(torch.float64) * len(length) + torch.arange(
+        len(length)
+    )  # no two lengths are equal: exactly three rank below 3
+    shortest = counts & (grouped.rank(tie_free_length, group, counts) < 3)
+    is_long = (grouped.mean(length, group, shortest) > longer_than) | (grouped.count(group, counts) < 3)
+    value = torch.where(correct, torch.exp(-alpha * torch.where(is_long, z, 0.0)), -1.0)
     if not parsed:
         return value
-    unread = ~correct & (grouped.max(correct, group, counts) > 0) & (read(parsed).nan_to_num(1.0) < 1)
-    worth = torch.where(read(repetitive).nan_to_num(0.0) >= 1, -2.0, 0.0) if repetitive else 0.0
-    return torch.where(unread, worth, value)
+    # Failures without a readable answer earn 0 or -2 in place of -1, only in groups with a success.
+    is_unread_failure = ~correct & (grouped.max(correct, group, counts) > 0) & (read(parsed).nan_to_num(1.0) < 1)
+    failure_value = torch.where(read(repetitive).nan_to_num(0.0) >= 1, -2.0, 0.0) if repetitive else 0.0
+    return torch.where(is_unread_failure, failure_value, value)
 
 
 def likelihood_discount(
@@ -363,7 +375,7 @@ def likelihood_discount(
     beta: Share = 0.25,
     all_correct: bool = False,
 ) -> Tensor:
-    """outcome (1 - beta rank / G) for a correct answer, the unchanged outcome for a wrong one.
+    """Likelihood discount: outcome (1 - beta rank / G) for a correct answer, the unchanged outcome for a wrong one.
 
     rank is that of the mean log-prob of the answer's tokens under their sampler, among the G compared answers of the
     group, wrong ones included; 0 is the least likely, and equal ones (to 1e-5 nats) share their mean rank.
@@ -373,20 +385,23 @@ def likelihood_discount(
 
     Source: Rewarding the Unlikely, arXiv 2506.02355.
     """
-    spoke, where = length > 0, counts & (length > 0)
+    # Log-probs that two forward passes round differently must not decide a rank.
+    has_tokens, where = length > 0, counts & (length > 0)
     rank = _rank_among(grouped.settled(logprob, group, absolute=grouped.FORWARD), group, where)
-    loses = correct & spoke if all_correct else correct & spoke & (grouped.min(correct, group, where) < 1)
-    return torch.where(loses, outcome * (1.0 - beta * rank / grouped.count(group, where).clamp_min(1)), outcome)
+    is_discounted = (
+        correct & has_tokens if all_correct else correct & has_tokens & (grouped.min(correct, group, where) < 1)
+    )
+    return torch.where(is_discounted, outcome * (1.0 - beta * rank / grouped.count(group, where).clamp_min(1)), outcome)
 
 
 def _rank_among(x: Tensor, group: Tensor, where: Tensor) -> Tensor:
-    """[R] float64: how many counting members of the group lie below each member, ties (itself aside) by half.
+    """Rank [R] float64 among the counting members of the group: how many lie below, ties (itself aside) by half.
 
-    The members that do not count are placed among those that do.
+    Members that do not count are ranked among those that do.
 
     >>> where = torch.tensor([True, True, True, False])
     >>> _rank_among(torch.tensor([0.1, 0.3, 0.3, 0.2]), torch.zeros(4).long(), where).tolist()
     [0.0, 1.5, 1.5, 1.0]
     """
-    apart = grouped.rank(x, group) - grouped.rank(x, group, ~where)
-    return torch.where(where, grouped.rank(x, group, where), apart)
+    rank_among_counting = grouped.rank(x, group) - grouped.rank(x, group, ~where)
+    return torch.where(where, grouped.rank(x, group, where), rank_among_counting)

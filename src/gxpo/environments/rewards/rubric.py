@@ -1,4 +1,4 @@
-"""A rubric of verifiers (`Rubric`, `RubricGroup` and their subclasses, 0.1.14 to 0.3) as a reward."""
+"""Adapter of a verifiers rubric (`Rubric`, `RubricGroup` and subclasses, 0.1.14 to 0.3) as a reward."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ import torch
 from torch import Tensor
 
 from gxpo.base.usercode import described, one_line
-from gxpo.environments.rewards.batch import DecodeRaw, columns_of, finished, raw_texts
+from gxpo.environments.rewards.batch import DecodeRaw, columns_of, raw_texts, run_coroutine
 
 if TYPE_CHECKING:
     from gxpo.forest.forest import Forest
     from gxpo.parts.protocols import Task
 
-_scored: ContextVar[tuple[int, ...]] = ContextVar("scored", default=())
+_current_rows: ContextVar[tuple[int, ...]] = ContextVar("scored", default=())
 
 
 def is_rubric(value: Any) -> bool:
-    """Whether it is an object of one of the library's classes of rubrics; the library is not imported for that."""
+    """True for an object of one of the library's rubric classes; the library is not imported for that."""
     return not isinstance(value, type) and all(
         callable(getattr(value, name, None)) for name in ("score_rollout", "score_group", "add_reward_func")
     )
 
 
-class _Complaints(logging.Handler):
-    """Errors that the library logs, by rollout: a function that raises is one, and it goes on with a reward of 0."""
+class _ErrorLog(logging.Handler):
+    """Handler that collects the library's logged errors by rollout: it logs a function that raises and counts 0."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.of: dict[int, str] = {}
+        self.message_by_row: dict[int, str] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        for r in _scored.get():
-            self.of.setdefault(r, one_line(record.getMessage()))
+        for r in _current_rows.get():
+            self.message_by_row.setdefault(r, one_line(record.getMessage()))
 
 
 class Rubric:
-    """A rubric as a `group_level.GroupReward`: component `rubric` is its weighted sum, its functions' values are
-    recorded beside it.
+    """Adapter of a rubric to `group_level.GroupReward`: component `rubric` is its weighted sum, values of its functions
+    are recorded beside it.
 
     Functions of one rollout are called for all rollouts at the same time, those of a group with the rollouts of one
     group. A function that raises leaves the rollouts that it was called for unscored, where the library counts 0.
@@ -58,24 +58,28 @@ class Rubric:
         self._failures: list[tuple[str, str]] = []
 
     def failures(self) -> list[tuple[str, str]]:
-        """What went wrong since it was last asked."""
-        found, self._failures = self._failures, []
-        return found
+        """Return and clear the failures since the last call."""
+        collected, self._failures = self._failures, []
+        return collected
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> Mapping[str, Tensor]:
-        """See the class."""
+        """Score all rollouts of a step: the weighted sum and each function's value, [R], nan where one raised."""
         raw = raw_texts(forest, texts, self.decode_raw)
-        states = [_state(r, *said) for r, said in enumerate(zip(texts, tasks, raw, strict=True))]
+        states = [_state(r, *row) for r, row in enumerate(zip(texts, tasks, raw, strict=True))]
+        # Functions of a group need its rollouts in one call; others are called for each rollout by itself.
         groups: dict[int, list[int]] = {}
         for r, group in enumerate(forest.ids("group", axis="R").tolist()):
             groups.setdefault(group, []).append(r)
-        rows = list(groups.values()) if self.rubric.has_group_rewards else [[r] for r in range(len(texts))]
-        log, complaints = logging.getLogger("verifiers"), _Complaints()
-        log.addHandler(complaints)
+        members_by_call = list(groups.values()) if self.rubric.has_group_rewards else [[r] for r in range(len(texts))]
+        # The library logs an exception of a function and goes on, so the log is the only sign of it.
+        log, error_log = logging.getLogger("verifiers"), _ErrorLog()
+        log.addHandler(error_log)
         try:
-            failed = finished(self._all([tuple(x) for x in rows], states)) | complaints.of
+            failed = (
+                run_coroutine(self._score_all([tuple(x) for x in members_by_call], states)) | error_log.message_by_row
+            )
         finally:
-            log.removeHandler(complaints)
+            log.removeHandler(error_log)
         self._failures += [("raised", message) for message in failed.values()]
         columns = {self.name: [math.nan if r in failed else float(s["reward"]) for r, s in enumerate(states)]}
         for name in dict.fromkeys(k for s in states for k in s.get("metrics") or {}):
@@ -83,12 +87,12 @@ class Rubric:
             columns[name] = [math.nan if r in failed or x is None else float(x) for r, x in enumerate(values)]
         return {name: torch.tensor(x, dtype=torch.float64) for name, x in columns.items()}
 
-    async def _all(self, rows: Sequence[tuple[int, ...]], states: Sequence[dict[str, Any]]) -> dict[int, str]:
-        """Scores the states in place; what failed as a whole, by rollout."""
+    async def _score_all(self, rows: Sequence[tuple[int, ...]], states: Sequence[dict[str, Any]]) -> dict[int, str]:
+        """Score the states in place, concurrently; return messages of failed calls by rollout."""
         failed: dict[int, str] = {}
 
-        async def one(members: tuple[int, ...]) -> None:
-            _scored.set(members)
+        async def score_members(members: tuple[int, ...]) -> None:
+            _current_rows.set(members)
             try:
                 if self.rubric.has_group_rewards:
                     await self.rubric.score_group([states[r] for r in members])
@@ -97,12 +101,12 @@ class Rubric:
             except Exception as error:
                 failed.update({r: described(error) for r in members})
 
-        await asyncio.gather(*(one(members) for members in rows))
+        await asyncio.gather(*(score_members(members) for members in rows))
         return failed
 
 
 def _state(number: int, text: str, task: Task, raw: str) -> dict[str, Any]:
-    """A rollout in the library's terms: messages, whatever the prompt is; `completion_raw` has special tokens too."""
+    """State of a rollout as the library expects it: prompt and completion as messages, columns of the task beside."""
     prompt = [{"role": "user", "content": task.prompt}] if isinstance(task.prompt, str) else list(task.prompt)
     columns = columns_of(task)
     answer = columns.pop("answer", "")

@@ -1,4 +1,4 @@
-"""Judge whose rubric a model rewrites every k steps, from what it has scored; every version is kept."""
+"""Evolving rubric: a model rewrites the judge's rubric every k steps from scored answers; versions are kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gxpo.forest.forest import Forest
     from gxpo.parts.protocols import Task
 
-ASKED = (
+REQUEST = (
     "You maintain the rubric by which a judge scores answers. Below are the rubric and answers with the scores, from 0 "
     "to 1, that the judge gave by it. Say where the scores reward what is not better: answers that please the rubric "
     "and are wrong, empty or padded, and differences that the rubric does not see. Then write the rubric anew, so that "
@@ -47,8 +47,8 @@ def read_rubric(reply: str) -> str:
 class EvolvingRubric:
     """{"judge": [R], "rubric_version": [R]}: `Rubric` scores; after every `every`-th step `writer` rewrites the rubric.
 
-    writer   a judge that is shown the rubric and `samples` of the step's answers with their scores, evenly spread
-    samples  answers that it is shown
+    writer   model that rewrites the rubric, from the rubric and `samples` of the step's answers with their scores
+    samples  number of answers that it is shown, evenly spread over the step
 
     A version holds from the next step on, for all answers of a step, and is in the checkpoint. A reply without a rubric
     costs that refresh: the version stays, and a warning says so. Rewards under two versions are not comparable:
@@ -81,33 +81,36 @@ class EvolvingRubric:
         return scores | {"rubric_version": torch.full((len(texts),), float(len(self.versions)), dtype=torch.float64)}
 
     def question(self, prompts: Sequence[str], texts: Sequence[str], scores: Sequence[float]) -> list[dict[str, str]]:
-        """Prompt to the writer."""
+        """Messages that ask the writer for a new rubric."""
         mark = marker(*prompts, *texts)
-        shown = "\n\n".join(
+        samples = "\n\n".join(
             f"# Task\n{prompt}\n\n# Answer, score {score:.2f}\n{fenced(text, mark)}"
             for prompt, text, score in zip(prompts, texts, scores, strict=True)
         )
-        asked = f"{ASKED} {care('Each answer is', mark)}"
-        return [{"role": "user", "content": f"{asked}\n\n# Rubric\n{self.rubric.rubric}\n\n{shown}"}]
+        request = f"{REQUEST} {care('Each answer is', mark)}"
+        return [{"role": "user", "content": f"{request}\n\n# Rubric\n{self.rubric.rubric}\n\n{samples}"}]
 
     def observe(self, step: int, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> None:
-        """See a step's rollouts, and rewrite the rubric if it is due."""
+        """Rewrite the rubric from a step's rollouts if it is due; a warning where that fails."""
         rows = forest.scored.nonzero().squeeze(1).tolist()
         if step % self.every or not rows or "judge" not in forest.component_names:
             return
-        score = forest.components[:, forest.component_names.index("judge")].tolist()
-        shown = _spread([r for r in rows if not math.isnan(score[r])], self.samples)
-        if not shown:
+        score_R = forest.components[:, forest.component_names.index("judge")].tolist()
+        sample_rows = _spread([r for r in rows if not math.isnan(score_R[r])], self.samples)
+        if not sample_rows:
             warnings.warn(f"step {step}: the rubric stays as it is (the judge has scored no answer)", stacklevel=2)
             return
         question = self.question(
-            [prompt_of(tasks[r]) for r in shown], [texts[r] for r in shown], [score[r] for r in shown]
+            [prompt_of(tasks[r]) for r in sample_rows],
+            [texts[r] for r in sample_rows],
+            [score_R[r] for r in sample_rows],
         )
-        (said,) = ask_all(self.writer, [question], 1)
+        (reply,) = ask_all(self.writer, [question], 1)
+        # A failed refresh keeps the rubric: a run must not end because a writer did.
         try:
-            if isinstance(said, tuple):
-                raise ValueError(said[1])
-            self.rubric.rubric = read_rubric(said)
+            if isinstance(reply, tuple):
+                raise ValueError(reply[1])
+            self.rubric.rubric = read_rubric(reply)
             self.versions.append((step + 1, self.rubric.rubric))
         except ValueError as error:
             warnings.warn(f"step {step}: the rubric stays as it is ({one_line(str(error))})", stacklevel=2)
@@ -123,5 +126,5 @@ class EvolvingRubric:
 
 
 def _spread(rows: Sequence[int], n: int) -> list[int]:
-    """n of the rows, evenly spread over them; all where there are fewer."""
+    """Sample n of the rows at even distances; all of fewer rows."""
     return [rows[i * len(rows) // n] for i in range(n)] if n < len(rows) else list(rows)

@@ -1,4 +1,4 @@
-"""Sandbox for untrusted programs: the protocol, and a local one based on processes."""
+"""Sandboxes for untrusted programs: the protocol, and a local sandbox of isolated processes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ from gxpo.environments.rewards.launcher import PROGRAM
 from gxpo.environments.rewards.scratch import exceeds, fresh_directory
 
 FOLDER = Path(__file__).parent  # of the launcher
-OWN = tuple(module.__name__.rpartition(".")[2] for module in (wire, harness))  # copied into sandboxes that test
-LOOK = 0.05  # seconds between two counts of a sandbox's processes and files
-CHECK = "import collections, decimal, hashlib, json, math, random, re, subprocess\nprint('ready')"
-ROUNDS = 20  # of killing what a program has started, which may start more meanwhile
-STARTING = 10.0  # seconds that the sandbox itself may take beyond the program's wall clock
+TESTER_MODULES = tuple(
+    module.__name__.rpartition(".")[2] for module in (wire, harness)
+)  # copied into sandboxes that run tests
+CHECK_INTERVAL = 0.05  # seconds between two counts of a sandbox's processes and files
+PROBE = "import collections, decimal, hashlib, json, math, random, re, subprocess\nprint('ready')"
+KILL_ROUNDS = 20  # of killing a program's processes, which may start more meanwhile
+START_SECONDS = 10.0  # seconds for the sandbox's own start, beyond the program's wall clock
 
 
 @cache
-def own_file(name: str) -> str:
-    """Source of a module that is copied into sandboxes."""
+def module_source(name: str) -> str:
+    """Source text of a module that is copied into sandboxes."""
     return (FOLDER / f"{name}.py").read_text(encoding="utf-8")
 
 
@@ -64,7 +66,7 @@ class Limits:
                 raise ConfigError(f"sandbox: {name}={value!r} is too little: give at least {max(least, 0.1):g}")
 
 
-USUAL = Limits()
+DEFAULT_LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -86,17 +88,17 @@ class Result:
 class Sandbox(Protocol):
     """Protocol of sandboxes. Thread-safe: called from several threads at once."""
 
-    def run(self, files: Mapping[str, str], stdin: str = "", limits: Limits = USUAL) -> Result:
-        """Run `files["main.py"]` by Python, with the other files next to it; never raises for what a program does."""
+    def run(self, files: Mapping[str, str], stdin: str = "", limits: Limits = DEFAULT_LIMITS) -> Result:
+        """Run `files["main.py"]` by Python, the other files beside it; never raises for what a program does."""
         ...
 
     def check(self) -> None:
-        """ConfigError, with what to do, where the sandbox can't run programs."""
+        """ConfigError, with the remedy, where the sandbox can't run programs."""
         ...
 
 
 @dataclass(frozen=True)
-class Held:
+class Isolation:
     """Isolation that the kernel grants to a local sandbox."""
 
     network: bool = False  # no interface but a loopback that is down
@@ -115,10 +117,10 @@ class Local:
     packages  whether it finds installed packages (off: the standard library alone; faster)
     readable  files and directories that programs may read besides their own, the interpreter's and the system's
 
-    What holds everywhere: a session and process group of its own, killed whole; limits of `Limits`, by rlimit or by a
-    watcher; output cut off; an environment of five variables, nothing of the caller's; no standard input but what is
-    given; no open files of the caller's; a directory that is removed whatever was put there. What is tried, and said by
-    `held()`, is up to the kernel:
+    Everywhere: a session and process group of its own, killed whole; limits of `Limits`, by rlimit or by a watcher;
+    output cut off; an environment of five variables, nothing of the caller's; only `stdin` as standard input; no open
+    files of the caller's; a directory that is removed whatever was put there. The rest depends on the kernel;
+    `isolation()` reports it:
 
     Linux with user namespaces    no network; its own process numbers; a file system that is read-only but for its
                                   directory, which is in memory and of limited size; a limited number of processes
@@ -150,27 +152,29 @@ class Local:
             raise ConfigError("the local sandbox needs Linux or macOS: set scoring.options.code.sandbox to docker")
         for path in self.readable:
             if not os.path.exists(path):
-                raise ConfigError(f"the local sandbox is to let programs read {path}, which does not exist")
-        result = self.run({PROGRAM: CHECK}, limits=Limits(wall=20.0, cpu=20))
+                raise ConfigError(
+                    f"scoring.options.code.readable names {path}, which does not exist: correct or remove it"
+                )
+        result = self.run({PROGRAM: PROBE}, limits=Limits(wall=20.0, cpu=20))
         if result.status != "ok" or result.stdout.strip() != "ready":
             raise ConfigError(
                 f"the local sandbox can't run Python here ({result.status}: {result.stderr.strip()[-200:]}); if it may "
                 "not read a library, name its directory in scoring.options.code.readable"
             )
 
-    def held(self) -> Held:
+    def isolation(self) -> Isolation:
         """Isolation that the kernel grants here; tried once."""
-        return _held(self.python)
+        return _probe_isolation(self.python)
 
-    def run(self, files: Mapping[str, str], stdin: str = "", limits: Limits = USUAL) -> Result:
+    def run(self, files: Mapping[str, str], stdin: str = "", limits: Limits = DEFAULT_LIMITS) -> Result:
         with contextlib.ExitStack() as stack:
             try:
                 directory = stack.enter_context(fresh_directory(files))
-                given = stack.enter_context(tempfile.TemporaryFile())
-                given.write(stdin.encode("utf-8", "replace"))
-                given.seek(0)
-                compiled = [name for name in OWN if files.get(f"{name}.py") == own_file(name)]
-                run = _Run(self, directory, given, limits, " ".join(compiled))
+                stdin_file = stack.enter_context(tempfile.TemporaryFile())
+                stdin_file.write(stdin.encode("utf-8", "replace"))
+                stdin_file.seek(0)
+                compiled = [name for name in TESTER_MODULES if files.get(f"{name}.py") == module_source(name)]
+                run = _Run(self, directory, stdin_file, limits, " ".join(compiled))
             except OSError as error:
                 return Result("broken", stderr=f"{type(error).__name__}: {error}")
             stack.callback(run.close)
@@ -178,33 +182,35 @@ class Local:
 
 
 @cache
-def _held(python: str) -> Held:
+def _probe_isolation(python: str) -> Isolation:
+    """Run an empty program and return the isolation that its launcher reports."""
     with fresh_directory({PROGRAM: ""}) as directory, tempfile.TemporaryFile() as nothing:
         run = _Run(Local(python), directory, nothing, Limits(wall=20.0))
         try:
             run.watch()
         finally:
             run.close()
-        return Held(**dict.fromkeys(run.held, True))
+        return Isolation(**dict.fromkeys(run.isolation, True))
 
 
 @dataclass
 class _Run:
-    """One program on its way."""
+    """Run of one program: its processes, pipes and end."""
 
     local: Local
     directory: str
     stdin: IO[bytes]
     limits: Limits
-    compiled: str = ""  # which of its files the launcher imports from this folder: they are not compiled anew
-    held: tuple[str, ...] = ()
-    over: bool = False  # nothing of it runs any more, where `held` says that its processes end with it
-    ended: bool = False
+    compiled: str = ""  # modules that the launcher imports from this folder, so that they are not compiled anew
+    isolation: tuple[str, ...] = ()
+    all_ended: bool = False  # nothing of it runs any more, where `isolation` has "processes"
+    is_killed: bool = False
 
     def __post_init__(self) -> None:
-        self.begun = time.monotonic()
+        self.started = time.monotonic()
         most = self.limits
         numbers = (most.cpu, most.memory, most.file_size, most.processes, most.disk, most.entries, self.local.packages)
+        # Nothing of the caller's environment: keys and paths there are none of the program's business.
         environment = {
             "PATH": os.defpath,
             "HOME": self.directory,
@@ -212,13 +218,14 @@ class _Run:
             "LANG": "C.UTF-8",
             "PYTHONHASHSEED": "0",
         }
-        self.report, theirs = os.pipe()
-        stay, self.stay = os.pipe()  # closed when this process is gone, however that happens
+        # The launcher reports on one pipe; by the other it notices that this process is gone, and ends too.
+        self.report, report_end = os.pipe()
+        stay_end, self.stay = os.pipe()
         try:
             self.process = subprocess.Popen(
                 [
                     *(self.local.python, "-s", "-S", "-B", "-c", launcher.START, str(FOLDER), self.compiled),
-                    *(str(theirs), str(stay), *(str(int(n)) for n in numbers)),
+                    *(str(report_end), str(stay_end), *(str(int(n)) for n in numbers)),
                     *(self.directory, *map(os.path.abspath, self.local.readable)),
                 ],
                 stdin=self.stdin,
@@ -226,7 +233,7 @@ class _Run:
                 stderr=subprocess.PIPE,
                 cwd=self.directory,
                 env=environment,
-                pass_fds=[theirs, stay],
+                pass_fds=[report_end, stay_end],
                 start_new_session=True,
             )
         except BaseException:
@@ -234,61 +241,64 @@ class _Run:
             os.close(self.stay)
             raise
         finally:
-            os.close(theirs)
-            os.close(stay)
+            os.close(report_end)
+            os.close(stay_end)
 
     def watch(self) -> Result:
-        """Wait for the end, or kill the program at a limit."""
+        """Wait for the end, or kill the program at a limit; return the result."""
         assert self.process.stdout is not None and self.process.stderr is not None
         pipes = {"stdout": self.process.stdout.fileno(), "stderr": self.process.stderr.fileno(), "report": self.report}
-        got = {name: bytearray() for name in pipes}
-        ended: str | None = None
-        looked = self.begun
-        with selectors.DefaultSelector() as ready:
+        chunks = {name: bytearray() for name in pipes}
+        kill_reason: str | None = None
+        last_check = self.started
+        # All pipes are read at once: a program that fills one while another is read would never end.
+        with selectors.DefaultSelector() as selector:
             for name, number in pipes.items():
                 os.set_blocking(number, False)
-                ready.register(number, selectors.EVENT_READ, name)
-            while not self.over and ended is None and self.report in ready.get_map():
-                for key, _ in ready.select(LOOK):
+                selector.register(number, selectors.EVENT_READ, name)
+            while not self.all_ended and kill_reason is None and self.report in selector.get_map():
+                for key, _ in selector.select(CHECK_INTERVAL):
                     piece = _read(key.fd)
                     if piece:
-                        got[key.data] += piece
+                        chunks[key.data] += piece
                     else:
-                        ready.unregister(key.fd)
-                self.over = b"\nover" in got["report"]
+                        selector.unregister(key.fd)
+                self.all_ended = b"\nover" in chunks["report"]
                 now = time.monotonic()
-                if len(got["stdout"]) + len(got["stderr"]) > self.limits.output:
-                    ended = "output"
-                elif self.over:
+                if len(chunks["stdout"]) + len(chunks["stderr"]) > self.limits.output:
+                    kill_reason = "output"
+                elif self.all_ended:
                     break
-                elif now - self.begun > self.limits.wall + (0.0 if b"\n" in got["report"] else STARTING):
-                    ended = "timeout"
-                elif now - looked >= LOOK:
-                    looked = now
-                    ended = self._too_much(bytes(got["report"]))
-        self.held = tuple(_facts(got["report"]).get("held", "").split())
+                # The clock of the program starts with the launcher's first line; before it, the sandbox starts.
+                elif now - self.started > self.limits.wall + (0.0 if b"\n" in chunks["report"] else START_SECONDS):
+                    kill_reason = "timeout"
+                elif now - last_check >= CHECK_INTERVAL:
+                    last_check = now
+                    kill_reason = self._exceeded_limit(bytes(chunks["report"]))
+        self.isolation = tuple(_report_lines(chunks["report"]).get("held", "").split())
         self.kill()
         for name, number in pipes.items():  # what was written before the end
-            while len(got[name]) <= self.limits.output and (piece := _read(number)):
-                got[name] += piece
-        return self._result(ended, got, time.monotonic() - self.begun)
+            while len(chunks[name]) <= self.limits.output and (piece := _read(number)):
+                chunks[name] += piece
+        return self._result(kill_reason, chunks, time.monotonic() - self.started)
 
-    def _too_much(self, report: bytes) -> str | None:
-        """Which limit that the kernel does not hold has been passed."""
+    def _exceeded_limit(self, report: bytes) -> str | None:
+        """Name of a limit that the program exceeds and the kernel does not enforce; None without one."""
         if len(descendants(self.process.pid)) > self.limits.processes + 3:  # launcher, first, a shell
             return "processes"
-        held = _facts(report).get("held")
-        if held is None or "space" in held.split():
+        isolation = _report_lines(report).get("held")
+        if isolation is None or "space" in isolation.split():
             return None
         return "disk" if exceeds(self.directory, self.limits.disk, self.limits.entries) else None
 
-    def _result(self, ended: str | None, got: Mapping[str, bytearray], seconds: float) -> Result:
-        facts = _facts(got["report"])
-        out, err = (got[name][: self.limits.output].decode("utf-8", "replace") for name in ("stdout", "stderr"))
+    def _result(self, kill_reason: str | None, chunks: Mapping[str, bytearray], seconds: float) -> Result:
+        """Result from the kill reason, the launcher's report and the program's output."""
+        facts = _report_lines(chunks["report"])
+        out, err = (chunks[name][: self.limits.output].decode("utf-8", "replace") for name in ("stdout", "stderr"))
         if "error" in facts or "held" not in facts:
             return Result("broken", out, facts.get("error") or err.strip() or "its launcher died", seconds)
-        if ended is not None:
-            return Result(ended, out, err, seconds)
+        if kill_reason is not None:
+            return Result(kill_reason, out, err, seconds)
         if "ended" not in facts:
             return Result("failed", out, err, seconds)  # it killed its parent
         code = os.waitstatus_to_exitcode(int(facts["ended"]))
@@ -297,12 +307,12 @@ class _Run:
         return Result("ok" if code == 0 else "failed", out, err, seconds)
 
     def kill(self) -> None:
-        """Kill the program and all its processes."""
-        if self.ended:
+        """Kill the program and all its processes; a second call does nothing."""
+        if self.is_killed:
             return
-        self.ended = True
-        if not (self.over and "processes" in self.held):
-            for _ in range(ROUNDS):  # the launcher, which its orphans come to, goes last
+        self.is_killed = True
+        if not (self.all_ended and "processes" in self.isolation):
+            for _ in range(KILL_ROUNDS):  # the launcher, which its orphans come to, goes last
                 family = descendants(self.process.pid)
                 for number in family:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -315,7 +325,7 @@ class _Run:
         self.process.wait()
 
     def close(self) -> None:
-        """`kill`, and close what was open."""
+        """Kill the program, and close the pipes."""
         self.kill()
         os.close(self.report)
         os.close(self.stay)
@@ -324,13 +334,14 @@ class _Run:
                 pipe.close()
 
 
-def _facts(report: bytes | bytearray) -> dict[str, str]:
-    """What the launcher has said, by the first word of each line."""
-    said = bytes(report).decode("utf-8", "replace").splitlines()
-    return {word: rest for word, _, rest in (line.partition(" ") for line in said)}
+def _report_lines(report: bytes | bytearray) -> dict[str, str]:
+    """Lines of the launcher's report, by their first word."""
+    lines = bytes(report).decode("utf-8", "replace").splitlines()
+    return {word: rest for word, _, rest in (line.partition(" ") for line in lines)}
 
 
 def _read(number: int) -> bytes:
+    """Read what a non-blocking pipe holds; b"" where it holds nothing."""
     try:
         return os.read(number, 1 << 16)
     except BlockingIOError:

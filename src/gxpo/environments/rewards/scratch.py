@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Leftovers:
-    """Number of scratch entries that this process could not remove so far; warns at the first."""
+    """Count of scratch entries that this process could not remove; warns at the first."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -38,14 +38,14 @@ LEFT = Leftovers()
 
 @contextlib.contextmanager
 def fresh_directory(files: Mapping[str, str], *, readable: bool = False) -> Iterator[str]:
-    """Temporary directory with these files, removed at the end; `readable`: by other users."""
+    """Create a temporary directory with these files and remove it at the end; `readable`: other users may read it."""
     directory = tempfile.mkdtemp(prefix="gxpo-sandbox-")
     try:
         if readable:
             os.chmod(directory, 0o755)
         for name, text in files.items():
             if Path(name).name != name:
-                raise ValueError(f"a sandbox's files stand beside each other: {name!r} does not")
+                raise ValueError(f"a sandbox's files lie in one folder: {name!r} is a path")
             Path(directory, name).write_text(text, encoding="utf-8", errors="replace")
         yield directory
     finally:
@@ -60,19 +60,20 @@ def remove(directory: str) -> list[str]:
     """
     errors: list[str] = []
     try:
-        top = _opened(directory)
+        top = _open_directory(directory)
     except OSError as error:
         return [str(error)]
     try:
-        pending = _emptied(top, top, errors)
+        # Directories at the top alone: each that is emptied adds its own to them.
+        pending = _empty(top, top, errors)
         while pending:
             name = pending.pop()
             try:
-                place = _opened(name, top)
+                directory_fd = _open_directory(name, top)
                 try:
-                    pending += _emptied(place, top, errors)
+                    pending += _empty(directory_fd, top, errors)
                 finally:
-                    os.close(place)
+                    os.close(directory_fd)
                 os.rmdir(name, dir_fd=top)
             except OSError as error:
                 errors.append(str(error))
@@ -84,46 +85,46 @@ def remove(directory: str) -> list[str]:
     return errors
 
 
-def _opened(name: str, beside: int | None = None) -> int:
-    """A directory that can be read and written from now on."""
+def _open_directory(name: str, parent_fd: int | None = None) -> int:
+    """Open a directory, and make it readable and writable; links are not followed."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     try:
-        number = os.open(name, flags, dir_fd=beside)
+        number = os.open(name, flags, dir_fd=parent_fd)
     except PermissionError:
-        os.chmod(name, 0o700, dir_fd=beside)
-        number = os.open(name, flags, dir_fd=beside)
+        os.chmod(name, 0o700, dir_fd=parent_fd)
+        number = os.open(name, flags, dir_fd=parent_fd)
     os.fchmod(number, 0o700)
     return number
 
 
-def _emptied(place: int, top: int, errors: list[str]) -> list[str]:
+def _empty(directory: int, top: int, errors: list[str]) -> list[str]:
     """Unlink the files of `place` and move its directories to `top`, whose names for them are returned."""
     moved = []
-    for name in os.listdir(place):
+    for name in os.listdir(directory):
         try:
-            if not stat.S_ISDIR(os.lstat(name, dir_fd=place).st_mode):
-                os.unlink(name, dir_fd=place)
+            if not stat.S_ISDIR(os.lstat(name, dir_fd=directory).st_mode):
+                os.unlink(name, dir_fd=directory)
                 continue
-            new = secrets.token_hex(16)
+            moved_name = secrets.token_hex(16)
             try:
-                os.rename(name, new, src_dir_fd=place, dst_dir_fd=top)
+                os.rename(name, moved_name, src_dir_fd=directory, dst_dir_fd=top)
             except PermissionError:  # its own mode: ".." is in it
-                os.chmod(name, 0o700, dir_fd=place)
-                os.rename(name, new, src_dir_fd=place, dst_dir_fd=top)
-            moved.append(new)
+                os.chmod(name, 0o700, dir_fd=directory)
+                os.rename(name, moved_name, src_dir_fd=directory, dst_dir_fd=top)
+            moved.append(moved_name)
         except OSError as error:
             errors.append(str(error))
     return moved
 
 
 def exceeds(directory: str, disk: int, entries: int) -> bool:
-    """Whether the files of a directory take more than `disk` bytes, are more than `entries`, or can't be counted."""
+    """True if a directory's files take more than `disk` bytes, are more than `entries`, or can't be counted."""
     pending = [directory]
     while pending:
         path = pending.pop()
         try:
-            with _listed(path) as found:
-                for entry in found:
+            with _scan(path) as scan:
+                for entry in scan:
                     entries -= 1
                     disk -= entry.stat(follow_symlinks=False).st_blocks * 512
                     if entries < 0 or disk < 0:
@@ -137,7 +138,8 @@ def exceeds(directory: str, disk: int, entries: int) -> bool:
     return False
 
 
-def _listed(path: str) -> Any:
+def _scan(path: str) -> Any:
+    """Scan a directory, also one whose mode the program has taken away."""
     try:
         return os.scandir(path)
     except PermissionError:

@@ -31,7 +31,7 @@ COLUMNS: Mapping[str, Callable[[Forest, str], Any]] = {  # [R] each, of a forest
     "read": lambda forest, asker: partial(read_component, forest, asker=asker),
     "texts": lambda forest, asker: texts_of(forest, asker),
     "tools": lambda forest, asker: tools_used(forest, asker),
-    "errors": lambda forest, _: noted_by_turns(forest, "action_error"),
+    "errors": lambda forest, _: turn_notes(forest, "action_error"),
 }
 
 
@@ -47,9 +47,9 @@ class Shape(Formula, RewardPart):
       counts    bool, scored and compared: whose values make up statistics of a group
       logprob   mean log-prob of the trained tokens under their sampler
       read      read(NAME) is a component, nan unknown, refused outside [0, 1]; with `share=False` any number
-      texts     what each attempt said; tools, errors: names of the tools that it called, and its `action_error`s
+      texts     text of each attempt; tools, errors: names of the tools that it called, and its `action_error`s
 
-    What is unscored stays so.
+    Unscored trajectories stay unscored.
     """
 
     function: Any = "signed"
@@ -59,14 +59,14 @@ class Shape(Formula, RewardPart):
 
     @property
     def component(self) -> str | None:
-        """Component that it reads, where that is an option."""
+        """Component that the function reads, where that is an option."""
         return self.options.get("component")
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Components that its options name."""
-        named = [*self.options.get("factors", ()), self.options.get("fail")]
-        return (*super().reads, *(name for name in named if name))
+        """Names of the components that the function's options name."""
+        components = [*self.options.get("factors", ()), self.options.get("fail")]
+        return (*super().reads, *(name for name in components if name))
 
     @torch.no_grad()
     def __call__(self, forest: Forest) -> Tensor:
@@ -76,86 +76,92 @@ class Shape(Formula, RewardPart):
 
     @property
     def reads_texts(self) -> bool:
-        """Whether it is given what was said: the trainer decodes it then."""
+        """True if the function declares `texts`, so that the trainer decodes the actions."""
         return "texts" in signature(self.function).columns
 
 
 def columns_for(function: Callable[..., Any], forest: Forest, slot: str) -> list[Any]:
-    """Columns that a function asks for by the names of its parameters; `slot` names its part in an error."""
-    name, asked = function.__name__, signature(function).columns
-    unknown = [c for c in asked if c not in COLUMNS]
+    """Columns that a function declares as parameters, in order; `slot` names its part in an error."""
+    name, column_names = function.__name__, signature(function).columns
+    unknown = [c for c in column_names if c not in COLUMNS]
     if unknown:
-        close = hint(unknown[0], COLUMNS)
+        hint_text = hint(unknown[0], COLUMNS)
         raise ConfigError(
-            f"{slot}: {name}{place_of(function)} asks for {unknown[0]!r}{close}; there is {', '.join(COLUMNS)}"
+            f"{slot}: {name}{place_of(function)} asks for {unknown[0]!r}{hint_text}; there is {', '.join(COLUMNS)}"
         )
-    return [COLUMNS[c](forest, name) for c in asked]
+    return [COLUMNS[c](forest, name) for c in column_names]
 
 
 def texts_of(forest: Forest, asker: str) -> list[str]:
-    """What each trajectory's actions say, turn after turn; GxpoError where the forest does not hold it."""
-    said: list[list[str]] = [[] for _ in range(forest.n_trajectories)]
+    """Text of each trajectory's actions, [R], turn after turn; GxpoError where the forest holds token ids alone."""
+    texts_R: list[list[str]] = [[] for _ in range(forest.n_trajectories)]
     for r, text in zip(forest.step_trajectory.tolist(), forest.action_text, strict=True):
         if text is None:
-            raise GxpoError(f"{asker} reads what was said, and these rollouts hold token ids alone: record action_text")
-        said[r].append(text)
-    return ["".join(own) for own in said]
+            raise GxpoError(
+                f"{asker} reads the text of actions, and these rollouts hold token ids alone: record action_text"
+            )
+        texts_R[r].append(text)
+    return ["".join(turn_texts) for turn_texts in texts_R]
 
 
-def noted_by_turns(forest: Forest, name: str) -> list[list[Any]]:
-    """What the turns of each trajectory note in their info under `name`; turns without it are passed over."""
-    found: list[list[Any]] = [[] for _ in range(forest.n_trajectories)]
+def turn_notes(forest: Forest, name: str) -> list[list[Any]]:
+    """Values under `name` in the turns' info, [R] lists in time; turns without it are left out."""
+    notes_R: list[list[Any]] = [[] for _ in range(forest.n_trajectories)]
     for r, info in zip(forest.step_trajectory.tolist(), forest.step_info, strict=True):
         if name in info:
-            found[r].append(info[name])
-    return found
+            notes_R[r].append(info[name])
+    return notes_R
 
 
 def tools_used(forest: Forest, asker: str) -> list[list[str]]:
-    """Names of the tools that each trajectory called, in order; GxpoError where no turn notes `calls` in its info."""
-    noted = noted_by_turns(forest, "calls")
-    if forest.n_trajectories and not any(noted):
+    """Names of the tools that each trajectory called, in order, [R]; GxpoError where no turn's info has `calls`."""
+    calls_R = turn_notes(forest, "calls")
+    if forest.n_trajectories and not any(calls_R):
         raise GxpoError(
-            f"{asker}: no turn notes `calls` in its info: choose a task whose environment does, as toolqa or zoom, or "
-            "tool_calls.count=turns"
+            f"{asker}: no turn has `calls` in its info: choose a task whose environment notes them, as toolqa or zoom, "
+            "or tool_calls.count=turns"
         )
-    return [[str(call["name"]) for calls in own for call in calls] for own in noted]
+    return [[str(call["name"]) for calls in turn_calls for call in calls] for turn_calls in calls_R]
 
 
 def verdicts(forest: Forest, asker: str) -> Tensor:
-    """Scored trajectories that the verifier calls correct, [R] bool; GxpoError where one has no verdict."""
+    """Correct trajectories by the verifier, [R] bool, False for unscored ones; GxpoError where a verdict is missing."""
     forest.need_verdicts(asker, each=True)
     return forest.scored & (forest.success >= 1)
 
 
 def read_component(forest: Forest, name: str, asker: str, *, share: bool = True) -> Tensor:
-    """Component `name` [R] float64, nan unknown.
+    """Component `name` [R] float64, nan unknown; ConfigError where no reward computes it.
 
-    share  it is a share of something: refused where it is not from 0 to 1
-    ConfigError where no reward computes it; `asker` is the part that needs it.
+    asker  the part that reads it, for errors
+    share  the component is a share: ConfigError for values outside [0, 1]
     """
     if name not in forest.component_names:
         raise NoComponent(asker, name, forest.component_names)
-    value = forest.components[:, forest.component_names.index(name)]
-    known = value[value.isfinite()]
-    if share and known.numel() and not 0 <= float(known.min()) <= float(known.max()) <= 1:
+    value_R = forest.components[:, forest.component_names.index(name)]
+    finite_values = value_R[value_R.isfinite()]
+    if share and finite_values.numel() and not 0 <= float(finite_values.min()) <= float(finite_values.max()) <= 1:
         raise ConfigError(
-            f"{asker}: component {name!r} is from {float(known.min()):g} to {float(known.max()):g}; it has to lie "
-            "between 0 and 1"
+            f"{asker}: component {name!r} is from {float(finite_values.min()):g} to {float(finite_values.max()):g}; it "
+            "has to lie between 0 and 1"
         )
-    return torch.where(value.isfinite(), value, torch.nan)
+    return torch.where(value_R.isfinite(), value_R, torch.nan)
 
 
 def mean_logprob(forest: Forest, asker: str) -> Tensor:
-    """Mean log-prob of each trajectory's trainable tokens under its sampler, [R] float64; 0 where it has none.
+    """Mean log-prob of each trajectory's trainable tokens under its sampler, [R] float64; 0 without such tokens.
 
-    Refused where a token of a scored trajectory has no log-prob.
+    GxpoError where a token of a scored trajectory has no log-prob.
     """
     entries = (forest.path_trainable & forest.to_path(forest.scored, "R")).nonzero().squeeze(1)
-    logprob, owner, n = forest.path_behaviour_logprob[entries], forest.path_trajectory[entries], forest.n_trajectories
-    if missing := int(logprob.isnan().sum()):
+    logprob_P, trajectory_P, n = (
+        forest.path_behaviour_logprob[entries],
+        forest.path_trajectory[entries],
+        forest.n_trajectories,
+    )
+    if missing := int(logprob_P.isnan().sum()):
         raise GxpoError(
             f"{asker} needs the sampler's log-probs, which {missing} of {entries.numel()} tokens lack: record `logprob`"
         )
-    total = torch.zeros(n, dtype=torch.float64).index_add_(0, owner, logprob)
-    return total / torch.bincount(owner, minlength=n).clamp_min(1)
+    total_R = torch.zeros(n, dtype=torch.float64).index_add_(0, trajectory_P, logprob_P)
+    return total_R / torch.bincount(trajectory_P, minlength=n).clamp_min(1)

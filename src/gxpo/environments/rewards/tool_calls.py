@@ -1,13 +1,14 @@
-"""Reward for few tool calls: a share of the outcome by the number of calls and the fewest that suffice."""
+"""Tool-call economy: a share of the outcome by the number of calls and the fewest that suffice."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
 from gxpo.base.errors import CheckpointError, GxpoError
@@ -19,22 +20,57 @@ from gxpo.parts.functions import Formula
 from gxpo.parts.registry import part
 
 
+# ---------------------------------------------------------------- shares by the number of calls
+def otc(calls: Tensor, fewest: Tensor, *, smooth: Annotated[float, Gt(0)] = 1.0) -> Tensor:
+    """OTC-GRPO: sin(pi m / (m + n)) for m calls where n suffice; where none are needed cos(pi m / (2 m + smooth)).
+
+    smooth  the larger, the less a first call costs where none is needed; the paper sets the most calls there may be
+
+    1 at m = n. Source: OTC, arXiv 2504.14870, by two public reimplementations.
+
+    >>> otc(torch.tensor([2, 4, 8]), torch.tensor([2, 2, 2]))
+    tensor([1.0000, 0.8660, 0.5878], dtype=torch.float64)
+    >>> otc(torch.tensor([0, 1, 2]), torch.tensor([0, 0, 0]), smooth=4.0)
+    tensor([1.0000, 0.8660, 0.7071], dtype=torch.float64)
+    """
+    m, n = calls.to(torch.float64), fewest.to(torch.float64)
+    needed = torch.sin(math.pi * m / torch.where(m + n > 0, m + n, 1.0))
+    return torch.where(n > 0, needed, torch.cos(math.pi * m / (2 * m + smooth)))
+
+
+def linear(calls: Tensor, fewest: Tensor, *, cost: Annotated[float, Ge(0)] = 0.1) -> Tensor:
+    """1 minus `cost` for each call beyond the fewest, at least 0."""
+    return (1.0 - cost * (calls - fewest).to(torch.float64).clamp_min(0)).clamp_min(0)
+
+
+def inverse(calls: Tensor, fewest: Tensor) -> Tensor:
+    """1 / (m + 1) for m calls, whatever suffices. Source: HDPO, arXiv 2604.08545, and its code."""
+    return 1.0 / (calls.to(torch.float64) + 1.0)
+
+
+def zero_if_unneeded(calls: Tensor, fewest: Tensor) -> Tensor:
+    """1 for an attempt that calls where calls are needed, or does not where none is; else 0. Source: SEM, arXiv
+    2505.07903, reconstructed."""
+    return ((calls > 0) == (fewest > 0)).to(torch.float64)
+
+
+# ---------------------------------------------------------------- the reward
 @part("tool_calls", stage="reward")
 @dataclass(frozen=True)
 class ToolCalls(Formula, RewardPart):
     """Tool-call economy of right answers: under `reward.shape` the outcome times a share, under `reward.add` the share
     itself, with `scales: false`. Wrong answers keep their outcome, or have 0: a cheap wrong one earns nothing.
 
-    shape      share by calls and the fewest that suffice, in `rewards.tool_economy` or `file.py:function`; its
+    shape      share by calls and the fewest that suffice, in `rewards.tool_calls` or `file.py:function`; its
                keyword-only parameters are options: otc, linear, inverse, zero_if_unneeded
     reference  the fewest: "group_min", over the right answers of the group; "running_min", and of all groups of the
                task so far (a source that makes new tasks has none, and it is the group's); "task", what its info says:
                `needed_calls`, or the number of `gold_calls`
     count      "calls" that turns note in their info, as those of toolqa and zoom do; "turns"
-    scales     whether the share multiplies the outcome
+    scales     true: the share multiplies the outcome
 
     The running minimum is in the checkpoint; an attempt is measured against a minimum that its own step has lowered.
-    GxpoError where the count or the reference is not known.
+    GxpoError where the rollouts do not hold the count or the reference.
     """
 
     shape: Any = "otc"
@@ -44,37 +80,39 @@ class ToolCalls(Formula, RewardPart):
     options: Mapping[str, Any] = field(default_factory=dict)
     fewest: dict[str, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
-    functions: ClassVar[Mapping[str, tuple[str, bool]]] = {"shape": ("gxpo.environments.rewards.tool_economy", False)}
+    functions: ClassVar[Mapping[str, tuple[str, bool]]] = {"shape": ("gxpo.environments.rewards.tool_calls", False)}
 
     @torch.no_grad()
     def __call__(self, forest: Forest) -> Tensor:
-        calls, right = self.counted(forest), verdicts(forest, "tool_calls")
-        share = self.apply(self.shape, [calls, self.suffices(forest, calls, right)]).to(torch.float64)
-        paid = share * forest.outcome if self.scales else share
-        return torch.where(right, paid, forest.outcome if self.scales else torch.where(forest.scored, 0.0, torch.nan))
+        calls_R, correct_R = self.count_calls(forest), verdicts(forest, "tool_calls")
+        share_R = self.apply(self.shape, [calls_R, self.fewest_calls(forest, calls_R, correct_R)]).to(torch.float64)
+        paid_R = share_R * forest.outcome if self.scales else share_R
+        return torch.where(
+            correct_R, paid_R, forest.outcome if self.scales else torch.where(forest.scored, 0.0, torch.nan)
+        )
 
-    def counted(self, forest: Forest) -> Tensor:
-        """Calls, or turns, of each trajectory, [R] float64."""
+    def count_calls(self, forest: Forest) -> Tensor:
+        """Number of calls, or turns, of each trajectory, [R] float64."""
         if self.count == "turns":
             return torch.bincount(forest.step_trajectory, minlength=forest.n_trajectories).to(torch.float64)
         return torch.tensor([float(len(names)) for names in tools_used(forest, "tool_calls")], dtype=torch.float64)
 
-    def suffices(self, forest: Forest, calls: Tensor, right: Tensor) -> Tensor:
-        """The fewest calls known to suffice for each trajectory's task, [R] float64; its own where none are."""
+    def fewest_calls(self, forest: Forest, calls: Tensor, right: Tensor) -> Tensor:
+        """Fewest calls known to suffice for each trajectory's task, [R] float64; its own number where none is known."""
         if self.reference == "task":
             return torch.tensor([_needed(info) for info in forest.info], dtype=torch.float64)
-        group, enters = forest.ids("group", axis="R"), right & forest.compared
-        least = torch.where(grouped.count(group, enters) > 0, grouped.min(calls, group, enters), calls)
+        group, counts_R = forest.ids("group", axis="R"), right & forest.compared
+        group_min_R = torch.where(grouped.count(group, counts_R) > 0, grouped.min(calls, group, counts_R), calls)
         if self.reference == "group_min":
-            return least
-        known = torch.tensor([self.fewest.get(task, math.inf) for task in forest.task], dtype=torch.float64)
-        return torch.minimum(least, known)
+            return group_min_R
+        fewest_before_R = torch.tensor([self.fewest.get(task, math.inf) for task in forest.task], dtype=torch.float64)
+        return torch.minimum(group_min_R, fewest_before_R)
 
     def observe(self, forest: Forest) -> None:
-        """Remember the fewest calls of a right answer, by task."""
+        """Update the running minimum of the calls of a right answer, by task."""
         if self.reference != "running_min":
             return
-        right, calls = verdicts(forest, "tool_calls") & forest.compared, self.counted(forest)
+        right, calls = verdicts(forest, "tool_calls") & forest.compared, self.count_calls(forest)
         for row in right.nonzero().squeeze(1).tolist():
             task = forest.task[row]
             self.fewest[task] = min(self.fewest.get(task, math.inf), float(calls[row]))
@@ -90,16 +128,16 @@ class ToolCalls(Formula, RewardPart):
 
     @property
     def remembers(self) -> bool:
-        """Whether there is anything for a checkpoint."""
+        """True if the part has state for a checkpoint."""
         return self.reference == "running_min"
 
 
 def _needed(info: Mapping[str, Any]) -> float:
-    """Calls that a task says it needs."""
+    """Number of calls that a task's info states: `needed_calls`, or the number of `gold_calls`."""
     needed = info.get("needed_calls", info.get("gold_calls"))
     if needed is None:
         raise GxpoError(
             "tool_calls.reference=task: a rollout's info has neither needed_calls nor gold_calls: choose a task that "
-            "says so, as toolqa, or reference=group_min"
+            "states them, as toolqa, or reference=group_min"
         )
     return float(needed) if isinstance(needed, (int, float)) else float(len(needed))

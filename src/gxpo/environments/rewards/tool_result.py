@@ -1,4 +1,4 @@
-"""Turn rewards by tool results: the call worked, and its result contains the answer (MT-GRPO)."""
+"""Turn rewards for tool results: the call ran, and its result contains the answer (MT-GRPO)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class ToolResult(RewardPart):
     "action_error"), and `found` where the text that came back contains the expected answer
     (`info["expected"]` of the trajectory, ignoring case).
 
-    whole_words  whether an answer inside a longer word or number is not found: 38 in -38, 138, 38.5 or b38. In the
-                 authors' code it is
+    whole_words  true: an answer inside a longer word or number does not count, as 38 in -38, 138, 38.5 or b38. In the
+                 authors' code it counts
 
     The last turn of a trajectory, after which nothing comes back, has none (nan). These are the turns' whole rewards:
-    what the environment paid for them is taken off, so that the sum that stands in the forest is this reward alone.
+    the environment's step reward is subtracted, so that the sum in the forest is this reward alone.
 
     Source: MT-GRPO, arXiv 2505.11821, and its rubric: about .2 for a tool that ran, .5 for the answer in its result.
     """
@@ -35,17 +35,20 @@ class ToolResult(RewardPart):
     whole_words: bool = False
 
     def __call__(self, forest: Forest) -> Tensor:
-        value = [math.nan] * forest.n_steps
-        for step, before in enumerate(forest.step_previous.tolist()):
-            if before < 0:
+        value_S = [math.nan] * forest.n_steps
+        for step, acting_step in enumerate(forest.step_previous.tolist()):
+            if acting_step < 0:
                 continue
+            # A turn's result is the observation of the next one, so each step pays the step before it.
             expected = forest.info[int(forest.step_trajectory[step])].get("expected")
-            inside = expected is not None and self._holds(forest.observation_text[step] or "", str(expected))
-            worked = not forest.step_info[before].get("action_error")
-            value[before] = self.executed * worked + self.found * inside
-        return torch.tensor(value, dtype=torch.float64) - forest.step_reward.nan_to_num(0.0)
+            has_answer = expected is not None and self._contains(forest.observation_text[step] or "", str(expected))
+            was_executed = not forest.step_info[acting_step].get("action_error")
+            value_S[acting_step] = self.executed * was_executed + self.found * has_answer
+        # `own.apply` adds the environment's step reward, which is not part of this reward.
+        return torch.tensor(value_S, dtype=torch.float64) - forest.step_reward.nan_to_num(0.0)
 
-    def _holds(self, text: str, answer: str) -> bool:
+    def _contains(self, text: str, answer: str) -> bool:
+        """True if a text contains the answer, case aside; with `whole_words` not inside a longer word or number."""
         if not self.whole_words:
             return answer.lower() in text.lower()
         return re.search(rf"(?<![\w.-]){re.escape(answer)}(?!\w|\.\d)", text, re.IGNORECASE) is not None

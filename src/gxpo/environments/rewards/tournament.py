@@ -49,36 +49,36 @@ def rewards(compare: str, n: int, rounds: Sequence[Round]) -> list[float]:
     shares = _shares(n, rounds)
     if compare in ("all", "first"):
         return [float(sum(s) / len(s)) if s else math.nan for s in shares]
-    known = [i for i in range(n) if shares[i]]
+    scored = [i for i in range(n) if shares[i]]
     _, keys_of, payments = KINDS[compare]
     keys = keys_of(n, rounds)
-    out = [math.nan] * n
-    for i, paid in zip(known, payments([keys[i] for i in known]), strict=True):
-        out[i] = paid
-    return out
+    reward_by_attempt = [math.nan] * n
+    for i, paid in zip(scored, payments([keys[i] for i in scored]), strict=True):
+        reward_by_attempt[i] = paid
+    return reward_by_attempt
 
 
 def matches(compare: str, n: int) -> int:
-    """Maximum number of matches among n attempts.
+    """Maximum number of matches of a tournament among n attempts.
 
     >>> {kind: matches(kind, 8) for kind in KINDS}["single_elim"], matches("all", 8), matches("swiss", 8)
     (14, 28, 12)
     """
     if n < 2:
         return 0
-    most = {"all": n * (n - 1) // 2, "first": n - 1, "single_elim": 2 * (n - 1), "double_elim": 2 * (n - 1)}
-    most |= {"round_robin": most["all"], "anchor": n - 1, "swiss": n // 2 * _swiss_rounds(n)}
-    return most[compare]
+    max_matches = {"all": n * (n - 1) // 2, "first": n - 1, "single_elim": 2 * (n - 1), "double_elim": 2 * (n - 1)}
+    max_matches |= {"round_robin": max_matches["all"], "anchor": n - 1, "swiss": n // 2 * _swiss_rounds(n)}
+    return max_matches[compare]
 
 
 def paid_by_mid_rank(keys: Sequence[Key]) -> list[float]:
-    """1 - rank / (n - 1), equal keys sharing the mean of their ranks; 1/2 for a single one."""
+    """Payments 1 - rank / (n - 1), equal keys sharing the mean of their ranks; 1/2 for a single one."""
     last = len(keys) - 1
     return [1.0 - rank / last if last else 0.5 for rank in mid_ranks(keys)]
 
 
 def paid_by_least_rank(keys: Sequence[Key]) -> list[float]:
-    """1 - rank / largest rank, equal keys sharing the least of their ranks; 1/2 where all are equal.
+    """Payments 1 - rank / largest rank, equal keys sharing the least of their ranks; 1/2 where all are equal.
 
     >>> paid_by_least_rank([(3,), (1,), (3,), (2,)])
     [1.0, 0.0, 1.0, 0.33333333333333337]
@@ -111,13 +111,13 @@ def bracket(n: int) -> list[int | None]:
 
 def _shares(n: int, rounds: Iterable[Round]) -> list[list[Fraction]]:
     """Known shares of each attempt, in order."""
-    found: list[list[Fraction]] = [[] for _ in range(n)]
+    shares: list[list[Fraction]] = [[] for _ in range(n)]
     for results in rounds:
         for (i, j), share in results.items():
             if not math.isnan(share):
-                found[i].append(Fraction(share))
-                found[j].append(1 - Fraction(share))
-    return found
+                shares[i].append(Fraction(share))
+                shares[j].append(1 - Fraction(share))
+    return shares
 
 
 def _means(n: int, rounds: Iterable[Round]) -> list[Fraction]:
@@ -125,7 +125,7 @@ def _means(n: int, rounds: Iterable[Round]) -> list[Fraction]:
 
 
 def _mean(shares: Sequence[Fraction]) -> Fraction:
-    """Exact mean, 1/2 of none: sums of thirds in another order have other last digits as floats."""
+    """Exact mean, 1/2 of none: float sums of thirds depend on their order, so equal results would differ."""
     return sum(shares, Fraction(0)) / len(shares) if shares else Fraction(1, 2)
 
 
@@ -147,68 +147,75 @@ def _by_wins(n: int, rounds: Sequence[Round]) -> list[Key]:
 
 # ---------------------------------------------------------------- knockout
 class _Knockout:
-    """Who is out and when, while rounds are replayed. A tie goes to the better mean share, then to the first named."""
+    """State of a knockout while rounds are replayed. A tie goes to the better mean share, then to the first named."""
 
     def __init__(self, n: int) -> None:
         self.n = n
         self.rounds: list[Round] = []
-        self.out: dict[int, int] = {}  # attempt -> round in which it went out
-        self.equals: list[tuple[int, int]] = []  # (out, in): nothing told the two apart
+        self.round_of_exit: dict[int, int] = {}  # attempt -> round in which it went out
+        self.undecided: list[tuple[int, int]] = []  # (out, in): nothing told the two apart
 
     def play(self, results: Round, lives: Mapping[int, int]) -> dict[int, int]:
-        """Replay a round; lives left of each attempt that is in."""
+        """Replay a round; return the lives left of each attempt that is still in."""
         self.rounds.append(results)
-        means, left = _means(self.n, self.rounds), dict(lives)
+        means, lives_left = _means(self.n, self.rounds), dict(lives)
         for (i, j), share in results.items():
             lead = (0.0 if math.isnan(share) else share - 0.5) or means[i] - means[j]
             loser, winner = (i, j) if lead < 0 else (j, i)
-            left[loser] -= 1
-            if not left[loser]:
-                del left[loser]
-                self.out[loser] = len(self.rounds)
-                self.equals += [(loser, winner)] if lead == 0 else []
-        return left
+            lives_left[loser] -= 1
+            if not lives_left[loser]:
+                del lives_left[loser]
+                self.round_of_exit[loser] = len(self.rounds)
+                self.undecided += [(loser, winner)] if lead == 0 else []
+        return lives_left
 
     def keys(self) -> list[Key]:
         means = _means(self.n, self.rounds)
-        keys: list[Key] = [(float(self.out.get(i, math.inf)), means[i]) for i in range(self.n)]
-        for loser, winner in reversed(self.equals):
+        keys: list[Key] = [(float(self.round_of_exit.get(i, math.inf)), means[i]) for i in range(self.n)]
+        # Backwards, as a winner may itself have gone out undecided later: it passes its place on.
+        for loser, winner in reversed(self.undecided):
             keys[loser] = keys[winner]
         return keys
 
 
 def _single(n: int, rounds: Sequence[Round]) -> tuple[_Knockout, list[Match]]:
-    """The knockout after these rounds, and the next matches."""
+    """State of a single knockout after these rounds, and its next matches."""
     state = _Knockout(n)
     if not rounds:
         return state, _against_first(n, rounds)
     state.rounds.append(rounds[0])
+    # The first round, all against the first, seeds the bracket; the other rounds are replayed through it.
     seeds = sorted(range(n), key=lambda i: -_means(n, rounds[:1])[i])
-    places: list[int | None] = [None if seed is None else seeds[seed] for seed in bracket(n)]
-    left, due = dict.fromkeys(range(n), 1), 1
-    while len(places) > 1:
-        couples = list(zip(places[::2], places[1::2], strict=True))
-        meet = [(i, j) for i, j in couples if i is not None and j is not None]
-        if meet:
-            if due == len(rounds):
-                return state, meet
-            left, due = state.play(rounds[due], left), due + 1
-        places = [next((x for x in couple if x is not None and x in left), None) for couple in couples]
+    entrants: list[int | None] = [None if seed is None else seeds[seed] for seed in bracket(n)]
+    lives_left, next_round = dict.fromkeys(range(n), 1), 1
+    while len(entrants) > 1:
+        couples = list(zip(entrants[::2], entrants[1::2], strict=True))
+        matches = [(i, j) for i, j in couples if i is not None and j is not None]
+        if matches:
+            if next_round == len(rounds):
+                return state, matches
+            lives_left, next_round = state.play(rounds[next_round], lives_left), next_round + 1
+        entrants = [next((x for x in couple if x is not None and x in lives_left), None) for couple in couples]
     return state, []
 
 
 def _double(n: int, rounds: Sequence[Round]) -> tuple[_Knockout, list[Match]]:
-    state, left = _Knockout(n), dict.fromkeys(range(n), 2)
+    """State of a double knockout after these rounds, and its next matches."""
+    state, lives_left = _Knockout(n), dict.fromkeys(range(n), 2)
     for k in range(len(rounds) + 1):
-        played = [sum(i in match for r in rounds[:k] for match in r) for i in range(n)]
-        pools = [sorted((i for i in left if left[i] == lives), key=lambda i: (played[i], i)) for lives in (2, 1)]
-        meet = [(a, b) for pool in pools for a, b in zip(pool[::2], pool[1::2], strict=False)]
-        final = not meet and len(left) == 2
+        matches_played = [sum(i in match for r in rounds[:k] for match in r) for i in range(n)]
+        # Unbeaten attempts meet each other, and so do those with one defeat, those with fewest matches first.
+        pools = [
+            sorted((i for i in lives_left if lives_left[i] == lives), key=lambda i: (matches_played[i], i))
+            for lives in (2, 1)
+        ]
+        matches = [(a, b) for pool in pools for a, b in zip(pool[::2], pool[1::2], strict=False)]
+        final = not matches and len(lives_left) == 2
         if final:
-            meet, left = [(pools[0][0], pools[1][0])], dict.fromkeys(left, 1)
-        if k == len(rounds) or not meet:
-            return state, meet
-        left = state.play(rounds[k], left)
+            matches, lives_left = [(pools[0][0], pools[1][0])], dict.fromkeys(lives_left, 1)
+        if k == len(rounds) or not matches:
+            return state, matches
+        lives_left = state.play(rounds[k], lives_left)
     raise AssertionError("the last round returns")
 
 
@@ -218,7 +225,7 @@ def _swiss_rounds(n: int) -> int:
 
 
 def _rates(n: int, rounds: Sequence[Round]) -> list[Fraction]:
-    """Share of its matches that each attempt has won, a tie or an unknown match counting half; a bye is no match."""
+    """Win rates: share of its matches that each attempt won, ties and unknown ones by half; a bye is no match."""
     scores: list[list[Fraction]] = [[] for _ in range(n)]
     for results in rounds:
         for (i, j), share in results.items():
@@ -232,22 +239,23 @@ def _swiss(n: int, rounds: Sequence[Round]) -> list[Match]:
     if len(rounds) == _swiss_rounds(n):
         return []
     rates = _rates(n, rounds)
-    met = {frozenset(match) for results in rounds for match in results}
-    rested = [i for i in range(n) for results in rounds if not any(i in match for match in results)]
-    table = sorted(range(n), key=lambda i: (-rates[i], i))
+    played_pairs = {frozenset(match) for results in rounds for match in results}
+    had_bye = [i for i in range(n) for results in rounds if not any(i in match for match in results)]
+    standings = sorted(range(n), key=lambda i: (-rates[i], i))
+    # With an odd number the last in the standings without a bye so far has one.
     if n % 2:
-        table.remove(next(i for i in reversed(table) if i not in rested))
-    out = []
-    while table:
-        i = table.pop(0)
-        j = next((k for k in table if frozenset((i, k)) not in met), table[0])
-        table.remove(j)
-        out.append((i, j))
-    return out
+        standings.remove(next(i for i in reversed(standings) if i not in had_bye))
+    pairs = []
+    while standings:
+        i = standings.pop(0)
+        j = next((k for k in standings if frozenset((i, k)) not in played_pairs), standings[0])
+        standings.remove(j)
+        pairs.append((i, j))
+    return pairs
 
 
 def _by_rate(n: int, rounds: Sequence[Round]) -> list[Key]:
-    """Share of matches won, and the mean of its opponents', each once."""
+    """Swiss standings: win rate, then the mean win rate of the opponents, each counted once."""
     rates = _rates(n, rounds)
     opponents = [{sum(match) - i for results in rounds for match in results if i in match} for i in range(n)]
     return [(rates[i], _mean([rates[k] for k in opponents[i]])) for i in range(n)]

@@ -1,7 +1,7 @@
-"""Request-reply protocol of plain values over a pair of pipes, for programs that are not trusted.
+"""Request-reply protocol of plain values over a pair of pipes, for untrusted programs.
 
-Both sides of a sandbox's tests use it (`rewards.harness`), so it is copied into sandboxes: on the standard library
-alone, and on little of it.
+Both sides of a sandbox's tests use it (`rewards.harness`), so it is copied into sandboxes and imports little, all of it
+from the standard library.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ LARGEST = 1 << 25  # bytes of a message
 DEEPEST = 100  # containers in each other
 SEQUENCES = {list: "l", tuple: "t", set: "e", frozenset: "z"}
 CONTAINERS = {sign: kind for kind, sign in SEQUENCES.items()}
-PLAIN: dict[type, Callable[[Any], Any]] = {  # of an instance of a subclass, the value that it is
+PLAIN: dict[type, Callable[[Any], Any]] = {  # the plain value of an instance of a subclass
     int: int.__index__, float: float.__float__, str: str.__str__, bytes: bytes, dict: dict,
     list: list, tuple: tuple, set: set, frozenset: frozenset,
 }  # fmt: skip
-STANDARD: dict[str, Callable[[Any], Sequence[Any]]] = {  # what makes a value of such a class anew
+STANDARD: dict[str, Callable[[Any], Sequence[Any]]] = {  # constructor arguments that make an equal value
     "builtins.bytearray": lambda x: (bytes(x),),
     "builtins.complex": lambda x: (x.real, x.imag),
     "builtins.range": lambda x: (x.start, x.stop, x.step),
@@ -45,7 +45,7 @@ class Forged(Exception):
 
 # ---- values as text
 class Writer:
-    """Serialise plain values by `text(value)`; `foreign(value)` gives the text for any other value."""
+    """Serialiser of plain values, `text(value)`; `foreign(value)` gives the text of any other value."""
 
     def __init__(self, foreign: Callable[[Any], str]) -> None:
         self.foreign = foreign
@@ -70,6 +70,7 @@ class Writer:
         elif not depth:
             raise ValueError(f"more than {DEEPEST} containers in each other")
         elif kind in SEQUENCES:
+            # Long lists of numbers are common in tests, and one join is much faster than a part for each.
             kinds = set(map(type, value))
             if kinds == {int} or kinds == {float}:
                 write = "{:x}" if kinds == {int} else "{!r}"
@@ -104,56 +105,61 @@ class Writer:
 
 
 class Reader:
-    """Parse the text of a value; `foreign(sign, word)` gives values that are not plain. Any error is a forged text."""
+    """Parser of a value's text; `foreign(sign, word)` gives values that are not plain. Any error is a forged text."""
 
     def __init__(self, text: str, foreign: Callable[[str, str], Any]) -> None:
-        self.rest, self.at, self.foreign = text, 0, foreign
+        self.text, self.position, self.foreign = text, 0, foreign
 
     def value(self, depth: int = DEEPEST + 2) -> Any:
-        sign = self.rest[self.at]
-        self.at += 1
+        sign = self.text[self.position]
+        self.position += 1
         if sign == "i":
             return int(self._word(), 16)
         if sign == "s":
             length = self._length()
-            self.at += length
-            return self.rest[self.at - length : self.at]
+            self.position += length
+            return self.text[self.position - length : self.position]
         if sign == "f":
             return float(self._word())
         if sign in "NTF":
             return {"N": None, "T": True, "F": False}[sign]
         if sign == "b":
             return bytes.fromhex(self._word())
+        # From here on values hold others: the depth is bounded, as the text may come from an untrusted program.
         if not depth:
             raise ValueError("too deep")
         if sign in CONTAINERS:
             return CONTAINERS[sign]([self.value(depth - 1) for _ in range(self._length())])
         if sign == "p":
-            kind, read, numbers = CONTAINERS[self.rest[self.at]], self.rest[self.at + 1], self._word()[2:].split(",")
+            kind, read, numbers = (
+                CONTAINERS[self.text[self.position]],
+                self.text[self.position + 1],
+                self._word()[2:].split(","),
+            )
             return kind([int(x, 16) for x in numbers] if read == "i" else map(float, numbers))
         if sign == "d":
             return {self.value(depth - 1): self.value(depth - 1) for _ in range(self._length())}
         if sign == "x":
             name = self._word()
-            STANDARD[name]
+            STANDARD[name]  # KeyError: only listed classes are made, whatever the text names
             module, _, kind = MAKERS.get(name, name).rpartition(".")
             return getattr(__import__(module), kind)(*[self.value(depth - 1) for _ in range(self._length())])
         return self.foreign(sign, self._word())
 
     def _word(self) -> str:
-        end = self.rest.index(";", self.at)
-        word, self.at = self.rest[self.at : end], end + 1
+        end = self.text.index(";", self.position)
+        word, self.position = self.text[self.position : end], end + 1
         return word
 
     def _length(self) -> int:
         length = int(self._word())
-        if not 0 <= length <= len(self.rest) - self.at:
+        if not 0 <= length <= len(self.text) - self.position:
             raise ValueError("longer than the message")
         return length
 
 
 class Line:
-    """One end of the two pipes; it sends requests, and answers requests while it waits.
+    """End of the two pipes: sends requests, and answers requests while it waits.
 
     writer   of this side's values;   foreign  of the other side's, as `Reader` takes it
     answer   of a question, its verb and operands: ("value", ...) or `raised(...)`, and last what has been printed
@@ -162,15 +168,17 @@ class Line:
     def __init__(self, inbox: int, outbox: int, writer: Writer, foreign: Callable[[str, str], Any]) -> None:
         self.inbox, self.outbox, self.writer, self.foreign = inbox, outbox, writer, foreign
         self.answer: Callable[..., tuple[Any, ...]] = lambda *question: ()
-        self.asked, self.broken = 0, False
+        self.n_questions, self.broken = 0, False
 
     def ask(self, *question: Any) -> list[Any]:
         """Send a request and return the answer; `Forged` or EOFError where no answer can come any more."""
         if self.broken:
             raise EOFError("the program is gone")
-        self.asked += 1
-        number = self.asked
+        self.n_questions += 1
+        number = self.n_questions
         data = self._data("?", number, *question)
+        # While it waits the other side may ask back, as for a callback; anything but the answer to this very question
+        # is forged, and after an error the pipe is in an unknown state.
         try:
             self._send(data)
             while True:
@@ -210,6 +218,7 @@ class Line:
             view = view[os.write(self.outbox, view) :]
 
     def _receive(self) -> list[Any]:
+        # The other side is not trusted: its length is checked before anything is allocated.
         length = int.from_bytes(self._bytes(8), "big")
         if length > LARGEST:
             raise Forged(f"a message of {length} bytes")

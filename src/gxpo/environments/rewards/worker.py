@@ -1,9 +1,9 @@
-"""Worker process of rewards: loads functions, then scores the items it is sent, in order.
+"""Worker process of user rewards: loads functions, then scores the items it receives, in order.
 
-It needs the standard library alone (see `gxpo.base.processes`). The other side is `gxpo.environments.rewards.pool`.
+It imports the standard library alone (see `gxpo.base.processes`). `gxpo.environments.rewards.pool` drives it.
 
 Replies are JSON lists `[status, payload]`: "ok" with a number or named numbers, or a message with "raised", "nonsense"
-or "limit", which is a check that would have taken more than it may.
+or "limit" (a check beyond its limit of work).
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _FLOAT, _TEXT = {float}, {str}  # types of plain scores and of their names
 
 
 def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Parameters of a reward, of `ARGUMENTS` and in its order; it is called with these by keyword."""
+    """Parameters of a reward, all of them in `ARGUMENTS`: it is called with these by keyword; Unusable for others."""
     try:
         declared = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise Unusable(f"its parameters can't be read ({one_line(str(error))}); wrap it in a def") from error
-    wanted = []
+    names = []
     for p in declared:
         if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
             continue
         if p.name in ARGUMENTS and p.kind is not p.POSITIONAL_ONLY:
-            wanted.append(p.name)
+            names.append(p.name)
         elif p.default is p.empty:
-            given = f"a reward is given {', '.join(ARGUMENTS)}{hint(p.name, ARGUMENTS)}"
-            raise Unusable(f"it asks for {p.name!r}; {given} (other columns of the data are in `info`)")
-    return tuple(wanted)
+            known_names = f"a reward is given {', '.join(ARGUMENTS)}{hint(p.name, ARGUMENTS)}"
+            raise Unusable(f"it asks for {p.name!r}; {known_names} (other columns of the data are in `info`)")
+    return tuple(names)
 
 
 def number(value: Any) -> float:
@@ -60,27 +60,27 @@ def number(value: Any) -> float:
     return result
 
 
-def judge(value: Any) -> float | dict[str, float]:
+def validate_score(value: Any) -> float | dict[str, float]:
     """Validate a reward's return value: a number or named numbers; ValueError otherwise."""
     if not isinstance(value, Mapping):
         return number(value)
     if not value or not all(isinstance(name, str) for name in value):
         raise ValueError(f"{dict(value)!r}, not named numbers")
-    named = {}
+    values_by_name = {}
     for name, x in value.items():
         try:
-            named[name] = number(x)
+            values_by_name[name] = number(x)
         except ValueError as error:
             raise ValueError(f"for {name!r} {error}") from error
-    return named
+    return values_by_name
 
 
-def attempts(function: Callable[..., Any], calls: Iterable[Call]) -> list[Reply]:
+def call_each(function: Callable[..., Any], calls: Iterable[Call]) -> list[Reply]:
     """Call a reward once for each of the arguments; of its exceptions only `KeyboardInterrupt` propagates.
 
     A child that the reward has forked, and that returns from it as its parent does, ends here.
     """
-    own, replies = os.getpid(), list[Reply]()
+    process_id, replies = os.getpid(), list[Reply]()
     for args, keywords in calls:
         try:
             value = function(*args, **keywords)
@@ -93,36 +93,38 @@ def attempts(function: Callable[..., Any], calls: Iterable[Call]) -> list[Reply]
             replies.append(("raised", described(error)))
             continue
         finally:
-            if os.getpid() != own:
+            # A reward may fork and let the child return: it must not go on as a second worker on the same pipe.
+            if os.getpid() != process_id:
                 os._exit(0)
-        # judged before the next call, which may change what this one has returned
-        named = value if type(value) is dict else {"": value}
-        is_plain = set(map(type, named.values())) == _FLOAT and set(map(type, named)) == _TEXT
-        if is_plain and all(map(math.isfinite, named.values())):
-            replies.append(("ok", dict(named) if named is value else value))
+        # Validated before the next call, which may change the object that this one has returned. Plain finite
+        # floats need no validation, name by name.
+        values_by_name = value if type(value) is dict else {"": value}
+        is_plain = set(map(type, values_by_name.values())) == _FLOAT and set(map(type, values_by_name)) == _TEXT
+        if is_plain and all(map(math.isfinite, values_by_name.values())):
+            replies.append(("ok", dict(values_by_name) if values_by_name is value else value))
             continue
         try:
-            replies.append(("ok", judge(value)))
+            replies.append(("ok", validate_score(value)))
         except Exception as error:
             replies.append(("nonsense", one_line(f"returned {error}")))
     return replies
 
 
 def reply_of(answer: Any) -> Reply:
-    """Validate a reply from JSON, whatever wrote it: a status with its payload."""
+    """Validate a reply read from JSON, a status with its payload; ValueError for anything else."""
     status, payload = answer
     if status == "ok":
-        return status, judge(payload)
+        return status, validate_score(payload)
     if status in ("raised", "nonsense", "limit") and isinstance(payload, str):
         return status, one_line(payload)
     raise ValueError("not a status with a score or a message")
 
 
 @contextlib.contextmanager
-def computing(seconds: float) -> Iterator[None]:
-    """Limit of processor time inside the context: the kernel ends this process by SIGPROF; 0: no limit.
+def processor_time_limit(seconds: float) -> Iterator[None]:
+    """Limit processor time inside the context: the kernel ends this process by SIGPROF; 0: no limit.
 
-    No handler: it would have to wait until a product of large numbers is done.
+    There is no handler, as Python runs one only after the current operation, which may be a product of huge numbers.
     """
     if not seconds:
         yield
@@ -140,9 +142,9 @@ def load(source: Mapping[str, Any], index: int = 0) -> Callable[..., Any]:
 
     A source that "computes" alone, and waits for nothing, has a limit of processor time in place of the clock's.
 
-    The code travels with it: a worker that starts later in a run holds what the first one held. A rehearsal is a
-    pickled call whose result is discarded: it imports and caches what the function is slow to get, before the clock of
-    any item runs.
+    The code is part of the source, so that a worker that starts later in a run loads what the first one loaded. A
+    rehearsal is a pickled call whose result is discarded: it does the function's slow imports and caches before any
+    item is timed.
     """
     try:
         if "file" in source:
@@ -151,7 +153,7 @@ def load(source: Mapping[str, Any], index: int = 0) -> Callable[..., Any]:
             function = pickle.loads(source["pickle"])
         if source.get("rehearsal") is not None:
             args, keywords = pickle.loads(source["rehearsal"])
-            attempts(function, [(args, keywords)])
+            call_each(function, [(args, keywords)])
     except BaseException as error:
         raise unusable(error) from error
     return function
@@ -159,6 +161,7 @@ def load(source: Mapping[str, Any], index: int = 0) -> Callable[..., Any]:
 
 def serve(line: Line) -> None:
     """Load the functions of the first list; then reply to each item of each further list, in order."""
+    # The first list is sources. The pool raises what can't be used as a ConfigError, so stop at the first such one.
     functions, seconds = [], []
     for index, source in enumerate(line.receive()):
         try:
@@ -177,6 +180,6 @@ def serve(line: Line) -> None:
             except BaseException as error:
                 reply = "raised", one_line(f"its arguments can't be read: {type(error).__name__}: {error}")
             else:
-                with computing(seconds[index]):
-                    (reply,) = attempts(functions[index], [(args, keywords)])
+                with processor_time_limit(seconds[index]):
+                    (reply,) = call_each(functions[index], [(args, keywords)])
             line.answer(json.dumps(reply))

@@ -11,7 +11,6 @@ import inspect
 from collections.abc import Callable, Mapping
 
 from gxpo.base.errors import ConfigError, did_you_mean, need
-from gxpo.environments.rewards.metrics.reading import Unreadable
 
 __all__ = ["METRICS", "Unreadable", "metric_of", "options_of"]
 
@@ -40,11 +39,15 @@ REFERENCE_FREE = ("script_share", "lexical_diversity")
 SUPERLINEAR = ("json_schema", "teds")  # a short text or schema can cost much: workers compute them, with a limit
 
 
+class Unreadable(ValueError):
+    """Error for an answer that holds nothing of the kind that the metric compares."""
+
+
 def metric_of(name: str, key: str) -> Metric:
-    """The metric called `name`; ConfigError naming `key` where there is none, MissingExtra where its library is not."""
+    """Load a metric by name; ConfigError naming `key` where there is none, MissingExtra without its library."""
     if name not in METRICS:
-        there = did_you_mean(name, METRICS) or f"; there is {', '.join(METRICS)}, or my_metrics.py:FUNCTION"
-        raise ConfigError(f"{key} has no {name!r}{there}")
+        hint = did_you_mean(name, METRICS) or f"; there is {', '.join(METRICS)}, or my_metrics.py:FUNCTION"
+        raise ConfigError(f"{key} has no {name!r}{hint}")
     module, library = METRICS[name]
     if library:
         need(library, "rewards")

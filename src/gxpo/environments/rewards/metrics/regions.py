@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from gxpo.base.errors import ConfigError
-from gxpo.environments.rewards.metrics.reading import numbers_in, numbers_of
+from gxpo.environments.rewards.metrics import Unreadable
 
 Frame = Literal["pixels", "unit", "thousand"]
 Size = Sequence[float] | None
+NUMBER = re.compile(r"(?:(?<![\w.])[-+])?(?<![\w.])(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
+
+
+def numbers_in(value: Any) -> list[float]:
+    """Finite numbers in a text or a list, in order; digits within a word (`x1`, `box_2d`) are none.
+
+    >>> numbers_in("box_2d: [1, -2.5, 3e2, .5]"), numbers_in("2-6 s"), numbers_in([1, 2])
+    ([1.0, -2.5, 300.0, 0.5], [2.0, 6.0], [1.0, 2.0])
+    """
+    if isinstance(value, str):
+        numbers = [float(x) for x in NUMBER.findall(value)]
+    elif isinstance(value, Sequence):
+        numbers = [float(x) for x in value if isinstance(x, (int, float)) and not isinstance(x, bool)]
+    else:
+        numbers = [float(value)] if isinstance(value, (int, float)) and not isinstance(value, bool) else []
+    return [x for x in numbers if math.isfinite(x)]
+
+
+def numbers_of(answer: str, count: Sequence[int], what: str) -> list[float]:
+    """Numbers of an answer, as many as `count` allows; else Unreadable, so that listing many earns nothing."""
+    numbers = numbers_in(answer)
+    if len(numbers) not in count:
+        raise Unreadable(f"{len(numbers)} numbers where {what} has {' or '.join(map(str, count))}")
+    return numbers
 
 
 def _overlap(a: tuple[float, float], b: tuple[float, float]) -> float:
@@ -41,7 +66,7 @@ def interval_iou(answer: str, reference: Any, *, ordered: bool = False) -> float
 
 
 def in_pixels(numbers: Sequence[float], frame: Frame, size: Size, asker: str) -> list[float]:
-    """x, y, x, y, ... of a frame, in pixels.
+    """Convert coordinates x, y, x, y, ... of a frame to pixels.
 
     frame  "pixels": as they are;   "unit": from 0 to 1 of width and height;   "thousand": from 0 to 1000 of them
     size   width and height of the picture in pixels; only "pixels" does without
@@ -54,11 +79,12 @@ def in_pixels(numbers: Sequence[float], frame: Frame, size: Size, asker: str) ->
     if frame not in ("unit", "thousand"):
         raise ConfigError(f"{asker}: frame is {frame!r}; it is one of pixels, unit, thousand")
     sides = _size(size, f"{asker}: frame={frame}")
-    whole = 1 if frame == "unit" else 1000
-    return [x * sides[i % 2] / whole for i, x in enumerate(numbers)]
+    unit = 1 if frame == "unit" else 1000
+    return [x * sides[i % 2] / unit for i, x in enumerate(numbers)]
 
 
 def _size(size: Size, asker: str) -> tuple[float, float]:
+    """Width and height of a picture; ConfigError where `size` is neither."""
     if not isinstance(size, Sequence) or len(size) != 2 or not all(isinstance(x, int | float) and x > 0 for x in size):
         raise ConfigError(f"{asker} needs size, the picture's width and height in pixels (info.size), not {size!r}")
     return size[0], size[1]
@@ -85,21 +111,21 @@ def box_iou(answer: str, reference: Any, *, frame: Frame = "pixels", size: Size 
 def point_in_box(
     answer: str, reference: Any, *, frame: Frame = "pixels", size: Size = None, typed: bool = False
 ) -> float:
-    """1 where a point lies in the reference, a box in pixels with its edges, else 0. Of an answer that is a box, its
-    centre counts.
+    """Point-in-box score: 1 where a point, or an answered box's centre, lies in the reference, a box in pixels with its
+    edges; else 0.
 
     frame, size, typed  see `point_distance`
 
     >>> point_in_box("click(15, 20)", [10, 10, 20, 20]), point_in_box("(21, 20)", [10, 10, 20, 20])
     (1.0, 0.0)
     """
-    said = in_pixels(numbers_of(answer, (2, 4), "a point"), frame, size, "point_in_box")
+    point = in_pixels(numbers_of(answer, (2, 4), "a point"), frame, size, "point_in_box")
     b = numbers_in(reference)
     if len(b) != 4:
         return math.nan
     if typed and _word(answer) != _word(str(reference)):
         return 0.0
-    x, y = ((said[0] + said[-2]) / 2, (said[1] + said[-1]) / 2)
+    x, y = ((point[0] + point[-2]) / 2, (point[1] + point[-1]) / 2)
     across, down = _ordered(b[0], b[2]), _ordered(b[1], b[3])
     return float(across[0] <= x <= across[1] and down[0] <= y <= down[1])
 
@@ -113,7 +139,7 @@ def point_distance(
     size: Size = None,
     typed: bool = False,
 ) -> float:
-    """1 - distance / most, at least 0, of a point from the reference: a point, or a box, within which all is 1.
+    """Distance score of a point: 1 - distance / most, at least 0, from the reference, a point or a box (1 inside).
 
     Linear, as then one pixel nearer is worth as much anywhere within `most`; an exponential pays next to nothing for
     the way from far to near, which is where a policy begins.
@@ -131,19 +157,21 @@ def point_distance(
         most = math.hypot(*_size(size, "point_distance: most=diagonal"))
     if isinstance(most, str) or not most > 0:
         raise ConfigError(f"point_distance: most must be above 0 pixels, or diagonal, not {most!r}")
+    # The answer is read before the reference: an unreadable one is malformed even where nothing can be compared.
     x, y = in_pixels(numbers_of(answer, (2,), "a point"), frame, size, "point_distance")
     b = numbers_in(reference)
     if len(b) not in (2, 4):
         return math.nan
     if typed and _word(answer) != _word(str(reference)):
         return 0.0
+    # A point is a box without extent; the distance is to the nearest point of the box.
     across, down = _ordered(b[0], b[-2]), _ordered(b[1], b[-1])
     dx, dy = x - min(max(x, across[0]), across[1]), y - min(max(y, down[0]), down[1])
     return max(0.0, 1 - math.hypot(dx, dy) / most)
 
 
 def count_distance(answer: str, reference: Any) -> float:
-    """max(0, 1 - |a - b| / max(|b|, 1)) of the one number a of an answer and that of the reference, b: a miss by one
+    """Count score max(0, 1 - |a - b| / max(|b|, 1)) of an answer's only number a and the reference's b: a miss by one
     costs less where there is more to count.
 
     >>> count_distance("I count 4.", 5), count_distance("2", 0), count_distance("0", 0)
@@ -154,7 +182,7 @@ def count_distance(answer: str, reference: Any) -> float:
 
 
 def _word(text: str) -> str:
-    """What stands before the first number, bracket aside, in lower case."""
+    """Word before the first number of a text, bracket aside, in lower case."""
     head = text.strip().casefold()
     cut = next((i for i, c in enumerate(head) if c in "([{-+." or c.isdigit()), len(head))
     return head[:cut].strip(" :=")

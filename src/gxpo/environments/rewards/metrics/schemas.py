@@ -1,4 +1,4 @@
-"""JSON Schemas: a check of what a task brings, and validation that retrieves nothing."""
+"""JSON Schemas: check of a task's schema, and validation that retrieves nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRIALS: tuple[Any, ...] = (None, True, 0, "", [], {}, [{}], {"a": {}})  # values
 
 
 def check_schema(schema: Any) -> None:
-    """ConfigError for anything but a JSON Schema whose references all lead to places in itself or to published drafts.
+    """Check a JSON Schema: ConfigError unless its references all lead into itself or to published drafts.
 
     Nothing is retrieved: a reference to another document, by http, file or any other scheme, can't be resolved. Its
     regular expressions must compile, and no reference may lead back to itself without going deeper into the value.
@@ -37,13 +37,13 @@ def check_schema(schema: Any) -> None:
 
 
 def is_schema(schema: Any) -> bool:
-    """True; ConfigError for what `check_schema` refuses, JSON text or not."""
+    """Return True for a valid schema, an object or JSON of one; ConfigError where `check_schema` refuses it."""
     check_schema(read(schema))
     return True
 
 
 def read(schema: Any) -> Any:
-    """A schema as tasks bring it: an object, or JSON of one, as columns of tables have it."""
+    """Read a schema of a task: an object, or JSON of one, as columns of tables hold it."""
     if not isinstance(schema, str):
         return schema
     try:
@@ -53,8 +53,10 @@ def read(schema: Any) -> Any:
 
 
 def fits(schema: Mapping[str, Any]) -> Callable[[Any, Any], bool]:
-    """A function of (value, schema of a property): the value fits. ConfigError for what is no schema; OverLimit where
-    value or schema are nested deeper than can be followed."""
+    """Build a function of (value, schema of a property) that is True where the value fits.
+
+    ConfigError for an invalid schema; OverLimit where value or schema are nested too deeply.
+    """
     validator = _checked(json.dumps(schema))
 
     def fits_part(value: Any, part: Any) -> bool:
@@ -68,20 +70,19 @@ def fits(schema: Mapping[str, Any]) -> Callable[[Any, Any], bool]:
 
 @lru_cache(256)
 def _checked(text: str) -> Any:
-    """The validator of a schema's JSON, after its check."""
+    """Check a schema's JSON and build its validator."""
     schema = json.loads(text)
     check_schema(schema)
     return _validator(schema)
 
 
 def _validator(schema: Any) -> Any:
-    """A validator with a registry of the published drafts alone: without a registry, jsonschema asks the network."""
+    """Build a validator with a registry of the published drafts alone: without one jsonschema asks the network."""
     return _kind_of(schema)(schema, registry=need("referencing", "rewards").Registry())
 
 
 def _kind_of(schema: Any) -> Any:
-    """jsonschema's class for the draft that `$schema` names, 2020-12 where it names none; of the older drafts, `https`
-    is as good as `http`."""
+    """Validator class of the draft that `$schema` names, by default 2020-12; `https` is taken for `http`."""
     library = need("jsonschema", "rewards")
     if not isinstance(schema, (Mapping, bool)):
         raise ConfigError(f"no JSON Schema: an object or true or false, not {type(schema).__name__}")
@@ -99,12 +100,13 @@ def _kind_of(schema: Any) -> Any:
 
 
 def _resolve_references(validator: Any, schema: Any) -> None:
-    """ConfigError for a reference that leads nowhere, in the schema or in what its references lead to."""
+    """Follow all references of a schema, also in their targets; ConfigError for one that leads nowhere."""
     referencing, drafts = need("referencing", "rewards"), need("referencing.jsonschema", "rewards")
     specification = drafts.specification_with(validator.META_SCHEMA["$schema"], default=drafts.DRAFT202012)
     root = specification.create_resource(schema)
     registry = need("jsonschema_specifications", "rewards").REGISTRY
     waiting, visited = [(registry.resolver_with_root(root), root)], set[int]()
+    # References may lead in circles, so each part of the schema is visited once; published drafts are sound.
     while waiting:
         resolver, resource = waiting.pop()
         contents = resource.contents

@@ -1,4 +1,4 @@
-"""JSON metric: does it parse, are the keys there, are the types right, are the values right."""
+"""JSON metric: shares of an answer that parses, has the keys, the right types and the right values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gxpo.base.errors import ConfigError, did_you_mean
-from gxpo.environments.rewards.metrics.reading import Unreadable
+from gxpo.environments.rewards.metrics import Unreadable
 from gxpo.environments.rewards.metrics.schemas import fits, read
 
 FENCE = "```"
@@ -19,7 +19,7 @@ ABSENT = object()
 
 
 def parsed(text: str) -> Any:
-    """The JSON value that a text is, or that stands in its one fenced block; Unreadable where there is none."""
+    """Parse a text as JSON, or its one fenced block; Unreadable where that fails."""
     try:
         return json.loads(unfenced(text), parse_float=_finite, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -27,7 +27,7 @@ def parsed(text: str) -> Any:
 
 
 def unfenced(text: str) -> str:
-    """The text inside its one fenced block (``` or ```json, closed at the end); the whole text without one.
+    """Text inside of a fenced block that is all of the text (``` or ```json); the whole text without one.
 
     >>> unfenced("```json\\n[1]\\n``` "), unfenced("[1]")
     ('[1]', '[1]')
@@ -50,7 +50,7 @@ def _no_number(text: str) -> float:
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """Values of nested objects by their path of keys; a list and an empty object are values.
+    """Leaf values of nested objects by path of keys; a list and an empty object are leaves.
 
     >>> leaves({"a": 1, "b": {"c": [2]}})
     {('a',): 1, ('b', 'c'): [2]}
@@ -61,22 +61,22 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]
 
 
 def _declared(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """Schemas of the properties of nested objects by their path: those that are required, or all where none is."""
+    """Schemas of nested properties by path of keys: those that are required, or all where none is."""
     properties = schema.get("properties")
     if not isinstance(properties, Mapping) or not properties:
         return {path: schema} if path else {}
     required = schema.get("required")
     keys = [key for key in required if key in properties] if isinstance(required, list) else []
     keys = keys or list(properties)
-    found = {}
+    schema_by_path = {}
     for key in keys:
         inner = properties[key] if isinstance(properties[key], Mapping) else {}
-        found |= _declared(inner, (*path, key))
-    return found
+        schema_by_path |= _declared(inner, (*path, key))
+    return schema_by_path
 
 
-def at(value: Any, path: tuple[str, ...]) -> Any:
-    """What stands at a path; ABSENT where nothing does."""
+def value_at(value: Any, path: tuple[str, ...]) -> Any:
+    """Value at a path of keys; ABSENT where there is none."""
     for key in path:
         if not isinstance(value, Mapping) or key not in value:
             return ABSENT
@@ -85,7 +85,7 @@ def at(value: Any, path: tuple[str, ...]) -> Any:
 
 
 def kind(value: Any) -> str:
-    """JSON's name of a value's type; whole numbers are numbers."""
+    """Name of a value's JSON type; integers are "number"."""
     names: tuple[tuple[type | tuple[type, ...], str], ...] = (
         (bool, "boolean"), ((int, float), "number"), (str, "string"), (Mapping, "object"), (list, "array"),
     )  # fmt: skip
@@ -114,7 +114,9 @@ def json_schema(
     schema: Mapping[str, Any] | str | None = None,
     weights: Mapping[str, float] = WEIGHTS,
 ) -> float:
-    """parse w + keys w + types w + values w over the sum of the weights that apply: shares of the keys that are asked.
+    """JSON score: weighted mean of parse, keys, types and values, shares of the requested keys.
+
+    Only the weights that apply count.
 
     answer     JSON, alone or in one fenced block; any other text can't be read
     reference  an object, or JSON of one: its keys, types and values are asked. None: there are no values to compare
@@ -132,18 +134,26 @@ def json_schema(
     for name in weights:
         if name not in WEIGHTS:
             raise ConfigError(f"json_schema: weights has no {name!r}{did_you_mean(name, WEIGHTS)}")
+    # The requested keys are the schema's, else those of the reference.
     document, schema = parsed(answer), read(schema)
-    gold = json.loads(reference) if isinstance(reference, str) else reference
-    values = leaves(gold) if isinstance(gold, Mapping) and gold else {}
+    reference_document = json.loads(reference) if isinstance(reference, str) else reference
+    values = leaves(reference_document) if isinstance(reference_document, Mapping) and reference_document else {}
     spec_by_path = _declared(schema) if isinstance(schema, Mapping) else values
     if not spec_by_path:
         return math.nan
     fits_part = fits(schema) if isinstance(schema, Mapping) else None
-    found = {path: at(document, path) for path in spec_by_path}
-    there = {path: x for path, x in found.items() if x is not ABSENT}
-    right = [fits_part(x, spec_by_path[p]) if fits_part else kind(x) == kind(values[p]) for p, x in there.items()]
-    shares = {"parse": 1.0, "keys": len(there) / len(spec_by_path), "types": sum(right) / len(spec_by_path)}
+    value_by_path = {path: value_at(document, path) for path in spec_by_path}
+    present_values = {path: x for path, x in value_by_path.items() if x is not ABSENT}
+    has_right_type = [
+        fits_part(x, spec_by_path[p]) if fits_part else kind(x) == kind(values[p]) for p, x in present_values.items()
+    ]
+    # A key that is missing counts as a wrong type and a wrong value too, so that leaving it out never pays.
+    shares = {
+        "parse": 1.0,
+        "keys": len(present_values) / len(spec_by_path),
+        "types": sum(has_right_type) / len(spec_by_path),
+    }
     if values:
-        shares["values"] = sum(same(at(document, path), x) for path, x in values.items()) / len(values)
+        shares["values"] = sum(same(value_at(document, path), x) for path, x in values.items()) / len(values)
     total = sum(weights.get(name, 0.0) for name in shares)
     return sum(weights.get(name, 0.0) * share for name, share in shares.items()) / total if total > 0 else math.nan

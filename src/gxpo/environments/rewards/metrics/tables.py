@@ -12,7 +12,7 @@ from typing import Any
 from rapidfuzz.distance import Levenshtein
 
 from gxpo.base.errors import need
-from gxpo.environments.rewards.metrics.reading import Unreadable
+from gxpo.environments.rewards.metrics import Unreadable
 
 CELLS = 300  # rows and cells; the time of the distance goes with their square: one to two seconds for two such tables
 OPENED = re.compile(r"\\begin\{(tabular[x*]?|array)\}")
@@ -34,7 +34,7 @@ class Node:
 
 
 def table_of(text: str) -> Node | None:
-    """The first table of a text, HTML (`<table>`) or LaTeX (`tabular`); None without one."""
+    """Read the first table of a text, HTML (`<table>`) or LaTeX (`tabular`); None without one."""
     opening = OPENED.search(text)
     end = text.find(f"\\end{{{opening[1]}}}", opening.end()) if opening else -1
     if opening and end >= 0:
@@ -45,7 +45,7 @@ def table_of(text: str) -> Node | None:
 
 
 class _Html(HTMLParser):
-    """Rows and cells of the first table; header and body are not told apart."""
+    """Parser of the first table's rows and cells; header and body are treated alike."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class _Html(HTMLParser):
         elif self._open and tag in ("td", "th") and self.table is not None:
             if not self.table.children:
                 self.table.children.append(Node("tr"))
-            columns, rows = (_count(next((v for k, v in attrs if k == name), None)) for name in ("colspan", "rowspan"))
+            columns, rows = (_span(next((v for k, v in attrs if k == name), None)) for name in ("colspan", "rowspan"))
             self.table.children[-1].children.append(Node("td", "", columns, rows))
             self._inside = True
             self._pieces = []
@@ -80,7 +80,7 @@ class _Html(HTMLParser):
             self._texts[id(self.table.children[-1].children[-1])] = self._pieces
 
     def finish(self) -> Node | None:
-        """The table that was read, with the texts of its cells; None without rows."""
+        """Return the table with the texts of its cells; None without rows."""
         if self.table is None:
             return None
         for row in self.table.children:
@@ -89,14 +89,17 @@ class _Html(HTMLParser):
         return self.table if self.table.children else None
 
 
-def _count(said: str | None) -> int:
-    return int(said) if said is not None and said.isdecimal() and 0 < len(said) < 4 else 1
+def _span(attribute: str | None) -> int:
+    """Read a span of 1 to 999; 1 for anything else."""
+    return int(attribute) if attribute is not None and attribute.isdecimal() and 0 < len(attribute) < 4 else 1
 
 
 def _latex(inner: str) -> Node | None:
-    """The tree of what stands in a tabular; its first group is the columns' specification, and that of tabularx the
-    second, which no cell shows. As LaTeX sets them, rows with fewer cells than the widest end in empty ones, and the
-    place below a cell of several rows is none of its own."""
+    """Build the tree of a tabular's text, laid out as LaTeX sets it.
+
+    Its first group is the columns' specification, and that of tabularx the second, which no cell shows. Rows with fewer
+    cells than the widest end in empty ones, and the place below a cell of several rows is none of its own.
+    """
     body = re.sub(r"(?<!\\)%.*", "", inner)
     body = RULES.sub("", re.sub(r"\\\\\s*\[[^\[\]\\]*\]", r"\\\\", _specified(body).replace(r"\tabularnewline", r"\\")))
     rows = [row for row in re.split(r"\\\\", body) if row.strip()]
@@ -104,33 +107,37 @@ def _latex(inner: str) -> Node | None:
 
 
 def _laid_out(rows: Sequence[Sequence[Node]]) -> list[Node]:
-    """Rows of a grid as wide as the widest row: an empty cell that stands below one of several rows is left out, one
-    with a text there goes to the next free place, and places that no cell takes have empty ones."""
+    """Lay rows out on a grid as wide as the widest row.
+
+    An empty cell below one of several rows is left out, one with a text there goes to the next free place, and places
+    that no cell takes have empty ones.
+    """
     width = max(sum(cell.columns for cell in row) for row in rows)
-    taken: list[int] = [0] * width  # rows that a cell above still takes, by column
-    out = []
+    rows_taken: list[int] = [0] * width  # rows that a cell above still takes, by column
+    grid = []
     for cells in rows:
-        column, free, row = 0, [n == 0 for n in taken], Node("tr")
-        taken = [max(0, n - 1) for n in taken]
+        column, is_free, row = 0, [n == 0 for n in rows_taken], Node("tr")
+        rows_taken = [max(0, n - 1) for n in rows_taken]
         for cell in cells:
-            if not cell.text and column < width and not free[column]:
+            # LaTeX needs an empty cell below one of several rows: it is a place holder, not a cell of the table.
+            if not cell.text and column < width and not is_free[column]:
                 column += cell.columns
                 continue
-            while column < width and not free[column]:
+            while column < width and not is_free[column]:
                 column += 1
             if column >= width:
                 break
             row.children.append(cell)
             for k in range(column, min(width, column + cell.columns)):
-                free[k], taken[k] = False, cell.rows - 1
+                is_free[k], rows_taken[k] = False, cell.rows - 1
             column += cell.columns
-        row.children += [Node("td") for empty in free[column:] if empty]
-        out.append(row)
-    return out
+        row.children += [Node("td") for empty in is_free[column:] if empty]
+        grid.append(row)
+    return grid
 
 
 def _specified(body: str) -> str:
-    """A tabular's text after its arguments, in brackets or braces."""
+    """Text of a tabular after its arguments in brackets or braces."""
     begin = _after_blanks(body, 0)
     while body[begin : begin + 1] in ("{", "["):
         opening = body[begin]
@@ -156,24 +163,24 @@ def _latex_cells(row: str) -> list[Node]:
 
 
 def _latex_cell(text: str) -> Node:
-    """A cell, without the commands that say how far it spans: one of each, which may stand in the other."""
+    """Build a cell, without its span commands: at most one of each, which may be nested."""
     spans = {"multicolumn": 1, "multirow": 1}
     for _ in spans:
         span = SPAN.search(text)
         if span is None:
             break
-        spans[span[1]] = _count(span[2])
+        spans[span[1]] = _span(span[2])
         text = text[: span.start()] + span[3] + text[span.end() :]
     return Node("td", " ".join(text.split()), spans["multicolumn"], spans["multirow"])
 
 
 def _size(table: Node) -> int:
-    """Nodes below the table's own."""
+    """Number of nodes below the table's own."""
     return sum(1 + len(row.children) for row in table.children)
 
 
 def teds(answer: str, reference: Any, *, structure_only: bool = False) -> float:
-    """1 - (tree edit distance) / (nodes of the larger table): of trees table, rows, cells.
+    """TEDS, 1 - (tree edit distance) / (nodes of the larger table), of trees table, rows, cells.
 
     structure_only  cells differ by their spans alone; else also by 1 for the share of their text that differs
                     (Levenshtein distance / longer text)
@@ -183,12 +190,13 @@ def teds(answer: str, reference: Any, *, structure_only: bool = False) -> float:
     be read; nan without a table in the reference.
     Source: TEDS, arXiv 1911.10683; the distance by apted.
     """
-    gold = table_of(str(reference)) if reference is not None else None
-    if gold is None:
+    reference_table = table_of(str(reference)) if reference is not None else None
+    if reference_table is None:
         return math.nan
-    said = table_of(answer)
-    if said is None or _size(said) > max(CELLS, _size(gold)):
-        raise Unreadable("no table" if said is None else f"more than {CELLS} rows and cells")
+    # The distance takes time quadratic in the nodes, so a policy must not be able to make it long.
+    answer_table = table_of(answer)
+    if answer_table is None or _size(answer_table) > max(CELLS, _size(reference_table)):
+        raise Unreadable("no table" if answer_table is None else f"more than {CELLS} rows and cells")
     apted = need("apted", "rewards")
 
     class Costs(apted.Config):
@@ -201,5 +209,5 @@ def teds(answer: str, reference: Any, *, structure_only: bool = False) -> float:
         def children(self, node: Node) -> list[Node]:
             return node.children
 
-    distance = apted.APTED(said, gold, Costs()).compute_edit_distance()
-    return 1 - distance / max(_size(said), _size(gold))
+    distance = apted.APTED(answer_table, reference_table, Costs()).compute_edit_distance()
+    return 1 - distance / max(_size(answer_table), _size(reference_table))

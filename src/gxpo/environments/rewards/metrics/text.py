@@ -13,13 +13,13 @@ from typing import Any, Literal
 from rapidfuzz.distance import Levenshtein
 
 from gxpo.base.errors import need
-from gxpo.environments.rewards.metrics.reading import Unreadable
+from gxpo.environments.rewards.metrics import Unreadable
 
 _WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
 
 
 def plain(text: Any) -> str:
-    """A text's words in lower case with single spaces, without punctuation.
+    """Normalise a text: its words in lower case with single spaces, without punctuation.
 
     >>> plain("  It's  HERE, now! ")
     "it's here now"
@@ -28,7 +28,7 @@ def plain(text: Any) -> str:
 
 
 def exact(answer: str, reference: Any, *, normalize: bool = True) -> float:
-    """1 where answer and reference are the same text: of words (`plain`), or with normalize=False as it stands.
+    """Exact match: 1 where answer and reference have the same words (`plain`) or, with normalize=False, are equal.
 
     >>> exact("Paris.", "paris"), exact("B", "C"), exact("Paris.", "paris", normalize=False)
     (1.0, 0.0, 0.0)
@@ -48,8 +48,8 @@ _PREFIXES = re.compile(
 
 
 def choice(answer: str, reference: Any) -> float:
-    """1 where an answer begins with the option that the reference is, a letter from A to G or "B. its text"; where the
-    reference is no such option, `exact`.
+    """Multiple choice: 1 where an answer begins with the reference's option, a letter from A to G or "B. its text"; for
+    a reference that is no option, `exact`.
 
     The option of an answer is the first capital from A to G in it, without words like "The best answer is"; more than
     ten words without one have none. Source: the code of VideoChat-R1 (arXiv 2504.06958).
@@ -60,28 +60,32 @@ def choice(answer: str, reference: Any) -> float:
     option = _OPTION.fullmatch(str(reference).strip()) if reference is not None else None
     if option is None:
         return exact(answer, reference)
-    said = re.search(r"[A-G]", _PREFIXES.sub("", answer))
-    return float(said is not None and said[0] == option[1])
+    letter = re.search(r"[A-G]", _PREFIXES.sub("", answer))
+    return float(letter is not None and letter[0] == option[1])
 
 
 def f1(answer: str, reference: Any) -> float:
-    """F1 of the words that both have, each as often as both have it: 2 PR / (P + R); nan without a reference.
+    """Word F1 with multiplicity, 2 PR / (P + R); nan without a reference.
 
     >>> f1("in New York", "New York City")
     0.6666666666666666
     """
-    said, gold = Counter(plain(answer).split()), Counter(plain(reference).split() if reference is not None else ())
-    if not gold:
+    answer_words, reference_words = (
+        Counter(plain(answer).split()),
+        Counter(plain(reference).split() if reference is not None else ()),
+    )
+    if not reference_words:
         return math.nan
-    return 2 * (said & gold).total() / (said.total() + gold.total())
+    return 2 * (answer_words & reference_words).total() / (answer_words.total() + reference_words.total())
 
 
 def _accuracy(answer: Sequence[str], reference: Sequence[str]) -> float:
+    """1 - edit distance / length of the reference; nan for an empty one."""
     return 1 - Levenshtein.distance(answer, reference) / len(reference) if reference else math.nan
 
 
 def wer(answer: str, reference: Any, *, normalize: bool = False) -> float:
-    """1 - WER: 1 less substitutions, insertions and deletions of words per word of the reference.
+    """Word accuracy, 1 - WER: 1 minus substitutions, insertions and deletions of words per word of the reference.
 
     normalize  compare words in lower case, without punctuation; else what spaces separate
 
@@ -91,18 +95,18 @@ def wer(answer: str, reference: Any, *, normalize: bool = False) -> float:
     >>> wer("the cat sat on a", "the cat is on the"), wer("a b c d e f g", "v w x y z")
     (0.6, -0.3999999999999999)
     """
-    given = (plain(answer), plain(reference)) if normalize else (answer, str(reference or ""))
-    return _accuracy(given[0].split(), given[1].split())
+    texts = (plain(answer), plain(reference)) if normalize else (answer, str(reference or ""))
+    return _accuracy(texts[0].split(), texts[1].split())
 
 
 def cer(answer: str, reference: Any, *, normalize: bool = False) -> float:
-    """1 - CER: as `wer`, of characters; spaces count, but not around the text.
+    """Character accuracy, 1 - CER: as `wer`, of characters; spaces count, but not around the text.
 
     >>> cer("kitten", "sitting")
     0.5714285714285714
     """
-    given = (plain(answer), plain(reference)) if normalize else (answer.strip(), str(reference or "").strip())
-    return _accuracy(given[0], given[1])
+    texts = (plain(answer), plain(reference)) if normalize else (answer.strip(), str(reference or "").strip())
+    return _accuracy(texts[0], texts[1])
 
 
 Smoothing = Literal["exp", "floor", "add-k", "none"]
@@ -119,8 +123,9 @@ def _chrf(order: int, word_order: int) -> Any:
 
 
 def _references(reference: Any) -> list[str]:
-    listed = reference if isinstance(reference, (list, tuple)) else [reference]
-    return [str(x) for x in listed if x is not None and str(x).strip()]
+    """Non-empty texts of a reference, one or several."""
+    candidates = reference if isinstance(reference, (list, tuple)) else [reference]
+    return [str(x) for x in candidates if x is not None and str(x).strip()]
 
 
 def bleu(answer: str, reference: Any, *, smooth: Smoothing = "exp", order: int = 4) -> float:
@@ -139,9 +144,9 @@ def chrf(answer: str, reference: Any, *, order: int = 6, word_order: int = 0) ->
 
 
 def script_share(answer: str, reference: Any = None, *, script: str = "latin") -> float:
-    """Share of the answer's letters that are of a script, by their Unicode names: latin, cyrillic, cjk, greek, ...
+    """Script share: share of the answer's letters in a script, by Unicode names: latin, cyrillic, cjk, greek, ...
 
-    Nothing is compared with. An answer without letters can't be read.
+    It reads no reference. An answer without letters can't be read.
 
     >>> script_share("da: \u0434\u0430", script="cyrillic")
     0.5

@@ -1,4 +1,4 @@
-"""Programs against tests: what counts as wrong, what as unscored."""
+"""Code reward: programs against unit tests in a sandbox, and the free names of test statements."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import tempfile
 import threading
 
 import pytest
-from tests.environments.rewards.code_programs import CHEATS, HONEST
 from tests.environments.rewards.scored_tasks import Source, forest_of
 
 from gxpo.base.errors import ConfigError
 from gxpo.environments.rewards import RewardSet
-from gxpo.environments.rewards.code import CodeReward, extract_program, passed
+from gxpo.environments.rewards.code import CodeReward, extract_program, names_of
 from gxpo.environments.rewards.sandbox import Limits, Local, Result
 from gxpo.environments.rewards.scratch import fresh_directory
 from gxpo.parts.protocols import Task
@@ -94,38 +93,6 @@ class Plain:
         )
 
 
-def verdicts(programs, sandbox):
-    """What each program is paid."""
-    reward = CodeReward(sandbox, wall=3.0, packages=False)
-    texts, tests = zip(*programs.values(), strict=True)
-    tasks = [Task(f"t{i}", "?", None, {"tests": list(t)}) for i, t in enumerate(tests)]
-    with RewardSet.make(reward, source=Source(None, None)) as rewards:
-        forest = rewards.score(forest_of(list(texts)), list(texts), tasks)
-    assert sum(rewards.counts.values()) == 0, rewards.messages
-    return dict(zip(programs, forest.outcome.tolist(), strict=True))
-
-
-@pytest.mark.parametrize(
-    "sandbox", ["local", pytest.param(Plain(), marks=pytest.mark.thorough)], ids=["local", "no sandbox"]
-)
-def test_nobody_is_paid_for_cheating_and_everybody_for_a_solution(sandbox):
-    paid = verdicts(CHEATS | HONEST, sandbox)
-    assert {name for name, value in paid.items() if value == 1} == set(HONEST)
-
-
-def test_a_program_does_not_read_hidden_tests_and_other_programs_from_disk(tmp_path):
-    if not Local().held().reads:
-        pytest.skip("the kernel does not let this user restrict what is read")
-    (tmp_path / "tests.jsonl").write_text("assert f(2) == 4")
-    looks = "\nimport glob\ndef f(x):\n    found = glob.glob(%r)\n    return [open(p).read() for p in found] or 'none'"
-    with fresh_directory({"solution.py": "def f(x): return x * x"}) as beside:
-        for pattern in (f"{tmp_path}/*", f"{os.path.dirname(beside)}/gxpo-sandbox-*/solution.py", f"{beside}/*"):
-            reads = passed(looks % pattern, ["assert f(2) == 'none'"], Local(), Limits())
-            assert reads == [True], pattern
-        with_leave = Local(readable=(str(tmp_path),))
-        assert passed(looks % f"{tmp_path}/*", ["assert f(2) == ['assert f(2) == 4']"], with_leave, Limits()) == [True]
-
-
 def test_what_one_program_does_costs_that_one_alone(monkeypatch):
     if os.access("/dev/shm", os.W_OK):
         monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")  # where directories are made quickly
@@ -145,21 +112,6 @@ def test_what_one_program_does_costs_that_one_alone(monkeypatch):
     assert (
         rewards.counts["raised"] == 1 and "RecursionError while running a program: deep" in rewards.messages["raised"]
     )
-
-
-def test_verdicts_are_not_cut_off_with_the_output():
-    assert (
-        passed("def f(x): return x", [f"assert f({i}) == {i}" for i in range(2000)], Local(), Limits()) == [True] * 2000
-    )
-
-
-def test_tests_that_can_not_start_leave_unscored():
-    class Old(Plain):
-        def run(self, files, stdin="", limits=SHORT):
-            return Result("ok", "error OSError: the kernel does not protect the tests\n")
-
-    _, forest, rewards = score(["def f(x): return x * x"], reward=CodeReward(Old()))
-    assert forest.outcome.isnan().all() and "the kernel does not protect" in rewards.messages["died"]
 
 
 def test_a_sandbox_that_does_not_work_leaves_unscored_and_is_counted():
@@ -185,7 +137,7 @@ def test_a_sandbox_that_can_not_start_at_all_ends_the_run(monkeypatch, tmp_path)
         CodeReward("jail")
     with pytest.raises(ConfigError, match="readable is a list of paths, not '/data'"):
         CodeReward(readable="/data")
-    with pytest.raises(ConfigError, match="is to let programs read /nowhere, which does not exist"):
+    with pytest.raises(ConfigError, match="readable names /nowhere, which does not exist"):
         score(["1"], reward=CodeReward(readable=["/nowhere"]))
 
 
@@ -229,7 +181,28 @@ def test_the_named_reward_and_its_options():
         RewardSet.make("code", source=source, options={"code": {"memory": 3}})
 
 
-def test_order_of_verdicts():
-    program = "def f(x): return abs(x)"
-    tests = ["assert f(1) == 2", {"stdin": "", "stdout": ""}, "assert f(-1) == 1"]
-    assert passed(program, tests, Local(), SHORT) == [False, True, True]
+@pytest.mark.parametrize(
+    ("statements", "program", "modules"),
+    [
+        (["assert f(2) == 4", "assert set(g(1)) == {1}"], ["f", "g"], {}),
+        (["def check(candidate):\n    assert candidate(h) == 4", "check(f)"], ["f", "h"], {}),
+        (["def check(f):\n    f(1)", "check(f)"], ["f"], {}),  # a parameter of one, a name of the other
+        (["for x in range(3):\n    assert f(x) == [y for y in (x,)]"], ["f"], {}),
+        (["assert math.isclose(f(1), np.pi)"], ["f"], {"math": "math", "np": "numpy"}),
+        (["import math\nfrom random import random as r\nassert math.floor(r()) == f()"], ["f"], {}),
+        (["assert select(math, [1])"], ["math", "select"], {}),  # used as values: functions of the program
+        (["assert sum(10, 15) == 25"], ["sum"], {}),
+        (["assert sum([f(1)]) == 25"], ["f"], {}),
+        (["assert sum(abs(1)) == 25"], [], {}),  # nobody can tell which one is meant
+        (["root = Node(1)", "assert depth(root) == 1"], ["Node", "depth"], {}),
+        (["def set_up():\n    global case\n    case = 1", "set_up()\nassert f(case)"], ["f"], {}),
+        (["this is no Python", "assert f(2)"], ["f"], {}),
+    ],
+)
+def test_whose_a_name_is(statements, program, modules):
+    assert names_of(tuple(statements)) == (program, modules)
+
+
+def test_tests_that_only_define_are_refused():
+    with pytest.raises(ValueError, match="define functions and call none: any program would pass"):
+        names_of(('"""Tests."""\nimport math', "class Tests:\n    def test(self):\n        assert f(1)"))

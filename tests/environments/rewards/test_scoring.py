@@ -20,7 +20,6 @@ from tests.environments.rewards.task_scorer import verdict
 
 from gxpo.base.errors import ConfigError
 from gxpo.environments.rewards import RewardSet
-from gxpo.environments.rewards.worker import Unusable, attempts, judge, parameters
 
 NO_SCORER = Source(default=None)
 
@@ -245,22 +244,6 @@ def test_a_child_that_a_reward_forks_scores_nobody(tmp_path: Path, workers: int)
     assert sum(rewards.counts.values()) == 0
 
 
-def test_a_child_that_a_reward_in_process_forks_goes_no_further() -> None:
-    children: list[int] = []
-
-    def forking(completion: str) -> float:
-        children.append(os.fork())
-        if children[-1] == 0 and completion == "exits":
-            raise SystemExit(3)
-        return 0.5
-
-    with pytest.warns(UserWarning, match="can't be sent"):
-        rewards = RewardSet.make(forking, source=NO_SCORER)
-    outcome = score(rewards, ["returns", "exits"]).outcome.tolist()
-    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
-    assert outcome == [0.5, 0.5]
-
-
 def test_a_forged_reply_costs_its_item(tmp_path: Path) -> None:
     (tmp_path / "forging.py").write_text(FORKING)
     forged = ["nan", "inf", "huge", "pair", "names", "status", "text", "message", "empty", "deep", "nested"]
@@ -270,23 +253,6 @@ def test_a_forged_reply_costs_its_item(tmp_path: Path) -> None:
     assert forest.outcome[::2].tolist() == [0.5] * 12 and forest.outcome[1::2].isnan().all()
     assert rewards.counts["died"] == len(forged) == sum(rewards.counts.values())
     assert "its process wrote something that is no answer" in rewards.messages["died"]
-
-
-def test_booleans_and_scalars_are_numbers_and_the_rest_is_not() -> None:
-    import numpy as np
-
-    assert [judge(x) for x in (True, False, 2, np.float32(0.5), np.bool_(True), torch.tensor(3))] == [
-        1,
-        0,
-        2,
-        0.5,
-        1,
-        3,
-    ]
-    assert judge({"a": np.int64(2)}) == {"a": 2.0}
-    for value in (None, "1", math.nan, -math.inf, [1], {}, {1: 2.0}, {"a": None}, 10**400, torch.ones(2)):
-        with pytest.raises((ValueError, OverflowError, RuntimeError)):
-            judge(value)
 
 
 def test_a_failed_component_without_weight_is_counted_but_does_not_unscore(file: str) -> None:
@@ -362,65 +328,6 @@ def test_a_worker_that_is_killed_while_it_loads_is_started_once_more(tmp_path: P
         assert score(rewards, ["4"]).outcome.tolist() == [0.25]
     with pytest.raises(ConfigError, match=r"loading it: its process died .signal SIGKILL"):
         RewardSet.make(f"{tmp_path}/loads_2.py:exact", source=NO_SCORER)
-
-
-# ---------------------------------------------------------------- refused before anything runs
-def one_line(spec: object, source: Source, match: str) -> None:
-    with pytest.raises(ConfigError, match=match) as caught:
-        RewardSet.make(spec, source=source)  # type: ignore[arg-type]  # what a user may write
-    assert "\n" not in str(caught.value)
-
-
-def test_bad_specs_are_one_line_errors_at_construction(file: str, tmp_path: Path) -> None:
-    own = Source(verdict, trusted=True)
-    one_line({"corect": 1.0}, own, r"'corect' has a weight, but no reward computes it; did you mean 'correct'\?")
-    one_line("fromat", own, "did you mean 'format'")
-    one_line("maths", own, "did you mean 'math'")
-    one_line({"correct": "high"}, own, "weight of 'correct' must be a finite number, not 'high'")
-    one_line({"correct": math.nan}, own, "finite number")
-    one_line({"correct": True}, own, "finite number")
-    one_line({"correct": 0.0}, own, "no reward has a weight")
-    one_line({}, own, "no reward has a weight")
-    one_line(3, own, "neither a name nor a function")
-    one_line(None, NO_SCORER, "no verifier")
-    one_line("missing.py:exact", own, r"there is no file missing.py")
-    one_line(file, own, r"name a function in the file, as in \S+\.py:FUNCTION")
-    one_line(f"{file}:exat", own, "has no function 'exat'; did you mean 'exact'")
-    one_line(f"{file}:os", own, "is a module, not a function")
-    one_line({f"{file}:exact": 1.0, "exact": 1.0}, own, "names both")
-    (tmp_path / "other.py").write_text("def exact(completion): return 1")
-    one_line({f"{file}:exact": 1.0, f"{tmp_path}/other.py:exact": 1.0}, own, "two functions are named 'exact'")
-    (tmp_path / "broken.py").write_text("x = 1\ndef exact(:\n")
-    one_line(f"{tmp_path}/broken.py:exact", own, r"broken.py line 2: invalid syntax")
-    (tmp_path / "raises.py").write_text("import no_such_module\n")
-    one_line(f"{tmp_path}/raises.py:exact", own, r"ModuleNotFoundError while loading: .*\(raises.py line 1\)")
-    (tmp_path / "dies.py").write_text("import os\nos._exit(7)\n")
-    one_line(f"{tmp_path}/dies.py:exact", own, "loading it: its process died .exit code 7")
-    (tmp_path / "asks.py").write_text("def exact(complection): return 1\n")
-    one_line(f"{tmp_path}/asks.py:exact", own, "asks for 'complection'.*did you mean 'completion'")
-
-
-def test_a_name_that_a_users_function_might_have_computed_is_refused_once_it_has_scored(file: str) -> None:
-    with (
-        RewardSet.make({f"{file}:parts": 1.0, "tokns": 0.5}, source=NO_SCORER) as rewards,
-        pytest.raises(ConfigError, match="'tokns' has a weight, but no reward computes it; did you mean 'tokens'"),
-    ):
-        score(rewards, ["4"])
-
-
-def test_two_rewards_that_compute_one_component_are_refused(file: str, tmp_path: Path) -> None:
-    (tmp_path / "other.py").write_text("def other(completion): return {'correct': 1}")
-    spec = {f"{file}:parts": 1.0, f"{tmp_path}/other.py:other": 1.0}
-    with RewardSet.make(spec, source=NO_SCORER) as rewards, pytest.raises(ConfigError, match="computes 'correct'"):
-        score(rewards, ["4"])
-
-
-def test_parameters_are_those_declared() -> None:
-    def f(completion, *, answer, extra=3, **rest): ...
-
-    assert parameters(f) == ("completion", "answer")
-    with pytest.raises(Unusable, match="asks for 'response'"):
-        parameters(lambda response: 1)
 
 
 # ---------------------------------------------------------------- callables
@@ -550,12 +457,6 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_a_worker_starts_on_the_standard_library_alone(tmp_path: Path) -> None:
-    (tmp_path / "lean.py").write_text("import sys\ndef loaded(completion): return 'torch' in sys.modules\n")
-    with RewardSet.make(f"{tmp_path}/lean.py:loaded", source=NO_SCORER) as rewards:
-        assert score(rewards, ["x"]).outcome.tolist() == [0.0]
-
-
 def test_a_file_edited_during_a_run_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "edited.py"
     path.write_text("import os\ndef f(completion): return 1.0 if completion == 'x' else os._exit(1)\n")
@@ -563,19 +464,3 @@ def test_a_file_edited_during_a_run_changes_nothing(tmp_path: Path) -> None:
         path.write_text("def f(completion): return 2.0\n")
         forest = score(rewards, ["x", "die", "x"])
     assert forest.outcome[[0, 2]].tolist() == [1.0, 1.0] and forest.outcome[1].isnan()
-
-
-def test_a_reward_that_returns_one_object_again_is_judged_as_it_was_returned():
-    named, total = {"correct": 0.0}, torch.zeros(())
-
-    def counting() -> dict[str, float]:
-        named["correct"] += 1.0
-        return named
-
-    assert attempts(counting, [((), {})] * 3) == [("ok", {"correct": x}) for x in (1.0, 2.0, 3.0)]
-    assert attempts(lambda: total.add_(0.5), [((), {})] * 2) == [("ok", 0.5), ("ok", 1.0)]
-    assert attempts(lambda x: {"a": x}, [((math.inf,), {}), ((1,), {})])[1] == ("ok", {"a": 1.0})
-    assert attempts(lambda x: x, [((math.nan,), {}), (("1",), {})])[0] == (
-        "nonsense",
-        "returned nan, not a finite number",
-    )
