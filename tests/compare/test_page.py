@@ -12,7 +12,7 @@ import pytest
 from tests.compare.made import comparison, undecided
 
 from gxpo.compare.page import page_of
-from gxpo.compare.page_figures import TaskChange, axis, task_changes
+from gxpo.compare.page_sections import TaskChange, axis, task_changes
 from gxpo.compare.results import Arm, Budget, Comparison, Point, RunResult
 
 HOSTILE = "<script>alert(1)</script>\"'&<img src=x onerror=alert(1)>\u202e\ud800"

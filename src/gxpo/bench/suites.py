@@ -60,7 +60,7 @@ def _step(plan: Plan) -> list[Entry]:
 
 
 def _peer(plan: Plan) -> list[Entry]:
-    from gxpo.bench.peer_rows import ROWS, measure
+    from gxpo.bench.peer import ROWS, measure
 
     return [Entry(name, lambda plan, name=name: [measure(name, plan)], trl=True) for name in ROWS]
 

@@ -330,7 +330,7 @@ def export(
     say(f"{written}: " + ", ".join(sorted(p.name for p in written.iterdir())))
 
 
-from gxpo.cli import checks, compare, convert, doctor, explain, serve  # noqa: E402, F401  # stand here in --help
+from gxpo.cli import checks, compare, convert, examine, serve  # noqa: E402, F401  # stand here in --help
 from gxpo.cli import tasks as _tasks  # noqa: E402, F401
 
 

@@ -72,7 +72,7 @@ def compare(
 
     given = arms or []
     if suite == "list":
-        say(json.dumps(session.suites_as_data(), indent=1) if as_json else session.suites_listed())
+        say(json.dumps(session.suites_as_data(), indent=1) if as_json else session.suites_as_text())
         return
     if suite is None and task is None and not given:
         fail("give METHODS and --task, a --suite, or directories of runs; gxpo compare --suite list names the suites")

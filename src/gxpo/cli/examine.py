@@ -1,4 +1,4 @@
-"""`gxpo doctor`: what is wrong with a run, from what it left."""
+"""Commands that examine a finished run: `gxpo doctor` diagnoses it, `gxpo explain` shows its advantages."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from gxpo.cli.options import Json, app, fail, say
+
+EXPLAIN_PAGE = Path("explain.html")  # written where neither --out nor --json is given
 
 
 @app.command()
@@ -61,3 +63,46 @@ def doctor(
             fail(f"--html {html}: {error.strerror}; give a file in a directory that exists and can be written")
     say(json.dumps(diagnosis.as_json(), indent=1) if as_json else text(diagnosis))
     raise typer.Exit(diagnosis.exit_code)
+
+
+@app.command()
+def explain(
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="RUN|FILE", help="A run directory, or a file of records, TRL's table, verl's dump."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.html", help="The page to write; default: explain.html.")
+    ] = None,
+    methods: Annotated[
+        str,
+        typer.Option("--methods", metavar="NAMES", help="Side by side, with commas between; default: the run's own."),
+    ] = "",
+    step: Annotated[int | None, typer.Option(help="A step of the run; default: the last.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the rollouts of a step: as trees, each token by advantage, weight and gradient, with the arithmetic.
+
+    The page fetches nothing and needs no server. No file that a run's configuration names is run. --json prints the
+    rewards and advantages of every group instead.
+
+    Example: gxpo explain runs/arithmetic --methods grpo,dr_grpo --out step.html
+
+    Example: gxpo explain runs/arithmetic --json
+    """
+    from gxpo.explain.rollout_data import as_data
+    from gxpo.explain.rollout_page import looks_of, written
+    from gxpo.explain.rollout_source import read
+
+    source = read(path, step)
+    looks = looks_of(source, [name.strip() for name in methods.split(",") if name.strip()])
+    if out is not None or not as_json:
+        page, to = written(source, looks), out or EXPLAIN_PAGE
+        try:
+            to.write_text(page, encoding="utf-8", errors="replace")
+        except OSError as error:
+            fail(f"--out {to}: {error.strerror}; give a file in a directory that exists and can be written")
+        if not as_json:
+            say(f"{to}: {len(page.encode('utf-8', 'replace')) / 1e6:.1f} MB; open it in a browser")
+    if as_json:
+        say(json.dumps(as_data(source, looks) | ({} if out is None else {"page": str(out)}), indent=1))
