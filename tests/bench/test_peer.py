@@ -50,10 +50,10 @@ def test_trl_gets_the_micro_batch_that_was_fastest(monkeypatch):
     row = peer.measure("tiny/256", plan)
     assert row["micro_batch"] == 8 and row["micro_batch_seconds"] == {"4": 3.0, "8": 1.5, "16": 2.0}
     (case,) = measured
-    assert case.other.arguments["micro_batch"] == 8 and case.other.arguments["folder"] == "models of tiny"
+    assert case.baseline.arguments["micro_batch"] == 8 and case.baseline.arguments["folder"] == "models of tiny"
     seconds.update({4: [1.0], 8: [3.0], 16: [2.0]})
     assert peer.measure("smollm2/64", plan)["micro_batch"] == 4  # a round of a real model takes minutes: one each
-    assert case.own.arguments["length"] == case.other.arguments["length"] == 256 and "note" not in row
+    assert case.candidate.arguments["length"] == case.baseline.arguments["length"] == 256 and "note" not in row
 
 
 def test_groups_of_one_are_trained_on_every_row():

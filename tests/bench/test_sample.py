@@ -76,9 +76,9 @@ def test_a_second_turn_goes_on_from_what_was_kept(path, monkeypatch):
 def test_prompts_have_the_length_and_a_side_of_its_own_shares_none(path):
     assert [len(p) for p in sample._prompts(path, 3, 7)] == [7, 7, 7]
     (shared,) = [c for c in sample.switches("tiny", "f") if c.name == "prefix_sharing/tiny"]
-    assert shared.own.arguments["work"]["group"] == 8 and shared.other.arguments["work"]["group"] == 1
+    assert shared.candidate.arguments["work"]["group"] == 8 and shared.baseline.arguments["work"]["group"] == 1
     same = ("rows", "length", "new")
-    assert all(shared.own.arguments["work"][k] == shared.other.arguments["work"][k] for k in same)
+    assert all(shared.candidate.arguments["work"][k] == shared.baseline.arguments["work"][k] for k in same)
 
 
 def test_rows_have_names_of_their_own():

@@ -16,13 +16,15 @@ EXPLAIN_PAGE = Path("explain.html")  # written where neither --out nor --json is
 @app.command()
 def doctor(
     path: Annotated[
-        Path | None, typer.Argument(metavar="PATH", help="A run's directory or one of its files.", show_default=False)
+        Path | None, typer.Argument(metavar="PATH", help="A run directory, or one of its files.", show_default=False)
     ] = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the diagnosis as a page.")] = None,
-    listed: Annotated[bool, typer.Option("--list", help="Print every sickness it knows, with its statistic.")] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List every sickness it can diagnose, with its statistic.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Say what is wrong with a training run, from what it left: TRL, verl, gxpo, OpenRLHF, prime-rl, unsloth.
+    """Diagnose a training run from its logs and files: TRL, verl, gxpo, OpenRLHF, prime-rl, unsloth.
 
     One cause first, its consequences under it, with evidence and remedies in that trainer's own keys. Exit code 0:
     healthy, 1: a warning or worse, 2: nothing could be read.
@@ -45,7 +47,8 @@ def doctor(
         say(json.dumps(rows, indent=1) if as_json else known())
         return
     if path is None:
-        fail("give a PATH: a run's directory or one of its files (or --list)")
+        fail("give a PATH: a run directory or one of its files (or --list)")
+    # With --json, an unreadable path is a diagnosis, too: a script that parses the output need not catch an error.
     try:
         log = read(path)
     except GxpoError as error:
@@ -94,6 +97,7 @@ def explain(
     from gxpo.explain.rollout_page import looks_of, written
     from gxpo.explain.rollout_source import read
 
+    # The page is written by default; with --json alone the data take its place.
     source = read(path, step)
     looks = looks_of(source, [name.strip() for name in methods.split(",") if name.strip()])
     if out is not None or not as_json:
