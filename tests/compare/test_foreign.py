@@ -40,5 +40,5 @@ def test_the_seed_is_read_from_a_file_or_a_name(tmp_path: Path) -> None:
     for name in ("seed_7", "b-seed3", "reseeded"):
         (tmp_path / name).mkdir()
     assert [seed_of(tmp_path / name) for name in ("seed_7", "b-seed3", "reseeded")] == [7, 3, None]
-    (tmp_path / "seed_7" / "config.yaml").write_text("seed: 5\n")
+    (tmp_path / "seed_7" / "config.yaml").write_text("learning_rate: 1.0e-6\nnum_generations: 8\nseed: 5\n")
     assert seed_of(tmp_path / "seed_7") == 5  # a configuration is more certain than a name
