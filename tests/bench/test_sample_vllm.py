@@ -38,7 +38,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
-def test_vllm_alone_gets_each_sample_as_a_prompt_and_new_prompts_every_round(folder, tmp_path, monkeypatch):
+def test_vllm_gets_a_prompt_per_sample_and_new_ones_every_round(folder, tmp_path, monkeypatch):
     program = tmp_path / "program.py"
     program.write_text(COUNTS)
     monkeypatch.setattr(vllm_alone, "__file__", str(program))

@@ -72,7 +72,7 @@ def test_bad_settings(tmp_path, sets, message):
     refused(tmp_path, ["train", config(tmp_path), *flags], message)
 
 
-def test_what_a_credit_of_the_user_s_leaves_of_the_method_is_said_in_a_line(tmp_path):
+def test_a_user_s_credit_notes_in_a_line_what_it_replaces(tmp_path):
     (tmp_path / "mine.py").write_text("def own(forest, signals, step):\n    return forest.path_token * 0.0\n")
     sets = ["--set", "method=rloo", "--set", f"credit={tmp_path}/mine.py:own"]
     line = f"rloo: nothing of it is left: credit.center, credit.scale gave way to credit={tmp_path}/mine.py:own [--set]"

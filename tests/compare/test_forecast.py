@@ -39,7 +39,7 @@ def foreseen(plan):
     return forecast(plan, runner, lines.append), runner.asked, lines
 
 
-def test_every_arm_is_measured_where_that_is_a_tenth_of_the_runs_or_less(tmp_path):
+def test_every_arm_is_measured_for_a_tenth_of_the_runs_or_less(tmp_path):
     # 2 arms x 2 steps x 100 tokens = 400; 2 arms x 2 seeds x 1,000 = 4,000
     cost, asked, lines = foreseen(plan(tmp_path, 1000))
     assert asked == ["grpo", "rloo"] and cost.unmeasured == ""

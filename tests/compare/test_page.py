@@ -176,7 +176,7 @@ def test_one_seed_and_no_arm_make_a_page(tmp_path: Path) -> None:
     assert "nothing is compared: there is no arm beside the base" in page.text
 
 
-def test_six_arms_of_twenty_seeds_and_a_thousand_tasks_stay_below_2_mb(tmp_path: Path) -> None:
+def test_a_page_of_six_arms_and_twenty_seeds_is_below_2_mb(tmp_path: Path) -> None:
     points = [Point(i, 1234 * i, i, 1.5 * i, 0.1 + 0.003 * i) for i in range(120)]
     arms = []
     for k, a in enumerate([*comparison().arms, *comparison().arms[2:]]):
