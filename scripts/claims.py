@@ -22,10 +22,10 @@ from gxpo.base.errors import ConfigError
 from gxpo.compare.conclude import difference_spread
 from gxpo.compare.inference import FEWEST_SEEDS, seed_interval
 from gxpo.compare.results import COLLAPSED, Estimate
-from gxpo.compare.store import digest, read_store, result_of, with_former
 from gxpo.compare.wording import number
 from predictors import correlations
 from study import HERE, STORE, keys_of, read_list, run, sides, wanted
+from study_rows import digest, read_store, result_of, with_former
 
 LIST = HERE / "studies" / "claims.yaml"
 OTHERS = tuple(  # lists whose differences the predictors are held against, too

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from gxpo.base.errors import GxpoError
 from gxpo.compare.inference import Spread, area_under_curve, crossed_spread, resolvable, seed_spread, seeds_needed
 from gxpo.compare.results import Estimate
-from gxpo.compare.store import digest, read_store, result_of, with_former
 from study import STORE, keys_of, read_list, sides
+from study_rows import digest, read_store, result_of, with_former
 
 LIST = STORE.parent / "validity.yaml"
 ROUNDS = 4  # size of the planted difference -> spread of the planted table -> size...

@@ -21,8 +21,8 @@ from typing import Any
 from gxpo.base.errors import GxpoError
 from gxpo.compare.conclude import difference_spread
 from gxpo.compare.inference import FEWEST_SEEDS
-from gxpo.compare.store import digest, read_store, result_of, with_former
 from study import HERE, STORE, keys_of, read_list, sides
+from study_rows import digest, read_store, result_of, with_former
 
 KNOWN = HERE / "studies" / "predictors.json"
 LISTS = tuple(HERE / "studies" / f"{name}.yaml" for name in ("claims", "remedies", "remedies_2", "remedies_3"))

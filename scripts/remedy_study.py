@@ -22,10 +22,10 @@ from claims import committed, runs_of, spent_until
 from gxpo.compare.conclude import collapsed, difference_spread, trouble
 from gxpo.compare.inference import FEWEST_SEEDS, Spread, holm, mean_over_settings
 from gxpo.compare.results import Estimate, RunResult
-from gxpo.compare.store import read_store, result_of, with_former
 from gxpo.compare.wording import count, interval, number
 from gxpo.doctor.evidence import PATH, Measured, OfTask, to_json
 from study import HERE, STORE, read_list, run
+from study_rows import read_store, result_of, with_former
 
 LISTS = tuple(HERE / "studies" / name for name in ("remedies.yaml", "remedies_2.yaml", "remedies_3.yaml"))
 PAGE = HERE / "docs" / "remedies.md"

@@ -24,9 +24,9 @@ from gxpo.compare.conclude import conclude
 from gxpo.compare.files import Row, heading, read_rows
 from gxpo.compare.files import row as lines_of
 from gxpo.compare.results import Arm, Budget, Comparison, Kind
-from gxpo.compare.store import digest, read_store, result_of, with_former
 from gxpo.compare.wording import number
 from study import HERE, STORE, keys_of, read_list, sides
+from study_rows import digest, read_store, result_of, with_former
 
 TABLE, PAGE = HERE / "docs" / "results.csv", HERE / "docs" / "results.md"
 BEGIN, END = "<!-- results.csv -->", "<!-- end -->"

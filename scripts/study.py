@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from gxpo.base import yamltext
-from gxpo.compare.arms import stated
+from gxpo.compare.arms import with_origin
 from gxpo.compare.jobs import STOPPED, Job, Local
-from gxpo.compare.store import append, digest, missing, read_store, row_of
 from gxpo.parts.options import dotted
 from gxpo.training import config
+from study_rows import append, digest, missing, read_store, row_of
 
 HERE = Path(__file__).resolve().parent.parent
 STORE = HERE / "studies" / "runs.jsonl"
@@ -42,8 +42,8 @@ def keys_of(setting: Mapping[str, Any], arm: Mapping[str, Any]) -> dict[str, Any
     """All keys of an arm's run but the seed: the setting's, the arm's over them, the budget."""
     limits = {f"trainer.max_{unit}": amount for unit, amount in setting["budget"].items()}
     given = {"trainer.steps": FOREVER, "eval.points": POINTS, **QUIET, **limits}
-    below = config.over({}, dotted(stated({**given, **setting["keys"]}, "setting")))
-    found = config.over(below, dotted(stated(arm.get("keys", {}), "arm")))
+    below = config.over({}, dotted(with_origin({**given, **setting["keys"]}, "setting")))
+    found = config.over(below, dotted(with_origin(arm.get("keys", {}), "arm")))
     return {k: s.value for k, s in found.items()}
 
 

@@ -34,7 +34,7 @@ TRAIN = [
         "tests/models/test_load.py",
         "tests/training/test_export.py",
         "tests/environments/tasks",
-        "tests/cli/test_cli.py",
+        "tests/cli/test_app.py",
     ),
 ]
 RUN = [

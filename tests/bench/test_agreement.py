@@ -65,7 +65,7 @@ def trained_by_hand(path, settings, scale=1.0):
 @pytest.mark.parametrize("settings", [Settings(True, 8), Settings(True, 8, epochs=2, lr=1e-3)])
 def test_the_same_steps_written_as_a_loop_agree(folder, settings):
     path = str(folder / "tiny")
-    rows = agreement._compared(path, settings, *trained_by_hand(path, settings))
+    rows = agreement._compare_steps(path, settings, *trained_by_hand(path, settings))
     assert [row["name"] for row in rows] == [f"step{i + 1}" for i in range(2 * settings.epochs)] + ["parameters"]
     assert all(row["agrees"] and row["difference"] < agreement.TOLERANCE for row in rows), rows
     assert [row["tokens"] for row in rows[:-1]] == [18] * 2 * settings.epochs
@@ -74,7 +74,7 @@ def test_the_same_steps_written_as_a_loop_agree(folder, settings):
 
 def test_a_gradient_that_is_a_thousandth_larger_does_not_agree(folder):
     path, settings = str(folder / "tiny"), Settings(True, 8)
-    first, *_ = agreement._compared(path, settings, *trained_by_hand(path, settings, scale=1.001))
+    first, *_ = agreement._compare_steps(path, settings, *trained_by_hand(path, settings, scale=1.001))
     assert not first["agrees"] and first["difference"] == pytest.approx(1e-3, rel=0.01)
     assert first["ratio"] == pytest.approx(1 / 1.001, rel=1e-4) and first["loss_difference"] < agreement.TOLERANCE
 

@@ -11,14 +11,14 @@ from tests.algorithms.credit.compositions import against_baseline_credit, step_r
 import gxpo
 from gxpo.base.errors import GxpoError
 from gxpo.bench import credit
-from gxpo.bench.credit import GROUP, STATES, TURNS, WRITTEN, made_up, tiled
+from gxpo.bench.credit import GROUP, STATES, TURNS, WRITTEN, synthetic_forest, tile_columns
 from gxpo.forest.forest import Forest
 from gxpo.parts import registry
 
 
 @pytest.mark.parametrize("forks", [False, True])
 def test_a_made_up_forest_is_one_that_records_could_hold(forks: bool) -> None:
-    forest = made_up(300, forks=forks)
+    forest = synthetic_forest(300, forks=forks)
     again = Forest.from_records(forest.to_records())
     assert (forest.n_steps, forest.n_trajectories, forest.n_entries) == (300, 3 * GROUP, 300 * WRITTEN)
     for name in ("parent", "first_token", "token", "path_token", "path_step", "step_state", "step_previous"):
@@ -33,15 +33,15 @@ def test_a_made_up_forest_is_one_that_records_could_hold(forks: bool) -> None:
 
 
 def test_a_forest_made_twice_is_the_same_and_another_seed_is_another() -> None:
-    one, same, other = made_up(100), made_up(100), made_up(100, seed=1)
+    one, same, other = synthetic_forest(100), synthetic_forest(100), synthetic_forest(100, seed=1)
     assert torch.equal(one.outcome, same.outcome) and torch.equal(one.token, same.token)
     assert not torch.equal(one.token, other.token)
 
 
 def test_copies_of_a_forest_are_those_of_concat() -> None:
-    forest = made_up(100, forks=True)
+    forest = synthetic_forest(100, forks=True)
     joined = Forest.concat([forest] * 3)
-    copies = Forest(**tiled(forest, 3) | {"state_names": forest.state_names})
+    copies = Forest(**tile_columns(forest, 3) | {"state_names": forest.state_names})
     for name in ("parent", "previous", "token", "path_token", "path_step", "path_trajectory", "step_trajectory",
                  "step_action", "step_previous", "last_action", "prompt_node", "first_token"):  # fmt: skip
         assert torch.equal(getattr(copies, name), getattr(joined, name)), name
@@ -49,7 +49,7 @@ def test_copies_of_a_forest_are_those_of_concat() -> None:
 
 def test_turns_that_are_no_whole_groups_are_refused() -> None:
     with pytest.raises(GxpoError, match="multiple of 100"):
-        made_up(150)
+        synthetic_forest(150)
 
 
 def test_every_part_has_a_row_of_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_every_part_has_a_row_of_every_size(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_ratio_is_of_the_time_per_turn() -> None:
     """100 turns in 1 s and 1000 in 20 s: the larger has half the speed; 1000 in 5 s: twice."""
     group = registry.CREDITS["relative"]()
-    works = [credit.Work.of(group, made_up(n)) for n in (100, 1000)]
+    works = [credit.Work.of(group, synthetic_forest(n)) for n in (100, 1000)]
     assert credit._ratio(works, [1.0, 20.0], 0.5, 1) == pytest.approx(0.5)
     assert credit._ratio(works, [1.0, 5.0], 0.5, 1) == pytest.approx(2.0)
     assert credit._ratio(works, [1.0, 20.0], 0.25, 0) == 0.25
@@ -81,7 +81,7 @@ def test_the_ratio_is_of_the_time_per_turn() -> None:
 
 def test_a_part_is_measured_on_what_it_reads() -> None:
     """Each signal is on its axis, and the advantages are those of the part composed into a method."""
-    forest = made_up(100)
+    forest = synthetic_forest(100)
     work = credit.Work.of(registry.CREDITS["relative"](), forest)
     assert torch.equal(work.method.advantages(forest, work.signals), gxpo.method("grpo").advantages(forest))
     gae = registry.CREDITS["gae"]

@@ -12,7 +12,7 @@ import torch
 from gxpo.algorithms.credit import group_relative
 from gxpo.base.errors import GxpoError
 from gxpo.bench import fidelity
-from gxpo.bench.fidelity import Truth, compared, prediction, rank_correlation, true_advantages
+from gxpo.bench.fidelity import Truth, compare_with_truth, prediction, rank_correlation, true_advantages
 from gxpo.bench.plan import Plan
 from gxpo.environments.envs import EnvPool, source
 from gxpo.environments.rewards import RewardSet
@@ -90,13 +90,13 @@ def test_credit_of_whole_episodes_against_the_truth(world):
     s, forest, tasks = rollouts(pool)
     truth = true_advantages(forest, tasks, s, samples=100)
     task = torch.zeros(forest.n_steps, dtype=torch.int64)
-    perfect = compared(3.0 * truth.advantage, truth, task)
+    perfect = compare_with_truth(3.0 * truth.advantage, truth, task)
     assert perfect["rank"] == pytest.approx(1) and perfect["sign"] == 1
     assert perfect["bias"] == pytest.approx(0, abs=1e-12) and perfect["variance"] == pytest.approx(0, abs=1e-12)
-    assert compared(-truth.advantage, truth, task)["sign"] == 0
+    assert compare_with_truth(-truth.advantage, truth, task)["sign"] == 0
     episode = group_relative(forest.outcome, forest.ids("group", axis="R"))[forest.step_trajectory]
-    found = compared(episode, truth, task)
-    assert 0 < found["rank"] < 1 and compared(torch.zeros(forest.n_steps), truth, task)["sign"] == 0.5
+    found = compare_with_truth(episode, truth, task)
+    assert 0 < found["rank"] < 1 and compare_with_truth(torch.zeros(forest.n_steps), truth, task)["sign"] == 0.5
 
 
 def test_other_contexts_and_broken_worlds_are_refused(world):
@@ -156,7 +156,7 @@ def test_how_early_it_is_decided_by_hand():
 
 def test_a_sign_is_asked_only_where_the_truth_is_sure():
     truth = Truth(torch.tensor([0.5, -0.5, 0.1, 0.0]).double(), torch.tensor([0.1, 0.1, 0.1, 0.0]).double(), 0)
-    found = compared(torch.tensor([1.0, 2.0, -9.0, 9.0]).double(), truth, torch.arange(4))
+    found = compare_with_truth(torch.tensor([1.0, 2.0, -9.0, 9.0]).double(), truth, torch.arange(4))
     assert found["sign"] == 0.5
 
 

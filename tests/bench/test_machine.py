@@ -11,7 +11,7 @@ def test_cores_of_others_are_what_is_left_of_the_machines_seconds(monkeypatch):
     clock, busy = iter([100.0, 104.0]), iter([50.0, 57.0])
     monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(machine, "busy_seconds", lambda: next(busy))
-    assert machine.Others().cores(own=5.0) == 0.5
+    assert machine.OtherProcesses().cores(own_seconds=5.0) == 0.5
 
 
 def test_no_less_than_none(monkeypatch):
@@ -19,12 +19,12 @@ def test_no_less_than_none(monkeypatch):
     clock, busy = iter([0.0, 1.0]), iter([10.0, 10.5])
     monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(machine, "busy_seconds", lambda: next(busy))
-    assert machine.Others().cores(own=0.6) == 0.0
+    assert machine.OtherProcesses().cores(own_seconds=0.6) == 0.0
 
 
 def test_where_the_machine_does_not_say(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "STAT", tmp_path / "none")
-    assert machine.busy_seconds() is None and machine.Others().cores(own=0.0) == 0.0
+    assert machine.busy_seconds() is None and machine.OtherProcesses().cores(own_seconds=0.0) == 0.0
 
 
 def test_idle_time_and_waiting_for_disks_are_not_work(monkeypatch, tmp_path):

@@ -26,13 +26,13 @@ def unique(tokens):
 
 
 def test_a_line_through_points_on_a_line():
-    start, slope, r2 = pictures.fitted([(100, 0.3), (1000, 2.1), (3000, 6.1)])
+    start, slope, r2 = pictures.fit_line([(100, 0.3), (1000, 2.1), (3000, 6.1)])
     assert (start, slope, r2) == pytest.approx((0.1, 0.002, 1.0))
 
 
 def test_a_line_through_points_beside_it():
     """Least squares by hand: x 0 1 2, y 0 1 0: slope 0, start 1/3, nothing explained."""
-    assert pictures.fitted([(0, 0.0), (1, 1.0), (2, 0.0)]) == pytest.approx((1 / 3, 0.0, 0.0), abs=1e-12)
+    assert pictures.fit_line([(0, 0.0), (1, 1.0), (2, 0.0)]) == pytest.approx((1 / 3, 0.0, 0.0), abs=1e-12)
 
 
 def test_pictures_are_equal_for_equal_rows_and_show_them(tmp_path):

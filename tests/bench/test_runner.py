@@ -62,21 +62,21 @@ def test_a_row_is_the_median_of_neighbouring_rounds():
 
 
 def test_a_busy_machine_is_refused_before(monkeypatch):
-    monkeypatch.setattr(runner, "Others", Busy)
+    monkeypatch.setattr(runner, "OtherProcesses", Busy)
     with pytest.raises(BenchError, match=r"0\.50 cores now"):
         runner.check_quiet(0.0)
-    monkeypatch.setattr(runner, "Others", Quiet)
+    monkeypatch.setattr(runner, "OtherProcesses", Quiet)
     runner.check_quiet(0.0)
 
 
 def test_a_machine_that_became_busy_is_refused_after(monkeypatch):
     monkeypatch.setattr(runner, "Worker", Told)
-    monkeypatch.setattr(runner, "Others", Busy)
+    monkeypatch.setattr(runner, "OtherProcesses", Busy)
     with pytest.raises(BenchError, match=r"0\.50 cores while a/row was measured.*--anyway"):
         runner.measure(CASE, threads=1)
     row = runner.measure(CASE, threads=1, anyway=True)
     assert row["ratio"] == 2.0 and row["others_cores"] == 0.5
-    monkeypatch.setattr(runner, "Others", Quiet)
+    monkeypatch.setattr(runner, "OtherProcesses", Quiet)
     assert runner.measure(CASE, threads=1)["others_cores"] == 0.0
 
 
@@ -91,8 +91,8 @@ def test_warm_up_rounds_do_not_count(monkeypatch):
             return figures(100.0) if Cold.begun <= 4 else figures(self.seconds)
 
     monkeypatch.setattr(runner, "Worker", Cold)
-    monkeypatch.setattr(runner, "Others", Quiet)
-    case = Case("warm", CASE.own, CASE.other, rounds=2, warmup=2)
+    monkeypatch.setattr(runner, "OtherProcesses", Quiet)
+    case = Case("warm", CASE.candidate, CASE.baseline, rounds=2, warmup=2)
     assert runner.measure(case, threads=1)["spread"] == [2.0, 2.0]
     assert Cold.begun == 8
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gxpo.bench import sample, sample_loops
+from gxpo.bench import sample
 from gxpo.bench.sample import Work
 from gxpo.sampling.engines import decode
 
@@ -15,7 +15,7 @@ def path(folder):
     return str(folder / "tiny")
 
 
-@pytest.mark.parametrize("target", [sample.engine, sample_loops.bare_loop, sample_loops.generate, sample.second_turn])
+@pytest.mark.parametrize("target", [sample.engine, sample.bare_loop, sample.generate, sample.second_turn])
 def test_every_side_draws_all_tokens_of_all_rows(path, target):
     once = target(path, "float32", WORK)
     for _ in range(2):
@@ -24,7 +24,7 @@ def test_every_side_draws_all_tokens_of_all_rows(path, target):
 
 
 def test_the_loop_over_a_fixed_cache_draws_all_but_the_first_token(path):
-    once = sample_loops.static_loop(path, "float32", WORK, compiled=False)
+    once = sample.static_loop(path, "float32", WORK, compiled=False)
     for _ in range(2):
         found = once()
         assert found["tokens"] == 4 * 5 and found["compile_s"] > 0
@@ -43,9 +43,9 @@ def test_the_bare_loop_draws_from_the_model(path, group, monkeypatch):
 
     for value, expected in ((0.0, 0), (1 - 1e-7, size - 1)):
         with monkeypatch.context() as patch:
-            once = sample_loops.bare_loop(path, "float32", work)
+            once = sample.bare_loop(path, "float32", work)
             patch.setattr(torch, "rand", lambda rows, one, value=value: torch.full((rows, one), value))
-            patch.setattr(sample_loops, "_speed", lambda tokens, seconds: {})
+            patch.setattr(sample, "_speed", lambda tokens, seconds: {})
             patch.setattr(torch, "cat", lambda tensors, dim=0, **how: cat(tensors, dim))
             once()
         assert joined[-1].tolist() == [[expected] * 3] * 2
@@ -76,9 +76,9 @@ def test_a_second_turn_goes_on_from_what_was_kept(path, monkeypatch):
 def test_prompts_have_the_length_and_a_side_of_its_own_shares_none(path):
     assert [len(p) for p in sample._prompts(path, 3, 7)] == [7, 7, 7]
     (shared,) = [c for c in sample.switches("tiny", "f") if c.name == "prefix_sharing/tiny"]
-    assert shared.own.arguments["work"]["group"] == 8 and shared.other.arguments["work"]["group"] == 1
+    assert shared.candidate.arguments["work"]["group"] == 8 and shared.baseline.arguments["work"]["group"] == 1
     same = ("rows", "length", "new")
-    assert all(shared.own.arguments["work"][k] == shared.other.arguments["work"][k] for k in same)
+    assert all(shared.candidate.arguments["work"][k] == shared.baseline.arguments["work"][k] for k in same)
 
 
 def test_rows_have_names_of_their_own():

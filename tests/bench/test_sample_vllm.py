@@ -38,11 +38,11 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
-def test_vllm_alone_gets_each_sample_as_a_prompt_and_new_prompts_every_round(folder, tmp_path, monkeypatch):
+def test_vllm_gets_a_prompt_per_sample_and_new_ones_every_round(folder, tmp_path, monkeypatch):
     program = tmp_path / "program.py"
     program.write_text(COUNTS)
     monkeypatch.setattr(vllm_alone, "__file__", str(program))
-    once = sample_vllm.alone(str(folder / "tiny"), "float32", WORK, sys.executable)
+    once = sample_vllm.bare_vllm(str(folder / "tiny"), "float32", WORK, sys.executable)
     for _ in range(2):
         found = once()
         assert found["tokens"] == 4 * 6 and found["seconds"] > 0 and found["cpu_seconds"] >= 0
@@ -56,7 +56,7 @@ def test_vllm_that_ends_is_an_error(folder, tmp_path, monkeypatch):
     program.write_text("import sys; sys.stdin.readline(); sys.exit(4)")
     monkeypatch.setattr(vllm_alone, "__file__", str(program))
     with pytest.raises(BenchError, match="exit status 4"):
-        sample_vllm.alone(str(folder / "tiny"), "float32", WORK, sys.executable)
+        sample_vllm.bare_vllm(str(folder / "tiny"), "float32", WORK, sys.executable)
 
 
 def test_the_program_draws_what_it_is_asked_for():
@@ -95,5 +95,5 @@ def busy_seconds(pid):
 
 def test_rows_name_the_interpreter_and_are_the_same_work():
     for case in sample_vllm.cases("folder", "there/python"):
-        assert case.name.startswith("vllm/smollm2/") and case.own.arguments == case.other.arguments
-        assert case.own.arguments["python"] == "there/python" and case.own.python is None
+        assert case.name.startswith("vllm/smollm2/") and case.candidate.arguments == case.baseline.arguments
+        assert case.candidate.arguments["python"] == "there/python" and case.candidate.python is None

@@ -71,7 +71,7 @@ def test_what_is_in_the_file_is_not_measured_again(measured, plan, tmp_path):
     assert json.loads(out.read_text())["rows"] == again.rows
 
 
-def test_of_rows_that_are_measured_together_the_file_gets_all_and_the_reader_those_asked_for(measured, plan, tmp_path):
+def test_rows_measured_together_are_all_saved_and_shown_by_name(measured, plan, tmp_path):
     out = tmp_path / "rows.json"
     assert names(run("whole", ["gae"], plan, out)) == ["gae/1000"]
     assert names(run("whole", ["opo"], plan, out)) == ["opo/1000"]

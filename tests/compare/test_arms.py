@@ -3,7 +3,7 @@
 import pytest
 
 from gxpo.base.errors import ConfigError
-from gxpo.compare.arms import folder, make_arms, parse_arm, stated
+from gxpo.compare.arms import folder, make_arms, parse_arm, with_origin
 from gxpo.training.config import resolve
 
 SETTING = {"model": "tiny", "task": "arithmetic", "optim.lr": 1e-4}
@@ -44,11 +44,11 @@ def test_a_file_states_what_the_setting_says_or_its_own(tmp_path):
     assert parse_arm(f"big={file}", SETTING).label == "big"
 
 
-def test_a_misspelt_key_of_an_arm_is_refused_though_its_value_is_a_method():
+def test_a_misspelt_key_is_refused_although_its_value_is_a_method():
     for text, key in (("rloo:objectiv=gspo", "objectiv"), ("mine=rloo:credit.scal=dr_grpo", "credit.scal")):
         arm = parse_arm(text, SETTING)
         with pytest.raises(ConfigError, match=f"unknown key '{key}'; did you mean"):
-            resolve(stated(arm.keys, "arm"))
+            resolve(with_origin(arm.keys, "arm"))
 
 
 def test_an_arm_with_another_task_is_refused(tmp_path):

@@ -8,7 +8,6 @@ import sys
 import time
 
 import pytest
-from tests import command_line
 from typer.testing import CliRunner
 
 from gxpo.cli.app import app
@@ -86,24 +85,3 @@ def test_the_plan_trains_nothing(task, tmp_path, monkeypatch):
     found = CliRunner().invoke(app, arguments(task, tmp_path / "out", "--plan"), catch_exceptions=False)
     assert found.exit_code == 0
     assert not list((tmp_path / "out").glob("*/seed-*"))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["compare"], "give METHODS and --task"),
-        (["compare", "dr_grpo", "--task", "sums", "--suite", "stalled"], "not both"),
-        (["compare", "dr_grpo", "--suite", "stalle"], "did you mean"),
-        (["compare", "dr_grp", "--task", "sums", "--plan"], "dr_grp"),
-        (["compare", "dr_grpo", "--task", "sums", "--budget", "much"], "write tokens"),
-        (["compare", "dr_grpo", "--task", "sums", "--tune", "optim.lr"], "KEY=V1,V2"),
-        (["compare", "dr_grpo", "--task", "sums", "--on", "moon"], "local or ray"),
-    ],
-)
-def test_errors_say_what_to_change_in_a_line(words, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, _, error = command_line.run(words)
-    assert code == 2
-    assert message in error
-    assert len(error.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())

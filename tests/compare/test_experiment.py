@@ -18,7 +18,6 @@ from gxpo.compare.experiment import (
 )
 from gxpo.compare.jobs import Job
 from gxpo.compare.results import Arm, Budget
-from gxpo.compare.session import is_run
 
 
 @pytest.mark.parametrize(
@@ -137,12 +136,3 @@ def test_what_reads_the_progress_of_a_run_is_told_its_expected_steps(tmp_path):
     costs = {arm.label: {"steps": 12} for arm in made.arms}
     steps = {arm.label: arm.keys.get("trainer.steps") for arm in with_horizons(made, costs).arms}
     assert steps == {"grpo": None, "rloo": None, "rloo:optim.schedule=cosine": 12, "mine": 7, "shuffled": None}
-
-
-def test_a_folder_called_as_a_method_is_a_run_only_where_a_slash_says_so(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("dapo", "mine"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "keys.yaml").write_text("method: rloo")
-    found = {a: is_run(a) for a in ("dapo", "./dapo", "mine", "a=mine", "keys.yaml", "rloo", "x=rloo:optim.lr=1")}
-    assert [a for a, run in found.items() if run] == ["./dapo", "mine", "a=mine"]

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from gxpo.compare.arms import make_arms
-from gxpo.compare.command import Known, announced, planned
+from gxpo.compare.command import SeedSpread, plan_as_data, plan_lines
 from gxpo.compare.experiment import Plan, make_setting
 from gxpo.compare.forecast import forecast
 from gxpo.compare.results import Budget
@@ -39,7 +39,7 @@ def foreseen(plan):
     return forecast(plan, runner, lines.append), runner.asked, lines
 
 
-def test_every_arm_is_measured_where_that_is_a_tenth_of_the_runs_or_less(tmp_path):
+def test_every_arm_is_measured_for_a_tenth_of_the_runs_or_less(tmp_path):
     # 2 arms x 2 steps x 100 tokens = 400; 2 arms x 2 seeds x 1,000 = 4,000
     cost, asked, lines = foreseen(plan(tmp_path, 1000))
     assert asked == ["grpo", "rloo"] and cost.unmeasured == ""
@@ -68,10 +68,10 @@ def test_nothing_is_measured_where_that_is_much_of_the_runs(tmp_path, unit, amou
     cost, asked, lines = foreseen(made)
     assert asked == [] and lines == [] and not (tmp_path / "costs.json").exists()
     assert math.isnan(cost.seconds) and math.isnan(cost.tokens) == (tokens is None)
-    spread = Known(0.05, 0.0, "assumed")
-    line = announced(made, cost, spread, Probed())[1]
+    spread = SeedSpread(0.05, 0.0, "assumed")
+    line = plan_lines(made, cost, spread, Probed())[1]
     assert line.endswith(f"the time is not measured: two steps of each arm are up to {share} of the runs")
-    data = planned(made, cost, spread)
+    data = plan_as_data(made, cost, spread)
     assert (data["time_s"], data["generated_tokens"]) == (None, tokens)
     json.dumps(data, allow_nan=False)
 

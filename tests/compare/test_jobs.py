@@ -42,7 +42,7 @@ def lines(path, name="metrics.jsonl"):
     return [{k: v for k, v in r.items() if not k.startswith(("time_", "memory_"))} for r in rows]
 
 
-def test_a_process_killed_in_a_run_is_replaced_and_the_run_has_the_same_bits(tmp_path, keys):
+def test_a_killed_process_is_replaced_and_its_run_has_equal_bits(tmp_path, keys):
     keys = {**keys, "trainer.steps": 16}
     assert run_one(tmp_path / "whole", keys, keep=True) == ""
     job, runner = Job(tmp_path / "killed", keys), Local(1)

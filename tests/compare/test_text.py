@@ -8,7 +8,7 @@ import math
 
 import pytest
 from rich.console import Console
-from tests.compare.made import comparison, undecided
+from tests.compare.made import comparison
 
 from gxpo.compare.results import Budget
 from gxpo.compare.text import show
@@ -28,19 +28,6 @@ def test_verdict_is_the_first_line() -> None:
     lines = shown(comparison())
     assert lines[0] == "dr_grpo is better than grpo by .050 (95 % .029 to .071; 4 seeds, p .02 after Holm)"
     assert lines[1] == "rloo can't be told from grpo: n too small to say; about 140 seeds would"
-
-
-def test_several_undecided_arms_are_one_sentence() -> None:
-    said = "no arm can be told from grpo: n too small to say"
-    assert (
-        shown(undecided({"rloo": 140, "dr_grpo": 40}))[0] == f"{said}; about 40 seeds would for dr_grpo, 140 for rloo"
-    )
-    assert shown(undecided({"rloo": None, "dr_grpo": None}))[0] == said
-    assert shown(undecided({"rloo": 141, "dr_grpo": 141}))[0] == f"{said}; about 150 seeds would"
-    known = "about 40 seeds would for dr_grpo; no number of seeds is known for rloo"
-    assert shown(undecided({"rloo": None, "dr_grpo": 40}))[0] == f"{said}; {known}"
-    assert shown(undecided({"rloo": 140}))[0] == "rloo: not told from grpo"
-    assert shown(undecided({}))[0] == "nothing is compared: there is no arm beside the base"
 
 
 def test_base_first_then_arms_by_their_end_then_controls() -> None:

@@ -14,7 +14,6 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import remedy_study  # noqa: E402
 import study  # noqa: E402
-from gxpo.compare.store import digest  # noqa: E402
 from gxpo.doctor import Finding, RunLog, evidence  # noqa: E402
 from gxpo.doctor.evidence import Measured, OfTask  # noqa: E402
 from gxpo.doctor.finding import Diagnosis  # noqa: E402
@@ -24,6 +23,7 @@ from gxpo.explain import method_text  # noqa: E402
 from gxpo.explain.advice import recommendations  # noqa: E402
 from gxpo.parts.definition import Stated  # noqa: E402
 from gxpo.training import config  # noqa: E402
+from study_rows import digest  # noqa: E402
 
 LIST = remedy_study.read_lists()
 ARMS = {(n, a["label"]) for e in LIST["experiments"] for n in remedy_study.names(e) for a in e["arms"]}

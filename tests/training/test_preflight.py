@@ -1,4 +1,4 @@
-"""What is refused before anything is sampled. What the command line says of it is in tests/cli/test_cli.py."""
+"""What is refused before anything is sampled. What the command line says of it is in tests/cli/test_plan.py."""
 
 import json
 from types import SimpleNamespace

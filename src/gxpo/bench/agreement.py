@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gxpo.base.errors import need
-from gxpo.bench.peer import GROUP, PROMPTS, loaded, questions, trl_arguments, value
+from gxpo.bench.peer import GROUP, PROMPTS, load_for_trl, questions, synthetic_reward, trl_arguments
 from gxpo.bench.runner import Side, Worker
 
 if TYPE_CHECKING:
@@ -49,18 +49,18 @@ def rows(
     """
     notify(f"{case}: {STEPS} steps of TRL, and the same under grpo@trl")
     arguments = {"folder": folder, **vars(CASES[case])}
-    worker = Worker(Side("agreement", "gxpo.bench.agreement:both", arguments, python), threads)
+    worker = Worker(Side("agreement", "gxpo.bench.agreement:run_both", arguments, python), threads)
     try:
-        found = worker.round()["rows"]
+        step_rows = worker.round()["rows"]
     finally:
         worker.close()
-    return [{**row, "name": f"{case}/{row['name']}", "tolerance": TOLERANCE} for row in found]
+    return [{**row, "name": f"{case}/{row['name']}", "tolerance": TOLERANCE} for row in step_rows]
 
 
-def both(folder: str, **settings: Any) -> Callable[[], dict[str, Any]]:
+def run_both(folder: str, **settings: Any) -> Callable[[], dict[str, Any]]:
     """Run one case in TRL and in gxpo."""
     chosen, path = Settings(**settings), f"{folder}/tiny"
-    return lambda: {"rows": _compared(path, chosen, *_of_trl(path, f"{folder}/trl", chosen))}
+    return lambda: {"rows": _compare_steps(path, chosen, *_run_trl(path, f"{folder}/trl", chosen))}
 
 
 @dataclass
@@ -79,26 +79,28 @@ class Step:
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
 
 
-def _of_trl(path: str, out: str, settings: Settings) -> tuple[list[Step], dict[str, Tensor]]:
-    """TRL's steps, and its parameters after them."""
+def _run_trl(path: str, out: str, settings: Settings) -> tuple[list[Step], dict[str, Tensor]]:
+    """Train with TRL and record its rollouts, losses and gradients; also returns its parameters after the last step."""
     trl: Any = need("trl", "trl")
     datasets: Any = need("datasets", "trl")
-    tokenizer, policy = loaded(path, "float32")
+    tokenizer, policy = load_for_trl(path, "float32")
     steps: list[Step] = []
     losses: list[float] = []  # of the micro-batches so far
     accumulated = PROMPTS * GROUP // settings.micro_batch  # micro-batches of an optimiser step
 
+    # TRL computes a loss for each micro-batch; gxpo's step is compared with their sum over an optimiser step, and with
+    # the gradient before clipping.
     class Recorded(trl.GRPOTrainer):
         def _calculate_rewards(self, inputs: Any, *rest: Any) -> Any:
-            found = super()._calculate_rewards(inputs, *rest)
-            steps.append(Step(found.sum(1).double(), [x["prompt"] for x in inputs]))
-            return found
+            rewards_BF = super()._calculate_rewards(inputs, *rest)
+            steps.append(Step(rewards_BF.sum(1).double(), [x["prompt"] for x in inputs]))
+            return rewards_BF
 
         def _generate_and_score_completions(self, inputs: Any) -> Any:
-            found = super()._generate_and_score_completions(inputs)
+            scored = super()._generate_and_score_completions(inputs)
             names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-            steps[-1].batch = {name: found[name].clone() for name in names}
-            return found
+            steps[-1].batch = {name: scored[name].clone() for name in names}
+            return scored
 
         def training_step(self, *args: Any) -> Any:
             loss = super().training_step(*args)
@@ -127,14 +129,14 @@ def _of_trl(path: str, out: str, settings: Settings) -> tuple[list[Step], dict[s
         model=policy,
         args=trl.GRPOConfig(**arguments),
         train_dataset=datasets.Dataset.from_list([{"prompt": q} for q in questions(STEPS * PROMPTS, LENGTH)]),
-        reward_funcs=lambda completion_ids, **columns: [value(ids) for ids in completion_ids],
+        reward_funcs=lambda completion_ids, **columns: [synthetic_reward(ids) for ids in completion_ids],
         processing_class=tokenizer,
     ).train()
     return steps, {name: p.detach().clone() for name, p in policy.named_parameters()}
 
 
-def _compared(path: str, settings: Settings, steps: list[Step], after: dict[str, Tensor]) -> list[dict[str, Any]]:
-    """The rows: gxpo's own steps on TRL's rollouts."""
+def _compare_steps(path: str, settings: Settings, steps: list[Step], after: dict[str, Tensor]) -> list[dict[str, Any]]:
+    """Take gxpo's own steps on TRL's rollouts, and compare loss and gradient of each."""
     import torch
     import transformers
 
@@ -144,9 +146,12 @@ def _compared(path: str, settings: Settings, steps: list[Step], after: dict[str,
     from gxpo.training.session import BoundLearner
 
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    own = TorchLearner(model, lr=settings.lr, betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=MAX_GRAD_NORM)
-    learner, grpo = _Watched(own), method("grpo@trl")
-    before, out = own.snapshot(), []
+    torch_learner = TorchLearner(
+        model, lr=settings.lr, betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=MAX_GRAD_NORM
+    )
+    learner, grpo = _GradientRecorder(torch_learner), method("grpo@trl")
+    before, out = torch_learner.snapshot(), []
+    # Parameters are never copied from TRL between steps, so that errors would add up and show.
     for number, step in enumerate(steps, 1):
         forest = _forest(step)
         signals = Signals.of(forest, {}, grpo.axes)
@@ -159,8 +164,8 @@ def _compared(path: str, settings: Settings, steps: list[Step], after: dict[str,
             row |= {"loss_difference": abs(info.loss - loss), "loss": info.loss, "loss_trl": loss}
             row["agrees"] = max(row["difference"], row["loss_difference"]) < TOLERANCE
             out.append(row | {"tokens": int(step.batch["completion_mask"].sum())} | _clipped(bound.metrics[-1]))
-    moved = _difference("parameters", _minus(own.snapshot(), before), _minus(after, before))
-    return [*out, moved | {"agrees": moved["difference"] < TOLERANCE}]
+    parameters_row = _difference("parameters", _subtract(torch_learner.snapshot(), before), _subtract(after, before))
+    return [*out, parameters_row | {"agrees": parameters_row["difference"] < TOLERANCE}]
 
 
 def _clipped(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -182,7 +187,7 @@ def _forest(step: Step) -> Any:
     )
 
 
-class _Watched:
+class _GradientRecorder:
     """A learner that also records the gradient of its steps, before clipping."""
 
     def __init__(self, learner: Any) -> None:
@@ -196,16 +201,16 @@ class _Watched:
         return self.learner.outputs(*args, **how)
 
 
-def _minus(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: x - b[name] for name, x in a.items()}
 
 
-def _difference(name: str, own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Any]:
+def _difference(name: str, gxpo_tensors: Mapping[str, Tensor], trl_tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """ratio: norm of `own` / norm of `other`; difference: norm of what differs / norm of `other`."""
-    if own.keys() != other.keys():
-        raise ValueError(f"other parameters than TRL's: {sorted(own.keys() ^ other.keys())[:3]}")
-    size, difference = _norm(other), _norm(_minus(own, other))
-    ratio = _norm(own) / size
+    if gxpo_tensors.keys() != trl_tensors.keys():
+        raise ValueError(f"other parameters than TRL's: {sorted(gxpo_tensors.keys() ^ trl_tensors.keys())[:3]}")
+    size, difference = _norm(trl_tensors), _norm(_subtract(gxpo_tensors, trl_tensors))
+    ratio = _norm(gxpo_tensors) / size
     return {"name": name, "ratio": ratio, "spread": [ratio, ratio], "difference": difference / size, "norm_trl": size}
 
 

@@ -34,9 +34,9 @@ class Options:
 
 
 def bench(suite: str | None, names: Sequence[str], options: Options) -> str | None:
-    """Measure (or read) results and show them; gives a failure of the measurement, in a line.
+    """Measure or load results and show them; returns the failure of the measurement in a line, or None.
 
-    Rows that were finished before something went wrong are shown, but as JSON nothing is.
+    Rows that were finished before a failure are shown as a table, but not as JSON.
     """
     if options.plot is not None:
         pictures.check(options.plot)
@@ -48,11 +48,11 @@ def bench(suite: str | None, names: Sequence[str], options: Options) -> str | No
         return _verdict(results)
     suites.check_suite(suite)
     assert suite is not None
-    held: list[Results] = []
+    partial_results: list[Results] = []
     try:
-        results = _measured(suite, names, options, held)
+        results = _measured(suite, names, options, partial_results)
     except BenchError as error:
-        finished = held[0].only(names) if held else None
+        finished = partial_results[0].only(names) if partial_results else None
         if finished and finished.rows and not options.as_json:
             report.table(finished, _reads(suite))
         return str(error)
@@ -60,7 +60,7 @@ def bench(suite: str | None, names: Sequence[str], options: Options) -> str | No
     return _verdict(results)
 
 
-def _measured(suite: str, names: Sequence[str], options: Options, held: list[Results]) -> Results:
+def _measured(suite: str, names: Sequence[str], options: Options, partial_results: list[Results]) -> Results:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     with tempfile.TemporaryDirectory(prefix="gxpo-bench-") as folder:
         plan = Plan(
@@ -73,7 +73,7 @@ def _measured(suite: str, names: Sequence[str], options: Options, held: list[Res
             options.vllm,
             lambda line: say(line, err=True),
         )
-        return suites.run(suite, names, plan, options.out, held.append)
+        return suites.run(suite, names, plan, options.out, partial_results.append)
 
 
 def _show(results: Results, options: Options) -> None:

@@ -1,7 +1,7 @@
 """Cost of every advantage estimator by number of turns: each against itself at the next smaller size.
 
-Advantages are computed as in the trainer, on a forest without cached results; what it reads of
-the rollouts and of signals is made up. One thread; seconds are of the processor, so that others cost little.
+Advantages are computed as in the trainer, on a synthetic forest without cached results and with random signals. One
+thread; seconds are processor time, which other processes disturb little.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from gxpo.methods.method import Method
 from gxpo.parts import registry
 
 # ---------------------------------------------------------------- forests
-# Synthetic forests of any size with all columns that a part may read, made without a loop over turns.
+# Forests of any size with all columns that a part may read, made without a loop over turns.
 TURNS, GROUP, TREES, STATES = 10, 10, 2, 10  # of a trajectory; trajectories, trees and anchor states of a group
 PROMPT, OBSERVED, WRITTEN = 8, 2, 4  # tokens of a prompt, an observation, an action
 PER_GROUP = TURNS * GROUP
 
 
-def made_up(turns: int, *, forks: bool = False, seed: int = 0) -> Forest:
+def synthetic_forest(turns: int, *, forks: bool = False, seed: int = 0) -> Forest:
     """Synthetic forest of `turns` turns: groups of 10 trajectories of 10 turns, 10 anchor states in each group.
 
     forks  the five trajectories of a tree share their first five turns; without, groups share their prompt alone
@@ -50,9 +50,10 @@ def made_up(turns: int, *, forks: bool = False, seed: int = 0) -> Forest:
     def uniform(n: int) -> Tensor:
         return torch.rand(n, generator=draw, dtype=torch.float64)
 
-    columns = tiled(Forest.from_records(_group(forks)), groups)
+    # One group goes through the reader of records; its columns are repeated, and then filled with random values.
+    columns = tile_columns(Forest.from_records(_group(forks)), groups)
     kind, step_action = columns["kind"], columns["step_action"]
-    state = torch.randint(STATES, kind.shape, generator=draw) + STATES * _copy_of(kind, groups)
+    state = torch.randint(STATES, kind.shape, generator=draw) + STATES * _copy_index(kind, groups)
     paid = uniform(len(kind))[step_action]
     tokens = len(columns["token"])
     success = (uniform(groups * GROUP) < 0.5).to(torch.float64)
@@ -74,46 +75,47 @@ def made_up(turns: int, *, forks: bool = False, seed: int = 0) -> Forest:
     )
 
 
-def tiled(forest: Forest, times: int) -> dict[str, Any]:
+def tile_columns(forest: Forest, times: int) -> dict[str, Any]:
     """Fields of the forest repeated `times` times, every copy in its own groups."""
     out: dict[str, Any] = {}
-    for name, (_, into) in COLUMNS.items():
+    for name, (_, target_axis) in COLUMNS.items():
         column = getattr(forest, name)
         if isinstance(column, list):
-            named = name in ("id", "task", "group")
-            out[name] = [f"{i}/{x}" for i in range(times) for x in column] if named else column * times
+            is_label = name in ("id", "task", "group")
+            out[name] = [f"{i}/{x}" for i in range(times) for x in column] if is_label else column * times
             continue
         copies = column.repeat(times, *(1 for _ in column.shape[1:]))
-        if into is not None:
-            moved = copies + forest._size(into) * _copy_of(copies, times)
-            copies = torch.where(copies >= 0, moved, -1)
+        # A column of indices points into its own copy; -1 stays -1.
+        if target_axis is not None:
+            shifted = copies + forest._size(target_axis) * _copy_index(copies, times)
+            copies = torch.where(copies >= 0, shifted, -1)
         out[name] = copies
     sizes = forest.first_token.diff().repeat(times)
     out["first_token"] = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
     return out | {name: getattr(forest, name) for name in ("component_names", "agent_names", "policy_names")}
 
 
-def _copy_of(column: Tensor, times: int) -> Tensor:
+def _copy_index(column: Tensor, times: int) -> Tensor:
     return torch.repeat_interleave(torch.arange(times), len(column) // max(times, 1))
 
 
 def _group(forks: bool) -> list[dict[str, Any]]:
-    """The records of one group."""
+    """Records of one group."""
     return [_record(i, forks and i % (GROUP // TREES) > 0) for i in range(GROUP)]
 
 
 def _record(i: int, forked: bool) -> dict[str, Any]:
     tree = i // (GROUP // TREES)
-    kept = TURNS // 2 if forked else 0
+    shared_turns = TURNS // 2 if forked else 0
     action = {"action": [0] * WRITTEN, "logprob": [0.0] * WRITTEN, "segments": list(range(WRITTEN)), "state": ""}
     start: dict[str, Any] = {"prompt": [0] * PROMPT}
     if forked:
-        start = {"fork": {"of": f"t{tree * (GROUP // TREES)}", "turn": kept - 1, "token": None}}
+        start = {"fork": {"of": f"t{tree * (GROUP // TREES)}", "turn": shared_turns - 1, "token": None}}
     return {
         "schema": SCHEMA,
         "group": "g",
         "id": f"t{i}",
-        "turns": [{"observation": [i] * OBSERVED, **action} for _ in range(TURNS - kept)],
+        "turns": [{"observation": [i] * OBSERVED, **action} for _ in range(TURNS - shared_turns)],
         "reward": 0.0,
         "rewards": {"correct": 0.0, "format": 0.0},
         "info": {"tree": tree},
@@ -124,7 +126,7 @@ def _record(i: int, forked: bool) -> dict[str, Any]:
 # ---------------------------------------------------------------- credit
 SIZES, QUICK = (10**3, 10**4, 10**5, 10**6), (10**3, 10**4, 10**5)  # turns
 ROUNDS, QUICK_ROUNDS = 5, 3
-PER_ROUND = 30_000  # turns that a round has at least: small forests are gone through several times
+PER_ROUND = 30_000  # fewest turns of a round: small forests are processed several times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,9 +144,9 @@ class Work:
     def seconds(self) -> float:
         """Time of one call, without caches of earlier calls."""
         fresh = self.forest.replace()
-        began = time.process_time()
+        start = time.process_time()
         self.method.advantages(fresh, self.signals)
-        return time.process_time() - began
+        return time.process_time() - start
 
     def round(self) -> float:
         """Mean time of a call over a round, in seconds."""
@@ -153,7 +155,7 @@ class Work:
 
     def memory(self) -> float:
         """Peak memory of a call in MiB, less the memory before it."""
-        _give_back()
+        _trim_heap()
         forget_peak()
         before = resident("VmRSS")
         self.seconds()
@@ -180,10 +182,10 @@ def yardstick(work: Work) -> float:
     forest = work.forest
     x = torch.ones(forest.n_entries, dtype=torch.float64)
     calls = max(1, PER_ROUND // forest.n_steps)
-    began = time.process_time()
+    start = time.process_time()
     for _ in range(calls):
         torch.zeros(forest.n_trajectories, dtype=torch.float64).scatter_add_(0, forest.path_trajectory, x)
-    return (time.process_time() - began) / calls
+    return (time.process_time() - start) / calls
 
 
 def rows(threads: int, quick: bool, notify: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -194,52 +196,53 @@ def rows(threads: int, quick: bool, notify: Callable[[str], None]) -> list[dict[
     ms, ns_per_turn   medians over the rounds, in which the sizes take turns;   memory_mb   see `Work.memory`
     """
     sizes, rounds = (QUICK, QUICK_ROUNDS) if quick else (SIZES, ROUNDS)
-    found: dict[str, list[dict[str, Any]]] = {}
+    rows_by_part: dict[str, list[dict[str, Any]]] = {}
     with _one_thread():
         for forks in (False, True):
-            chosen = {name: kind for name, kind in registry.CREDITS.items() if ("forks" in kind.requires) == forks}
-            forests = [made_up(n, forks=forks) for n in sizes] if chosen else []
-            for name, kind in chosen.items():
-                notify(f"credit {name}: {', '.join(map(_short, sizes))} turns")
-                found[name] = _part_rows(name, [Work.of(kind(), forest) for forest in forests], rounds)
-    return [row for name in registry.CREDITS for row in found[name]]
+            parts = {name: kind for name, kind in registry.CREDITS.items() if ("forks" in kind.requires) == forks}
+            forests = [synthetic_forest(n, forks=forks) for n in sizes] if parts else []
+            for name, kind in parts.items():
+                notify(f"credit {name}: {', '.join(map(_short_count, sizes))} turns")
+                rows_by_part[name] = _part_rows(name, [Work.of(kind(), forest) for forest in forests], rounds)
+    return [row for name in registry.CREDITS for row in rows_by_part[name]]
 
 
 def _part_rows(name: str, works: list[Work], rounds: int) -> list[dict[str, Any]]:
     for work in works:
         work.round()
     memory = [work.memory() for work in works]
-    smallest, times = [], []
+    yardsticks, times = [], []
+    # The sizes take turns within a round, so that a slow phase of the machine hits all of them.
     for _ in range(rounds):
-        smallest.append(yardstick(works[0]))
+        yardsticks.append(yardstick(works[0]))
         times.append([work.round() for work in works])
     out = []
     for place, work in enumerate(works):
         turns = work.forest.n_steps
         seconds = median(round[place] for round in times)
-        ratios = [_ratio(works, round, base, place) for round, base in zip(times, smallest, strict=True)]
-        against = f"{name}/{_short(works[place - 1].forest.n_steps)}, per turn" if place else "sums by trajectory"
+        ratios = [_ratio(works, round, base, place) for round, base in zip(times, yardsticks, strict=True)]
+        against = f"{name}/{_short_count(works[place - 1].forest.n_steps)}, per turn" if place else "sums by trajectory"
         figures: Mapping[str, Any] = {"ratio": median(ratios), "spread": [min(ratios), max(ratios)], "against": against}
         per_turn = {"turns": turns, "seconds": seconds, "ms": 1e3 * seconds, "ns_per_turn": 1e9 * seconds / turns}
-        out.append({"name": f"{name}/{_short(turns)}", **figures, **per_turn, "memory_mb": memory[place]})
+        out.append({"name": f"{name}/{_short_count(turns)}", **figures, **per_turn, "memory_mb": memory[place]})
     return out
 
 
 def _ratio(works: list[Work], seconds: list[float], base: float, place: int) -> float:
     if not place:
         return base / seconds[0]
-    before, here = (seconds[i] / works[i].forest.n_steps for i in (place - 1, place))
-    return before / here
+    previous_seconds_per_turn, seconds_per_turn = (seconds[i] / works[i].forest.n_steps for i in (place - 1, place))
+    return previous_seconds_per_turn / seconds_per_turn
 
 
-def _give_back() -> None:
+def _trim_heap() -> None:
     """Return freed memory to the system (glibc), so that its reuse is counted."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
 
-def _short(turns: int) -> str:
+def _short_count(turns: int) -> str:
     """1e5 for 100000."""
     return f"{turns:.0e}".replace("e+0", "e")
 

@@ -2,7 +2,7 @@
 
 The advantage of turn t is E[R | history with it] - E[R | history before it], R the outcome of the episode. Worlds can
 be taken back to any turn, so each expectation is estimated by episodes of the same policy that go on from there; the
-last is the outcome itself. What a method says of the turn is the mean credit of the turn's tokens.
+last is the outcome itself. A method's advantage of the turn is the mean credit of the turn's tokens.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ if TYPE_CHECKING:
     from gxpo.training.loop import Trainer
     from gxpo.training.session import Session
 
-STAGES = {"credit", "rollout", "reward", "segment"}  # a method that changes none of these has the credit of grpo
+# A method that changes none of these stages has the advantages of grpo.
+STAGES = {"credit", "rollout", "reward", "segment"}
 
 
 @dataclass(frozen=True)
 class World:
-    """An environment for fidelity: settings of a run with the warm-started tiny model, and sample sizes.
+    """Environment of the fidelity suite: settings of a run with the warm-started tiny model, and sample sizes.
 
-    samples   episodes that go on from each history; `practice` steps that critics and estimators learn for first, while
-              the policy stays as it is
+    samples   episodes continued from each history
+    practice  steps in which critics and estimators learn first, while the policy stays frozen
     """
 
     keys: Mapping[str, Any]
@@ -63,7 +64,8 @@ WORLDS: Mapping[str, World] = {
     "shop": World({**SHARED, "task": "shop", "tasks.options": {"style": "bare", "partial": False}}),
 }  # fmt: skip
 
-ON_EPISODES: Mapping[str, Mapping[str, Any]] = {  # by default these cut answers to prompts
+# Settings by method, for those whose defaults are made for answers to prompts, not for episodes.
+ON_EPISODES: Mapping[str, Mapping[str, Any]] = {
     **{name: {"rollout.at": "turn"} for name in ("vineppo", "pav", "spo_segment")},
     "vsrm": {"rollout.at": "turn", "rollout.answer_cue": "", "rollout.answer_tokens": 0},
     **{name: {"rollout.where": "step"} for name in ("rose", "tree_rl")},
@@ -87,33 +89,35 @@ class Truth:
         return max(0.0, 1 - float(self.error.square().mean()) / spread) if spread > 0 else 0.0
 
 
-def followed(forest: Forest, tasks: Mapping[str, Task], session: Session) -> tuple[Play, list[Episode]]:
-    """Replay the forest's trajectories in the environment, one episode each; GxpoError if one takes another course or
-    was sampled under another context than the environment's own."""
+def replay(forest: Forest, tasks: Mapping[str, Task], session: Session) -> tuple[Play, list[Episode]]:
+    """Replay the forest's trajectories in the environment, one episode each, so that it can be taken back to any turn.
+
+    GxpoError if an episode takes another course, or was sampled under another context than the environment's own.
+    """
     play = Play(session, restorable=True)
     names = [f"{r}:{task}" for r, task in enumerate(forest.task)]
     episodes = play.start([tasks[t] for t in forest.task], names, 1)
     steps = _steps_of(forest)
     token, node = forest.token.tolist(), forest.token_node
     for turn in range(max(map(len, steps), default=0)):
-        acting = [r for r, own in enumerate(steps) if turn < len(own)]
+        acting = [r for r, trajectory_steps in enumerate(steps) if turn < len(trajectory_steps)]
         actions = []
         for r in acting:
-            places = forest.path_token[forest.path_step == steps[r][turn]].tolist()
-            if not places or episodes[r].end is not None:
+            action_tokens = forest.path_token[forest.path_step == steps[r][turn]].tolist()
+            if not action_tokens or episodes[r].end is not None:
                 raise GxpoError(f"trajectory {forest.id[r]} has a turn {turn} that is no turn of the world")
-            under = forest.context(int(forest.parent[int(node[places[0]])]))
-            if list(episodes[r].context.ids) != list(under):
+            context_ids = forest.context(int(forest.parent[int(node[action_tokens[0]])]))
+            if list(episodes[r].context.ids) != list(context_ids):
                 raise GxpoError(
                     f"turn {turn} of trajectory {forest.id[r]} was not sampled under the world's own context"
                 )
-            actions.append(Completion([token[p] for p in places], [0.0] * len(places), "stop"))
+            actions.append(Completion([token[p] for p in action_tokens], [0.0] * len(action_tokens), "stop"))
         play.take([episodes[r] for r in acting], actions)
     return play, episodes
 
 
 def _steps_of(forest: Forest) -> list[list[int]]:
-    """The steps of each trajectory, in order of time."""
+    """Step indices of each trajectory, in order of time."""
     out: list[list[int]] = [[] for _ in range(forest.n_trajectories)]
     for s, r in enumerate(forest.step_trajectory.tolist()):
         out[r].append(s)
@@ -122,45 +126,49 @@ def _steps_of(forest: Forest) -> list[list[int]]:
 
 def true_advantages(forest: Forest, tasks: Mapping[str, Task], session: Session, samples: int) -> Truth:
     """Monte Carlo advantage of every step, by `samples` episodes after every history; equal histories share theirs."""
-    play, episodes = followed(forest, tasks, session)
+    play, episodes = replay(forest, tasks, session)
     with play:
         histories: dict[Any, tuple[Episode, int]] = {}
         keys: list[list[Any]] = []
+        # The key holds all that the future depends on, the reward so far included: it is part of the outcome.
         for episode in episodes:
-            paid = 0.0
-            own = []
+            reward_sum = 0.0
+            episode_keys = []
             for turn, at in enumerate(episode.stood):
-                key = (episode.task.id, at.context.ids, at.said.state, at.moves, round(paid, 9))
+                key = (episode.task.id, at.context.ids, at.said.state, at.moves, round(reward_sum, 9))
                 histories.setdefault(key, (episode, turn))
-                own.append(key)
-                paid += float(episode.turns[turn].get("reward") or 0.0)
-            keys.append(own)
-        value, error = _continued(histories, play, session, samples)
+                episode_keys.append(key)
+                reward_sum += float(episode.turns[turn].get("reward") or 0.0)
+            keys.append(episode_keys)
+        value, error = _values_of_histories(histories, play, session, samples)
+    # V(after the turn) - V(before it); after the last turn the value is the outcome, without error.
     outcome = [_outcome(episode) for episode in episodes]
     advantage = torch.full((forest.n_steps,), torch.nan, dtype=torch.float64)
     spread = torch.zeros(forest.n_steps, dtype=torch.float64)
-    for r, own in enumerate(_steps_of(forest)):
-        ends = [value[k] for k in keys[r]] + [outcome[r]]
+    for r, episode_keys in enumerate(_steps_of(forest)):
+        values = [value[k] for k in keys[r]] + [outcome[r]]
         errors = [error[k] for k in keys[r]] + [0.0]
-        for t, s in enumerate(own):
-            advantage[s] = ends[t + 1] - ends[t]
+        for t, s in enumerate(episode_keys):
+            advantage[s] = values[t + 1] - values[t]
             spread[s] = (errors[t + 1] ** 2 + errors[t] ** 2) ** 0.5
     return Truth(advantage, spread, samples * len(histories))
 
 
-def _continued(
+def _values_of_histories(
     histories: Mapping[Any, tuple[Episode, int]], play: Play, session: Session, samples: int
 ) -> tuple[dict[Any, float], dict[Any, float]]:
-    """Mean outcome of episodes continued from each history, and its standard error."""
+    """Mean outcome of the episodes continued from each history, and its standard error."""
     forks = []
     for number, (episode, turn) in enumerate(histories.values()):
         for k in range(samples):
             key = StreamKey(session.seed, session.step, f"truth/{episode.task.id}", number, (k,))
             forks.append((episode, turn, key, f"truth/{number}/{k}"))
     play.finish(play.fork(forks))
-    going_on = play.episodes[-len(forks) :] if forks else []
-    found = torch.tensor([_outcome(e) for e in going_on], dtype=torch.float64).reshape(len(histories), samples)
-    mean, error = found.mean(1), found.std(1) / samples**0.5
+    continuations = play.episodes[-len(forks) :] if forks else []
+    outcome_HK = torch.tensor([_outcome(e) for e in continuations], dtype=torch.float64).reshape(
+        len(histories), samples
+    )
+    mean, error = outcome_HK.mean(1), outcome_HK.std(1) / samples**0.5
     return dict(zip(histories, mean.tolist(), strict=True)), dict(zip(histories, error.tolist(), strict=True))
 
 
@@ -191,12 +199,12 @@ def rank_correlation(x: Tensor, y: Tensor) -> float:
 
 
 def _tasks_of(forest: Forest) -> Tensor:
-    """[R] a number for each task, the same in every group."""
+    """Integer id of each trajectory's task [R], the same in every group."""
     place = {name: i for i, name in enumerate(dict.fromkeys(forest.task))}
     return torch.tensor([place[name] for name in forest.task])
 
 
-def compared(credit: Tensor, truth: Truth, task: Tensor) -> dict[str, float]:
+def compare_with_truth(credit: Tensor, truth: Truth, task: Tensor) -> dict[str, float]:
     """Compare a method's advantages [S] with the truth; `task` [S] ids.
 
     rank      Spearman's rank correlation over all turns
@@ -206,16 +214,17 @@ def compared(credit: Tensor, truth: Truth, task: Tensor) -> dict[str, float]:
     bias, variance   mean and variance of credit - truth, each in units of its own root mean square
     """
     y = truth.advantage
-    sure = (y.abs() > 2 * truth.error) & (y != 0)
-    right = (credit.sign() == y.sign()).double() + 0.5 * (credit == 0).double()
-    size, own = credit.square().mean().sqrt(), y.square().mean().sqrt()
-    off = (credit / size if float(size) else credit) - y / own
+    decided_S = (y.abs() > 2 * truth.error) & (y != 0)
+    right_S = (credit.sign() == y.sign()).double() + 0.5 * (credit == 0).double()
+    credit_size, truth_size = credit.square().mean().sqrt(), y.square().mean().sqrt()
+    # Each in units of its own root mean square, so that the scale of a method's advantages is no error.
+    error_S = (credit / credit_size if float(credit_size) else credit) - y / truth_size
     return {
         "rank": rank_correlation(credit, y),
         "rank_error": left_out([rank_correlation(credit[task != t], y[task != t]) for t in task.unique()]),
-        "sign": float(right[sure].mean()) if bool(sure.any()) else float("nan"),
-        "bias": float(off.mean()),
-        "variance": float(off.var(correction=0)),
+        "sign": float(right_S[decided_S].mean()) if bool(decided_S.any()) else float("nan"),
+        "bias": float(error_S.mean()),
+        "variance": float(error_S.var(correction=0)),
     }
 
 
@@ -223,55 +232,56 @@ def overlap(forest: Forest) -> float:
     """Share of the steps after a trajectory's first whose state occurs in another trajectory of the group; nan if there
     is no such step. Steps in unknown states are not counted."""
     state, owner = forest.step_state, forest.step_trajectory
-    later = torch.zeros_like(state, dtype=torch.bool)
-    later[1:] = owner[1:] == owner[:-1]
+    later_S = torch.zeros_like(state, dtype=torch.bool)
+    later_S[1:] = owner[1:] == owner[:-1]
     group = forest.ids("group", axis="R")[owner]
-    known = state >= 0
+    known_S = state >= 0
     _, place = torch.unique(torch.stack([group, state], 1), dim=0, return_inverse=True)
-    met = torch.unique(torch.stack([place, owner], 1)[known], dim=0)[:, 0]
-    shared = torch.bincount(met, minlength=len(state))[place] > 1
-    return float(shared[later & known].double().mean())
+    met = torch.unique(torch.stack([place, owner], 1)[known_S], dim=0)[:, 0]
+    shared_S = torch.bincount(met, minlength=len(state))[place] > 1
+    return float(shared_S[later_S & known_S].double().mean())
 
 
 def early(forest: Forest, truth: Truth) -> float:
     """Share of the squared advantage, less its error, in the first half of each trajectory's turns."""
-    first = torch.zeros(forest.n_steps, dtype=torch.bool)
-    for own in _steps_of(forest):
-        first[own[: (len(own) + 1) // 2]] = True
-    decided = truth.advantage.square() - truth.error.square()
-    total = float(decided.sum())
-    return float(decided[first].sum()) / total if total > 0 else float("nan")
+    first_half_S = torch.zeros(forest.n_steps, dtype=torch.bool)
+    for trajectory_steps in _steps_of(forest):
+        first_half_S[trajectory_steps[: (len(trajectory_steps) + 1) // 2]] = True
+    signal_S = truth.advantage.square() - truth.error.square()
+    total = float(signal_S.sum())
+    return float(signal_S[first_half_S].sum()) / total if total > 0 else float("nan")
 
 
 # ---------------------------------------------------------------- a method in a world
 @dataclass
-class Measured:
+class WorldMeasurement:
     """True advantages in one environment, by rollout: methods with one rollout and seed share their forest."""
 
     world: World
     name: str
     folder: Path
     truths: dict[str, Truth] = field(default_factory=dict)
-    found: dict[str, dict[str, Any]] = field(default_factory=dict)
+    figures_by_method: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def row(self, method: str) -> Row:
         """A method's figures, `ratio` its rank correlation over that of grpo; a row with the reason if it can't be
         measured here."""
         try:
-            found = self.figures(method)
+            own_figures = self.figures(method)
             base = self.figures("grpo")["rank"]
         except GxpoError as error:
             return {"name": f"{self.name}/{method}", "ratio": None, "note": f"left out: {error}"}
-        return {"name": f"{self.name}/{method}", "ratio": found["rank"] / base if base else None, **found}
+        return {"name": f"{self.name}/{method}", "ratio": own_figures["rank"] / base if base else None, **own_figures}
 
     def figures(self, method: str) -> dict[str, Any]:
         """A method's figures, cached."""
-        if method not in self.found:
-            self.found[method] = self._figures(method)
-        return self.found[method]
+        if method not in self.figures_by_method:
+            self.figures_by_method[method] = self._figures(method)
+        return self.figures_by_method[method]
 
     def _figures(self, method: str) -> dict[str, Any]:
         world = self.world
+        # Critics and estimators have to learn before their advantages mean anything; the frozen policy does not move.
         trainer = trainer_of(method, world, self.folder / method)
         try:
             learns = bool(trainer.method.value_heads) or any(
@@ -280,13 +290,14 @@ class Measured:
             for _ in range(world.practice if learns else 0):
                 trainer.step()
             forest, credit, tokens, session = rolled_out(trainer, world.tasks)
+            # Methods that sample alike have the same rollouts to the bit, so they share the expensive truth.
             key = repr([r["turns"] for r in forest.to_records()])
             if key not in self.truths:
                 self.truths[key] = true_advantages(forest, session.known, session, world.samples)
             truth = self.truths[key]
         finally:
             trainer.close()
-        figures = compared(on_turns(forest, credit), truth, _tasks_of(forest)[forest.step_trajectory])
+        figures = compare_with_truth(on_turns(forest, credit), truth, _tasks_of(forest)[forest.step_trajectory])
         per_task = tokens / world.tasks
         return {
             **figures,
@@ -308,9 +319,15 @@ def trainer_of(method: str, world: World, out: Path) -> Trainer:
     from gxpo.training.config import resolve
     from gxpo.training.loop import Trainer
 
-    still = {"optim.lr": 1e-12, "learner.value_lr": 1e9, "method": method, "seed": 0, "tasks.per_step": world.tasks}
-    given = {**world.keys, **still, **ON_EPISODES.get(method, {})}
-    return Trainer(resolve({k: Stated(v, "fidelity") for k, v in given.items()}), out=out)
+    frozen_policy = {
+        "optim.lr": 1e-12,
+        "learner.value_lr": 1e9,
+        "method": method,
+        "seed": 0,
+        "tasks.per_step": world.tasks,
+    }
+    values = {**world.keys, **frozen_policy, **ON_EPISODES.get(method, {})}
+    return Trainer(resolve({k: Stated(v, "fidelity") for k, v in values.items()}), out=out)
 
 
 def rolled_out(trainer: Trainer, tasks: int) -> tuple[Forest, Tensor, int, Session]:
@@ -325,21 +342,21 @@ def rolled_out(trainer: Trainer, tasks: int) -> tuple[Forest, Tensor, int, Sessi
 
 
 def entries(plan: Plan) -> list[Entry]:
-    """A row for every method in every environment."""
-    found = []
+    """Entries of the suite: a row for every method in every environment."""
+    out = []
     for name, world in WORLDS.items():
-        drawn = replace(world, tasks=3, samples=4, practice=1) if plan.quick else world
-        measured = Measured(drawn, name, plan.folder / name)
+        sized_world = replace(world, tasks=3, samples=4, practice=1) if plan.quick else world
+        measurement = WorldMeasurement(sized_world, name, plan.folder / name)
 
-        def measure(plan: Plan, measured: Measured, method: str) -> list[Row]:
+        def measure(plan: Plan, measured: WorldMeasurement, method: str) -> list[Row]:
             row = plan.marked(measured.row(method))
             plan.notify(f"{row['name']}: " + (f"rank {row['rank']:.3f}" if "rank" in row else row["note"]))
             return [row]
 
         for method in candidates():
-            run = partial(measure, measured=measured, method=method)
-            found.append(Entry(f"{name}/{method}", run, timed=False))
-    return found
+            run = partial(measure, measured=measurement, method=method)
+            out.append(Entry(f"{name}/{method}", run, timed=False))
+    return out
 
 
 def candidates() -> list[str]:

@@ -1,4 +1,4 @@
-"""Installed packages of other Python interpreters."""
+"""Versions of packages installed for other Python interpreters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 
 from gxpo.base.errors import MissingExtra
 
-LOOK = """import json, sys
+LIST_VERSIONS = """import json, sys
 from importlib import metadata
 found = {}
 for name in sys.argv[1:]:
@@ -22,9 +22,11 @@ print(json.dumps(found))"""
 
 
 @cache
-def _look(python: str, names: tuple[str, ...]) -> dict[str, str | None]:
+def _read_versions(python: str, names: tuple[str, ...]) -> dict[str, str | None]:
     try:
-        done = subprocess.run([python, "-c", LOOK, *names], capture_output=True, text=True, check=True, timeout=60)
+        done = subprocess.run(
+            [python, "-c", LIST_VERSIONS, *names], capture_output=True, text=True, check=True, timeout=60
+        )
         return json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise MissingExtra(
@@ -34,13 +36,13 @@ def _look(python: str, names: tuple[str, ...]) -> dict[str, str | None]:
 
 def versions(python: str | None, names: Sequence[str]) -> dict[str, str | None]:
     """Versions of distributions in an environment (None: this one); None for those that are missing."""
-    return dict(_look(python or sys.executable, tuple(names)))
+    return dict(_read_versions(python or sys.executable, tuple(names)))
 
 
 def need(python: str | None, name: str, extra: str) -> dict[str, str]:
     """Raise `MissingExtra` unless an environment has gxpo and the distribution `name`."""
-    found = versions(python, ("gxpo", name))
-    missing = [what for what, version in found.items() if version is None]
+    installed = versions(python, ("gxpo", name))
+    missing = [what for what, version in installed.items() if version is None]
     if missing:
         where = python or sys.executable
         raise MissingExtra(

@@ -30,20 +30,17 @@ def busy_seconds() -> float | None:
     return (user + nice + system + irq + softirq + steal) / TICKS
 
 
-class Others:
-    """Mean number of cores used by other processes since creation, `own` being our own core seconds.
-
-    Where the machine does not say, 0 is taken: nothing can be noticed there.
-    """
+class OtherProcesses:
+    """Mean number of cores used by other processes since creation; 0 on a machine without counters."""
 
     def __init__(self) -> None:
-        self.began, self.before = time.perf_counter(), busy_seconds()
+        self.start, self.busy_at_start = time.perf_counter(), busy_seconds()
 
-    def cores(self, own: float) -> float:
+    def cores(self, own_seconds: float) -> float:
         now = busy_seconds()
-        if now is None or self.before is None:
+        if now is None or self.busy_at_start is None:
             return 0.0
-        return max(0.0, now - self.before - own) / max(1e-9, time.perf_counter() - self.began)
+        return max(0.0, now - self.busy_at_start - own_seconds) / max(1e-9, time.perf_counter() - self.start)
 
 
 def resident(field: str) -> float:

@@ -1,4 +1,4 @@
-"""Speed by architecture: as gxpo runs it, against transformers' own sampling and rows that share nothing.
+"""Speed by architecture: gxpo against transformers' own sampling, and against updates on rows that share nothing.
 
 Seconds are of processor time, which other processes disturb less than the clock's; with one thread they are the same.
 """
@@ -17,7 +17,7 @@ Round = Callable[[], dict[str, Any]]
 HERE = "gxpo.bench.models:"
 SIZES = Sizes(vocabulary=8192, hidden=256, inner=512, layers=4, heads=4, kv=2, head=80, window=64)
 PROMPTS, GROUP, LENGTH, NEW = 2, 8, 128, 32
-LIKE_ANOTHER = ("llama-yarn", "llama-linear", "llama-dynamic", "llama-biased", "ministral", "qwen2-moe")
+SAME_SPEED = ("llama-yarn", "llama-linear", "llama-dynamic", "llama-biased", "ministral", "qwen2-moe")
 
 
 def _prompts() -> Any:
@@ -27,42 +27,42 @@ def _prompts() -> Any:
     return torch.randint(3, SIZES.vocabulary, (PROMPTS, LENGTH), generator=draw)
 
 
-def sampled(kind: str) -> Round:
+def gxpo_sampling(kind: str) -> Round:
     """Groups of samples by gxpo's engine."""
     from gxpo.parts.protocols import Request, Sampling, StreamKey
     from gxpo.sampling.engines.torch import TorchEngine
 
     engine = TorchEngine(KINDS[kind].model(SIZES), stop_ids=[])
-    asked = [
+    requests = [
         Request(tuple(p), tuple(StreamKey(0, 0, str(i), j) for j in range(GROUP)))
         for i, p in enumerate(_prompts().tolist())
     ]
 
     def once() -> dict[str, Any]:
-        began = time.process_time()
-        engine.sample(asked, Sampling(max_new_tokens=NEW))
-        return {"seconds": time.process_time() - began}
+        start = time.process_time()
+        engine.sample(requests, Sampling(max_new_tokens=NEW))
+        return {"seconds": time.process_time() - start}
 
     return once
 
 
-def generated(kind: str) -> Round:
+def transformers_generate(kind: str) -> Round:
     """The same number of samples by transformers' `generate`."""
     import torch
 
     model, rows = KINDS[kind].model(SIZES), _prompts().repeat_interleave(GROUP, 0)
-    how = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "pad_token_id": 0}
+    sampling = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "pad_token_id": 0}
 
     @torch.inference_mode()
     def once() -> dict[str, Any]:
-        began = time.process_time()
-        model.generate(rows, attention_mask=torch.ones_like(rows), max_new_tokens=NEW, min_new_tokens=NEW, **how)
-        return {"seconds": time.process_time() - began}
+        start = time.process_time()
+        model.generate(rows, attention_mask=torch.ones_like(rows), max_new_tokens=NEW, min_new_tokens=NEW, **sampling)
+        return {"seconds": time.process_time() - start}
 
     return once
 
 
-def updated(kind: str, as_it_is: bool) -> Round:
+def learner_gradient(kind: str, as_it_is: bool) -> Round:
     """GRPO's gradient of those groups by gxpo's learner, as it runs the model or with a row for each rollout in
     transformers' forward pass."""
     from gxpo.bench.update import forest_of
@@ -75,24 +75,24 @@ def updated(kind: str, as_it_is: bool) -> Round:
 
     def once() -> dict[str, Any]:
         gc.collect()
-        began = time.process_time()
+        start = time.process_time()
         learner.gradient(forest, lambda x: -(credit * x["logprob"]).mean())
-        return {"seconds": time.process_time() - began}
+        return {"seconds": time.process_time() - start}
 
     return once
 
 
 def cases(quick: bool = False) -> list[Case]:
     """Rows of suite `models`."""
-    run = [name for name, kind in KINDS.items() if kind.expected != "refused" and name not in LIKE_ANOTHER]
-    found = []
+    run = [name for name, kind in KINDS.items() if kind.expected != "refused" and name not in SAME_SPEED]
+    rows = []
     for name in run[:2] if quick else run:
-        kind, known = {"kind": name}, {"note": KINDS[name].expected}
-        sides = Side("gxpo", f"{HERE}sampled", kind), Side("generate", f"{HERE}generated", kind)
-        found.append(Case(f"sample/{name}", *sides, rounds=3, figures=known))
+        kind, note = {"kind": name}, {"note": KINDS[name].expected}
+        sides = Side("gxpo", f"{HERE}gxpo_sampling", kind), Side("generate", f"{HERE}transformers_generate", kind)
+        rows.append(Case(f"sample/{name}", *sides, rounds=3, figures=note))
         sides = (
-            Side("gxpo", f"{HERE}updated", kind | {"as_it_is": True}),
-            Side("flat", f"{HERE}updated", kind | {"as_it_is": False}),
+            Side("gxpo", f"{HERE}learner_gradient", kind | {"as_it_is": True}),
+            Side("flat", f"{HERE}learner_gradient", kind | {"as_it_is": False}),
         )
-        found.append(Case(f"update/{name}", *sides, rounds=3, figures=known))
-    return found
+        rows.append(Case(f"update/{name}", *sides, rounds=3, figures=note))
+    return rows

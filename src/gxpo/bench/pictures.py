@@ -27,10 +27,10 @@ def plot(results: Results, path: Path, reads: str) -> None:
     figure_class = need("matplotlib.figure", "plot").Figure
     need("matplotlib", "plot").rcParams["svg.hashsalt"] = "gxpo"  # the same picture for the same rows
     rows = [row for row in results.rows if row.get("ratio") is not None]
-    lined = [row for row in rows if _unique(row) is not None]
+    unique_rows = [row for row in rows if _unique_point(row) is not None]
     if not rows:
         raise ConfigError("there are no rows to draw")
-    panels = 1 + (len(lined) > 1)
+    panels = 1 + (len(unique_rows) > 1)
     draw = _differences if any("difference" in row for row in rows) else _bars
     figure = figure_class(figsize=(9, (0.32 * len(rows) + 1.6) + 4.2 * (panels - 1)), layout="constrained")
     axes = figure.subplots(panels, 1, squeeze=False, height_ratios=[0.32 * len(rows) + 1.6, 4.2][:panels])[:, 0]
@@ -38,7 +38,7 @@ def plot(results: Results, path: Path, reads: str) -> None:
     m = results.machine
     axes[0].set_title(f"{results.suite}: {m.get('processor')}, threads: {m.get('threads')}", fontsize=10)
     if panels == 2:
-        _line(axes[1], lined)
+        _line(axes[1], unique_rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
@@ -83,26 +83,28 @@ def _names(axis: Any, rows: Sequence[Row]) -> None:
     axis.set_ylim(len(rows) - 0.4, -0.6)
 
 
-def _unique(row: Row) -> tuple[float, float] | None:
+def _unique_point(row: Row) -> tuple[float, float] | None:
     """(unique tokens, seconds of gxpo's side) of a row with a given number of unique tokens."""
-    name, found = row["name"].removeprefix("update/"), sides(row)
+    name, row_sides = row["name"].removeprefix("update/"), sides(row)
     tokens = row.get("unique_tokens")
-    return (float(tokens), float(found[0][1]["seconds"])) if name.startswith(UNIQUE) and tokens and found else None
+    return (
+        (float(tokens), float(row_sides[0][1]["seconds"])) if name.startswith(UNIQUE) and tokens and row_sides else None
+    )
 
 
-def fitted(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
     """Least-squares line: (seconds at 0, seconds per token, r^2)."""
     import numpy as np
 
     x, y = np.array(points, dtype=np.float64).T
     slope, start = np.polyfit(x, y, 1)
-    left = ((y - start - slope * x) ** 2).sum()
-    return float(start), float(slope), float(1 - left / ((y - y.mean()) ** 2).sum())
+    residual = ((y - start - slope * x) ** 2).sum()
+    return float(start), float(slope), float(1 - residual / ((y - y.mean()) ** 2).sum())
 
 
 def _line(axis: Any, rows: Sequence[Row]) -> None:
-    points = sorted(p for p in map(_unique, rows) if p is not None)
-    start, slope, r2 = fitted(points)
+    points = sorted(p for p in map(_unique_point, rows) if p is not None)
+    start, slope, r2 = fit_line(points)
     axis.plot([x for x, _ in points], [y for _, y in points], "o", color="#2a6f97")
     ends = [0.0, points[-1][0]]
     label = f"{start * 1e3:.0f} ms + {slope * 1e6:.1f} us per token, r2 = {r2:.4f}"

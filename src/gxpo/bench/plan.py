@@ -10,7 +10,7 @@ from typing import Any
 
 from gxpo.base.errors import need
 from gxpo.bench import runner
-from gxpo.bench.machine import Others
+from gxpo.bench.machine import OtherProcesses
 
 Row = dict[str, Any]
 
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 class Plan:
     """Settings of a measurement.
 
-    folder   an empty directory for models and prompts
+    folder   empty directory for models and prompts
     threads  of every process that does the work
     rounds   of each side; None: as many as a case says, 2 with `quick`
     quick    fewer and smaller rows
@@ -38,7 +38,7 @@ class Plan:
     notify: Callable[[str], None] = lambda line: None
 
     def models(self, *names: str) -> str:
-        """The folder, with these models in it."""
+        """Path of the folder, after saving these models in it."""
         from gxpo.bench.peer import save_models
 
         need("transformers.utils.logging", "train").disable_progress_bar()
@@ -60,19 +60,19 @@ class Plan:
         """Figures of a single untimed round of work. Raises the same errors as `measure`."""
         worker = runner.Worker(runner.Side(name, target, arguments), self.threads)
         try:
-            others, began = Others(), time.process_time()
-            found = worker.round()
-            used = others.cores(time.process_time() - began + found["cpu_seconds"])
+            others, start = OtherProcesses(), time.process_time()
+            figures = worker.round()
+            used = others.cores(time.process_time() - start + figures["cpu_seconds"])
         finally:
             worker.close()
         if used > runner.QUIET and not self.anyway:
-            raise runner.BenchError(runner.busy(f"while {name} was measured", used))
-        return found | {"others_cores": round(used, 3)}
+            raise runner.BenchError(runner.busy_message(f"while {name} was measured", used))
+        return figures | {"others_cores": round(used, 3)}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Rows that are measured together: one of this name, or several whose names begin with it.
+    """Rows measured together: one of this name, or several whose names begin with it.
 
     timed   clocks are compared, so the machine must be idle
     trl     needs an environment with TRL

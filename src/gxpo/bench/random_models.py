@@ -1,4 +1,4 @@
-"""Random models of the architectures that people use, small or middling, from transformers' configuration classes."""
+"""Random models of common architectures, tiny or small, from transformers' configuration classes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Sizes:
     experts: int = 8
 
     def settings(self) -> dict[str, Any]:
-        """The names that most configuration classes give to these."""
+        """The sizes under the names that most configuration classes use."""
         return {
             "vocab_size": self.vocabulary,
             "hidden_size": self.hidden,
@@ -48,7 +48,7 @@ class Kind:
     settings  of the configuration beside the sizes; a string names a size, None leaves a setting out
     expected  how gxpo runs it on a CPU: "fast", "packed" (by transformers, shared prompts once), "flat" (by
               transformers, a row for each rollout) or "refused"
-    reads     what it stands for, as in the table of docs/models.md
+    reads     models it stands for, as in the table of docs/models.md
     """
 
     prefix: str
@@ -56,7 +56,7 @@ class Kind:
     settings: Mapping[str, Any] = field(default_factory=dict)
     expected: str = "fast"
     config: str = ""
-    plain: bool = False  # the names of the sizes are its own
+    plain: bool = False  # it has its own names for the sizes
     kind: str = "ForCausalLM"
 
     def model(self, sizes: Sizes, seed: int = 0, **more: Any) -> Any:
@@ -64,8 +64,8 @@ class Kind:
         import torch
 
         transformers: Any = need("transformers", "train")
-        known = {} if self.plain else sizes.settings()
-        settings = {**known, **self.settings, **more}
+        size_settings = {} if self.plain else sizes.settings()
+        settings = {**size_settings, **self.settings, **more}
         settings = {k: getattr(sizes, v[1:]) if _is_size(v) else v for k, v in settings.items() if v is not None}
         config = getattr(transformers, self.config or f"{self.prefix}Config")(**settings)
         with torch.random.fork_rng(devices=[]):

@@ -11,7 +11,7 @@ Row = Mapping[str, Any]
 
 
 def sides(row: Row) -> list[tuple[str, Mapping[str, Any]]]:
-    """The two sides of a row, gxpo's own first, each with its figures."""
+    """Names and figures of the two sides of a row, gxpo's first."""
     return [(name, x) for name, x in row.items() if isinstance(x, Mapping) and "seconds" in x]
 
 
@@ -29,26 +29,26 @@ def _ratio(row: Row) -> str:
     ratio = row.get("ratio")
     if ratio is None:
         return "-"
-    shown = f"{ratio:.6f}" if "difference" in row else f"{ratio:.2f}"
-    return shown + ("*" if row.get("busy") else "")
+    text = f"{ratio:.6f}" if "difference" in row else f"{ratio:.2f}"
+    return text + ("*" if row.get("busy") else "")
 
 
 def _spread(row: Row) -> str:
-    found = row.get("spread")
-    return "-" if not found or found[0] is None else f"{found[0]:.2f}..{found[1]:.2f}"
+    spread = row.get("spread")
+    return "-" if not spread or spread[0] is None else f"{spread[0]:.2f}..{spread[1]:.2f}"
 
 
 def _of_side(place: int, figure: str) -> Callable[[Row], Any]:
     def read(row: Row) -> Any:
-        found = sides(row)
-        return found[place][1].get(figure) if len(found) > place else None
+        row_sides = sides(row)
+        return row_sides[place][1].get(figure) if len(row_sides) > place else None
 
     return read
 
 
 def _against(row: Row) -> Any:
-    found = sides(row)
-    return f"{found[0][0]} / {found[1][0]}" if len(found) > 1 else row.get("against")
+    row_sides = sides(row)
+    return f"{row_sides[0][0]} / {row_sides[1][0]}" if len(row_sides) > 1 else row.get("against")
 
 
 COLUMNS: tuple[tuple[str, Callable[[Row], Any]], ...] = (
@@ -88,7 +88,7 @@ def heading(results: Results, reads: str) -> str:
     """Suite, machine, versions, and the meaning of the ratio."""
     m = dict(results.machine)
     peer = m.pop("peer", None) or {}
-    known = {
+    formats = {
         "processor": "{}",
         "cores": "{} cores",
         "threads": "threads: {}",
@@ -97,11 +97,11 @@ def heading(results: Results, reads: str) -> str:
         "python": "python {}",
         "torch": "torch {}",
     }
-    parts = [text.format(m.pop(k)) for k, text in known.items() if m.get(k) is not None]
+    parts = [text.format(m.pop(k)) for k, text in formats.items() if m.get(k) is not None]
     parts += [f"{k} {v}" for k, v in m.items() if v is not None]
-    beside = [f"{k} {v}" for k, v in peer.items() if v is not None and k != "python"]
-    if beside:
-        parts.append(f"both sides with {', '.join(beside)}")
+    peer_versions = [f"{k} {v}" for k, v in peer.items() if v is not None and k != "python"]
+    if peer_versions:
+        parts.append(f"both sides with {', '.join(peer_versions)}")
     return f"{results.suite}: {', '.join(parts)}; {reads}"
 
 
@@ -116,19 +116,20 @@ def table(results: Results, reads: str) -> None:
     from gxpo.base import terminal
 
     columns = [(name, read) for name, read in COLUMNS if any(read(row) is not None for row in results.rows)]
-    shown = Table(box=None, header_style="bold")
-    shown.add_column("name", no_wrap=True)
+    rich_table = Table(box=None, header_style="bold")
+    rich_table.add_column("name", no_wrap=True)
     for name in ("ratio", "spread", *(name for name, _ in columns)):
-        shown.add_column(name, justify="right")
+        rich_table.add_column(name, justify="right")
     rows = [row for row in results.rows if not _left_out(row)]
     for row in rows:
-        shown.add_row(row["name"], _ratio(row), _spread(row), *(_number(read(row)) for _, read in columns))
+        rich_table.add_row(row["name"], _ratio(row), _spread(row), *(_number(read(row)) for _, read in columns))
     console = terminal.console(width=max(140, terminal.console().width))
     console.print(heading(results, reads), soft_wrap=True)
-    console.print(shown)
+    console.print(rich_table)
+    # Below the table: everything that forbids to quote a figure as it stands.
     notes = [f"{row['name']}: {row['note']}" for row in rows if row.get("note")]
-    if away := [row["name"] for row in results.rows if _left_out(row)]:
-        notes.append(f"left out ({len(away)}; --json says why): {', '.join(away)}")
+    if left_out := [row["name"] for row in results.rows if _left_out(row)]:
+        notes.append(f"left out ({len(left_out)}; --json says why): {', '.join(left_out)}")
     if any(row.get("busy") for row in results.rows):
         notes.append("* others were using the machine meanwhile: not to be quoted")
     if any(row.get("quick") for row in results.rows):

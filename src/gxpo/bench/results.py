@@ -28,33 +28,33 @@ class Results:
 
     @classmethod
     def at(cls, path: Path | None, suite: str, machine: Mapping[str, Any]) -> Results:
-        """Results from a file, to be continued, or new ones; `ConfigError` if the file is of other work."""
+        """Continue the results of a file, or begin new ones; `ConfigError` if the file belongs to other work."""
         if path is None or not path.exists():
             return cls(suite, _plain(machine), path=path)
-        found = cls.load(path)
-        if found.suite != suite:
-            raise ConfigError(f"{path} holds rows of suite {found.suite}, not {suite}: give another --out")
+        results = cls.load(path)
+        if results.suite != suite:
+            raise ConfigError(f"{path} holds rows of suite {results.suite}, not {suite}: give another --out")
         now = _plain(machine)
-        for name in sorted(now.keys() & found.machine.keys()):
-            if found.machine[name] != now[name]:
+        for name in sorted(now.keys() & results.machine.keys()):
+            if results.machine[name] != now[name]:
                 raise ConfigError(
-                    f"{path} was measured with {name} {found.machine[name]}, which is {now[name]} now: give another "
+                    f"{path} was measured with {name} {results.machine[name]}, which is {now[name]} now: give another "
                     "--out"
                 )
-        found.machine = {**found.machine, **now}  # what only the rows to come depend on
-        return found
+        results.machine = {**results.machine, **now}  # what only the rows to come depend on
+        return results
 
     @classmethod
     def load(cls, path: Path) -> Results:
         """Load results from a file; `ConfigError` if it holds none."""
         try:
-            given = json.loads(path.read_text())
-            return cls(given["suite"], given["machine"], list(given["rows"]), path)
+            document = json.loads(path.read_text())
+            return cls(document["suite"], document["machine"], list(document["rows"]), path)
         except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} holds no results of gxpo bench ({type(error).__name__}: {error})") from None
 
     def has(self, name: str) -> bool:
-        """Whether there are rows of this name or below it ("" is above all)."""
+        """Return True if there is a row of this name or below it ("" is above all)."""
         return any(row["name"] == name or row["name"].startswith(f"{name}/" if name else "") for row in self.rows)
 
     def only(self, names: Sequence[str]) -> Results:
@@ -67,18 +67,19 @@ class Results:
         self.rows += [_plain(row) for row in rows]
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Written beside and moved: an interruption leaves the old file whole.
             unfinished = self.path.with_name(f".{self.path.name}-{os.getpid()}")
             unfinished.write_text(self.to_json() + "\n")
             unfinished.replace(self.path)
 
     def to_json(self) -> str:
         """{"suite", "machine", "rows"}."""
-        held = {"suite": self.suite, "machine": self.machine, "rows": self.rows}
-        return json.dumps(held, indent=1, allow_nan=False)
+        document = {"suite": self.suite, "machine": self.machine, "rows": self.rows}
+        return json.dumps(document, indent=1, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
-    """The value as it comes back from JSON; what is not finite is None."""
+    """Convert a value to what JSON gives back; numbers that are not finite become None."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -15,22 +15,22 @@ from statistics import median
 from typing import Any
 
 from gxpo.base.errors import GxpoError
-from gxpo.bench.machine import Others, cores
+from gxpo.bench.machine import OtherProcesses, cores
 
-QUIET = 0.25  # cores that others may use on average while something is measured
+QUIET = 0.25  # cores that other processes may use on average during a measurement
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class BenchError(GxpoError):
-    """A measurement that can't be made, or must not be reported."""
+    """Error for a measurement that can't be made, or must not be reported."""
 
 
 @dataclass(frozen=True)
 class Side:
     """One implementation of the work.
 
-    target     "module:function"; called with `arguments` in a fresh process it returns a function that does one round
-               and may give figures of it (`seconds` there replaces the time that the round took)
+    target     "module:function"; called with `arguments` in a fresh process, it returns a function that does one round
+               and may return figures (its `seconds` then replace the measured time of the round)
     python     interpreter of another environment; None: this one
     """
 
@@ -43,14 +43,14 @@ class Side:
 
 @dataclass(frozen=True)
 class Case:
-    """A row: speed-up of `own` over `other` (ratio = other / own, of seconds).
+    """Row of a suite: speed-up of `candidate` over `baseline` (ratio = baseline / candidate, in seconds).
 
-    figures  what is known beforehand, such as the ratio of tokens, put into the row as it is
+    figures  values known beforehand, such as the ratio of tokens, copied into the row
     """
 
     name: str
-    own: Side
-    other: Side
+    candidate: Side
+    baseline: Side
     rounds: int = 5
     warmup: int = 1
     figures: Mapping[str, Any] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Worker:
         self.floor = self._read()["memory_floor_mb"]
 
     def round(self) -> dict[str, Any]:
-        """Run one round; gives its figures."""
+        """Run one round and return its figures."""
         self._write({"round": True})
         return self._read()
 
@@ -92,10 +92,10 @@ class Worker:
         line = self.process.stdout.readline()
         if not line:
             raise BenchError(f"{self.side.name}: its process ended: {self._last_words()}")
-        found = json.loads(line)
-        if "error" in found:
-            raise BenchError(f"{self.side.name}: {found['error']}")
-        return found
+        answer = json.loads(line)
+        if "error" in answer:
+            raise BenchError(f"{self.side.name}: {answer['error']}")
+        return answer
 
     def _last_words(self) -> str:
         try:
@@ -107,7 +107,7 @@ class Worker:
         return lines[-1] if lines else f"exit status {status}"
 
     def close(self) -> None:
-        """End the process; one that does not end by itself is killed."""
+        """End the process; kill it if it does not end by itself."""
         if self.process.stdin is not None:
             self.process.stdin.close()
         try:
@@ -122,12 +122,12 @@ class Worker:
 
 def check_quiet(seconds: float = 1.0) -> None:
     """Raise `BenchError` if other processes are using the machine now."""
-    others = Others()
-    own = time.process_time()
+    others = OtherProcesses()
+    start = time.process_time()
     time.sleep(seconds)
-    used = others.cores(time.process_time() - own)
+    used = others.cores(time.process_time() - start)
     if used > QUIET:
-        raise BenchError(busy("now", used))
+        raise BenchError(busy_message("now", used))
 
 
 def measure(
@@ -135,31 +135,33 @@ def measure(
 ) -> dict[str, Any]:
     """Measure the row of a case. `BenchError` if others used more than `QUIET` cores meanwhile, unless `anyway`."""
     threads = threads or cores()
-    notify(f"{case.name}: {case.own.name} against {case.other.name}")
+    notify(f"{case.name}: {case.candidate.name} against {case.baseline.name}")
     with ExitStack() as opened:
+        # Both processes live through all rounds, which alternate: a slow minute of the machine hits both sides alike.
         sides = []
-        for side in (case.own, case.other):
+        for side in (case.candidate, case.baseline):
             worker = Worker(side, threads)
             opened.callback(worker.close)
             sides.append(worker)
         for _ in range(case.warmup):
             for worker in sides:
                 worker.round()
-        others, began = Others(), time.process_time()
+        others, start = OtherProcesses(), time.process_time()
         rounds = [[worker.round() for worker in sides] for _ in range(case.rounds)]
-        own = time.process_time() - began + sum(r["cpu_seconds"] for both in rounds for r in both)
-        used = others.cores(own)
+        own_seconds = time.process_time() - start + sum(r["cpu_seconds"] for both in rounds for r in both)
+        used = others.cores(own_seconds)
         memory_floors = [worker.floor for worker in sides]
     if used > QUIET and not anyway:
-        raise BenchError(busy(f"while {case.name} was measured", used))
+        raise BenchError(busy_message(f"while {case.name} was measured", used))
     return row_of(case, rounds, memory_floors, others=used)
 
 
 def row_of(
     case: Case, rounds: Sequence[Sequence[Mapping[str, Any]]], floors: Sequence[float], *, others: float
 ) -> dict[str, Any]:
-    """Figures of a row: medians over the rounds, the least and the largest ratio of two neighbouring rounds."""
-    ratios = [other["seconds"] / own["seconds"] for own, other in rounds]
+    """Figures of a row: medians over the rounds, and the smallest and largest ratio of two neighbouring rounds."""
+    # The ratio is the median of ratios, not a ratio of medians: drift of the machine cancels within a pair of rounds.
+    ratios = [baseline["seconds"] / candidate["seconds"] for candidate, baseline in rounds]
     row: dict[str, Any] = {
         "name": case.name,
         "ratio": median(ratios),
@@ -168,17 +170,18 @@ def row_of(
         "rounds": case.rounds,
         "others_cores": round(others, 3),
     }
-    for place, side in enumerate((case.own, case.other)):
-        own = [both[place] for both in rounds]
-        figures = {k: v for k in own[0] if isinstance(v := own[0][k], (int, float)) and k != "cpu_seconds"}
-        row[side.name] = {k: median(r[k] for r in own) for k in figures} | {"memory_floor_mb": floors[place]}
-    held = [row[side.name]["memory_mb"] for side in (case.own, case.other)]
-    if held[0] > 0:
-        row["memory_ratio"] = held[0] / held[1] if held[1] else None
+    for place, side in enumerate((case.candidate, case.baseline)):
+        side_rounds = [both[place] for both in rounds]
+        first = side_rounds[0]
+        figures = {k: v for k in first if isinstance(v := first[k], (int, float)) and k != "cpu_seconds"}
+        row[side.name] = {k: median(r[k] for r in side_rounds) for k in figures} | {"memory_floor_mb": floors[place]}
+    memory_of_sides = [row[side.name]["memory_mb"] for side in (case.candidate, case.baseline)]
+    if memory_of_sides[0] > 0:
+        row["memory_ratio"] = memory_of_sides[0] / memory_of_sides[1] if memory_of_sides[1] else None
     return row
 
 
-def busy(when: str, used: float) -> str:
+def busy_message(when: str, used: float) -> str:
     return (
         f"the machine is not idle: other processes used {used:.2f} cores {when} (at most {QUIET} may). "
         "Nothing is reported; try again later, or --anyway to have it marked"

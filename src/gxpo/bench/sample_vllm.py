@@ -28,12 +28,14 @@ def cases(folder: str, python: str, quick: bool = False) -> list[Case]:
     folder  holds the model "smollm2" (`peer.save_models`)
     python  interpreter of an environment with vLLM; gxpo need not be there
     """
-    found = []
+    rows = []
     for work in (Work("smollm2", 8, 32, new=8),) if quick else WORKS:
         arguments = work.arguments(folder) | {"python": python}
-        own, other = (Side(n, f"{__name__}:{f}", arguments) for n, f in (("gxpo+vllm", "engine"), ("vllm", "alone")))
-        found.append(Case(f"vllm/{work.name}", own, other))
-    return found
+        gxpo_side, vllm_side = (
+            Side(n, f"{__name__}:{f}", arguments) for n, f in (("gxpo+vllm", "engine"), ("vllm", "bare_vllm"))
+        )
+        rows.append(Case(f"vllm/{work.name}", gxpo_side, vllm_side))
+    return rows
 
 
 def engine(path: str, dtype: str, work: dict[str, Any], python: str) -> Round:
@@ -42,26 +44,27 @@ def engine(path: str, dtype: str, work: dict[str, Any], python: str) -> Round:
     from gxpo.sampling.engines.vllm import VllmEngine
 
     arguments = {"max_model_len": LENGTH}
-    made = VllmEngine(
+    vllm_engine = VllmEngine(
         _model(path, dtype), None, python=python, batch_rows=work["rows"], stop_ids=(), arguments=arguments
     )
-    sampling, step, pid = Sampling(max_new_tokens=work["new"]), _counter(), made.process.pid
+    sampling, step, pid = Sampling(max_new_tokens=work["new"]), _counter(), vllm_engine.process.pid
 
     def once() -> dict[str, Any]:
         number = step()
         prompts = _prompts(path, work["rows"] // work["group"], work["length"], number)
         requests = _requests(prompts, work["group"], number)
         timed = _Timed(pid)
-        out = made.sample(requests, sampling)
+        out = vllm_engine.sample(requests, sampling)
         return timed.figures(sum(len(c.tokens) for group in out for c in group))
 
     return once
 
 
-def alone(path: str, dtype: str, work: dict[str, Any], python: str) -> Round:
+def bare_vllm(path: str, dtype: str, work: dict[str, Any], python: str) -> Round:
     """Sample with `vllm.LLM`."""
     from gxpo.sampling.engines.vllm_process import environment
 
+    # vLLM runs in its own interpreter, which needs no gxpo; requests and answers are lines of JSON.
     process = subprocess.Popen(
         [python, "-I", vllm_alone.__file__],
         stdin=subprocess.PIPE,
@@ -108,10 +111,10 @@ class _Timed:
     """
 
     def __init__(self, pid: int) -> None:
-        self._pid, self._cpu, self._began = pid, self._used(pid), time.perf_counter()
+        self._pid, self._cpu, self._start = pid, self._used(pid), time.perf_counter()
 
     def figures(self, tokens: int) -> dict[str, Any]:
-        seconds = time.perf_counter() - self._began
+        seconds = time.perf_counter() - self._start
         used = self._used(self._pid) - self._cpu
         return {"seconds": seconds, "cpu_seconds": used, "memory_mb": 0.0, **_speed(tokens, seconds)}
 

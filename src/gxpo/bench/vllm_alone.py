@@ -22,11 +22,11 @@ def main() -> None:
         answer.flush()
 
     vllm: Any = importlib.import_module("vllm")
-    given = json.loads(sys.stdin.readline())
-    llm: Any = vllm.LLM(**given["arguments"])
+    request = json.loads(sys.stdin.readline())
+    llm: Any = vllm.LLM(**request["arguments"])
     # log-probs of what was drawn are part of the work: training needs them
     params = vllm.SamplingParams(
-        temperature=1.0, max_tokens=given["new"], ignore_eos=True, logprobs=0, detokenize=False
+        temperature=1.0, max_tokens=request["new"], ignore_eos=True, logprobs=0, detokenize=False
     )
     say({"ready": True})
     for line in sys.stdin:

@@ -69,15 +69,15 @@ def target(path: str) -> Any:
 def main() -> None:
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the work prints must not get between the answers
-    given = json.loads(sys.stdin.readline())
-    pin(given["threads"])
+    request = json.loads(sys.stdin.readline())
+    pin(request["threads"])
     ask_for_equal_bits()
     import torch
 
-    torch.set_num_threads(given["threads"])
+    torch.set_num_threads(request["threads"])
     gate = Gate(sys.stdin, answer)
     try:
-        work = target(given["target"])(**given["arguments"])
+        work = target(request["target"])(**request["arguments"])
         if getattr(work, "holds_gate", False):
             work(gate)
             return

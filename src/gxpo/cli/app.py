@@ -1,4 +1,7 @@
-"""The command line `gxpo`. Heavy imports stay inside the commands, so that `gxpo --help` is quick."""
+"""Entry point of the command line `gxpo`: train, resume, eval, methods, export, bench, and errors in one line.
+
+Heavy imports stay inside the commands, so that `gxpo --help` is quick.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +32,19 @@ from gxpo.cli.options import (
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         from importlib import metadata
 
         from gxpo import __version__
 
-        found = [f"gxpo {__version__}"]
+        versions = [f"gxpo {__version__}"]
         for name in ("torch", "transformers"):
             try:
-                found.append(f"{name} {metadata.version(name)}")
+                versions.append(f"{name} {metadata.version(name)}")
             except metadata.PackageNotFoundError:
-                found.append(f"{name} not installed")
-        say(", ".join(found))
+                versions.append(f"{name} not installed")
+        say(", ".join(versions))
         raise typer.Exit
 
 
@@ -51,7 +54,7 @@ def gxpo(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Versions of gxpo, torch, transformers.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the whole traceback of an error; may stand anywhere on the line.")
+        bool, typer.Option("--debug", help="Show the whole traceback of an error; allowed anywhere on the line.")
     ] = False,
 ) -> None:
     """Group-relative policy optimisation for language models.
@@ -60,18 +63,18 @@ def gxpo(
     """
 
 
-def _run(resolved: Any, out: Path | None, as_json: bool) -> None:
+def _train_and_report(resolved: Any, out: Path | None, as_json: bool) -> None:
     from gxpo.training.progress import Progress
     from gxpo.training.train import train
 
     progress = Progress(quiet=as_json)
     with progress:
-        shown: dict[str, Any] = {"callbacks": [progress], "watch": progress.interrupts, "progress": "none"}
-        run = train(resolved=resolved, out=out, notify=progress.say, **shown)
-    _closed(progress, run, as_json)
+        display: dict[str, Any] = {"callbacks": [progress], "watch": progress.interrupts, "progress": "none"}
+        run = train(resolved=resolved, out=out, notify=progress.say, **display)
+    _finish(progress, run, as_json)
 
 
-def _closed(progress: Any, run: Any, as_json: bool) -> None:
+def _finish(progress: Any, run: Any, as_json: bool) -> None:
     if progress.signal is not None:
         run.trainer.stopped = "interrupted"
     progress.close(run, as_json=as_json)
@@ -83,9 +86,9 @@ def _closed(progress: Any, run: Any, as_json: bool) -> None:
 
 @app.command()
 def demo(
-    seed: Annotated[int, typer.Option(help="Seed of the reinforcement learning; the warm start has its own.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the reinforcement learning; the warm start has a fixed one.")] = 0,
     method: Annotated[str, typer.Option(help="A method or composition; `gxpo methods` lists them.")] = "grpo",
-    steps: Annotated[int | None, typer.Option(help="Steps; the default is the demo's.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of steps; default: the demo's own.")] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -97,9 +100,9 @@ def demo(
     from gxpo.training.demo import settings
     from gxpo.training.directory import free
 
-    given = settings(seed=seed, method=method, steps=steps)
-    resolved = config.resolve(given)
-    _run(resolved, out or free(Path(f"runs/demo-{method}-seed{seed}")), as_json)
+    values = settings(seed=seed, method=method, steps=steps)
+    resolved = config.resolve(values)
+    _train_and_report(resolved, out or free(Path(f"runs/demo-{method}-seed{seed}")), as_json)
 
 
 @app.command()
@@ -126,6 +129,7 @@ def train(
 
     Example: gxpo train --from runs/arithmetic --set optim.lr=1e-5
     """
+    # A dry run runs no file that the configuration names: it may be someone else's, looked at before it is trusted.
     if dry_run:
         from gxpo.cli.plan import show_unexecuted
 
@@ -133,18 +137,19 @@ def train(
         return
     resolved = resolved_of(config_file, sets, from_run)
     settings = resolved.settings
+    # The run is named after its file and the settings on the command line, unless the configuration has a name for it.
     if config_file is not None and out is None and settings.out is None and settings.init_from is None:
         from gxpo.training import config
         from gxpo.training.directory import name_for
 
         out = name_for(config_file, config.parse_set(sets or []))
-    _run(resolved, out, as_json)
+    _train_and_report(resolved, out, as_json)
 
 
 @app.command()
 def resume(
     run: RunArgument,
-    steps: Annotated[int | None, typer.Option(help="Go on to this many steps.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Continue to this many steps.")] = None,
     allow_changed_data: Annotated[
         bool, typer.Option("--allow-changed-data", help="Resume although data or code files have changed.")
     ] = False,
@@ -160,16 +165,16 @@ def resume(
 
     progress = Progress(quiet=as_json)
     with progress:
-        shown: dict[str, Any] = {"callbacks": [progress], "watch": progress.interrupts, "progress": "none"}
-        finished = go_on(found_run(run), steps=steps, allow_changed_data=allow_changed_data, **shown)
-    _closed(progress, finished, as_json)
+        display: dict[str, Any] = {"callbacks": [progress], "watch": progress.interrupts, "progress": "none"}
+        finished = go_on(found_run(run), steps=steps, allow_changed_data=allow_changed_data, **display)
+    _finish(progress, finished, as_json)
 
 
 @app.command(name="eval")
 def evaluate(
     run: RunArgument,
-    tasks: Annotated[int | None, typer.Option(help="How many held-out tasks.")] = None,
-    samples: Annotated[int | None, typer.Option(help="Samples a task, for pass@k.")] = None,
+    tasks: Annotated[int | None, typer.Option(help="Number of held-out tasks.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Samples of each task, for pass@k.")] = None,
     best: Best = False,
     allow_key: AllowKey = None,
     as_json: Json = False,
@@ -184,13 +189,14 @@ def evaluate(
     from gxpo.training.start import checkpoint_of, verified
 
     run = found_run(run)
-    given, _ = verified(run)
-    values = {"eval.tasks": tasks, "eval.samples": samples, "trainer.callbacks": [], "logging.options": {}}
-    given |= {k: config.Stated(v, "argument") for k, v in values.items() if v is not None}
-    found = checkpoint_of(run, best_of(run)["step"]) if best else checkpoint.latest(run)
-    trainer = Trainer(config.resolve(given), out=run, resume=True)
+    run_keys, _ = verified(run)
+    # Callbacks and loggers belong to training: an evaluation must not write to the run's trackers.
+    overrides = {"eval.tasks": tasks, "eval.samples": samples, "trainer.callbacks": [], "logging.options": {}}
+    run_keys |= {k: config.Stated(v, "argument") for k, v in overrides.items() if v is not None}
+    checkpoint_path = checkpoint_of(run, best_of(run)["step"]) if best else checkpoint.latest(run)
+    trainer = Trainer(config.resolve(run_keys), out=run, resume=True)
     try:
-        figures = {"step": trainer.load(found)["step"], **trainer.evaluate().figures}
+        figures = {"step": trainer.load(checkpoint_path)["step"], **trainer.evaluate().figures}
     finally:
         trainer.close()
     if as_json:
@@ -202,19 +208,31 @@ def evaluate(
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show one method or composition whole.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show one method or composition in full.")] = None,
     symptom: Annotated[
         str | None, typer.Option("--for", metavar="SYMPTOM", help="What to try: 'all-wrong groups', 'length growth'...")
     ] = None,
-    stage: Annotated[str | None, typer.Option(help="Only those that change credit, objective, rollout...")] = None,
-    needs: Annotated[str | None, typer.Option(metavar="SIGNAL", help="Only those that read it, or none.")] = None,
-    evidence: Annotated[list[str] | None, typer.Option(help="Only of this tier; may be given again.")] = None,
-    cheap: Annotated[bool, typer.Option("--cheap", help="Only those that cost nothing beyond GRPO.")] = False,
+    stage: Annotated[
+        str | None, typer.Option(help="Only methods that change this stage: credit, objective, rollout...")
+    ] = None,
+    needs: Annotated[
+        str | None, typer.Option(metavar="SIGNAL", help="Only methods that read this signal; `none`: no signal.")
+    ] = None,
+    evidence: Annotated[list[str] | None, typer.Option(help="Only methods of this evidence tier; repeatable.")] = None,
+    cheap: Annotated[bool, typer.Option("--cheap", help="Only methods that cost no more than GRPO.")] = False,
     zero_variance: Annotated[
-        str | None, typer.Option(metavar="zero|signal", help="Only those for which groups of equal rewards are so.")
+        str | None,
+        typer.Option(
+            metavar="zero|signal", help="Only methods for which groups of equal rewards have zero or some signal."
+        ),
     ] = None,
     trainer: Annotated[
-        str | None, typer.Option("--in", metavar="trl|verl", help="What works there, what to give it, and why not.")
+        str | None,
+        typer.Option(
+            "--in",
+            metavar="trl|verl",
+            help="Show which methods work in that trainer, its settings for them, and why others do not.",
+        ),
     ] = None,
     as_json: Json = False,
     bibtex: Annotated[bool, typer.Option("--bibtex", help="Print citations.")] = False,
@@ -229,6 +247,7 @@ def methods(
 
     Example: gxpo methods --in trl --for "all-wrong groups"
     """
+    # Another trainer supports some methods only, so its list has an own page with own settings.
     if trainer is not None:
         from gxpo.adapters import available
 
@@ -263,11 +282,11 @@ def methods(
 
 @app.command()
 def parts(
-    name: Annotated[str | None, typer.Argument(help="Show one part whole, with its options.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show one part in full, with its options.")] = None,
     stage: Annotated[
         str | None,
         typer.Option(
-            help="Only those of a stage: credit, weight, rollout, segment, reward, signal, objective (of it surrogate, "
+            help="Only parts of this stage: credit, weight, rollout, segment, reward, signal, objective (surrogate, "
             "ratio, control or term), update, sampler."
         ),
     ] = None,
@@ -319,18 +338,18 @@ def export(
 
     if best and step is not None:
         raise ConfigError("--best and --step: give one of them")
-    quiet()
+    quiet()  # progress bars would get between the lines of --json
     run = found_run(run)
     step = best_of(run)["step"] if best else step
-    written = write(run, directory, adapter=adapter, step=step, dtype=dtype)
+    model_directory = write(run, directory, adapter=adapter, step=step, dtype=dtype)
     if as_json:
-        files = {p.name: p.stat().st_size for p in sorted(written.iterdir())}
-        say(json.dumps({"directory": str(written), "bytes": files}))
+        files = {p.name: p.stat().st_size for p in sorted(model_directory.iterdir())}
+        say(json.dumps({"directory": str(model_directory), "bytes": files}))
         return
-    say(f"{written}: " + ", ".join(sorted(p.name for p in written.iterdir())))
+    say(f"{model_directory}: " + ", ".join(sorted(p.name for p in model_directory.iterdir())))
 
 
-from gxpo.cli import checks, compare, convert, doctor, explain, serve  # noqa: E402, F401  # stand here in --help
+from gxpo.cli import checks, compare, convert, examine, serve  # noqa: E402, F401  # stand here in --help
 from gxpo.cli import tasks as _tasks  # noqa: E402, F401
 
 
@@ -343,26 +362,31 @@ def bench(
         ),
     ] = None,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Only rows that begin so.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="Only rows whose names begin with this.", show_default=False),
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of each process; default: the cores.", min=1)] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of each side; default: the row's own.", min=1)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, smaller and fewer rows.")] = False,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Measure on a busy machine; its rows are marked.")] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Measure even on a busy machine; its rows are marked.")
+    ] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Save each row as JSON; rows it has are not redone.")
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Save each row as JSON; rows in the file are not measured again."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the rows: .svg, .png, .pdf.")
+        Path | None, typer.Option("--plot", metavar="FILE", help="Plot the rows to a .svg, .png or .pdf file.")
     ] = None,
     saved: Annotated[
-        Path | None, typer.Option("--from", metavar="FILE", help="Show what --out saved; measure nothing.")
+        Path | None, typer.Option("--from", metavar="FILE", help="Show a file of --out; measure nothing.")
     ] = None,
     python: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Interpreter with gxpo\\[trl], for peer and agreement.")
+        str | None,
+        typer.Option(metavar="PATH", help="Python interpreter with gxpo\\[trl], for suites peer and agreement."),
     ] = None,
     vllm: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Interpreter with vLLM: suite sample has rows of it then.")
+        str | None, typer.Option(metavar="PATH", help="Python interpreter with vLLM, adds rows to suite sample.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -380,6 +404,7 @@ def bench(
     from gxpo.bench.command import Options
     from gxpo.bench.command import bench as run_bench
 
+    # A failed measurement is exit code 1, after the rows that were finished have been shown.
     options = Options(threads, rounds, quick, anyway, out, plot, saved, python, vllm, as_json)
     if failure := run_bench(suite, names or [], options):
         fail(failure, 1)
@@ -401,32 +426,34 @@ def main() -> None:
         if debug:
             say(traceback.format_exc().rstrip("\n"), err=True)
             sys.exit(1)
-        fail(*_described(error))
+        fail(*_describe_error(error))
     except KeyboardInterrupt:
         fail("interrupted", 130)
 
 
-def _described(error: Exception) -> tuple[str, int]:
-    """What went wrong and whose mistake it is; the exit code."""
+def _describe_error(error: Exception) -> tuple[str, int]:
+    """Message and exit code of an error, by whose mistake it is: the user's, the user's code, the system, or gxpo's."""
     from gxpo.base.errors import GxpoError
     from gxpo.base.usercode import place
 
     if isinstance(error, GxpoError):
         return str(error), 2
-    said = f"{type(error).__name__}: {error}"
+    description = f"{type(error).__name__}: {error}"
     if frame := place(error):
-        return f"{said} ({frame.filename} line {frame.lineno}, in {frame.name}; --debug shows the traceback)", 2
+        return f"{description} ({frame.filename} line {frame.lineno}, in {frame.name}; --debug shows the traceback)", 2
     if isinstance(error, OSError):
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2
     if (runtime := sys.modules.get("gxpo.base.runtime")) is not None and (lost := runtime.lost_peer(error)) is not None:
         return lost, 2
-    return f"{said} (a bug in gxpo; --debug shows where)", 1
+    return f"{description} (a bug in gxpo; --debug shows where)", 1
 
 
 def _warn(message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:
-    """gxpo's own warnings without the line of gxpo that gives them."""
-    own = category is UserWarning and filename.startswith(str(Path(__file__).parents[1]))
-    text = f"gxpo: warning: {message}" if own else warnings.formatwarning(message, category, filename, lineno)
+    """Print a warning; of gxpo's own ones only the message, without the source line."""
+    is_gxpo_warning = category is UserWarning and filename.startswith(str(Path(__file__).parents[1]))
+    text = (
+        f"gxpo: warning: {message}" if is_gxpo_warning else warnings.formatwarning(message, category, filename, lineno)
+    )
     say(text.rstrip("\n"), err=True)
 
 

@@ -13,10 +13,10 @@ from gxpo.cli.options import AllowKey, Json, Sets, app, quiet, say
 
 @app.command()
 def check_reward(
-    reward: Annotated[str, typer.Argument(metavar="REWARD", help="my_rewards.py:function, or a reward's name.")],
-    task: Annotated[str, typer.Option(help="A task's name, or a .jsonl file of prompts and answers.")],
-    n: Annotated[int, typer.Option("--n", help="Tasks.", min=2)] = 64,
-    timeout: Annotated[float, typer.Option(help="Seconds it may take for one completion.")] = 5.0,
+    reward: Annotated[str, typer.Argument(metavar="REWARD", help="my_rewards.py:function, or the name of a reward.")],
+    task: Annotated[str, typer.Option(help="Name of a task, or a .jsonl file of prompts and answers.")],
+    n: Annotated[int, typer.Option("--n", help="Number of tasks.", min=2)] = 64,
+    timeout: Annotated[float, typer.Option(help="Seconds that the reward may take for one completion.")] = 5.0,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a finding.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -38,7 +38,7 @@ def check_reward(
 @app.command()
 def check_template(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, an id on the hub, or smollm2-135m.")],
-    template: Annotated[Path | None, typer.Option(help="A .jinja file instead of the tokenizer's own.")] = None,
+    template: Annotated[Path | None, typer.Option(help="A .jinja file in place of the tokenizer's template.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a check fails.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -68,17 +68,19 @@ def check_model(
     from gxpo.training.models.check import check
 
     quiet()
-    found = check(model, dtype=dtype)
-    say(json.dumps(found.to_dict(), indent=1) if as_json else found.text())
-    if strict and found.problems:
+    report = check(model, dtype=dtype)
+    say(json.dumps(report.to_dict(), indent=1) if as_json else report.text())
+    if strict and report.problems:
         raise typer.Exit(1)
 
 
 @app.command()
 def check_env(
     task: Annotated[str, typer.Argument(metavar="TASK", help="my_env.py:MyEnv, or an environment's name.")],
-    options: Annotated[list[str] | None, typer.Option("--set", help="An option, as size=5.")] = None,
-    episodes: Annotated[int, typer.Option(help="Seeds to play.", min=1)] = 8,
+    options: Annotated[
+        list[str] | None, typer.Option("--set", help="Option of the environment, as size=5; repeatable.")
+    ] = None,
+    episodes: Annotated[int, typer.Option(help="Number of seeds to play.", min=1)] = 8,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a problem.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -96,27 +98,29 @@ def check_env(
         say(json.dumps(asdict(report), indent=1))
     else:
         for name, value in asdict(report).items():
-            shown = "; ".join(map(str, value)) if isinstance(value, (tuple, list)) else value
-            say(f"{name:<20} {shown if shown not in ('', None) else '-'}")
+            text = "; ".join(map(str, value)) if isinstance(value, (tuple, list)) else value
+            say(f"{name:<20} {text if text not in ('', None) else '-'}")
     if strict and report.problems:
         raise typer.Exit(1)
 
 
 @app.command()
 def signal(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="As the setting `model`.")],
-    task: Annotated[str, typer.Argument(metavar="TASK", help="As the setting `task`.")],
-    methods: Annotated[str, typer.Option("--methods", metavar="NAMES", help="With commas between.")] = "grpo",
-    sizes: Annotated[str, typer.Option("--sizes", metavar="NUMBERS", help="Group sizes.")] = "4,8,16",
-    tasks: Annotated[int, typer.Option(help="Tasks to measure on.", min=3)] = 128,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model, as in the setting `model`.")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help="A task, as in the setting `task`.")],
+    methods: Annotated[str, typer.Option("--methods", metavar="NAMES", help="Methods, separated by commas.")] = "grpo",
+    sizes: Annotated[
+        str, typer.Option("--sizes", metavar="NUMBERS", help="Group sizes, separated by commas.")
+    ] = "4,8,16",
+    tasks: Annotated[int, typer.Option(help="Number of tasks to measure on.", min=3)] = 128,
     sets: Sets = None,
     allow_key: AllowKey = None,
     as_json: Json = False,
 ) -> None:
     """Measure, before any training, how much of a step's gradient is signal, for methods and group sizes.
 
-    Rollouts of the tasks are generated and differentiated; no parameter moves. Says which group size needs the fewest
-    generated tokens for two batches to agree on where to go.
+    Generates rollouts of the tasks and computes their gradients; no parameter changes. Reports the group size that
+    needs the fewest generated tokens for the gradients of two batches to agree.
 
     Example: gxpo signal tiny arithmetic --methods grpo,rloo --sizes 4,8
     """
@@ -127,16 +131,16 @@ def signal(
 
     quiet()
     try:
-        numbers = [int(x) for x in sizes.split(",")]
+        group_sizes = [int(x) for x in sizes.split(",")]
     except ValueError:
-        raise ConfigError(f"--sizes {sizes!r}: give whole numbers with commas between, as in 4,8,16") from None
+        raise ConfigError(f"--sizes {sizes!r}: give whole numbers separated by commas, as in 4,8,16") from None
     names = [name.strip() for name in methods.split(",") if name.strip()]
     measurements = measure(
-        model, task, names, numbers, tasks, config.parse_set(sets or []), lambda line: say(line, err=True)
+        model, task, names, group_sizes, tasks, config.parse_set(sets or []), lambda line: say(line, err=True)
     )
-    best, told_apart = recommended(measurements)
+    best, is_decided = recommended(measurements)
     chosen = None if best is None else as_rows([best])[0]
     if as_json:
-        say(json.dumps({"rows": as_rows(measurements), "recommended": chosen, "advice": advice(chosen, told_apart)}))
+        say(json.dumps({"rows": as_rows(measurements), "recommended": chosen, "advice": advice(chosen, is_decided)}))
         return
-    show(as_rows(measurements), chosen, told_apart)
+    show(as_rows(measurements), chosen, is_decided)

@@ -1,4 +1,4 @@
-"""`gxpo compare`: which method, on equal budget, with an interval."""
+"""`gxpo compare`: compare methods on equal budget, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -19,32 +19,40 @@ def compare(
         list[str] | None,
         typer.Argument(
             metavar="METHOD...",
-            help="Methods, METHOD:KEY=VALUE, FILE.yaml, NAME=...; or runs that exist.",
+            help="Methods, METHOD:KEY=VALUE, FILE.yaml, NAME=...; or existing runs.",
             show_default=False,
         ),
     ] = None,
-    task: Annotated[str | None, typer.Option(help="A suite's setting, a YAML file of keys, or a task's name.")] = None,
-    model: Annotated[str | None, typer.Option(help="Another model than the setting's.")] = None,
+    task: Annotated[str | None, typer.Option(help="Setting of a suite, YAML file of keys, or name of a task.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model, in place of the setting's.")] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each arm, paired by seed.", min=1)] = 5,
-    budget: Annotated[str | None, typer.Option(help="Of every run: 60k (generated tokens), 10min, 200updates.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Budget of every run: 60k (generated tokens), 10min, 200updates.")
+    ] = None,
     resolve: Annotated[
-        float | None, typer.Option(metavar="DIFFERENCE", help="Choose the seeds so that this difference is found.")
+        float | None, typer.Option(metavar="DIFFERENCE", help="Choose the number of seeds that finds this difference.")
     ] = None,
     tune: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=V1,V2", help="Values chosen for each arm on seeds that are not reported."),
+        typer.Option(metavar="KEY=V1,V2", help="Values of a key, chosen for each arm on seeds that are not reported."),
     ] = None,
     tuning_seeds: Annotated[int, typer.Option(help="Runs of each value of --tune.", min=1)] = 2,
-    suite: Annotated[str | None, typer.Option(help="All settings and arms of a suite; `list` names them.")] = None,
-    base: Annotated[str | None, typer.Option(help="What the others are compared with.")] = None,
-    controls: Annotated[bool, typer.Option(help="Also train on shuffled rewards, which must not gain.")] = True,
+    suite: Annotated[
+        str | None, typer.Option(help="All settings and arms of a suite; `list` shows the suites.")
+    ] = None,
+    base: Annotated[str | None, typer.Option(help="Arm that the others are compared with; default: grpo.")] = None,
+    controls: Annotated[
+        bool, typer.Option(help="Also train on shuffled rewards, as a control that must not gain.")
+    ] = True,
     measure: Annotated[str | None, typer.Option(help="Figure compared, e.g. eval_length or eval_pass_at_8.")] = None,
     less: Annotated[bool, typer.Option("--less", help="Less of the measure is better.")] = False,
     out: Annotated[Path | None, typer.Option(help="Directory; the same command continues there.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Runs at a time; default: the cores.", min=1)] = None,
     threads: Annotated[int, typer.Option(help="Threads of each run.", min=1)] = 1,
-    on: Annotated[str, typer.Option(help="Where runs are made: local or ray.")] = "local",
-    plan: Annotated[bool, typer.Option("--plan", help="Say what it takes and can tell; train nothing.")] = False,
+    on: Annotated[str, typer.Option(help="Train on this machine (local) or on a Ray cluster (ray).")] = "local",
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Show cost and the smallest difference it can find; train nothing.")
+    ] = False,
     row: Annotated[bool, typer.Option("--row", help="Print rows for docs/results.csv.")] = False,
     study: Annotated[str | None, typer.Option(help="Name of the study in those rows.")] = None,
     sets: Sets = None,
@@ -52,8 +60,8 @@ def compare(
 ) -> None:
     """Compare methods on equal budget: paired seeds, equal tasks, start and evaluation, differences with 95% intervals.
 
-    Says first what it will cost and what so many seeds can tell apart. The same command continues after Ctrl-C or a
-    kill, to the bit. Writes compare.html, compare.json and compare.csv.
+    Shows the cost and the smallest difference that the seeds can find before anything runs. The same command continues
+    after Ctrl-C or a kill, to the bit. Writes compare.html, compare.json and compare.csv.
 
     Example: gxpo compare grpo dr_grpo rloo --task arithmetic
 
@@ -65,31 +73,33 @@ def compare(
     """
     from gxpo.compare import session
 
-    said = f"gxpo {shlex.join(sys.argv[1:])}"
+    typed_command = f"gxpo {shlex.join(sys.argv[1:])}"
 
+    # Progress goes to standard output only where it is the result: a plan, unless printed as JSON.
     def notify(line: str) -> None:
         say(line, err=as_json or not plan)
 
-    given = arms or []
+    arguments = arms or []
     if suite == "list":
-        say(json.dumps(session.suites_as_data(), indent=1) if as_json else session.suites_listed())
+        say(json.dumps(session.suites_as_data(), indent=1) if as_json else session.suites_as_text())
         return
-    if suite is None and task is None and not given:
+    if suite is None and task is None and not arguments:
         fail("give METHODS and --task, a --suite, or directories of runs; gxpo compare --suite list names the suites")
     options: dict[str, Any] = {
         "seeds": seeds, "budget": budget, "resolve": resolve, "tune": tune or [], "tuning_seeds": tuning_seeds,
         "base": base, "controls": controls, "measure": measure, "better": "less" if less else None, "sets": sets or [],
         "model": model, "out": out, "plan_only": plan, "study": study,
     }  # fmt: skip
-    made = session.Session(given, task, suite, options, commands=[said], notify=notify)
+    comparison_session = session.Session(arguments, task, suite, options, commands=[typed_command], notify=notify)
+    # After Ctrl-C the finished runs are shown and saved, before the exit code says that it was interrupted.
     with session.runner_on(on, jobs, threads) as runner:
         try:
-            made.go(runner)
+            comparison_session.go(runner)
         except KeyboardInterrupt:
-            made.show(as_json=as_json, row=row)
-            fail(f"interrupted; the same command goes on in {made.out}", 130)
+            comparison_session.show(as_json=as_json, row=row)
+            fail(f"interrupted; the same command continues in {comparison_session.out}", 130)
     if plan:
         if as_json:
-            say(json.dumps({"plans": made.plans}, indent=1))
+            say(json.dumps({"plans": comparison_session.plans}, indent=1))
         return
-    made.show(as_json=as_json, row=row)
+    comparison_session.show(as_json=as_json, row=row)

@@ -1,4 +1,4 @@
-"""The command that turns another trainer's configuration into gxpo's."""
+"""`gxpo convert`: turn the configuration of TRL or verl into gxpo's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gxpo.cli.options import Json, app, say
 
 @app.command()
 def convert(
-    trainer: Annotated[str, typer.Argument(metavar="trl|verl", help="Whose configuration it is.")],
+    trainer: Annotated[str, typer.Argument(metavar="trl|verl", help="Trainer of the configuration.")],
     source: Annotated[
         list[str],
         typer.Argument(
@@ -21,7 +21,7 @@ def convert(
         ),
     ],
     processes: Annotated[
-        int, typer.Option(min=1, help="Processes that TRL is launched with: its batch sizes are per process.")
+        int, typer.Option(min=1, help="Number of processes that TRL is launched with; its batch sizes are per process.")
     ] = 1,
     as_json: Json = False,
 ) -> None:
@@ -35,23 +35,25 @@ def convert(
     """
     from gxpo.base.errors import ConfigError, one_of
 
+    # TRL's configuration is one object in one file; verl's comes in pieces, a script or many overrides.
     one_of("trainer", trainer, ("trl", "verl"))
     if trainer == "trl":
         from gxpo.adapters.convert import convert_trl
 
         if len(source) != 1:
             raise ConfigError("gxpo convert trl takes one file: a YAML file, a script (.py) or a notebook (.ipynb)")
-        found, name = convert_trl(source[0], processes=processes), Path(source[0]).name
+        conversion, name = convert_trl(source[0], processes=processes), Path(source[0]).name
     else:
         from gxpo.adapters.convert_verl import convert_verl
 
-        found, name = convert_verl(source), source[0] if len(source) == 1 and source[0].endswith(".sh") else "it"
+        conversion, name = convert_verl(source), source[0] if len(source) == 1 and source[0].endswith(".sh") else "it"
     if as_json:
-        notes = [{"where": where, "what": what} for where, what in found.notes]
+        notes = [{"where": where, "what": what} for where, what in conversion.notes]
         say(
             json.dumps(
-                {"config": dict(found.keys), "origins": dict(found.origins), "not_carried_over": notes}, indent=1
+                {"config": dict(conversion.keys), "origins": dict(conversion.origins), "not_carried_over": notes},
+                indent=1,
             )
         )
         return
-    say(found.text(name).rstrip("\n"))
+    say(conversion.text(name).rstrip("\n"))

@@ -13,7 +13,7 @@ from gxpo.base.terminal import escaped, say
 
 
 class _Commands(TyperGroup):
-    """The commands; an option that one does not have, but a setting, is answered with `--set`."""
+    """Command group that answers an unknown option which is the name of a setting with the right `--set`."""
 
     def make_context(self, *args: Any, **more: Any) -> Any:
         try:
@@ -33,7 +33,7 @@ class _Commands(TyperGroup):
 
 
 def _escape(error: Exception) -> None:
-    """Escape the message of an error of click, which prints it itself: it quotes arguments, and files name them."""
+    """Escape the message of a click error, which click prints itself: it quotes arguments that files may name."""
     if hasattr(error, "format_message") and isinstance(message := getattr(error, "message", None), str):
         error.message = escaped(message)  # type: ignore[attr-defined]  # of click, or of the copy of it that typer has
 
@@ -61,9 +61,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-Sets = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, over the file; may be given again.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, over the file; repeatable.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Best = Annotated[bool, typer.Option("--best", help="The checkpoint that trainer.keep_best has kept.")]
+Best = Annotated[bool, typer.Option("--best", help="Use the best checkpoint, as kept by trainer.keep_best.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Run directory.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, or the beginning of its name.")]
 
@@ -75,20 +75,20 @@ def _allow(names: list[str] | None) -> None:
         allow(names)
 
 
-# Works by its callback alone: what may be sent is a matter of the process, not of a setting that a file could state.
+# Works through its callback alone: what may be sent is decided by the user of the process, never by a file's settings.
 AllowKey = Annotated[
     list[str] | None,
     typer.Option(
         "--allow-key",
         metavar="NAME[@HOST]",
         callback=_allow,
-        help="Environment variable that a `key_from` of the configuration may send to its server; may be given again.",
+        help="Environment variable that a `key_from` of the configuration may send to its server; repeatable.",
     ),
 ]
 
 
 def resolved_of(config_file: Path | None, sets: list[str] | None, from_run: Path | None = None) -> Any:
-    """The resolved configuration of a file, `--set` and `--from`."""
+    """Resolve the configuration of a file, `--set` and `--from`."""
     from gxpo.base.errors import ConfigError
     from gxpo.training import config
 
@@ -97,26 +97,26 @@ def resolved_of(config_file: Path | None, sets: list[str] | None, from_run: Path
             "give a CONFIG file, as examples/arithmetic.yaml, or --set task=data.jsonl --set model=..., or --from RUN; "
             "gxpo demo needs none of them"
         )
-    given = config.over(config.read(config_file) if config_file is not None else {}, config.parse_set(sets or []))
+    values = config.over(config.read(config_file) if config_file is not None else {}, config.parse_set(sets or []))
     if from_run is not None:
         from gxpo.training.train import continued
 
-        given = continued(found_run(from_run), given)
-    return config.resolve(given)
+        values = continued(found_run(from_run), values)
+    return config.resolve(values)
 
 
 def found_run(run: Path) -> Path:
-    """The run directory; if only the beginning of its name was given, standard error says which one it is."""
+    """Find a run directory; for the beginning of a name, report the match on standard error."""
     from gxpo.training.directory import find
 
-    found = find(run)
-    if found != run:
-        say(f"no {run}: using {found}, the only run whose name begins so", err=True)
-    return found
+    matched_run = find(run)
+    if matched_run != run:
+        say(f"no {run}: using {matched_run}, the only run whose name begins so", err=True)
+    return matched_run
 
 
 def quiet() -> None:
-    """Disable transformers' progress bars."""
+    """Disable the progress bars of transformers."""
     from gxpo.base.errors import need
 
     need("transformers.utils.logging", "train").disable_progress_bar()

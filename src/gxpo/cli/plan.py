@@ -1,4 +1,4 @@
-"""The command `plan`: what a run will do and cost, on this machine or on a cluster."""
+"""`gxpo plan`: forecast what a run will do and cost, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -24,21 +24,29 @@ def plan(
         typer.Argument(metavar="CONFIG", help="YAML file; not needed with --from, --set.", show_default=False),
     ] = None,
     sets: Sets = None,
-    from_run: Annotated[Path | None, typer.Option("--from", metavar="RUN", help="As in train.")] = None,
-    probe: Annotated[bool, typer.Option(help="Measure two real steps; nothing of them stays.")] = True,
-    parameters: Annotated[float | None, _of_cluster("Parameters, in place of `model`; with the next five.")] = None,
-    layers: Annotated[int | None, _of_cluster("Layers.")] = None,
+    from_run: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Start from a run, as in `gxpo train --from`.")
+    ] = None,
+    probe: Annotated[bool, typer.Option(help="Measure two real steps, which leave nothing behind.")] = True,
+    parameters: Annotated[
+        float | None, _of_cluster("Number of parameters, in place of `model`; needs the next five options.")
+    ] = None,
+    layers: Annotated[int | None, _of_cluster("Number of layers.")] = None,
     hidden: Annotated[int | None, _of_cluster("Size of a hidden state.")] = None,
-    kv_heads: Annotated[int | None, _of_cluster("Heads of keys and values in a layer.")] = None,
+    kv_heads: Annotated[int | None, _of_cluster("Number of key and value heads in a layer.")] = None,
     head_dim: Annotated[int | None, _of_cluster("Size of a head.")] = None,
-    vocabulary: Annotated[int | None, _of_cluster("Ids.")] = None,
-    tokens: Annotated[float | None, _of_cluster("Tokens that a step generates; default: the run's at most.")] = None,
-    context: Annotated[int | None, _of_cluster("Tokens of the longest trajectory; default: its actions.")] = None,
+    vocabulary: Annotated[int | None, _of_cluster("Size of the vocabulary.")] = None,
+    tokens: Annotated[float | None, _of_cluster("Tokens generated in a step; default: the run's maximum.")] = None,
+    context: Annotated[
+        int | None, _of_cluster("Tokens of the longest trajectory; default: those of its actions.")
+    ] = None,
     gpu: Annotated[str | None, _of_cluster("a100, h20, h100 (default), h200 or b200.", "NAME")] = None,
-    mfu: Annotated[float | None, _of_cluster("Share of its peak that an update reaches; default: 0.4.")] = None,
-    links: Annotated[int | None, _of_cluster("Links that weights leave the trainers by; default: 1.")] = None,
-    link_gbit: Annotated[float | None, _of_cluster("Gbit a second of a link; default: 200.")] = None,
-    sample_speed: Annotated[float | None, _of_cluster("Tokens a second of a sampling GPU; default: by size.")] = None,
+    mfu: Annotated[float | None, _of_cluster("Share of the GPU's peak speed in an update; default: 0.4.")] = None,
+    links: Annotated[int | None, _of_cluster("Network links for publishing weights; default: 1.")] = None,
+    link_gbit: Annotated[float | None, _of_cluster("Speed of a link in Gbit per second; default: 200.")] = None,
+    sample_speed: Annotated[
+        float | None, _of_cluster("Tokens per second of a sampling GPU; default: by model size.")
+    ] = None,
     allow_key: AllowKey = None,
     as_json: Json = False,
 ) -> None:
@@ -56,8 +64,9 @@ def plan(
     }  # fmt: skip
     load = {"tokens": tokens, "context": context, "gpu": gpu, "mfu": mfu, "links": links, "link_gbit": link_gbit,
             "sample_speed": sample_speed}  # fmt: skip
-    stated = any(value is not None for value in (*sizes.values(), *load.values()))
-    if stated or any(item.startswith("cluster.") for item in sets or ()) or _names_cluster(config_file):
+    # Any option of the cluster panel, or any cluster.* key, makes it a plan of a cluster: formulas, no probe.
+    has_cluster_option = any(value is not None for value in (*sizes.values(), *load.values()))
+    if has_cluster_option or any(item.startswith("cluster.") for item in sets or ()) or _names_cluster(config_file):
         _show_cluster(config_file, sets, from_run, sizes, load, as_json)
         return
     if not probe:
@@ -84,26 +93,26 @@ def _show_cluster(
     load: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """The plan of a cluster; no file that the configuration names is run, and no model loaded."""
+    """Show the plan of a cluster, without running files that the configuration names or loading a model."""
     from gxpo.base.errors import ConfigError
     from gxpo.base.usercode import unexecuted
     from gxpo.explain.cluster_plan import cluster_plan, load_of
     from gxpo.explain.cluster_text import cluster_text
     from gxpo.models.shape import shape_of, stated_shape
 
-    if sizes["parameters"] is None and (alone := [k for k, v in sizes.items() if v is not None]):
-        raise ConfigError(f"--{alone[0].replace('_', '-')} goes with --parameters, in place of `model`")
+    if sizes["parameters"] is None and (sizes_given := [k for k, v in sizes.items() if v is not None]):
+        raise ConfigError(f"--{sizes_given[0].replace('_', '-')} goes with --parameters, in place of `model`")
     with unexecuted():
         resolved = resolved_of(config_file, sets or ["seed=0"], from_run)
-        asked = load_of(resolved, load)
+        cluster_load = load_of(resolved, load)
     quiet()
     shape = shape_of(resolved.settings.model) if sizes["parameters"] is None else stated_shape(**sizes)
-    found = cluster_plan(shape, resolved.settings.cluster, asked)
-    say(json.dumps({"cluster": found}, indent=1) if as_json else cluster_text(found))
+    placement = cluster_plan(shape, resolved.settings.cluster, cluster_load)
+    say(json.dumps({"cluster": placement}, indent=1) if as_json else cluster_text(placement))
 
 
 def show_unexecuted(config_file: Path | None, sets: list[str] | None, from_run: Path | None, as_json: bool) -> None:
-    """The plan without a probe; no file that the configuration names is run."""
+    """Show the plan without a probe, and without running files that the configuration names."""
     from gxpo.base.usercode import unexecuted
 
     with unexecuted():
@@ -119,8 +128,8 @@ def _show_plan(resolved: Any, measured: dict[str, Any], as_json: bool) -> None:
     figures = arithmetic(resolved)
     if as_json:
         keys = {k: {"value": str(s.value), "origin": s.origin} for k, s in resolved.keys.items()}
-        told = {"plan": figures, "keys": keys, "without": resolved.method.without}
-        say(json.dumps(told | ({"probe": measured} if measured else {}), indent=1))
+        document = {"plan": figures, "keys": keys, "without": resolved.method.without}
+        say(json.dumps(document | ({"probe": measured} if measured else {}), indent=1))
         return
     show_keys(resolved)
     for line in resolved.method.without:

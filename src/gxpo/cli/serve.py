@@ -1,4 +1,4 @@
-"""The command `gxpo serve`."""
+"""`gxpo serve`: serve a policy at an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -20,24 +20,28 @@ def serve(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="FILE", help="Append episodes as records (.jsonl) as each ends; of --play: at the end."
+            "--out",
+            metavar="FILE",
+            help="Append each episode as a record (.jsonl) when it ends; with --play: at the end.",
         ),
     ] = None,
     play: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Play the configuration's agent at N tasks, show what came, and end.", min=1),
+        typer.Option(
+            metavar="N", help="Play N tasks with the configuration's agent, show the transcripts, and exit.", min=1
+        ),
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(help="End after so many seconds; default: on Ctrl-C.", min=0.0)
+        float | None, typer.Option(help="Exit after this many seconds; default: on Ctrl-C.", min=0.0)
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A host name beside localhost under which it answers; may be given again."),
+        typer.Option(metavar="NAME", help="Host name, besides localhost, under which it answers; repeatable."),
     ] = None,
     allow_key: AllowKey = None,
     as_json: Json = False,
 ) -> None:
-    """Serve a policy at an OpenAI-compatible endpoint on loopback, to try an agent on it; nothing is trained.
+    """Serve a policy at an OpenAI-compatible endpoint on loopback, to try out an agent; nothing is trained.
 
     Example: gxpo serve smollm2-135m --port 8000
 
@@ -57,6 +61,7 @@ def serve(
                 say(json.dumps(forest.to_records()[row]) if as_json else serving.transcript(forest, row, decoded))
             return
 
+        # Printed when the port is bound: with --port 0 it is not known before.
         def ready(base_url: str) -> None:
             if as_json:
                 say(json.dumps({"base_url": base_url, "model": "policy"}))

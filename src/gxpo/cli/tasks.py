@@ -1,4 +1,4 @@
-"""`gxpo tasks`: what is in a task source, before a run; `gxpo filter-tasks`: the tasks that a model can learn from."""
+"""`gxpo tasks` shows a task source before a run; `gxpo filter-tasks` selects tasks that a model can learn from."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from gxpo.cli.options import Json, Sets, app, quiet, resolved_of, say
 @app.command()
 def tasks(
     task: Annotated[
-        str, typer.Argument(metavar="TASK|CONFIG", help="A data file, a task's name, or a configuration (.yaml).")
+        str, typer.Argument(metavar="TASK|CONFIG", help="A data file, the name of a task, or a configuration (.yaml).")
     ],
     model: Annotated[
-        str | None, typer.Option(help="Show prompts in its chat template and count its tokens; CONFIG has its own.")
+        str | None,
+        typer.Option(help="Show prompts in this model's chat template and count its tokens; default: CONFIG's."),
     ] = None,
-    reward: Annotated[str | None, typer.Option(help="my_rewards.py:function, or a reward's name.")] = None,
-    n: Annotated[int, typer.Option("--n", help="Tasks of each side, where a source generates them.", min=2)] = 512,
-    show: Annotated[int, typer.Option("--show", help="Prompts printed whole.", min=0, max=8)] = 1,
+    reward: Annotated[str | None, typer.Option(help="my_rewards.py:function, or the name of a reward.")] = None,
+    n: Annotated[
+        int, typer.Option("--n", help="Number of training and of held-out tasks, if they are generated.", min=2)
+    ] = 512,
+    show: Annotated[int, typer.Option("--show", help="Number of prompts printed in full.", min=0, max=8)] = 1,
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
@@ -37,26 +40,29 @@ def tasks(
     from gxpo.explain.task_report import report
     from gxpo.training import config
 
+    # A bare data file has no model: a tokenizer is loaded only where one is stated.
     from_file = Path(task).suffix in (".yaml", ".yml")
-    below = config.read(task) if from_file else {"task": config.Stated(task, "argument")}
-    stated: dict[str, Any] = {"model": model, "reward": reward}
-    above = {k: config.Stated(v, "argument") for k, v in stated.items() if v is not None}
-    settings = config.resolve(config.over(config.over(below, config.parse_set(sets or [])), above)).settings
-    named = settings.model if from_file or model is not None else None
-    if named is not None:
+    base = config.read(task) if from_file else {"task": config.Stated(task, "argument")}
+    overrides: dict[str, Any] = {"model": model, "reward": reward}
+    options = {k: config.Stated(v, "argument") for k, v in overrides.items() if v is not None}
+    settings = config.resolve(config.over(config.over(base, config.parse_set(sets or [])), options)).settings
+    model_name = settings.model if from_file or model is not None else None
+    if model_name is not None:
         quiet()
-    found = report(settings, model=named, n=n)
-    say(json.dumps(found, indent=1) if as_json else text(found, show))
+    summary = report(settings, model=model_name, n=n)
+    say(json.dumps(summary, indent=1) if as_json else text(summary, show))
 
 
 @app.command("filter-tasks")
 def filter_tasks(
     config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE.jsonl", help="The tasks that are kept, a line each.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE.jsonl", help="File for the selected tasks, one per line.")
+    ],
     rollouts: Annotated[int, typer.Option(help="Attempts at each task.", min=1)] = 8,
-    low: Annotated[float, typer.Option(help="Lowest success rate that is kept.", min=0, max=1)] = 0.1,
-    high: Annotated[float, typer.Option(help="Highest success rate that is kept.", min=0, max=1)] = 0.9,
-    n: Annotated[int, typer.Option("--n", help="Tasks, where a source generates them.", min=1)] = 512,
+    low: Annotated[float, typer.Option(help="Lowest success rate to keep.", min=0, max=1)] = 0.1,
+    high: Annotated[float, typer.Option(help="Highest success rate to keep.", min=0, max=1)] = 0.9,
+    n: Annotated[int, typer.Option("--n", help="Number of tasks, if they are generated.", min=1)] = 512,
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
@@ -70,7 +76,7 @@ def filter_tasks(
 
     resolved = resolved_of(config_file, sets)
     quiet()
-    found = measure(
+    result = measure(
         resolved,
         out,
         rollouts=rollouts,
@@ -80,11 +86,11 @@ def filter_tasks(
         notify=lambda line: say(line, err=True),
     )
     if as_json:
-        say(json.dumps(found, indent=1))
+        say(json.dumps(result, indent=1))
         return
     say(
-        f"{found['kept']} of {found['tasks']} tasks kept, of success rate {low:g} to {high:g} in {rollouts} attempts: "
-        f"{found['below']} were below ({found['all_wrong']} all wrong), {found['above']} above "
-        f"({found['all_right']} all right); {found['generated_tokens']} tokens\n"
-        f"train on them: task={found['out']} tasks.options.held_out={found['held_out']}, and the reward by name"
+        f"{result['kept']} of {result['tasks']} tasks kept, of success rate {low:g} to {high:g} in {rollouts} attempts"
+        f": {result['below']} were below ({result['all_wrong']} all wrong), {result['above']} above "
+        f"({result['all_right']} all right); {result['generated_tokens']} tokens\n"
+        f"train on them: task={result['out']} tasks.options.held_out={result['held_out']}, and the reward by name"
     )

@@ -1,4 +1,4 @@
-"""Arms from the command line: `METHOD:KEY=VALUE,...`, a file of one's own, or `LABEL=` before either."""
+"""Parse the arms of a comparison: `METHOD:KEY=VALUE,...`, a YAML file, or either after `LABEL=`."""
 
 from __future__ import annotations
 
@@ -13,38 +13,35 @@ from gxpo.compare.results import Arm
 from gxpo.parts.definition import Stated
 from gxpo.training import config
 
-BASE, SHUFFLED = "grpo", "shuffled"
+DEFAULT_BASE, SHUFFLED = "grpo", "shuffled"
 _LABELLED = re.compile(r"(?P<label>[^=:/,]+)=(?P<rest>.+)", re.DOTALL)
 _COMMA = re.compile(r",(?=\s*[A-Za-z_][\w.]*\s*=)")  # one that is followed by KEY=, so lists need no quotes
-SHARED = (
-    "model",
-    "task",
-    "seed",
-    "out",
-    "init_from",
-)  # what arms may not differ in: then it would be another comparison
+# Keys in which arms may not differ: runs would no longer be pairs of equal task, start and seed.
+SHARED = ("model", "task", "seed", "out", "init_from")
 
 
 def parse_arm(text: str, setting: Mapping[str, Any]) -> Arm:
-    """One arm.
+    """Parse one arm.
 
     text     `grpo`, `dr_grpo+gspo`, `grpo@trl`, `grpo:credit.scale=none,optim.lr=1e-3`, `mine.yaml`, `mine=FILE.yaml`
-    setting  keys that all arms share; a file may state them again, but not otherwise
+    setting  keys that all arms share; a file may repeat them with the same values
 
     Raises `ConfigError` for a malformed arm, and for one that changes the task, the model or the seed.
     """
+    # LABEL=SPEC; a dot before the sign makes it a key, as in `credit.scale=none`.
     label, spec = text.strip(), text.strip()
-    if (named := _LABELLED.fullmatch(spec)) and not _is_key(named["label"]):
-        label, spec = named["label"].strip(), named["rest"].strip()
+    if (labelled := _LABELLED.fullmatch(spec)) and not _is_key(labelled["label"]):
+        label, spec = labelled["label"].strip(), labelled["rest"].strip()
     if spec.endswith((".yaml", ".yml")):
         label = Path(spec).stem if label == spec else label
         keys = {k: s.value for k, s in config.read(spec).items()}
     else:
         method, _, rest = spec.partition(":")
-        stated = config.parse_set([x for x in _COMMA.split(rest) if x.strip()]) if rest else {}
-        keys = {"method": method.strip(), **{k: s.value for k, s in stated.items()}}
-    if not str(keys.setdefault("method", setting.get("method", BASE))).strip() or not label:
+        set_keys = config.parse_set([x for x in _COMMA.split(rest) if x.strip()]) if rest else {}
+        keys = {"method": method.strip(), **{k: s.value for k, s in set_keys.items()}}
+    if not str(keys.setdefault("method", setting.get("method", DEFAULT_BASE))).strip() or not label:
         raise ConfigError(f"arm {text!r}: write METHOD, METHOD:KEY=VALUE,..., FILE.yaml, or LABEL= before one of them")
+    # A file of one's own states model and task, too: allowed if equal, and then no difference of the arm.
     for key in SHARED:
         if key in keys and keys[key] != setting.get(key, keys[key]):
             raise ConfigError(
@@ -55,41 +52,42 @@ def parse_arm(text: str, setting: Mapping[str, Any]) -> Arm:
 
 
 def _is_key(name: str) -> bool:
-    """Whether `name=...` states a key, as in `credit.scale=none`, rather than a label."""
+    """Return True if `name=...` sets a key, as in `credit.scale=none`, rather than a label."""
     return "." in name
 
 
 def make_arms(
     texts: Sequence[str], setting: Mapping[str, Any], *, base: str | None = None, controls: bool = True
 ) -> list[Arm]:
-    """The arms in order: base, those asked for, the control.
+    """Build the arms in order: the base, the requested ones, the control.
 
-    base      what the others are compared with; without it `grpo`, which is added where it was not asked for
-    controls  whether the base with rewards shuffled in the batch runs beside; it must not gain
+    base      what the others are compared with; None: `grpo`, added if it is not among the arms
+    controls  whether to add the base with rewards shuffled in the batch, which must not gain
 
-    Raises `ConfigError` where two arms have one label or are the same, and where there is one alone.
+    Raises `ConfigError` for two arms of one label or of the same keys, and for a single arm.
     """
     arms = [parse_arm(text, setting) for text in texts]
-    first = parse_arm(base or BASE, setting)
-    found = [replace(a, kind="base") for a in arms if a.label == first.label or _same(a, first)][:1]
-    if base is None and not found and not controls and arms:
-        found = [replace(arms[0], kind="base")]  # without controls the first is what the others are compared with
-    chosen = found[0] if found else replace(first, kind="base")
-    others = [a for a in arms if a.label != chosen.label]
-    if len(others) < len(arms) - len(found):
-        raise ConfigError(f"arm {chosen.label} is given twice")
-    out = [chosen, *others]
+    base_spec = parse_arm(base or DEFAULT_BASE, setting)
+    base_arms = [replace(a, kind="base") for a in arms if a.label == base_spec.label or _same(a, base_spec)][:1]
+    if base is None and not base_arms and not controls and arms:
+        base_arms = [replace(arms[0], kind="base")]  # without controls, the first arm is the base
+    base_arm = base_arms[0] if base_arms else replace(base_spec, kind="base")
+    others = [a for a in arms if a.label != base_arm.label]
+    if len(others) < len(arms) - len(base_arms):
+        raise ConfigError(f"arm {base_arm.label} is given twice")
+    result = [base_arm, *others]
     if controls:
-        out.append(Arm(SHUFFLED, {**chosen.keys, "scoring.shuffle": True}, "control"))
-    if len(out) == 1:
-        raise ConfigError(f"{chosen.label} alone is nothing to compare: give another method")
-    for i, arm in enumerate(out):
-        for other in out[:i]:
+        result.append(Arm(SHUFFLED, {**base_arm.keys, "scoring.shuffle": True}, "control"))
+    if len(result) == 1:
+        raise ConfigError(f"{base_arm.label} alone is nothing to compare: give another method")
+    # Labels are compared as directories, which two labels may share although they differ in a letter.
+    for i, arm in enumerate(result):
+        for other in result[:i]:
             if folder(arm.label) == folder(other.label):
                 raise ConfigError(f"two arms are called {arm.label}: give one a name of its own, NAME={arm.label}")
             if _same(arm, other):
                 raise ConfigError(f"arms {other.label} and {arm.label} are the same: {dict(arm.keys)}")
-    return out
+    return result
 
 
 def _same(one: Arm, other: Arm) -> bool:
@@ -97,7 +95,7 @@ def _same(one: Arm, other: Arm) -> bool:
 
 
 def folder(label: str) -> str:
-    """The label as the name of a directory.
+    """Name of the directory of an arm or setting.
 
     >>> folder("grpo:credit.scale=none,optim.lr=1e-3")
     'grpo_credit.scale=none,optim.lr=1e-3'
@@ -105,6 +103,6 @@ def folder(label: str) -> str:
     return re.sub(r"[^\w.,=+@-]", "_", label).strip("._") or "arm"
 
 
-def stated(keys: Mapping[str, Any], origin: str) -> dict[str, Stated]:
-    """Keys as `gxpo.training.config.resolve` takes them."""
+def with_origin(keys: Mapping[str, Any], origin: str) -> dict[str, Stated]:
+    """Mark each key with its origin, as `gxpo.training.config.resolve` takes them."""
     return {k: Stated(v, origin) for k, v in keys.items()}

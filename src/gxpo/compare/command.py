@@ -1,4 +1,4 @@
-"""`compare`: from arms and a task to runs, conclusions and files; what `gxpo compare` calls."""
+"""`compare`: train arms on a task and draw conclusions; the Python function behind `gxpo compare`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from gxpo.compare.experiment import (
     collect,
     make_setting,
     refuse_other,
+    run_jobs,
     tune,
     tuned_plan,
-    watched,
     with_horizons,
 )
 from gxpo.compare.files import to_json, write_csv
 from gxpo.compare.forecast import Forecast, forecast
 from gxpo.compare.inference import more_tasks, resolvable, seed_sd, seeds_needed
-from gxpo.compare.jobs import Local, Runner
+from gxpo.compare.jobs import Local
 from gxpo.compare.page import page_of
 from gxpo.compare.results import Budget, Comparison
 from gxpo.compare.suites import Setting
@@ -38,18 +38,18 @@ from gxpo.parts.options import dotted
 from gxpo.training import config
 from gxpo.training.checkpoint import write_atomic
 
-ASSUMED = 0.05  # standard deviation over seeds of a paired difference, where nothing is known of the setting
-MOST = 400  # seeds that `resolve` may ask for
-PILOT = 3  # pairs of seeds from which a spread is read
+ASSUMED_SD = 0.05  # standard deviation over seeds of a paired difference, where the setting was never measured
+MOST_SEEDS = 400  # that `resolve` may choose
+PILOT_PAIRS = 3  # fewest pairs of seeds to estimate a spread from
 
 
 @dataclass(frozen=True)
-class Known:
-    """How paired differences between two arms vary on a setting.
+class SeedSpread:
+    """Spread of the paired difference between two arms on a setting.
 
     sd          standard deviation from seed to seed
     task_error  standard error that the held-out tasks leave with any number of seeds
-    source      how it is known
+    source      where the numbers come from, in words
     """
 
     sd: float
@@ -77,7 +77,7 @@ def compare(
     commands: Sequence[str] = (),
     notify: Callable[[str], None] = lambda line: None,
 ) -> Comparison:
-    """Train every arm on every seed with one budget, and conclude.
+    """Train every arm on every seed with one budget and compare them.
 
     arms      `dr_grpo`, `grpo:credit.scale=none`, `mine.yaml`, `NAME=...` (`gxpo.compare.arms`)
     task      a setting of the suites, a YAML file of keys, or a task's name
@@ -89,17 +89,18 @@ def compare(
     tune      `KEY=V1,V2,...`: each arm takes the values that are best on seeds which are not reported
     resolve   instead of `seeds`: so many that a difference of this size is found with 80 % power
     measure   figure compared; None: the setting's
-    out       directory; what is there already is not made again. None: runs/compare-TASK
+    out       directory; finished runs in it are not made again. None: runs/compare-TASK
     runner    processes that train; None: one for each core
 
-    Raises `ConfigError` before anything runs where an arm can't.
+    Raises `ConfigError` before anything runs if an arm can't.
     """
+    # The same directory by default as the command's, so that either continues what the other began.
     setting = make_setting(task, model=model, sets=set, budget=budget, measure=measure, better=better)
-    place = Path(out) if out is not None else Path(f"runs/compare-{folder(setting.name)}")
+    directory = Path(out) if out is not None else Path(f"runs/compare-{folder(setting.name)}")
     return on_setting(
         setting,
         arms,
-        out=place,
+        out=directory,
         seeds=range(seeds) if isinstance(seeds, int) else seeds,
         base=base,
         controls=controls,
@@ -130,46 +131,49 @@ def on_setting(
     keep: list[Comparison] | None = None,
     plans: list[dict[str, Any]] | None = None,
 ) -> Comparison:
-    """`compare` on a setting that is made already.
+    """Compare arms on a `Setting`; see `compare` for the other arguments.
 
-    plan_only  say what it would take, and conclude from what is there
-    keep       gets what is concluded, also where Ctrl-C ends the runs
-    plans      gets the plan as data
+    plan_only  only notify of the plan, and conclude from the runs that are finished
+    keep       list that receives the comparison, also when Ctrl-C ends the runs
+    plans      list that receives the plan as data
     """
-    made = make_arms(arms, setting.keys, base=base, controls=controls)
-    own = runner is None
+    setting_arms = make_arms(arms, setting.keys, base=base, controls=controls)
+    owns_runner = runner is None
     runner = runner or Local()
-    plan = Plan(setting, made, list(seeds), out, tuning or {}, tuning_seeds, runner.threads)
+    plan = Plan(setting, setting_arms, list(seeds), out, tuning or {}, tuning_seeds, runner.threads)
     if not plan.seeds:
         raise ConfigError("--seeds: give at least 1")
     try:
+        # Everything that can be refused is refused here, before a probe or a run costs anything.
         check(plan)
         cost = forecast(plan, runner, notify)
         spread = spread_of(plan)
-        if resolve is not None:
+        if resolve is not None:  # the spread decides how many seeds, and these what the runs cost
             plan = replace(plan, seeds=range(seeds_for(resolve, spread)))
             cost = forecast(plan, runner, notify)
         if plans is not None:
-            plans.append(planned(plan, cost, spread))
-        for line in announced(plan, cost, spread, runner):
+            plans.append(plan_as_data(plan, cost, spread))
+        for line in plan_lines(plan, cost, spread, runner):
             notify(line)
         chosen: dict[str, dict[str, Any]] = {}
         if not plan_only:
             chosen = tune(plan, runner, notify)
+        # Tuned values and stated horizons change an arm's keys, so its directories are checked once more.
         final = with_horizons(tuned_plan(plan, chosen), cost.costs)
         for job in final.jobs():
             refuse_other(job)
         if not plan_only:
             write_plan(final, chosen, commands)
+            # The comparison is concluded on Ctrl-C, too: the finished runs are worth a table.
             try:
-                for _ in watched(runner, final.jobs(), notify, setting.measure):
+                for _ in run_jobs(runner, final.jobs(), notify, setting.measure):
                     pass
             finally:
                 if keep is not None and any(job.done for job in final.jobs()):
-                    keep.append(concluded(final, chosen, commands))
-        return keep[-1] if keep else concluded(final, chosen, commands)
+                    keep.append(conclude_plan(final, chosen, commands))
+        return keep[-1] if keep else conclude_plan(final, chosen, commands)
     finally:
-        if own:
+        if owns_runner:
             runner.close()
 
 
@@ -181,24 +185,24 @@ def on_existing(
     better: Literal["more", "less"] | None = None,
     commands: Sequence[str] = (),
 ) -> Comparison:
-    """Conclude from runs that exist: gxpo's directories, logs of TRL, verl and others (`gxpo.compare.existing`)."""
-    found = read_existing(paths, base=base, measure=measure, better=better)
-    made = conclude(
-        found.runs,
-        found.arms,
-        setting=found.setting,
-        measure=found.measure,
-        better=found.better,
-        budget=found.budget,
-        keys=found.keys,
+    """Compare existing runs: gxpo's directories, logs of TRL, verl and others (see `gxpo.compare.existing`)."""
+    existing = read_existing(paths, base=base, measure=measure, better=better)
+    comparison = conclude(
+        existing.runs,
+        existing.arms,
+        setting=existing.setting,
+        measure=existing.measure,
+        better=existing.better,
+        budget=existing.budget,
+        keys=existing.keys,
         commands=commands,
         versions=versions(),
     )
-    return replace(made, notes=[*found.notes, *made.notes])
+    return replace(comparison, notes=[*existing.notes, *comparison.notes])
 
 
-def concluded(plan: Plan, tuned: Mapping[str, Mapping[str, Any]], commands: Sequence[str]) -> Comparison:
-    """What the finished runs say."""
+def conclude_plan(plan: Plan, tuned: Mapping[str, Mapping[str, Any]], commands: Sequence[str]) -> Comparison:
+    """Compare the finished runs of a plan."""
     s = plan.setting
     return conclude(
         collect(plan),
@@ -215,20 +219,20 @@ def concluded(plan: Plan, tuned: Mapping[str, Mapping[str, Any]], commands: Sequ
 
 
 def versions() -> dict[str, str]:
-    """Versions of what determines the figures, and the commit where gxpo runs from a checkout."""
+    """Versions of the packages that determine the figures, and the commit if gxpo runs from a checkout."""
     from gxpo import __file__ as package
 
-    asked = ["git", "-C", str(Path(str(package)).parent), "rev-parse", "--short", "HEAD"]
+    command = ["git", "-C", str(Path(str(package)).parent), "rev-parse", "--short", "HEAD"]
     try:
-        found = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=10)
+        process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return config.versions()
-    commit = found.stdout.strip() if found.returncode == 0 else ""
+    commit = process.stdout.strip() if process.returncode == 0 else ""
     return {**config.versions(), **({"commit": commit} if commit else {})}
 
 
 def save(comparisons: Sequence[Comparison], out: Path) -> None:
-    """compare.json, compare.csv and compare.html in `out`."""
+    """Write compare.json, compare.csv and compare.html to `out`."""
     out.mkdir(parents=True, exist_ok=True)
     documents = [to_json(c) for c in comparisons]
     write_atomic(out / "compare.json", json.dumps(documents[0] if len(documents) == 1 else documents, indent=1))
@@ -237,9 +241,9 @@ def save(comparisons: Sequence[Comparison], out: Path) -> None:
 
 
 def write_plan(plan: Plan, tuned: Mapping[str, Mapping[str, Any]], commands: Sequence[str]) -> None:
-    """OUT/plan.json: what was asked for last."""
+    """Write OUT/plan.json: the setting, arms and seeds of the newest call."""
     plan.out.mkdir(parents=True, exist_ok=True)
-    said = {
+    document = {
         "schema": "gxpo.compare-plan/1",
         "setting": plan.setting.name,
         "keys": dict(plan.setting.keys),
@@ -253,11 +257,11 @@ def write_plan(plan: Plan, tuned: Mapping[str, Mapping[str, Any]], commands: Seq
         "commands": list(commands),
         "versions": versions(),
     }
-    write_atomic(plan.out / "plan.json", json.dumps(said, indent=1))
+    write_atomic(plan.out / "plan.json", json.dumps(document, indent=1))
 
 
-def announced(plan: Plan, cost: Forecast, spread: Known, runner: Runner) -> list[str]:
-    """The plan in lines: arms, runs, time and tokens, and what so many seeds can tell apart."""
+def plan_lines(plan: Plan, cost: Forecast, spread: SeedSpread, runner: Local) -> list[str]:
+    """Describe the plan in lines: arms, runs, time and tokens, and the difference that so many seeds can find."""
     base = next(a for a in plan.arms if a.kind == "base")
     others = [a.label for a in plan.arms if a.kind == "arm"]
     controls = [a.label for a in plan.arms if a.kind == "control"]
@@ -266,14 +270,15 @@ def announced(plan: Plan, cost: Forecast, spread: Known, runner: Runner) -> list
         + (f" (control: {', '.join(controls)})" if controls else "")
         + f": {len(plan.seeds)} seeds, {plan.setting.budget} each"
     ]
+    # Time and tokens may be unknown each by itself: a probe that would cost too much is not made.
     if cost.missing:
-        processes = getattr(runner, "workers", 1)
+        processes = runner.workers
         tokens = f"{cost.tokens / 1e6:.2g} million tokens" if math.isfinite(cost.tokens) else "tokens are not known"
         if math.isfinite(cost.seconds):
-            told = f"about {duration(cost.seconds)}, {tokens}"
+            estimate = f"about {duration(cost.seconds)}, {tokens}"
         else:
-            told = f"{tokens}; the time is not measured: {cost.unmeasured}"
-        lines.append(f"{cost.missing} of {cost.runs} runs to make, {processes} at a time: {told}")
+            estimate = f"{tokens}; the time is not measured: {cost.unmeasured}"
+        lines.append(f"{cost.missing} of {cost.runs} runs to make, {processes} at a time: {estimate}")
     least = resolvable(spread.sd, len(plan.seeds), spread.task_error) if len(plan.seeds) > 1 else math.nan
     if math.isfinite(least):
         lines.append(
@@ -287,8 +292,9 @@ def announced(plan: Plan, cost: Forecast, spread: Known, runner: Runner) -> list
     return lines
 
 
-def planned(plan: Plan, cost: Forecast, spread: Known) -> dict[str, Any]:
-    """The plan as a JSON object. `resolvable`: smallest difference found in four of five cases; None of one seed."""
+def plan_as_data(plan: Plan, cost: Forecast, spread: SeedSpread) -> dict[str, Any]:
+    """The plan as a JSON object; `resolvable` is the smallest difference found in four of five cases, None for a
+    single seed."""
     least = resolvable(spread.sd, len(plan.seeds), spread.task_error) if len(plan.seeds) > 1 else math.nan
     return {
         "setting": plan.setting.name,
@@ -308,50 +314,52 @@ def planned(plan: Plan, cost: Forecast, spread: Known) -> dict[str, Any]:
     }
 
 
-def spread_of(plan: Plan) -> Known:
-    """From the runs that are there, else from what was measured on the setting, else assumed."""
-    there = concluded(plan, {}, ())
+def spread_of(plan: Plan) -> SeedSpread:
+    """Estimate the spread from this comparison's finished runs, else from the suite's measurements, else assume one."""
+    pilot = conclude_plan(plan, {}, ())
     arms = [a.label for a in plan.arms if a.kind == "arm"]
-    ends = [d.end for d in there.differences if d.arm in arms]
-    known = [e for e in ends if e.n >= PILOT and math.isfinite(seed_sd(e))]
-    if known:
-        middle = sorted(known, key=seed_sd)[len(known) // 2]
-        return Known(seed_sd(middle), finite(middle.by_task), "from the runs that are there")
+    ends = [d.end for d in pilot.differences if d.arm in arms]
+    estimates = [e for e in ends if e.n >= PILOT_PAIRS and math.isfinite(seed_sd(e))]
+    if estimates:
+        # The arm of median spread: one arm that collapses in some seeds must not set the plan for all.
+        middle = sorted(estimates, key=seed_sd)[len(estimates) // 2]
+        return SeedSpread(seed_sd(middle), zero_if_unknown(middle.by_task), "from the runs that are there")
     rows = [v for name in suites.names() for v in suites.suite(name).validated]
     measured = [v for v in rows if v.setting == plan.setting.name and v.method != SHUFFLED]
     if measured:
         from scipy.stats import t
 
+        # The suites store 95% intervals of n seeds: half of one is t(n - 1) sd / sqrt(n).
         sds = sorted((v.high - v.low) / 2 / float(t.ppf(0.975, v.seeds - 1)) * math.sqrt(v.seeds) for v in measured)
-        return Known(sds[len(sds) // 2], 0.0, "as measured on this setting before")
-    return Known(ASSUMED, 0.0, "assumed")
+        return SeedSpread(sds[len(sds) // 2], 0.0, "as measured on this setting before")
+    return SeedSpread(ASSUMED_SD, 0.0, "assumed")
 
 
-def finite(x: float) -> float:
+def zero_if_unknown(x: float) -> float:
     return x if math.isfinite(x) else 0.0
 
 
-def seeds_for(difference: float, spread: Known) -> int:
-    """Seeds with which a true difference of that size is found with 80 % power."""
+def seeds_for(difference: float, spread: SeedSpread) -> int:
+    """Number of seeds that find a true difference of this size with 80 % power."""
     if not difference > 0:
         raise ConfigError(f"--resolve {difference}: the difference must be above 0")
-    found = seeds_needed(difference, spread.sd, spread.task_error)
-    if found is None and spread.task_error:
+    needed = seeds_needed(difference, spread.sd, spread.task_error)
+    if needed is None and spread.task_error:
         raise ConfigError(
             f"--resolve {difference}: no number of seeds will do with these held-out tasks; it takes "
             f"{more_tasks(difference, spread.task_error):.0f} times as many (--set eval.tasks=...)"
         )
-    if found is None or found > MOST:
+    if needed is None or needed > MOST_SEEDS:
         raise ConfigError(
-            f"--resolve {difference} takes more than {MOST} seeds (spread of {spread.sd:.3f}, {spread.source}): ask "
-            "for a larger difference, or a longer --budget"
+            f"--resolve {difference} takes more than {MOST_SEEDS} seeds (spread of {spread.sd:.3f}, {spread.source}): "
+            "ask for a larger difference, or a longer --budget"
         )
-    return found
+    return needed
 
 
 def tuning_of(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """`KEY=V1,V2` or `KEY=[V1, V2]` -> key, values."""
-    found: dict[str, list[Any]] = {}
+    """Parse `--tune` arguments, `KEY=V1,V2` or `KEY=[V1, V2]`, to key -> values."""
+    values_by_key: dict[str, list[Any]] = {}
     for text in texts:
         key, sign, values = text.partition("=")
         listed = values if values.strip().startswith("[") else f"[{values}]"
@@ -359,6 +367,6 @@ def tuning_of(texts: Sequence[str]) -> dict[str, list[Any]]:
         value = next(iter(parsed.values())).value if parsed else None
         if not isinstance(value, list) or len(value) < 2:
             raise ConfigError(f"--tune {text}: write KEY=V1,V2 with at least two values, e.g. optim.lr=1e-4,3e-4,1e-3")
-        dotted({key: value[0]})
-        found[next(iter(parsed))] = value
-    return found
+        dotted({key: value[0]})  # an unknown key is an error here, not in the first tuning run
+        values_by_key[next(iter(parsed))] = value
+    return values_by_key

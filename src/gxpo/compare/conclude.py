@@ -1,4 +1,4 @@
-"""Runs -> `Comparison`: pairs by seed and held-out task, estimates, verdicts, and what a reader has to know."""
+"""Draw conclusions from runs: pairs by seed and held-out task, estimates, verdicts, and caveats for a reader."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from gxpo.compare.wording import interval, listed, number, probability
 
 ACCURACY = "eval_accuracy"  # the measure that is the mean of verdicts by held-out task
 ALPHA = 0.05
-FLOOR = 0.05  # a share whose best is below it can't collapse: it is noise near 0
-SHARED_TASKS = 0.5  # held-out tasks that all runs must have in common, of all there are, to be paired
-SHORT, OVER = 0.95, 1.1  # shares of the budget below and above which a run did not spend what it should
-ROUNDED = 1e-3  # by which a stored measure may differ from the mean of its verdicts
-NOTHING = Estimate(math.nan, math.nan, math.nan, 0)
+COLLAPSE_FLOOR = 0.05  # a run whose best is below this share can't collapse: it is noise near 0
+SHARED_TASKS = 0.5  # least share of the held-out tasks that all runs must have in common to be paired by task
+UNDERSPENT, OVERSPENT = 0.95, 1.1  # shares of the budget below and above which a note says so
+ROUNDING = 1e-3  # by which a stored measure may differ from the mean of its verdicts
+NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan, 0)
 
 Pair = tuple[RunResult, RunResult]  # of the arm, of the base
 Verdicts = Callable[[RunResult], Mapping[str, float]]
@@ -54,27 +54,34 @@ def conclude(
     commands: Sequence[str] = (),
     versions: Mapping[str, str] | None = None,
 ) -> Comparison:
-    """What the runs say of each arm, and of each but the base against the base.
+    """Compare runs: estimates of each arm, and the difference and verdict of each arm against the base.
 
-    A difference is paired: the same seed, and where every run recorded its verdicts (measure `eval_accuracy`) the same
-    held-out task. Its interval is over both (`crossed_spread`), otherwise over seeds alone. Runs that ended before
-    their budget are counted and in no estimate. `better` or `worse` takes three paired seeds, an interval without 0 and
-    p < 0.05 by Holm's method over the arms (controls stand apart); `seeds_needed` is at 0.05 / arms.
+    A difference is paired by seed and, if every run recorded its verdicts (measure `eval_accuracy`), by held-out task.
+    Its interval is over both (`crossed_spread`), otherwise over seeds alone. Runs that ended before their budget are
+    counted and in no estimate. A verdict of `better` or `worse` takes three paired seeds, an interval without 0 and
+    p < 0.05 by Holm's method over the arms (not over controls); `seeds_needed` is at 0.05 / arms.
 
     Raises `ConfigError` unless one arm is the base, labels are unique, and every run is of one of the arms, once.
     """
-    grouped = _by_arm(runs, arms)
+    # Failed runs stay in the summaries, where they are counted, and are in no estimate.
+    runs_by_arm = _by_arm(runs, arms)
     base = next(arm for arm in arms if arm.kind == "base")
-    usable = {arm.label: [r for r in grouped[arm.label] if not trouble(r)] for arm in arms}
-    summaries = [_summary(arm, grouped[arm.label], usable[arm.label], measure, better, budget) for arm in arms]
+    usable_by_arm = {arm.label: [r for r in runs_by_arm[arm.label] if not trouble(r)] for arm in arms}
+    summaries = [
+        _summary(arm, runs_by_arm[arm.label], usable_by_arm[arm.label], measure, better, budget) for arm in arms
+    ]
     others = [arm for arm in arms if arm.kind != "base"]
-    pairs = {arm.label: paired(usable[arm.label], usable[base.label]) for arm in others}
+    pairs_by_arm = {arm.label: paired(usable_by_arm[arm.label], usable_by_arm[base.label]) for arm in others}
+    # All differences before any verdict: Holm's correction of one arm depends on the p of the others. Controls are not
+    # claims of an improvement, so they neither count for the correction nor are corrected.
     sign = 1.0 if better == "more" else -1.0
-    family = [arm.label for arm in others if arm.kind == "arm"]
-    made = [_difference(a.label, base.label, pairs[a.label], measure, sign, budget) for a in others]
-    adjusted = dict(zip(family, holm([d.end.p for d in made if d.arm in family]), strict=True))
+    compared_labels = [arm.label for arm in others if arm.kind == "arm"]
+    raw_differences = [_difference(a.label, base.label, pairs_by_arm[a.label], measure, sign, budget) for a in others]
+    adjusted_p = dict(
+        zip(compared_labels, holm([d.end.p for d in raw_differences if d.arm in compared_labels]), strict=True)
+    )
     places = _places(summaries)
-    differences = [_decided(d, adjusted.get(d.arm), len(family), places) for d in made]
+    differences = [_with_verdict(d, adjusted_p.get(d.arm), len(compared_labels), places) for d in raw_differences]
     comparison = Comparison(
         setting=setting,
         measure=measure,
@@ -87,12 +94,12 @@ def conclude(
         commands=list(commands),
         versions=dict(versions or {}),
     )
-    return replace(comparison, notes=_notes(comparison, usable, pairs, places))
+    return replace(comparison, notes=_notes(comparison, usable_by_arm, pairs_by_arm, places))
 
 
 @dataclass(frozen=True)
 class Overall:
-    """An arm against the base over several settings, each of equal weight; positive is in the arm's favour.
+    """Comparison of an arm with the base over several settings of equal weight; positive is in the arm's favour.
 
     difference         mean over settings of the paired difference of the last evaluation
     middle, of_base    interquartile mean over all runs of all settings, of the arm and of the base
@@ -109,8 +116,10 @@ class Overall:
 
 
 def overall(comparisons: Sequence[Comparison]) -> list[Overall]:
-    """Every arm that all comparisons have (controls too), over all of them. ConfigError where they have different
-    measures or bases; an arm without a pair in some setting is left out."""
+    """Average each arm that all comparisons have (controls too) over the settings.
+
+    ConfigError if the settings have different measures or bases. An arm without a pair in some setting is left out.
+    """
     if len({(c.measure, c.better, _base(c).arm.label) for c in comparisons}) > 1:
         raise ConfigError("settings with different measures or bases have no common mean: report each by itself")
     out = []
@@ -123,52 +132,53 @@ def overall(comparisons: Sequence[Comparison]) -> list[Overall]:
         pairs = [paired(_usable(c.arm(label)), _usable(_base(c))) for c in comparisons]
         if not all(pairs):
             continue
+        # [settings][side][seeds]; the sign makes the probability one of improvement also where less is better.
         ends = [[[r.end for r in side] for side in zip(*p, strict=True)] for p in pairs]
-        signed = [[[sign * x for x in side] for side in both] for both in ends]
+        signed = [[[sign * x for x in side] for side in sides] for sides in ends]
         out.append(
             Overall(
                 label,
                 _base(first).arm.label,
                 [c.setting for c in comparisons],
                 mean_over_settings([difference_spread(p, first.measure, sign) for p in pairs]),
-                interquartile_mean([both[0] for both in ends]),
-                interquartile_mean([both[1] for both in ends]),
-                probability_of_improvement([both[0] for both in signed], [both[1] for both in signed]),
+                interquartile_mean([sides[0] for sides in ends]),
+                interquartile_mean([sides[1] for sides in ends]),
+                probability_of_improvement([sides[0] for sides in signed], [sides[1] for sides in signed]),
             )
         )
     return out
 
 
 def trouble(run: RunResult) -> str:
-    """Why a run is in no estimate; empty where it is."""
+    """Reason why a run is in no estimate; empty if it is in them."""
     if run.trouble or not run.points:
         return run.trouble or "no evaluation"
     return "" if math.isfinite(run.start) and math.isfinite(run.end) else "an evaluation without a value"
 
 
 def paired(arm: Sequence[RunResult], base: Sequence[RunResult]) -> list[Pair]:
-    """Runs of equal seed, in the order of seeds."""
+    """Pairs (arm, base) of runs of equal seed, in the order of seeds."""
     of_base = {r.seed: r for r in base}
     return [(r, of_base[r.seed]) for r in sorted(arm, key=lambda r: r.seed) if r.seed in of_base]
 
 
 def difference_spread(pairs: Sequence[Pair], measure: str, sign: float = 1.0) -> Spread:
-    """Paired difference of the last evaluations, over seeds and held-out tasks where verdicts are known, else seeds."""
-    arm, base = (_table(side, measure, lambda r: r.after, of="end") for side in _sides(pairs))
+    """Paired difference of the last evaluations, over seeds and, if verdicts are known, held-out tasks."""
+    arm, base = (_verdict_table(side, measure, lambda r: r.after, of="end") for side in _sides(pairs))
     if arm is not None and base is not None:
         shared = sorted(set(arm) & set(base))
-        if _enough(shared, [*arm, *base]):
+        if _share_enough_tasks(shared, [*arm, *base]):
             return crossed_spread(np.array([sign * np.subtract(arm[t], base[t]) for t in shared]).T)
-    return seed_spread([sign * _less(a.end, b.end) for a, b in pairs])
+    return seed_spread([sign * _subtract(a.end, b.end) for a, b in pairs])
 
 
 def collapsed(run: RunResult, better: Literal["more", "less"]) -> bool:
-    """Whether the run ended below `COLLAPSED` times its best evaluation, which must be at least `FLOOR`.
+    """Return True if the run ended below `COLLAPSED` times its best evaluation, and that was at least `COLLAPSE_FLOOR`.
 
-    Where less is better it is False: such a measure has no best from which to fall.
+    Always False if less is better: such a measure has no best value to fall from.
     """
     best = max((p.value for p in run.points if math.isfinite(p.value)), default=0.0)
-    return better == "more" and best >= FLOOR and run.end < COLLAPSED * best
+    return better == "more" and best >= COLLAPSE_FLOOR and run.end < COLLAPSED * best
 
 
 def _by_arm(runs: Sequence[RunResult], arms: Sequence[Arm]) -> dict[str, list[RunResult]]:
@@ -197,50 +207,51 @@ def _sides(pairs: Sequence[Pair]) -> tuple[list[RunResult], list[RunResult]]:
     return [a for a, _ in pairs], [b for _, b in pairs]
 
 
-def _less(a: float, b: float) -> float:
-    """a - b, exactly 0 where only rounding tells them apart."""
+def _subtract(a: float, b: float) -> float:
+    """a - b, exactly 0 if the two differ by rounding alone."""
     return 0.0 if math.isclose(a, b, rel_tol=1e-12) else a - b
 
 
-def _enough(shared: Sequence[str], everything: Sequence[str]) -> bool:
+def _share_enough_tasks(shared: Sequence[str], everything: Sequence[str]) -> bool:
     return len(shared) > 1 and len(shared) >= SHARED_TASKS * len(set(everything))
 
 
-def _table(
+def _verdict_table(
     runs: Sequence[RunResult], measure: str, verdicts: Verdicts, *, of: Literal["start", "end"]
 ) -> dict[str, list[float]] | None:
-    """Held-out task -> its verdict in each run, of the tasks that all runs have; None where the measure is not their
-    mean, or some run did not record them."""
-    found = [verdicts(r) for r in runs]
-    if measure != ACCURACY or not found or not all(found):
+    """Verdicts of each run by held-out task, for the tasks that all runs have; None if the measure is not the mean of
+    verdicts, or some run did not record them."""
+    tables = [verdicts(r) for r in runs]
+    if measure != ACCURACY or not tables or not all(tables):
         return None
-    if any(abs(fmean(v.values()) - getattr(r, of)) > ROUNDED for v, r in zip(found, runs, strict=True)):
+    # Verdicts whose mean is not the reported value belong to another evaluation, or to a curve cut between two.
+    if any(abs(fmean(v.values()) - getattr(r, of)) > ROUNDING for v, r in zip(tables, runs, strict=True)):
         return None
-    shared = sorted(set(found[0]).intersection(*found[1:]))
-    if not _enough(shared, [t for v in found for t in v]):
+    shared = sorted(set(tables[0]).intersection(*tables[1:]))
+    if not _share_enough_tasks(shared, [t for v in tables for t in v]):
         return None
-    return {t: [v[t] for v in found] for t in shared}
+    return {t: [v[t] for v in tables] for t in shared}
 
 
 def _level(runs: Sequence[RunResult], measure: str, verdicts: Verdicts, of: Literal["start", "end"]) -> Estimate:
-    """The measure itself over runs, and over tasks where it is known by task."""
+    """Mean of the measure with its interval over runs, and over tasks if it is known by task."""
     if not runs:
-        return NOTHING
-    table = _table(runs, measure, verdicts, of=of)
+        return NO_ESTIMATE
+    table = _verdict_table(runs, measure, verdicts, of=of)
     if table is not None:
         return crossed_spread(np.array(list(table.values())).T).estimate()
     return seed_interval([getattr(r, of) for r in runs])
 
 
 def _gain(runs: Sequence[RunResult], measure: str) -> Estimate:
-    """Last less first evaluation, paired within each run."""
+    """Last minus first evaluation, paired within each run."""
     if not runs:
-        return NOTHING
-    before = _table(runs, measure, lambda r: r.before, of="start")
-    after = _table(runs, measure, lambda r: r.after, of="end")
+        return NO_ESTIMATE
+    before = _verdict_table(runs, measure, lambda r: r.before, of="start")
+    after = _verdict_table(runs, measure, lambda r: r.after, of="end")
     if before is not None and after is not None:
         shared = sorted(set(before) & set(after))
-        if _enough(shared, [*before, *after]):
+        if _share_enough_tasks(shared, [*before, *after]):
             return crossed_spread(np.array([np.subtract(after[t], before[t]) for t in shared]).T).estimate()
     return seed_interval([r.end - r.start for r in runs])
 
@@ -257,6 +268,7 @@ def _summary(
     better: Literal["more", "less"],
     budget: Budget,
 ) -> ArmSummary:
+    # Costs are means over the runs that spent their budget; failed ones are only counted.
     def mean(value: Callable[[RunResult], float]) -> float:
         return fmean(value(r) for r in usable) if usable else math.nan
 
@@ -265,8 +277,8 @@ def _summary(
         runs=list(runs),
         start=_level(usable, measure, lambda r: r.before, "start"),
         end=_level(usable, measure, lambda r: r.after, "end"),
-        area=seed_interval([_area(r, budget) for r in usable]) if usable else NOTHING,
-        middle=interquartile_mean([r.end for r in usable]) if usable else NOTHING,
+        area=seed_interval([_area(r, budget) for r in usable]) if usable else NO_ESTIMATE,
+        middle=interquartile_mean([r.end for r in usable]) if usable else NO_ESTIMATE,
         gain=_gain(usable, measure),
         collapsed=sum(collapsed(r, better) for r in usable),
         failed={r.seed: trouble(r) for r in runs if trouble(r)},
@@ -280,18 +292,18 @@ def _summary(
 def _difference(
     label: str, against: str, pairs: Sequence[Pair], measure: str, sign: float, budget: Budget
 ) -> Difference:
-    """The difference without a verdict."""
-    end = area = improves = NOTHING
+    """Difference of an arm from the base, still without a verdict."""
+    end = area = improves = NO_ESTIMATE
     if pairs:
         end = difference_spread(pairs, measure, sign).estimate()
-        area = seed_interval([sign * _less(_area(a, budget), _area(b, budget)) for a, b in pairs])
+        area = seed_interval([sign * _subtract(_area(a, budget), _area(b, budget)) for a, b in pairs])
         arm, base = _sides(pairs)
         improves = probability_of_improvement([sign * r.end for r in arm], [sign * r.end for r in base])
     return Difference(label, against, end, area, improves, math.nan, None, "undecided", "")
 
 
-def _decided(d: Difference, p_adjusted: float | None, family: int, places: int) -> Difference:
-    """With verdict. `p_adjusted` is None for a control, which is judged by its own p."""
+def _with_verdict(d: Difference, p_adjusted: float | None, family: int, places: int) -> Difference:
+    """Add the verdict and the seeds needed. `p_adjusted` is None for a control, which is judged by its own p."""
     p = d.end.p if p_adjusted is None else p_adjusted
     tests = max(1, family) if p_adjusted is not None else 1
     verdict: Literal["better", "worse", "undecided"] = "undecided"
@@ -299,12 +311,12 @@ def _decided(d: Difference, p_adjusted: float | None, family: int, places: int) 
         verdict = "better" if d.end.mean > 0 else "worse"
     by_task = 0.0 if math.isnan(d.end.by_task) else d.end.by_task
     needed = seeds_needed(d.end.mean, seed_sd(d.end), by_task, ALPHA / tests)
-    found = replace(d, p_adjusted=math.nan if p_adjusted is None else p, seeds_needed=needed, verdict=verdict)
-    return replace(found, said=_said(found, p, tests, places))
+    decided = replace(d, p_adjusted=math.nan if p_adjusted is None else p, seeds_needed=needed, verdict=verdict)
+    return replace(decided, said=_verdict_sentence(decided, p, tests, places))
 
 
-def _said(d: Difference, p: float, tests: int, places: int) -> str:
-    """The verdict in a line."""
+def _verdict_sentence(d: Difference, p: float, tests: int, places: int) -> str:
+    """State the verdict in a sentence, and for an undecided arm what it would take."""
     seeds = f"{d.end.n} seed{'' if d.end.n == 1 else 's'}"
     if d.verdict != "undecided":
         low, high = sorted((abs(d.end.low), abs(d.end.high)))
@@ -315,33 +327,36 @@ def _said(d: Difference, p: float, tests: int, places: int) -> str:
         )
     if not d.end.n:
         return f"{d.arm} can't be told from {d.against}: there is no seed that both have"
-    said = f"{d.arm} can't be told from {d.against}, {interval(d.end, places, sign=True)}, {seeds}"
+    sentence = f"{d.arm} can't be told from {d.against}, {interval(d.end, places, sign=True)}, {seeds}"
     if d.end.n == 1:
-        return f"{said}: one seed says nothing of other seeds"
+        return f"{sentence}: one seed says nothing of other seeds"
     if d.end.n < FEWEST_SEEDS:
-        said += f": fewer than {FEWEST_SEEDS} are not ranked"
+        sentence += f": fewer than {FEWEST_SEEDS} are not ranked"
     elif not d.end.holds_zero:
-        said += f": p {probability(p)} after Holm's correction for {tests} arms"
+        sentence += f": p {probability(p)} after Holm's correction for {tests} arms"
     else:
-        said += ": n too small to say"
+        sentence += ": n too small to say"
+    # Where no number of seeds is enough, the held-out tasks limit the precision, and only more of them would help.
     if d.seeds_needed is not None:
-        return f"{said}; about {rounded_up(max(d.seeds_needed, d.end.n + 1))} seeds would"
+        return f"{sentence}; about {rounded_up(max(d.seeds_needed, d.end.n + 1))} seeds would"
     by_task = 0.0 if math.isnan(d.end.by_task) else d.end.by_task
     times = more_tasks(d.end.mean, by_task, ALPHA / tests)
     if times > 1:
-        return f"{said}; more seeds alone would not: it takes about {rounded_up(times)} times as many held-out tasks"
-    return said
+        return (
+            f"{sentence}; more seeds alone would not: it takes about {rounded_up(times)} times as many held-out tasks"
+        )
+    return sentence
 
 
 def rounded_up(n: float) -> str:
-    """The number with two digits, rounded up.
+    """Round up to two digits, and format.
 
     >>> rounded_up(7.2), rounded_up(141), rounded_up(20_100)
     ('8', '150', '21,000')
     """
-    whole = math.ceil(n)
-    unit = 10 ** max(0, len(str(whole)) - 2)
-    return f"{-(-whole // unit) * unit:,}"
+    ceiling = math.ceil(n)
+    unit = 10 ** max(0, len(str(ceiling)) - 2)
+    return f"{-(-ceiling // unit) * unit:,}"
 
 
 def _places(summaries: Sequence[ArmSummary]) -> int:
@@ -353,57 +368,66 @@ def _places(summaries: Sequence[ArmSummary]) -> int:
 def _notes(
     c: Comparison, usable: Mapping[str, Sequence[RunResult]], pairs: Mapping[str, Sequence[Pair]], places: int
 ) -> list[str]:
-    """What a reader has to know, one fact a line."""
+    """Caveats for a reader, one fact a line."""
     base, sign = _base(c), 1.0 if c.better == "more" else -1.0
-    out, over = [], dict[str, float]()
+    notes, overspent = [], dict[str, float]()
+    # Runs that are missing, and budgets that were not spent alike.
     for a in c.arms:
         label, n = a.arm.label, len(a.runs)
         if a.failed:
-            out.append(
+            notes.append(
                 f"{label}: {len(a.failed)} of {n} runs ended before their budget and are in no estimate; where the "
                 "method is the cause, its figures flatter it"
             )
         elif not n:
-            out.append(f"{label}: no run")
+            notes.append(f"{label}: no run")
         spent = [r.points[-1].spent(c.budget.unit) / c.budget.amount for r in usable[label] if c.budget.amount > 0]
-        if short := [s for s in spent if s < SHORT]:
-            out.append(f"{label}: {len(short)} of {n} runs spent less than the budget, {min(short):.0%} at the least")
-        if spent and fmean(spent) > OVER:
-            over[label] = fmean(spent)
+        if short := [s for s in spent if s < UNDERSPENT]:
+            notes.append(f"{label}: {len(short)} of {n} runs spent less than the budget, {min(short):.0%} at the least")
+        if spent and fmean(spent) > OVERSPENT:
+            overspent[label] = fmean(spent)
         if judged := [r.judge_tokens for r in usable[label] if r.judge_tokens > 0]:
-            out.append(f"{label}: judges and teachers generated {fmean(judged):,.0f} tokens a run besides")
-    if over:
-        least, most = f"{min(over.values()):.0%}", f"{max(over.values()):.0%}"
+            notes.append(f"{label}: judges and teachers generated {fmean(judged):,.0f} tokens a run besides")
+    if overspent:
+        least, most = f"{min(overspent.values()):.0%}", f"{max(overspent.values()):.0%}"
         share = least if least == most else f"{least} to {most}"
-        who = "all arms" if len(over) == len(c.arms) else listed(list(over))
-        out.append(f"{who} spent {share} of the budget: the last step is large beside it")
-    for label, both in pairs.items():
-        alone = len(usable[label]) + len(usable[base.arm.label]) - 2 * len(both)
-        if alone:
-            out.append(f"{label}: {alone} runs have no pair of equal seed in the other arm, and are in no difference")
-        apart = [a.seed for a, b in both if c.measure.startswith("eval_") and abs(a.start - b.start) > 1e-9]
-        if apart:
-            out.append(f"{label}: began differently from {base.arm.label} at seeds {listed([str(s) for s in apart])}")
-        if c.measure == ACCURACY and both and math.isnan(difference_spread(both, c.measure).by_task):
-            out.append(f"{label}: not paired by held-out task (verdicts are missing, or of other tasks)")
+        who = "all arms" if len(overspent) == len(c.arms) else listed(list(overspent))
+        notes.append(f"{who} spent {share} of the budget: the last step is large beside it")
+    # Pairs that are none: without a partner, of another start, or of other tasks.
+    for label, arm_pairs in pairs.items():
+        unpaired = len(usable[label]) + len(usable[base.arm.label]) - 2 * len(arm_pairs)
+        if unpaired:
+            notes.append(
+                f"{label}: {unpaired} runs have no pair of equal seed in the other arm, and are in no difference"
+            )
+        differing_seeds = [
+            a.seed for a, b in arm_pairs if c.measure.startswith("eval_") and abs(a.start - b.start) > 1e-9
+        ]
+        if differing_seeds:
+            notes.append(
+                f"{label}: began differently from {base.arm.label} at seeds {listed([str(s) for s in differing_seeds])}"
+            )
+        if c.measure == ACCURACY and arm_pairs and math.isnan(difference_spread(arm_pairs, c.measure).by_task):
+            notes.append(f"{label}: not paired by held-out task (verdicts are missing, or of other tasks)")
     if c.measure != ACCURACY:
-        out.append(f"{c.measure}: intervals are over seeds alone and say nothing of other held-out tasks")
+        notes.append(f"{c.measure}: intervals are over seeds alone and say nothing of other held-out tasks")
+    # The control must not gain and the base must: otherwise the setting measures something else than learning.
     for a in c.arms:
-        won = a.gain.n >= FEWEST_SEEDS and not a.gain.holds_zero and sign * a.gain.mean > 0
-        if a.arm.kind == "control" and won:
-            out.append(
+        has_gained = a.gain.n >= FEWEST_SEEDS and not a.gain.holds_zero and sign * a.gain.mean > 0
+        if a.arm.kind == "control" and has_gained:
+            notes.append(
                 f"{a.arm.label} gained {interval(a.gain, places, sign=True)} without rewards to learn from: rewards "
                 "leak, or the evaluation is not held out, or the start was still moving"
             )
-        if a.arm.kind == "base" and a.gain.n >= FEWEST_SEEDS and not won:
-            out.append(f"{a.arm.label} itself did not gain: a setting in which nothing is learnt tells little apart")
+        if a.arm.kind == "base" and a.gain.n >= FEWEST_SEEDS and not has_gained:
+            notes.append(f"{a.arm.label} itself did not gain: a setting in which nothing is learnt tells little apart")
     if c.measure == ACCURACY and usable[base.arm.label]:
         ends = [a.end.mean for a in c.arms if a.arm.kind != "control" and a.end.n]
         if min(ends) > 0.9 or max(ends) < 0.1:
-            out.append("every arm ends within .1 of the least or the greatest value: there is no room to differ")
+            notes.append("every arm ends within .1 of the least or the greatest value: there is no room to differ")
     if not any(a.arm.kind == "control" for a in c.arms):
-        out.append("no control on shuffled rewards: a gain that does not come from them would not be seen")
+        notes.append("no control on shuffled rewards: a gain that does not come from them would not be seen")
     rates = {a.arm.keys.get("optim.lr") for a in c.arms if a.arm.kind != "control"}
     if not any(c.tuned.values()) and c.differences and len(rates) == 1:
-        out.append("all arms at one learning rate, which need not be the best for each")
-    return out
+        notes.append("all arms at one learning rate, which need not be the best for each")
+    return notes

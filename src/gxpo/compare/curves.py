@@ -1,4 +1,4 @@
-"""Curves of an arm's runs against what was spent, on a common grid."""
+"""Mean curves of an arm's runs over the budget, on a common grid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gxpo.compare.inference import area_under_curve
 from gxpo.compare.results import Budget, RunResult, Unit
 from gxpo.training.statistics import mean_interval
 
-OF_POINTS = ("start", "end", "best", "tokens", "updates", "seconds")
+POINT_FIGURES = ("start", "end", "best", "tokens", "updates", "seconds")
 GRID = 40  # at most so many points of a mean curve
 
 
@@ -31,15 +31,17 @@ class MeanCurve:
     band: Sequence[tuple[float, float, float]]
 
 
-def counted(runs: Sequence[RunResult]) -> list[RunResult]:
-    """The runs that are in the estimates."""
+def usable(runs: Sequence[RunResult]) -> list[RunResult]:
+    """Runs that are in the estimates: those that spent their budget."""
     return [r for r in runs if not trouble(r)]
 
 
 def mean_curve(runs: Sequence[RunResult], budget: Budget) -> MeanCurve:
-    """The runs that are counted, interpolated linearly at common points from the first evaluation of all to the
-    budget's end."""
-    lines = [line for run in counted(runs) if len((line := _line(run, budget.unit))[0])]
+    """Mean of the usable runs, interpolated linearly on a common grid.
+
+    The grid begins where every run has been evaluated and ends at the budget, or where the shortest run ended.
+    """
+    lines = [line for run in usable(runs) if len((line := _line(run, budget.unit))[0])]
     if not lines:
         return MeanCurve([], [])
     first, last = max(x[0] for x, _ in lines), min(budget.amount, *(x[-1] for x, _ in lines))
@@ -54,17 +56,17 @@ def mean_curve(runs: Sequence[RunResult], budget: Budget) -> MeanCurve:
 
 
 def area(run: RunResult, budget: Budget) -> float:
-    """Mean of the measure over the budget; nan where the run has no value, or what it spent is not known."""
+    """Mean of the measure over the budget; nan if the run has no value, or its cost is unknown."""
     if not budget.amount > 0 or not len(_line(run, budget.unit)[0]):
         return math.nan
     return area_under_curve(run.points, budget.unit, budget.amount)
 
 
-def known(run: RunResult, figure: str) -> Any:
-    """A figure of the run; nan where it is one of its evaluations and there is none."""
-    return math.nan if not run.points and figure in OF_POINTS else getattr(run, figure)
+def figure_or_nan(run: RunResult, figure: str) -> Any:
+    """A figure of the run by name; nan for a figure of its evaluations if there are none."""
+    return math.nan if not run.points and figure in POINT_FIGURES else getattr(run, figure)
 
 
 def _line(run: RunResult, unit: Unit) -> tuple[np.ndarray, np.ndarray]:
-    known = [p for p in run.points if math.isfinite(p.value) and math.isfinite(p.spent(unit))]
-    return np.array([p.spent(unit) for p in known]), np.array([p.value for p in known])
+    finite_points = [p for p in run.points if math.isfinite(p.value) and math.isfinite(p.spent(unit))]
+    return np.array([p.spent(unit) for p in finite_points]), np.array([p.value for p in finite_points])

@@ -1,4 +1,4 @@
-"""Choice of models that answer together: focal diversity of their errors, accuracy of their plurality."""
+"""Choice of an ensemble of models: focal diversity of their errors, accuracy of their majority."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Verdicts = Sequence[Sequence[float]]
 
 
 def generalized_diversity(verdicts: Verdicts) -> float:
-    """1 - p2 / p1: 0 where models err on the same tasks, 1 where no two err on one (or none errs).
+    """Generalized diversity 1 - p2 / p1: 0 if models err on the same tasks, 1 if no two err on one (or none errs).
 
     verdicts  [S][tasks] of S models, right where 1 or more
     p1        probability that a model drawn at random errs, p2 that two drawn without replacement do: with pi_i the
@@ -37,15 +37,15 @@ def focal_diversity(verdicts: Verdicts) -> float:
     0.31746
     """
     _, tasks = _shape(verdicts)
-    found = []
+    diversities = []
     for focal in verdicts:
         failed = [t for t in range(tasks) if focal[t] < 1]
-        found.append(generalized_diversity([[row[t] for t in failed] for row in verdicts]) if failed else 1.0)
-    return sum(found) / len(found)
+        diversities.append(generalized_diversity([[row[t] for t in failed] for row in verdicts]) if failed else 1.0)
+    return sum(diversities) / len(diversities)
 
 
 def best_subset(verdicts: Verdicts, size: int, weight: float = 0.5) -> tuple[int, ...]:
-    """The `size` models with the largest weight * focal diversity + (1 - weight) * accuracy of their majority.
+    """Choose the `size` models with the largest weight * focal diversity + (1 - weight) * accuracy of their majority.
 
     A majority is right where more than half of them are. Ties go to the first in order. All subsets are tried: for tens
     of models.
@@ -61,11 +61,11 @@ def best_subset(verdicts: Verdicts, size: int, weight: float = 0.5) -> tuple[int
         right = sum(2 * sum(row[t] >= 1 for row in rows) > size for t in range(tasks)) / tasks
         return weight * focal_diversity(rows) + (1 - weight) * right
 
-    best, found = -math.inf, ()
+    best_fitness, best_models = -math.inf, ()
     for chosen in combinations(range(models), size):
-        if (value := fitness(chosen)) > best + 1e-12:
-            best, found = value, chosen
-    return found
+        if (value := fitness(chosen)) > best_fitness + 1e-12:
+            best_fitness, best_models = value, chosen
+    return best_models
 
 
 def _shape(verdicts: Verdicts) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""`gxpo compare runs/a runs/b ...`: runs that exist -> arms, results over the budget that all have spent, and notes."""
+"""`gxpo compare runs/a runs/b ...`: arms, results over the common budget, and notes, from existing runs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.compare import foreign
-from gxpo.compare.caveats import notes_on, on_schedules, refuse_other_tasks
-from gxpo.compare.found import Found, Group, differing, find, grouped, tells
+from gxpo.compare.caveats import notes_on, notes_on_cut_schedules, refuse_other_tasks
+from gxpo.compare.discovery import Group, RunDirectory, differing, distinguishes_arms, find, group_by_arm
 from gxpo.compare.jobs import Job
 from gxpo.compare.reading import figures_of, read_run
 from gxpo.compare.results import Arm, Budget, RunResult, Unit
@@ -20,12 +20,13 @@ from gxpo.doctor.readers.key_tables import GXPO
 from gxpo.training import metrics
 from gxpo.training.directory import EVALUATIONS, METRICS
 
-STUMP = 0.5  # a run that ended early with less than this share of the others' budget does not cut theirs
+# A run that ended early below this share of the median budget does not shorten the comparison of the others.
+STUMP_SHARE = 0.5
 Better = Literal["more", "less"]
-LESS = frozenset(  # words of figures of which less is better
+LESS_IS_BETTER = frozenset(  # words in the names of such figures
     {"length", "turns", "unscored", "truncated", "loss", "malformed", "illegal", "seconds", "gap", "kl", "failures"}
 )
-_BUDGETS: dict[str, Unit] = {
+_BUDGET_UNITS: dict[str, Unit] = {
     "trainer.max_tokens": "tokens",
     "trainer.max_updates": "updates",
     "trainer.max_seconds": "seconds",
@@ -33,15 +34,15 @@ _BUDGETS: dict[str, Unit] = {
 
 
 class Existing(NamedTuple):
-    """What was found.
+    """Existing runs, ready to be compared.
 
     arms     base, the others, controls
     runs     results, cut at the budget
     budget   the largest that every run has spent
-    setting  task and model, or whose logs they are
-    notes    what a reader has to know of it
-    measure  gxpo's key, or, with other trainers' logs among them, a name of `gxpo.doctor.runlog`
-    keys     gxpo: what somebody stated for all arms alike
+    setting  task and model, or the trainers whose logs they are
+    notes    caveats for a reader
+    measure  gxpo's key, or, with other trainers' logs among the runs, a name of `gxpo.doctor.runlog`
+    keys     gxpo: keys stated alike in all arms
     better   whether more or less of the measure is better
     """
 
@@ -63,91 +64,97 @@ def read_existing(
     measure: str | None = None,
     better: Better | None = None,
 ) -> Existing:
-    """Arms and results of runs that exist.
+    """Read existing runs and prepare them for a comparison.
 
     paths    run directories of gxpo, directories of them, or anything that `gxpo doctor` reads; or LABEL=PATH
-    base     label or method of the arm that the others are compared with; None: grpo where there is one, else the first
+    base     label or method of the arm that the others are compared with; None: grpo if there is one, else the first
     labels   path as in `paths` -> its arm
     measure  a figure of gxpo's evaluations or steps, or a name or key of another trainer's; None: held-out accuracy
-             where all have it, else the reward in training
+             if all runs have it, else the reward in training
     better   None: less of lengths, losses, failures and the like, more of all else
 
-    gxpo's runs are arms by their configuration without the seed, by their directory where all in it have one
-    configuration, or by label. Raises `ConfigError` where the runs can't be compared, `RecordError` where a path holds
-    none.
+    gxpo's runs are grouped into arms by label, by directory if all runs in it have one configuration, or by
+    configuration without the seed. Raises `ConfigError` if the runs can't be compared, `RecordError` if a path holds
+    no run.
     """
-    groups = grouped(find(paths, labels or {}))
+    groups = group_by_arm(find(paths, labels or {}))
     if len(groups) < 2:
-        there = f"{groups[0].label}, {len(groups[0].runs)} runs" if groups else "none"
-        raise ConfigError(f"nothing to compare: one arm alone ({there}); give runs of another, or LABEL=PATH")
+        arms_found = f"{groups[0].label}, {len(groups[0].runs)} runs" if groups else "none"
+        raise ConfigError(f"nothing to compare: one arm alone ({arms_found}); give runs of another, or LABEL=PATH")
     refuse_other_tasks(groups)
-    chosen, notes = _measure(groups, measure)
-    full = [(g, run, _result(g, run, chosen)) for g in groups for run in g.runs]
-    notes += [f"left out: {r.path}: {r.trouble}" for _, _, r in full if len(r.points) < 2]
-    full = [(g, run, r) for g, run, r in full if len(r.points) > 1]
-    kept = [g for g in groups if any(g is one for one, _, _ in full)]
-    if len(kept) < 2:
+    # The measure first: without two values of it, a run has no curve and says nothing of a common budget.
+    figure, notes = _measure(groups, measure)
+    whole_results = [(g, run, _result(g, run, figure)) for g in groups for run in g.runs]
+    notes += [f"left out: {r.path}: {r.trouble}" for _, _, r in whole_results if len(r.points) < 2]
+    whole_results = [(g, run, r) for g, run, r in whole_results if len(r.points) > 1]
+    usable_groups = [g for g in groups if any(g is one for one, _, _ in whole_results)]
+    if len(usable_groups) < 2:
         raise ConfigError(f"nothing to compare: {'; '.join(notes) or 'no run was measured twice'}")
-    budget, more = _budget(full)
-    notes += more
-    runs = [_result(g, run, chosen, budget) for g, run, _ in full]
-    for i, (_, run, r) in enumerate(full):
+    # Every curve is read anew, cut at the budget that all have spent: a longer run must not win by its length.
+    budget, further_notes = _budget(whole_results)
+    notes += further_notes
+    runs = [_result(g, run, figure, budget) for g, run, _ in whole_results]
+    for i, (_, run, r) in enumerate(whole_results):
         if (spent := r.points[-1].spent(budget.unit)) < budget.amount:
             ended = f"ended after step {r.points[-1].step}, at {spent:,.0f} of {budget}"
             runs[i] = replace(runs[i], trouble=Job(run.path, {}).trouble or r.trouble or ended)
-    arms = _arms(kept, base)
-    notes += notes_on(kept, runs, chosen)
-    notes += on_schedules([(run, r, budget) for _, run, r in full])
-    runs, more = paired(runs, [arm.label for arm in arms])
-    notes += more
-    keys = {} if any(not g.keys for g in kept) else _shared(kept)
-    towards = better or ("less" if LESS & set(re.split(r"[/_]", chosen)) else "more")
-    return Existing(arms, runs, budget, _setting(kept), list(dict.fromkeys(notes)), chosen, keys, towards)
+    # Caveats come before `paired` renumbers seeds: they are about the runs as they were made.
+    arms = _arms(usable_groups, base)
+    notes += notes_on(usable_groups, runs, figure)
+    notes += notes_on_cut_schedules([(run, r, budget) for _, run, r in whole_results])
+    runs, further_notes = paired(runs, [arm.label for arm in arms])
+    notes += further_notes
+    keys = {} if any(not g.keys for g in usable_groups) else _shared_keys(usable_groups)
+    direction = better or ("less" if LESS_IS_BETTER & set(re.split(r"[/_]", figure)) else "more")
+    return Existing(arms, runs, budget, _setting(usable_groups), list(dict.fromkeys(notes)), figure, keys, direction)
 
 
 # ---------------------------------------------------------------- measure
-def _measure(groups: Sequence[Group], asked: str | None) -> tuple[str, list[str]]:
-    """The figure compared, and what is to be said of it."""
+def _measure(groups: Sequence[Group], requested: str | None) -> tuple[str, list[str]]:
+    """Choose the figure to compare; also notes about the choice."""
     runs = [run for g in groups for run in g.runs]
-    own = all(run.log is None for run in runs)
-    if asked is not None:
-        name = asked if own else GXPO.get(asked, asked)
+    only_gxpo = all(run.log is None for run in runs)
+    # Logs of other trainers name a figure as the doctor does; gxpo's runs alone are compared under gxpo's own key.
+    if requested is not None:
+        name = requested if only_gxpo else GXPO.get(requested, requested)
     else:
-        name = next((c for c in foreign.CHOICES if all(_has(run, c) for run in runs)), None)
+        name = next((c for c in foreign.DEFAULT_MEASURES if all(_has(run, c) for run in runs)), None)
         if name is None:
-            lacking = next(run for run in runs if not _has(run, foreign.CHOICES[-1]))
+            lacking = next(run for run in runs if not _has(run, foreign.DEFAULT_MEASURES[-1]))
             raise ConfigError(
                 f"no measure is in all runs: {lacking.path} has neither a held-out figure nor a reward that the others "
                 "have: name one with --measure"
             )
-        name = _own_name(name) if own else name
+        name = _own_name(name) if only_gxpo else name
     notes = []
     if not (foreign.held_out(name) or GXPO.get(name, "").startswith("eval/")):
-        why = ""
-        lacking = [str(run.path) for run in runs if not any(_has(run, c) for c in foreign.CHOICES[:2])]
-        if asked is None and 0 < len(lacking) < len(runs):
-            why = f": {', '.join(lacking[:3])} has no held-out figure" if len(lacking) == 1 else (
+        reason = ""
+        lacking = [str(run.path) for run in runs if not any(_has(run, c) for c in foreign.DEFAULT_MEASURES[:2])]
+        if requested is None and 0 < len(lacking) < len(runs):
+            reason = f": {', '.join(lacking[:3])} has no held-out figure" if len(lacking) == 1 else (
                 f": {len(lacking)} of {len(runs)} runs have no held-out figure"
             )  # fmt: skip
-        notes.append(f"{name} is a figure of training, not held-out{why}; a point is the mean of a tenth of the steps")
+        notes.append(
+            f"{name} is a figure of training, not held-out{reason}; a point is the mean of a tenth of the steps"
+        )
     return name, notes
 
 
-def _has(run: Found, name: str) -> bool:
+def _has(run: RunDirectory, name: str) -> bool:
     if run.log is not None:
-        return foreign.has(run.log, name)
+        return foreign.has_curve(run.log, name)
     rows = metrics.read(run.path / (EVALUATIONS if name.startswith("eval/") else METRICS))
-    if not rows:  # ended at once: it will be left out, and decides nothing
+    if not rows:  # the run ended at once: it will be left out, so it must not decide the measure
         return name != "eval/reward"
     return _own_name(name) in figures_of(rows[:50])
 
 
 def _own_name(name: str) -> str:
-    """gxpo's key of a figure with a name of `gxpo.doctor.runlog`."""
+    """gxpo's own key of a figure named as in `gxpo.doctor.runlog`."""
     return next((k for k, v in GXPO.items() if v == name), name)
 
 
-def _result(group: Group, run: Found, measure: str, budget: Budget | None = None) -> RunResult:
+def _result(group: Group, run: RunDirectory, measure: str, budget: Budget | None = None) -> RunResult:
     seed = run.seed or 0
     if run.log is not None:
         return foreign.read_log(run.log, run.path, group.label, seed, measure, budget)
@@ -155,20 +162,22 @@ def _result(group: Group, run: Found, measure: str, budget: Budget | None = None
 
 
 # ---------------------------------------------------------------- budget
-def _budget(full: Sequence[tuple[Group, Found, RunResult]]) -> tuple[Budget, list[str]]:
-    """The largest budget that all runs have spent, but for stumps, and how it was found."""
+def _budget(whole_results: Sequence[tuple[Group, RunDirectory, RunResult]]) -> tuple[Budget, list[str]]:
+    """The largest budget that all runs have spent, stumps aside; also notes about it."""
     notes: list[str] = []
-    unit = _unit([run for _, run, _ in full], notes)
-    spent = {r.path: r.points[-1].spent(unit) for _, _, r in full}
-    middle = statistics.median(spent.values())
-    counted = [r for _, run, r in full if not (unfinished(run, r) and spent[r.path] < STUMP * middle)]
-    amount = min(spent[r.path] for r in counted)
+    unit = _unit([run for _, run, _ in whole_results], notes)
+    spent = {r.path: r.points[-1].spent(unit) for _, _, r in whole_results}
+    median_spent = statistics.median(spent.values())
+    considered = [
+        r for _, run, r in whole_results if not (ended_early(run, r) and spent[r.path] < STUMP_SHARE * median_spent)
+    ]
+    amount = min(spent[r.path] for r in considered)
     if amount <= 0:
         raise ConfigError(f"{min(spent, key=lambda p: spent[p])} has spent no {unit}: compare it over another budget")
     budget = Budget(unit, amount)
     most = max(spent.values())
     if most > amount:
-        least = min(counted, key=lambda r: spent[r.path])
+        least = min(considered, key=lambda r: spent[r.path])
         notes.append(
             f"compared over {budget}, which all have spent (the least: {least.path}; the most: {most:,.0f}): longer "
             "curves are cut there, between two points on the straight line"
@@ -176,9 +185,10 @@ def _budget(full: Sequence[tuple[Group, Found, RunResult]]) -> tuple[Budget, lis
     return budget, notes
 
 
-def _unit(runs: Sequence[Found], notes: list[str]) -> Unit:
-    stated = [{u for k, u in _BUDGETS.items() if run.keys.get(k) is not None} for run in runs]
-    if all(stated) and len(common := set.intersection(*stated)) == 1:
+def _unit(runs: Sequence[RunDirectory], notes: list[str]) -> Unit:
+    stated_units = [{u for k, u in _BUDGET_UNITS.items() if run.keys.get(k) is not None} for run in runs]
+    # Runs that were limited in one unit are compared in it; otherwise tokens, which measure the work of sampling.
+    if all(stated_units) and len(common := set.intersection(*stated_units)) == 1:
         return common.pop()
     unknown = [run for run in runs if run.log is not None and foreign.generated(run.log) is None]
     if unknown:
@@ -198,58 +208,60 @@ def _unit(runs: Sequence[Found], notes: list[str]) -> Unit:
     return "tokens"
 
 
-def unfinished(run: Found, result: RunResult) -> bool:
-    """Whether a run of gxpo ended before its configuration says."""
+def ended_early(run: RunDirectory, result: RunResult) -> bool:
+    """Return True if a run of gxpo spent neither its steps nor its budget."""
     steps = run.keys.get("trainer.steps")
     if run.log is not None or not isinstance(steps, int) or not result.points:
         return False
     end = result.points[-1]
-    limits = [(run.keys[k], end.spent(u)) for k, u in _BUDGETS.items() if run.keys.get(k) is not None]
+    limits = [(run.keys[k], end.spent(u)) for k, u in _BUDGET_UNITS.items() if run.keys.get(k) is not None]
     return end.step < steps and not any(spent >= limit for limit, spent in limits)
 
 
 # ---------------------------------------------------------------- arms
 def paired(runs: Sequence[RunResult], arms: Sequence[str]) -> tuple[list[RunResult], list[str]]:
-    """Runs whose seeds make pairs with the first arm's; an arm that shares none with it takes its seeds in order."""
+    """Renumber seeds so that runs pair with the first arm's: an arm without a common seed takes its seeds in order."""
     seeds = {arm: sorted(r.seed for r in runs if r.arm == arm) for arm in arms}
     first, *others = arms
     notes: list[str] = []
-    renamed: dict[tuple[str, int], int] = {}
-    apart: list[str] = []
+    new_seeds: dict[tuple[str, int], int] = {}
+    unpaired_arms: list[str] = []
     for arm in others:
         common = set(seeds[arm]) & set(seeds[first])
         if not common:
             free = (n for n in range(len(seeds[arm]) + max(seeds[first]) + 1) if n not in seeds[first])
-            news = [*seeds[first], *free][: len(seeds[arm])]
-            renamed |= {(arm, old): new for old, new in zip(seeds[arm], news, strict=True)}
-            apart.append(f"{arm} ({', '.join(map(str, seeds[arm][:8]))}{', ...' * (len(seeds[arm]) > 8)})")
+            seeds_to_take = [*seeds[first], *free][: len(seeds[arm])]
+            new_seeds |= {(arm, old): new for old, new in zip(seeds[arm], seeds_to_take, strict=True)}
+            unpaired_arms.append(f"{arm} ({', '.join(map(str, seeds[arm][:8]))}{', ...' * (len(seeds[arm]) > 8)})")
         elif set(seeds[arm]) != set(seeds[first]):
             listed = ", ".join(map(str, sorted(common)))
             notes.append(f"{arm} and {first} have other seeds, too; pairs are seeds {listed}")
-    if apart:
+    if unpaired_arms:
         notes.append(
-            f"no seed in common with {first} ({', '.join(map(str, seeds[first][:8]))}): {', '.join(apart)}; runs are "
-            "paired in order, which takes out nothing of what a seed shares"
+            f"no seed in common with {first} ({', '.join(map(str, seeds[first][:8]))}): {', '.join(unpaired_arms)}; "
+            "runs are paired in order, which takes out nothing of what a seed shares"
         )
-    return [replace(r, seed=renamed.get((r.arm, r.seed), r.seed)) for r in runs], notes
+    return [replace(r, seed=new_seeds.get((r.arm, r.seed), r.seed)) for r in runs], notes
 
 
 def _arms(groups: Sequence[Group], base: str | None) -> list[Arm]:
-    """The base first, controls last."""
+    """The arms, base first and controls last."""
     plain = [g for g in groups if not g.shuffled] or list(groups)
-    wanted = base or "grpo"
-    first = next((g for g in groups if g.label == wanted), None) or next(
-        (g for g in plain if g.keys.get("method") == wanted), None
+    # A run on shuffled rewards has the base's method, too: it is the base only if asked for by its label.
+    base_name = base or "grpo"
+    base_group = next((g for g in groups if g.label == base_name), None) or next(
+        (g for g in plain if g.keys.get("method") == base_name), None
     )
-    if first is None and base is not None:
+    if base_group is None and base is not None:
         listed = [g.label for g in groups]
         raise ConfigError(f"base {base!r} is no arm{did_you_mean(base, listed)} (there are {', '.join(listed)})")
-    first = first or plain[0]
-    rest = [g for g in groups if g is not first]
-    ordered = [first, *(g for g in rest if not g.shuffled), *(g for g in rest if g.shuffled)]
+    base_group = base_group or plain[0]
+    rest = [g for g in groups if g is not base_group]
+    ordered = [base_group, *(g for g in rest if not g.shuffled), *(g for g in rest if g.shuffled)]
     differ = differing([g.keys for g in groups if g.keys])
     return [
-        Arm(g.label, _keys(g, differ), "base" if g is first else "control" if g.shuffled else "arm") for g in ordered
+        Arm(g.label, _keys(g, differ), "base" if g is base_group else "control" if g.shuffled else "arm")
+        for g in ordered
     ]
 
 
@@ -257,19 +269,23 @@ def _keys(group: Group, differ: Sequence[str]) -> dict[str, Any]:
     run = group.runs[0]
     if run.log is not None:
         return {"trainer": run.log.source, **run.log.config}
-    stated = {k: run.keys[k] for k in differ if k in run.stated and k in run.keys}
-    return {"method": run.keys["method"], **stated}
+    stated_keys = {k: run.keys[k] for k in differ if k in run.stated_keys and k in run.keys}
+    return {"method": run.keys["method"], **stated_keys}
 
 
-def _shared(groups: Sequence[Group]) -> dict[str, Any]:
-    """What somebody stated for all arms alike."""
+def _shared_keys(groups: Sequence[Group]) -> dict[str, Any]:
+    """Keys stated by a person with the same value in all arms."""
     differ = differing([g.keys for g in groups])
     first = groups[0].runs[0]
-    return {k: v for k, v in first.keys.items() if k in first.stated and tells(k) and k not in ("method", *differ)}
+    return {
+        k: v
+        for k, v in first.keys.items()
+        if k in first.stated_keys and distinguishes_arms(k) and k not in ("method", *differ)
+    }
 
 
 def _setting(groups: Sequence[Group]) -> str:
-    own = next((g.keys for g in groups if g.keys), None)
+    gxpo_keys = next((g.keys for g in groups if g.keys), None)
     sources = sorted({run.log.source for g in groups for run in g.runs if run.log is not None})
-    named = [f"{own['task']}, {own['model']}"] if own is not None else []
-    return "; ".join([*named, *([f"logs of {', '.join(sources)}"] if sources else [])])
+    gxpo_settings = [f"{gxpo_keys['task']}, {gxpo_keys['model']}"] if gxpo_keys is not None else []
+    return "; ".join([*gxpo_settings, *([f"logs of {', '.join(sources)}"] if sources else [])])

@@ -1,4 +1,4 @@
-"""A comparison as files: JSON of everything, CSV of runs, rows of a table of results that several studies share."""
+"""Write a comparison to files: JSON of everything, CSV of runs, rows for a results table shared by studies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from gxpo.base.errors import RecordError
 from gxpo.compare.conclude import collapsed
-from gxpo.compare.curves import area, known
+from gxpo.compare.curves import area, figure_or_nan
 from gxpo.compare.results import Arm, ArmSummary, Comparison, Difference, Estimate, RunResult
 from gxpo.compare.wording import settings
 from gxpo.training.checkpoint import write_atomic
@@ -28,7 +28,7 @@ RUN_COLUMNS = (
 
 @dataclass(frozen=True)
 class Row:
-    """An arm of a study, as a line of a table of results.
+    """Result of one arm of a study, a line of the results table (docs/results.csv).
 
     seeds        runs in the estimates
     keys         what is set over the setting's keys besides the method, `KEY=VALUE KEY=VALUE`
@@ -62,8 +62,8 @@ COLUMNS = tuple(f.name for f in dataclasses.fields(Row))
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
-    """Everything but the verdicts of held-out tasks, which lie in the runs' directories, in JSON's own types; what is
-    not a finite number is null."""
+    """The comparison in JSON's own types, without the verdicts of held-out tasks, which stay in the runs' directories.
+    Numbers that are not finite are null."""
     c = comparison
     return plain(
         {
@@ -84,39 +84,39 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def write_json(comparison: Comparison, path: str | Path) -> Path:
-    """Write `to_json` to a file; `CheckpointError` where that fails."""
+    """Write `to_json` to a file; `CheckpointError` if that fails."""
     write_atomic(Path(path), json.dumps(to_json(comparison), indent=1, allow_nan=False) + "\n")
     return Path(path)
 
 
 def write_csv(comparisons: Comparison | Sequence[Comparison], path: str | Path) -> Path:
-    """Write a line for each run under `RUN_COLUMNS`; what is not a finite number is left empty."""
-    found = [comparisons] if isinstance(comparisons, Comparison) else comparisons
-    lines = [_run_line(c, a, r) for c in found for a in c.arms for r in a.runs]
+    """Write a CSV line for each run under `RUN_COLUMNS`; numbers that are not finite are left empty."""
+    several = [comparisons] if isinstance(comparisons, Comparison) else comparisons
+    lines = [_run_line(c, a, r) for c in several for a in c.arms for r in a.runs]
     write_atomic(Path(path), "".join(_lines([RUN_COLUMNS, *lines])).encode("utf-8", "replace"))
     return Path(path)
 
 
 def rows_of(comparison: Comparison, study: str) -> list[Row]:
-    """A row for each arm, base and controls among them."""
+    """Rows of the results table, one for each arm, base and controls included."""
     differences = {d.arm: d for d in comparison.differences}
     return [_row(comparison, study, a, differences.get(a.arm.label)) for a in comparison.arms]
 
 
 def row(comparison: Comparison, study: str) -> list[str]:
-    """Lines for a table of results (docs/results.csv), one for each arm, without the heading."""
+    """CSV lines for the results table (docs/results.csv), one for each arm, without the heading."""
     return [line.rstrip("\n") for line in _lines(map(_cells, rows_of(comparison, study)))]
 
 
 def heading() -> str:
-    """The first line of a table of results."""
+    """First line of the results table."""
     return ",".join(COLUMNS)
 
 
 def read_rows(path: str | Path) -> list[Row]:
-    """The rows of a table of results.
+    """Read a results table.
 
-    Raises `RecordError` that names the line where the heading differs, a cell is missing, or a number is none.
+    Raises `RecordError` with the line if the heading differs, a cell is missing, or a number can't be parsed.
     """
     path = Path(path)
     try:
@@ -125,12 +125,12 @@ def read_rows(path: str | Path) -> list[Row]:
         raise RecordError(f"{path}: can't be read as CSV ({error})") from error
     if not lines or tuple(lines[0]) != COLUMNS:
         raise RecordError(f"{path}, line 1: the columns are {heading()}")
-    return [_read(cells, f"{path}, row {i}") for i, cells in enumerate(lines[1:], 1) if cells]
+    return [_parse_row(cells, f"{path}, row {i}") for i, cells in enumerate(lines[1:], 1) if cells]
 
 
 def plain(value: Any) -> Any:
-    """The value in JSON's own types: mappings with texts as keys, lists, null for numbers that are not finite, text for
-    what JSON has no word for.
+    """Convert a value to JSON's own types: string keys, lists, null for numbers that are not finite, text for all other
+    objects.
 
     >>> plain({1: (float("nan"), 2.5), "path": Path("a/b")})
     {'1': [None, 2.5], 'path': 'a/b'}
@@ -145,6 +145,7 @@ def plain(value: Any) -> Any:
         return int(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
+    # Scalars of numpy and torch have `item`.
     return plain(value.item()) if hasattr(value, "item") else str(value)
 
 
@@ -162,9 +163,9 @@ def _arm(summary: ArmSummary) -> dict[str, Any]:
 
 
 def _run(run: RunResult) -> dict[str, Any]:
-    named = ("seed", "path", "start", "end", "best", "tokens", "updates", "seconds", "discarded_rollouts",
+    fields = ("seed", "path", "start", "end", "best", "tokens", "updates", "seconds", "discarded_rollouts",
              "judge_tokens", "figures", "trouble")  # fmt: skip
-    return {**{k: known(run, k) for k in named}, "points": [dataclasses.asdict(p) for p in run.points]}
+    return {**{k: figure_or_nan(run, k) for k in fields}, "points": [dataclasses.asdict(p) for p in run.points]}
 
 
 def _run_line(comparison: Comparison, summary: ArmSummary, run: RunResult) -> list[Any]:
@@ -174,7 +175,7 @@ def _run_line(comparison: Comparison, summary: ArmSummary, run: RunResult) -> li
         "area": area(run, comparison.budget),
         "collapsed": int(collapsed(run, comparison.better)),
     }
-    return [values[c] if c in values else known(run, c) for c in RUN_COLUMNS]
+    return [values[c] if c in values else figure_or_nan(run, c) for c in RUN_COLUMNS]
 
 
 def _row(comparison: Comparison, study: str, summary: ArmSummary, difference: Difference | None) -> Row:
@@ -211,26 +212,26 @@ def _cells(row: Row) -> list[Any]:
     return [getattr(row, c) for c in COLUMNS]
 
 
-def _read(cells: Sequence[str], where: str) -> Row:
+def _parse_row(cells: Sequence[str], where: str) -> Row:
     if len(cells) != len(COLUMNS):
         raise RecordError(f"{where}: {len(cells)} cells; a row has {len(COLUMNS)}: {heading()}")
     values: dict[str, Any] = {}
     for field, cell in zip(dataclasses.fields(Row), cells, strict=True):
         try:
-            values[field.name] = _value(str(field.type), cell)
+            values[field.name] = _parse_cell(str(field.type), cell)
         except ValueError:
             raise RecordError(f"{where}: {field.name} is {cell!r}; write a number") from None
     return Row(**values)
 
 
-def _value(kind: str, cell: str) -> Any:
+def _parse_cell(kind: str, cell: str) -> Any:
     if kind == "float":
         return float(cell) if cell else math.nan
     return int(cell) if kind == "int" else cell
 
 
 def _lines(rows: Iterable[Sequence[Any]]) -> list[str]:
-    """CSV lines; numbers as short as they come back in 6 digits, nothing for what is no finite number."""
+    """CSV lines, with numbers in 6 significant digits and nothing for those that are not finite."""
     out = []
     for cells in rows:
         text = io.StringIO()

@@ -1,4 +1,4 @@
-"""Logs of other trainers, as `gxpo.doctor` reads them -> `RunResult`."""
+"""Read the result of a run of another trainer from its log, as `gxpo.doctor` parses it."""
 
 from __future__ import annotations
 
@@ -17,63 +17,64 @@ from gxpo.doctor.readers import configs
 from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.series import Floats
 
-# Figures that are compared unless one is asked for, the best first: held-out ones before those of training.
-CHOICES = ("eval/accuracy", "eval/reward", "success", "reward")
-_WITH_PROMPTS = ("Seq. Length", "seq_len/mean")  # prime-rl's lengths of whole sequences
+# Measures to choose from if the user names none, the best first: held-out ones before those of training.
+DEFAULT_MEASURES = ("eval/accuracy", "eval/reward", "success", "reward")
+_LENGTHS_WITH_PROMPTS = ("Seq. Length", "seq_len/mean")  # prime-rl's lengths of whole sequences
 _SEED = re.compile(r"(?:^|[^a-z])seed[-_=]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _CONFIGS = ("config.yaml", "config.yml", "config.json", "args.json", "args.yaml", ".hydra/config.yaml")
 
 
 def figure_of(log: RunLog, measure: str) -> tuple[Floats, Floats, str] | None:
-    """(steps, values, the trainer's own key) of a figure, by its name in `gxpo.doctor.runlog.NAMES` or by that key."""
-    for held in (log.series, log.raw):
-        for name, series in held.items():
+    """Steps, values and the trainer's key of a figure, by its name in `gxpo.doctor.runlog.NAMES` or by that key."""
+    for table in (log.series, log.raw):
+        for name, series in table.items():
             if measure in (name, series.key) and len(series.finite):
-                one = RunLog(series={name: series})
-                return one.steps(name), one.values(name), series.key
+                single = RunLog(series={name: series})
+                return single.steps(name), single.values(name), series.key
     return None
 
 
-def has(log: RunLog, measure: str) -> bool:
-    """Whether there is a curve of it."""
-    found = figure_of(log, measure)
-    return found is not None and len(found[0]) > 1
+def has_curve(log: RunLog, measure: str) -> bool:
+    """Return True if the log has at least two values of the figure."""
+    figure = figure_of(log, measure)
+    return figure is not None and len(figure[0]) > 1
 
 
 def read_log(
     log: RunLog, path: str | Path, arm: str, seed: int, measure: str, budget: Budget | None = None
 ) -> RunResult:
-    """The result of a run that another trainer made.
+    """Read the result of a run of another trainer.
 
     measure  a name or key as in `figure_of`; a figure of training gives the means of ten parts of the steps
 
-    Updates are the trainer's own steps. Tokens are 0 throughout where `generated` can't tell them, seconds nan.
-    Verdicts by task are not in such logs. `ConfigError` where the measure is not in it.
+    Updates are the trainer's own steps. Tokens are 0 throughout if `generated` can't tell them, seconds nan. Such logs
+    hold no verdicts by task. `ConfigError` if the log does not have the measure.
     """
-    found = figure_of(log, measure)
-    if found is None:
-        there = [*log.series, *log.raw]
-        hint = did_you_mean(measure, there) or ";"
-        raise ConfigError(f"{path} has no figure {measure!r}{hint} it has {', '.join(there) or 'none'}")
-    steps, values, _ = found
+    figure = figure_of(log, measure)
+    if figure is None:
+        names = [*log.series, *log.raw]
+        hint = did_you_mean(measure, names) or ";"
+        raise ConfigError(f"{path} has no figure {measure!r}{hint} it has {', '.join(names) or 'none'}")
+    steps, values, _ = figure
     tokens, seconds = generated(log), time_of(log)
 
     def spent(step: float) -> Spent:
         used = 0 if tokens is None else round(tokens(step))
         return Spent(round(step), used, round(step), math.nan if seconds is None else seconds(step))
 
+    # Held-out figures are points as they are; a figure of training is too noisy by step and is averaged in windows.
     pairs = list(zip(steps.tolist(), values.tolist(), strict=True))
     if held_out(measure):
         points = [spent(s).point(v) for s, v in pairs]
-        kept = points if budget is None else cut(points, budget)[0]
+        result_points = points if budget is None else cut(points, budget)[0]
     else:
-        kept = windows(pairs, spent, budget)
-    trouble = "" if len(kept) > 1 else f"fewer than two values of {measure} within the budget"
-    return RunResult(arm, seed, str(path), tuple(kept), trouble=trouble)
+        result_points = windows(pairs, spent, budget)
+    trouble = "" if len(result_points) > 1 else f"fewer than two values of {measure} within the budget"
+    return RunResult(arm, seed, str(path), tuple(result_points), trouble=trouble)
 
 
 def held_out(measure: str) -> bool:
-    """Whether a figure is of held-out tasks, by its name."""
+    """Return True if a figure is of held-out tasks, by its name."""
     return measure.startswith(("eval", "val-", "val/", "test"))
 
 
@@ -81,40 +82,41 @@ Cumulative = Callable[[float], float]
 
 
 def generated(log: RunLog) -> Cumulative | None:
-    """Tokens generated by the end of a step: mean completion length times completions, added up; None where a log does
-    not say how many completions there were.
+    """Tokens generated by the end of a step: mean completion length times completions, added up; None if the log does
+    not tell the number of completions.
 
     verl counts tokens with prompts (`perf/total_num_tokens`) and both mean lengths, so completions have the share
     response / (prompt + response) of them. TRL's `num_tokens` counts prompts, too, and no prompt length is beside it
     (trl/trainer/grpo_trainer.py, `num_input_tokens_seen`).
     """
-    if (whole := figure_of(log, "generated_tokens")) is not None:
-        return lambda step: float(np.interp(step, np.r_[0.0, whole[0]], np.r_[0.0, whole[1]]))
+    if (total := figure_of(log, "generated_tokens")) is not None:
+        return lambda step: float(np.interp(step, np.r_[0.0, total[0]], np.r_[0.0, total[1]]))
     length = figure_of(log, "length")
-    if length is None or length[2] in _WITH_PROMPTS:
+    if length is None or length[2] in _LENGTHS_WITH_PROMPTS:
         return None
     rollouts, groups, size = figure_of(log, "rollouts"), figure_of(log, "groups"), log.config.get("group_size")
-    every, prompt = figure_of(log, "perf/total_num_tokens"), figure_of(log, "prompt_length/mean")
-    at = length[0]
+    all_tokens, prompt = figure_of(log, "perf/total_num_tokens"), figure_of(log, "prompt_length/mean")
+    steps = length[0]
+    # Completions of a step, from the most direct figure that the log has.
     if rollouts is not None:
-        number = np.interp(at, *rollouts[:2])
+        completions = np.interp(steps, *rollouts[:2])
     elif groups is not None and isinstance(size, int):
-        number = np.interp(at, *groups[:2]) * size
-    elif every is not None and prompt is not None:
-        number = np.interp(at, *every[:2]) / (np.interp(at, *prompt[:2]) + length[1])
+        completions = np.interp(steps, *groups[:2]) * size
+    elif all_tokens is not None and prompt is not None:
+        completions = np.interp(steps, *all_tokens[:2]) / (np.interp(steps, *prompt[:2]) + length[1])
     else:
         return None
-    return _summed(at, length[1] * number)
+    return _cumulative(steps, length[1] * completions)
 
 
 def time_of(log: RunLog) -> Cumulative | None:
-    """Seconds of training by the end of a step; None where they were not logged."""
-    found = figure_of(log, "seconds")
-    return None if found is None else _summed(found[0], found[1])
+    """Seconds of training by the end of a step; None if they were not logged."""
+    figure = figure_of(log, "seconds")
+    return None if figure is None else _cumulative(figure[0], figure[1])
 
 
-def _summed(steps: Floats, values: Floats) -> Cumulative:
-    """The sum of a figure by step; a line stands for all steps since the one before (its mean over them)."""
+def _cumulative(steps: Floats, values: Floats) -> Cumulative:
+    """Cumulative sum of a figure by step; a line of the log is the mean over all steps since the line before."""
     first = max(0.0, steps[0] - (steps[1] - steps[0])) if len(steps) > 1 else 0.0
     ends = np.r_[first, steps]
     sums = np.r_[0.0, np.cumsum(values * np.diff(ends))]
@@ -122,17 +124,17 @@ def _summed(steps: Floats, values: Floats) -> Cumulative:
 
 
 def seed_of(path: Path) -> int | None:
-    """The seed that a configuration beside the run, or its name, states."""
+    """Seed of a run, from a configuration file beside it or from its name; None if neither has one."""
     base = path if path.is_dir() else path.parent
     for file in (base / name for name in _CONFIGS):
         if not file.is_file() or file.stat().st_size > configs.LARGEST:
             continue
-        found = configs.from_text(file.read_text(errors="replace"))
-        seed = None if found is None else _seed(found.settings)
+        configuration = configs.from_text(file.read_text(errors="replace"))
+        seed = None if configuration is None else _seed(configuration.settings)
         if seed is not None:
             return seed
-    named = _SEED.search(path.name) or _SEED.search(base.name)
-    return int(named[1]) if named else None
+    match = _SEED.search(path.name) or _SEED.search(base.name)
+    return int(match[1]) if match else None
 
 
 def _seed(settings: Mapping[str, Any]) -> int | None:

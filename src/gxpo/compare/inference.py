@@ -63,7 +63,7 @@ class Spread:
 
 
 def seed_spread(values: ArrayLike) -> Spread:
-    """Mean of one number a seed, [S], its variance from seed to seed alone; ValueError where there is none."""
+    """Mean of one number per seed, [S], with its variance from seed to seed; ValueError for no seeds."""
     x = np.asarray(values, dtype=np.float64)
     if x.ndim != 1 or not x.size:
         raise ValueError(f"values of seeds are one number each, and at least one; got shape {x.shape}")
@@ -96,18 +96,21 @@ def crossed_spread(table: ArrayLike) -> Spread:
         return seed_spread(d[:, 0])
     if seeds == 1:
         return Spread(mean, 0.0, _variance(d[0]) / tasks, tasks - 1, 1)
+    # Mean squares of the two-way table; the docstring's formulas from here on.
     by_seed, by_task = d.mean(axis=1), d.mean(axis=0)
-    rest = d - by_seed[:, None] - by_task + mean
+    residual = d - by_seed[:, None] - by_task + mean
     ms_seed, ms_task = tasks * _variance(by_seed), seeds * _variance(by_task)
-    ms_rest = float((rest**2).sum()) / ((seeds - 1) * (tasks - 1))
-    of_seeds, of_tasks = max(ms_seed, ms_rest), max(ms_task - ms_rest, 0.0)
-    uncertain = (ms_seed**2 + (ms_task**2 + ms_rest**2 / (seeds - 1)) * (seeds - 1) / (tasks - 1)) / (seeds - 1)
-    freedom = (of_seeds + of_tasks) ** 2 / uncertain if uncertain > 0 else seeds - 1
-    return Spread(mean, of_seeds / d.size, of_tasks / d.size, freedom, seeds)
+    ms_rest = float((residual**2).sum()) / ((seeds - 1) * (tasks - 1))
+    seed_component, task_component = max(ms_seed, ms_rest), max(ms_task - ms_rest, 0.0)
+    freedom_denominator = (ms_seed**2 + (ms_task**2 + ms_rest**2 / (seeds - 1)) * (seeds - 1) / (tasks - 1)) / (
+        seeds - 1
+    )
+    freedom = (seed_component + task_component) ** 2 / freedom_denominator if freedom_denominator > 0 else seeds - 1
+    return Spread(mean, seed_component / d.size, task_component / d.size, freedom, seeds)
 
 
 def seed_interval(values: ArrayLike) -> Estimate:
-    """Mean of one number a seed with Student's 95% interval; a single one has none (nan)."""
+    """Mean of one number per seed with Student's 95% interval; nan bounds for a single seed."""
     return seed_spread(values).estimate()
 
 
@@ -127,10 +130,10 @@ def area_under_curve(points: Sequence[Point], unit: Unit, amount: float) -> floa
     """
     from scipy.integrate import trapezoid
 
-    known = sorted((p.spent(unit), p.value) for p in points if not math.isnan(p.value))
-    if not known or not amount > 0:
-        raise ValueError(f"a curve needs an evaluation and a budget above 0; got {len(known)} and {amount}")
-    x, y = np.array(known).T
+    curve = sorted((p.spent(unit), p.value) for p in points if not math.isnan(p.value))
+    if not curve or not amount > 0:
+        raise ValueError(f"a curve needs an evaluation and a budget above 0; got {len(curve)} and {amount}")
+    x, y = np.array(curve).T
     inside = (x > 0) & (x < amount)
     xs = np.concatenate([[0.0], x[inside], [amount]])
     ys = np.concatenate([[np.interp(0.0, x, y)], y[inside], [np.interp(amount, x, y)]])
@@ -190,20 +193,20 @@ def mean_over_settings(spreads: Sequence[Spread]) -> Estimate:
     if seeds == 1:
         return Estimate(mean, math.nan, math.nan, 1)
     variances = [s.error**2 for s in spreads]
-    uncertain = math.fsum(v**2 / s.freedom for v, s in zip(variances, spreads, strict=True))
-    freedom = math.fsum(variances) ** 2 / uncertain if uncertain > 0 else seeds - 1
+    freedom_denominator = math.fsum(v**2 / s.freedom for v, s in zip(variances, spreads, strict=True))
+    freedom = math.fsum(variances) ** 2 / freedom_denominator if freedom_denominator > 0 else seeds - 1
     by_task = math.fsum(0.0 if math.isnan(s.by_task) else s.by_task for s in spreads) / k**2
     return Spread(mean, math.fsum(s.by_seed for s in spreads) / k**2, by_task, freedom, seeds).estimate()
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """p values corrected for their number by Holm's method (1979); nan stay nan and count for nothing."""
-    known = [i for i, p in enumerate(p_values) if not math.isnan(p)]
+    tested = [i for i, p in enumerate(p_values) if not math.isnan(p)]
     out = [math.nan] * len(p_values)
-    if known:
+    if tested:
         tests = need("statsmodels.stats.multitest", "compare")
-        adjusted = tests.multipletests([p_values[i] for i in known], method="holm")[1]
-        for i, p in zip(known, adjusted, strict=True):
+        adjusted = tests.multipletests([p_values[i] for i in tested], method="holm")[1]
+        for i, p in zip(tested, adjusted, strict=True):
             out[i] = float(p)
     return out
 
@@ -243,6 +246,7 @@ def seeds_needed(difference: float, sd: float, task_error: float = 0.0, alpha: f
     """
     if not difference or not power(difference, sd, FEWEST_SEEDS, task_error, alpha) >= 0:
         return None
+    # Double until the power is enough, then bisect: power grows with the number of seeds.
     low, high = FEWEST_SEEDS - 1, FEWEST_SEEDS
     least = POWER - 1e-6  # so that `resolvable` of n seeds needs n
     while not power(difference, sd, high, task_error, alpha) >= least:
@@ -251,14 +255,14 @@ def seeds_needed(difference: float, sd: float, task_error: float = 0.0, alpha: f
             return None
     while high - low > 1:
         middle = (low + high) // 2
-        found = power(difference, sd, middle, task_error, alpha) >= least
-        low, high = (low, middle) if found else (middle, high)
+        is_enough = power(difference, sd, middle, task_error, alpha) >= least
+        low, high = (low, middle) if is_enough else (middle, high)
     return high
 
 
 def more_tasks(difference: float, task_error: float, alpha: float = 0.05) -> float:
-    """How many times as many held-out tasks it takes until they alone leave half of the variance with which
-    `difference` is found with 80% power; 1 where there are enough, nan where the difference is 0 or nan.
+    """Factor by which the number of held-out tasks must grow until they leave at most half of the variance with which
+    `difference` is found with 80% power; 1 if there are enough, nan if the difference is 0 or nan.
 
     The largest standard error is |difference| / (z(1 - alpha/2) + z(0.8)); tasks leave 1 / sqrt(their number).
     """
@@ -278,10 +282,11 @@ def resolvable(sd: float, seeds: int, task_error: float = 0.0, alpha: float = 0.
     if error == 0 or not math.isfinite(error):
         return 0.0 if error == 0 else math.nan
     upper = error
+    # Power grows with the difference: bracket the one with 80%, then solve for it.
     while power(upper, sd, seeds, task_error, alpha) < POWER:
         upper *= 2
-    found: Any = brentq(lambda d: power(d, sd, seeds, task_error, alpha) - POWER, 0.0, upper, xtol=1e-9 * error)
-    return float(found)
+    root: Any = brentq(lambda d: power(d, sd, seeds, task_error, alpha) - POWER, 0.0, upper, xtol=1e-9 * error)
+    return float(root)
 
 
 def error_at(estimate: Estimate, seeds: int) -> float:
@@ -321,7 +326,7 @@ def _bootstrap(samples: Sequence[NDArray[np.float64]], statistic: Any) -> Estima
     if n == 1:
         return Estimate(mean, math.nan, math.nan, 1)
     bootstrap: Any = stats.bootstrap  # its `random_state` is called `rng` from scipy 1.15 on; it takes both
-    found = bootstrap(
+    result = bootstrap(
         samples,
         statistic,
         n_resamples=RESAMPLES,
@@ -329,5 +334,5 @@ def _bootstrap(samples: Sequence[NDArray[np.float64]], statistic: Any) -> Estima
         method="percentile",
         random_state=np.random.default_rng(0),
     )
-    low, high = found.confidence_interval
-    return Estimate(mean, float(low), float(high), n, spread=float(found.standard_error))
+    low, high = result.confidence_interval
+    return Estimate(mean, float(low), float(high), n, spread=float(result.standard_error))

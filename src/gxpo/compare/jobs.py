@@ -1,13 +1,16 @@
-"""Runs as jobs: so many at a time, each in a process of its own with its threads pinned, resumable at any instant.
+"""Job runners: train many runs at a time in worker processes of this machine, or as tasks of a Ray cluster.
 
-A job is a run directory and its keys. A worker process trains one after the other, dies with this process, and is
-replaced where it dies; since a run goes on from its checkpoint to the bit, nothing has to be saved on the way out.
+A job is a run directory and its keys. A worker process trains one job after the other with its threads pinned, dies
+with this process, and is replaced if it dies; a run continues from its checkpoint to the bit, so nothing has to be
+saved on the way out.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -15,13 +18,15 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 
+from gxpo.base.errors import need
 from gxpo.base.processes import Ended, Process
 from gxpo.compare import worker
+from gxpo.environments.tasks.epochs import FIRST_STEP, goes_by_epochs
 
-LONGEST = 30 * 86400.0  # seconds of one run
+LONGEST_RUN = 30 * 86400.0  # seconds
 TAIL = 1 << 15  # bytes, more than two lines of metrics
-ATTEMPTS = 2  # of a run whose process dies
-STOPPED = "not finished"  # how the trouble of a run begins that the same command takes up again
+ATTEMPTS = 2  # at a run whose process dies
+STOPPED = "not finished"  # the trouble of a run begins with this if the same command takes it up again
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -29,7 +34,7 @@ U = TypeVar("U")
 
 @dataclass(frozen=True)
 class Job:
-    """A run to make.
+    """A run to train.
 
     path  of its directory
     keys  all of its configuration
@@ -46,11 +51,11 @@ class Job:
 
     @property
     def trouble(self) -> str:
-        """Why it ended before its budget; empty where it did not, or is not done."""
+        """Reason why the run ended before its budget; empty if it did not, or is not finished."""
         return str(json.loads((self.path / worker.DONE).read_text())["trouble"]) if self.done else ""
 
     def progress(self) -> dict[str, Any]:
-        """The newest line of its metrics; empty before the first."""
+        """Newest complete line of the run's metrics; empty before the first."""
         try:
             with (self.path / "metrics.jsonl").open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
@@ -60,23 +65,33 @@ class Job:
             return {}
 
 
+def job_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Contents of a run's job.json: its keys, and the order in which it draws a finite list of tasks."""
+    return {**keys, **task_order(keys)}
+
+
+def task_order(keys: Mapping[str, Any]) -> dict[str, int]:
+    """`first_step`, the step that begins the first epoch, where tasks are a finite list; otherwise empty."""
+    return {"first_step": FIRST_STEP} if goes_by_epochs(keys) else {}
+
+
 class Runner(Protocol):
-    """Runs jobs and yields (job, trouble) as they end, those that are done first. A trouble that begins with `STOPPED`
-    is that of a run which the same command takes up again."""
+    """Callable that trains jobs and yields (job, trouble) as they end, finished ones first. A trouble that begins with
+    `STOPPED` belongs to a run that the same command takes up again."""
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, str]]: ...
 
 
 def processors() -> int:
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Local:
-    """Worker processes on this machine.
+    """Runner with worker processes on this machine.
 
-    workers  how many at a time; None: one for every `threads` cores
-    threads  of each; a run has the same bits again only with as many
+    workers  processes at a time; None: one for every `threads` cores
+    threads  of each process; a run repeats bit for bit only with the same number
     """
 
     def __init__(self, workers: int | None = None, threads: int = 1) -> None:
@@ -92,19 +107,20 @@ class Local:
         yield from self._each(lambda job: (job, self._train(job)), [job for job in jobs if not job.done])
 
     def probe(self, keys: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """What two steps of each configuration cost (`gxpo.training.probe`). The first goes alone: it may have to make
-        the files that the others read."""
-        found: dict[int, dict[str, Any]] = {}
-        for some in (list(enumerate(keys))[:1], list(enumerate(keys))[1:]):
+        """Measure two steps of each configuration (`gxpo.training.probe`); figures in the order of `keys`."""
+        # The first goes alone: it may have to make the files that the others read, as a warm-started model.
+        figures_by_index: dict[int, dict[str, Any]] = {}
+        for indexed_keys in (list(enumerate(keys))[:1], list(enumerate(keys))[1:]):
             ask = lambda pair: (pair[0], self._ask({"probe": True, "keys": dict(pair[1])}, dict))  # noqa: E731
-            found |= dict(self._each(ask, some))
-        return [found[i] for i in range(len(keys))]
+            figures_by_index |= dict(self._each(ask, indexed_keys))
+        return [figures_by_index[i] for i in range(len(keys))]
 
     def _each(self, work: Callable[[T], U], items: Sequence[T]) -> Iterator[U]:
-        """The results as they come. However it ends, no process of it goes on."""
+        """Yield results of `work` as they come; an exception or an abandoned loop ends all worker processes."""
         if not items:
             return
         pool = ThreadPoolExecutor(min(self.workers, len(items)))
+        # GeneratorExit counts as well: a caller that stops iterating must not leave runs training in the background.
         try:
             for task in as_completed([pool.submit(work, item) for item in items]):
                 yield task.result()
@@ -117,10 +133,10 @@ class Local:
                 self.close()
 
     def _train(self, job: Job) -> str:
-        asked = {"path": str(job.path), "keys": dict(job.keys), "keep": job.keep}
+        request = {"path": str(job.path), "keys": dict(job.keys), "keep": job.keep}
         for attempt in range(ATTEMPTS):
-            try:
-                return str(self._ask(asked, dict)["trouble"])
+            try:  # a second attempt continues from the checkpoint of the first
+                return str(self._ask(request, dict)["trouble"])
             except (Ended, OSError) as error:
                 if self._stopped:
                     return STOPPED
@@ -129,7 +145,7 @@ class Local:
         raise AssertionError("unreachable")
 
     def _ask(self, item: Mapping[str, Any], read: Callable[[Any], T]) -> T:
-        """The answer of an idle process, or of a new one. `Ended` or OSError where it dies; then it is replaced."""
+        """Send an item to an idle or a new process and return its answer; `Ended` or OSError if the process dies."""
         with self._lock:
             if self._stopped:
                 raise Ended("died", "stopped")
@@ -137,8 +153,8 @@ class Local:
             self._alive.add(process)
         try:
             process.send([{**item, "threads": self.threads}])
-            answer = process.receive(LONGEST, read)
-        except BaseException:
+            answer = process.receive(LONGEST_RUN, read)
+        except BaseException:  # a process in an unknown state is never handed another item
             with self._lock:
                 self._alive.discard(process)
             process.close()
@@ -148,10 +164,60 @@ class Local:
         return answer
 
     def close(self) -> None:
-        """End all processes; runs under way stop where they are, and go on from their checkpoints the next time."""
+        """End all processes. Runs in progress stop, and continue from their checkpoints the next time."""
         self._stopped = True
         with self._lock:
-            held, self._alive = list(self._alive), set()
+            processes, self._alive = list(self._alive), set()
             self._idle = []
-        for process in held:
+        for process in processes:
             process.close()
+
+
+class Ray(Local):
+    """Runner on a Ray cluster: each run is a task of as many cores as it has threads, on any node.
+
+    All nodes must see the directory of the comparison. A run whose node is lost continues on another, from its
+    checkpoint. `workers` limits the runs at a time; None: as many as the cluster has room for.
+    """
+
+    def __init__(self, workers: int | None = None, threads: int = 1) -> None:
+        self._ray = need("ray", "ray")
+        if not self._ray.is_initialized():
+            self._ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, configure_logging=False)
+        cores = int(self._ray.cluster_resources().get("CPU", 1))
+        super().__init__(workers or max(1, cores // threads), threads)
+        self._remote = self._ray.remote(num_cpus=threads, max_retries=ATTEMPTS - 1, retry_exceptions=True)(_run_on_node)
+
+    def __call__(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, str]]:
+        # Submitting one task for each free worker, not all at once, is what limits the runs at a time.
+        yield from ((job, job.trouble) for job in jobs if job.done)
+        waiting = [job for job in jobs if not job.done]
+        job_by_reference: dict[Any, Job] = {}
+        while waiting or job_by_reference:
+            while waiting and len(job_by_reference) < self.workers:
+                job = waiting.pop(0)
+                reference = self._remote.remote(str(job.path.resolve()), dict(job.keys), job.keep, self.threads)
+                job_by_reference[reference] = job
+            finished, _ = self._ray.wait(list(job_by_reference), num_returns=1)
+            job = job_by_reference.pop(finished[0])
+            try:
+                yield job, str(self._ray.get(finished[0]))
+            except self._ray.exceptions.RayError as error:
+                yield job, f"{STOPPED}: {' '.join(str(error).split())[:300]}"
+
+    def close(self) -> None:
+        """Disconnect from the cluster; a cluster that was started here ends, with the runs in progress."""
+        super().close()
+        if self._ray.is_initialized():
+            self._ray.shutdown()
+
+
+def _run_on_node(path: str, keys: Mapping[str, Any], keep: bool, threads: int) -> str:
+    """Train in a fresh process of the node, since threads must be set before torch is loaded."""
+    environment = {**os.environ, **{name: str(threads) for name in worker.THREADS}}
+    item = {"path": path, "keys": dict(keys), "keep": keep}
+    program = [sys.executable, "-m", "gxpo.compare.worker"]
+    done = subprocess.run(program, input=json.dumps(item), text=True, capture_output=True, env=environment, check=False)
+    if done.returncode:
+        raise RuntimeError(f"its process ended with exit code {done.returncode}: {done.stderr.strip()[-300:]}")
+    return str(json.loads(done.stdout.splitlines()[-1])["trouble"]) if Path(path).exists() else "its directory is gone"

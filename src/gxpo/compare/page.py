@@ -21,7 +21,7 @@ from gxpo.base.page import (
 from gxpo.base.page import verdict as verdict_part
 from gxpo.base.page.forest_plot import Interval, forest_plot
 from gxpo.base.page.text import join
-from gxpo.compare import page_figures, page_tables
+from gxpo.compare import page_sections
 from gxpo.compare.results import Comparison
 from gxpo.compare.sentences import OverSettings, compared, over_settings, verdict
 from gxpo.compare.wording import (
@@ -37,29 +37,34 @@ from gxpo.compare.wording import (
 from gxpo.training.checkpoint import write_atomic
 
 # ---------------------------------------------------------------- page suite
-# The summary of a suite at the head of its page: in which settings the arms are told from the base, and their mean.
+# The head of a suite's page: in which settings arms differ from the base, and the mean over the settings.
 COLUMNS = ("setting", "arm", "less base", "p (Holm)", "seeds", "verdict", "budget of a run", "measure")
 FIGURES = ("less base", "p (Holm)", "seeds", "budget of a run")
 
 
 def summary(comparisons: Sequence[Comparison]) -> Html:
-    """Verdict over the settings, a table of all differences, a forest plot for each arm."""
+    """Summary of a suite: verdict over the settings, a table of all differences, a forest plot for each arm."""
     arms = over_settings(comparisons)
-    said = [line for a in arms for line in a.said]
+    sentences = [line for a in arms for line in a.said]
     single = [d for c in comparisons for d in compared(c)]
     decided = any(d.verdict != "undecided" for d in (*single, *arms))
     head = verdict_part(
-        "healthy" if decided else "note", said[0] if said else "nothing is compared", said[1:], label="verdict"
+        "healthy" if decided else "note",
+        sentences[0] if sentences else "nothing is compared",
+        sentences[1:],
+        label="verdict",
     )
     shared = "; ".join(dict.fromkeys(caption(c, setting=False) for c in comparisons))
     under = f"{shared}. p is corrected for the number of arms within each setting, and again for the means."
-    plots = charts([(_plot(a, comparisons), shared) for a in arms if a.difference]) if arms else ""
+    plots = charts([(_summary_plot(a, comparisons), shared) for a in arms if a.difference]) if arms else ""
     return head + section(
-        "All settings", table(COLUMNS, _rows(comparisons, arms), numbers=FIGURES, caption=under, wide=True), plots
+        "All settings",
+        table(COLUMNS, _summary_rows(comparisons, arms), numbers=FIGURES, caption=under, wide=True),
+        plots,
     )
 
 
-def _rows(comparisons: Sequence[Comparison], arms: Sequence[OverSettings]) -> list[Sequence[object]]:
+def _summary_rows(comparisons: Sequence[Comparison], arms: Sequence[OverSettings]) -> list[Sequence[object]]:
     rows: list[Sequence[object]] = [
         (c.setting, d.arm, interval(d.end, places(c), sign=True), probability(d.p_adjusted), d.end.n, d.verdict,
          c.budget, c.measure)
@@ -75,9 +80,9 @@ def _rows(comparisons: Sequence[Comparison], arms: Sequence[OverSettings]) -> li
     ]  # fmt: skip
 
 
-def _plot(arm: OverSettings, comparisons: Sequence[Comparison]) -> Html:
+def _summary_plot(arm: OverSettings, comparisons: Sequence[Comparison]) -> Html:
     rows = [
-        page_figures.row_of(c.setting, d, d.end, places(c))
+        page_sections.row_of(c.setting, d, d.end, places(c))
         for c in comparisons
         for d in compared(c)
         if d.arm == arm.arm
@@ -85,8 +90,8 @@ def _plot(arm: OverSettings, comparisons: Sequence[Comparison]) -> Html:
     mean = arm.difference
     if mean:
         label, digits = f"mean of {arm.settings} settings", max(places(c) for c in comparisons)
-        said = interval(mean, digits, sign=True)
-        rows.append(Interval(label, mean.mean, mean.low, mean.high, said, page_figures.SIDES[arm.verdict]))
+        label_interval = interval(mean, digits, sign=True)
+        rows.append(Interval(label, mean.mean, mean.low, mean.high, label_interval, page_sections.SIDES[arm.verdict]))
     return forest_plot(
         rows,
         title=f"{arm.arm} less {arm.against}",
@@ -105,23 +110,23 @@ STYLE = (
 
 
 def page_of(comparisons: Sequence[Comparison], out: str | Path) -> Path:
-    """Write the page and give its path.
+    """Write the page of one or several comparisons, and return its path.
 
-    comparisons  one, or those of a suite: then a summary of all comes first and each is folded
+    comparisons  one, or those of a suite: then a summary comes first and each comparison is folded
     out          the file
 
-    Everything that users, models and files named is escaped; nothing is fetched. `ValueError` without a comparison,
-    `CheckpointError` where the file can't be written.
+    All text from users, models and files is escaped; the page fetches nothing. `ValueError` without a comparison,
+    `CheckpointError` if the file can't be written.
     """
     if not comparisons:
         raise ValueError("no comparison to make a page of")
     if len(comparisons) == 1:
         c = comparisons[0]
         title = _title(c)
-        body = masthead(title, _facts(c)) + _said(c) + join(_body(c))
+        body = masthead(title, _facts(c)) + _verdict(c) + join(_body(c))
     else:
         title = f"{_arms(comparisons)} in {len(comparisons)} settings"
-        each = [folded(f"{c.setting}: {verdict(c)[0]}", _said(c), *_body(c)) for c in comparisons]
+        each = [folded(f"{c.setting}: {verdict(c)[0]}", _verdict(c), *_body(c)) for c in comparisons]
         body = masthead(title, _shared_facts(comparisons)) + summary(comparisons) + join(each)
     path = Path(out)
     write_atomic(path, page(f"gxpo compare: {title}", body, style=STYLE).encode("utf-8", "replace"))
@@ -129,18 +134,18 @@ def page_of(comparisons: Sequence[Comparison], out: str | Path) -> Path:
 
 
 def _body(c: Comparison) -> list[Html]:
-    """The sections of a comparison below its verdict."""
-    changed = page_figures.tasks(c)
+    """Sections of a comparison below its verdict."""
+    changed = page_sections.tasks(c)
     absent = paragraph("The runs recorded no verdicts of held-out tasks.", soft=True)
     versions = ", ".join(f"{name} {version}" for name, version in c.versions.items())
     return [
         _key_figures(c),
-        section("Differences", page_figures.differences(c), *page_tables.figures(c)),
-        section("Curves", page_figures.curves(c)),
+        section("Differences", page_sections.differences(c), *page_sections.figures(c)),
+        section("Curves", page_sections.curves(c)),
         section("Held-out tasks", *(changed or [absent])),
-        section("Cost", page_tables.cost(c)),
-        section("Collapsed and failed runs", page_tables.trouble(c), page_tables.runs(c)),
-        section("Settings", *page_tables.settings(c)),
+        section("Cost", page_sections.cost(c)),
+        section("Collapsed and failed runs", page_sections.trouble(c), page_sections.runs(c)),
+        section("Settings", *page_sections.settings(c)),
         section(
             "To make it again",
             preformatted("\n".join(c.commands), boxed=True) if c.commands else paragraph("No command is known."),
@@ -169,13 +174,13 @@ def _facts(c: Comparison) -> list[str]:
 
 
 def _shared_facts(comparisons: Sequence[Comparison]) -> list[str]:
-    """The facts that hold for all."""
+    """Facts that all comparisons have in common."""
     first = _facts(comparisons[0])
     return [fact for fact in first if all(fact in _facts(c) for c in comparisons)]
 
 
-def _said(c: Comparison) -> Html:
-    """The verdict, then what else a reader has to know."""
+def _verdict(c: Comparison) -> Html:
+    """The verdict, then the caveats."""
     first, *others = verdict(c)
     decided = {d.verdict for d in compared(c)} & {"better", "worse"}
     kind: Literal["healthy", "warning", "note"] = "healthy" if "better" in decided else "warning" if decided else "note"
@@ -186,14 +191,14 @@ def _key_figures(c: Comparison) -> Html:
     seeds = sorted({a.end.n for a in c.arms})
     tasks = {len(r.after) for a in c.arms for r in a.runs} - {0}
     runs = sum(len(a.runs) for a in c.arms)
-    fallen, failed = sum(a.collapsed for a in c.arms), sum(len(a.failed) for a in c.arms)
+    n_collapsed, failed = sum(a.collapsed for a in c.arms), sum(len(a.failed) for a in c.arms)
     amount = duration(c.budget.amount) if c.budget.unit == "seconds" else count(c.budget.amount)
-    what = [f"{n} {word}" for n, word in ((fallen, "collapsed"), (failed, "ended early")) if n]
+    troubles = [f"{n} {word}" for n, word in ((n_collapsed, "collapsed"), (failed, "ended early")) if n]
     return key_figures(
         [
             ("seeds of each arm", "\u2013".join(map(str, dict.fromkeys([seeds[0], seeds[-1]]))) if seeds else "0"),
             ("budget of a run", amount, "of training" if c.budget.unit == "seconds" else UNITS[c.budget.unit]),
             *([("held-out tasks", f"{max(tasks):,}")] if tasks else []),
-            ("runs", f"{runs:,}", listed(what) if what else ""),
+            ("runs", f"{runs:,}", listed(troubles) if troubles else ""),
         ]
     )

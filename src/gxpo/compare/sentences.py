@@ -1,4 +1,4 @@
-"""What a comparison says, in sentences."""
+"""Sentences that state the verdict of a comparison, for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from gxpo.compare.wording import interval, listed, places, probability
 
 @dataclass(frozen=True)
 class OverSettings:
-    """An arm in several settings.
+    """Verdict on an arm over several settings.
 
-    settings     in how many it was compared
-    difference   mean over them, less the base, each setting of equal weight; None where they do not share measure or
-                 base, or not all have the arm
+    settings     number of settings in which it was compared
+    difference   mean difference from the base, each setting of equal weight; None if the settings do not share measure
+                 or base, or not all have the arm
     p            of the difference, by Holm's method over the arms
-    verdict      of the difference; undecided where there is none
-    said         in how many settings it is told from the base, and the mean, which comes first where it is
+    verdict      of the difference; undecided if there is none
+    said         sentences: in how many settings the arm differs from the base, and the mean, which comes first if it
+                 is decided
     """
 
     arm: str
@@ -36,64 +37,64 @@ class OverSettings:
 
 
 def compared(comparison: Comparison) -> list[Difference]:
-    """The differences of the arms, those of controls left out."""
+    """Differences of the arms, without controls."""
     kinds = {a.arm.label: a.arm.kind for a in comparison.arms}
     return [d for d in comparison.differences if kinds.get(d.arm) == "arm"]
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """A sentence an entry: arms told from the base first, the best before the others, then those that are not."""
-    found = compared(comparison)
-    if not found:
+    """Verdict in sentences: first the arms that differ from the base, best first, then one for the undecided."""
+    differences = compared(comparison)
+    if not differences:
         return ["nothing is compared: there is no arm beside the base"]
-    out = [d.said for d in sorted(found, key=lambda d: -d.end.mean) if d.verdict != "undecided"]
-    unsure = [d for d in found if d.verdict == "undecided"]
-    if len(unsure) == 1:
-        return [*out, unsure[0].said]
-    return [*out, _undecided(unsure, alone=not out)] if unsure else out
+    out = [d.said for d in sorted(differences, key=lambda d: -d.end.mean) if d.verdict != "undecided"]
+    undecided = [d for d in differences if d.verdict == "undecided"]
+    if len(undecided) == 1:
+        return [*out, undecided[0].said]
+    return [*out, _undecided(undecided, is_only_sentence=not out)] if undecided else out
 
 
-def _undecided(unsure: Sequence[Difference], *, alone: bool) -> str:
-    """One sentence for several arms, with the seeds that each would need as far as there is a number."""
-    who = "no arm can" if alone else f"{listed([d.arm for d in unsure])} can't"
-    said = f"{who} be told from {unsure[0].against}: n too small to say"
+def _undecided(unsure: Sequence[Difference], *, is_only_sentence: bool) -> str:
+    """One sentence for several undecided arms, with the seeds that each would need if that is known."""
+    subject = "no arm can" if is_only_sentence else f"{listed([d.arm for d in unsure])} can't"
+    sentence = f"{subject} be told from {unsure[0].against}: n too small to say"
     needed: dict[str, list[str]] = {}
     for d in sorted(unsure, key=lambda d: d.seeds_needed or 0):
         if d.seeds_needed is not None:
             needed.setdefault(rounded_up(max(d.seeds_needed, d.end.n + 1)), []).append(d.arm)
     if not needed:
-        return said
+        return sentence
     (least, arms), *rest = needed.items()
     unknown = [d.arm for d in unsure if d.seeds_needed is None]
     whose = f" for {listed(arms)}" if rest or unknown else ""
     more = "".join(f", {n} for {listed(others)}" for n, others in rest)
     last = f"; no number of seeds is known for {listed(unknown)}" if unknown else ""
-    return f"{said}; about {least} seeds would{whose}{more}{last}"
+    return f"{sentence}; about {least} seeds would{whose}{more}{last}"
 
 
 def over_settings(comparisons: Sequence[Comparison]) -> list[OverSettings]:
-    """Every arm but the controls, in the order in which they first come."""
-    found: dict[str, list[Difference]] = {}
+    """Verdicts of all arms over the settings, controls left out, in order of first appearance."""
+    differences_by_arm: dict[str, list[Difference]] = {}
     for c in comparisons:
         for d in compared(c):
-            found.setdefault(d.arm, []).append(d)
-    means = {o.arm: o for o in _overall(comparisons) if o.arm in found}
+            differences_by_arm.setdefault(d.arm, []).append(d)
+    means = {o.arm: o for o in _overall(comparisons) if o.arm in differences_by_arm}
     p_values = dict(zip(means, holm([o.difference.p for o in means.values()]), strict=True)) if means else {}
     digits = max((places(c) for c in comparisons), default=3)
     out = []
-    for arm, seen in found.items():
+    for arm, arm_differences in differences_by_arm.items():
         mean, p = means[arm].difference if arm in means else None, p_values.get(arm, math.nan)
-        said, against = [_counts(arm, seen)], seen[0].against
+        sentences, against = [_counts(arm, arm_differences)], arm_differences[0].against
         verdict: Literal["better", "worse", "undecided"] = "undecided"
         if mean:
             tested = f"{interval(mean, digits, sign=True)}, p {probability(p)}{' after Holm' if len(means) > 1 else ''}"
-            over = f"over all {len(seen)} settings: {tested}"
+            over = f"over all {len(arm_differences)} settings: {tested}"
             if not mean.holds_zero and p < ALPHA:
                 verdict = "better" if mean.mean > 0 else "worse"
-                said.insert(0, f"{arm} is {verdict} than {against} {over}")
+                sentences.insert(0, f"{arm} is {verdict} than {against} {over}")
             else:
-                said.append(f"{arm} can't be told from {against} {over}")
-        out.append(OverSettings(arm, against, len(seen), mean, p, verdict, said))
+                sentences.append(f"{arm} can't be told from {against} {over}")
+        out.append(OverSettings(arm, against, len(arm_differences), mean, p, verdict, sentences))
     return out
 
 
@@ -104,12 +105,12 @@ def _overall(comparisons: Sequence[Comparison]) -> list[Overall]:
         return []
 
 
-def _counts(arm: str, found: Sequence[Difference]) -> str:
-    """In how many settings an arm was told from the base."""
-    against, n = found[0].against, len(found)
-    counts = {v: sum(d.verdict == v for d in found) for v in ("better", "worse", "undecided")}
-    said = [f"{v} than {against} in {counts[v]} of {n} settings" for v in ("better", "worse") if counts[v]]
-    if not said:
+def _counts(arm: str, differences: Sequence[Difference]) -> str:
+    """Sentence that counts the settings in which an arm differs from the base."""
+    against, n = differences[0].against, len(differences)
+    counts = {v: sum(d.verdict == v for d in differences) for v in ("better", "worse", "undecided")}
+    phrases = [f"{v} than {against} in {counts[v]} of {n} settings" for v in ("better", "worse") if counts[v]]
+    if not phrases:
         return f"{arm} can't be told from {against} in any one of {n} settings"
-    rest = f", can't be told from it in {counts['undecided']}" if counts["undecided"] else ""
-    return f"{arm} is {' and '.join(said)}{rest}"
+    undecided = f", can't be told from it in {counts['undecided']}" if counts["undecided"] else ""
+    return f"{arm} is {' and '.join(phrases)}{undecided}"

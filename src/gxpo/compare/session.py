@@ -1,4 +1,4 @@
-"""What one `gxpo compare` does: settings or runs that exist, one after the other; shows and saves what is there."""
+"""One call of `gxpo compare`: train or read the runs of each setting, then show and save the comparisons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gxpo.compare.command import on_existing, on_setting, save, tuning_of
 from gxpo.compare.experiment import make_setting, parse_budget
 from gxpo.compare.files import row as rows
 from gxpo.compare.files import to_json
-from gxpo.compare.jobs import Local
+from gxpo.compare.jobs import Local, Ray
 from gxpo.compare.results import Comparison
 from gxpo.compare.sentences import over_settings
 from gxpo.compare.suites import Setting
@@ -23,15 +23,15 @@ from gxpo.methods import METHODS
 
 
 class Session:
-    """One call of the command.
+    """One call of the command, checked before anything runs.
 
-    given    methods, or paths of runs
-    options  of the command line, by name
+    arguments  methods, or paths of existing runs
+    options    of the command line, by name
     """
 
     def __init__(
         self,
-        given: Sequence[str],
+        arguments: Sequence[str],
         task: str | None,
         suite: str | None,
         options: Mapping[str, Any],
@@ -39,25 +39,29 @@ class Session:
         commands: Sequence[str],
         notify: Callable[[str], None],
     ) -> None:
-        self.given, self.options, self.commands, self.notify = list(given), dict(options), list(commands), notify
-        paths = [a for a in given if is_run(a)]
-        if paths and len(paths) < len(given):
-            other = next(a for a in given if a not in paths)
-            raise ConfigError(f"{paths[0]} is a run and {other} is none: compare runs, or methods")
-        if paths and (task or suite):
-            raise ConfigError("runs that exist have their task: leave out --task and --suite")
-        self.existing = bool(paths)
+        self.arguments, self.options = list(arguments), dict(options)
+        self.commands, self.notify = list(commands), notify
+        # Existing runs bring their task, budget and seeds along; beside methods to train there would be two of each.
+        run_paths = [a for a in arguments if is_run(a)]
+        if run_paths and len(run_paths) < len(arguments):
+            other = next(a for a in arguments if a not in run_paths)
+            raise ConfigError(f"{run_paths[0]} is a run and {other} is not: compare runs, or methods")
+        if run_paths and (task or suite):
+            raise ConfigError("existing runs have their own task: leave out --task and --suite")
+        self.compares_existing_runs = bool(run_paths)
         self.settings: list[Setting] = []
-        self.arms = self.given
+        self.arms = self.arguments
         if suite is not None:
             if task is not None:
                 raise ConfigError("give --task or --suite, not both")
-            found = suites.suite(suite)
-            self.settings, self.arms = [self._setting(x.name) for x in found.settings], self.given or list(found.arms)
-        elif not paths:
+            chosen_suite = suites.suite(suite)
+            self.settings = [self._setting(s.name) for s in chosen_suite.settings]
+            self.arms = self.arguments or list(chosen_suite.arms)
+        elif not run_paths:
             self.settings = [self._setting(task or "sums")]
-        if not paths and not self.arms:
+        if not run_paths and not self.arms:
             raise ConfigError("which methods? e.g. gxpo compare dr_grpo rloo --task sums")
+        # The directory depends on the suite or task alone, so that the same command continues its own runs.
         name = suite or (self.settings[0].name if self.settings else "runs")
         self.out = Path(options["out"] or f"runs/compare-{folder(name)}")
         self.study = options["study"] or suite or "compare"
@@ -65,24 +69,24 @@ class Session:
         self.plans: list[dict[str, Any]] = []
 
     def _setting(self, task: str) -> Setting:
-        o = self.options
-        budget = parse_budget(o["budget"]) if o["budget"] else None
-        made = {"model": o["model"], "sets": o["sets"], "budget": budget, "measure": o["measure"]}
-        return make_setting(task, **made, better=o["better"])
+        opts = self.options
+        budget = parse_budget(opts["budget"]) if opts["budget"] else None
+        overrides = {"model": opts["model"], "sets": opts["sets"], "budget": budget, "measure": opts["measure"]}
+        return make_setting(task, **overrides, better=opts["better"])
 
     def go(self, runner: Local) -> None:
-        """Make the runs, setting by setting; on Ctrl-C what is there is concluded from, too."""
-        if self.existing:
-            o = self.options
-            asked = {k: o[k] for k in ("base", "measure", "better")}
-            self.comparisons = [on_existing(self.given, **asked, commands=self.commands)]
+        """Make the runs, setting by setting. On Ctrl-C, `comparisons` holds what the finished runs allow."""
+        if self.compares_existing_runs:
+            choices = {k: self.options[k] for k in ("base", "measure", "better")}
+            self.comparisons = [on_existing(self.arguments, **choices, commands=self.commands)]
             return
         for setting in self.settings:
-            place = self.out if len(self.settings) == 1 else self.out / folder(setting.name)
+            # Several settings need a directory each: their arms have the same labels.
+            directory = self.out if len(self.settings) == 1 else self.out / folder(setting.name)
             on_setting(
                 setting,
                 self.arms,
-                out=place,
+                out=directory,
                 seeds=range(self.options["seeds"]),
                 base=self.options["base"],
                 controls=self.options["controls"],
@@ -93,17 +97,17 @@ class Session:
                 runner=runner,
                 commands=self.commands,
                 notify=self.notify,
-                keep=self.comparisons,
+                keep=self.comparisons,  # filled in place, so that an interruption loses nothing
                 plans=self.plans,
             )
 
     def show(self, *, as_json: bool, row: bool) -> None:
-        """The table, the files and, where asked for, JSON or rows."""
+        """Save the files and print tables; `as_json`: JSON instead; `row`: also the rows of a results table."""
         from gxpo.base import terminal
         from gxpo.compare.text import show
 
         if not self.comparisons:
-            terminal.say("no run is done yet")
+            terminal.say("no run is finished yet")
             return
         save(self.comparisons, self.out)
         if as_json:
@@ -114,6 +118,7 @@ class Session:
         for comparison in self.comparisons:
             show(comparison, console)
         if len(self.comparisons) > 1:
+            # Over a suite, what counts is in how many settings an arm was better, and the mean over them.
             for arm in over_settings(self.comparisons):
                 console.print("; ".join(arm.said))
         if row:
@@ -122,28 +127,31 @@ class Session:
         console.print(f"page: {self.out / 'compare.html'}", soft_wrap=True)
 
 
-def is_run(given: str) -> bool:
-    """Whether it is a path of what a run left, not a method or a file of keys; a folder called as a method is a run
-    where a slash says so (`./dapo`)."""
-    path = given if Path(given).exists() else given.partition("=")[2]
+def is_run(argument: str) -> bool:
+    """Return True for the path of an existing run, False for a method or a YAML file of keys.
+
+    A folder with the name of a method counts as a run only if written with a slash (`./dapo`).
+    """
+    # LABEL=PATH, unless the whole is a path that happens to hold "=", as directories of arms do.
+    path = argument if Path(argument).exists() else argument.partition("=")[2]
     return path not in METHODS and not path.endswith((".yaml", ".yml")) and bool(path) and Path(path).exists()
 
 
-def suites_listed() -> str:
-    """Names, ideas, settings and arms of the suites."""
+def suites_as_text() -> str:
+    """Describe all suites as text: name, idea, settings, arms."""
     lines = []
     for name in suites.names():
-        found = suites.suite(name)
-        lines.append(f"{name}: {found.idea}")
-        for s in found.settings:
+        chosen = suites.suite(name)
+        lines.append(f"{name}: {chosen.idea}")
+        for s in chosen.settings:
             lines.append(f"  --task {s.name}: {s.keys.get('model')}, {s.keys.get('task')}, {s.budget}, {s.measure}")
-        lines.append(f"  arms: {', '.join(found.arms)}")
+        lines.append(f"  arms: {', '.join(chosen.arms)}")
     return "\n".join(lines)
 
 
 def suites_as_data() -> list[dict[str, Any]]:
-    """The same as `suites_listed`, as JSON objects."""
-    found = [suites.suite(name) for name in suites.names()]
+    """Describe all suites as JSON objects, with the same content as `suites_as_text`."""
+    every_suite = [suites.suite(name) for name in suites.names()]
     return [
         {
             "suite": x.name,
@@ -154,21 +162,19 @@ def suites_as_data() -> list[dict[str, Any]]:
             ],
             "arms": list(x.arms),
         }
-        for x in found
+        for x in every_suite
     ]
 
 
 @contextmanager
-def runner_on(where: str, jobs: int | None, threads: int) -> Iterator[Local]:
-    """The processes that train; they end with the block."""
-    if where == "local":
+def runner_on(place: str, jobs: int | None, threads: int) -> Iterator[Local]:
+    """Yield the processes that train, on this machine or on a Ray cluster; they end with the block."""
+    if place == "local":
         runner = Local(jobs, threads)
-    elif where == "ray":
-        from gxpo.compare.ray import Ray
-
+    elif place == "ray":
         runner = Ray(jobs, threads)
     else:
-        raise ConfigError(f"--on {where}: local or ray")
+        raise ConfigError(f"--on {place}: local or ray")
     try:
         yield runner
     finally:

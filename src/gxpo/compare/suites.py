@@ -1,4 +1,4 @@
-"""Suites: settings in which the differences that methods claim can appear on a laptop, with what was seen there."""
+"""Suites: settings in which the claimed differences of methods can appear on a laptop, with measured results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gxpo.compare.results import Budget, Unit
 
 
 def _budget(value: object) -> object:
-    """`{tokens: 60000}` as a `Budget`; anything else is left to the type check."""
+    """Parse `{tokens: 60000}` to a `Budget`; anything else is left to the type check."""
     if not isinstance(value, Mapping) or len(value) != 1:
         return value
     unit, amount = next(iter(value.items()))
@@ -32,7 +32,7 @@ class _Strict(BaseModel):
 
 
 class Setting(_Strict):
-    """What is trained on, and what counts: everything of a run but its method and seed.
+    """Task, model, budget and measure of a comparison: everything of a run but its method and seed.
 
     keys      of a configuration, dotted
     budget    what every run may spend
@@ -55,7 +55,7 @@ class Setting(_Strict):
 
 
 class Validated(_Strict):
-    """A difference from the base that was measured: mean over paired seeds with its 95% interval.
+    """Measured difference from the base: mean over paired seeds with its 95% interval.
 
     setting, method   where, and of which arm: the label it has there; `shuffled` is the control
     difference        arm less base, in the setting's measure; positive is in the arm's favour
@@ -72,11 +72,11 @@ class Validated(_Strict):
 
 
 class Suite(_Strict):
-    """Settings of one kind and the arms that run on them by default.
+    """Settings of one kind and their default arms.
 
-    idea        what can be seen there, in a line
+    idea        what the settings can show, in a line
     arms        compositions with their keys: `dapo`, `grpo:rollout.group_size=16`; the base and the control are added
-    validated   what was measured; empty until then
+    validated   measured differences; empty until then
     """
 
     name: str
@@ -93,32 +93,34 @@ def names() -> list[str]:
 
 @cache
 def suite(name: str) -> Suite:
-    """The suite `name`; raises ConfigError where there is none, or where its file is wrong."""
+    """Load the suite `name`; raises ConfigError if there is none, or its file is wrong."""
     if name not in names():
         raise ConfigError(f"no suite {name!r}{did_you_mean(name, names())}; there are {', '.join(names())}")
     return parse(name, (_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def setting(name: str) -> Setting:
-    """The setting `name` of whichever suite has it; raises ConfigError where none does."""
-    found = settings()
-    if name not in found:
-        raise ConfigError(f"no setting {name!r}{did_you_mean(name, found)}; there are {', '.join(found)}")
-    return found[name]
+    """Find the setting `name` in any suite; raises ConfigError if none has it."""
+    every_setting = settings()
+    if name not in every_setting:
+        raise ConfigError(
+            f"no setting {name!r}{did_you_mean(name, every_setting)}; there are {', '.join(every_setting)}"
+        )
+    return every_setting[name]
 
 
 def settings() -> dict[str, Setting]:
-    """All settings by name; one that several suites share is the same in each."""
-    found: dict[str, Setting] = {}
+    """All settings by name; raises ConfigError if two suites define one name differently."""
+    setting_by_name: dict[str, Setting] = {}
     for name in names():
         for one in suite(name).settings:
-            if found.setdefault(one.name, one) != one:
+            if setting_by_name.setdefault(one.name, one) != one:
                 raise ConfigError(f"suite {name}: setting {one.name!r} is another one in another suite: rename it")
-    return found
+    return setting_by_name
 
 
 def parse(name: str, text: str) -> Suite:
-    """The suite that a file's text holds; raises ConfigError naming what is wrong in it.
+    """Parse the YAML text of a suite; raises ConfigError with the place of an error.
 
     >>> parse("mine", "{idea: x, arms: [rloo], settings: [{name: a, keys: {task: code}, budget: {updates: 5}}]}").arms
     ['rloo']

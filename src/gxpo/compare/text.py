@@ -1,4 +1,4 @@
-"""The comparison in a terminal: verdict, a table as wide as the screen, notes."""
+"""Print a comparison in a terminal: verdict, a table as wide as the screen, notes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _p(d: Difference) -> str:
 def show(comparison: Comparison, console: Console) -> None:
     """Print the verdict, the arms (base first, controls last) and the notes.
 
-    Columns that do not fit the console's width are left out, the least telling first, and named below.
+    Columns that do not fit the console's width are left out by rank, and named below.
     """
     sentences = verdict(comparison)
     for sentence in sentences:
@@ -77,9 +77,9 @@ def show(comparison: Comparison, console: Console) -> None:
     console.print(Text(caption(comparison)))
     console.print(table)
     console.print(Text(_legend(comparison, left_out), style="dim"))
-    fallen = [f"{a.arm.label} {a.collapsed} of {len(a.runs)}" for a in arms if a.collapsed]
-    if fallen and "collapsed" in left_out:
-        console.print(Text(f"runs that ended below half of their best: {', '.join(fallen)}", style="yellow"))
+    collapsed_arms = [f"{a.arm.label} {a.collapsed} of {len(a.runs)}" for a in arms if a.collapsed]
+    if collapsed_arms and "collapsed" in left_out:
+        console.print(Text(f"runs that ended below half of their best: {', '.join(collapsed_arms)}", style="yellow"))
     for note in comparison.notes:
         console.print(Text(note, style="yellow"))
     failed = [f"{a.arm.label}, seed {seed}: {why}" for a in arms for seed, why in sorted(a.failed.items())]
@@ -90,18 +90,19 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def _table(comparison: Comparison, arms: list[ArmSummary], width: int) -> tuple[Table, list[str]]:
-    """The table, and the titles of the columns that found no place in it."""
+    """Build the table; also returns the titles of the columns that did not fit."""
     differences = {d.arm: d for d in comparison.differences}
     digits = places(comparison)
     rows = [[c.cell(a, differences.get(a.arm.label), digits) for c in COLUMNS] for a in arms]
     widest = [max(map(cell_len, (c.title, *(r[i] for r in rows)))) for i, c in enumerate(COLUMNS)]
+    # Columns go by rank until the rest fits; arm and difference always stay.
     widest[0] = min(widest[0], max(18, width // 4))  # a long label takes several lines
-    kept = sorted(range(len(COLUMNS)), key=lambda i: COLUMNS[i].rank)
-    while len(kept) > 2 and sum(widest[i] + GAP for i in kept) > width:
-        kept.pop()
+    columns = sorted(range(len(COLUMNS)), key=lambda i: COLUMNS[i].rank)
+    while len(columns) > 2 and sum(widest[i] + GAP for i in columns) > width:
+        columns.pop()
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for i in sorted(kept):
-        right = i > 0
+    for i in sorted(columns):
+        right = i > 0  # figures to the right, unbroken; labels to the left, folded
         table.add_column(
             COLUMNS[i].title,
             justify="right" if right else "left",
@@ -113,16 +114,16 @@ def _table(comparison: Comparison, arms: list[ArmSummary], width: int) -> tuple[
         difference = differences.get(arm.arm.label)
         decided = STYLES[difference.verdict] if difference and arm.arm.kind == "arm" else ""
         style = "dim" if arm.arm.kind == "control" else ""
-        cells = [Text(row[i], style=decided if COLUMNS[i].rank == 2 else style) for i in sorted(kept)]
+        cells = [Text(row[i], style=decided if COLUMNS[i].rank == 2 else style) for i in sorted(columns)]
         table.add_row(*cells)
-    return table, [c.title for i, c in enumerate(COLUMNS) if i not in kept]
+    return table, [c.title for i, c in enumerate(COLUMNS) if i not in columns]
 
 
 def _legend(comparison: Comparison, left_out: list[str]) -> str:
     arms = sum(a.arm.kind == "arm" for a in comparison.arms)
-    said = "less base: paired by seed and held-out task, + in the arm's favour; p: two-sided"
+    legend = "less base: paired by seed and held-out task, + in the arm's favour; p: two-sided"
     if arms > 1:
-        said += f", of arms Holm's over {arms}"
+        legend += f", of arms Holm's over {arms}"
     if "chance" not in left_out:
-        said += "; chance: that a run of the arm ends above one of the base"
-    return f"{said}. Not shown for width: {', '.join(left_out)}" if left_out else said
+        legend += "; chance: that a run of the arm ends above one of the base"
+    return f"{legend}. Not shown for width: {', '.join(left_out)}" if left_out else legend

@@ -1,4 +1,4 @@
-"""Figures and captions in words, as the terminal and the page say them."""
+"""Format figures, intervals and captions for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def places(comparison: Comparison) -> int:
 
 
 def number(value: float, places: int = 3, *, sign: bool = False) -> str:
-    """The value without a zero before the point; a dash where there is none.
+    """Format a value without a zero before the point; a dash if it is not finite.
 
     >>> number(0.0314), number(-0.2, 2), number(0.0314, sign=True), number(1234.5, 0), number(float("nan"))
     ('.031', '-.20', '+.031', '1,234', '-')
     """
     if not math.isfinite(value):
         return "-"
-    said = f"{value:{'+' if sign else ''},.{places}f}"
-    if float(said.replace(",", "")) == 0:
-        said = said.lstrip("+-")
-    lead, digits = (said[0], said[1:]) if said[0] in "+-" else ("", said)
+    text = f"{value:{'+' if sign else ''},.{places}f}"
+    if float(text.replace(",", "")) == 0:
+        text = text.lstrip("+-")
+    lead, digits = (text[0], text[1:]) if text[0] in "+-" else ("", text)
     return lead + (digits[1:] if digits.startswith("0.") else digits)
 
 
 def interval(estimate: Estimate, places: int = 3, *, sign: bool = False) -> str:
-    """The mean, and its 95% interval where there is one.
+    """Format a mean with its 95% interval, if it has one.
 
     >>> interval(Estimate(0.031, 0.008, 0.054, 10), sign=True)
     '+.031 (+.008 to +.054)'
@@ -46,7 +46,7 @@ def interval(estimate: Estimate, places: int = 3, *, sign: bool = False) -> str:
 
 
 def probability(p: float) -> str:
-    """A p-value.
+    """Format a p-value.
 
     >>> [probability(p) for p in (0.0002, 0.0203, 0.049, 0.37, 1.0, float("nan"))]
     ['<.001', '.02', '.049', '.37', '1', '-']
@@ -55,12 +55,12 @@ def probability(p: float) -> str:
         return "-"
     if p < 0.001:
         return "<.001"
-    said = f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
-    return said.rstrip("0").rstrip(".").removeprefix("0") or "0"
+    text = f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+    return text.rstrip("0").rstrip(".").removeprefix("0") or "0"
 
 
 def count(value: float) -> str:
-    """A number of tokens or updates, shortened.
+    """Format a number of tokens or updates, shortened.
 
     >>> count(950), count(20_500), count(1_234_000), count(float("nan"))
     ('950', '20.5 k', '1.23 M', 'unknown')
@@ -74,7 +74,8 @@ def count(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """
+    """Format a duration.
+
     >>> duration(42.13), duration(204), duration(7500), duration(float("nan"))
     ('42 s', '3 min 24 s', '2 h 5 min', 'unknown')
     """
@@ -87,7 +88,8 @@ def duration(seconds: float) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """
+    """Join words with commas and "and".
+
     >>> listed(["a"]), listed(["a", "b", "c"])
     ('a', 'a, b and c')
     """
@@ -95,35 +97,35 @@ def listed(words: Sequence[str]) -> str:
 
 
 def settings(keys: Mapping[str, Any]) -> str:
-    """`key=value` of each key, in one line."""
+    """Format keys as `key=value`, in one line."""
     return " ".join(f"{key}={value}" for key, value in keys.items())
 
 
 def ordered(comparison: Comparison) -> list[ArmSummary]:
-    """Base, then the arms from the best end to the worst, then the controls."""
-    turn = -1 if comparison.better == "more" else 1
+    """Sort the arms: base, then by their end from best to worst, then the controls."""
+    direction = -1 if comparison.better == "more" else 1
     rank = {"base": 0, "arm": 1, "control": 2}
 
     def place(arm: ArmSummary) -> tuple[int, float]:
-        return rank[arm.arm.kind], turn * arm.end.mean if math.isfinite(arm.end.mean) else math.inf
+        return rank[arm.arm.kind], direction * arm.end.mean if math.isfinite(arm.end.mean) else math.inf
 
     return sorted(comparison.arms, key=place)
 
 
 def marked(arm: ArmSummary) -> str:
-    """The arm's label, and whether it is base or control."""
+    """Label of an arm, marked if it is the base or a control."""
     return arm.arm.label if arm.arm.kind == "arm" else f"{arm.arm.label} ({arm.arm.kind})"
 
 
 def caption(comparison: Comparison, *, setting: bool = True) -> str:
-    """Measure, budget, setting, and whether learning rates were tuned: what every figure is shown with."""
+    """Caption of every figure: measure, budget, setting, and whether learning rates were tuned."""
     c = comparison
     where = f", {c.setting}" if setting else ""
     return f"{c.measure} ({c.better} is better), {c.budget} a run{where}, {tuning(c)}"
 
 
 def tuning(comparison: Comparison) -> str:
-    """The keys that were tuned, or that all ran at one learning rate."""
+    """Say which keys were tuned, or that all arms ran at one learning rate."""
     if not any(comparison.tuned.values()):
         return "at one learning rate"
     return f"{listed(_keys(comparison.tuned.values()))} tuned for each arm on other seeds"

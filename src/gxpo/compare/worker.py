@@ -1,4 +1,4 @@
-"""Worker process of a comparison: trains the runs that it is sent, one after the other (see `gxpo.base.processes`)."""
+"""Worker process of a comparison: trains one run after the other on request (see `gxpo.base.processes`)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gxpo.base.processes import Line
 
-JOB, DONE, LOG = "job.json", "done.json", "log.txt"  # in a run directory: its keys, how it ended, what it said
+# Files in a run directory: its keys, how it ended, what it printed.
+JOB, DONE, LOG = "job.json", "done.json", "log.txt"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 def serve(line: Line) -> None:
-    """Train each run that is sent; the answer says what kept it from its end, or nothing."""
+    """Train or probe the runs that are sent; the answer to a training is its `trouble`, empty on success."""
     while True:
         for item in line.receive():
             for name in THREADS:  # read when torch is loaded, which no import before this has done
@@ -34,7 +35,7 @@ def serve(line: Line) -> None:
 
 
 def probe(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """What two steps cost: figures of `gxpo.training.probe`, or `trouble`."""
+    """Measure the cost of two steps: figures of `gxpo.training.probe`, or `trouble`."""
     from gxpo.parts.definition import Stated
     from gxpo.training import probe as steps
     from gxpo.training.config import resolve
@@ -47,7 +48,7 @@ def probe(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_one(path: Path, keys: Mapping[str, Any], *, keep: bool) -> str:
-    """Train in `path`, or go on there, to the end; gives what went wrong, in a line.
+    """Train in `path`, or continue there, to the end; return the error in one line, empty on success.
 
     keep  whether checkpoints and report stay; without it the directory holds metrics and evaluations alone
     """
@@ -65,6 +66,8 @@ def run_one(path: Path, keys: Mapping[str, Any], *, keep: bool) -> str:
             with warnings.catch_warnings():
                 warnings.simplefilter("default")
                 _train(path, keys, keep)
+        # An error of the run is its result: it is recorded, and not tried again. Memory is the machine's and may do
+        # next time.
         except MemoryError:
             raise
         except Exception as error:
@@ -83,21 +86,23 @@ def _train(path: Path, keys: Mapping[str, Any], keep: bool) -> None:
     from gxpo.training.train import resume, train
 
     need("transformers.utils.logging", "train").disable_progress_bar()
-    given = {k: Stated(v, "compare") for k, v in keys.items()}
-    going_on = any((path / FOLDER).glob("step-*"))
-    if not going_on:
-        from gxpo.compare.store import job_keys
+    keys_with_origin = {k: Stated(v, "compare") for k, v in keys.items()}
+    has_checkpoint = any((path / FOLDER).glob("step-*"))
+    if not has_checkpoint:
+        # Nothing of a run that was killed before its first checkpoint can be continued; its log is worth keeping.
+        from gxpo.compare.jobs import job_keys
 
-        for left in path.iterdir():  # of a run that was ended before its first checkpoint
-            if left.name != LOG:
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+        for leftover in path.iterdir():
+            if leftover.name != LOG:
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         write_atomic(path / JOB, json.dumps(job_keys(keys), indent=1))
     if keep:
-        resume(path) if going_on else train(resolved=resolve(given), out=path)
+        resume(path) if has_checkpoint else train(resolved=resolve(keys_with_origin), out=path)
         return
-    if going_on:
-        shutil.rmtree(path / FOLDER)  # begun with checkpoints: a run that keeps none begins anew
-    trainer = Trainer(resolve(given), out=path)
+    # Tuning runs keep neither checkpoints nor rollouts: there are many, and only their figures are read.
+    if has_checkpoint:
+        shutil.rmtree(path / FOLDER)  # of a run with checkpoints in this place: one that keeps none starts over
+    trainer = Trainer(resolve(keys_with_origin), out=path)
     try:
         trainer.train()
     finally:
@@ -106,9 +111,9 @@ def _train(path: Path, keys: Mapping[str, Any], keep: bool) -> None:
     shutil.rmtree(path / "rollouts", ignore_errors=True)
 
 
-if __name__ == "__main__":  # one run, asked for in a line of JSON on standard input
+if __name__ == "__main__":  # one run, described by a line of JSON on standard input
     from gxpo.base.exact import ask_for_equal_bits
 
     ask_for_equal_bits()
-    asked = json.loads(sys.stdin.read())
-    print(json.dumps({"trouble": run_one(Path(asked["path"]), asked["keys"], keep=asked["keep"])}))
+    request = json.loads(sys.stdin.read())
+    print(json.dumps({"trouble": run_one(Path(request["path"]), request["keys"], keep=request["keep"])}))

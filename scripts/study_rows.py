@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gxpo.base.errors import RecordError
+from gxpo.compare.jobs import job_keys, task_order
 from gxpo.compare.results import Point, RunResult
-from gxpo.environments.tasks.epochs import FIRST_STEP, goes_by_epochs
+from gxpo.environments.tasks.epochs import goes_by_epochs
 
 SCHEMA = "gxpo.study/1"
 CURVES = (  # metrics of training that a row keeps, each at `KEPT` points
@@ -72,7 +73,7 @@ def row_of(run: Path, keys: Mapping[str, Any], *, trouble: str = "", commit: str
     return {
         "schema": SCHEMA,
         "digest": digest(keys),
-        **_order(keys),
+        **task_order(keys),
         "seed": keys["seed"],
         "keys": {k: v for k, v in keys.items() if k != "seed"},
         "evaluations": evaluations,
@@ -139,16 +140,6 @@ def with_former(store: Mapping[tuple[str, int], dict[str, Any]]) -> dict[tuple[s
         if "first_step" not in row and goes_by_epochs(keys) and _digest(keys) == name and _tasks_of(row) not in renewed:
             out.setdefault((digest(keys), seed), row)
     return out
-
-
-def job_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The contents of a run's job.json: its keys, and the order in which it draws a finite list of tasks."""
-    return {**keys, **_order(keys)}
-
-
-def _order(keys: Mapping[str, Any]) -> dict[str, int]:
-    """The step that begins the first epoch, where tasks are a finite list."""
-    return {"first_step": FIRST_STEP} if goes_by_epochs(keys) else {}
 
 
 def _tasks_of(row: Mapping[str, Any]) -> str:

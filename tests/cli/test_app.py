@@ -1,4 +1,4 @@
-"""The command line: bad input is one line and exit code 2 with nothing half-written; reports are JSON on request."""
+"""Commands of the entry point: errors are one line and exit code 2, with nothing half-written."""
 
 import json
 import os
@@ -10,42 +10,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from tests import command_line, started
+from tests import started
+from tests.cli.small_run import config, refused, run
 
 import gxpo
 from gxpo.explain import methods
 from gxpo.methods import METHODS
 from gxpo.training import checkpoint
-
-SMALL = """model: tiny:cold
-task: arithmetic
-tasks: {per_step: 2}
-rollout: {group_size: 2}
-sampling: {max_new_tokens: 4}
-eval: {tasks: 4}
-trainer: {steps: 2, checkpoint_every: 1}
-"""
-
-
-def run(*arguments):
-    """(exit code, stdout, stderr) of the command line."""
-    return command_line.run(arguments)
-
-
-def config(tmp_path, text=SMALL):
-    path = tmp_path / "run.yaml"
-    path.write_text(text)
-    return path
-
-
-def refused(tmp_path, arguments, message):
-    """Exit code 2, one line that holds `message`, and no run directory."""
-    out = tmp_path / "out"
-    code, _, err = run(*arguments, "--out", out)
-    assert code == 2, err
-    assert message in err and err.count("\n") == 1 and "Traceback" not in err, err
-    assert not out.exists()
-
 
 KEYED = {"server": "https://collect.example/v1", "model": "m", "key_from": "AWS_SECRET_ACCESS_KEY"}
 
@@ -101,51 +72,7 @@ def test_bad_settings(tmp_path, sets, message):
     refused(tmp_path, ["train", config(tmp_path), *flags], message)
 
 
-@pytest.mark.parametrize(
-    ("sets", "message"),
-    [
-        (["model=nowhere"], "model 'nowhere': neither a directory nor in the hub's cache"),
-        (["task=nowhere.jsonl"], "nowhere.jsonl: no such file"),
-        (["task=arithmetics"], "did you mean 'arithmetic'"),
-        (["task=mine.py:Wrold"], "mine.py has no 'Wrold'; did you mean 'World'?"),
-        (["task=broken.py:World"], "broken.py line 2"),
-        (["task=frozenlake", "tasks.options.sise=3"], "has no option 'sise'; did you mean 'size'?"),
-        (["reward=mine.py:socre"], "mine.py has no 'socre'; did you mean 'score'?"),
-        (["reward=nowhere.py:f"], "there is no file nowhere.py"),
-        (["reward=corect"], "did you mean 'correct'"),
-        (["learner.device=cudo"], "device 'cudo' can't be used"),
-        (["rollout.group_size=1"], "rollout.group_size=1: relative compares the rollouts of a group"),
-        (["method=scaf_grpo", "task=plain.jsonl"], "has no hints"),
-        (["method=luffy", "task=plain.jsonl"], "has no reference answer"),
-        (
-            ["method=anytime_brpo", "task=frozenlake", "sampling.max_new_tokens=20"],
-            "rollout thinking_budgets is for tasks with one answer",
-        ),
-        (["method=flow_grpo"], "rollout denoise samples latents, and model tiny:cold has none"),
-        (["model=flow:x", "method=flow_grpo", "task=points"], "unknown flow 'flow:x'"),
-    ],
-)
-def test_what_can_be_known_is_refused_without_a_run(tmp_path, monkeypatch, sets, message):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("raise SystemExit('was run')\nclass World: ...\ndef score(completion): ...\n")
-    (tmp_path / "broken.py").write_text("x = 1\nclass World(:\n")
-    (tmp_path / "plain.jsonl").write_text("".join(f'{{"prompt": "{i}", "answer": "{i}"}}\n' for i in range(400)))
-    flags = [x for s in sets for x in ("--set", s)]
-    for command in (["train", "--dry-run"], ["plan", "--no-probe"]):
-        code, out, err = run(command[0], config(tmp_path), command[1], *flags)
-        assert (code, out) == (2, "") and message in err and err.count("\n") == 1, err
-
-
-def test_a_dry_run_does_not_run_what_files_hold(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("raise SystemExit('was run')\nclass World: ...\ndef score(completion): ...\n")
-    sets = ["--set", "task=mine.py:World", "--set", "reward=mine.py:score"]
-    code, out, err = run("train", config(tmp_path), "--dry-run", *sets)
-    assert code == 0 and "mine.py:World" in out, err
-
-
-def test_what_a_credit_of_the_user_s_leaves_of_the_method_is_said_in_a_line(tmp_path):
+def test_a_user_s_credit_notes_in_a_line_what_it_replaces(tmp_path):
     (tmp_path / "mine.py").write_text("def own(forest, signals, step):\n    return forest.path_token * 0.0\n")
     sets = ["--set", "method=rloo", "--set", f"credit={tmp_path}/mine.py:own"]
     line = f"rloo: nothing of it is left: credit.center, credit.scale gave way to credit={tmp_path}/mine.py:own [--set]"
@@ -257,63 +184,6 @@ def test_train_eval_resume_and_report(tmp_path):
     (out / "config.yaml").write_text((out / "config.yaml").read_text().replace("seed: 0", "seed: 1"))
     code, _, err = run("resume", out)
     assert code == 2 and "not the configuration of its checkpoint" in err and err.count("\n") == 1
-
-
-def test_dry_run_shows_origins_and_trains_nothing(tmp_path):
-    path = config(tmp_path, SMALL + "method: dr_grpo\n")
-    code, text, _ = run("train", path, "--dry-run", "--json", "--out", tmp_path / "out")
-    keys = json.loads(text)["keys"]
-    assert code == 0 and keys["credit.scale"] == {"value": "none", "origin": "dr_grpo"}
-    assert keys["sampling.max_new_tokens"]["origin"] == f"{path}:5"
-    assert not (tmp_path / "out").exists()
-
-
-def test_plan_is_arithmetic(tmp_path):
-    code, text, _ = run(
-        "plan",
-        config(tmp_path),
-        "--json",
-        "--no-probe",
-        "--set",
-        "update.epochs=3",
-        "--set",
-        "update.minibatches=2",
-        "--set",
-        "tasks.per_step=6",
-        "--set",
-        "rollout.group_size=5",
-    )
-    plan = json.loads(text)["plan"]
-    assert code == 0 and plan["rollouts_per_step"] == 30 and plan["optimiser_steps_per_step"] == 6
-    assert plan["rollouts_per_optimiser_step"] == 15 and plan["reuse_of_each_rollout"] == 3
-    assert plan["generated_tokens_per_step_at_most"] == 120 and plan["optimiser_steps"] == 12 and not plan["on_policy"]
-    assert plan["policy_age_at_most"] == 5 and "probe" not in json.loads(text)
-    assert plan["microbatches_per_epoch_at_least"] == 1 and plan["actions_per_rollout_at_most"] == 1
-
-
-@pytest.mark.parametrize(("turns", "tokens"), [(None, None), (3, 2 * 2 * 3 * 4)])
-def test_plan_of_an_environment(tmp_path, turns, tokens):
-    sets = ["task=frozenlake", *([f"env.max_turns={turns}"] if turns else [])]
-    flags = [x for s in sets for x in ("--set", s)]
-    code, text, _ = run("plan", config(tmp_path), "--no-probe", "--json", *flags)
-    plan = json.loads(text)["plan"]
-    assert code == 0 and plan["actions_per_rollout_at_most"] == turns
-    assert plan["generated_tokens_per_step_at_most"] == tokens
-    assert run("plan", config(tmp_path), "--no-probe", *flags)[0] == 0
-
-
-def test_plan_with_a_probe_leaves_nothing(tmp_path, monkeypatch):
-    path = config(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    code, text, err = run("plan", path, "--json", "--set", f"out={tmp_path / 'out'}")
-    shown = json.loads(text)
-    assert code == 0 and shown["probe"]["rollouts_per_step"] == 4 and shown["plan"]["rollouts_per_step"] == 4
-    assert "two steps" in err and [p.name for p in tmp_path.iterdir()] == ["run.yaml"]
-    code, text, _ = run("plan", path)
-    assert code == 0 and "time_run_s" in text and "the run: about" in text
-    refused(tmp_path, ["train"], "give a CONFIG file")
-    code, _, err = run("plan", path, "--set", "model=./nowhere")
-    assert code == 2 and "no such model directory" in err and err.count("\n") == 1
 
 
 def test_export_and_a_run_from_another(tmp_path, monkeypatch):

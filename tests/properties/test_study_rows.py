@@ -2,11 +2,25 @@
 
 import hashlib
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
 from gxpo.base.errors import RecordError
-from gxpo.compare.store import append, bits_of, digest, missing, read_store, result_of, row_of, verdicts_of, with_former
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+from study_rows import (
+    append,
+    bits_of,
+    digest,
+    missing,
+    read_store,
+    result_of,
+    row_of,
+    verdicts_of,
+    with_former,
+)
 
 KEYS = {"method": "grpo", "optim.lr": 1e-4, "seed": 3}
 

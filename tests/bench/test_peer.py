@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gxpo.bench import peer, peer_rows
+from gxpo.bench import peer
 from gxpo.bench.plan import Plan
 
 
@@ -18,7 +18,7 @@ from gxpo.bench.plan import Plan
     ],
 )
 def test_the_ratio_of_tokens_is_that_of_the_shapes(name, flat, unique):
-    assert peer_rows.ROWS[name].unique_token_ratio == pytest.approx(flat / unique)
+    assert peer.ROWS[name].unique_token_ratio == pytest.approx(flat / unique)
 
 
 def test_prompts_are_digits_of_the_length_and_differ():
@@ -46,21 +46,21 @@ def test_trl_gets_the_micro_batch_that_was_fastest(monkeypatch):
     plan = Plan(Path("nowhere"), threads=2, python="there")
     plan.models = lambda *names: f"models of {names[0]}"
     plan.measure = lambda case: measured.append(case) or {"name": case.name, **case.figures}
-    monkeypatch.setattr(peer_rows, "Worker", Told)
-    row = peer_rows.measure("tiny/256", plan)
+    monkeypatch.setattr(peer, "Worker", Told)
+    row = peer.measure("tiny/256", plan)
     assert row["micro_batch"] == 8 and row["micro_batch_seconds"] == {"4": 3.0, "8": 1.5, "16": 2.0}
     (case,) = measured
-    assert case.other.arguments["micro_batch"] == 8 and case.other.arguments["folder"] == "models of tiny"
+    assert case.baseline.arguments["micro_batch"] == 8 and case.baseline.arguments["folder"] == "models of tiny"
     seconds.update({4: [1.0], 8: [3.0], 16: [2.0]})
-    assert peer_rows.measure("smollm2/64", plan)["micro_batch"] == 4  # a round of a real model takes minutes: one each
-    assert case.own.arguments["length"] == case.other.arguments["length"] == 256 and "note" not in row
+    assert peer.measure("smollm2/64", plan)["micro_batch"] == 4  # a round of a real model takes minutes: one each
+    assert case.candidate.arguments["length"] == case.baseline.arguments["length"] == 256 and "note" not in row
 
 
 def test_groups_of_one_are_trained_on_every_row():
     """Under GRPO a group of one has credit 0 and would be skipped: rewards are whitened over the batch instead."""
     import gxpo
 
-    settings = peer_rows.ROWS["smollm2/g1"].settings
+    settings = peer.ROWS["smollm2/g1"].settings
     method = gxpo.method(settings["method"], {"objective.aggregate": settings["objective.aggregate"]})
     forest = gxpo.Forest.from_completions([[1], [2], [3]], [[[4, 5]], [[6]], [[7]]], [0.0, 0.5, 1.0])
     assert bool((method.advantages(forest) != 0).all())

@@ -1,0 +1,112 @@
+"""Commands that examine a finished run: `gxpo doctor` diagnoses it, `gxpo explain` shows its advantages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gxpo.cli.options import Json, app, fail, say
+
+EXPLAIN_PAGE = Path("explain.html")  # written where neither --out nor --json is given
+
+
+@app.command()
+def doctor(
+    path: Annotated[
+        Path | None, typer.Argument(metavar="PATH", help="A run directory, or one of its files.", show_default=False)
+    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the diagnosis as a page.")] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List every sickness it can diagnose, with its statistic.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Diagnose a training run from its logs and files: TRL, verl, gxpo, OpenRLHF, prime-rl, unsloth.
+
+    One cause first, its consequences under it, with evidence and remedies in that trainer's own keys. Exit code 0:
+    healthy, 1: a warning or worse, 2: nothing could be read.
+
+    Example: gxpo doctor runs/arithmetic
+
+    Example: gxpo doctor outputs/checkpoint-500 --json
+    """
+    from gxpo.base.errors import GxpoError
+    from gxpo.doctor import Diagnosis, diagnose, read
+    from gxpo.doctor.text import sickness_list, text
+
+    if listed:
+        from gxpo.doctor.sickness import SICKNESSES, STAGES
+
+        rows = [
+            {"id": s.id, "stage": STAGES[s.stage], "title": s.title, "statistic": s.statistic, "needs": list(s.needs)}
+            for s in sorted(SICKNESSES.values(), key=lambda s: s.stage)
+        ]
+        say(json.dumps(rows, indent=1) if as_json else sickness_list())
+        return
+    if path is None:
+        fail("give a PATH: a run directory or one of its files (or --list)")
+    # With --json, an unreadable path is a diagnosis, too: a script that parses the output need not catch an error.
+    try:
+        log = read(path)
+    except GxpoError as error:
+        if not as_json:
+            raise
+        say(json.dumps(Diagnosis("unknown", [], notes=[str(error)]).as_json(), indent=1))
+        raise typer.Exit(2) from None
+    diagnosis = diagnose(log, recompute=True)
+    if html is not None:
+        from gxpo.doctor.html import html as page
+
+        try:
+            html.write_text(page(diagnosis, log), encoding="utf-8", errors="replace")
+        except OSError as error:
+            fail(f"--html {html}: {error.strerror}; give a file in a directory that exists and can be written")
+    say(json.dumps(diagnosis.as_json(), indent=1) if as_json else text(diagnosis))
+    raise typer.Exit(diagnosis.exit_code)
+
+
+@app.command()
+def explain(
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="RUN|FILE", help="A run directory, or a file of records, TRL's table, verl's dump."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.html", help="The page to write; default: explain.html.")
+    ] = None,
+    methods: Annotated[
+        str,
+        typer.Option("--methods", metavar="NAMES", help="Side by side, with commas between; default: the run's own."),
+    ] = "",
+    step: Annotated[int | None, typer.Option(help="A step of the run; default: the last.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the rollouts of a step: as trees, each token by advantage, weight and gradient, with the arithmetic.
+
+    The page fetches nothing and needs no server. No file that a run's configuration names is run. --json prints the
+    rewards and advantages of every group instead.
+
+    Example: gxpo explain runs/arithmetic --methods grpo,dr_grpo --out step.html
+
+    Example: gxpo explain runs/arithmetic --json
+    """
+    from gxpo.explain.rollout_data import as_data
+    from gxpo.explain.rollout_page import looks_of, written
+    from gxpo.explain.rollout_source import read
+
+    # The page is written by default; with --json alone the data take its place.
+    source = read(path, step)
+    looks = looks_of(source, [name.strip() for name in methods.split(",") if name.strip()])
+    if out is not None or not as_json:
+        page, to = written(source, looks), out or EXPLAIN_PAGE
+        try:
+            to.write_text(page, encoding="utf-8", errors="replace")
+        except OSError as error:
+            fail(f"--out {to}: {error.strerror}; give a file in a directory that exists and can be written")
+        if not as_json:
+            say(f"{to}: {len(page.encode('utf-8', 'replace')) / 1e6:.1f} MB; open it in a browser")
+    if as_json:
+        say(json.dumps(as_data(source, looks) | ({} if out is None else {"page": str(out)}), indent=1))

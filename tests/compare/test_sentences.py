@@ -1,0 +1,33 @@
+"""Verdicts in sentences, of one setting and of several."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tests.compare.made import comparison, undecided
+
+from gxpo.compare.sentences import compared, over_settings, verdict
+
+
+def test_several_undecided_arms_are_one_sentence() -> None:
+    said = "no arm can be told from grpo: n too small to say"
+    assert (
+        verdict(undecided({"rloo": 140, "dr_grpo": 40}))[0] == f"{said}; about 40 seeds would for dr_grpo, 140 for rloo"
+    )
+    assert verdict(undecided({"rloo": None, "dr_grpo": None}))[0] == said
+    assert verdict(undecided({"rloo": 141, "dr_grpo": 141}))[0] == f"{said}; about 150 seeds would"
+    known = "about 40 seeds would for dr_grpo; no number of seeds is known for rloo"
+    assert verdict(undecided({"rloo": None, "dr_grpo": 40}))[0] == f"{said}; {known}"
+    assert verdict(undecided({"rloo": 140}))[0] == "rloo: not told from grpo"
+    assert verdict(undecided({}))[0] == "nothing is compared: there is no arm beside the base"
+
+
+def test_controls_get_no_verdict() -> None:
+    assert [d.arm for d in compared(comparison())] == ["rloo", "dr_grpo"]
+
+
+def test_settings_without_a_common_measure_are_counted_alone() -> None:
+    less = dataclasses.replace(comparison(), measure="eval_length", better="less")
+    by_arm = {a.arm: a for a in over_settings([comparison(), less])}
+    assert by_arm["dr_grpo"].difference is None and by_arm["dr_grpo"].verdict == "undecided"
+    assert by_arm["dr_grpo"].said == ["dr_grpo is better than grpo in 2 of 2 settings"]
