@@ -175,7 +175,7 @@ def test_it_can_be_named_in_a_key_and_starts_anew_when_filled(control):
     name = show(type(control))  # adaptive_kl, schedule...
     m = gxpo.method("grpo", {"objective.kl.control": name, "objective.kl.coef": 0.02})
     found = m.terms["kl"].control
-    assert type(found) is type(control) and m.terms["kl"].now == pytest.approx(0.02)
+    assert type(found) is type(control) and m.terms["kl"].current_coef == pytest.approx(0.02)
     found.load_state_dict({k: v + 1 for k, v in found.state_dict().items()})
     assert m.fill(total_steps=5).terms["kl"].control.state_dict() == fresh(control).state_dict()
     assert "objective.kl.control" in m.state_dict()
@@ -184,8 +184,8 @@ def test_it_can_be_named_in_a_key_and_starts_anew_when_filled(control):
 def test_who_can_leave_zero():
     for control in ALL:
         leaves = show(control) in ("schedule", "entropy_target", "dual_budget")
-        assert control.from_zero == leaves and KL(0.0, control=control).ever == leaves
-        assert KL(0.01, control=control).ever
+        assert control.from_zero == leaves and KL(0.0, control=control).is_ever_used == leaves
+        assert KL(0.01, control=control).is_ever_used
         fresh_one = fresh(control)
         for s in range(1, 5):
             fresh_one.adjust(figures(s) | {"entropy": 0.1, "kl": 0.4})
@@ -201,8 +201,8 @@ def test_a_schedule_must_know_how_long_the_run_is():
         with pytest.raises(ConfigError, match="total_steps is None"):
             control.adjust({"step": 1.0})
     m = gxpo.method("grpo_d", {"objective.kl.control.turn": 0.5}).fill(total_steps=4)
-    assert m.terms["kl"].now == 0.01
-    assert m.adjust({"step": 1}) == {"schedule_progress": 0.25} and m.terms["kl"].now == pytest.approx(0.005)
+    assert m.terms["kl"].current_coef == 0.01
+    assert m.adjust({"step": 1}) == {"schedule_progress": 0.25} and m.terms["kl"].current_coef == pytest.approx(0.005)
     assert gxpo.method("epo").fill(total_steps=9).terms["entropy_band"].control.total_steps == 9
 
 
@@ -260,7 +260,7 @@ def test_at_zero_the_dual_variable_still_sees_the_kl(toy):
     assert figures_of(term, *args).keys() == figures_of(term, *args).keys() == {"kl_coef"}
     assert figures_of(KL(0.0, control=Schedule()), *args, signals) == {"kl_coef": 0.0}
     term.control.adjust(figures_of(term, *args, signals))
-    assert term.now == pytest.approx(0.031652, abs=1e-6)
+    assert term.current_coef == pytest.approx(0.031652, abs=1e-6)
 
 
 def test_an_entropy_bonus_under_a_target(toy):
@@ -271,4 +271,4 @@ def test_an_entropy_bonus_under_a_target(toy):
     value = term(toy.forest, toy.policy(entropy=entropy), toy.credit, toy.weight, {}, 0)[0]
     assert float(value.detach()) == pytest.approx(-0.01 * 0.3)
     term.control.adjust({"entropy": 0.4})
-    assert term.now == 0.0
+    assert term.current_coef == 0.0

@@ -15,7 +15,7 @@ from tests.algorithms.objectives.coupled_rows import ROWS, agrees, diagonal
 
 import gxpo
 from gxpo.algorithms.objectives import Clip, Entries, PolicyGradient, Surrogate
-from gxpo.algorithms.objectives.surrogate_clips import covariance, draw, quota
+from gxpo.algorithms.objectives.surrogate_clips import covariance, quota, token_hash
 from gxpo.base.errors import ConfigError
 from gxpo.parts.protocols import PolicyTokens
 
@@ -137,12 +137,12 @@ def test_the_draw_is_of_the_entries_and_not_of_their_order():
     x = seen(100)
     order = torch.arange(100).view(20, 5).flip(0).reshape(-1)  # whole trajectories, the last first
     moved = replace(x, **{k: getattr(x, k)[order] for k in ("logprob", "below", "log_ratio", "ratio", "credit")})
-    assert torch.equal(draw(moved, 3), draw(x, 3)[order])
+    assert torch.equal(token_hash(moved, 3), token_hash(x, 3)[order])
     surrogate = CovarianceClip(covariance_share=0.03, covariance_low=0.1)
     assert torch.equal(gone_of(surrogate, moved), gone_of(surrogate, x)[order])
     # nor of what the policy is now, so that a step's updates draw alike; nor of rounding in the old log-probs
     now = replace(x, logprob=x.logprob + 0.1, below=x.below + 1e-13)
-    assert torch.equal(draw(now, 3), draw(x, 3)) and len(set(draw(x, 3).tolist())) == 100
+    assert torch.equal(token_hash(now, 3), token_hash(x, 3)) and len(set(token_hash(x, 3).tolist())) == 100
 
 
 # ---------------------------------------------------------------- the step

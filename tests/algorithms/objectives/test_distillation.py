@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.algorithms.objectives.conftest import figures_of
 
 import gxpo
-from gxpo.algorithms.objectives.distillation import Distillation, sureness
+from gxpo.algorithms.objectives.distillation import Distillation, confidence_weight
 from gxpo.base.errors import ConfigError, MissingSignal
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import PolicyTokens
@@ -32,20 +32,20 @@ def signals_of(entropy: torch.Tensor) -> dict[str, torch.Tensor]:
 
 # ---------------------------------------------------------------- weights by entropy
 def test_card_weights() -> None:
-    found = sureness(column(0.2, 1.0, 2.0), 1.0)
+    found = confidence_weight(column(0.2, 1.0, 2.0), 1.0)
     assert found.tolist() == pytest.approx([1.858013, 0.834859, 0.307128], abs=1e-6)
-    assert float(found.mean()) == pytest.approx(1.0) and sureness(column(0.2, 9.0), 0.0).tolist() == [1.0, 1.0]
+    assert float(found.mean()) == pytest.approx(1.0) and confidence_weight(column(0.2, 9.0), 0.0).tolist() == [1.0, 1.0]
 
 
 @given(st.lists(st.floats(0, 12), min_size=1, max_size=8), st.floats(0, 5))
 def test_weights_are_of_mean_one_and_fall_with_entropy(entropy, beta) -> None:
-    found = sureness(column(*entropy), beta)
+    found = confidence_weight(column(*entropy), beta)
     assert float(found.mean()) == pytest.approx(1.0)
     ordered = found[column(*entropy).argsort()]
     assert bool((ordered.diff() <= 1e-12).all())
-    shifted = sureness(column(*[h + 900 for h in entropy]), beta)
+    shifted = confidence_weight(column(*[h + 900 for h in entropy]), beta)
     assert shifted.tolist() == pytest.approx(found.tolist(), rel=1e-9)
-    assert sureness(column(), 1.0).shape == (0,)
+    assert confidence_weight(column(), 1.0).shape == (0,)
 
 
 # ---------------------------------------------------------------- the term

@@ -14,7 +14,7 @@ from tests.sampling.rollouts.resumed import check_resumed
 
 import gxpo
 from gxpo.algorithms.objectives import Entropy
-from gxpo.algorithms.objectives.entropy_band import EntropyBand, outside
+from gxpo.algorithms.objectives.entropy_band import EntropyBand, band_penalty
 from gxpo.base.errors import CheckpointError, ConfigError, MissingSignal
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import PolicyTokens
@@ -55,7 +55,7 @@ def seen(term, *means, steps=1):
 # ---------------------------------------------------------------- the card
 def test_card():
     h = column(0.5, 1.2, 0.05)
-    assert outside(h, column(0.6, 0.6, 0.6), hinge=False).tolist() == pytest.approx([0.0, 0.1, 0.1])
+    assert band_penalty(h, column(0.6, 0.6, 0.6), hinge=False).tolist() == pytest.approx([0.0, 0.1, 0.1])
     published = seen(EntropyBand(hinge=False, control=None), 0.6)
     value, slope = value_and_slope(published, episodes([3]), h)
     assert value == pytest.approx(-0.000516667, abs=1e-9)
@@ -166,7 +166,7 @@ def test_the_weight_falls_over_the_run():
     for step in (1, 2, 3):
         m.adjust({"step": step, "entropy_turn_0": 0.5})
     term = m.terms["entropy_band"]
-    assert term.now == 0.001 and term.smooth_now == pytest.approx(0.8 * math.exp(-1.5))
+    assert term.current_coef == 0.001 and term.current_smooth == pytest.approx(0.8 * math.exp(-1.5))
     assert term.state_dict() == {"history": {"0": [1.5, 3.0]}}
     h = column(0.5, 1.2, 0.05)  # the band is (.25, .75): distances 0, .45, .2
     value, slope = value_and_slope(term, episodes([3]), h)

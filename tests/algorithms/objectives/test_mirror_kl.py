@@ -12,7 +12,7 @@ from tests.algorithms.objectives.by_position import Annealed, Unclipped
 from tests.algorithms.objectives.conftest import figures_of, grow_forest
 
 import gxpo
-from gxpo.algorithms.objectives.mirror_kl import MirrorKl, mirror_kl
+from gxpo.algorithms.objectives.penalty import MirrorKl, mirror_kl
 from gxpo.base.errors import CheckpointError, ConfigError, GxpoError
 from gxpo.parts.protocols import PolicyTokens
 
@@ -111,13 +111,13 @@ def test_the_coefficient_grows_as_one_over_t_and_stops():
     term, seen = MirrorKl(coef=0.5, least=0.25, total_steps=4), []
     assert term.control is not None
     for step in range(1, 7):
-        seen.append(term.now)
+        seen.append(term.current_coef)
         assert term.control.adjust({"step": step})["schedule_progress"] == min(step / 4, 1.0)
     assert seen == pytest.approx([0.5 / t for t in (1, 0.75, 0.5, 0.25, 0.25, 0.25)])
     still = MirrorKl(least=1.0, total_steps=1)
     assert still.control is not None
     still.control.adjust({"step": 1})
-    assert still.now == 1.0
+    assert still.current_coef == 1.0
 
 
 def test_it_is_resumed_exactly():
@@ -141,9 +141,9 @@ def test_runs_do_not_share_what_the_control_remembers():
     one, two = (gxpo.method("mdpo").fill(horizon=8.0, max_length=8, total_steps=10) for _ in range(2))
     assert one.terms["mirror_kl"].control.total_steps == 10
     one.adjust({"step": 5.0})
-    assert one.terms["mirror_kl"].now == pytest.approx(2.0) and two.terms["mirror_kl"].now == 1.0
-    assert gxpo.method("mdpo").terms["mirror_kl"].now == 1.0
+    assert one.terms["mirror_kl"].current_coef == pytest.approx(2.0) and two.terms["mirror_kl"].current_coef == 1.0
+    assert gxpo.method("mdpo").terms["mirror_kl"].current_coef == 1.0
     assert gxpo.method("mdpo", {"objective.add.mirror_kl.least": 1.0}).terms["mirror_kl"].control == Annealed(1.0)
     state = one.state_dict()
     two.load_state_dict(state)
-    assert two.terms["mirror_kl"].now == pytest.approx(2.0)
+    assert two.terms["mirror_kl"].current_coef == pytest.approx(2.0)

@@ -244,8 +244,8 @@ def test_figures_of_penalties(toy) -> None:
     assert figures(toy, OfTheForest(coef=0.5)) == pytest.approx({"length": 13 / 5})
     known = {"proximal_logprob": toy.logprob.detach(), "reference_logprob": toy.reference}
     k3 = sum(math.exp(d) - 1 - d for d in (-0.4, 0.1, 0.2, -0.1, -0.5)) / 5
-    assert KL(coef=0.1).measured(toy.forest, known) == pytest.approx(k3)
-    assert KL(coef=0.1).measured(toy.forest, {}) is None
+    assert KL(coef=0.1).start_value(toy.forest, known) == pytest.approx(k3)
+    assert KL(coef=0.1).start_value(toy.forest, {}) is None
     policy = toy.policy(reference_logprob=toy.reference)
     for coef, expected in ((0.0, {}), (0.1, {"kl": pytest.approx(k3)})):
         assert figures_of(KL(coef=coef), toy.forest, policy, toy.credit, toy.weight, known) == expected

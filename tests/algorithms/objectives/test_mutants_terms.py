@@ -16,15 +16,13 @@ from gxpo.algorithms.objectives import surrogate
 from gxpo.algorithms.objectives.base import PolicyGradient, TermPart, TermSum
 from gxpo.algorithms.objectives.control import AdaptiveKl
 from gxpo.algorithms.objectives.distillation import Distillation
-from gxpo.algorithms.objectives.entropy_band import EntropyBand, outside
+from gxpo.algorithms.objectives.entropy_band import EntropyBand, band_penalty
 from gxpo.algorithms.objectives.inner_layer import InnerLayer
 from gxpo.algorithms.objectives.masked_kl import MaskedKl
-from gxpo.algorithms.objectives.mirror_kl import MirrorKl
-from gxpo.algorithms.objectives.penalty import KL, Entropy, kl_estimate
+from gxpo.algorithms.objectives.penalty import KL, Entropy, MirrorKl, kl_estimate
 from gxpo.algorithms.objectives.positive_likelihood import PositiveLikelihood
 from gxpo.algorithms.objectives.power_mean import PowerMean, log_power_mean
-from gxpo.algorithms.objectives.preference_forms import sigmoid
-from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.algorithms.objectives.preference_pairs import PreferencePairs, sigmoid
 from gxpo.algorithms.objectives.sequence_losses import (
     Classification,
     Discriminative,
@@ -40,7 +38,7 @@ from gxpo.algorithms.objectives.sequence_losses import (
     implied_negative,
     residuals,
     squared_log_ratio,
-    valued,
+    straight_through,
 )
 from gxpo.algorithms.objectives.sequence_score import labels, log_sum_exp, over_groups, weighted
 from gxpo.algorithms.objectives.uniform_value import UniformValue
@@ -183,7 +181,7 @@ def test_defaults() -> None:
     held = implicit_negative(column(0.5), column(0.5), bad, 1e-3, log_ratio_max=0.1)
     assert held.tolist() == pytest.approx([-math.log(2 - math.exp(0.1))])
     x = column(3.0).requires_grad_()
-    straight = valued(x, column(1.0))
+    straight = straight_through(x, column(1.0))
     assert float(straight.detach()) == 1.0 and torch.autograd.grad(straight.sum(), x)[0].tolist() == [1.0]
 
 
@@ -322,11 +320,11 @@ def test_a_taught_token_that_nobody_knows_the_sampler_of(grow) -> None:
 # ---------------------------------------------------------------- entropy
 def test_the_band_by_default_and_on_its_ends() -> None:
     h, centre = column(0.25, 0.5, 0.75, 2.0), column(0.5, 0.5, 0.5, NAN)
-    assert outside(h, centre).tolist() == [0.0] * 4
-    assert outside(column(0.125, 1.0), column(0.5, 0.5)).tolist() == [0.125, 0.25]
-    flat = outside(h, centre, hinge=False, size=0.5)
+    assert band_penalty(h, centre).tolist() == [0.0] * 4
+    assert band_penalty(column(0.125, 1.0), column(0.5, 0.5)).tolist() == [0.125, 0.25]
+    flat = band_penalty(h, centre, hinge=False, size=0.5)
     assert flat.tolist() == [0.5, 0.0, 0.5, 0.0] and flat.dtype == F64
-    assert outside(h.float(), centre).dtype == torch.float32
+    assert band_penalty(h.float(), centre).dtype == torch.float32
 
 
 def test_the_band_remembers_the_mean_of_its_steps() -> None:
@@ -347,7 +345,7 @@ def test_turns_that_nothing_is_trained_in(grow) -> None:
 def test_kl_of_trained_tokens_by_its_own_estimator(grow, toy) -> None:
     forest = grow([("a", 2, {"trainable": [True, False]})])
     known = {"proximal_logprob": column(-0.5, -9.0), "reference_logprob": column(-0.75, -1.0)}
-    assert KL(coef=1.0, estimator="k1").measured(forest, known) == pytest.approx(0.25)
+    assert KL(coef=1.0, estimator="k1").start_value(forest, known) == pytest.approx(0.25)
     # k1 .4 -.1 | -.2 .1 .5: sums .3 and .4, over the horizon, over two trajectories
     term = KL(coef=1.0, estimator="k1", aggregate="sequence_sum", horizon=10.0)
     found = value(term, toy.forest, toy.policy(reference_logprob=toy.reference))

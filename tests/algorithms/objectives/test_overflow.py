@@ -28,7 +28,7 @@ import gxpo
 from gxpo.algorithms.objectives import KL, PolicyGradient
 from gxpo.algorithms.objectives import surrogate as surrogates
 from gxpo.algorithms.objectives.masked_kl import masked_kl
-from gxpo.algorithms.objectives.mirror_kl import mirror_kl
+from gxpo.algorithms.objectives.penalty import mirror_kl
 from gxpo.algorithms.objectives.surrogate_clips import FutureDrift
 from gxpo.algorithms.objectives.surrogate_penalties import RatioVariance
 

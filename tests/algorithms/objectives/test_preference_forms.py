@@ -10,8 +10,7 @@ from tests.algorithms.objectives import labelled_groups as groups
 from tests.thorough import some
 
 import gxpo
-from gxpo.algorithms.objectives.preference_forms import FORMS, odds
-from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.algorithms.objectives.preference_pairs import FORMS, PreferencePairs, odds
 from gxpo.base.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.forest.forest import Forest
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.algorithms.objectives import labelled_groups as groups
 from tests.algorithms.objectives.conftest import figures_of
 
-from gxpo.algorithms.objectives.preference_forms import FORMS
-from gxpo.algorithms.objectives.preference_pairs import PreferencePairs, pairs
+from gxpo.algorithms.objectives.preference_pairs import FORMS, PreferencePairs, pairs
 from gxpo.base.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.parts.protocols import PolicyTokens
 

@@ -13,8 +13,15 @@ from tests.algorithms.objectives.coupled_rows import ROWS, agrees, diagonal
 
 import gxpo
 from gxpo.algorithms.objectives import Clip, PolicyGradient
-from gxpo.algorithms.objectives.prefix import before, gains, kalman, minimum, places, recursion
-from gxpo.algorithms.objectives.ratio_trajectory import prefix_ratio
+from gxpo.algorithms.objectives.ratio_trajectory import (
+    kalman_filter,
+    kalman_gains,
+    prefix_ratio,
+    previous_value,
+    run_positions,
+    run_recursion,
+    running_minimum,
+)
 from gxpo.base.errors import ConfigError
 
 F64 = torch.float64
@@ -46,17 +53,21 @@ def test_scans_equal_loops(runs):
         backward += own
         least += [min(v for v, _ in run[: i + 1]) for i in range(len(run))]
         place += range(len(run))
-    assert recursion(x, coefficient, owner).tolist() == pytest.approx(forward, rel=1e-9, abs=1e-9)
-    assert recursion(x, coefficient, owner, reverse=True).tolist() == pytest.approx(backward, rel=1e-9, abs=1e-9)
-    assert minimum(x, owner).tolist() == least and places(owner).tolist() == place
-    assert before(x, owner, 9.0).tolist() == [x[i - 1].item() if p else 9.0 for i, p in enumerate(place)]
+    assert run_recursion(x, coefficient, owner).tolist() == pytest.approx(forward, rel=1e-9, abs=1e-9)
+    assert run_recursion(x, coefficient, owner, reverse=True).tolist() == pytest.approx(backward, rel=1e-9, abs=1e-9)
+    assert running_minimum(x, owner).tolist() == least and run_positions(owner).tolist() == place
+    assert previous_value(x, owner, 9.0).tolist() == [x[i - 1].item() if p else 9.0 for i, p in enumerate(place)]
 
 
 def test_a_run_knows_nothing_of_the_others():
     x, owner = torch.randn(12, generator=torch.Generator().manual_seed(0), dtype=F64), torch.arange(12) // 4
     wild = x.clone()
     wild[4:8] = torch.inf
-    for scan in (minimum, lambda v, o: recursion(v, 0.5, o), lambda v, o: recursion(v, 0.5, o, reverse=True)):
+    for scan in (
+        running_minimum,
+        lambda v, o: run_recursion(v, 0.5, o),
+        lambda v, o: run_recursion(v, 0.5, o, reverse=True),
+    ):
         assert torch.equal(scan(wild, owner)[8:], scan(x[8:], owner[8:]))
         assert torch.equal(scan(wild, owner)[:4], scan(x[:4], owner[:4]))
 
@@ -73,12 +84,12 @@ def test_the_filter_equals_its_recursion(z, q, v, p0):
     for value in z:
         p = p + q
         gain = p / (p + v)
-        x, p = x + gain * (value - x), (1 - gain) * p
+        x, p = x + gain * (value - x), p * v / (p + v)  # (1 - gain) p, which cancels where p is far above v
         wanted.append(x)
         gained.append(gain)
-    found = gains(torch.arange(len(z)), q, v, p0)
+    found = kalman_gains(torch.arange(len(z)), q, v, p0)
     assert found.tolist() == pytest.approx(gained, rel=1e-6, abs=1e-12)
-    filtered = kalman(torch.tensor(z, dtype=F64), torch.zeros(len(z)).long(), q, v, p0)
+    filtered = kalman_filter(torch.tensor(z, dtype=F64), torch.zeros(len(z)).long(), q, v, p0)
     assert filtered.tolist() == pytest.approx(wanted, rel=1e-5, abs=1e-9)
 
 
@@ -146,7 +157,9 @@ def test_a_long_product_stays_finite():
 # ---------------------------------------------------------------- the filtered ratio
 def test_cards_numbers_of_the_filter():
     z, one = torch.tensor([-0.4, 0.2, 0.5], dtype=F64), torch.zeros(3, dtype=torch.int64)
-    assert gains(torch.arange(3), 0.1, 1.0, 1.0).tolist() == pytest.approx([0.523810, 0.384164, 0.326220], abs=1e-6)
+    assert kalman_gains(torch.arange(3), 0.1, 1.0, 1.0).tolist() == pytest.approx(
+        [0.523810, 0.384164, 0.326220], abs=1e-6
+    )
     level = Filtered(0.1, 1.0, 1.0).level(z, one, one)
     assert level.tolist() == pytest.approx([-0.209524, -0.052199, 0.127939], abs=1e-6)
     assert level.exp().tolist() == pytest.approx([0.810970, 0.949140, 1.136484], abs=1e-6)
@@ -188,7 +201,7 @@ def test_its_limits_are_the_token_and_the_prefix_mean():
 
 def test_defaults_and_bad_options():
     # K rises to the fixed point of K = (K + q) / (K + q + 1): about sqrt(q) = 1e-3
-    found = gains(torch.tensor([0, 1, 9, 10**5]), 1e-6, 1.0, 0.0)
+    found = kalman_gains(torch.tensor([0, 1, 9, 10**5]), 1e-6, 1.0, 0.0)
     assert found.tolist() == pytest.approx([1e-6, 2e-6, 1e-5, 1e-3], rel=2e-3)
     m = gxpo.method("kpo", {"objective.process_noise": 0.1})
     assert m.terms["policy"].ratio == Filtered(0.1) and m.couples == "trajectory"

@@ -13,7 +13,7 @@ from tests.algorithms.objectives.labelled_groups import forest_of
 from gxpo.algorithms.objectives.sequence_score import (
     approx_kl,
     contrasted,
-    counted,
+    counted_trajectories,
     labels,
     log_sum_exp,
     n_groups,
@@ -70,7 +70,7 @@ def test_who_counts_and_what_a_label_is():
     forest = forest_of(
         [("a", 2, 1), ("a", 2, 0, {"trainable": False}), ("a", 2, 0), ("a", 2, 1, {"reward": None}), ("b", 1, 0)]
     )
-    assert counted(forest).tolist() == [True, False, True, False, True]
+    assert counted_trajectories(forest).tolist() == [True, False, True, False, True]
     good, bad = labels(forest, None, "x")
     assert good.tolist() == [True] + [False] * 4 and bad.tolist() == [False, False, True, False, True]
     nobody = forest.replace(success=forest.success * torch.nan)

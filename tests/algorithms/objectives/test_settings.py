@@ -23,7 +23,7 @@ from tests.algorithms.objectives.by_position import (
 from gxpo.algorithms.objectives import Entries
 from gxpo.algorithms.objectives.base import coefficients
 from gxpo.algorithms.objectives.control import AdaptiveKl, ByAccuracy, DualBudget, EntropyTarget
-from gxpo.algorithms.objectives.kl_reward import KLReward
+from gxpo.algorithms.objectives.penalty import KLReward
 from gxpo.base.errors import CheckpointError, ConfigError, GxpoError, MissingSignal
 from gxpo.parts.registry import RATIOS, SURROGATES, TERMS
 
