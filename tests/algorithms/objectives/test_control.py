@@ -146,7 +146,7 @@ def test_the_dual_variable_equals_a_loop(start):
     assert control.adjust({}) == {}
 
 
-def test_the_dual_variable_finds_the_price_at_which_the_budget_is_kept():
+def test_the_dual_variable_converges_to_the_budget():
     """A world in which KL = 0.2 / (1 + 50 coef): 0.05 at coef 0.06."""
     control, coef = DualBudget(budget=0.05, rate=0.05), 0.0
     for _ in range(400):

@@ -132,7 +132,7 @@ def test_what_is_wrong_is_said(toy) -> None:
 
 
 # ---------------------------------------------------------------- routing
-def test_every_token_is_trained_by_one_of_the_two_and_both_divide_by_all() -> None:
+def test_every_token_is_trained_by_one_of_the_two_terms() -> None:
     """SRPO on a group of right, wrong with a teacher, and a group of wrong ones that has none."""
     records = []
     for i, (group, right, n) in enumerate((("a", 1, 2), ("a", 0, 3), ("b", 0, 1), ("b", 0, 2))):

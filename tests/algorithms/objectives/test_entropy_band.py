@@ -62,7 +62,7 @@ def test_card():
     assert slope == pytest.approx([-0.001 / 3] * 3)  # of the bonus alone: the published penalty has no gradient
 
 
-def test_the_hinge_cancels_the_bonus_above_the_band_and_doubles_it_below():
+def test_the_hinge_cancels_the_bonus_above_the_band():
     # the band is (.3, .9): distances 0, .3, .25
     term = seen(EntropyBand(control=None), 0.6)
     value, slope = value_and_slope(term, episodes([3]), column(0.5, 1.2, 0.05))
@@ -121,7 +121,7 @@ def test_trainable_tokens_of_weighted_trajectories_count():
 
 
 # ---------------------------------------------------------------- history
-def test_the_history_is_the_mean_over_steps_of_what_the_metrics_tell():
+def test_the_history_is_the_mean_over_steps():
     forest, term = episodes([2, 1], [2]), EntropyBand()
     zero = torch.zeros(5, dtype=F64)
     for h in (column(0.2, 0.4, 1.0, 0.6, 0.8), column(0.0, 0.0, 3.0, 0.4, 0.4)):

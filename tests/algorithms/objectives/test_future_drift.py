@@ -120,7 +120,7 @@ def test_with_bounds_of_one_it_is_the_dual_clip(toy):
     assert toy.loss(rigid) == toy.loss(PolicyGradient(surrogate=DualClip(0.2, 0.28, 1.4)))
 
 
-def test_the_factor_carries_no_gradient_and_bounds_what_is_far_off_policy():
+def test_the_factor_carries_no_gradient_and_is_bounded():
     gap = column(math.log(1e6), math.log(1e-6), math.log(1e6), -0.05, 700.0).requires_grad_()
     seen = Entries(gap, 0 * gap.detach(), gap, gap.exp(), column(1.0, 1.0, -1.0, -1.0, 1.0), OWNER, OWNER)
     surrogate = FutureDrift(factor_low=0.8)

@@ -176,7 +176,7 @@ def test_standardised_far_off_policy(ratio):
     assert gradient.tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
 
 
-def test_on_policy_it_is_reinforce_with_the_groups_mean_as_baseline():
+def test_on_policy_it_is_reinforce_with_the_group_mean():
     forest = groups.forest_of([("a", 2, 1), ("a", 3, 0), ("a", 1, 0)])
     x = groups.policies(forest, 0)
     x["proximal_logprob"] = x["logprob"]

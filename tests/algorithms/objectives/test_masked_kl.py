@@ -52,7 +52,7 @@ def test_aggregates_and_weights(toy) -> None:
 
 @pytest.mark.parametrize("estimator", ["k3", "k2", "k3+"])
 @given(st.lists(st.floats(-3, 3), min_size=3, max_size=3), st.lists(st.floats(-3, 3), min_size=3, max_size=3))
-def test_in_expectation_an_estimator_raises_one_of_two_divergences(estimator, logits, hidden):
+def test_each_estimator_raises_one_of_two_divergences(estimator, logits, hidden):
     """Exact over a vocabulary of three: of k3, E grad = -grad KL(masked || policy), of the others -grad KL(policy ||
     masked); the entropy summand has none."""
     theta = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
@@ -72,7 +72,7 @@ def test_bound(toy) -> None:
     assert gradient[0] == 0 and gradient[3] == 0 and gradient[2] != 0
 
 
-def test_without_coefficients_it_reads_nothing_and_errors_say_what_is_missing(toy) -> None:
+def test_without_coefficients_it_reads_nothing(toy) -> None:
     off = MaskedKl(coef=0.0, entropy_coef=0.0)
     assert not off.active(toy.forest, toy.credit, toy.weight).any()
     assert MaskedKl().needs == ("masked_logprob",) and MaskedKl().learns_from_equal_groups

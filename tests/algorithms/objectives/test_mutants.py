@@ -297,7 +297,7 @@ class Asks(TermPart):
         return policy.logprob.sum()
 
 
-def test_a_sum_asks_for_what_its_terms_ask_for_and_tells_their_figures_apart(toy) -> None:
+def test_a_sum_needs_what_its_terms_need(toy) -> None:
     both = Asks() + PolicyGradient() + Asks()
     assert (both.couples, both.outputs) == ("group", ("logprob", "entropy"))
     assert (both.needs, both.requires) == (("value",), ("states",))
@@ -344,7 +344,7 @@ def test_weights_of_trajectories_and_tokens_that_are_not_trained(grow) -> None:
         ValueRegression()(forest, PolicyTokens(logprob, old), one, one, target, 0)[0]
 
 
-def test_the_hidden_observation_by_default_and_by_the_longest_answer(toy) -> None:
+def test_masked_kl_by_default_and_by_the_longest_answer(toy) -> None:
     # k3 of d = -.4 .1 .2 -.1 -.5: .070320 .005171 .021403 .004837 .106531; -logprob = .2 1.1 2.4 .1 .2
     k3, own = (0.070320, 0.005171, 0.021403, 0.004837, 0.106531), (0.2, 1.1, 2.4, 0.1, 0.2)
     each = [-0.01 * k + 0.03 * x for k, x in zip(k3, own, strict=True)]
@@ -376,7 +376,7 @@ def test_on_the_bound_and_without_credit_nothing_is_clipped() -> None:
     assert x.trajectory.tolist() == x.turn.tolist() == [0, 1, 2, 3]
 
 
-def test_where_one_alone_is_compared_there_is_nothing_to_regress_to(grow) -> None:
+def test_one_compared_member_gives_nothing_to_regress_to(grow) -> None:
     two = torch.tensor([1.0, 3.0])
     found = group_variance(two, two.flip(0), torch.zeros(2).long(), 1.0, compared=torch.tensor([True, False]))
     assert float(found) == 0.0

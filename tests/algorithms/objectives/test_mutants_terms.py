@@ -200,7 +200,7 @@ LABELLED = [("a", 1, 1), ("a", 1, 0), ("b", 1, 1), ("b", 1, 0), ("c", 1, 1)]
 
 
 @pytest.mark.parametrize("term", ["classification", "discriminative", "implicit_negative"])
-def test_the_gap_of_scores_is_a_mean_over_the_groups_that_were_read(term) -> None:
+def test_score_gap_is_a_mean_over_the_groups_read(term) -> None:
     """.3 + .1 and .2 - .4, the third group has no failure; in float64 though the log-probs are not."""
     made = {"classification": Classification, "discriminative": Discriminative, "implicit_negative": Negative}
     x = torch.tensor([0.3, -0.1, 0.2, 0.4, NAN])
@@ -352,7 +352,7 @@ def test_kl_of_trained_tokens_by_its_own_estimator(grow, toy) -> None:
     assert found == pytest.approx((0.3 + 0.4) / 10 / 2)
 
 
-def test_the_hidden_observation_counts_by_the_weight_of_the_trajectory(grow) -> None:
+def test_masked_kl_is_weighted_by_the_trajectory(grow) -> None:
     forest, x = grow([("a", 1, {"weight": 0.5})]), column(-0.5)
     found = value(MaskedKl(), forest, PolicyTokens(x, x), {"masked_logprob": x})
     assert found == pytest.approx(0.5 * 0.03 * 0.5)

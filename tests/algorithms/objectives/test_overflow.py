@@ -94,7 +94,7 @@ def test_slopes_of_a_far_token_and_of_its_neighbour(surrogate, far, ordinary):
 @pytest.mark.parametrize(
     "silence", [{"credit": (-1.0, 0.0)}, {"credit": -1.0, "weight": (1.0, 0.0)}], ids=["credit", "weight"]
 )
-def test_a_token_of_no_credit_or_weight_has_no_slope_where_its_ratio_overflows(surrogate, silence):
+def test_an_overflowed_ratio_without_credit_has_no_slope(surrogate, silence):
     """Under a sequence's ratio it is in the mean of its trajectory all the same."""
     for log_ratio in (200.0, -200.0):
         _, found = slopes(
@@ -114,7 +114,7 @@ def test_penalties_do_not_subtract_infinities():
     assert value.tolist() == [-3.0 + 100.0, 0.5] and found.tolist() == [-0.5, -0.5]
 
 
-def test_a_weighted_kl_of_a_token_that_the_policy_has_all_but_lost():
+def test_a_weighted_kl_of_a_token_of_vanishing_probability():
     """rho k3 = e^(reference - below) - rho (1 + d), slope -rho d: both factors leave the range, not their product."""
     x = torch.tensor([-1.0, -201.0], requires_grad=True)
     policy = gxpo.PolicyTokens(x, BELOW, reference_logprob=torch.tensor([-1.0, -1.5]))
@@ -123,7 +123,7 @@ def test_a_weighted_kl_of_a_token_that_the_policy_has_all_but_lost():
     assert loss.item() == pytest.approx(math.exp(-0.5) / 2) and found.tolist() == [0.0, 0.0]
 
 
-def test_the_loss_of_a_method_at_a_clipped_token_is_finite_in_float32():
+def test_a_clipped_token_has_a_finite_loss_in_float32():
     x = torch.tensor([199.0, -1.0], requires_grad=True)
     forest = gxpo.Forest.from_completions([[1]], [[[2], [3]]], [1.0, 0.0])
     loss = gxpo.method("dr_grpo", {"objective.horizon": 1.0}).loss(forest, gxpo.PolicyTokens(x, BELOW)).value

@@ -79,7 +79,7 @@ def test_who_counts_and_what_a_label_is():
     assert labels(nobody, 0.0, "x")[0].tolist() == [True, False, True, False, True]
 
 
-def test_a_sum_of_weighted_rewards_is_a_success_where_it_misses_the_bound_by_rounding():
+def test_a_success_may_miss_its_bound_by_rounding():
     forest = forest_of([("a", 1, 1, {"reward": 0.7 + 0.2 + 0.1}), ("a", 1, 1, {"reward": 0.99})])
     assert float(forest.outcome[0]) < 1.0
     assert labels(forest, 1.0, "x")[0].tolist() == [True, False]

@@ -266,7 +266,7 @@ def test_a_control_starts_in_force():
     assert fresh.adjust({}) == {"entropy_below_target": 1.0}
 
 
-def test_a_control_says_how_far_the_run_is_and_refuses_the_memory_of_another():
+def test_a_control_reports_its_progress_and_checks_its_memory():
     assert TwoPhaseDecay(total_steps=4).adjust({"step": 1}) == {"schedule_progress": 0.25}
     said = "the control's part of the checkpoint has ['factor'], not ['progress']: is it of another control?"
     with pytest.raises(CheckpointError, match=f"^{re.escape(said)}$"):

@@ -112,7 +112,7 @@ def test_the_gradient_is_the_same_however_the_step_is_cut():
     groups.same_however_cut(Given(UniformValue()))
 
 
-def test_on_policy_it_is_reinforce_with_the_groups_mean_times_two():
+def test_on_policy_it_is_twice_reinforce_with_the_group_mean():
     forest = groups.forest_of([("a", 2, 1), ("a", 3, 0), ("a", 1, 0)])
     x = groups.policies(forest, 0)
     x |= {"proximal_logprob": x["logprob"], "reference_logprob": x["behaviour_logprob"]}

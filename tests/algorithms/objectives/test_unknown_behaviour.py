@@ -138,7 +138,7 @@ def test_any_partition_gives_the_gradient_of_the_whole(known: list[bool], part: 
 
 
 # ---------------------------------------------------------------- what is refused
-def test_a_known_sampler_without_a_proximal_log_prob_is_still_an_error(toy) -> None:
+def test_a_known_sampler_needs_a_proximal_log_prob(toy) -> None:
     proximal = toy.old.clone()
     proximal[2] = NAN
     with pytest.raises(GxpoError, match="1 of 5 trainable tokens have no proximal log-prob"):

@@ -65,7 +65,7 @@ def test_worked_clip() -> None:
 
 
 # ---------------------------------------------------------------- who is trained
-def test_entries_without_a_target_are_neither_trained_nor_counted(grow: Grow) -> None:
+def test_tokens_without_a_target_are_not_counted(grow: Grow) -> None:
     """A trajectory whose critic waits (nan), and tokens of others: the mean is over the two that are left."""
     forest = grow([("a", 2), ("a", 2, {"trainable": [True, False]}), ("a", 1)])
     term = ValueRegression(coef=1.0)

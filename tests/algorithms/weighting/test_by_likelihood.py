@@ -83,7 +83,7 @@ def test_entropy_equals_a_loop(rows):
         assert found[2 * i : 2 * i + 2].tolist() == pytest.approx([wanted] * 2)
 
 
-def test_equal_entropies_change_nothing_and_certain_answers_have_the_greatest_weight():
+def test_the_most_certain_answer_has_the_greatest_weight():
     everyone, one = torch.ones(3).bool(), torch.zeros(3).long()
     assert relative_entropy(column(0.7, 0.7, 0.7), one, everyone).tolist() == pytest.approx([1.0] * 3)
     assert relative_entropy(column(0.0, 0.0, 0.0), one, everyone).tolist() == [1.0] * 3

@@ -49,7 +49,7 @@ def test_no_subset_has_a_greater_variance(values, k):
     assert statistics.pvariance(shifted[max_variance(shifted, k, x < 99)].tolist()) == pytest.approx(9 * best, abs=1e-9)
 
 
-def test_of_equally_good_choices_the_one_with_the_fewest_small_values_is_taken() -> None:
+def test_of_equal_subsets_the_one_with_fewest_small_values() -> None:
     """Three and three, of which three: one and two, or two and one."""
     kept = max_variance(column(0.1, 0.1, 0.1, 0.3, 0.3, 0.3), 3, column(*range(6)) < 9)
     assert kept.tolist() == [True, False, False, False, True, True]
@@ -99,7 +99,7 @@ def test_shares_relax_over_the_run() -> None:
     assert sizes(filled.weights["down_sampling"]) == sizes(part)
 
 
-def test_all_kept_is_no_weight_and_what_is_not_compared_competes_with_nobody() -> None:
+def test_a_share_of_one_keeps_every_rollout_at_weight_one() -> None:
     rows = [("a", 1.0, 2), ("a", 0.0, 1), ("a", 1.0, 1, {"compared": False})]
     credit, entropy = column(1, 1, -1, 0.1), column(0.3, 0.2, 0.4, 5.0)
     everything = down_sampling(rows=1.0, tokens=1.0)(forest_of(rows), credit, {"entropy": entropy}, 0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.algorithms.weighting.test_answer_entropy import grown
+from tests.algorithms.weighting.test_scores import grown
 from tests.algorithms.weighting.verdict_rows import part_of
 
 import gxpo
@@ -87,7 +87,7 @@ def cosine(x, y):
     return sum(a * b for a, b in zip(x, y, strict=True)) / lengths if lengths else 0.0
 
 
-def test_harder_groups_weigh_more_and_lengths_of_embeddings_do_not_matter():
+def test_harder_groups_weigh_more_whatever_the_embedding_norm():
     group, attempt = torch.tensor([0, 0, 1, 1]), torch.tensor([True] * 4)
     nothing = torch.zeros(4, dtype=torch.bool)
     mean = of_attempts(torch.tensor([1.0, 0.0, 0.0, 0.0]), group, attempt, nothing)
@@ -100,7 +100,7 @@ def test_harder_groups_weigh_more_and_lengths_of_embeddings_do_not_matter():
     assert dissimilarity(e, group, attempt, nothing, torch.zeros(4)).isnan().all()
 
 
-def test_the_method_reads_the_policys_states_and_bad_options_are_refused():
+def test_hardness_reads_the_hidden_states_of_the_policy():
     m = gxpo.method("grpo_s")
     assert m.signals["mean_hidden"].provides == ("embedding",) and m.needs == ()
     assert "hardness" in gxpo.method("grpo_s+luffy").weights

@@ -31,7 +31,7 @@ def test_card() -> None:
     assert truncated(proximal, behaviour, cap=8.0).tolist() == pytest.approx(wanted.tolist())
 
 
-def test_the_same_policy_weighs_exactly_one_and_so_does_an_unknown_one() -> None:
+def test_equal_and_unknown_policies_weigh_exactly_one() -> None:
     x = torch.tensor([-0.3, -7.0, -1e-9])
     assert torch.equal(truncated(x, x), torch.ones(3, dtype=torch.float64))
     unknown = torch.tensor([NAN, -7.0, NAN])
@@ -120,7 +120,7 @@ def test_a_loop_gives_the_same_mask(entries, low, high, least, most) -> None:
         assert edge or found[i] == float(low <= ratio <= high and least <= whole <= most)
 
 
-def test_the_mask_keeps_everything_where_nothing_is_known_or_nothing_differs() -> None:
+def test_the_mask_keeps_tokens_of_equal_or_unknown_ratio() -> None:
     forest = forest_of(3)
     same = {"proximal_logprob": column(-1.0, -2.0, NAN), "behaviour_logprob": column(-1.0, NAN, -1.0)}
     narrow = MismatchMask(1.0, 1.0, 1.0, 1.0)

@@ -103,7 +103,7 @@ def test_the_part() -> None:
     assert weight.dtype == torch.float64
 
 
-def test_equal_dependence_changes_no_scale_and_all_tokens_are_one() -> None:
+def test_equal_dependence_changes_no_scale() -> None:
     forest = forest_of(2, 2)
     signals = {"proximal_logprob": column(-1, -2, -1, -2), "masked_logprob": column(-1.5, -2.5, -1.5, -2.5)}
     assert perception_weight(share=1.0)(forest, torch.ones(4), signals, 0).tolist() == [1.0] * 4

@@ -225,7 +225,7 @@ def test_order_of_trajectories_does_not_matter(grow: Grow, rows: list, mode: Any
 
 
 # ---------------------------------------------------------------- aggregation
-def test_masked_tokens_and_empty_trajectories_are_in_no_denominator() -> None:
+def test_masked_tokens_are_in_no_denominator() -> None:
     # T4: the numerator's mask is the denominator's
     trajectory, counted = torch.tensor([0, 0, 0, 1, 2, 2]), torch.tensor([True, False, True, False, True, True])
     assert coefficients(trajectory, counted, "token_mean").tolist() == [0.25, 0, 0.25, 0, 0.25, 0.25]
@@ -375,7 +375,7 @@ def test_once_per_token_without_forks_is_the_plain_term(toy) -> None:
 
 
 # ---------------------------------------------------------------- the ratio's denominator
-def test_the_ratio_divides_by_the_proximal_policy_where_there_is_one(toy) -> None:
+def test_the_ratio_divides_by_the_proximal_policy(toy) -> None:
     proximal = toy.old - 0.7
     over = denominator(toy.policy(proximal_logprob=proximal), toy.forest.path_trainable)
     assert torch.equal(over, proximal)
@@ -422,7 +422,7 @@ def test_the_loss_has_the_dtype_of_the_log_probs(toy, dtype: torch.dtype) -> Non
     assert x.grad is not None and x.grad.dtype == dtype
 
 
-def test_zero_credit_gives_a_loss_of_zero_that_can_still_be_differentiated(toy) -> None:
+def test_zero_credit_gives_a_differentiable_loss_of_zero(toy) -> None:
     for term in (PolicyGradient(), PolicyGradient(ratio="sequence", surrogate=LogClip())):
         value = term(toy.forest, toy.policy(), torch.zeros(5), toy.weight, {}, 0)[0]
         assert float(value.detach()) == 0

@@ -1,4 +1,4 @@
-"""Tokens of high entropy: the card's numbers, a loop, scopes; and answers of high entropy."""
+"""Weights by a score: tokens and answers of high entropy, groups by their mean outcome."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.algorithms.weighting.test_scores import grown
 from tests.algorithms.weighting.verdict_rows import forest_of, group_of, part_of
 
 import gxpo
+from gxpo.algorithms.weighting.group_curves import ramp
 from gxpo.algorithms.weighting.token_curves import above_quantile
 from gxpo.base.errors import ConfigError, MissingSignal
+from gxpo.environments.rewards.shape import Shape
 
 
+# ---------------------------------------------------------------- Tokens of high entropy
+# The card's numbers, a loop, scopes; and answers of high entropy
 def entropy_quantile_weight(**options):
     return part_of("earl", "entropy_quantile", **options)
 
@@ -56,7 +61,7 @@ def test_equals_a_loop(rows, share, scope):
     assert found == wanted
 
 
-def test_masked_tokens_stay_in_the_denominators_and_all_tokens_are_the_base() -> None:
+def test_masked_tokens_stay_in_the_denominators() -> None:
     forest = forest_of(group_of(1, 0, n=2))
     signals = {"entropy": column(0.1, 2.0, 0.3, 0.2)}
     logprob = column(-1, -1, -1, -1).requires_grad_()
@@ -100,3 +105,58 @@ def test_bad_options() -> None:
     for bad in ({"share": 0.0}, {"share": 1.1}, {"scope": "step"}):
         with pytest.raises(ConfigError, match="entropy_quantile"):
             entropy_quantile_weight(**bad)
+
+
+# ---------------------------------------------------------------- VITAL's difficulty weight
+def mean_outcome_weight(**options):
+    return part_of("vital_dgrpo", "mean_outcome", **options)
+
+
+def test_the_cards_numbers():
+    found = ramp(torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5]), torch.ones(5), hard=1.0, easy=2.0, least=0.5)
+    assert found.tolist() == pytest.approx([1, 1, 0.75, 0.5, 0.5])
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([0.0, 0.4, 1.0, 2.5]), st.booleans()), min_size=1),
+    st.sampled_from([(1 / 3, 2 / 3, 0.5), (1.0, 2.0, 0.5), (-1.0, 0.5, 0.0)]),
+)
+def test_it_equals_a_loop(rows, constants):
+    hard, easy, least = constants
+    forest = grown([(g, r) for g, r, _ in rows], compared=[c for *_, c in rows])
+    expected = []
+    for g, *_ in rows:
+        peers = [r for h, r, c in rows if h == g and c]
+        if not peers:
+            expected.append(1.0)
+            continue
+        mean = sum(peers) / len(peers)
+        expected.append(least + (1 - least) * min(1.0, max(0.0, (easy - mean) / (easy - hard))))
+    found = mean_outcome_weight(hard=hard, easy=easy, least=least)(forest, torch.zeros(len(rows)), {}, 0)
+    assert found.tolist() == pytest.approx(expected) and bool((found >= least).all() and (found <= 1).all())
+
+
+@pytest.mark.filterwarnings("ignore:.*method.shaped:UserWarning")  # credit on the task's rewards alone
+def test_a_weight_survives_normalisation_by_the_std():
+    rewards = [2.0, 3.0, 2.0, 2.0]  # mean 2.25, above easy: a weight of 1/2
+    plain, scaled = grown([("g", r) for r in rewards]), grown([("g", 0.5 * r) for r in rewards])
+    grpo, vital = gxpo.method("grpo"), gxpo.method("vital_dgrpo@paper")
+    credit = grpo.advantages(plain)
+    assert grpo.advantages(scaled).tolist() == pytest.approx(credit.tolist(), abs=1e-5)  # eps alone is left of it
+    assert vital.token_weights(plain, vital.advantages(plain)).tolist() == [0.5] * 4
+    # without a std the two are one
+    bare = gxpo.method("vital_dgrpo@paper", {"credit.scale": "none"})
+    weighted = bare.advantages(plain) * bare.token_weights(plain, credit)
+    assert weighted.tolist() == pytest.approx(gxpo.method("grpo", {"credit.scale": "none"}).advantages(scaled).tolist())
+
+
+def test_the_ramp_reads_the_rescaled_component():
+    assert (
+        gxpo.method("vital_dgrpo@paper").shapes == {"rescaled": Shape("rescaled")}
+        and not gxpo.method("vital_dgrpo").shapes
+    )
+    for wrong in ({"least": 1.5}, {"least": -0.1}):
+        with pytest.raises(ConfigError, match=r"weight\.mean_outcome"):
+            mean_outcome_weight(**wrong)
+    with pytest.raises(ConfigError, match=r"hard \(0\.7\) must be below easy"):
+        mean_outcome_weight(hard=0.7)

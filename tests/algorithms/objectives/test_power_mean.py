@@ -1,4 +1,4 @@
-"""ETR's clip and APMPO's power mean: the cards' numbers, loops with their gradients, what they reduce to."""
+"""APMPO's power mean: the card's numbers, a loop with its gradient, what it reduces to."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.algorithms.objectives.by_position import ElasticClip
 from tests.algorithms.objectives.conftest import figures_of, grow_forest
 
 import gxpo
-from gxpo.algorithms.objectives import Clip, Entries, PolicyGradient
+from gxpo.algorithms.objectives import Clip, PolicyGradient
 from gxpo.algorithms.objectives.power_mean import PowerMean, feedback, log_power_mean
-from gxpo.algorithms.objectives.surrogate_clips import binary_variance
 from gxpo.base.errors import ConfigError
 from gxpo.parts.protocols import PolicyTokens
 
@@ -24,63 +22,6 @@ F64 = torch.float64
 
 def column(*x):
     return torch.tensor(x, dtype=F64)
-
-
-# ---------------------------------------------------------------- the elastic clip
-@pytest.mark.parametrize(("right", "size"), [(1, 2), (1, 4), (3, 4), (1, 10), (7, 8)])
-def test_the_variance_is_read_off_the_credit(right, size):
-    p = right / size
-    credit = column(math.sqrt((1 - p) / p), -math.sqrt(p / (1 - p)))  # z-scores by the population std
-    assert binary_variance(credit).tolist() == pytest.approx([4 * p * (1 - p)] * 2)
-
-
-def test_worked_bounds():
-    """A = 1: tanh 1 = .761594, p = 1/2: .2 * 1.380797 * 1.5 = .414239. A = 0: .2."""
-    surrogate = ElasticClip()
-    far = surrogate.loss(Entries.of(column(9.0, 0.1), column(1.0, -1.0)))
-    assert far.tolist() == pytest.approx([-1 - 0.2 * 2.071196, 1 - 0.2 * 2.071196], abs=1e-6)
-    ratio = column(1.3, 1.5, 0.7, 0.5)
-    credit = column(1.0, 1.0, -1.0, -1.0)
-    loss = surrogate.loss(Entries.of(ratio, credit))
-    assert loss.tolist() == pytest.approx([-1.3, -1.414239, 0.7, 0.585761], abs=1e-6)
-    assert surrogate.clipped(Entries.of(ratio, credit)).tolist() == [False, True, False, True]
-
-
-TOKEN = st.tuples(st.floats(0.2, 3.0), st.sampled_from([-3.0, -1.0, -0.1, 0.0, 0.4, 1.7]))
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(TOKEN, min_size=1, max_size=6), st.floats(0, 2), st.floats(0, 2))
-def test_loss_and_gradient_equal_a_loop(tokens, by_credit, by_variance):
-    surrogate = ElasticClip(0.1, 0.3, by_credit, by_variance)
-    ratio = column(*(r for r, _ in tokens)).requires_grad_()
-    credit = column(*(a for _, a in tokens))
-    loss = surrogate.loss(Entries.of(ratio, credit))
-    (slope,) = torch.autograd.grad(loss.sum(), ratio)
-    cut = surrogate.clipped(Entries.of(ratio, credit))
-    for i, (r, a) in enumerate(tokens):
-        room = (1 + by_credit * math.tanh(abs(a))) * (1 + by_variance * 4 * a * a / (1 + a * a) ** 2)
-        low, high = 1 - 0.1 * room, 1 + 0.3 * room
-        held = min(max(r, low), high)
-        assert float(loss[i].detach()) == pytest.approx(max(-a * r, -a * held))
-        free = r <= high if a > 0 else r >= low
-        assert float(slope[i]) == pytest.approx(-a if free else 0.0)
-        assert bool(cut[i]) == (not free and a != 0)
-
-
-def test_without_elasticity_it_is_the_plain_clip_and_room_grows_with_credit():
-    ratio, credit = torch.linspace(0.3, 2, 30, dtype=F64), torch.linspace(-2, 2, 30, dtype=F64)
-    rigid = ElasticClip(0.2, 0.28, 0.0, 0.0)
-    assert torch.equal(rigid.loss(Entries.of(ratio, credit)), Clip(0.2, 0.28).loss(Entries.of(ratio, credit)))
-    assert torch.equal(rigid.clipped(Entries.of(ratio, credit)), Clip(0.2, 0.28).clipped(Entries.of(ratio, credit)))
-    credit = torch.linspace(0, 3, 21, dtype=F64)[1:]
-    held = ElasticClip(elastic_variance=0.0).loss(Entries.of(torch.full_like(credit, 99.0), credit)) / -credit
-    room = (held - 1) / 0.2
-    assert bool((room.diff() > 0).all()) and float(room.max()) < 1.5
-    m = gxpo.method("etr+dapo")
-    assert m.terms["policy"].surrogate == ElasticClip(clip_high=0.28)
-    with pytest.raises(ConfigError, match="elastic_credit"):
-        ElasticClip(elastic_credit=-1.0)
 
 
 # ---------------------------------------------------------------- the power mean
@@ -201,7 +142,7 @@ def test_at_exponent_one_it_is_the_clipped_sequence_mean(toy):
     assert same.loss(term)[0] == pytest.approx(same.loss(plain)[0])
 
 
-def test_unscored_and_uncompared_rewards_set_nothing_and_metrics_are_told(toy):
+def test_unscored_and_uncompared_rewards_adapt_nothing(toy):
     rows = [("a", 1, {"reward": r, "compared": c}) for r, c in ((1.0, True), (0.0, True), (9.0, False))]
     assert PowerMean().adapted(grow_forest(rows)) == PowerMean().adapted(grow_forest(rows[:2]))
     found = figures_of(PowerMean(), toy.forest, toy.policy(), toy.credit, toy.weight)

@@ -177,7 +177,7 @@ def test_normalize_equals_a_member_at_a_time(
     assert found == pytest.approx(normalized(rows, center, scale, ddof, eps, q, shift), rel=close, abs=close)
 
 
-def test_the_spread_of_the_others_is_exact_without_the_one_that_lies_far_out() -> None:
+def test_the_spread_of_the_others_is_exact_without_an_outlier() -> None:
     # T8: of seven 0.35 and a 0 the others of the 0 are equal; one-pass squares leave 1e-9, and -0.35 over that is -2154
     x, one = torch.tensor([0.35] * 7 + [0.0]), torch.zeros(8, dtype=torch.int64)
     found = grouped.normalize(x, one, center="leave_one_out", scale="leave_one_out_std")
@@ -262,7 +262,7 @@ def test_values_equal_up_to_rounding_are_equal() -> None:
     assert not grouped.degenerate(torch.tensor([1.0, 1.0 + 1e-11], dtype=torch.float64), torch.zeros(2).long()).any()
 
 
-def test_values_that_differ_by_rounding_are_settled_and_share_a_rank() -> None:
+def test_values_that_differ_by_rounding_share_a_rank() -> None:
     x = torch.tensor([0.1 + 0.2, 0.5, 0.3, 0.6 / 2, 0.30000001, 0.1 + 0.2], dtype=torch.float64)
     ids, where = torch.tensor([0, 0, 0, 0, 1, 0]), torch.tensor([True] * 5 + [False])
     assert x[0] != x[2]
@@ -342,7 +342,7 @@ def test_mean_and_std_are_the_mean_and_the_std(rows: list[tuple[float, int, bool
 
 @settings(max_examples=60, deadline=None)
 @given(COLUMNS)
-def test_members_of_no_group_and_groups_that_are_not_there_change_no_bit(rows: list[tuple[float, int, bool]]) -> None:
+def test_members_of_no_group_change_no_bit(rows: list[tuple[float, int, bool]]) -> None:
     """Left out of the columns, or in them without a group, and with gaps in the ids: the same bits."""
     x, ids, where = columns(rows)
     inside = ids >= 0
@@ -381,7 +381,7 @@ def _column(*values: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("unit", [1e300, 1.5e308, 1e160, 1e-160, 1e-300, 3e-308])
-def test_a_group_of_rewards_of_any_size_has_the_advantages_of_its_shape(unit: float) -> None:
+def test_rewards_of_any_magnitude_have_the_same_advantages(unit: float) -> None:
     """(1, 0): mean 1/2, std sqrt(1/2); (1, 1, 0, -1): mean 1/4, deviations 3/4, 3/4, -1/4, -5/4, whose squares sum to
     11/4; half that is 1/4 of the sum of absolutes 3; the others' means are 0, 0, 1/3, 2/3."""
     ids = torch.tensor([0, 0, 1, 1, 1, 1])

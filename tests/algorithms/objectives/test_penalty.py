@@ -1,4 +1,4 @@
-"""KL estimators by enumeration over the vocabulary, their three places, and the entropy bonus."""
+"""KL estimators by enumeration over the vocabulary, KL terms in loss and reward, the KL to the old policy, entropy."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import math
 
 import pytest
 import torch
-from tests.algorithms.objectives.by_position import Unclipped
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.algorithms.objectives.by_position import Annealed, Unclipped
 from tests.algorithms.objectives.conftest import figures_of, grow_forest
 from torch import Tensor
 
+import gxpo
 from gxpo.algorithms.credit import group_relative
 from gxpo.algorithms.objectives import KL, Entropy, KLReward, PolicyGradient, kl_estimate, penalised_outcome
-from gxpo.algorithms.objectives.penalty import ESTIMATORS
-from gxpo.base.errors import ConfigError, GxpoError, MissingSignal
+from gxpo.algorithms.objectives.penalty import ESTIMATORS, MirrorKl, mirror_kl
+from gxpo.base.errors import CheckpointError, ConfigError, GxpoError, MissingSignal
 from gxpo.parts.protocols import PolicyTokens
 
+# ----------------------------------------------------------------
+# KL estimators by enumeration over the vocabulary, their three places, and the entropy bonus
 BERNOULLI = (torch.tensor([0.4, 0.0], dtype=torch.float64), torch.tensor([0.3, 0.7], dtype=torch.float64).log())
 
 
@@ -101,7 +106,7 @@ def test_what_each_estimator_does_in_each_place(case: tuple[Tensor, Tensor], pla
     assert bool(exactly) == (TABLE[place, estimator] == ("reverse",))
 
 
-def test_every_estimator_is_in_the_table_and_the_one_that_makes_no_sense_is_refused() -> None:
+def test_every_estimator_is_in_the_table_or_refused() -> None:
     places = ("loss", "loss x ratio", "reward")
     assert set(TABLE) | {("loss x ratio", "k3+")} == {(p, e) for p in places for e in ESTIMATORS}
     with pytest.raises(ConfigError, match=r"objective\.kl\.estimator=k3"):
@@ -202,7 +207,7 @@ def test_extreme_ratios_are_not_held(toy, change: float) -> None:
     assert gradient == pytest.approx([-math.exp(change) / 5] * 5)
 
 
-def test_what_the_ratio_divides_by_and_what_is_done_where_that_is_unknown(toy) -> None:
+def test_a_weighted_kl_where_the_denominator_is_unknown(toy) -> None:
     given = {"reference_logprob": toy.reference, "proximal_logprob": toy.logprob.detach()}
     on_policy = toy.loss(KL(1.0, ratio_weighted=True), **given)
     assert on_policy[0] == pytest.approx(toy.loss(KL(1.0), **given)[0])
@@ -227,7 +232,7 @@ def test_k3_is_never_negative_and_is_not_clamped() -> None:
     assert x.grad[1:].tolist() == pytest.approx([1 - math.exp(27), 1 - math.exp(3), 1 - math.exp(24)])
 
 
-def test_the_term_has_its_own_aggregation_and_no_importance_weight(toy) -> None:
+def test_the_kl_term_has_its_own_aggregation(toy) -> None:
     # T18, T21, c2 trap 4
     changes = {"reference_logprob": toy.reference}
     plain = toy.loss(KL(1.0), **changes)
@@ -266,7 +271,7 @@ def test_a_missing_reference_is_said(toy) -> None:
 
 
 # ---------------------------------------------------------------- in the reward
-def test_the_penalty_is_summed_over_trainable_tokens_before_the_group(grow) -> None:
+def test_the_kl_of_trainable_tokens_enters_the_group_statistics(grow) -> None:
     # T23: per trajectory 0.1 * (0.4 - 0.2) and 0.1 * (0.1 + 0.5); then the group's mean is taken
     trajectory = torch.tensor([0, 0, 0, 1, 1])
     kl = torch.tensor([0.4, float("nan"), -0.2, 0.1, 0.5], requires_grad=True)
@@ -296,7 +301,7 @@ def test_kl_reward_penalises_the_forest(grow) -> None:
 
 # ---------------------------------------------------------------- entropy
 @pytest.mark.parametrize("mode", ["token_mean", "sequence_mean", "sequence_sum"])
-def test_the_bonus_is_coef_times_the_mean_entropy_under_every_objective(toy, mode: str) -> None:
+def test_the_bonus_is_coef_times_the_mean_entropy(toy, mode: str) -> None:
     # T20: divided by the policy term's normaliser it would be len times too small
     entropy = torch.tensor([1.0, 2.0, 0.5, 0.25, 3.0], dtype=torch.float64, requires_grad=True)
     policy = PolicyTokens(toy.logprob, toy.old, entropy=entropy)
@@ -308,7 +313,7 @@ def test_the_bonus_is_coef_times_the_mean_entropy_under_every_objective(toy, mod
     assert float(alone.detach()) == pytest.approx(-0.0135)
 
 
-def test_entropy_is_over_trainable_tokens_with_the_aggregation_that_is_set(grow) -> None:
+def test_entropy_is_aggregated_over_trainable_tokens(grow) -> None:
     forest = grow([("a", 3, {"trainable": [True, False, True]}), ("a", 1)])
     entropy = torch.tensor([1.0, 77.0, 2.0, 4.0], dtype=torch.float64)
     policy = PolicyTokens(-entropy, -entropy, entropy=entropy)
@@ -322,3 +327,138 @@ def test_missing_entropy_is_said(toy) -> None:
         toy.loss(Entropy(0.1))
     assert Entropy(0.1).outputs == ("logprob", "entropy") and Entropy(0.0).outputs == ("logprob",)
     assert toy.loss(Entropy(0.0))[0] == 0
+
+
+# ---------------------------------------------------------------- MDPO
+# The estimate's value and gradient by enumeration, the tabular solution, its coefficient over a run
+F64 = torch.float64
+OLD = torch.tensor([0.5, 0.3, 0.2], dtype=F64)
+CREDIT = torch.tensor([1.0, 0.0, -1.0], dtype=F64)
+
+
+# ---------------------------------------------------------------- the estimate
+def test_mirror_kl_is_unbiased_under_the_old_policy():
+    logits = torch.tensor([0.2, -0.4, 0.9], dtype=F64, requires_grad=True)
+    log_policy = torch.log_softmax(logits, 0)
+    exact = (log_policy.exp() * (log_policy - OLD.log())).sum()  # KL(policy || old)
+    (wanted,) = torch.autograd.grad(exact, logits, retain_graph=True)
+    sampled = (OLD * mirror_kl(log_policy - OLD.log())).sum()  # every token as often as the old policy draws it
+    (found,) = torch.autograd.grad(sampled, logits)
+    assert float(sampled.detach()) == pytest.approx(float(exact.detach()))
+    torch.testing.assert_close(found, wanted)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(-14, 14))
+def test_value_and_slope(gap):
+    x = torch.tensor([gap], dtype=F64, requires_grad=True)
+    value = mirror_kl(x)
+    (slope,) = torch.autograd.grad(value.sum(), x)
+    assert float(value.detach()) == pytest.approx(math.exp(gap) * gap - math.exp(gap) + 1, abs=1e-9)
+    assert float(value.detach()) >= -1e-9 and float(slope) == pytest.approx(math.exp(gap) * gap, abs=1e-9)
+    assert float(value.detach()) >= 0 or abs(gap) < 1e-6
+
+
+def test_card_the_minimum_over_all_policies_is_the_tilted_one():
+    """pi ~ old exp(t A), t = .5: [.661783 .240835 .097382]; the loss's slope in the logits vanishes there."""
+    best = torch.softmax(OLD.log() + 0.5 * CREDIT, 0)
+    assert best.tolist() == pytest.approx([0.661783, 0.240835, 0.097382], abs=1e-6)
+    forest = grow_forest([("a", 1)] * 3)
+    logits = best.log().clone().requires_grad_()
+    logprob = torch.log_softmax(logits, 0)
+    m = gxpo.method("mdpo", {"objective.add.mirror_kl.coef": 2.0, "objective.aggregate": "token_mean"})
+    # each of the three answers once, weighing as often as the old policy draws it
+    policy = PolicyTokens(logprob, OLD.log(), proximal_logprob=OLD.log())
+    gain = m.terms["policy"](forest, policy, CREDIT, OLD, {}, 0)[0]
+    near = m.terms["mirror_kl"](forest.replace(weight=OLD), policy, CREDIT, OLD, {}, 0)[0]
+    (slope,) = torch.autograd.grad(gain + near, logits, retain_graph=True)
+    assert slope.tolist() == pytest.approx([0.0] * 3, abs=1e-12)
+    assert float(torch.autograd.grad(gain, logits)[0].abs().max()) > 0.05
+
+
+# ---------------------------------------------------------------- the term
+def test_it_is_of_every_trained_token_whatever_it_earned(toy):
+    term = MirrorKl(coef=0.5)
+    value, gradient = toy.loss(term, weight=0 * toy.weight)  # weights of tokens are not for it
+    gaps = [0.3, -0.1, -0.4, 0.2, 0.5]
+    each = [math.exp(d) * d - math.exp(d) + 1 for d in gaps]
+    assert value == pytest.approx(0.5 * (sum(each[:2]) / 4 + sum(each[2:]) / 6))
+    assert gradient == pytest.approx([0.5 * math.exp(d) * d / (4 if i < 2 else 6) for i, d in enumerate(gaps)])
+    found = figures_of(term, toy.forest, toy.policy(), toy.credit, toy.weight)
+    assert found["mirror_kl"] == pytest.approx(sum(each) / 5)
+
+
+def test_mirror_kl_has_no_gradient_on_the_first_update(toy):
+    here = toy.logprob.detach()
+    assert toy.loss(MirrorKl(), proximal_logprob=here) == (0.0, [0.0] * 5)
+    m = gxpo.method("mdpo", {"objective.aggregate": "token_mean"})
+    assert toy.loss(m.terms["policy"], proximal_logprob=here)[1] == pytest.approx([-0.2, -0.2, 0.2, 0.2, 0.2])
+    assert m.terms["policy"].surrogate == Unclipped() and m.keys["update.epochs"].value == 4
+
+
+def test_mirror_kl_is_to_the_proximal_policy_else_the_sampler(toy):
+    proximal = toy.old - 0.3
+    both = toy.loss(MirrorKl(), proximal_logprob=proximal)
+    assert both == toy.loss(MirrorKl(), behaviour_logprob=proximal) != toy.loss(MirrorKl())
+    unknown = toy.old.clone()
+    unknown[1] = torch.nan
+    with pytest.raises(GxpoError, match="1 of 5 trained tokens have no log-prob of the old"):
+        toy.loss(MirrorKl(), behaviour_logprob=unknown)
+
+
+def test_trajectories_of_weight_zero_and_other_coefficients(grow):
+    forest = grow([("a", 2), ("a", 1, {"weight": 0.0})])
+    x = torch.tensor([-1.0, -1.2, torch.nan], dtype=F64, requires_grad=True)
+    old = torch.tensor([-1.1, -1.1, -1.0], dtype=F64)
+    term = MirrorKl(aggregate="token_mean")
+    value = term(forest, PolicyTokens(x, old), torch.zeros(3), torch.ones(3), {}, 0)[0]
+    assert float(value.detach()) == pytest.approx(sum(math.exp(d) * d - math.exp(d) + 1 for d in (0.1, -0.1)) / 3)
+    nothing = MirrorKl(coef=0.0)
+    assert not nothing.active(forest, torch.zeros(3), torch.ones(3)).any()
+    with pytest.raises(ConfigError, match=r"objective\.add\.mirror_kl\.coef"):
+        MirrorKl(coef=-1.0)
+    with pytest.raises(ConfigError, match=r"objective\.add\.mirror_kl\.aggregate"):
+        MirrorKl(aggregate="mean")  # type: ignore[arg-type]  # not one of the words
+
+
+# ---------------------------------------------------------------- its coefficient over a run
+def test_the_coefficient_grows_as_one_over_t_and_stops():
+    term, seen = MirrorKl(coef=0.5, least=0.25, total_steps=4), []
+    assert term.control is not None
+    for step in range(1, 7):
+        seen.append(term.current_coef)
+        assert term.control.adjust({"step": step})["schedule_progress"] == min(step / 4, 1.0)
+    assert seen == pytest.approx([0.5 / t for t in (1, 0.75, 0.5, 0.25, 0.25, 0.25)])
+    still = MirrorKl(least=1.0, total_steps=1)
+    assert still.control is not None
+    still.control.adjust({"step": 1})
+    assert still.current_coef == 1.0
+
+
+def test_it_is_resumed_exactly():
+    first, again = Annealed(total_steps=7), Annealed(total_steps=7)
+    for step in (1, 2, 3):
+        first.adjust({"step": step})
+    again.load_state_dict(first.state_dict())
+    for step in (4, 5):
+        assert first.coefficient(0.3) == again.coefficient(0.3)
+        assert first.adjust({"step": step}) == again.adjust({"step": step})
+    with pytest.raises(CheckpointError):
+        again.load_state_dict({"factor": 1.0})
+    with pytest.raises(ConfigError, match="total_steps"):
+        Annealed().adjust({"step": 1})
+    for make in (lambda: Annealed(least=0.0), lambda: Annealed(total_steps=0)):
+        with pytest.raises(ConfigError, match="control"):
+            make()
+
+
+def test_runs_do_not_share_what_the_control_remembers():
+    one, two = (gxpo.method("mdpo").fill(horizon=8.0, max_length=8, total_steps=10) for _ in range(2))
+    assert one.terms["mirror_kl"].control.total_steps == 10
+    one.adjust({"step": 5.0})
+    assert one.terms["mirror_kl"].current_coef == pytest.approx(2.0) and two.terms["mirror_kl"].current_coef == 1.0
+    assert gxpo.method("mdpo").terms["mirror_kl"].current_coef == 1.0
+    assert gxpo.method("mdpo", {"objective.add.mirror_kl.least": 1.0}).terms["mirror_kl"].control == Annealed(1.0)
+    state = one.state_dict()
+    two.load_state_dict(state)
+    assert two.terms["mirror_kl"].current_coef == pytest.approx(2.0)
