@@ -40,8 +40,8 @@ def naive_level(f: Forest, level: str, axis: str, i: int) -> object:
 @given(forests(), st.data())
 def test_ids_are_those_of_a_dictionary(forest: Forest, data: st.DataObject) -> None:
     axis = data.draw(st.sampled_from("RSP"))
-    known = {"R": R_LEVELS, "S": R_LEVELS + S_LEVELS, "P": R_LEVELS + S_LEVELS + P_LEVELS}[axis]
-    levels = data.draw(st.lists(st.sampled_from(known), max_size=3))
+    levels_of_axis = {"R": R_LEVELS, "S": R_LEVELS + S_LEVELS, "P": R_LEVELS + S_LEVELS + P_LEVELS}[axis]
+    levels = data.draw(st.lists(st.sampled_from(levels_of_axis), max_size=3))
     names: dict[tuple, int] = {}
     expected = []
     for i in range({"R": forest.n_trajectories, "S": forest.n_steps, "P": forest.n_entries}[axis]):
@@ -109,12 +109,16 @@ def test_to_path_follows_the_indices(forest: Forest) -> None:
 @given(forests())
 def test_to_tokens_is_the_mean_of_a_tokens_entries(forest: Forest) -> None:
     x = torch.rand(forest.n_entries, dtype=torch.float64)
-    found = defaultdict(list)
+    values_by_token = defaultdict(list)
     for p, t in enumerate(forest.path_token.tolist()):
-        found[t].append(x[p].item())
-    shown = forest.to_tokens(x)
+        values_by_token[t].append(x[p].item())
+    token_means = forest.to_tokens(x)
     for t in range(forest.n_tokens):
-        assert shown[t].isnan() if t not in found else abs(shown[t] - sum(found[t]) / len(found[t])) < 1e-12
+        assert (
+            token_means[t].isnan()
+            if t not in values_by_token
+            else abs(token_means[t] - sum(values_by_token[t]) / len(values_by_token[t])) < 1e-12
+        )
 
 
 @few
@@ -148,16 +152,16 @@ def test_sums_over_what_leads_to_a_row_and_what_it_leads_to(raw: list[int], disc
 
 
 @given(st.lists(st.integers(-1, 30), max_size=31), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 30))))
-def test_ancestors_are_found_whatever_lies_between(raw: list[int], asked: list[tuple[int, int]]) -> None:
+def test_ancestors_are_found_whatever_lies_between(raw: list[int], pairs: list[tuple[int, int]]) -> None:
     parent, expected = backwards(raw), set()
-    asked = [(owner, node) for owner, node in asked if node < len(raw)]
-    for owner, node in asked:
+    pairs = [(owner, node) for owner, node in pairs if node < len(raw)]
+    for owner, node in pairs:
         while node >= 0:
             expected.add((owner, node))
             node = int(parent[node])
-    owners, nodes = (torch.tensor([pair[k] for pair in asked], dtype=torch.int64) for k in (0, 1))
-    found = with_ancestors(parent, owners, nodes)
-    assert list(zip(*(x.tolist() for x in found), strict=True)) == sorted(expected)
+    owners, nodes = (torch.tensor([pair[k] for pair in pairs], dtype=torch.int64) for k in (0, 1))
+    extended = with_ancestors(parent, owners, nodes)
+    assert list(zip(*(x.tolist() for x in extended), strict=True)) == sorted(expected)
 
 
 KEYS = st.one_of(st.integers(-3, 20), st.integers(-3, 20).map(lambda k: k << 57), st.integers(0, 10**12))
@@ -168,9 +172,9 @@ def test_keys_near_and_far_apart_are_numbered_in_order(raw: list[int], others: l
     keys, order = torch.tensor(raw, dtype=torch.int64), sorted(set(raw))
     assert distinct(keys).tolist() == order
     assert dense(keys).tolist() == [order.index(k) for k in raw]
-    asked = torch.tensor(raw + others, dtype=torch.int64)
+    queries = torch.tensor(raw + others, dtype=torch.int64)
     expected = [order.index(k) if k in order else -1 for k in raw + others]
-    assert place_in(torch.tensor(order, dtype=torch.int64), asked).tolist() == expected
+    assert place_in(torch.tensor(order, dtype=torch.int64), queries).tolist() == expected
 
 
 # ---------------------------------------------------------------- scores, edges

@@ -100,8 +100,8 @@ def inverted_cdf(values: list[float], q: float) -> float:
 @settings(max_examples=60, deadline=None)
 @given(COLUMNS, st.sampled_from([0.1, 0.25, 0.4, 0.5, 0.6, 0.7, 1.0]))
 def test_the_inverted_distribution_function(rows: list[tuple[float, int, bool]], q: float) -> None:
-    found = grouped.quantile(*columns(rows)[:2], q, columns(rows)[2], "inverted_cdf")
-    assert found.tolist() == pytest.approx(by_group(rows, lambda v: inverted_cdf(v, q)))
+    quantiles = grouped.quantile(*columns(rows)[:2], q, columns(rows)[2], "inverted_cdf")
+    assert quantiles.tolist() == pytest.approx(by_group(rows, lambda v: inverted_cdf(v, q)))
 
 
 def test_a_share_that_comes_out_whole_takes_no_member_more() -> None:
@@ -124,26 +124,28 @@ def normalized(
         if center == "none" or not peers:
             return 0.0
         low, mean = statistics.median_low, statistics.fmean
-        named = {"mean": mean, "leave_one_out": mean, "median": statistics.median, "lower_median": low}
-        return named[center](peers) if center in named else inverted_cdf(peers, q)
+        centre_functions = {"mean": mean, "leave_one_out": mean, "median": statistics.median, "lower_median": low}
+        return centre_functions[center](peers) if center in centre_functions else inverted_cdf(peers, q)
 
     out = []
     for i, (value, group, enters) in enumerate(rows):
         members = [j for j, (_, g, e) in enumerate(rows) if g == group and e]
         peers, others = [rows[j][0] for j in members], [rows[j][0] for j in members if j != i]
-        own, equal = enters and group >= 0, len(set(peers)) <= 1
+        is_member, equal = enters and group >= 0, len(set(peers)) <= 1
         by_spread = scale not in ("mean", "none")
         too_few = len(peers) < (ddof + 1 if scale.endswith("std") else 1)
-        if group < 0 or too_few or (equal and by_spread) or (own and center != "none" and not others):
+        # exactly 0: in no group, too few to measure by, no spread, or nobody to be measured against
+        if group < 0 or too_few or (equal and by_spread) or (is_member and center != "none" and not others):
             out.append(0.0)
             continue
-        value = -shift if equal and own and center != "none" else value - middle(i) - shift
+        value = -shift if equal and is_member and center != "none" else value - middle(i) - shift
+        # the distance from the centre, over the spread of the counting members
         off = [abs(rows[j][0] - middle(j)) for j in members]
         median = statistics.median_low if center == "lower_median" else statistics.median
         if scale == "std":
             value /= spread(peers, ddof) + eps
         elif scale == "leave_one_out_std":
-            by = spread(others if own else peers, ddof)
+            by = spread(others if is_member else peers, ddof)
             value /= by + eps if by > 0 else 1.0
         elif scale == "mean_absolute":
             value *= len(off) / (sum(off) + eps)
@@ -171,21 +173,23 @@ def test_normalize_equals_a_member_at_a_time(
     if scale == "mean":
         rows = [(abs(v), g, e) for v, g, e in rows]
     x, ids, where = columns(rows)
-    found = grouped.normalize(x, ids, where, center=center, scale=scale, ddof=ddof, eps=eps, q=q, shift=shift).tolist()
+    normalised = grouped.normalize(
+        x, ids, where, center=center, scale=scale, ddof=ddof, eps=eps, q=q, shift=shift
+    ).tolist()
     # a median of 0 leaves eps to divide by, and rounding of the mean with it
     close = 1e-6 if scale == "median_absolute" else 1e-9
-    assert found == pytest.approx(normalized(rows, center, scale, ddof, eps, q, shift), rel=close, abs=close)
+    assert normalised == pytest.approx(normalized(rows, center, scale, ddof, eps, q, shift), rel=close, abs=close)
 
 
 def test_the_spread_of_the_others_is_exact_without_an_outlier() -> None:
     # T8: of seven 0.35 and a 0 the others of the 0 are equal; one-pass squares leave 1e-9, and -0.35 over that is -2154
     x, one = torch.tensor([0.35] * 7 + [0.0]), torch.zeros(8, dtype=torch.int64)
-    found = grouped.normalize(x, one, center="leave_one_out", scale="leave_one_out_std")
-    assert float(found[7]) == pytest.approx(-0.35, abs=1e-7)
+    normalised = grouped.normalize(x, one, center="leave_one_out", scale="leave_one_out_std")
+    assert float(normalised[7]) == pytest.approx(-0.35, abs=1e-7)
     # and where the others differ by 1e-6 that is their spread, beside a member at 1e3
     far = torch.tensor([1e3, 0.0, 1e-6, 2e-6], dtype=torch.float64)
-    found = grouped.normalize(far, one[:4], center="none", scale="leave_one_out_std", eps=0.0)
-    assert float(found[0]) == pytest.approx(1e9, rel=1e-9)  # std of 0, 1e-6, 2e-6 is 1e-6
+    normalised = grouped.normalize(far, one[:4], center="none", scale="leave_one_out_std", eps=0.0)
+    assert float(normalised[0]) == pytest.approx(1e9, rel=1e-9)  # std of 0, 1e-6, 2e-6 is 1e-6
 
 
 def test_no_scale_by_a_mean_that_is_not_above_zero() -> None:
@@ -194,8 +198,8 @@ def test_no_scale_by_a_mean_that_is_not_above_zero() -> None:
     assert grouped.normalize(x[1:], one[1:], scale="mean").tolist() == [0.0, 0.0]
     # one that is not compared is still measured by a group of equals
     where = torch.tensor([True, True, False])
-    found = grouped.normalize(torch.tensor([1.0, 1.0, 0.0]), one, where, scale="mean", eps=0.0)
-    assert found.tolist() == [0.0, 0.0, -1.0]
+    normalised = grouped.normalize(torch.tensor([1.0, 1.0, 0.0]), one, where, scale="mean", eps=0.0)
+    assert normalised.tolist() == [0.0, 0.0, -1.0]
 
 
 @settings(max_examples=60, deadline=None)
@@ -237,8 +241,8 @@ def test_weighted_mean_equals_numpy(rows: list[tuple[float, int, bool]], weights
         total = sum(w for _, w in chosen)
         average = np.average([v for v, _ in chosen], weights=[w for _, w in chosen]) if total > 1e-9 else None
         expected.append(average)
-    found = grouped.mean(x, ids, where, weight=torch.tensor(weights[: len(rows)], dtype=torch.float64)).tolist()
-    for a, b in zip(found, expected, strict=True):
+    statistics = grouped.mean(x, ids, where, weight=torch.tensor(weights[: len(rows)], dtype=torch.float64)).tolist()
+    for a, b in zip(statistics, expected, strict=True):
         assert b is None or a == pytest.approx(b, abs=1e-9)
 
 
@@ -284,8 +288,8 @@ def test_a_sum_reaches_its_bound_but_for_rounding(dtype: torch.dtype) -> None:
 def test_variance_is_taken_in_two_passes() -> None:
     # T8: E[x^2] - E[x]^2 of seven 0.35 and a 0 is negative for the leave-one-out std; and 1e8 swallows a spread of 1
     x = torch.tensor([0.35] * 7 + [0.0])
-    found = grouped.normalize(x, torch.zeros(8, dtype=torch.int64))
-    assert found.abs().max() <= 7 / math.sqrt(8)
+    normalised = grouped.normalize(x, torch.zeros(8, dtype=torch.int64))
+    assert normalised.abs().max() <= 7 / math.sqrt(8)
     far = torch.tensor([1e8, 1e8 + 1, 1e8 + 2], dtype=torch.float64)
     assert grouped.std(far, torch.zeros(3, dtype=torch.int64)).tolist() == pytest.approx([1.0] * 3, abs=1e-9)
 
@@ -350,10 +354,10 @@ def test_members_of_no_group_change_no_bit(rows: list[tuple[float, int, bool]]) 
                                                grouped.median, grouped.rank, grouped.softmax, grouped.leave_one_out,
                                                grouped.normalize]  # fmt: skip
     for reduce in reductions:
-        found = reduce(x, ids, where)
-        assert torch.equal(found[inside], reduce(x[inside], ids[inside], where[inside]))
-        assert torch.equal(found, reduce(x, torch.where(inside, 3 * ids + 7, -1), where))
-        assert torch.equal(found, reduce(x, ids, where)) and (found[~inside] == 0).all()
+        statistics = reduce(x, ids, where)
+        assert torch.equal(statistics[inside], reduce(x[inside], ids[inside], where[inside]))
+        assert torch.equal(statistics, reduce(x, torch.where(inside, 3 * ids + 7, -1), where))
+        assert torch.equal(statistics, reduce(x, ids, where)) and (statistics[~inside] == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -395,8 +399,8 @@ def test_rewards_of_any_magnitude_have_the_same_advantages(unit: float) -> None:
         ("median", "median_absolute"): [1, -1, 1, 1, -1, -3],
     }
     for (center, scale), values in expected.items():
-        found = grouped.normalize(x, ids, center=center, scale=scale, eps=0.0)
-        assert torch.allclose(found, _column(*values), rtol=1e-12, atol=0), (center, scale, found)
+        normalised = grouped.normalize(x, ids, center=center, scale=scale, eps=0.0)
+        assert torch.allclose(normalised, _column(*values), rtol=1e-12, atol=0), (center, scale, normalised)
     single = {
         "mean": [0.5, 0.5, 0.25, 0.25, 0.25, 0.25],
         "std": [0.5**0.5] * 2 + [std] * 4,
@@ -404,8 +408,8 @@ def test_rewards_of_any_magnitude_have_the_same_advantages(unit: float) -> None:
         "median": [0.5, 0.5, 0.5, 0.5, 0.5, 0.5],
     }
     for name, values in single.items():
-        found = getattr(grouped, name)(x, ids)
-        assert torch.allclose(found / unit, _column(*values), rtol=1e-12, atol=1e-12), (name, found)
+        normalised = getattr(grouped, name)(x, ids)
+        assert torch.allclose(normalised / unit, _column(*values), rtol=1e-12, atol=1e-12), (name, normalised)
     middle, spread = grouped.mean_and_std(x, ids)
     assert torch.equal(middle, grouped.mean(x, ids)) and torch.equal(spread, grouped.std(x, ids))
 
@@ -433,14 +437,14 @@ def test_an_extreme_group_changes_no_bit_of_the_others() -> None:
     torch.manual_seed(3)
     ids = torch.arange(400) // 8
     x, where = torch.randn(400, dtype=torch.float64), torch.rand(400) > 0.2
-    for own in (1e300, 1e-300):
+    for magnitude in (1e300, 1e-300):
         y = x.clone()
-        y[ids == 7] *= own
+        y[ids == 7] *= magnitude
         rest = ids != 7
         for center in grouped.CENTERS:
             for scale in grouped.SCALES:
                 one, other = (grouped.normalize(z, ids, where, center=center, scale=scale) for z in (x, y))
-                assert torch.equal(one[rest], other[rest]), (center, scale, own)
+                assert torch.equal(one[rest], other[rest]), (center, scale, magnitude)
         for name in ("mean", "std", "median", "leave_one_out"):
             one, other = (getattr(grouped, name)(z, ids, where) for z in (x, y))
-            assert torch.equal(one[rest], other[rest]), (name, own)
+            assert torch.equal(one[rest], other[rest]), (name, magnitude)

@@ -24,19 +24,19 @@ fewer = settings(max_examples=10, deadline=None)
 @fewer
 @given(forests(**RICH), st.randoms(use_true_random=False))
 def test_select_holds_exactly_those_trajectories(forest: Forest, rng: random.Random) -> None:
-    whole = view(forest)
-    rows = rng.sample(range(len(whole)), rng.randint(0, len(whole)))
+    trajectories = view(forest)
+    rows = rng.sample(range(len(trajectories)), rng.randint(0, len(trajectories)))
     chosen = forest.select(rows)
-    assert view(chosen) == [whole[r] for r in rows]
+    assert view(chosen) == [trajectories[r] for r in rows]
     reached = {n for _, n in naive_visits(chosen)} | set(chosen.prompt_node.tolist()) - {-1}
     reached |= {a for n in reached for a in naive_ancestors(chosen, int(chosen.sampled_under[n]))}
     assert reached == set(range(chosen.n_nodes))  # and nothing else is kept
     assert bool((chosen.parent < torch.arange(chosen.n_nodes)).all())
     entries = forest.entries_of(rows)
     assert torch.equal(chosen.token[chosen.path_token], forest.token[forest.path_token[entries]])
-    mask = torch.zeros(len(whole), dtype=torch.bool)
+    mask = torch.zeros(len(trajectories), dtype=torch.bool)
     mask[rows] = True
-    assert view(forest.select(mask)) == [whole[r] for r in sorted(rows)]
+    assert view(forest.select(mask)) == [trajectories[r] for r in sorted(rows)]
 
 
 @fewer
@@ -152,11 +152,11 @@ def test_a_row_is_read_under_the_context_it_was_sampled_in():
     """pi(5 6 | 3 4 9 9) for the hinted row, pi(. | 3 4) for the other: what rows with those prompts have."""
     learner = TorchLearner(clean_llama(), lr=0.0)
     forest = Forest.from_records([HINTED, PLAIN])
-    written = Forest.from_records(
+    trained_forest = Forest.from_records(
         [record_contexts("a", [{"action": [5, 6]}], prompt=[3, 4, 9, 9]), record_contexts("b", [{"action": [5, 7]}])]
     )
     sampled = learner.outputs(forest.in_context("sampled"))["logprob"]
-    assert torch.allclose(sampled, learner.outputs(written)["logprob"], atol=1e-12, rtol=0)
+    assert torch.allclose(sampled, learner.outputs(trained_forest)["logprob"], atol=1e-12, rtol=0)
     trained = learner.outputs(forest.in_context("trained"))["logprob"]
     plain = Forest.from_records(
         [record_contexts("a", [{"action": [5, 6]}]), record_contexts("b", [{"action": [5, 7]}])]
@@ -170,13 +170,15 @@ def test_a_split_action_follows_the_other_context_as_a_whole():
     fork = record_contexts("c", [{"action": [8]}], fork={"of": "a", "turn": 0, "token": 1})
     del fork["prompt"]
     forest = Forest.from_records([HINTED, fork]).in_context("sampled")
-    written = Forest.from_records(
+    trained_forest = Forest.from_records(
         [
             record_contexts("a", [{"action": [5, 6]}], prompt=[3, 4, 9, 9]),
             record_contexts("c", [{"action": [5, 8]}], prompt=[3, 4, 9, 9]),
         ]
     )
-    assert torch.allclose(learner.outputs(forest)["logprob"], learner.outputs(written)["logprob"], atol=1e-12, rtol=0)
+    assert torch.allclose(
+        learner.outputs(forest)["logprob"], learner.outputs(trained_forest)["logprob"], atol=1e-12, rtol=0
+    )
 
 
 def test_without_such_rows_both_contexts_are_one():

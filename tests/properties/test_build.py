@@ -71,7 +71,7 @@ def test_columns_ride_along() -> None:
     [
         ({"completions": [[[1]]]}, "2 prompts and 1 groups"),
         ({"rewards": [1.0]}, "rewards has 1 values; there are 3"),
-        ({"rewards": [[1.0], [0.0, 0.0]]}, "rewards is nested otherwise"),
+        ({"rewards": [[1.0], [0.0, 0.0]]}, "rewards must be nested as the completions are"),
         ({"groups": ["a"]}, "groups has 1 names for 2 prompts"),
         ({"tasks": ["a"]}, "tasks has 1 names for 2 prompts"),
         ({"logprobs": [[[-1.0], [-1.0]], [[-1.0, -1.0]]]}, "one value for each token"),

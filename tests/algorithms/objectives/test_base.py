@@ -63,29 +63,31 @@ def surrogate_by_hand(
 
 def by_hand(term: PolicyGradient, rows: list[list[dict[str, float]]]) -> tuple[float, list[float]]:
     """Trajectory by trajectory; rows[i] are its tokens: lp, below, credit, weight, trainable."""
-    kept = [[t for t in row if t["trainable"]] for row in rows]
-    tokens, sequences = sum(len(k) for k in kept), sum(bool(k) for k in kept)
+    trainable_by_row = [[t for t in row if t["trainable"]] for row in rows]
+    tokens, sequences = sum(len(k) for k in trainable_by_row), sum(bool(k) for k in trainable_by_row)
+    # a row's log-ratios, clipped token by token where the surrogate does so before the mean (GMPO)
     loss, gradient = 0.0, []
-    for row, own in zip(rows, kept, strict=True):
-        held = []
-        for t in own:
-            log_own = t["lp"] - t["below"]
+    for row, trainable_tokens in zip(rows, trainable_by_row, strict=True):
+        log_ratios = []
+        for t in trainable_tokens:
+            log_ratio = t["lp"] - t["below"]
             if isinstance(term.surrogate, LogClip):
                 high, low = term.surrogate.log_clip_high, -term.surrogate.log_clip_low
-                log_own = min(log_own, high) if t["credit"] >= 0 else max(log_own, low)
-            held.append(log_own)
-        mean = sum(held) / len(held) if held else 0.0
+                log_ratio = min(log_ratio, high) if t["credit"] >= 0 else max(log_ratio, low)
+            log_ratios.append(log_ratio)
+        mean = sum(log_ratios) / len(log_ratios) if log_ratios else 0.0
         for t in row:
             if not t["trainable"]:
                 gradient.append(0.0)
                 continue
-            log_held = held[own.index(t)] if term.couples == "token" else mean
+            log_level = log_ratios[trainable_tokens.index(t)] if term.couples == "token" else mean
             value, slope = surrogate_by_hand(
-                term.surrogate, t["credit"], math.exp(log_held), log_held, t["lp"] - t["below"], t["lp"]
+                term.surrogate, t["credit"], math.exp(log_level), log_level, t["lp"] - t["below"], t["lp"]
             )
+            # the denominator of the aggregation; 8 is the horizon
             share = {
                 "token_mean": 1 / tokens,
-                "sequence_mean": 1 / sequences / len(own),
+                "sequence_mean": 1 / sequences / len(trainable_tokens),
                 "sequence_sum": 1 / sequences / 8,
             }[term.aggregate]
             loss += share * t["weight"] * value
@@ -183,17 +185,17 @@ def test_any_partition_gives_the_gradient_of_the_whole(
     forest = forest_of(grow, rows)
     term = PolicyGradient(ratio=ratio, surrogate=surrogate, aggregate=mode, horizon=8)
     c = columns(rows)
-    _, whole = evaluate(term, forest, c)
+    _, whole_gradient = evaluate(term, forest, c)
     axis = forest.path_trajectory if term.couples == "trajectory" else torch.arange(forest.n_entries)
     part = torch.randint(0, parts, (forest.n_entries,), generator=torch.Generator().manual_seed(seed))[axis]
-    total = torch.zeros_like(whole)
+    total = torch.zeros_like(whole_gradient)
     for k in range(parts):
         lp = c["lp"].clone().requires_grad_()
         x = torch.where(part == k, lp, lp.detach())
         term(forest, PolicyTokens(x, c["below"]), c["credit"], c["weight"], {}, 0)[0].backward()
         assert lp.grad is not None
         total += lp.grad
-    assert total.tolist() == pytest.approx(whole.tolist(), abs=1e-13)
+    assert total.tolist() == pytest.approx(whole_gradient.tolist(), abs=1e-13)
 
 
 @settings(max_examples=30, deadline=None)
@@ -207,8 +209,8 @@ def test_entries_that_are_not_active_may_hold_anything(
     active = term.active(forest, c["credit"], c["weight"])
     value, gradient = evaluate(term, forest, c)
     holes = c | {"lp": torch.where(active, c["lp"], NAN)}
-    found, slopes = evaluate(term, forest, holes)
-    assert found == value and torch.equal(slopes, gradient)
+    loss, slopes = evaluate(term, forest, holes)
+    assert loss == value and torch.equal(slopes, gradient)
     metrics = figures_of(term, forest, PolicyTokens(holes["lp"], c["below"]), c["credit"], c["weight"])
     assert all(math.isfinite(v) for v in metrics.values())
 
@@ -242,10 +244,10 @@ def test_weights_and_credit_change_no_denominator(toy) -> None:
     # T21: a weight of 0 removes a token's loss and leaves the others' coefficients
     for mode in MODES:
         term = PolicyGradient(surrogate=Surrogate(), aggregate=mode, horizon=4)  # type: ignore[arg-type]  # one of the words
-        _, whole = toy.loss(term)
+        _, plain_gradient = toy.loss(term)
         weight = torch.tensor([1.0, 0.0, 2.0, 1.0, 1.0], dtype=torch.float64)
         _, weighted = toy.loss(term, weight=weight)
-        assert weighted == pytest.approx([g * w for g, w in zip(whole, weight.tolist(), strict=True)])
+        assert weighted == pytest.approx([g * w for g, w in zip(plain_gradient, weight.tolist(), strict=True)])
 
 
 def test_the_weight_is_applied_after_the_surrogate(toy) -> None:
@@ -260,12 +262,16 @@ def test_pad_columns_change_nothing() -> None:
     results = []
     for pad in (0, 1, 7):
         width = 5 + pad
-        own = torch.zeros(2, width, dtype=torch.long)
-        own[0, 1:3], own[1, 1:5] = 1, 1
-        real = own.clone()
+        completion_mask = torch.zeros(2, width, dtype=torch.long)
+        completion_mask[0, 1:3], completion_mask[1, 1:5] = 1, 1
+        real = completion_mask.clone()
         real[:, 0] = 1
         forest = Forest.from_padded(
-            torch.arange(2 * width).reshape(2, width), own, torch.tensor([1.0, 0.0]), [0, 0], attention_mask=real
+            torch.arange(2 * width).reshape(2, width),
+            completion_mask,
+            torch.tensor([1.0, 0.0]),
+            [0, 0],
+            attention_mask=real,
         )
         x = torch.linspace(-2, -1, 6, dtype=torch.float64).requires_grad_()
         credit, weight = torch.tensor([1.0] * 2 + [-1.0] * 4), torch.ones(6)
@@ -347,16 +353,16 @@ def test_once_per_token_equals_a_loop_over_stored_tokens(mode: Any) -> None:
     weight = torch.rand(forest.n_entries, generator=generator, dtype=torch.float64)
     term = PolicyGradient(aggregate=mode, horizon=5, dedup_shared_tokens=True)
     policy = PolicyTokens(stored[forest.path_token], below[forest.path_token])
-    found = float(term(forest, policy, credit, weight, {}, 0)[0])
+    loss = float(term(forest, policy, credit, weight, {}, 0)[0])
 
     entries: dict[int, list[int]] = {}  # stored token -> its entries
     for p, t in enumerate(forest.path_token.tolist()):
         entries.setdefault(t, []).append(p)
     terms = {}
-    for t, own in entries.items():
+    for t, its_entries in entries.items():
         rho = math.exp(float(stored[t] - below[t]))
-        losses = [float(weight[p]) * surrogate_by_hand(Clip(), float(credit[p]), rho, 0, 0, 0)[0] for p in own]
-        terms[t] = sum(losses) / len(own)
+        losses = [float(weight[p]) * surrogate_by_hand(Clip(), float(credit[p]), rho, 0, 0, 0)[0] for p in its_entries]
+        terms[t] = sum(losses) / len(its_entries)
     trajectories = [forest.path_token[forest.path_of(r)].tolist() for r in range(forest.n_trajectories)]
     if mode == "token_mean":
         expected = sum(terms.values()) / len(terms)
@@ -364,7 +370,7 @@ def test_once_per_token_equals_a_loop_over_stored_tokens(mode: Any) -> None:
         sums = [sum(terms[t] / len(entries[t]) for t in tokens) for tokens in trajectories]
         sizes = [sum(1 / len(entries[t]) for t in tokens) if mode == "sequence_mean" else 5 for tokens in trajectories]
         expected = sum(s / n for s, n in zip(sums, sizes, strict=True)) / len(trajectories)
-    assert found == pytest.approx(expected, abs=1e-13)
+    assert loss == pytest.approx(expected, abs=1e-13)
 
 
 def test_once_per_token_without_forks_is_the_plain_term(toy) -> None:
@@ -395,9 +401,9 @@ def test_unknown_behaviour_is_an_error_unless_said_otherwise(toy) -> None:
         toy.loss(PolicyGradient(), proximal_logprob=unknown)
     one = PolicyGradient(aggregate="token_mean", on_unknown_behaviour="one")
     _, gradient = toy.loss(one, behaviour_logprob=unknown)
-    _, known = toy.loss(PolicyGradient(aggregate="token_mean"))
+    _, known_gradient = toy.loss(PolicyGradient(aggregate="token_mean"))
     assert gradient[1] == -1 / 5 and gradient[4] == 1 / 5  # REINFORCE: -A / count
-    assert [gradient[i] for i in (0, 2, 3)] == [known[i] for i in (0, 2, 3)]
+    assert [gradient[i] for i in (0, 2, 3)] == [known_gradient[i] for i in (0, 2, 3)]
     # with a proximal policy the sampler's silence does not matter
     toy.loss(PolicyGradient(), behaviour_logprob=unknown, proximal_logprob=toy.old)
 
@@ -468,8 +474,8 @@ def test_untrainable_tokens_are_not_in_a_sequence_ratio(grow: Grow) -> None:
     x = torch.tensor([-1.0, -9.0, -1.0], dtype=torch.float64)
     below = torch.tensor([-1.1, -1.0, -1.3], dtype=torch.float64)
     term = PolicyGradient(ratio="sequence", surrogate=Surrogate())
-    found = term(forest, PolicyTokens(x, below), torch.ones(3), torch.ones(3), {}, 0)[0]
-    assert float(found) == pytest.approx(-math.exp(0.2))
+    loss = term(forest, PolicyTokens(x, below), torch.ones(3), torch.ones(3), {}, 0)[0]
+    assert float(loss) == pytest.approx(-math.exp(0.2))
     assert term.active(forest, torch.ones(3), torch.ones(3)).tolist() == [True, False, True]
 
 

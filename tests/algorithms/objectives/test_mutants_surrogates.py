@@ -101,8 +101,8 @@ def test_on_the_middle_of_the_clip_a_token_is_outside() -> None:
 def test_covariances_on_the_bounds_are_not_drawn() -> None:
     x = entries([0.0, 0.0], [1.0, -1.0], logprob=column(-1.0, -3.0))  # both have covariance 1
     for low, high, dropped in ((1.0, 5.0, 0), (0.0, 1.0, 0), (0.0, 5.0, 1)):
-        found = CovarianceClip(covariance_low=low, covariance_high=high).clipped(x)
-        assert int(found.sum()) == dropped, (low, high)
+        is_clipped = CovarianceClip(covariance_low=low, covariance_high=high).clipped(x)
+        assert int(is_clipped.sum()) == dropped, (low, high)
 
 
 # ---------------------------------------------------------------- what is cut, and what is not
@@ -186,8 +186,8 @@ def test_statistics_of_float32_are_those_of_the_same_numbers() -> None:
     e = (-a).tolist()
     score = [math.log(h / max(e)) / math.log(max(e) / min(e)) for h in e]
     assert entropy_score(-a, 1.0).tolist() == pytest.approx(score, rel=1e-12, abs=1e-12)
-    found = relative_entropy(-a, torch.zeros(4).long()).tolist()
-    assert found == pytest.approx([(h - min(e)) / (max(e) - min(e)) for h in e], rel=1e-12)
+    relative_entropies = relative_entropy(-a, torch.zeros(4).long()).tolist()
+    assert relative_entropies == pytest.approx([(h - min(e)) / (max(e) - min(e)) for h in e], rel=1e-12)
     one = torch.zeros(4, dtype=torch.int64)
     sums = run_recursion(a, 0.1, one)
     y = 0.0
@@ -206,5 +206,5 @@ def test_a_loss_has_the_dtype_of_the_log_probs(toy, name) -> None:
         term = PolicyGradient(ratio=RATIOS[name]())
     single = toy.logprob.detach().float().requires_grad_()
     policy = PolicyTokens(single, toy.old, entropy=toy.old.abs())
-    found = term(toy.forest, policy, toy.credit, toy.weight, {}, 0)[0]
-    assert found.dtype == torch.float32 and bool(found.isfinite())
+    loss = term(toy.forest, policy, toy.credit, toy.weight, {}, 0)[0]
+    assert loss.dtype == torch.float32 and bool(loss.isfinite())

@@ -39,10 +39,10 @@ def expected_gradient(
     """
     logits = logits.clone().requires_grad_()
     logprob = logits.log_softmax(0)
-    drawn = logprob.detach() if sampler is None else sampler
+    sampler_logprob = logprob.detach() if sampler is None else sampler
     n = len(logits)
-    forest = grow_forest([("a", 1, {"reward": 0.0, "weight": n * float(p)}) for p in drawn.exp()])
-    policy, weight = PolicyTokens(logprob, drawn, reference), forest.to_path(forest.weight, "R")
+    forest = grow_forest([("a", 1, {"reward": 0.0, "weight": n * float(p)}) for p in sampler_logprob.exp()])
+    policy, weight = PolicyTokens(logprob, sampler_logprob, reference), forest.to_path(forest.weight, "R")
     ones = torch.ones(n, dtype=torch.float64)
     if place == "reward":  # the estimate is a cost, credited by REINFORCE
         signals = {"proximal_logprob": logprob.detach(), "reference_logprob": reference}
@@ -96,13 +96,13 @@ CASES = pytest.mark.parametrize("case", [BERNOULLI, five(), FAR], ids=["bernoull
 def test_what_each_estimator_does_in_each_place(case: tuple[Tensor, Tensor], place: str, estimator: str) -> None:
     # T9
     gradients = exact(*case)
-    wanted = sum(
+    expected = sum(
         (-gradients[name[1:]] if name.startswith("-") else gradients[name] for name in TABLE[place, estimator]),
         torch.zeros_like(case[0]),
     )
-    found = expected_gradient(*case, estimator, place)
-    assert found.tolist() == pytest.approx(wanted.tolist(), abs=1e-13)
-    exactly = (found - gradients["reverse"]).abs().max() < 1e-12
+    gradient = expected_gradient(*case, estimator, place)
+    assert gradient.tolist() == pytest.approx(expected.tolist(), abs=1e-13)
+    exactly = (gradient - gradients["reverse"]).abs().max() < 1e-12
     assert bool(exactly) == (TABLE[place, estimator] == ("reverse",))
 
 
@@ -118,18 +118,18 @@ def test_times_the_ratio_it_is_exact_whoever_sampled(case: tuple[Tensor, Tensor]
     sampler = torch.linspace(0.5, -1.0, len(case[0]), dtype=torch.float64).log_softmax(0)
     reverse = exact(*case)["reverse"]
     for estimator in ("k1", "k3"):
-        found = expected_gradient(*case, estimator, "loss x ratio", sampler)
-        assert found.tolist() == pytest.approx(reverse.tolist(), abs=1e-13)
+        gradient = expected_gradient(*case, estimator, "loss x ratio", sampler)
+        assert gradient.tolist() == pytest.approx(reverse.tolist(), abs=1e-13)
     for estimator in ("k1", "k2", "k3", "k3+"):
         assert (expected_gradient(*case, estimator, "loss", sampler) - reverse).abs().max() > 1e-3
 
 
 def test_the_gradient_of_k3_as_a_loss_points_elsewhere() -> None:
     # T9: near the true gradient, but neither its direction nor its length
-    reverse, found = exact(*five())["reverse"], expected_gradient(*five(), "k3", "loss")
-    cosine = float(torch.nn.functional.cosine_similarity(reverse, found, dim=0))
+    reverse, gradient = exact(*five())["reverse"], expected_gradient(*five(), "k3", "loss")
+    cosine = float(torch.nn.functional.cosine_similarity(reverse, gradient, dim=0))
     assert 0.5 < cosine < 0.999
-    assert abs(float(found.norm() / reverse.norm()) - 1) > 0.01
+    assert abs(float(gradient.norm() / reverse.norm()) - 1) > 0.01
 
 
 def test_bernoulli_card() -> None:
@@ -147,8 +147,8 @@ def test_bernoulli_card() -> None:
         ("k1", "reward", 0.299677),
         ("k3", "loss x ratio", 0.299677),
     ):
-        found = expected_gradient(logits, reference, estimator, place)
-        assert found.tolist() == pytest.approx([expected, -expected], abs=6e-7)
+        gradient = expected_gradient(logits, reference, estimator, place)
+        assert gradient.tolist() == pytest.approx([expected, -expected], abs=6e-7)
 
 
 def test_toy_card(toy) -> None:
@@ -208,10 +208,10 @@ def test_extreme_ratios_are_not_held(toy, change: float) -> None:
 
 
 def test_a_weighted_kl_where_the_denominator_is_unknown(toy) -> None:
-    given = {"reference_logprob": toy.reference, "proximal_logprob": toy.logprob.detach()}
-    on_policy = toy.loss(KL(1.0, ratio_weighted=True), **given)
-    assert on_policy[0] == pytest.approx(toy.loss(KL(1.0), **given)[0])
-    over_behaviour = toy.loss(KL(1.0, ratio_weighted=True, ratio_over="behaviour"), **given)
+    logprobs = {"reference_logprob": toy.reference, "proximal_logprob": toy.logprob.detach()}
+    on_policy = toy.loss(KL(1.0, ratio_weighted=True), **logprobs)
+    assert on_policy[0] == pytest.approx(toy.loss(KL(1.0), **logprobs)[0])
+    over_behaviour = toy.loss(KL(1.0, ratio_weighted=True, ratio_over="behaviour"), **logprobs)
     assert over_behaviour == toy.loss(KL(1.0, ratio_weighted=True), reference_logprob=toy.reference)
     unknown = {"reference_logprob": toy.reference, "behaviour_logprob": torch.full_like(toy.old, torch.nan)}
     with pytest.raises(GxpoError, match="5 of 5 trainable tokens have no behaviour"):
@@ -277,10 +277,10 @@ def test_the_kl_of_trainable_tokens_enters_the_group_statistics(grow) -> None:
     kl = torch.tensor([0.4, float("nan"), -0.2, 0.1, 0.5], requires_grad=True)
     trainable = torch.tensor([True, False, True, True, True])
     outcome = torch.tensor([1.0, 0.0, float("nan")])
-    found = penalised_outcome(outcome, kl, trajectory, 0.1, where=trainable)
-    assert found[:2].tolist() == pytest.approx([0.98, -0.06]) and found[2].isnan()
-    assert found.dtype == torch.float64 and not found.requires_grad
-    credit = group_relative(found[:2], torch.zeros(2).long(), scale="none")
+    penalised = penalised_outcome(outcome, kl, trajectory, 0.1, where=trainable)
+    assert penalised[:2].tolist() == pytest.approx([0.98, -0.06]) and penalised[2].isnan()
+    assert penalised.dtype == torch.float64 and not penalised.requires_grad
+    credit = group_relative(penalised[:2], torch.zeros(2).long(), scale="none")
     assert credit.tolist() == pytest.approx([0.52, -0.52])
 
 
@@ -291,8 +291,8 @@ def test_kl_reward_penalises_the_forest(grow) -> None:
         "proximal_logprob": torch.tensor([-1.0, nan, -1.0, -1.0], dtype=torch.float64),
         "reference_logprob": torch.tensor([-3.0, -1.0, -2.0, -1.0], dtype=torch.float64),
     }
-    found = KLReward(0.5, "k1").penalise(forest, signals).outcome
-    assert float(found[0]) == pytest.approx(1.0 - 0.5 * 2.0) and found[1].isnan()
+    penalised = KLReward(0.5, "k1").penalise(forest, signals).outcome
+    assert float(penalised[0]) == pytest.approx(1.0 - 0.5 * 2.0) and penalised[1].isnan()
     assert float(forest.outcome[0]) == 1.0
     signals["reference_logprob"][3] = nan
     with pytest.raises(MissingSignal, match="nan for 1 of 3"):
@@ -309,8 +309,8 @@ def test_the_bonus_is_coef_times_the_mean_entropy(toy, mode: str) -> None:
     gradient = torch.autograd.grad(term(toy.forest, policy, toy.credit, toy.weight, {}, 0)[0], entropy)[0]
     assert gradient.tolist() == pytest.approx([-0.01 / 5] * 5)
     assert figures_of(term, toy.forest, policy, toy.credit, toy.weight)["entropy"] == pytest.approx(1.35)
-    alone = Entropy(0.01)(toy.forest, policy, toy.credit, 5 * toy.weight, {}, 0)[0]
-    assert float(alone.detach()) == pytest.approx(-0.0135)
+    bonus = Entropy(0.01)(toy.forest, policy, toy.credit, 5 * toy.weight, {}, 0)[0]
+    assert float(bonus.detach()) == pytest.approx(-0.0135)
 
 
 def test_entropy_is_aggregated_over_trainable_tokens(grow) -> None:
@@ -341,11 +341,11 @@ def test_mirror_kl_is_unbiased_under_the_old_policy():
     logits = torch.tensor([0.2, -0.4, 0.9], dtype=F64, requires_grad=True)
     log_policy = torch.log_softmax(logits, 0)
     exact = (log_policy.exp() * (log_policy - OLD.log())).sum()  # KL(policy || old)
-    (wanted,) = torch.autograd.grad(exact, logits, retain_graph=True)
+    (expected,) = torch.autograd.grad(exact, logits, retain_graph=True)
     sampled = (OLD * mirror_kl(log_policy - OLD.log())).sum()  # every token as often as the old policy draws it
-    (found,) = torch.autograd.grad(sampled, logits)
+    (gradient,) = torch.autograd.grad(sampled, logits)
     assert float(sampled.detach()) == pytest.approx(float(exact.detach()))
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(gradient, expected)
 
 
 @settings(max_examples=50, deadline=None)
@@ -384,15 +384,15 @@ def test_it_is_of_every_trained_token_whatever_it_earned(toy):
     each = [math.exp(d) * d - math.exp(d) + 1 for d in gaps]
     assert value == pytest.approx(0.5 * (sum(each[:2]) / 4 + sum(each[2:]) / 6))
     assert gradient == pytest.approx([0.5 * math.exp(d) * d / (4 if i < 2 else 6) for i, d in enumerate(gaps)])
-    found = figures_of(term, toy.forest, toy.policy(), toy.credit, toy.weight)
-    assert found["mirror_kl"] == pytest.approx(sum(each) / 5)
+    metrics = figures_of(term, toy.forest, toy.policy(), toy.credit, toy.weight)
+    assert metrics["mirror_kl"] == pytest.approx(sum(each) / 5)
 
 
 def test_mirror_kl_has_no_gradient_on_the_first_update(toy):
-    here = toy.logprob.detach()
-    assert toy.loss(MirrorKl(), proximal_logprob=here) == (0.0, [0.0] * 5)
+    logprob_now = toy.logprob.detach()
+    assert toy.loss(MirrorKl(), proximal_logprob=logprob_now) == (0.0, [0.0] * 5)
     m = gxpo.method("mdpo", {"objective.aggregate": "token_mean"})
-    assert toy.loss(m.terms["policy"], proximal_logprob=here)[1] == pytest.approx([-0.2, -0.2, 0.2, 0.2, 0.2])
+    assert toy.loss(m.terms["policy"], proximal_logprob=logprob_now)[1] == pytest.approx([-0.2, -0.2, 0.2, 0.2, 0.2])
     assert m.terms["policy"].surrogate == Unclipped() and m.keys["update.epochs"].value == 4
 
 
@@ -423,12 +423,12 @@ def test_trajectories_of_weight_zero_and_other_coefficients(grow):
 
 # ---------------------------------------------------------------- its coefficient over a run
 def test_the_coefficient_grows_as_one_over_t_and_stops():
-    term, seen = MirrorKl(coef=0.5, least=0.25, total_steps=4), []
+    term, coefficients = MirrorKl(coef=0.5, least=0.25, total_steps=4), []
     assert term.control is not None
     for step in range(1, 7):
-        seen.append(term.current_coef)
+        coefficients.append(term.current_coef)
         assert term.control.adjust({"step": step})["schedule_progress"] == min(step / 4, 1.0)
-    assert seen == pytest.approx([0.5 / t for t in (1, 0.75, 0.5, 0.25, 0.25, 0.25)])
+    assert coefficients == pytest.approx([0.5 / t for t in (1, 0.75, 0.5, 0.25, 0.25, 0.25)])
     still = MirrorKl(least=1.0, total_steps=1)
     assert still.control is not None
     still.control.adjust({"step": 1})

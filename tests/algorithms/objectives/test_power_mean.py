@@ -29,8 +29,8 @@ def test_the_cards_numbers():
     # p = exp(-.4) = .670320; (mean of 1 1.2 .8 to the p)^(1/p) = .995561; p to 0: 1.2 * .8 = .96, cube root .986485
     phi = column(1.0, 1.2, 0.8)
     one = torch.zeros(3, dtype=torch.int64)
-    found = [float(log_power_mean(phi.log(), one, 1, p).exp()) for p in (math.exp(-0.4), 1.0, 1e-9)]
-    assert found == pytest.approx([0.995561, 1.0, 0.986485], abs=1e-6)
+    means = [float(log_power_mean(phi.log(), one, 1, p).exp()) for p in (math.exp(-0.4), 1.0, 1e-9)]
+    assert means == pytest.approx([0.995561, 1.0, 0.986485], abs=1e-6)
     power, clip = PowerMean().adapted(grow_forest([("a", 1, {"reward": 1.0}), ("a", 1, {"reward": 0.0})]))
     assert power == pytest.approx(0.670320, abs=1e-6)  # mu = sigma = .5: .2 + .2 tanh 1
     assert clip.clip_high == pytest.approx(0.352319, abs=1e-6) and clip.clip_low == 0.2
@@ -41,10 +41,10 @@ def test_it_is_stable_and_its_slopes_sum_to_one(power):
     """Slopes in log terms are shares, e^(p x) over their sum."""
     x = column(-300.0, 0.0, 1.0, 300.0, 2.0).requires_grad_()
     unit = torch.tensor([0, 0, 0, 0, 2])
-    found = log_power_mean(x, unit, 3, power)
-    (slope,) = torch.autograd.grad(found.sum(), x)
-    found = found.detach()
-    assert bool(found.isfinite().all()) and float(found[1]) == 0.0 and float(found[2]) == pytest.approx(2.0)
+    means = log_power_mean(x, unit, 3, power)
+    (slope,) = torch.autograd.grad(means.sum(), x)
+    means = means.detach()
+    assert bool(means.isfinite().all()) and float(means[1]) == 0.0 and float(means[2]) == pytest.approx(2.0)
     assert float(slope[:4].sum()) == pytest.approx(1.0) and float(slope[4]) == pytest.approx(1.0)
     raised = [math.exp(power * (v - 300.0)) for v in (-300.0, 0.0, 1.0, 300.0)]
     assert slope[:4].tolist() == pytest.approx([r / sum(raised) for r in raised])
@@ -85,7 +85,7 @@ def by_hand(term, rows, rewards):
     for row in rows:
         trained = [t for t in row if t["trainable"]]
         moves = any(t["weight"] and t["credit"] for t in trained)
-        own = dict.fromkeys(range(len(row)), 0.0)
+        slope_by_token = dict.fromkeys(range(len(row)), 0.0)
         for sign in (1, -1) if moves else ():
             side = [i for i, t in enumerate(row) if t["trainable"] and t["credit"] * sign > 0]
             phi, free = {}, {}
@@ -100,8 +100,8 @@ def by_hand(term, rows, rewards):
             loss -= sign * part * mean
             for i in side:
                 share = phi[i] ** p / sum(x**p for x in phi.values())
-                own[i] = -sign * part * mean * share * row[i]["weight"] if free[i] else 0.0
-        slopes += own.values()
+                slope_by_token[i] = -sign * part * mean * share * row[i]["weight"] if free[i] else 0.0
+        slopes += slope_by_token.values()
     return loss, slopes
 
 
@@ -121,8 +121,8 @@ def test_power_mean_equals_a_loop_with_its_gradient(rows, gamma, rewards):
     logprob, term = c["lp"].clone().requires_grad_(), PowerMean(gamma)
     value = term(forest, PolicyTokens(logprob, c["below"]), c["credit"], c["weight"], {}, 0)[0]
     (slope,) = torch.autograd.grad(value, logprob, allow_unused=True)
-    wanted, slopes = by_hand(term, rows, rewards)
-    assert float(value.detach()) == pytest.approx(wanted, abs=1e-9)
+    expected, slopes = by_hand(term, rows, rewards)
+    assert float(value.detach()) == pytest.approx(expected, abs=1e-9)
     assert (torch.zeros_like(logprob) if slope is None else slope).tolist() == pytest.approx(slopes, abs=1e-9)
     active = term.active(forest, c["credit"], c["weight"])
     blind = torch.where(active, c["lp"], torch.nan)
@@ -145,10 +145,10 @@ def test_at_exponent_one_it_is_the_clipped_sequence_mean(toy):
 def test_unscored_and_uncompared_rewards_adapt_nothing(toy):
     rows = [("a", 1, {"reward": r, "compared": c}) for r, c in ((1.0, True), (0.0, True), (9.0, False))]
     assert PowerMean().adapted(grow_forest(rows)) == PowerMean().adapted(grow_forest(rows[:2]))
-    found = figures_of(PowerMean(), toy.forest, toy.policy(), toy.credit, toy.weight)
+    metrics = figures_of(PowerMean(), toy.forest, toy.policy(), toy.credit, toy.weight)
     # ratios e^[.3 -.1 -.4 .2 .5]; all rewards 1: upper bound .4; of the negatives e^-.4 = .67 is below .8
-    assert found["clip_fraction"] == pytest.approx(1 / 5) and found["ratio_max"] == pytest.approx(math.exp(0.5))
-    assert found["on_policy"] == 0.0
+    assert metrics["clip_fraction"] == pytest.approx(1 / 5) and metrics["ratio_max"] == pytest.approx(math.exp(0.5))
+    assert metrics["on_policy"] == 0.0
     still = figures_of(PowerMean(), toy.forest, toy.policy(), 0 * toy.credit, toy.weight)
     assert still["clip_fraction"] == 0.0 and still["on_policy"] == 1.0
 

@@ -37,8 +37,8 @@ def test_card(settings: dict, loss: float, slope: float) -> None:
     margin = column(2.0).requires_grad_()
     value = FORMS[settings.pop("form", "sigmoid")](margin, 0.0, 0.1, **settings)
     assert float(value.detach()) == pytest.approx(loss, abs=6e-7)
-    (found,) = torch.autograd.grad(value, margin)
-    assert float(found) == pytest.approx(slope, abs=6e-7)
+    (gradient,) = torch.autograd.grad(value, margin)
+    assert float(gradient) == pytest.approx(slope, abs=6e-7)
 
 
 def test_card_through_the_term() -> None:
@@ -83,8 +83,8 @@ def test_card_of_levels() -> None:
 
 def by_hand(term, forest, x):
     gap = x["logprob"] - x["reference_logprob"]
-    value, found, slopes = 0.0, groups.members(forest), []
-    for rows in found.values():
+    value, members_by_group, slopes = 0.0, groups.members(forest), []
+    for rows in members_by_group.values():
         for row in rows:
             row["s"] = sum(float(gap[p]) for p in row["entries"]) / (len(row["entries"]) if term.length_mean else 1)
             row["good"] = row["good"] if term.success_at is None else row["reward"] >= term.success_at
@@ -107,7 +107,7 @@ def by_hand(term, forest, x):
         if not pairs and term.unpaired:
             moved = [(r["s"] * (1 if r["good"] else -1), [(r, 1 if r["good"] else -1)], False) for r in rows]
         for h, sides, good in moved:
-            share = (term.success_weight if good else 1.0) / len(moved) / len(found)
+            share = (term.success_weight if good else 1.0) / len(moved) / len(members_by_group)
             beta = term.beta * (term.success_slope if good else 1.0)
             if not pairs and term.unpaired_beta is not None:
                 beta = term.unpaired_beta
@@ -225,8 +225,10 @@ def test_levels_are_distinct_outcomes():
     # wins less losses: .5: 1 - 2.5; 1: 3 * 2.5; 0: -2.5 - 1 - 1; each times -beta sigmoid(0) / 5
     assert gradient.tolist() == pytest.approx([-0.01 * w for w in (-1.5, 7.5, -4.5, -1.5)])
     policy = PolicyTokens(x["logprob"] + column(0, 0.1, 0, 0.2), x["behaviour_logprob"], x["logprob"])
-    found = figures_of(WEIGHTED, forest, policy, 0 * x["logprob"], 1 + 0 * x["logprob"])
-    assert found["pairs"] == 5 and found["pair_accuracy"] == pytest.approx(3 / 5)  # not 1 > .5 (second), .5 (first) > 0
+    metrics = figures_of(WEIGHTED, forest, policy, 0 * x["logprob"], 1 + 0 * x["logprob"])
+    assert metrics["pairs"] == 5 and metrics["pair_accuracy"] == pytest.approx(
+        3 / 5
+    )  # not 1 > .5 (second), .5 (first) > 0
 
 
 def test_groups_of_one_level_are_set_against_zero():
@@ -246,8 +248,8 @@ def test_every_two_levels_make_a_pair(outcomes):
     forest = groups.forest_of([("a", 1, 0, {"reward": float(r)}) for r in outcomes])
     term = PreferencePairs(pairs="ordered")
     logprob = torch.zeros(len(outcomes), dtype=torch.float64)
-    found = figures_of(term, forest, PolicyTokens(logprob, logprob, logprob), logprob, logprob + 1)
-    assert found["pairs"] == sum(a > b for a in outcomes for b in outcomes)
+    metrics = figures_of(term, forest, PolicyTokens(logprob, logprob, logprob), logprob, logprob + 1)
+    assert metrics["pairs"] == sum(a > b for a in outcomes for b in outcomes)
 
 
 @pytest.mark.parametrize("ratio", [1e-6, 1e6])
@@ -267,16 +269,16 @@ def test_what_two_forward_passes_may_differ_by_is_no_preference(length_mean):
     reference = torch.full((8,), -1.0, dtype=torch.float64)
     noise = column(1, 1, 1, -1, -1, -1, 200, 0) * 1e-6
     policy = PolicyTokens(reference + noise, reference * torch.nan, reference)
-    found = figures_of(PreferencePairs(length_mean=length_mean), forest, policy, 0 * reference, 1 + 0 * reference)
-    assert found["pair_accuracy"] == 0.5  # of b alone
+    metrics = figures_of(PreferencePairs(length_mean=length_mean), forest, policy, 0 * reference, 1 + 0 * reference)
+    assert metrics["pair_accuracy"] == 0.5  # of b alone
 
 
 def test_metrics_and_settings():
     forest = groups.forest_of([("a", 1, 1), ("a", 1, 0), ("a", 1, 0)])
     reference = column(-1.0, -1.0, -1.0)
     policy = PolicyTokens(column(-0.5, -0.25, -2.0), reference * torch.nan, reference)
-    found = figures_of(PreferencePairs(beta=0.5), forest, policy, 0 * reference, 1 + 0 * reference)
-    assert found == pytest.approx({"pair_accuracy": 0.5, "pair_margin": 0.5 * (-0.25 + 1.5) / 2, "pairs": 2.0})
+    metrics = figures_of(PreferencePairs(beta=0.5), forest, policy, 0 * reference, 1 + 0 * reference)
+    assert metrics == pytest.approx({"pair_accuracy": 0.5, "pair_margin": 0.5 * (-0.25 + 1.5) / 2, "pairs": 2.0})
     assert PreferencePairs.needs == ("reference_logprob",)
     with pytest.raises(MissingSignal, match="reference_logprob"):
         groups.graded(PreferencePairs(), forest, {"logprob": reference, "behaviour_logprob": reference})
@@ -303,8 +305,8 @@ def test_a_pair_counts_as_much_as_its_outcomes_differ():
     assert float(out.detach()) == pytest.approx(expected, abs=1e-12)
     (gradient,) = torch.autograd.grad(out, x)
     s = lambda h: 0.1 / (1 + math.exp(0.1 * h)) / 3  # noqa: E731
-    wanted = [-0.25 * s(0.3) - s(0.6), 0.25 * s(0.3) - 0.75 * s(0.3), s(0.6) + 0.75 * s(0.3)]
-    assert gradient.tolist() == pytest.approx(wanted, abs=1e-12)
+    expected_slopes = [-0.25 * s(0.3) - s(0.6), 0.25 * s(0.3) - 0.75 * s(0.3), s(0.6) + 0.75 * s(0.3)]
+    assert gradient.tolist() == pytest.approx(expected_slopes, abs=1e-12)
 
 
 def test_of_verdicts_against_a_frozen_policy_it_is_dpo():

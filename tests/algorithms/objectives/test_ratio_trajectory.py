@@ -44,16 +44,16 @@ def test_scans_equal_loops(runs):
     owner = torch.tensor([7 + 2 * i for i, run in enumerate(runs) for _ in run], dtype=torch.int64)
     forward, backward, least, place = [], [], [], []
     for run in runs:
-        total, own = 0.0, []
+        total, values = 0.0, []
         for v, c in run:
             total = v + c * total
-            own.append(total)
-        forward += own
-        total, own = 0.0, []
+            values.append(total)
+        forward += values
+        total, values = 0.0, []
         for v, c in reversed(run):
             total = v + c * total
-            own.insert(0, total)
-        backward += own
+            values.insert(0, total)
+        backward += values
         least += [min(v for v, _ in run[: i + 1]) for i in range(len(run))]
         place += range(len(run))
     assert run_recursion(x, coefficient, owner).tolist() == pytest.approx(forward, rel=1e-9, abs=1e-9)
@@ -83,31 +83,31 @@ def test_a_run_knows_nothing_of_the_others():
     st.one_of(st.just(0.0), st.floats(1e-6, 1e8)),
 )
 def test_the_filter_equals_its_recursion(z, q, v, p0):
-    x, p, wanted, gained = 0.0, p0, [], []
+    x, p, expected, gained = 0.0, p0, [], []
     for value in z:
         p = p + q
         gain = p / (p + v)
         x, p = x + gain * (value - x), p * v / (p + v)  # (1 - gain) p, which cancels where p is far above v
-        wanted.append(x)
+        expected.append(x)
         gained.append(gain)
-    found = kalman_gains(torch.arange(len(z)), q, v, p0)
-    assert found.tolist() == pytest.approx(gained, rel=1e-6, abs=1e-12)
+    gains = kalman_gains(torch.arange(len(z)), q, v, p0)
+    assert gains.tolist() == pytest.approx(gained, rel=1e-6, abs=1e-12)
     filtered = kalman_filter(torch.tensor(z, dtype=F64), torch.zeros(len(z)).long(), q, v, p0)
-    assert filtered.tolist() == pytest.approx(wanted, rel=1e-5, abs=1e-9)
+    assert filtered.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-9)
 
 
 # ---------------------------------------------------------------- the prefix's ratio
 def test_cards_numbers_of_the_prefix():
-    def found(prefix):
+    def factor_of(prefix):
         return prefix_ratio(CARD, ONE, prefix).exp()
 
-    assert found("min").tolist() == pytest.approx([1, 1.105171, 0.740818, 0.740818], abs=1e-6)
-    weight = CARD.exp() * found("min")
+    assert factor_of("min").tolist() == pytest.approx([1, 1.105171, 0.740818, 0.740818], abs=1e-6)
+    weight = CARD.exp() * factor_of("min")
     assert weight.tolist() == pytest.approx([1.105171, 0.818731, 0.904837, 0.778801], abs=1e-6)
-    product = CARD.exp() * found("sum")
+    product = CARD.exp() * factor_of("sum")
     assert product.tolist() == pytest.approx([1.105171, 0.818731, 1.000000, 1.051271], abs=1e-6)
     # exclusive means of the log-ratios: 0, .1, -.2 / 2, 0 / 3
-    assert found("mean").log().tolist() == pytest.approx([0, 0.1, -0.1, 0.0], abs=1e-12)
+    assert factor_of("mean").log().tolist() == pytest.approx([0, 0.1, -0.1, 0.0], abs=1e-12)
 
 
 def prefix_loop(how, ratio_max):
@@ -115,8 +115,10 @@ def prefix_loop(how, ratio_max):
         weights = []
         for t, token in enumerate(unit):
             earlier = [u["gap"] for u in unit[:t]]
-            own = {"min": min, "sum": sum, "mean": lambda x: sum(x) / len(x)}[how](earlier) if earlier else 0.0
-            weights.append(min(math.exp(token["gap"] + min(max(own, -60.0), 60.0)), ratio_max))
+            prefix_log_ratio = (
+                {"min": min, "sum": sum, "mean": lambda x: sum(x) / len(x)}[how](earlier) if earlier else 0.0
+            )
+            weights.append(min(math.exp(token["gap"] + min(max(prefix_log_ratio, -60.0), 60.0)), ratio_max))
         losses = [-w * t["credit"] * t["lp"] for w, t in zip(weights, unit, strict=True)]
         return losses, diagonal([-w * t["credit"] for w, t in zip(weights, unit, strict=True)])
 
@@ -141,9 +143,9 @@ def test_inside_a_clip_the_prefix_is_a_factor_of_the_ratio(toy):
 
 
 def test_on_policy_the_prefix_ratio_is_one(toy, grow):
-    here = toy.logprob.detach()
+    logprob_now = toy.logprob.detach()
     for ratio in (Prefix(), Prefix("sum"), Filtered(), Filtered(0.1, 1.0, 1.0)):
-        _, gradient = toy.loss(PolicyGradient(ratio=ratio, aggregate="token_mean"), behaviour_logprob=here)
+        _, gradient = toy.loss(PolicyGradient(ratio=ratio, aggregate="token_mean"), behaviour_logprob=logprob_now)
         assert gradient == pytest.approx([-0.2, -0.2, 0.2, 0.2, 0.2], abs=1e-15)
     x = torch.tensor([0.3, -0.2], dtype=F64)
     assert prefix_ratio(x, torch.tensor([0, 1])).tolist() == [0.0, 0.0]
@@ -204,8 +206,8 @@ def test_its_limits_are_the_token_and_the_prefix_mean():
 
 def test_defaults_and_bad_options():
     # K rises to the fixed point of K = (K + q) / (K + q + 1): about sqrt(q) = 1e-3
-    found = kalman_gains(torch.tensor([0, 1, 9, 10**5]), 1e-6, 1.0, 0.0)
-    assert found.tolist() == pytest.approx([1e-6, 2e-6, 1e-5, 1e-3], rel=2e-3)
+    gains = kalman_gains(torch.tensor([0, 1, 9, 10**5]), 1e-6, 1.0, 0.0)
+    assert gains.tolist() == pytest.approx([1e-6, 2e-6, 1e-5, 1e-3], rel=2e-3)
     m = gxpo.method("kpo", {"objective.process_noise": 0.1})
     assert m.terms["policy"].ratio == Filtered(0.1) and m.couples == "trajectory"
     assert gxpo.method("minpro", {"objective.prefix": "sum"}).terms["policy"].ratio == Prefix("sum")
@@ -222,12 +224,12 @@ def test_defaults_and_bad_options():
 # A loop, its gradient, its bound
 @given(st.lists(st.lists(st.floats(-4, 4), min_size=1, max_size=4), min_size=1, max_size=4))
 def test_value_and_gradient_equal_a_loop(rows) -> None:
-    """Of the values' sum: every token's entry has its own slope 1, whatever the others are."""
+    """Every token has its own slope, 1, in the sum of the values, whatever the others are."""
     flat = torch.tensor([x for row in rows for x in row], dtype=torch.float64, requires_grad=True)
     trajectory = torch.tensor([i for i, row in enumerate(rows) for _ in row])
     level = SequenceSum().level(flat, trajectory, trajectory)
-    wanted = [min(max(sum(row), -20.0), 20.0) for row in rows for _ in row]
-    assert level.detach().tolist() == pytest.approx(wanted, abs=1e-12)
+    expected = [min(max(sum(row), -20.0), 20.0) for row in rows for _ in row]
+    assert level.detach().tolist() == pytest.approx(expected, abs=1e-12)
     weight = torch.arange(1.0, len(flat) + 1, dtype=torch.float64)
     (slope,) = torch.autograd.grad((weight * level).sum(), flat)
     assert slope.tolist() == weight.tolist()

@@ -42,22 +42,22 @@ def test_classification_card() -> None:
 
 def by_hand_classification(forest, x, tau):
     gap = x["logprob"] - x["proximal_logprob"]
-    found, value, slopes = groups.members(forest), 0.0, []
-    for rows in found.values():
+    members_by_group, value, slopes = groups.members(forest), 0.0, []
+    for rows in members_by_group.values():
         for row in rows:
             row["s"] = sum(float(gap[p]) for p in row["entries"]) / len(row["entries"])
         verdicts = {row["good"] for row in rows if row["compared"]}
         if verdicts != {True, False} or not groups.moves(rows):
             continue
         for good, sign in ((True, -1.0), (False, 1.0)):
-            own = [row for row in rows if row["good"] == good]
-            anchored = 1 + sum(math.exp(sign * row["s"] / tau) for row in own if row["compared"])
-            value += math.log(anchored) / len(found)
-            for row in own:
+            same_label = [row for row in rows if row["good"] == good]
+            anchored = 1 + sum(math.exp(sign * row["s"] / tau) for row in same_label if row["compared"])
+            value += math.log(anchored) / len(members_by_group)
+            for row in same_label:
                 mine = math.exp(sign * row["s"] / tau)
-                whole = anchored if row["compared"] else anchored + mine
-                value += 0.0 if row["compared"] else math.log(whole / anchored) / len(found)
-                slopes.append((row, sign * mine / whole / tau / len(found)))
+                total_with_own = anchored if row["compared"] else anchored + mine
+                value += 0.0 if row["compared"] else math.log(total_with_own / anchored) / len(members_by_group)
+                slopes.append((row, sign * mine / total_with_own / tau / len(members_by_group)))
     return value, groups.spread_over(forest, slopes, "mean")
 
 
@@ -106,8 +106,10 @@ def test_classification_counts_groups_without_both_labels():
     forest = groups.forest_of([*mixed, ("b", 2, 1), ("b", 1, 1), ("c", 2, 0)])
     x = groups.policies(forest, 2)
     value, gradient = groups.graded(Classification(), forest, x)
-    alone = groups.graded(Classification(), groups.forest_of(mixed), {k: v[:5] for k, v in x.items()})
-    assert value == pytest.approx(alone[0] / 3) and gradient[:5].tolist() == pytest.approx((alone[1] / 3).tolist())
+    loss_of_mixed = groups.graded(Classification(), groups.forest_of(mixed), {k: v[:5] for k, v in x.items()})
+    assert value == pytest.approx(loss_of_mixed[0] / 3) and gradient[:5].tolist() == pytest.approx(
+        (loss_of_mixed[1] / 3).tolist()
+    )
     ones = torch.ones(forest.n_entries, dtype=torch.float64)
     assert Classification().active(forest, 0 * ones, ones).tolist() == [True] * 5 + [False] * 5
     equal = groups.forest_of([("a", 2, 1), ("a", 3, 1)])
@@ -155,9 +157,9 @@ def test_what_is_unknown_and_settings():
         Classification(tau=0.0)
     proximal = column_classification(-1.0, -1.0)
     policy = PolicyTokens(proximal + column_classification(0.5, -0.25), proximal, proximal_logprob=proximal)
-    found = figures_of(Classification(), forest, policy, 0 * proximal, 1 + 0 * proximal)
-    assert found["score_gap"] == pytest.approx(0.75)
-    assert found["approx_kl"] == pytest.approx((math.exp(0.5) - 1.5 + math.exp(-0.25) - 0.75) / 2)
+    metrics = figures_of(Classification(), forest, policy, 0 * proximal, 1 + 0 * proximal)
+    assert metrics["score_gap"] == pytest.approx(0.75)
+    assert metrics["approx_kl"] == pytest.approx((math.exp(0.5) - 1.5 + math.exp(-0.25) - 0.75) / 2)
 
 
 # ---------------------------------------------------------------- DisCO
@@ -202,11 +204,11 @@ def test_card_of_the_constraint() -> None:
 def by_hand_discriminative(term, forest, x):
     gap = x["logprob"] - x["proximal_logprob"]
     tau = {"logprob": 10.0, "ratio": 1.0}[term.score] if term.tau is None else term.tau
-    value, found = 0.0, groups.members(forest)
+    value, members_by_group = 0.0, groups.members(forest)
     gradient = torch.zeros(forest.n_entries, dtype=torch.float64)
     read = []
-    both = [{row["good"] for row in rows if row["compared"]} == {True, False} for rows in found.values()]
-    for rows, mixed in zip(found.values(), both, strict=True):
+    both = [{row["good"] for row in rows if row["compared"]} == {True, False} for rows in members_by_group.values()]
+    for rows, mixed in zip(members_by_group.values(), both, strict=True):
         if not groups.moves(rows):
             continue
         if mixed or (term.beta and term.constrained == "all" and any(both)):
@@ -219,24 +221,24 @@ def by_hand_discriminative(term, forest, x):
             ]
             row["s"] = sum(each) / len(each)
         good, bad = [r for r in rows if r["good"]], [r for r in rows if not r["good"]]
-        value -= sum(r["s"] for r in good) / len(good) / len(found)
+        value -= sum(r["s"] for r in good) / len(good) / len(members_by_group)
         slopes = {id(r): -1 / len(good) for r in good}
         if math.isinf(tau):
-            value += sum(r["s"] for r in bad) / len(bad) / len(found)
+            value += sum(r["s"] for r in bad) / len(bad) / len(members_by_group)
             slopes |= {id(r): 1 / len(bad) for r in bad}
         else:
             theirs = [r for r in bad if r["compared"]]
             total = sum(math.exp(r["s"] / tau) for r in theirs)
-            value += tau * math.log(total / len(theirs)) / len(found)
+            value += tau * math.log(total / len(theirs)) / len(members_by_group)
             for r in bad:
                 mine = math.exp(r["s"] / tau)
-                whole = total if r["compared"] else total + mine
-                value += 0.0 if r["compared"] else tau * math.log(whole / total) / len(found)
-                slopes[id(r)] = mine / whole
+                total_with_own = total if r["compared"] else total + mine
+                value += 0.0 if r["compared"] else tau * math.log(total_with_own / total) / len(members_by_group)
+                slopes[id(r)] = mine / total_with_own
         for row in rows:
             for p, w in zip(row["entries"], row["weight"], strict=True):
                 inner = math.exp(float(gap[p])) if term.score == "ratio" else 1.0
-                gradient[p] += w * slopes[id(row)] * inner / len(row["entries"]) / len(found)
+                gradient[p] += w * slopes[id(row)] * inner / len(row["entries"]) / len(members_by_group)
     moved = [-float(gap[p]) for row in read if row["compared"] for p in row["entries"]]
     excess = max(0.0, sum(moved) / len(moved) - term.delta) if moved else 0.0
     for row in read:
@@ -307,8 +309,8 @@ def test_the_constraint_is_one_number_for_the_step():
         "behaviour_logprob": proximal,
         "proximal_logprob": proximal,
     }
-    free, held = Discriminative(beta=0.0), Discriminative(beta=1.0, delta=0.05)
-    pull = groups.graded(held, forest, x)[1] - groups.graded(free, forest, x)[1]
+    free, constrained_term = Discriminative(beta=0.0), Discriminative(beta=1.0, delta=0.05)
+    pull = groups.graded(constrained_term, forest, x)[1] - groups.graded(free, forest, x)[1]
     assert pull.tolist() == pytest.approx([-0.15 / 4] * 4)  # D = 0.2
 
 
@@ -323,18 +325,18 @@ def test_the_constraint_is_over_all_or_over_contrasted_groups():
     }
     free = groups.graded(Discriminative(beta=0.0), forest, x)[1]
     for where, expected in (("all", [-0.2 / 4] * 4), ("contrasted", [-0.35 / 2] * 2 + [0.0, 0.0])):
-        held = Discriminative(beta=1.0, delta=0.05, constrained=where)
-        assert (groups.graded(held, forest, x)[1] - free).tolist() == pytest.approx(expected)
+        constrained_term = Discriminative(beta=1.0, delta=0.05, constrained=where)
+        assert (groups.graded(constrained_term, forest, x)[1] - free).tolist() == pytest.approx(expected)
         ones = torch.ones(4, dtype=torch.float64)
-        assert held.active(forest, ones, ones).tolist() == [True, True, where == "all", where == "all"]
+        assert constrained_term.active(forest, ones, ones).tolist() == [True, True, where == "all", where == "all"]
 
 
 def test_on_the_first_update_the_constraint_does_nothing():
     forest = groups.forest_of([("a", 2, 1), ("a", 1, 0)])
     x = groups.policies(forest, 1)
     x["proximal_logprob"] = x["logprob"]
-    free, held = (groups.graded(Discriminative(beta=b), forest, x) for b in (0.0, 1e3))
-    assert free[0] == held[0] and torch.equal(free[1], held[1])
+    free, constrained_loss = (groups.graded(Discriminative(beta=b), forest, x) for b in (0.0, 1e3))
+    assert free[0] == constrained_loss[0] and torch.equal(free[1], constrained_loss[1])
     ratio = groups.graded(Discriminative(score="ratio"), forest, x)
     assert ratio[0] == pytest.approx(0.0, abs=1e-15)  # all ratios are 1
     assert ratio[1].tolist() == pytest.approx([-0.5, -0.5, 1.0])
@@ -344,9 +346,9 @@ def test_discriminative_counts_groups_without_both_labels():
     forest = groups.forest_of([("a", 2, 1), ("a", 2, 0), ("b", 2, 1), ("b", 1, 1)])
     x = groups.policies(forest, 2)
     value, gradient = groups.graded(Discriminative(beta=0.0), forest, x)
-    alone = groups.forest_of([("a", 2, 1), ("a", 2, 0)])
+    mixed_forest = groups.forest_of([("a", 2, 1), ("a", 2, 0)])
     assert value == pytest.approx(
-        groups.graded(Discriminative(beta=0.0), alone, {k: v[:4] for k, v in x.items()})[0] / 2
+        groups.graded(Discriminative(beta=0.0), mixed_forest, {k: v[:4] for k, v in x.items()})[0] / 2
     )
     assert not gradient[4:].any()
     equal, ones = groups.forest_of([("a", 2, 1), ("a", 3, 1)]), torch.ones(5, dtype=torch.float64)
@@ -359,9 +361,9 @@ def test_metrics_and_settings():
     forest = groups.forest_of([("a", 1, 1), ("a", 1, 0)])
     proximal = column_discriminative(-1.0, -2.0)
     policy = PolicyTokens(proximal + column_discriminative(0.5, -0.25), proximal, proximal_logprob=proximal)
-    found = figures_of(Discriminative(), forest, policy, 0 * proximal, 1 + 0 * proximal)
-    assert found["score_gap"] == pytest.approx(-0.5 + 2.25) and found["constraint_kl"] == pytest.approx(-0.125)
-    assert found["approx_kl"] == pytest.approx((math.exp(0.5) - 1.5 + math.exp(-0.25) - 0.75) / 2)
+    metrics = figures_of(Discriminative(), forest, policy, 0 * proximal, 1 + 0 * proximal)
+    assert metrics["score_gap"] == pytest.approx(-0.5 + 2.25) and metrics["constraint_kl"] == pytest.approx(-0.125)
+    assert metrics["approx_kl"] == pytest.approx((math.exp(0.5) - 1.5 + math.exp(-0.25) - 0.75) / 2)
     for wrong in ({"score": "loss"}, {"tau": 0.0}, {"beta": -1.0}, {"constrained": "b"}, {"ratio_over": "reference"}):
         with pytest.raises(ConfigError, match="objective"):
             Discriminative(**wrong)  # type: ignore[arg-type]

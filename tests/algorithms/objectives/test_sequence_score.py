@@ -39,14 +39,14 @@ def mask(*x: int) -> torch.Tensor:
 def test_log_sum_exp_is_stable_and_differentiable(rows, one):
     x = column(*(v for v, _, _ in rows)).requires_grad_()
     ids, where = torch.tensor([g for _, g, _ in rows]), torch.tensor([w for *_, w in rows])
-    found = log_sum_exp(x, ids, where, one=one)
-    (slope,) = torch.autograd.grad(found.sum(), x)
-    assert bool(found.isfinite().all()) and bool(slope.isfinite().all())
+    log_sums = log_sum_exp(x, ids, where, one=one)
+    (slope,) = torch.autograd.grad(log_sums.sum(), x)
+    assert bool(log_sums.isfinite().all()) and bool(slope.isfinite().all())
     for g in set(ids.tolist()):
         terms = [v for v, h, w in rows if h == g and w] + ([0.0] if one else [])
         top = max(terms, default=0.0)
         expected = top + math.log(sum(math.exp(v - top) for v in terms)) if terms else 0.0
-        assert found[ids == g].tolist() == pytest.approx([expected] * int((ids == g).sum()))
+        assert log_sums[ids == g].tolist() == pytest.approx([expected] * int((ids == g).sum()))
 
 
 def test_weighted_changes_derivatives_only():

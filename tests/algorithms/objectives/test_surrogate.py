@@ -133,11 +133,11 @@ def test_value_and_slope(name: str, tokens: list[Token]) -> None:
     surrogate, by_hand = CASES[name]
     exact, credit, below = torch.tensor(tokens, dtype=torch.float64).unbind(1)
     logprob = (below + exact.log()).requires_grad_()
-    change, alone = logprob - logprob.detach(), torch.arange(len(exact))
-    x = Entries(logprob, below, exact.log() + change, exact * change.exp(), credit, alone, alone)
+    change, row_ids = logprob - logprob.detach(), torch.arange(len(exact))
+    x = Entries(logprob, below, exact.log() + change, exact * change.exp(), credit, row_ids, row_ids)
     loss = surrogate.loss(x)
     (slope,) = torch.autograd.grad(loss.sum(), logprob)
     for i, token in enumerate(tokens):
-        value, wanted = by_hand(*token)
+        value, expected = by_hand(*token)
         assert float(loss[i].detach()) == pytest.approx(value, rel=1e-9, abs=1e-12)
-        assert float(slope[i]) == pytest.approx(wanted, rel=1e-7, abs=1e-9)
+        assert float(slope[i]) == pytest.approx(expected, rel=1e-7, abs=1e-9)

@@ -33,10 +33,12 @@ def column_nested(*x):
 def test_cards_numbers_with_the_mean_held(toy):
     """Means .1 held at .05, residuals [.2 -.2 | -.5 .1 .4]. Those of sequence 0 stand on the edge: there the card's
     central difference is the mean of free, -(e^.25 - e^-.15) / 8 = -.052915, and held, 0."""
-    (value, free), (_, held) = (toy.loss(PolicyGradient(surrogate=NestedClip(0.05, 0.2 + e))) for e in (1e-9, -1e-9))
+    (value, free), (_, clipped_loss) = (
+        toy.loss(PolicyGradient(surrogate=NestedClip(0.05, 0.2 + e))) for e in (1e-9, -1e-9)
+    )
     assert value == pytest.approx(0.014911, abs=1e-6)
-    assert free[:2] == pytest.approx([-0.052915, 0.052915], abs=1e-6) and held[:2] == [0.0, 0.0]
-    between = [(a + b) / 2 for a, b in zip(free, held, strict=True)]
+    assert free[:2] == pytest.approx([-0.052915, 0.052915], abs=1e-6) and clipped_loss[:2] == [0.0, 0.0]
+    between = [(a + b) / 2 for a, b in zip(free, clipped_loss, strict=True)]
     assert between == pytest.approx([-0.026457, 0.026457, -0.064546, 0.129093, -0.064546], abs=1e-6)
 
 
@@ -93,14 +95,14 @@ def test_far_off_policy_both_levels_bound_the_ratio():
     gaps = column_nested(math.log(1e6), math.log(1e-6), math.log(1e6), 0.0)
     x = gaps.clone().requires_grad_()
     owner = torch.tensor([0, 0, 1, 1])
-    seen = Entries(x, column_nested(0, 0, 0, 0), x, x.exp(), column_nested(1.0, -1.0, 2.0, 1.0), owner, owner)
-    loss = NestedClip(0.2, 0.3).loss(seen)
+    entries = Entries(x, column_nested(0, 0, 0, 0), x, x.exp(), column_nested(1.0, -1.0, 2.0, 1.0), owner, owner)
+    loss = NestedClip(0.2, 0.3).loss(entries)
     # means 0 and 6.9; residuals +-13.8 and +-6.9, all held
     assert loss.tolist() == pytest.approx([-math.exp(0.3), math.exp(-0.3), -2 * math.exp(0.5), -math.exp(-0.1)])
     # of the trajectory whose mean is 0 the mean moves on: (-e^.3 + e^-.3) / 2 each; the other stands still
-    wanted = [(-math.exp(0.3) + math.exp(-0.3)) / 2] * 2 + [0.0, 0.0]
-    assert torch.autograd.grad(loss.sum(), x)[0].tolist() == pytest.approx(wanted)
-    assert NestedClip(0.2, 0.3).clipped(seen).all()
+    expected = [(-math.exp(0.3) + math.exp(-0.3)) / 2] * 2 + [0.0, 0.0]
+    assert torch.autograd.grad(loss.sum(), x)[0].tolist() == pytest.approx(expected)
+    assert NestedClip(0.2, 0.3).clipped(entries).all()
 
 
 # ---------------------------------------------------------------- two branches
@@ -112,7 +114,7 @@ def test_cards_numbers_of_the_mixture(toy):
 
 
 def hybrid_loop(surrogate, entropies=False):
-    def held(ratio, low, high, a):
+    def clip_value(ratio, low, high, a):
         if surrogate.sides == "both":
             return min(max(ratio, low), high), low <= ratio <= high
         return (min(ratio, high), ratio <= high) if a >= 0 else (max(ratio, low), ratio >= low)
@@ -125,11 +127,13 @@ def hybrid_loop(surrogate, entropies=False):
             share = surrogate.token_share
             if entropies:
                 share = 0.5 if max(h) == min(h) else (t["entropy"] - min(h)) / (max(h) - min(h))
-            a, own = t["credit"], math.exp(t["gap"])
-            token, alive = held(own, 1 - surrogate.clip_low, 1 + surrogate.clip_high, a)
-            whole, moves = held(mean, 1 - surrogate.sequence_clip_low, 1 + surrogate.sequence_clip_high, a)
-            losses.append(-a * (share * token + (1 - share) * whole))
-            slopes.append(-a * (share * own * alive + (1 - share) * mean * moves))
+            a, token_ratio = t["credit"], math.exp(t["gap"])
+            token, alive = clip_value(token_ratio, 1 - surrogate.clip_low, 1 + surrogate.clip_high, a)
+            clipped_sequence, moves = clip_value(
+                mean, 1 - surrogate.sequence_clip_low, 1 + surrogate.sequence_clip_high, a
+            )
+            losses.append(-a * (share * token + (1 - share) * clipped_sequence))
+            slopes.append(-a * (share * token_ratio * alive + (1 - share) * mean * moves))
         return losses, diagonal(slopes)
 
     return loop
@@ -151,15 +155,17 @@ def test_its_limits_are_grpo_and_gspo(toy):
     policy = toy.policy()
     for term, same in ((token, Clip(0.2, 0.28)), (sequence, None)):
         plain = PolicyGradient(surrogate=same) if same else PolicyGradient(ratio="sequence", surrogate=Clip(3e-4, 4e-4))
-        found, wanted = (figures_of(t, toy.forest, policy, toy.credit, toy.weight) for t in (term, plain))
-        assert found["clip_fraction"] == wanted["clip_fraction"]
+        metrics, expected = (figures_of(t, toy.forest, policy, toy.credit, toy.weight) for t in (term, plain))
+        assert metrics["clip_fraction"] == expected["clip_fraction"]
 
 
 def test_on_policy_both_are_reinforce(toy):
-    here = toy.logprob.detach()
+    logprob_now = toy.logprob.detach()
     for surrogate in (NestedClip(), HybridClip(), HybridClip(mixing="entropy")):
         value, gradient = toy.loss(
-            PolicyGradient(surrogate=surrogate, aggregate="token_mean"), behaviour_logprob=here, entropy=here.abs()
+            PolicyGradient(surrogate=surrogate, aggregate="token_mean"),
+            behaviour_logprob=logprob_now,
+            entropy=logprob_now.abs(),
         )
         assert value == pytest.approx(0.2) and gradient == pytest.approx([-0.2, -0.2, 0.2, 0.2, 0.2])
 
@@ -211,7 +217,7 @@ def given_scores(*score):
     return column_entropy_adaptive(*(math.exp(s) for s in score))
 
 
-def seen(ratio, credit, entropy):
+def entries_with_entropy(ratio, credit, entropy):
     return replace(Entries.of(ratio, credit), entropy=entropy)
 
 
@@ -223,7 +229,10 @@ def test_cards_bounds():
         torch.ones(5, dtype=F64_ENTROPY_ADAPTIVE),
         EntropyAdaptiveClip(entropy_quantile=0.5, credit_gain=0.0),
     )
-    low, high = surrogate.loss(seen(0.01 * one, -one, entropy)), -surrogate.loss(seen(9 * one, one, entropy))
+    low, high = (
+        surrogate.loss(entries_with_entropy(0.01 * one, -one, entropy)),
+        -surrogate.loss(entries_with_entropy(9 * one, one, entropy)),
+    )
     assert low.tolist()[:3] == pytest.approx([0.64, 0.8, 0.8])
     assert high.tolist()[:3] == pytest.approx([1.2, 1.2, 1.32])
 
@@ -233,9 +242,9 @@ def test_credit_by_region():
     entropy = given_scores(0.6, 0.6, -0.8, -0.8, 0.0, -1.0, 1.0)
     ratio = column_entropy_adaptive(1.17, 1.15, 0.81, 0.83, 1.0, 1.0, 1.0)
     surrogate = EntropyAdaptiveClip(entropy_quantile=0.5)
-    scale = surrogate.loss(seen(ratio, 1 + 0 * ratio, entropy)) / -ratio
+    scale = surrogate.loss(entries_with_entropy(ratio, 1 + 0 * ratio, entropy)) / -ratio
     assert scale.tolist() == pytest.approx([1.6, 1.0, 1.0, 0.2, 1.0, 0.0, 1.0])
-    loss = surrogate.loss(seen(ratio, 1 + 0 * ratio, entropy))
+    loss = surrogate.loss(entries_with_entropy(ratio, 1 + 0 * ratio, entropy))
     assert loss.tolist() == pytest.approx([-1.6 * 1.17, -1.15, -0.81, -0.2 * 0.83, -1.0, 0.0, -1.0])
 
 
@@ -259,11 +268,11 @@ def by_hand(surrogate):
             if (h > 0 and not inside) or (h <= 0 and inside):
                 a *= 1 + surrogate.credit_gain * h
             if t["credit"] >= 0:
-                held, free = min(rho, 1 + high), rho <= 1 + high
+                clipped_ratio, free = min(rho, 1 + high), rho <= 1 + high
             else:
-                held = max(min(rho, surrogate.ratio_max), 1 - low)
+                clipped_ratio = max(min(rho, surrogate.ratio_max), 1 - low)
                 free = 1 - low <= rho <= surrogate.ratio_max
-            losses.append(-a * held)
+            losses.append(-a * clipped_ratio)
             slopes.append(-a * rho if free else 0.0)
         return losses, diagonal(slopes)
 
@@ -290,9 +299,9 @@ def test_without_gains_it_is_the_dual_clip(toy):
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(0.0, 4.0), min_size=1, max_size=12), st.floats(0.0, 1.0))
 def test_scores_fill_the_interval(entropies, quantile):
-    found = entropy_score(column_entropy_adaptive(*entropies), quantile)
-    assert bool((found.abs() <= 1).all()) and bool(found.isfinite().all())
-    assert found.tolist() == pytest.approx(scores(entropies, quantile), abs=1e-6)
+    entropy_scores = entropy_score(column_entropy_adaptive(*entropies), quantile)
+    assert bool((entropy_scores.abs() <= 1).all()) and bool(entropy_scores.isfinite().all())
+    assert entropy_scores.tolist() == pytest.approx(scores(entropies, quantile), abs=1e-6)
 
 
 def test_entropy_adaptive_entropies_are_detached_and_asked_for(toy):
@@ -310,7 +319,7 @@ def test_far_off_policy_and_what_counts_as_clipped():
     entropy = given_scores(-1.0, 0.0, 1.0, 0.0, 0.0)
     ratio = column_entropy_adaptive(1e6, 1e-6, 1e6, 10.5, 0.7).requires_grad_()
     credit = column_entropy_adaptive(1.0, -1.0, -1.0, -1.0, 0.0)
-    x, surrogate = seen(ratio, credit, entropy), EntropyAdaptiveClip(entropy_quantile=0.5)
+    x, surrogate = entries_with_entropy(ratio, credit, entropy), EntropyAdaptiveClip(entropy_quantile=0.5)
     loss = surrogate.loss(x)
     assert loss.tolist()[:2] == pytest.approx([-1.2, 0.8])
     (slope,) = torch.autograd.grad(loss.sum(), ratio)
@@ -367,8 +376,8 @@ def test_loss_and_gradient_equal_a_loop(tokens, by_credit, by_variance):
     for i, (r, a) in enumerate(tokens):
         room = (1 + by_credit * math.tanh(abs(a))) * (1 + by_variance * 4 * a * a / (1 + a * a) ** 2)
         low, high = 1 - 0.1 * room, 1 + 0.3 * room
-        held = min(max(r, low), high)
-        assert float(loss[i].detach()) == pytest.approx(max(-a * r, -a * held))
+        clipped_ratio = min(max(r, low), high)
+        assert float(loss[i].detach()) == pytest.approx(max(-a * r, -a * clipped_ratio))
         free = r <= high if a > 0 else r >= low
         assert float(slope[i]) == pytest.approx(-a if free else 0.0)
         assert bool(cut[i]) == (not free and a != 0)
@@ -380,8 +389,8 @@ def test_without_elasticity_it_is_the_plain_clip():
     assert torch.equal(rigid.loss(Entries.of(ratio, credit)), Clip(0.2, 0.28).loss(Entries.of(ratio, credit)))
     assert torch.equal(rigid.clipped(Entries.of(ratio, credit)), Clip(0.2, 0.28).clipped(Entries.of(ratio, credit)))
     credit = torch.linspace(0, 3, 21, dtype=F64)[1:]
-    held = ElasticClip(elastic_variance=0.0).loss(Entries.of(torch.full_like(credit, 99.0), credit)) / -credit
-    room = (held - 1) / 0.2
+    clip_loss = ElasticClip(elastic_variance=0.0).loss(Entries.of(torch.full_like(credit, 99.0), credit)) / -credit
+    room = (clip_loss - 1) / 0.2
     assert bool((room.diff() > 0).all()) and float(room.max()) < 1.5
     m = gxpo.method("etr+dapo")
     assert m.terms["policy"].surrogate == ElasticClip(clip_high=0.28)

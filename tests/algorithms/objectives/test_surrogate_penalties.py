@@ -21,10 +21,10 @@ def term(surrogate, **fields) -> PolicyGradient:
 def test_ratio_variance_dual_step_of_the_card(toy) -> None:
     surrogate = RatioVariance(penalty=0.5, variance_max=0.05, penalty_rate=0.1)
     term = PolicyGradient(surrogate=surrogate, aggregate="token_mean")
-    found = figures_of(term, toy.forest, toy.policy(), toy.credit, toy.weight)
-    assert found["ratio_variance"] == pytest.approx(0.142001, abs=6e-7)
+    metrics = figures_of(term, toy.forest, toy.policy(), toy.credit, toy.weight)
+    assert metrics["ratio_variance"] == pytest.approx(0.142001, abs=6e-7)
     # .5 + .1 (.142001 - .05)
-    assert surrogate.adjust(found) == pytest.approx({"ratio_penalty": 0.509200}, abs=1e-7)
+    assert surrogate.adjust(metrics) == pytest.approx({"ratio_penalty": 0.509200}, abs=1e-7)
     value, gradient = toy.loss(term)
     assert value == pytest.approx(0.257150 + 0.509200 * 0.142001, abs=2e-6)
     # -A rho / 5 + 2 c (rho - 1) rho / 5 of the first token

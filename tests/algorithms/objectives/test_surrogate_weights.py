@@ -79,9 +79,9 @@ TOY = {  # surrogate: loss and gradient, token ratios and token mean
 @pytest.mark.parametrize("name", TOY)
 def test_token_ratios_and_token_mean(toy, name: str) -> None:
     surrogate, loss, gradient = TOY[name]
-    value, found = toy.loss(PolicyGradient(surrogate=surrogate, aggregate="token_mean"))
+    value, slopes = toy.loss(PolicyGradient(surrogate=surrogate, aggregate="token_mean"))
     assert value == pytest.approx(loss, abs=6e-7)
-    assert found == pytest.approx(gradient, abs=6e-7)
+    assert slopes == pytest.approx(gradient, abs=6e-7)
 
 
 def test_sapo_as_it_is_aggregated(toy) -> None:
@@ -186,9 +186,9 @@ def entries(surrogate, p: float = math.exp(-16.0)) -> tuple[Entries, torch.Tenso
     exact, credit = pairs.unbind(1)
     logprob = (math.log(p) + exact.log()).requires_grad_()
     change = logprob - logprob.detach()
-    log_ratio, alone = exact.log() + change, torch.arange(len(exact))
+    log_ratio, row_ids = exact.log() + change, torch.arange(len(exact))
     ratio = exact * (surrogate.before(log_ratio, credit) - exact.log()).exp()
-    return Entries(logprob, logprob.detach() - exact.log(), log_ratio, ratio, credit, alone, alone), logprob
+    return Entries(logprob, logprob.detach() - exact.log(), log_ratio, ratio, credit, row_ids, row_ids), logprob
 
 
 @pytest.mark.parametrize(
@@ -213,8 +213,8 @@ def test_single_precision_stays_finite(surrogate) -> None:
     ratio = torch.tensor([1e-6, 1.0, 1.5, 1e6] * 2)
     logprob, credit = (old + ratio.log()).requires_grad_(), torch.tensor([1.5] * 4 + [-1.5] * 4)
     log_ratio = logprob - old
-    held = surrogate.before(log_ratio, credit).exp()
-    x = Entries(logprob, old, log_ratio, held, credit, torch.arange(8), torch.arange(8))
+    clipped_ratio = surrogate.before(log_ratio, credit).exp()
+    x = Entries(logprob, old, log_ratio, clipped_ratio, credit, torch.arange(8), torch.arange(8))
     loss = surrogate.loss(x)
     (slope,) = torch.autograd.grad(loss.sum(), logprob)
     assert loss.dtype == slope.dtype == torch.float32
@@ -289,9 +289,9 @@ def test_log_likelihood_does_not_read_the_rollout_policy(toy):
 
 
 def test_log_likelihood_on_policy_is_the_unclipped_surrogate(toy):
-    here = toy.logprob.detach()
+    logprob_now = toy.logprob.detach()
     gradients = [
-        toy.loss(PolicyGradient(surrogate=surrogate), behaviour_logprob=here)[1]
+        toy.loss(PolicyGradient(surrogate=surrogate), behaviour_logprob=logprob_now)[1]
         for surrogate in (LogLikelihood(), Unclipped())
     ]
     assert gradients[0] == pytest.approx(gradients[1])
@@ -300,5 +300,5 @@ def test_log_likelihood_on_policy_is_the_unclipped_surrogate(toy):
 def test_log_likelihood_has_a_name():
     m = gxpo.method("grpo", {"objective.surrogate": "log_likelihood"})
     assert m.terms["policy"].surrogate == LogLikelihood()
-    seen = Entries.of(torch.tensor([9.0]), torch.tensor([2.0]), torch.tensor([-0.5]))
-    assert m.terms["policy"].surrogate.loss(seen).tolist() == [1.0]
+    entries = Entries.of(torch.tensor([9.0]), torch.tensor([2.0]), torch.tensor([-0.5]))
+    assert m.terms["policy"].surrogate.loss(entries).tolist() == [1.0]

@@ -68,8 +68,8 @@ def test_each_term_has_its_own_reduction(objective: str) -> None:
     term = gxpo.method(objective, keys).fill(horizon=9.0).terms["kl"]
     new = forest.path_behaviour_logprob + torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     policy = gxpo.PolicyTokens(new, new, forest.path_behaviour_logprob)
-    found = float(term(forest, policy, torch.zeros(4), torch.ones(4), {}, 0)[0])
-    assert found == pytest.approx(0.5 * (0.01 + 0.04 + 0.09 + 0.16) / 2 / 4)
+    loss = float(term(forest, policy, torch.zeros(4), torch.ones(4), {}, 0)[0])
+    assert loss == pytest.approx(0.5 * (0.01 + 0.04 + 0.09 + 0.16) / 2 / 4)
 
 
 def test_a_mask_on_the_policy_term_leaves_the_kl_alone() -> None:

@@ -47,8 +47,8 @@ def by_hand_beta_density(rates: list[float], p: float) -> float:
 
 def test_beta_density_card() -> None:
     rate = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
-    found = beta_density(rate, torch.tensor([4, 4, 2]))
-    assert found.tolist() == pytest.approx([0.906900, 0.785398, 0.906900], abs=1e-6)
+    weights = beta_density(rate, torch.tensor([4, 4, 2]))
+    assert weights.tolist() == pytest.approx([0.906900, 0.785398, 0.906900], abs=1e-6)
     # m .5, v .0625: a = b = 1.5, alpha = beta = 1.5
     ends = _beta_normalizer(torch.tensor(0.5, dtype=torch.float64), torch.tensor(0.0625, dtype=torch.float64))
     assert [float(x) for x in ends] == pytest.approx([1.5, 1.5])
@@ -65,13 +65,13 @@ def test_beta_of_three_halves_is_the_scale_of_grpo() -> None:
 @given(rows_of_verdicts)
 def test_beta_density_it_equals_a_loop(rows) -> None:
     forest = forest_of(rows)
-    found = beta_density_weight()(forest, torch.ones(forest.n_entries), {}, 0)
+    weights = beta_density_weight()(forest, torch.ones(forest.n_entries), {}, 0)
     peers = {g: peers_of(rows, g) for g in {row[0] for row in rows}}
     rates = [statistics.fmean(p) for p in peers.values() if len(p) > 1]
     for r, (g, *_) in enumerate(rows):
-        own = statistics.fmean(peers[g]) if peers[g] else 0.0
-        assert found[forest.path_of(r)].tolist() == pytest.approx(
-            [by_hand_beta_density(rates, own)] * len(forest.path_of(r)), rel=1e-7
+        group_rate = statistics.fmean(peers[g]) if peers[g] else 0.0
+        assert weights[forest.path_of(r)].tolist() == pytest.approx(
+            [by_hand_beta_density(rates, group_rate)] * len(forest.path_of(r)), rel=1e-7
         )
 
 
@@ -84,9 +84,9 @@ def test_equal_rates_are_reinforce_with_a_baseline() -> None:
 
 def test_groups_without_contrast_weigh_one_but_shape_the_density() -> None:
     with_end = forest_of(THREE + group_of(0, 0, 0, 0, name="d"))
-    found = weighted("bnpo", with_end)
-    assert found[12:] == [0.0] * 4
-    assert found[0] == pytest.approx(0.75 * by_hand_beta_density([0.25, 0.5, 0.75, 0.0], 0.25))
+    advantages = weighted("bnpo", with_end)
+    assert advantages[12:] == [0.0] * 4
+    assert advantages[0] == pytest.approx(0.75 * by_hand_beta_density([0.25, 0.5, 0.75, 0.0], 0.25))
     assert float(beta_density_weight()(with_end, torch.ones(16), {}, 0)[-1]) == 1.0
 
 
@@ -113,8 +113,8 @@ def test_difficulty_mix_card() -> None:
     coded = [0.749997, *[-0.499998] * 3, *[0.538670] * 3, -3.232023]
     assert weighted("a_grae", forest_of(TWO)) == pytest.approx(coded, abs=2e-6)
     mirrored = [0.591504, *[-0.394336] * 3, *[0.197168] * 3, -1.183008]
-    found = weighted("a_grae", forest_of(TWO), {"weight.difficulty_mix.easy": "root_of_rest"})
-    assert found == pytest.approx(mirrored, abs=2e-6)
+    advantages = weighted("a_grae", forest_of(TWO), {"weight.difficulty_mix.easy": "root_of_rest"})
+    assert advantages == pytest.approx(mirrored, abs=2e-6)
 
 
 def by_hand_difficulty_mix(p: float, m: float, easy: str) -> float:
@@ -129,14 +129,14 @@ def by_hand_difficulty_mix(p: float, m: float, easy: str) -> float:
 def test_difficulty_mix_it_equals_a_loop(rows, easy, full) -> None:
     forest = forest_of(rows)
     credit = torch.tensor([(-1.0) ** int(r) for r in forest.path_trajectory], dtype=torch.float64)
-    found = difficulty_mix_weight(full=full, easy=easy)(forest, credit, {}, 0)
+    weights = difficulty_mix_weight(full=full, easy=easy)(forest, credit, {}, 0)
     peers = {g: peers_of(rows, g) for g in {row[0] for row in rows}}
     rates = [statistics.fmean(p) for p in peers.values() if p]
     m = statistics.fmean(rates) if rates else 0.0
     for r, (g, *_) in enumerate(rows):
         w = by_hand_difficulty_mix(statistics.fmean(peers[g]) if peers[g] else 0.0, m, easy)
         w *= min(1.0, m / full) if r % 2 == 0 else 1.0
-        assert found[forest.path_of(r)].tolist() == pytest.approx([w] * len(forest.path_of(r)))
+        assert weights[forest.path_of(r)].tolist() == pytest.approx([w] * len(forest.path_of(r)))
 
 
 def mix_at(rates: torch.Tensor, accuracy: float) -> torch.Tensor:
@@ -164,8 +164,8 @@ def test_successes_are_held_back_and_failures_are_not() -> None:
 
 def test_groups_without_contrast_have_no_pole() -> None:
     forest = forest_of(group_of(0, 0) + group_of(1, 1, name="b") + group_of(1, 0, name="c"))
-    found = difficulty_mix_weight()(forest, -torch.ones(6), {}, 0)
-    assert found[:4].tolist() == [1.0] * 4 and bool((found < 3).all())
+    weights = difficulty_mix_weight()(forest, -torch.ones(6), {}, 0)
+    assert weights[:4].tolist() == [1.0] * 4 and bool((weights < 3).all())
 
 
 def test_difficulty_mix_options() -> None:
@@ -183,16 +183,16 @@ def difficulty_softmax_weight(**options):
 def test_the_cards_numbers():
     # e^-.125, e^-.25, e^-.375 = .882497 .778801 .687289, over their mean .782862
     rate, tokens = torch.tensor([0.25, 0.5, 0.75]), torch.tensor([3, 9, 5])  # sizes do not matter
-    found = difficulty_softmax(rate, torch.ones(3, dtype=torch.bool), tokens)
-    assert found.tolist() == pytest.approx([1.127270, 0.994812, 0.877918], abs=1e-6)
+    weights = difficulty_softmax(rate, torch.ones(3, dtype=torch.bool), tokens)
+    assert weights.tolist() == pytest.approx([1.127270, 0.994812, 0.877918], abs=1e-6)
 
 
 def forest_of_difficulty_softmax(groups):
     """Groups of (reward, success or None, compared); lengths are the battery's."""
-    made = battery(4, sizes=[len(g) for g in groups])
+    forest = battery(4, sizes=[len(g) for g in groups])
     rows = [row for g in groups for row in g]
     verdicts = [math.nan if s is None else float(s) for _, s, _ in rows]
-    return made.replace(
+    return forest.replace(
         outcome=torch.tensor([r for r, _, _ in rows], dtype=torch.float64),
         success=torch.tensor(verdicts, dtype=torch.float64),
         compared=torch.tensor([c for _, _, c in rows]),
@@ -241,17 +241,17 @@ def test_a_token_mean_is_over_the_tokens_of_groups_that_differ():
     forest = forest_of_difficulty_softmax([still, mixed])
     credit = m.advantages(forest)
     weight = m.token_weights(forest, credit)
-    own = forest.path_trajectory >= 3
+    in_differing_group = forest.path_trajectory >= 3
     value = float((weight * credit).sum()) / forest.n_entries
-    assert value == pytest.approx(float(credit[own].mean()), rel=1e-8)
-    assert float(credit[own].abs().max()) > 0 and not credit[~own].any()
+    assert value == pytest.approx(float(credit[in_differing_group].mean()), rel=1e-8)
+    assert float(credit[in_differing_group].abs().max()) > 0 and not credit[~in_differing_group].any()
 
 
 def test_a_batch_without_differences_is_left_alone_and_errors():
-    found = difficulty_softmax_weight()(
+    weights = difficulty_softmax_weight()(
         forest_of_difficulty_softmax([[(1.0, 1, True)] * 2, [(0.0, 0, True)] * 3]), torch.ones(1), {}, 0
     )
-    assert bool((found == 1).all())
+    assert bool((weights == 1).all())
     with pytest.raises(ConfigError, match=r"difficulty_softmax\.temperature is 0"):
         difficulty_softmax_weight(temperature=0.0)
     m = gxpo.method("dgpo_math")
@@ -267,15 +267,15 @@ def gaussian_rate_weight(**options):
 
 def weights(rows, part):
     forest = forest_of(rows)
-    found = part(forest, torch.zeros(forest.n_entries), {}, 0)
-    return [float(found[forest.path_of(r)[0]]) for r in range(len(rows))]
+    weight_P = part(forest, torch.zeros(forest.n_entries), {}, 0)
+    return [float(weight_P[forest.path_of(r)[0]]) for r in range(len(rows))]
 
 
 def test_gaussian_rate_card() -> None:
     rate = torch.tensor([0.0, 0.25, 0.5, 1.0], dtype=torch.float64)
     raw = [0.135335, 0.606531, 1.0, 0.135335]
-    found = gaussian_rate(rate, torch.tensor([2, 4, 2, 0]))  # nobody is compared in the last
-    assert found.tolist() == pytest.approx([x / (sum(raw[:3]) / 3) for x in raw], abs=1e-5)
+    weight_G = gaussian_rate(rate, torch.tensor([2, 4, 2, 0]))  # nobody is compared in the last
+    assert weight_G.tolist() == pytest.approx([x / (sum(raw[:3]) / 3) for x in raw], abs=1e-5)
     rows = group_of(0, 0) + group_of(1, 0, name="b")
     mean = (0.135335 + 1) / 2  # of the two groups
     assert weights(rows, gaussian_rate_weight()) == pytest.approx([0.135335 / mean] * 2 + [1 / mean] * 2, abs=1e-5)
@@ -288,10 +288,10 @@ def test_equals_a_loop(rows):
         peers = peers_of(rows, group)
         return math.exp(-(((statistics.fmean(peers) if peers else 0.0) - 0.4) ** 2) / (2 * 0.3**2))
 
-    own = [raw(g) for g in {r[0] for r in rows} if peers_of(rows, g)]
-    mean = statistics.fmean(own) if own else None
-    wanted = [raw(g) / mean if mean else 1.0 for g, *_ in rows]
-    assert weights(rows, gaussian_rate_weight(center=0.4, sigma=0.3)) == pytest.approx(wanted)
+    group_weights = [raw(g) for g in {r[0] for r in rows} if peers_of(rows, g)]
+    mean = statistics.fmean(group_weights) if group_weights else None
+    expected = [raw(g) / mean if mean else 1.0 for g, *_ in rows]
+    assert weights(rows, gaussian_rate_weight(center=0.4, sigma=0.3)) == pytest.approx(expected)
 
 
 def test_a_wide_gaussian_is_no_weight_and_one_group_has_one() -> None:
@@ -326,19 +326,19 @@ def test_noise_aware_card() -> None:
 
 
 def test_card_of_the_method() -> None:
-    found = weighted("s_grpo", forest_of(group_of(1, 1, 0, 0, 0, 0, 0, 0)), {"credit.eps": 1e-8})
-    assert found == pytest.approx([1.168332] * 2 + [-0.389444] * 6, abs=1e-6)
+    advantages = weighted("s_grpo", forest_of(group_of(1, 1, 0, 0, 0, 0, 0, 0)), {"credit.eps": 1e-8})
+    assert advantages == pytest.approx([1.168332] * 2 + [-0.389444] * 6, abs=1e-6)
 
 
 @settings(max_examples=40, deadline=None)
 @given(rows_of_verdicts, st.sampled_from([0.0, 0.1, 0.3]))
 def test_noise_aware_it_equals_a_loop(rows, flip) -> None:
     forest = forest_of(rows)
-    found = noise_aware_weight(flip=flip)(forest, torch.ones(forest.n_entries), {}, 0)
+    weights = noise_aware_weight(flip=flip)(forest, torch.ones(forest.n_entries), {}, 0)
     for r, (g, *_) in enumerate(rows):
         peers = peers_of(rows, g)
         p = sum(peers) / len(peers) if peers else 0.0
-        assert found[forest.path_of(r)].tolist() == pytest.approx(
+        assert weights[forest.path_of(r)].tolist() == pytest.approx(
             [by_hand_noise_aware(p, flip)] * len(forest.path_of(r))
         )
 
@@ -351,17 +351,17 @@ def test_noise_aware_weight_is_symmetric_and_bounded(p, q) -> None:
 
 
 def test_verdicts_go_before_scores() -> None:
-    said = forest_of([("a", 0.5, 1, {"success": s}) for s in (True, False, False, False)])
-    assert noise_aware_weight()(said, torch.ones(4), {}, 0).tolist() == pytest.approx(
+    verdict_forest = forest_of([("a", 0.5, 1, {"success": s}) for s in (True, False, False, False)])
+    assert noise_aware_weight()(verdict_forest, torch.ones(4), {}, 0).tolist() == pytest.approx(
         [by_hand_noise_aware(0.25, 0.1)] * 4
     )
     unsaid = forest_of([("a", r, 1, {"success": None}) for r in (0.5, 0.0, 0.0, -1.0)])
     assert noise_aware_weight()(unsaid, torch.ones(4), {}, 0).tolist() == pytest.approx(
         [by_hand_noise_aware(0.25, 0.1)] * 4
     )
-    whole = forest_of(group_of(1, 0, 0, None))
-    assert weighted("s_grpo", whole)[:3] == weighted("s_grpo", forest_of(group_of(1, 0, 0)))
-    assert weighted("s_grpo", whole)[3] == 0.0
+    unscored_forest = forest_of(group_of(1, 0, 0, None))
+    assert weighted("s_grpo", unscored_forest)[:3] == weighted("s_grpo", forest_of(group_of(1, 0, 0)))
+    assert weighted("s_grpo", unscored_forest)[3] == 0.0
 
 
 def test_noise_aware_options() -> None:

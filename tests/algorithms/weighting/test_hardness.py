@@ -64,10 +64,10 @@ def test_it_equals_a_loop(rows, unlike, gap):
     )
     names, far, gaps = list(dict.fromkeys(g for g, *_ in rows)), {}, []
     for name in names:
-        shown = [x for x in rows if x[0] == name and x[2] == "demonstration"]
+        demonstrations = [x for x in rows if x[0] == name and x[2] == "demonstration"]
         attempts = [x for x in rows if x[0] == name and x[2] == "policy" and x[3]]
-        models = shown or [x for x in attempts if x[1] == 1.0]
-        goal = sum(x[1] for x in shown) / len(shown) if shown else 1.0
+        models = demonstrations or [x for x in attempts if x[1] == 1.0]
+        goal = sum(x[1] for x in demonstrations) / len(demonstrations) if demonstrations else 1.0
         if attempts:
             gaps.append(goal - sum(x[1] for x in attempts) / len(attempts))
         if cosines := [cosine(x[4], y[4]) for x in attempts for y in models]:
@@ -78,8 +78,8 @@ def test_it_equals_a_loop(rows, unlike, gap):
     expected = [(s(far[g]) / s(middle) if g in far else 1.0) ** unlike for g, *_ in rows]
     assert responsiveness(torch.tensor(gaps)) == pytest.approx(s(mean) / s(mean))
     e = torch.tensor([x[4] for x in rows], dtype=torch.float64)
-    found = hardness_weight(unlike=unlike, gap=gap)(forest, torch.zeros(len(rows)), {"embedding": e}, 0)
-    assert found.tolist() == pytest.approx(expected, abs=1e-9)
+    weights = hardness_weight(unlike=unlike, gap=gap)(forest, torch.zeros(len(rows)), {"embedding": e}, 0)
+    assert weights.tolist() == pytest.approx(expected, abs=1e-9)
 
 
 def cosine(x, y):

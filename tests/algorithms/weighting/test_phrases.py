@@ -30,12 +30,12 @@ def test_worked_texts() -> None:
 def test_equals_a_loop_over_words(rows: list[list[str]]) -> None:
     count: Counter[str] = Counter()
     for words in rows:
-        own = set()
+        phrases_of_text = set()
         for n in (3, 4, 5):
             for i in range(len(words) - n + 1):
                 piece = words[i : i + n]
                 if all(w.isalpha() for w in piece):
-                    own.add(" ".join(piece))
-        count.update(own)
-    wanted = sorted((p for p in count if count[p] >= 2), key=lambda p: (-count[p], -p.count(" "), p))
-    assert frequent_phrases([" ".join(words) for words in rows], 99) == wanted
+                    phrases_of_text.add(" ".join(piece))
+        count.update(phrases_of_text)
+    expected = sorted((p for p in count if count[p] >= 2), key=lambda p: (-count[p], -p.count(" "), p))
+    assert frequent_phrases([" ".join(words) for words in rows], 99) == expected

@@ -52,13 +52,13 @@ ROWS = st.lists(
 def test_equals_a_loop(rows, share, scope):
     forest = forest_of([("a", 1.0, len(h), {"compared": c}) for h, c in rows])
     entropy = column(*(x for h, _ in rows for x in h))
-    found = entropy_quantile_weight(share=share, scope=scope)(forest, entropy, {"entropy": entropy}, 0).tolist()
+    weights = entropy_quantile_weight(share=share, scope=scope)(forest, entropy, {"entropy": entropy}, 0).tolist()
     pool = [x for h, c in rows if c for x in h] or [0.0]
-    wanted = []
+    expected = []
     for h, _ in rows:
         bound = np.quantile(pool if scope == "batch" else h, 1 - share)
-        wanted += [float(x >= bound - 1e-12) for x in h]
-    assert found == wanted
+        expected += [float(x >= bound - 1e-12) for x in h]
+    assert weights == expected
 
 
 def test_masked_tokens_stay_in_the_denominators() -> None:
@@ -113,8 +113,8 @@ def mean_outcome_weight(**options):
 
 
 def test_the_cards_numbers():
-    found = ramp(torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5]), torch.ones(5), hard=1.0, easy=2.0, least=0.5)
-    assert found.tolist() == pytest.approx([1, 1, 0.75, 0.5, 0.5])
+    weights = ramp(torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5]), torch.ones(5), hard=1.0, easy=2.0, least=0.5)
+    assert weights.tolist() == pytest.approx([1, 1, 0.75, 0.5, 0.5])
 
 
 @given(
@@ -132,8 +132,8 @@ def test_it_equals_a_loop(rows, constants):
             continue
         mean = sum(peers) / len(peers)
         expected.append(least + (1 - least) * min(1.0, max(0.0, (easy - mean) / (easy - hard))))
-    found = mean_outcome_weight(hard=hard, easy=easy, least=least)(forest, torch.zeros(len(rows)), {}, 0)
-    assert found.tolist() == pytest.approx(expected) and bool((found >= least).all() and (found <= 1).all())
+    weights = mean_outcome_weight(hard=hard, easy=easy, least=least)(forest, torch.zeros(len(rows)), {}, 0)
+    assert weights.tolist() == pytest.approx(expected) and bool((weights >= least).all() and (weights <= 1).all())
 
 
 @pytest.mark.filterwarnings("ignore:.*method.shaped:UserWarning")  # credit on the task's rewards alone

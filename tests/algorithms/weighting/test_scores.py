@@ -43,20 +43,20 @@ row = st.tuples(st.sampled_from("ab"), st.booleans(), st.integers(1, 5), st.bool
 @given(st.lists(row, min_size=1, max_size=10))
 def test_length_it_equals_a_loop(rows) -> None:
     forest = forest_of([(g, float(r), n, {"compared": c, "truncated": t}) for g, r, n, c, t in rows])
-    found = length_signal_weight(otherwise=0.25)(forest, torch.ones(forest.n_entries), {}, 0)
+    weights = length_signal_weight(otherwise=0.25)(forest, torch.ones(forest.n_entries), {}, 0)
     for i, (g, *_) in enumerate(rows):
         right = [n for h, r, n, c, _ in rows if h == g and c and r]
         wrong = [n for h, r, n, c, t in rows if h == g and c and not r and not t]
         longest = max(right, default=float("-inf"))
         keep = longest > (sum(wrong) / len(wrong) if wrong else float("-inf"))
-        assert found[forest.path_of(i)].tolist() == [1.0 if keep else 0.25] * len(forest.path_of(i))
+        assert weights[forest.path_of(i)].tolist() == [1.0 if keep else 0.25] * len(forest.path_of(i))
 
 
 def test_all_right_all_wrong_and_equal_lengths() -> None:
     rows = [("right", 1, 1), ("right", 1, 2), ("wrong", 0, 1), ("wrong", 0, 2), ("even", 1, 2), ("even", 0, 2)]
     forest = forest_of(rows)
-    found = length_signal_weight()(forest, torch.ones(forest.n_entries), {}, 0)
-    at = [float(found[forest.path_of(r)[0]]) for r in range(len(rows))]
+    weights = length_signal_weight()(forest, torch.ones(forest.n_entries), {}, 0)
+    at = [float(weights[forest.path_of(r)[0]]) for r in range(len(rows))]
     assert at == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.1])
 
 
@@ -95,8 +95,8 @@ def test_the_bonus_is_held_and_never_turns_the_sign() -> None:
     for a in (1e-3, -1e-3, 0.2, -5.0):
         weight = early_use_weight()(forest, column(a, a, a, a), {"first_use": column(0, 2)}, 0)
         sign = 1 if a > 0 else -1
-        wanted = [a + min(max(b, -0.7 * abs(a)), 0.7 * abs(a)) for b in (1, 1, -1, -1)]
-        assert (weight * a).tolist() == pytest.approx(wanted) and bool((sign * weight * a > 0).all())
+        expected = [a + min(max(b, -0.7 * abs(a)), 0.7 * abs(a)) for b in (1, 1, -1, -1)]
+        assert (weight * a).tolist() == pytest.approx(expected) and bool((sign * weight * a > 0).all())
     assert early_use_weight()(forest, column(0, 0, 0, 0), {"first_use": column(0, 2)}, 0).tolist() == [1] * 4
 
 
@@ -119,15 +119,15 @@ ROWS_LATENESS = st.lists(
 def test_equals_a_loop(rows):
     forest = forest_of([(g, r, n, {"compared": c}) for g, r, n, _, c, _ in rows])
     credit = forest.to_path(column(*(r[5] for r in rows)), "R")
-    found = early_use_weight()(forest, credit, {"first_use": column(*(r[3] for r in rows))}, 0)
+    weights = early_use_weight()(forest, credit, {"first_use": column(*(r[3] for r in rows))}, 0)
     for i, (g, reward, _, p, _, a) in enumerate(rows):
         peers = [(q, m) for h, r, m, q, c, _ in rows if h == g and r and c and not math.isnan(q)]
-        wanted = a
+        expected = a
         if reward and not math.isnan(p) and peers:
             mean, size = sum(q for q, _ in peers) / len(peers), sum(m for _, m in peers) / len(peers)
-            wanted = a + min(max(-2 * (p - mean) / size, -0.7 * abs(a)), 0.7 * abs(a))
-        own = (found * credit)[forest.path_of(i)]
-        assert own.tolist() == pytest.approx([wanted] * len(own))
+            expected = a + min(max(-2 * (p - mean) / size, -0.7 * abs(a)), 0.7 * abs(a))
+        row_advantages = (weights * credit)[forest.path_of(i)]
+        assert row_advantages.tolist() == pytest.approx([expected] * len(row_advantages))
 
 
 def test_bad_options() -> None:
@@ -183,7 +183,7 @@ def test_answer_entropy_it_equals_a_loop(rows, estimator, by_likelihood):
     group = ids(*(g for g, *_ in rows))
     cluster = ids(*(4 * g + c if c >= 0 else -1 for g, c, *_ in rows))
     where, score = torch.tensor([w for *_, w, _ in rows]), torch.tensor([s for *_, s in rows], dtype=torch.float64)
-    found = answer_entropy(cluster, group, where, score if by_likelihood else None, estimator)
+    entropies = answer_entropy(cluster, group, where, score if by_likelihood else None, estimator)
     expected = []
     for g, *_ in rows:
         mass: dict[int, float] = {}
@@ -195,7 +195,7 @@ def test_answer_entropy_it_equals_a_loop(rows, estimator, by_likelihood):
             expected.append(-sum(x * math.log(x) for x in p))
         else:
             expected.append(-sum(map(math.log, p)) / len(p) if p else 0.0)
-    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+    assert entropies.tolist() == pytest.approx(expected, abs=1e-12)
 
 
 @given(
@@ -209,8 +209,8 @@ def test_weights_are_shares_and_one_where_all_agree(rows, decay, estimator):
     weight = part(forest, torch.zeros(len(rows)), {"answer_cluster": cluster}, 0)
     assert bool((weight >= 0).all() and (weight <= 1).all())
     for g in set(group.tolist()):
-        said = {c for h, (_, c, w, _) in zip(group.tolist(), rows, strict=True) if h == g and w and c >= 0}
-        if len(said) <= 1:
+        clusters = {c for h, (_, c, w, _) in zip(group.tolist(), rows, strict=True) if h == g and w and c >= 0}
+        if len(clusters) <= 1:
             assert weight[group == g].tolist() == pytest.approx([1.0] * int((group == g).sum()))
         assert len(set(weight[group == g].tolist())) == 1
 
@@ -266,8 +266,8 @@ def test_a_loop(seed):
     owner = sorted(rng.randrange(5) for _ in range(rng.randrange(12)))
     entropy = [rng.choice((NAN_TAUGHT, NAN_TAUGHT, rng.random())) for _ in owner]
     taught = {r for r, h in zip(owner, entropy, strict=True) if not math.isnan(h)}
-    found = 1 - score(torch.tensor(entropy), torch.tensor(owner, dtype=torch.int64))
-    assert found.tolist() == [0.0 if r in taught else 1.0 for r in owner]
+    weights = 1 - score(torch.tensor(entropy), torch.tensor(owner, dtype=torch.int64))
+    assert weights.tolist() == [0.0 if r in taught else 1.0 for r in owner]
 
 
 def test_the_part():
@@ -277,5 +277,5 @@ def test_the_part():
     everything = part(forest, entropy, {"teacher_entropy": entropy}, 1)
     assert bool((everything == 1).all()) and part.needs == ("teacher_entropy",)
     entropy[forest.path_of(2)[-1]] = 0.5  # one token is enough: a rollout goes one way as a whole
-    found = part(forest, entropy, {"teacher_entropy": entropy}, 1)
-    assert torch.equal(found == 0, forest.path_trajectory == 2)
+    weights = part(forest, entropy, {"teacher_entropy": entropy}, 1)
+    assert torch.equal(weights == 0, forest.path_trajectory == 2)

@@ -42,8 +42,8 @@ G = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
 
 @pytest.mark.parametrize(("scope", "kept"), [("batch", [0, 1, 4, 7]), ("group", [0, 1, 4, 7])])
 def test_largest_card(scope: str, kept: list[int]) -> None:
-    found = largest_size(A, G if scope == "group" else 0 * G, G >= 0)
-    assert found.tolist() == [2.0 if i in kept else 0.0 for i in range(8)]
+    weights = largest_size(A, G if scope == "group" else 0 * G, G >= 0)
+    assert weights.tolist() == [2.0 if i in kept else 0.0 for i in range(8)]
 
 
 def test_scopes_differ_where_a_group_has_little() -> None:
@@ -61,20 +61,20 @@ ROWS_LARGEST = st.lists(
 @given(ROWS_LARGEST, st.sampled_from([0.0, 0.3, 0.5, 0.875]), st.sampled_from(["group", "batch"]))
 def test_largest_equals_a_loop(rows, prune, scope):
     unit = [g if scope == "group" else 0 for g, _, _ in rows]
-    wanted = []
+    expected = []
     for i, (_, a, counts) in enumerate(rows):
         peers = [j for j, (_, _, c) in enumerate(rows) if c and unit[j] == unit[i] and unit[i] >= 0]
         if not peers:
-            wanted.append(1.0)
+            expected.append(1.0)
             continue
         k = max(1, int(len(peers) * (1 - prune) + 1e-9))
         best = sorted(peers, key=lambda j: (-abs(rows[j][1]), j))[:k]
         stays = i in best if counts else abs(a) >= min(abs(rows[j][1]) for j in best)
-        wanted.append(len(peers) / k if stays else 0.0)
+        expected.append(len(peers) / k if stays else 0.0)
     group, credit = torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows], dtype=torch.float64)
     unit = group if scope == "group" else 0 * group
-    found = largest_size(credit, unit, torch.tensor([r[2] for r in rows]), prune=prune)
-    assert found.tolist() == pytest.approx(wanted)
+    weights = largest_size(credit, unit, torch.tensor([r[2] for r in rows]), prune=prune)
+    assert weights.tolist() == pytest.approx(expected)
 
 
 def test_of_equal_scores_the_earlier_is_kept() -> None:
@@ -141,8 +141,8 @@ def test_drop_median_it_equals_a_loop(rows):
             dropped = next(i for i in members if rows[i][1] == value)
             for i in members:
                 expected[i] = 0.0 if i == dropped else len(members) / (len(members) - 1)
-    found = drop_median(reward, group, compared)
-    assert found.tolist() == pytest.approx(expected) and found.dtype == torch.float64
+    weights = drop_median(reward, group, compared)
+    assert weights.tolist() == pytest.approx(expected) and weights.dtype == torch.float64
 
 
 @settings(max_examples=40, deadline=None)
@@ -162,14 +162,19 @@ def test_drop_median_the_loss_is_that_of_the_kept_ones_alone():
     noise = torch.randn(forest.n_entries, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     logprob = signals["proximal_logprob"] + 0.3 * noise
     credit = m.advantages(forest, signals)
-    whole = m.loss(forest, policy_of(forest, {"logprob": logprob}, signals), advantages=credit, signals=signals)
-    kept = (m.token_weights(forest, credit)[[int(forest.path_of(r)[0]) for r in range(15)]] > 0).nonzero().squeeze(1)
-    entries, few = forest.entries_of(kept.tolist()), forest.select(kept)
+    weighted_loss = m.loss(forest, policy_of(forest, {"logprob": logprob}, signals), advantages=credit, signals=signals)
+    kept_rows = (
+        (m.token_weights(forest, credit)[[int(forest.path_of(r)[0]) for r in range(15)]] > 0).nonzero().squeeze(1)
+    )
+    entries, few = forest.entries_of(kept_rows.tolist()), forest.select(kept_rows)
     assert few.n_trajectories == 12
     narrow = {k: v[entries] for k, v in signals.items()}
     plain = gxpo.method("grpo")
-    alone = plain.loss(few, policy_of(few, {"logprob": logprob[entries]}, narrow), advantages=credit[entries])
-    assert float(whole.value) == pytest.approx(float(alone.value), rel=1e-12) and abs(float(alone.value)) > 0
+    loss_of_kept = plain.loss(few, policy_of(few, {"logprob": logprob[entries]}, narrow), advantages=credit[entries])
+    assert (
+        float(weighted_loss.value) == pytest.approx(float(loss_of_kept.value), rel=1e-12)
+        and abs(float(loss_of_kept.value)) > 0
+    )
 
 
 def test_the_method():
@@ -194,16 +199,16 @@ VALUES = st.lists(st.sampled_from([-2.0, -1e-9, 0.0, 1e-9, 3.0]), max_size=12)
 @settings(max_examples=40, deadline=None)
 @given(VALUES, st.floats(0, 3), st.floats(0, 3))
 def test_by_sign_it_equals_a_loop(credit, positive, negative):
-    found = by_sign(torch.tensor(credit, dtype=torch.float64), positive=positive, negative=negative)
+    weights = by_sign(torch.tensor(credit, dtype=torch.float64), positive=positive, negative=negative)
     expected = [positive if a > 0 else negative if a < 0 else 1.0 for a in credit]
-    assert found.tolist() == pytest.approx(expected) and found.dtype == torch.float64
+    assert weights.tolist() == pytest.approx(expected) and weights.dtype == torch.float64
 
 
 def shaped(rewards, verdicts):
     """The rewards as the method's shape leaves them."""
-    made = battery(0, sizes=(len(rewards),))
+    random_forest = battery(0, sizes=(len(rewards),))
     scores = torch.tensor([math.nan if r is None else r for r in rewards], dtype=torch.float64)
-    forest = made.replace(outcome=scores, success=torch.tensor(verdicts, dtype=torch.float64))
+    forest = random_forest.replace(outcome=scores, success=torch.tensor(verdicts, dtype=torch.float64))
     return gxpo.method("psr_nsr").shaped(forest)
 
 
@@ -247,8 +252,8 @@ def test_it_goes_on_any_credit():
                              "weight.half.positive": 0.5})  # fmt: skip
     assert m.weights == {"half": TokenWeight("credit", "by_sign", options={"positive": 0.5})}
     assert torch.equal(m.advantages(forest), plain)
-    found = m.token_weights(forest, plain)
-    assert torch.equal(found, torch.where(plain > 0, 0.5, 1.0).double())
+    weight_P = m.token_weights(forest, plain)
+    assert torch.equal(weight_P, torch.where(plain > 0, 0.5, 1.0).double())
 
 
 def test_errors():
@@ -268,10 +273,10 @@ RED = {"weight.red": "token_weight", "weight.red.by": "credit", "weight.red.keep
 
 @given(st.lists(st.floats(-50, 1e6), min_size=1, max_size=8), st.floats(0.1, 10), st.floats(0.5, 1e6))
 def test_a_loop_gives_the_same(credit, temperature, most) -> None:
-    found = exponential(torch.tensor(credit, dtype=torch.float64), temperature=temperature, most=most)
-    for w, a in zip(found.tolist(), credit, strict=True):
-        wanted = most if a / temperature > 700 else min(math.exp(a / temperature), most)
-        assert w == pytest.approx(wanted) and 0 <= w <= most
+    weights = exponential(torch.tensor(credit, dtype=torch.float64), temperature=temperature, most=most)
+    for w, a in zip(weights.tolist(), credit, strict=True):
+        expected = most if a / temperature > 700 else min(math.exp(a / temperature), most)
+        assert w == pytest.approx(expected) and 0 <= w <= most
 
 
 def test_it_multiplies_the_credit_that_is_there_already() -> None:
@@ -306,12 +311,12 @@ def test_u_shape_averages_one_plus_a_third_of_the_strength() -> None:
 @settings(max_examples=30, deadline=None)
 @given(forest=forests(), strength=st.sampled_from([0.0, 0.3, 2.0]))
 def test_u_shape_equals_a_loop(forest: Forest, strength: float) -> None:
-    found = u_shape_weight(strength=strength)(forest, torch.zeros(forest.n_entries), {}, 0)
+    weights = u_shape_weight(strength=strength)(forest, torch.zeros(forest.n_entries), {}, 0)
     for r in range(forest.n_trajectories):
         trained = [p for p in forest.path_of(r).tolist() if bool(forest.path_trainable[p])]
         for p in forest.path_of(r).tolist():
             t = trained.index(p) / max(len(trained) - 1, 1) if p in trained else 0.5
-            assert float(found[p]) == pytest.approx(1 + strength * (2 * t - 1) ** 2)
+            assert float(weights[p]) == pytest.approx(1 + strength * (2 * t - 1) ** 2)
 
 
 def test_bad_strengths_are_refused() -> None:
@@ -336,13 +341,13 @@ def test_worked() -> None:
 def test_newest_version_equals_a_loop(forest: Forest, same: bool) -> None:
     if same:
         forest = forest.replace(policy_version=torch.zeros_like(forest.policy_version))
-    found = newest_version_weight()(forest, torch.zeros(forest.n_entries), {}, 0).tolist()
+    weights = newest_version_weight()(forest, torch.zeros(forest.n_entries), {}, 0).tolist()
     for r in range(forest.n_trajectories):
         entries = forest.path_of(r).tolist()
         wrote = [int(forest.policy_version[forest.token_node[forest.path_token[p]]]) for p in entries]
         trained = forest.path_trainable[entries].tolist()
-        newest = max((v for v, own in zip(wrote, trained, strict=True) if own), default=0)
-        assert [found[p] for p in entries] == [
-            float(v == newest or not own) for v, own in zip(wrote, trained, strict=True)
+        newest = max((v for v, is_trained in zip(wrote, trained, strict=True) if is_trained), default=0)
+        assert [weights[p] for p in entries] == [
+            float(v == newest or not is_trained) for v, is_trained in zip(wrote, trained, strict=True)
         ]
-    assert not same or found == [1.0] * forest.n_entries
+    assert not same or weights == [1.0] * forest.n_entries

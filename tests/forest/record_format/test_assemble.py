@@ -29,8 +29,10 @@ def test_e3_a_fork_splits_its_node(token: int) -> None:
         {"observation": [8], "action": [1, 2, 3], "reward": 0.5, "finish": "stop", "info": {"k": 1}, "state": "s"},
         {"observation": [9], "action": [4], "caller": 0},
     ]
-    own = {"action": [5, 6], "reward": -1.0}
-    f = Forest.from_records([record("a", turns, prompt=[7], reward=1.0), fork("a", 0, token, [own], reward=2.0)])
+    forked_turn = {"action": [5, 6], "reward": -1.0}
+    f = Forest.from_records(
+        [record("a", turns, prompt=[7], reward=1.0), fork("a", 0, token, [forked_turn], reward=2.0)]
+    )
     assert actions(f) == [[[1, 2, 3], [4]], [[*[1, 2, 3][:token], 5, 6]]]
     assert f.step_turn.tolist() == [0, 1, 0]
     assert f.step_reward.nan_to_num(9).tolist() == [0.5, 9, -1.0]

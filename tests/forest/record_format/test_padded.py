@@ -26,18 +26,18 @@ def steps(forest: Forest) -> list:
 # ---------------------------------------------------------------- from_padded
 def pad(rows: list, left: int, right: int, width: int, at: int) -> dict:
     """Rows of (prompt, [(tokens, own)...]) as TRL holds them: prompts end at column `at`, completions begin there."""
-    ids, own, real, logprob = (torch.full((len(rows), left + width + right), x) for x in (0, 0, 0, NAN))
+    ids, completion_mask, real, logprob = (torch.full((len(rows), left + width + right), x) for x in (0, 0, 0, NAN))
     for b, (prompt, runs) in enumerate(rows):
         column = left + at - len(prompt)
         for run, mine in [(prompt, False), *runs]:
             end = column + len(run)
             ids[b, column:end] = torch.tensor(run, dtype=torch.int64)
-            own[b, column:end], real[b, column:end] = int(mine), 1
+            completion_mask[b, column:end], real[b, column:end] = int(mine), 1
             if mine:
                 logprob[b, column:end] = -torch.tensor(run, dtype=torch.float32) / 8
             column = end
     return {
-        "input_ids": ids, "completion_mask": own[:, left + at :], "attention_mask": real,
+        "input_ids": ids, "completion_mask": completion_mask[:, left + at :], "attention_mask": real,
         "logprobs": logprob[:, left + at :],
     }  # fmt: skip
 

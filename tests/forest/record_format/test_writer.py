@@ -29,9 +29,9 @@ def plain(x: Any) -> Any:
 @few
 @given(forests(**RICH))
 def test_records_written_by_gxpo_survive_a_round_trip(forest: Forest) -> None:
-    written = forest.to_records()
-    again = Forest.from_records(written)
-    assert plain(again.to_records()) == plain(written)
+    records = forest.to_records()
+    again = Forest.from_records(records)
+    assert plain(again.to_records()) == plain(records)
     assert view(again) == view(forest)
     assert again.n_tokens <= forest.n_tokens  # and all sharing is still there
 
