@@ -85,7 +85,7 @@ class LossLog:
     @property
     def _bonus_term(self) -> Any:
         term = self._trainer.gxpo_method.terms.get("entropy")
-        return term if getattr(term, "ever", False) else None
+        return term if getattr(term, "is_ever_used", False) else None
 
     def _gather(self, x: Tensor) -> Tensor:
         """The column of all processes, each with as many rows, in float64 on the CPU."""
