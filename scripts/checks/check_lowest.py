@@ -21,7 +21,7 @@ import tomllib
 ROOT = Path(__file__).parents[2]
 TESTS = ("pytest", "hypothesis", "scipy")  # what the chosen tests import, in any version
 CORE = [
-    *(f"tests/forest/{name}.py" for name in ("test_forest", "test_levels")),
+    *(f"tests/forest/{name}.py" for name in ("test_forest", "test_columns", "test_reshape", "test_grouped")),
     "tests/methods/test_compose.py",
     "tests/algorithms/credit",
 ]
@@ -30,6 +30,7 @@ TRAIN = [
     *(f"tests/learning/{name}.py" for name in ("test_packed", "test_policies")),  # of peft too
     *(
         "tests/forest/test_records.py",
+        "tests/forest/record_format",
         "tests/models/decoder",
         "tests/models/test_load.py",
         "tests/training/test_export.py",

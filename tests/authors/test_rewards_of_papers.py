@@ -77,10 +77,10 @@ def test_grpo_ds_coefficient_dips_and_rises(least, most):
     ]
     settings = {"objective.kl.coef": least, "objective.kl.control.to": most} if least else {}
     m = gxpo.method("grpo_d", settings).fill(total_steps=steps)
-    found = [m.terms["kl"].now]
+    found = [m.terms["kl"].current_coef]
     for s in range(1, steps + 1):
         m.adjust({"step": s})
-        found.append(m.terms["kl"].now)
+        found.append(m.terms["kl"].current_coef)
     assert found == pytest.approx(expected, abs=1e-12)
     assert min(found) == pytest.approx(least, abs=1e-12) and math.isclose(found[-1], most)
 

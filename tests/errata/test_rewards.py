@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.algorithms.objectives.kl_reward import KLReward
+from gxpo.algorithms.objectives.penalty import KLReward
 from gxpo.conformance.own import advantages as ours
 from gxpo.environments.rewards.panel import beats
 from gxpo.environments.rewards.tournament import bracket, pairings, rewards

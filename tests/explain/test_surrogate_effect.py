@@ -43,7 +43,7 @@ def test_every_method_is_drawn_or_says_why_not():
     for name in METHODS:
         made = gxpo.method(name)
         effect = surrogate_effect(made)
-        if type(made.terms["policy"]) is PolicyGradient and made.terms["policy"].beside != "step":
+        if type(made.terms["policy"]) is PolicyGradient and made.terms["policy"].read_scope != "step":
             drawn = isinstance(effect, SurrogateEffect)
             right = drawn and all(math.isfinite(x) for curve in (effect.rising, effect.falling) for x in curve)
         else:

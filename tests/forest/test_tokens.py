@@ -43,8 +43,8 @@ def test_no_space_is_lost_in_decoding():
 def test_a_piece_after_an_end_token_that_swallows_white_space():
     tokens = Tokens(spaced())
     end = tokens.one_id("<end>")
-    whole = tokens.tokenizer("b<end>\n a", add_special_tokens=False).input_ids
-    assert tokens.encode_after("\n a", end) == tuple(whole[whole.index(end) + 1 :])
+    whole_ids = tokens.tokenizer("b<end>\n a", add_special_tokens=False).input_ids
+    assert tokens.encode_after("\n a", end) == tuple(whole_ids[whole_ids.index(end) + 1 :])
     assert tokens.encode_after("\n a") != tokens.encode_after("\n a", end)
     assert tokens.anchor == (tokens.eos, "</s>")
 

@@ -76,9 +76,9 @@ def test_options_of_functions_surrogates_and_sums():
 
 def test_a_term_that_starts_at_nothing_is_there():
     m = scheduled("objective.kl.coef", schedule="cosine", **{"from": 0, "to": 0.04})
-    assert m.terms["kl"].now == 0.0 and "reference_logprob" in m.needs
+    assert m.terms["kl"].current_coef == 0.0 and "reference_logprob" in m.needs
     m.at(11)
-    assert m.terms["kl"].now == 0.04
+    assert m.terms["kl"].current_coef == 0.04
 
 
 def test_a_method_without_a_schedule_has_none_to_tell():

@@ -12,7 +12,7 @@ from torch import Tensor
 from gxpo.adapters.trl_rollouts import Scored
 from gxpo.algorithms.objectives.base import PolicyGradient, evaluate
 from gxpo.algorithms.objectives.surrogate import Clip
-from gxpo.algorithms.objectives.surrogate_weights import gamma_shaped
+from gxpo.algorithms.objectives.surrogate_weights import gamma_kernel
 from gxpo.forest.forest import Forest
 from gxpo.methods.method import Method
 from gxpo.parts.definition import show
@@ -85,7 +85,7 @@ class LossLog:
     @property
     def _bonus_term(self) -> Any:
         term = self._trainer.gxpo_method.terms.get("entropy")
-        return term if getattr(term, "ever", False) else None
+        return term if getattr(term, "is_ever_used", False) else None
 
     def _gather(self, x: Tensor) -> Tensor:
         """The column of all processes, each with as many rows, in float64 on the CPU."""
@@ -102,7 +102,7 @@ def figures(method: Method, scored: Scored, policy: PolicyTokens, gather: Gather
     """
     metrics = {}
     kl = method.terms.get("kl")
-    if kl is not None and kl.now != 0:
+    if kl is not None and kl.current_coef != 0:
         entries = scored.forest.path_trainable.nonzero().squeeze(1)
         value = kl.quantity(scored.forest, policy, entries).detach() if entries.numel() else policy.logprob[entries]
         metrics["kl"] = _ratio(gather, value.double().sum(), entries.numel())
@@ -160,7 +160,7 @@ def _of_policy(term: PolicyGradient, scored: Scored, policy: PolicyTokens, gathe
         options = surrogate.options
         power = x.by_sign(options["power_positive"], options["power_negative"])
         decay = x.by_sign(options["decay_positive"], options["decay_negative"])
-        phi = rows.each(column(gamma_shaped(x.ratio, power, decay)))
+        phi = rows.each(column(gamma_kernel(x.ratio, power, decay)))
         return {"vespo/phi_seq_mean": float(phi.nan_to_num(1.0).mean())}  # of no token phi is that of the ratio 1
     if name == "truncate":
         return {"cispo_clip_ratio": rows.mean((column(x.ratio > surrogate.options["ratio_max"]) > 0) & (credit > 0))}

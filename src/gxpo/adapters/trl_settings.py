@@ -179,7 +179,7 @@ def _of_entropy(args: Any, composed: Method) -> list[str]:
         getattr(args, "top_entropy_quantile", 1.0) != 1.0
         and QUANTILE in composed.keys
         and bonus is not None
-        and bonus.ever
+        and bonus.is_ever_used
     ):
         problems.append(
             f"top_entropy_quantile={args.top_entropy_quantile} with an entropy bonus: TRL's bonus is of those tokens "

@@ -95,7 +95,7 @@ def columns(source: Source, looks: Sequence[Outlook], figures: GroupFigures, gro
     whole = source.forest
     own = whole.ids("group", axis="R").numpy()
     rows = torch.from_numpy(np.flatnonzero(np.isin(own, groups)))
-    places, forest = whole.kept(rows), whole.select(rows)
+    places, forest = whole.kept_rows(rows), whole.select(rows)
     texts, words = Numbered(), source.words
     token = words.token[places["T"].numpy()]
     return {
@@ -257,7 +257,7 @@ def _summand(s: Summand, x: Outlook, whole: Forest, forest: Forest, places: Plac
     out["value"] = of_tokens(forest, given, "f8")
     if s.compared is None:
         return {**out, "compared": None}
-    kept = whole.kept(x.scored)[s.compared.axis]  # its rows are of the scored rollouts
+    kept = whole.kept_rows(x.scored)[s.compared.axis]  # its rows are of the scored rollouts
     return {**out, "compared": _compared(s.compared, kept.numpy(), whole, places)}
 
 

@@ -63,7 +63,7 @@ def surrogate_effect(made: Method) -> SurrogateEffect | str:
     term = made.terms["policy"]
     if not isinstance(term, PolicyGradient):
         return "it is no sum over single tokens"
-    if term.beside == "step":
+    if term.read_scope == "step":
         return "what one token weighs depends on all tokens of the step"
     try:
         return SurrogateEffect(*(tuple(weights(made, RATIOS, credit)) for credit in (1.0, -1.0)))

@@ -51,7 +51,7 @@ COLUMNS: dict[str, tuple[str, str | None]] = {  # field -> (its axis, the axis t
     "unshaped_outcome": ("R", None),
     **dict.fromkeys(("prompt_text", "final_state", "final_observation"), ("R", None)),
 }
-_RIDING = {  # lists that may be left out, and the default of each row
+_OPTIONAL_LISTS = {  # lists that may be left out, and the default of each row
     "info": dict,
     "prompt_text": lambda: None,
     "final_state": lambda: None,
@@ -64,21 +64,19 @@ _RIDING = {  # lists that may be left out, and the default of each row
 
 
 def _numbered(names: Sequence[Any]) -> Tensor:
-    """[n] int64: names by their first appearance, from 0; -1 for None."""
-    seen = dict.fromkeys(names)
-    seen.pop(None, None)
-    order: dict[Any, int] = {name: i for i, name in enumerate(seen)}
-    order[None] = -1
-    return torch.from_numpy(np.fromiter(map(order.__getitem__, names), np.int64, len(names)))
+    """Number names by first appearance, from 0; -1 for None. [n] int64."""
+    index: dict[Any, int] = {name: i for i, name in enumerate(x for x in dict.fromkeys(names) if x is not None)}
+    index[None] = -1
+    return torch.from_numpy(np.fromiter(map(index.__getitem__, names), np.int64, len(names)))
 
 
 def _without_gaps(ids: Tensor) -> Tensor:
-    """Existing ids, renumbered densely in their order; -1 stays."""
+    """Renumber ids densely, in their order; -1 stays."""
     return dense(ids) - int(bool(len(ids)) and int(ids.min()) < 0)
 
 
 def _paired(first: Tensor, second: Tensor) -> Tensor:
-    """Dense ids of the pairs, in the order of first and second; -1 where either is."""
+    """Dense ids of pairs of ids, ordered by first and second; -1 where either is -1."""
     if not len(first):
         return first
     width = max(int(second.max()) + 1, 1)
@@ -119,9 +117,7 @@ class Columns:
     step_state: Tensor
     step_agent: Tensor
     step_reward: Tensor
-    step_previous: (
-        Tensor  # the step before it in its trajectory (-1 first); differs from "row above" only under `after`
-    )
+    step_previous: Tensor  # the step before it in its trajectory, -1 first; not the row above only under `after`
     # P
     path_token: Tensor
     path_step: Tensor
@@ -154,14 +150,15 @@ class Columns:
     step_info: list[dict[str, Any]] = field(default_factory=list)  # [S]
     observation_text: list[str | None] = field(default_factory=list)  # [S]
     action_text: list[str | None] = field(default_factory=list)  # [S]
-    # as the task's rewards gave them, where the method's own have changed them; nan: they have not (see `task_outcome`)
+    # rewards of the task alone, where the method's own have changed them; nan: they have not (see `task_outcome`)
     unshaped_outcome: Tensor = None  # type: ignore[assignment]  # [R]
     unshaped_step_reward: Tensor = None  # type: ignore[assignment]  # [S]
     media: dict[int, tuple[str, ...]] = field(default_factory=dict)  # node -> references
     extras: dict[str, Tensor] = field(default_factory=dict)  # leading dimension T
 
     def __post_init__(self) -> None:
-        for name, blank in _RIDING.items():
+        # lists left out get a row each; then every column must have the rows of its axis
+        for name, blank in _OPTIONAL_LISTS.items():
             rows = self.n_trajectories if COLUMNS[name][0] == "R" else self.n_steps
             if not getattr(self, name) and rows:
                 object.__setattr__(self, name, [blank() for _ in range(rows)])
@@ -233,23 +230,26 @@ class Columns:
 
     @cached_property
     def text_actions(self) -> Tensor:
-        """[S] bool: actions known only as text (one stored token, -1, in place of their ids)."""
+        """Actions known only as text, [S] bool: one stored token, -1, in place of their ids."""
         if self.action_text.count(None) == self.n_steps:
             return torch.zeros(self.n_steps, dtype=torch.bool)
-        one = torch.bincount(self.path_step, minlength=self.n_steps) == 1
-        blank = (self.token[self.path_token] < 0) & self.path_behaviour_logprob.isnan()
-        named = torch.tensor([t is not None for t in self.action_text], dtype=torch.bool)
-        return named & one.index_put((self.path_step,), one[self.path_step] & blank)
+        # the placeholder is a single token, -1, without a log-prob
+        is_single_token = torch.bincount(self.path_step, minlength=self.n_steps) == 1
+        is_blank = (self.token[self.path_token] < 0) & self.path_behaviour_logprob.isnan()
+        has_text = torch.tensor([t is not None for t in self.action_text], dtype=torch.bool)
+        return has_text & is_single_token.index_put((self.path_step,), is_single_token[self.path_step] & is_blank)
 
     @property
     def missing_ids(self) -> str:
-        """Which texts come without token ids ("actions", "prompts"...), in words; "" if none do."""
+        """Count the texts without token ids, in words: "2 actions, 1 prompts"; "" if there are none."""
+        # an observation has ids if its turn's action follows a context node, not another action or nothing
         context = self.parent[self._first_nodes]
-        said = torch.tensor([bool(t) for t in self.observation_text], dtype=torch.bool)
-        bare = said & ((context < 0) | (self.kind[context.clamp_min(0)] == ACTION)) if self.n_nodes else said
+        has_text = torch.tensor([bool(t) for t in self.observation_text], dtype=torch.bool)
+        follows_action = (context < 0) | (self.kind[context.clamp_min(0)] == ACTION) if self.n_nodes else True
+        lacks_ids = has_text & follows_action
         prompts = sum(bool(t) and int(n) < 0 for t, n in zip(self.prompt_text, self.prompt_node, strict=True))
-        found = {"actions": int(self.text_actions.sum()), "observations": int(bare.sum()), "prompts": prompts}
-        return ", ".join(f"{n} {what}" for what, n in found.items() if n)
+        counts = {"actions": int(self.text_actions.sum()), "observations": int(lacks_ids.sum()), "prompts": prompts}
+        return ", ".join(f"{n} {what}" for what, n in counts.items() if n)
 
     @property
     def text_only(self) -> bool:
@@ -262,10 +262,9 @@ class Columns:
             raise GxpoError(f"{what} needs token ids, but {missing} are text only: give their ids in the records")
 
     def need_verdicts(self, what: str, *, each: bool = False) -> None:
-        """Raise an error if rollouts are scored but none (with `each`: not every one) has a verdict, which `what`
-        needs."""
-        known = self.success.isfinite()[self.scored]
-        if known.numel() and not bool(known.all() if each else known.any()):
+        """Raise NoVerdicts if rollouts are scored and none (with `each`: not all) has the verdict that `what` needs."""
+        has_verdict = self.success.isfinite()[self.scored]
+        if has_verdict.numel() and not bool(has_verdict.all() if each else has_verdict.any()):
             raise NoVerdicts(what)
 
     @cached_property
@@ -305,26 +304,29 @@ class Columns:
 
     @cached_property
     def _first_nodes(self) -> Tensor:
-        """[S] the first node of each step's action."""
-        up = self.parent.clamp_min(0)
-        inside = (self.parent >= 0) & (self.kind[up] == ACTION) & (self.turn[up] == self.turn)
-        return last_before(self.parent, inside)[self.step_action]
+        """First node of each step's action, [S]."""
+        # a fork inside an action splits it into nodes of one turn: walk up while the parent is of the same turn
+        parent = self.parent.clamp_min(0)
+        in_action = (self.kind[parent] == ACTION) & (self.turn[parent] == self.turn)
+        continues_action = (self.parent >= 0) & in_action
+        return last_before(self.parent, continues_action)[self.step_action]
 
     # ------------------------------------------------------------ ids and broadcasting
     @cached_property
-    def _made(self) -> dict[str, Tensor]:
+    def _level_cache(self) -> dict[str, Tensor]:
+        """Columns of levels already computed, by level; the forest is immutable, so they stay valid."""
         return {}
 
     def _column(self, level: str) -> Tensor:
-        """The values of a level on its own axis."""
-        if level not in self._made:
-            self._made[level] = self._level(level)
-        return self._made[level]
+        """Values of a level on its own axis, computed once."""
+        if level not in self._level_cache:
+            self._level_cache[level] = self._level(level)
+        return self._level_cache[level]
 
     def _level(self, level: str) -> Tensor:
-        where, _, key = level.partition(".")
+        source, _, key = level.partition(".")
         if key:
-            return _numbered([row.get(key) for row in (self.info if where == "info" else self.step_info)])
+            return _numbered([row.get(key) for row in (self.info if source == "info" else self.step_info)])
         if level in ("group", "task", "origin"):
             return _numbered(getattr(self, level))
         if level in ("turn", "state", "agent"):
@@ -347,45 +349,50 @@ class Columns:
         their number of rows, and those of "group" alone are the same on every axis.
         """
         allowed = {"R": _LEVELS["R"], "S": _LEVELS["R"] + _LEVELS["S"], "P": sum(_LEVELS.values(), ())}
+        # a key of `info` is on R as a group is, one of `step_info` on S as a step is
         if axis is None:
-            plain = {{"info": "group", "step_info": "step"}.get(x.split(".")[0], x) if "." in x else x for x in levels}
+            keys = {"info": "group", "step_info": "step"}
+            plain = {keys.get(x.split(".")[0], x) if "." in x else x for x in levels}
             axis = next((a for a, names in allowed.items() if plain <= set(names)), "P")
         if axis not in allowed:
             raise ValueError(f"axis is 'R', 'S' or 'P', not {axis!r}")
         for level in levels:
-            if level not in allowed[axis] and not self._is_noted(level, axis):
+            if level not in allowed[axis] and not self._is_info_level(level, axis):
                 raise ValueError(f"level {level!r} does not exist on axis {axis}; there are {', '.join(allowed[axis])}")
-        combined, at = self._column("group"), "R"  # combined on the coarsest axis that has the levels so far
+        # levels are combined on the coarsest axis that has those so far: its rows are fewer than those of P
+        combined, current_axis = self._column("group"), "R"
         chosen = [level for level in dict.fromkeys(levels) if level != "group"]
         for level in chosen:
-            home = self._home(level)
-            finer = max(at, home, key=list(_LEVELS).index)
-            combined = _paired(self._moved(combined, at, finer), self._moved(self._column(level), home, finer))
-            at = finer
-        if at == axis:
+            level_axis = self._axis_of(level)
+            finer_axis = max(current_axis, level_axis, key=list(_LEVELS).index)
+            column = self._to_axis(self._column(level), level_axis, finer_axis)
+            combined = _paired(self._to_axis(combined, current_axis, finer_axis), column)
+            current_axis = finer_axis
+        if current_axis == axis:
             return combined
-        return _without_gaps(self._moved(combined, at, axis)) if chosen else self._moved(combined, at, axis)
+        combined = self._to_axis(combined, current_axis, axis)
+        return _without_gaps(combined) if chosen else combined
 
     @staticmethod
-    def _is_noted(level: str, axis: str) -> bool:
-        """Whether the level is a key of `info` or `step_info` that this axis can have."""
+    def _is_info_level(level: str, axis: str) -> bool:
+        """True if the level is a key of `info`, or of `step_info` on an axis finer than R."""
         return level.startswith("info.") or (level.startswith("step_info.") and axis != "R")
 
     @staticmethod
-    def _home(level: str) -> str:
-        """The axis on which a level is given."""
+    def _axis_of(level: str) -> str:
+        """Axis of a level's own column."""
         if "." in level:
             return "R" if level.startswith("info.") else "S"
         return next(axis for axis, names in _LEVELS.items() if level in names)
 
-    def _moved(self, column: Tensor, at: str, to: str) -> Tensor:
-        """Move a column to another, finer axis."""
-        if at == to:
+    def _to_axis(self, column: Tensor, from_axis: str, to_axis: str) -> Tensor:
+        """Broadcast a column to another, finer axis."""
+        if from_axis == to_axis:
             return column
-        return column.index_select(0, self.step_trajectory) if to == "S" else self.to_path(column, at)
+        return column.index_select(0, self.step_trajectory) if to_axis == "S" else self.to_path(column, from_axis)
 
     def to_path(self, x: Tensor, axis: str) -> Tensor:
-        """[P]: broadcast values of R, S, N or T to action tokens; the axis is named, never guessed from a length."""
+        """Broadcast values of R, S, N or T to action tokens, [P]; the axis is named, never guessed from a length."""
         if axis not in ("R", "S", "N", "T"):
             raise ValueError(f"axis is 'R', 'S', 'N' or 'T', not {axis!r}")
         self._check("x", len(x), axis)
@@ -394,12 +401,13 @@ class Columns:
         return x.index_select(0, {"R": self.path_trajectory, "S": self.path_step, "T": self.path_token}[axis])
 
     def to_tokens(self, x: Tensor) -> Tensor:
-        """[T]: mean over the rows of P of each stored token, nan where it has none. For display only."""
+        """Mean over the rows of P of each stored token, [T], nan where it has none. For display only."""
         total = torch.zeros(self.n_tokens, dtype=torch.float64).index_add_(0, self.path_token, x.to(torch.float64))
         return total / torch.bincount(self.path_token, minlength=self.n_tokens)
 
     # ------------------------------------------------------------ choosing trajectories
     def _rows(self, rows: Tensor | Sequence[int]) -> Tensor:
+        """Indices of trajectories from a bool mask or from indices, checked: in range and distinct."""
         index = torch.as_tensor(rows)
         if index.dtype == torch.bool:
             self._check("the mask", index.numel(), "R")
@@ -440,54 +448,39 @@ def sum_after(previous: Tensor, x: Tensor, discount: float = 1.0) -> Tensor:
     """
     jump, end = with_end(previous), len(previous)
     total = torch.cat([x, x.new_zeros(1)])
-    part, further = torch.empty_like(total), torch.empty_like(jump)
+    discounted, next_jump = torch.empty_like(total), torch.empty_like(jump)
     while discount and int(jump.min()) < end:
-        total.scatter_add_(0, jump, torch.mul(total, discount, out=part))
+        # each round doubles the hops that a row has summed and squares the discount of one jump
+        total.scatter_add_(0, jump, torch.mul(total, discount, out=discounted))
         total[end] = 0.0
-        torch.index_select(jump, 0, jump, out=further)
-        jump, further = further, jump
+        torch.index_select(jump, 0, jump, out=next_jump)
+        jump, next_jump = next_jump, jump
         discount *= discount
     return total[:-1]
 
 
 def last_before(previous: Tensor, going: Tensor) -> Tensor:
-    """Last row reached along `previous` while rows are `going`."""
-    at = torch.where(going & (previous >= 0), previous, torch.arange(len(previous)))
-    while not torch.equal(at, further := at.index_select(0, at)):
-        at = further
-    return at
+    """Last row reached from each row along `previous`, while the rows passed are `going`; by doubling."""
+    reached = torch.where(going & (previous >= 0), previous, torch.arange(len(previous)))
+    while not torch.equal(reached, next_reached := reached.index_select(0, reached)):
+        reached = next_reached
+    return reached
 
 
 def with_ancestors(parent: Tensor, owner: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
-    """(owner, node) pairs extended to all ancestors of the nodes: each once, by owner, then node.
+    """Extend (owner, node) pairs to all ancestors of the nodes: each pair once, by owner, then node.
 
-    A round goes one node up, from pairs that are new: as many rounds as nodes lie between two given ones of an owner.
+    A round goes one node up, from new pairs only: as many rounds as nodes lie between two given ones of an owner.
     """
+    # a pair is one integer, owner n + node; a pair that was given is not followed again: its own walk does that
     n = max(len(parent), 1)
-    given = fresh = distinct(owner * n + node)
-    found = [given]
-    while len(fresh):
-        at = fresh % n
-        up = parent[at]
-        above = distinct((fresh - at + up)[up >= 0])
-        fresh = above[place_in(given, above) < 0]
-        found.append(fresh)
-    pairs = distinct(torch.cat(found))
+    initial = frontier = distinct(owner * n + node)
+    levels = [initial]
+    while len(frontier):
+        frontier_node = frontier % n
+        parent_node = parent[frontier_node]
+        ancestors = distinct((frontier - frontier_node + parent_node)[parent_node >= 0])
+        frontier = ancestors[place_in(initial, ancestors) < 0]
+        levels.append(frontier)
+    pairs = distinct(torch.cat(levels))
     return pairs // n, pairs % n
-
-
-def blank_value(dtype: torch.dtype) -> float:
-    """Fill value of a named tensor: nan, -1, or 0 in types that have neither."""
-    if dtype.is_floating_point:
-        return NAN
-    return -1 if dtype.is_signed else 0
-
-
-def scatter_blocks(blocks: Sequence[tuple[int, Tensor]], rows: int) -> Tensor:
-    """One tensor of `rows` rows from (first row, block)s whose trailing sizes may differ; blank where nothing is."""
-    widest = [max(sizes) for sizes in zip(*(block.shape[1:] for _, block in blocks), strict=True)]
-    dtype = blocks[0][1].dtype
-    out = torch.full((rows, *widest), blank_value(dtype), dtype=dtype)
-    for at, block in blocks:
-        out[(slice(at, at + block.shape[0]), *(slice(0, n) for n in block.shape[1:]))] = block
-    return out

@@ -25,7 +25,6 @@ from gxpo.forest.columns import (
     PROMPT,
     Columns,
     last_before,
-    scatter_blocks,
     sum_after,
     sum_before,
     with_ancestors,
@@ -70,92 +69,98 @@ class Forest(Columns):
         """
         if len(prompts) != len(completions):
             raise ValueError(f"{len(prompts)} prompts and {len(completions)} groups of completions")
-        names = [str(i) for i in range(len(prompts))] if groups is None else [str(g) for g in groups]
-        task_names = names if tasks is None else [str(t) for t in tasks]
-        for what, given in (("groups", names), ("tasks", task_names)):
-            if len(given) != len(prompts):
-                raise ValueError(f"{what} has {len(given)} names for {len(prompts)} prompts")
-        flat = _sequences(completions)
-        counts = [len(group) for group in completions]
-        n = len(flat)
+        group_names = [str(i) for i in range(len(prompts))] if groups is None else [str(g) for g in groups]
+        task_names = group_names if tasks is None else [str(t) for t in tasks]
+        for what, labels in (("groups", group_names), ("tasks", task_names)):
+            if len(labels) != len(prompts):
+                raise ValueError(f"{what} has {len(labels)} names for {len(prompts)} prompts")
+        completion_tokens = _sequences(completions)
+        group_sizes = [len(group) for group in completions]
+        n = len(completion_tokens)
         if ids is not None and len(set(ids)) != n:
             raise ValueError(f"ids must be {n} distinct names, one per completion")
+        # nodes: one for each distinct prompt that holds a token, one for each completion, parents first
         prompt_nodes: dict[tuple[int, ...], int] = {}
         parent, action_nodes, prompt_node = [], [], []
-        runs: list[Sequence[int]] = []  # of each node
+        node_tokens: list[Sequence[int]] = []
         row = 0
-        for prompt, count in zip(prompts, counts, strict=True):
-            key = tuple(map(int, prompt))
-            if key and key not in prompt_nodes:
-                prompt_nodes[key] = len(parent)
+        for prompt, count in zip(prompts, group_sizes, strict=True):
+            prompt_ids = tuple(map(int, prompt))
+            if prompt_ids and prompt_ids not in prompt_nodes:
+                prompt_nodes[prompt_ids] = len(parent)
                 parent.append(-1)
-                runs.append(key)
+                node_tokens.append(prompt_ids)
             for _ in range(count):
-                prompt_node.append(prompt_nodes.get(key, -1))
+                prompt_node.append(prompt_nodes.get(prompt_ids, -1))
                 action_nodes.append(len(parent))
-                parent.append(prompt_nodes.get(key, -1))
-                runs.append(flat[row])
+                parent.append(prompt_nodes.get(prompt_ids, -1))
+                node_tokens.append(completion_tokens[row])
                 row += 1
-        first = torch.tensor([0, *map(len, runs)], dtype=torch.int64).cumsum(0)
-        n_nodes, n_tokens = len(parent), int(first[-1])
-        actions = torch.tensor(action_nodes, dtype=torch.int64)
-        is_action = torch.zeros(n_nodes, dtype=torch.bool)
-        is_action[actions] = True
-        on_action = torch.repeat_interleave(is_action, first.diff())
-        path_token = on_action.nonzero().squeeze(1)
-        owner = torch.repeat_interleave(torch.arange(n), first.diff()[actions])
-        behaviour = torch.full((n_tokens,), NAN, dtype=torch.float64)
+        # tokens: those of actions are the paths, one trajectory a completion
+        node_begin = torch.tensor([0, *map(len, node_tokens)], dtype=torch.int64).cumsum(0)
+        n_nodes, n_tokens = len(parent), int(node_begin[-1])
+        action_node_R = torch.tensor(action_nodes, dtype=torch.int64)
+        is_action_N = torch.zeros(n_nodes, dtype=torch.bool)
+        is_action_N[action_node_R] = True
+        in_action_T = torch.repeat_interleave(is_action_N, node_begin.diff())
+        path_token = in_action_T.nonzero().squeeze(1)
+        trajectory_P = torch.repeat_interleave(torch.arange(n), node_begin.diff()[action_node_R])
+        behaviour_T = torch.full((n_tokens,), NAN, dtype=torch.float64)
         if logprobs is not None:
-            given = _sequences(logprobs)
-            if list(map(len, given)) != list(map(len, flat)):
+            logprob_rows = _sequences(logprobs)
+            if list(map(len, logprob_rows)) != list(map(len, completion_tokens)):
                 raise ValueError("logprobs must have one value for each token of each completion")
-            behaviour[path_token] = _joined(given, np.float64, len(path_token))  # None becomes nan
+            behaviour_T[path_token] = _joined(logprob_rows, np.float64, len(path_token))  # None becomes nan
         extras: dict[str, Tensor] = {}
         if support is not None:
-            if [len(flat[i]) if s is None else len(s) for i, s in enumerate(support)] != [len(c) for c in flat]:
+            lengths = list(map(len, completion_tokens))
+            if [lengths[i] if s is None else len(s) for i, s in enumerate(support)] != lengths:
                 raise ValueError("support must have one row for each token of each completion, or be None for it")
-            blocks = [(int(first[node]), s) for node, s in zip(action_nodes, support, strict=True) if s is not None]
+            blocks = [
+                (int(node_begin[node]), s) for node, s in zip(action_nodes, support, strict=True) if s is not None
+            ]
             if blocks:
-                extras["support"] = scatter_blocks(blocks, n_tokens)
-        mark = torch.where(is_action, 0, -1)
-        none = torch.full((n_nodes,), -1)
-        group_of = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
+                extras["support"] = reshape.scatter_blocks(blocks, n_tokens)
+        # one agent, one policy and one turn: index 0 on actions, -1 on prompts
+        agent_N = torch.where(is_action_N, 0, -1)
+        minus_one_N = torch.full((n_nodes,), -1)
+        group_R = [name for name, count in zip(group_names, group_sizes, strict=True) for _ in range(count)]
         return cls(
             parent=torch.tensor(parent, dtype=torch.int64),
-            previous=none,
-            kind=torch.where(is_action, ACTION, PROMPT),
-            agent=mark,
-            policy=mark,
-            policy_version=torch.where(is_action, policy_version, -1),
-            caller=none,
-            turn=mark,
-            state=none,
-            sampled_under=none,
-            first_token=first,
-            token=_joined(runs, np.int64, n_tokens),
-            behaviour_logprob=behaviour,
-            trainable=on_action,
+            previous=minus_one_N,
+            kind=torch.where(is_action_N, ACTION, PROMPT),
+            agent=agent_N,
+            policy=agent_N,
+            policy_version=torch.where(is_action_N, policy_version, -1),
+            caller=minus_one_N,
+            turn=agent_N,
+            state=minus_one_N,
+            sampled_under=minus_one_N,
+            first_token=node_begin,
+            token=_joined(node_tokens, np.int64, n_tokens),
+            behaviour_logprob=behaviour_T,
+            trainable=in_action_T,
             segment=torch.full((n_tokens,), -1),
             step_trajectory=torch.arange(n),
             step_turn=torch.zeros(n, dtype=torch.int64),
-            step_action=actions,
+            step_action=action_node_R,
             step_state=torch.full((n,), -1),
             step_agent=torch.zeros(n, dtype=torch.int64),
             step_reward=torch.full((n,), NAN, dtype=torch.float64),
             step_previous=torch.full((n,), -1),
             path_token=path_token,
-            path_step=owner,
-            path_trajectory=owner,
+            path_step=trajectory_P,
+            path_trajectory=trajectory_P,
             id=[f"t{i}" for i in range(n)] if ids is None else list(ids),
-            task=[name for name, count in zip(task_names, counts, strict=True) for _ in range(count)],
-            group=group_of,
-            last_action=actions,
-            outcome=_column(rewards, counts, NAN, torch.float64, "rewards"),
+            task=[name for name, count in zip(task_names, group_sizes, strict=True) for _ in range(count)],
+            group=group_R,
+            last_action=action_node_R,
+            outcome=_column(rewards, group_sizes, NAN, torch.float64, "rewards"),
             components=torch.empty(n, 0, dtype=torch.float64),
-            success=_column(success, counts, NAN, torch.float64, "success"),
+            success=_column(success, group_sizes, NAN, torch.float64, "success"),
             compared=torch.ones(n, dtype=torch.bool),
             weight=torch.ones(n, dtype=torch.float64),
-            truncated=_column(truncated, counts, False, torch.bool, "truncated"),
+            truncated=_column(truncated, group_sizes, False, torch.bool, "truncated"),
             origin=[origin] * n,
             sampling=[dict(sampling or {}) for _ in range(n)],
             prompt_node=torch.tensor(prompt_node, dtype=torch.int64),
@@ -218,14 +223,14 @@ class Forest(Columns):
         return reshape.in_sampled_context(self) if which == "sampled" else self
 
     def select(self, rows: Tensor | Sequence[int]) -> Forest:
-        """Subset of trajectories (bool mask, or distinct indices in the wanted order) with only the nodes they need."""
+        """Subset of trajectories (a bool mask, or distinct indices in any order) with only the nodes that they need."""
         index = self._rows(rows)
-        whole = torch.equal(index, torch.arange(self.n_trajectories))
-        return self if whole else reshape.select(self, index)
+        is_everything = torch.equal(index, torch.arange(self.n_trajectories))
+        return self if is_everything else reshape.select(self, index)
 
-    def kept(self, rows: Tensor | Sequence[int]) -> dict[str, Tensor]:
+    def kept_rows(self, rows: Tensor | Sequence[int]) -> dict[str, Tensor]:
         """Rows of every axis ("N", "T", "S", "P", "R") that `select(rows)` keeps, in its order."""
-        return reshape.kept(self, self._rows(rows))
+        return reshape.kept_rows(self, self._rows(rows))
 
     def with_rewards(
         self,
@@ -237,30 +242,31 @@ class Forest(Columns):
         """A copy with new scores: `outcome` [R] (nan = unscored), named `components` [R], `success` [R].
 
         They are the task's: a method's own rewards are not in them (`shaped_by` is empty; see `Method.shaped`)."""
-        named = components or {}
-        columns = [x.to(torch.float64) for x in named.values()]
+        components_by_name = components or {}
+        columns = [x.to(torch.float64) for x in components_by_name.values()]
         return self.replace(
             outcome=outcome.to(torch.float64),
             shaped_by=(),
             unshaped_outcome=None,
-            component_names=tuple(named),
+            component_names=tuple(components_by_name),
             components=torch.stack(columns, 1) if columns else torch.empty(self.n_trajectories, 0, dtype=torch.float64),
             success=self.success if success is None else success.to(torch.float64),
         )
 
     # ------------------------------------------------------------ time
     def returns(self, discount: float) -> Tensor:
-        """[S] float64: return(s) = step_reward(s) + discount * sum of return(t) over the steps t that follow s.
+        """Discounted returns, [S] float64: return(s) = step_reward(s) + discount * sum of return(t), t following s.
 
-        What follows is the next turn, or under `after` each turn that names s. A trajectory without any step reward has
+        Following s is the next turn, or under `after` each turn that names s. A trajectory without any step reward has
         its outcome on its last turn; a missing step reward is 0 where the trajectory has another. Unscored trajectories
         have 0.
         """
-        known = self.step_reward.isfinite()
-        paid = torch.bincount(self.step_trajectory, known.to(torch.float64), self.n_trajectories) > 0
-        value = torch.where(known, self.step_reward, 0.0)
-        unpaid = (~paid & (self._step_begin.diff() > 0) & self.scored).nonzero().squeeze(1)
-        value[self._step_begin[unpaid + 1] - 1] = self.outcome[unpaid]
+        # a trajectory without step rewards is paid by its outcome, once, on its last turn
+        has_reward = self.step_reward.isfinite()
+        has_any_reward = torch.bincount(self.step_trajectory, has_reward.to(torch.float64), self.n_trajectories) > 0
+        value = torch.where(has_reward, self.step_reward, 0.0)
+        outcome_only = (~has_any_reward & (self._step_begin.diff() > 0) & self.scored).nonzero().squeeze(1)
+        value[self._step_begin[outcome_only + 1] - 1] = self.outcome[outcome_only]
         if not bool(self.scored.all()):
             value[~self.scored[self.step_trajectory]] = 0.0
         return sum_after(self.step_previous, value, discount)
@@ -268,20 +274,21 @@ class Forest(Columns):
     # ------------------------------------------------------------ trees
     @cached_property
     def visits(self) -> tuple[Tensor, Tensor]:
-        """Unique (trajectory, node) pairs: every node that a trajectory's actions are or are conditioned on."""
+        """Distinct (trajectory, node) pairs: a trajectory's action nodes and all nodes that they are conditioned on."""
         return with_ancestors(self.parent, self.step_trajectory, self.step_action)
 
     @cached_property
     def _node_group(self) -> Tensor:
-        """[N] the group of all trajectories through a node; -1 several or none."""
+        """Group of all trajectories through each node, [N]; -1 where there are several groups or none."""
+        # one group only: its smallest id is its largest
         r, node = self.visits
         group = self._column("group")[r]
-        low = torch.full((self.n_nodes,), -1).scatter_reduce_(0, node, group, "amin", include_self=False)
-        high = torch.full((self.n_nodes,), -1).scatter_reduce_(0, node, group, "amax", include_self=False)
-        return torch.where(low == high, low, -1)
+        lowest = torch.full((self.n_nodes,), -1).scatter_reduce_(0, node, group, "amin", include_self=False)
+        highest = torch.full((self.n_nodes,), -1).scatter_reduce_(0, node, group, "amax", include_self=False)
+        return torch.where(lowest == highest, lowest, -1)
 
     def subtree_mean(self, x: Tensor, axis: str = "N") -> Tensor:
-        """[N] float64: mean of `x` [R] over a group's scored trajectories through each node that are in the baseline.
+        """Mean of `x` [R] over a group's scored and compared trajectories through each node, [N] float64.
 
         nan where there is none, and on nodes that trajectories of several groups go through (equal prompts are stored
         once). With `axis` "S" or "P": the same at the last node of each step, or at the node of each action token,
@@ -289,26 +296,27 @@ class Forest(Columns):
         """
         self._check("x", len(x), "R")
         group = self._column("group")
-        asked = {
+        # (node, group) pairs whose mean is asked for: equal prompts are one node, of several groups
+        queries = {
             "N": lambda: (torch.arange(self.n_nodes), self._node_group),
             "S": lambda: (self.step_action, group[self.step_trajectory]),
             "P": lambda: (self.token_node[self.path_token], group[self.path_trajectory]),
         }
-        if axis not in asked:
+        if axis not in queries:
             raise ValueError(f"axis is 'N', 'S' or 'P', not {axis!r}")
         r, node = self.visits
-        keep = (self.scored & self.compared)[r]
-        return mean_at((node[keep], group[r[keep]]), x[r[keep]], asked[axis]())
+        in_baseline = (self.scored & self.compared)[r]
+        return mean_at((node[in_baseline], group[r[in_baseline]]), x[r[in_baseline]], queries[axis]())
 
     def siblings(self) -> Tensor:
-        """[N] dense ids of action nodes with the same parent within one group.
+        """Sibling ids, [N]: dense ids of action nodes that have the same parent within one group.
 
         -1 for context nodes, actions without a parent, and nodes that trajectories of several groups go through.
         """
         out = torch.full((self.n_nodes,), -1)
-        branch = (self.kind == ACTION) & (self.parent >= 0) & (self._node_group >= 0)
+        is_branch = (self.kind == ACTION) & (self.parent >= 0) & (self._node_group >= 0)
         key = self.parent * (self.n_trajectories + 1) + self._node_group
-        out[branch] = dense(key[branch])
+        out[is_branch] = dense(key[is_branch])
         return out
 
     def path(self, node: int) -> Tensor:
@@ -326,7 +334,7 @@ class Forest(Columns):
         return tokens
 
     def step_nodes(self, step: int) -> list[int]:
-        """Nodes of a step's action in order; several where forks split it."""
+        """Nodes of a step's action, in order; several where forks split it."""
         nodes, head = [int(self.step_action[step])], int(self._first_nodes[step])
         while nodes[-1] != head:
             nodes.append(int(self.parent[nodes[-1]]))
@@ -347,11 +355,11 @@ class Forest(Columns):
 
 
 def _flat(values: Any, counts: Sequence[int], name: str) -> list[Any]:
-    """One value per completion, given flat or nested as the completions are."""
+    """Flatten one value per completion, given flat or nested as the completions are."""
     values = values.tolist() if isinstance(values, Tensor) else list(values)
     if any(isinstance(v, list | tuple) for v in values):
         if [len(v) if isinstance(v, list | tuple) else -1 for v in values] != list(counts):
-            raise ValueError(f"{name} is nested otherwise than the completions, which are {list(counts)} by prompt")
+            raise ValueError(f"{name} must be nested as the completions are: {list(counts)} values by prompt")
         values = [v for group in values for v in group]
     if len(values) != sum(counts):
         raise ValueError(f"{name} has {len(values)} values; there are {sum(counts)} completions")
@@ -359,18 +367,19 @@ def _flat(values: Any, counts: Sequence[int], name: str) -> list[Any]:
 
 
 def _column(values: Any, counts: Sequence[int], absent: Any, dtype: torch.dtype, name: str) -> Tensor:
-    given = [None] * sum(counts) if values is None else _flat(values, counts, name)
-    return torch.tensor([absent if v is None else v for v in given], dtype=dtype)
+    """Column [R] of values given flat or nested, `absent` for None."""
+    values_by_row = [None] * sum(counts) if values is None else _flat(values, counts, name)
+    return torch.tensor([absent if v is None else v for v in values_by_row], dtype=dtype)
 
 
 def _sequences(nested: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
-    """The sequences of all groups; arrays and tensors as lists."""
-    every = (c for group in nested for c in group)
-    return [c if isinstance(c, list | tuple) else c.tolist() if hasattr(c, "tolist") else list(c) for c in every]
+    """Concatenate the groups' sequences, arrays and tensors converted to lists."""
+    sequences = (c for group in nested for c in group)
+    return [c if isinstance(c, list | tuple) else c.tolist() if hasattr(c, "tolist") else list(c) for c in sequences]
 
 
 def _joined(sequences: Sequence[Sequence[Any]], dtype: type, n: int) -> Tensor:
-    """All their values, `n` in number, in one column."""
+    """Concatenate sequences of `n` values in all into one column."""
     return torch.from_numpy(np.fromiter(chain.from_iterable(sequences), dtype, n))
 
 
@@ -396,35 +405,37 @@ class Packed:
 
     @classmethod
     def of(cls, forest: Columns) -> Packed:
-        """Pack a forest. An error if text without token ids would leave gaps in the positions."""
+        """Pack a forest. Raises GxpoError if text without token ids would leave gaps in the positions."""
         forest.need_ids("pack()")
         sizes, parent, node = forest.first_token.diff(), forest.parent, forest.token_node
         begin = sum_before(parent, sizes)
         tree = last_before(parent, torch.ones_like(parent, dtype=torch.bool))
-        filled = last_before(parent, sizes == 0)  # the node itself, or its nearest ancestor that holds a token
-        last = torch.where(sizes[filled] > 0, forest.first_token[filled + 1] - 1, -1)
-        above = torch.where(parent >= 0, last[parent.clamp_min(0)], -1)
+        # a node may be empty: the token before a node's first is the last of its nearest ancestor that holds one
+        last_filled = last_before(parent, sizes == 0)
+        last = torch.where(sizes[last_filled] > 0, forest.first_token[last_filled + 1] - 1, -1)
+        token_above = torch.where(parent >= 0, last[parent.clamp_min(0)], -1)
         index = torch.arange(forest.n_tokens)
         offset = index - forest.first_token[node]
-        predecessor = torch.where(offset > 0, index - 1, above[node])
+        predecessor = torch.where(offset > 0, index - 1, token_above[node])
         return cls(forest.token, begin[node] + offset, predecessor, node, tree, parent, begin)
 
     def ancestors(self, nodes: Tensor) -> Tensor:
-        """[k, k] bool over distinct `nodes`: the column's node is the row's or one of its ancestors."""
+        """Ancestor matrix of distinct `nodes`, [k, k] bool: the column's node is the row's or one of its ancestors."""
         size = self.parent.numel()
-        place = torch.full((size,), -1)
-        place[nodes] = torch.arange(nodes.numel())
-        out = torch.eye(nodes.numel(), dtype=torch.bool)
+        row_of_node = torch.full((size,), -1)
+        row_of_node[nodes] = torch.arange(nodes.numel())
+        is_ancestor = torch.eye(nodes.numel(), dtype=torch.bool)
+        # all rows walk up together, one parent a round, until each has passed its root
         row, current = torch.arange(nodes.numel()), self.parent[nodes]
-        while bool((alive := current >= 0).any()):
-            row, current = row[alive], current[alive]
-            inside = place[current] >= 0
-            out[row[inside], place[current][inside]] = True
+        while bool((has_parent := current >= 0).any()):
+            row, current = row[has_parent], current[has_parent]
+            is_asked = row_of_node[current] >= 0
+            is_ancestor[row[is_asked], row_of_node[current][is_asked]] = True
             current = self.parent[current]
-        return out
+        return is_ancestor
 
     def mask(self, tokens: Tensor) -> Tensor:
-        """[n, n] bool tree attention mask: the row's token may attend to the column's."""
+        """Tree attention mask, [n, n] bool: the row's token may attend to the column's."""
         nodes, node = torch.unique(self.node_of_token[tokens], return_inverse=True)
         above = self.ancestors(nodes)[node][:, node]
         position = self.position[tokens]

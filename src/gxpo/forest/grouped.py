@@ -29,7 +29,7 @@ SCALES = ("std", "leave_one_out_std", "mean_absolute", "median_absolute", "mean"
 
 
 def _rescaled(x: Tensor, groups: Groups, statistic: Callable[[Tensor], Tensor]) -> Tensor:
-    """[n] a statistic that is in the unit of `x`, of groups divided by powers of two."""
+    """Take a statistic in the unit of `x` with each group near the ends of float64 divided by a power of two, [n]."""
     power = groups.exponents(x)
     return statistic(x * torch.exp2(-power)) * torch.exp2(power)
 
@@ -37,13 +37,13 @@ def _rescaled(x: Tensor, groups: Groups, statistic: Callable[[Tensor], Tensor]) 
 def count(ids: Tensor, where: Tensor | None = None) -> Tensor:
     """Number of members of the group that count (`where`)."""
     groups = Groups(ids, where)
-    return groups.give(groups.count)
+    return groups.lookup(groups.count)
 
 
 def sum(x: Tensor, ids: Tensor, where: Tensor | None = None) -> Tensor:
     """Grouped sum."""
     groups = Groups(ids, where)
-    return groups.give(groups.total(groups.column(x)))
+    return groups.lookup(groups.total(groups.column(x)))
 
 
 def mean(x: Tensor, ids: Tensor, where: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
@@ -53,10 +53,10 @@ def mean(x: Tensor, ids: Tensor, where: Tensor | None = None, weight: Tensor | N
 
     def statistic(x: Tensor) -> Tensor:
         if weight is None:
-            return groups.give(groups.mean(x))
+            return groups.lookup(groups.mean(x))
         w = weight.to(torch.float64)
         top, bottom = groups.bounded(groups.total(w * x)), groups.total(w)
-        return groups.give(top / torch.where(bottom == 0, 1.0, bottom))
+        return groups.lookup(top / torch.where(bottom == 0, 1.0, bottom))
 
     out = statistic(x)
     return _rescaled(x, groups, statistic) if groups.is_extreme else out
@@ -73,8 +73,8 @@ def mean_and_std(x: Tensor, ids: Tensor, where: Tensor | None = None, ddof: int 
     x = groups.column(x)
 
     def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-        middle = groups.give(groups.mean(x))
-        return middle, groups.give(groups.std(x, x - middle, ddof))
+        middle = groups.lookup(groups.mean(x))
+        return middle, groups.lookup(groups.std(x, x - middle, ddof))
 
     out = statistics(x)
     if groups.is_extreme:
@@ -85,19 +85,19 @@ def mean_and_std(x: Tensor, ids: Tensor, where: Tensor | None = None, ddof: int 
 def min(x: Tensor, ids: Tensor, where: Tensor | None = None) -> Tensor:
     """Grouped minimum."""
     groups = Groups(ids, where)
-    return groups.give(groups.extreme(groups.column(x), "amin"))
+    return groups.lookup(groups.extreme(groups.column(x), "amin"))
 
 
 def max(x: Tensor, ids: Tensor, where: Tensor | None = None) -> Tensor:
     """Grouped maximum."""
     groups = Groups(ids, where)
-    return groups.give(groups.extreme(groups.column(x), "amax"))
+    return groups.lookup(groups.extreme(groups.column(x), "amax"))
 
 
 def degenerate(x: Tensor, ids: Tensor, where: Tensor | None = None) -> Tensor:
-    """[n] bool: the group's counting members are equal (max - min <= 1e-12 of the largest magnitude), in float64."""
+    """Groups of equal members, [n] bool: max - min <= 1e-12 of the largest magnitude, in float64."""
     groups = Groups(ids, where)
-    return groups.give(groups.degenerate(groups.column(x)))
+    return groups.lookup(groups.degenerate(groups.column(x)))
 
 
 def quantile(x: Tensor, ids: Tensor, q: float, where: Tensor | None = None, interpolation: str = "linear") -> Tensor:
@@ -109,7 +109,7 @@ def quantile(x: Tensor, ids: Tensor, q: float, where: Tensor | None = None, inte
     x = groups.column(x)
 
     def statistic(x: Tensor) -> Tensor:
-        return groups.give(groups.quantile(x, q, interpolation))
+        return groups.lookup(groups.quantile(x, q, interpolation))
 
     out = statistic(x)
     return _rescaled(x, groups, statistic) if groups.is_extreme else out
@@ -133,18 +133,18 @@ def settled(
     """
     groups = Groups(ids, where)
     out = groups.column(x).detach().clone()
-    values, _, _, kept = groups.ordered(out)
-    new = _begins(values, ids[kept], relative, absolute)
-    out[kept] = values[new][new.cumsum(0) - 1]
+    values, _, _, order = groups.ordered(out)
+    begins_run = _begins(values, ids[order], relative, absolute)
+    out[order] = values[begins_run][begins_run.cumsum(0) - 1]
     return out
 
 
 def _begins(values: Tensor, group: Tensor, relative: float = DEGENERATE, absolute: float = 0.0) -> Tensor:
-    """[m] bool, of values sorted by (group, value): where a run of equal values begins."""
-    new = torch.ones(len(values), dtype=torch.bool)
+    """First members of runs of equal values, [m] bool, of values sorted by (group, value)."""
+    begins_run = torch.ones(len(values), dtype=torch.bool)
     gap = relative * torch.maximum(values[1:].abs(), values[:-1].abs())
-    new[1:] = (group[1:] != group[:-1]) | (values.diff() > gap.clamp_min(absolute))
-    return new
+    begins_run[1:] = (group[1:] != group[:-1]) | (values.diff() > gap.clamp_min(absolute))
+    return begins_run
 
 
 def reaches(x: Tensor, bound: float) -> Tensor:
@@ -158,17 +158,18 @@ def rank(x: Tensor, ids: Tensor, where: Tensor | None = None, ties: str = "avera
     `ties`: "average" (equal values share their mean rank) or "min" (they share the lowest).
     """
     groups = Groups(ids, where)
-    values, begins, _, kept = groups.ordered(groups.column(x))
+    values, begins, _, order = groups.ordered(groups.column(x))
     out = torch.zeros(ids.shape, dtype=torch.float64)
-    if not kept.numel():
+    if not order.numel():
         return out
-    group = ids[kept]
-    place = torch.arange(kept.numel()) - begins[group]
+    group = ids[order]
+    position = torch.arange(order.numel()) - begins[group]
+    # members of a run are equal up to rounding, and share one rank
     run = _begins(values, group).cumsum(0) - 1
     if ties == "min":
-        out[kept] = min(place.to(torch.float64), run)
+        out[order] = min(position.to(torch.float64), run)
     elif ties == "average":
-        out[kept] = mean(place.to(torch.float64), run)
+        out[order] = mean(position.to(torch.float64), run)
     else:
         raise ValueError(f"ties is 'average' or 'min', not {ties!r}")
     return out
@@ -180,12 +181,13 @@ def softmax(x: Tensor, ids: Tensor, where: Tensor | None = None, temperature: fl
     x = groups.column(x)
     scaled = x / temperature
     highest = groups.bounded(groups.extreme(scaled, "amax"))
-    below = scaled - groups.give(highest)
-    if groups.is_extreme:  # a value over the temperature is not finite, the difference of two may be
-        below = (x - groups.give(groups.extreme(x, "amax" if temperature > 0 else "amin"))) / temperature
+    below = scaled - groups.lookup(highest)
+    if groups.is_extreme:
+        # a value over the temperature is not finite, but the difference of two may be
+        below = (x - groups.lookup(groups.extreme(x, "amax" if temperature > 0 else "amin"))) / temperature
     raised = torch.where(groups.enters, below.exp(), 0.0)
     total = groups.total(raised)
-    return raised / groups.give(torch.where(total == 0, 1.0, total))
+    return raised / groups.lookup(torch.where(total == 0, 1.0, total))
 
 
 def leave_one_out(x: Tensor, ids: Tensor, where: Tensor | None = None) -> Tensor:
@@ -233,8 +235,9 @@ def normalize(
     x = groups.column(x)
     out = groups.bounded(_normalized(groups, ids, x, center, scale, ddof, eps, q, shift))
     if groups.is_extreme:
+        # again for groups near the ends of float64 alone, each divided by its power of two, eps and shift with it
         power = groups.exponents(x)
-        for p in power[power != 0].unique().tolist():  # few: of groups near the ends of float64
+        for p in power[power != 0].unique().tolist():
             rows, unit = power == p, 2.0**p
             part = Groups(ids[rows], None if where is None else where[rows])
             how = (center, scale, ddof, eps / unit, q, shift / unit, unit)
@@ -254,82 +257,85 @@ def _normalized(
     shift: float,
     unit: float = 1.0,
 ) -> Tensor:
-    """`normalize` of a column; `unit`: what its values, `eps` and `shift` were divided by."""
+    """Normalise one float64 column; `unit` is the number by which its values, `eps` and `shift` were divided."""
+    # centre; a std is always about the mean, whatever the centre is
     by_std = scale in ("std", "leave_one_out_std")
-    from_mean = x - groups.give(groups.mean(x)) if center == "mean" or by_std else x
+    from_mean = x - groups.lookup(groups.mean(x)) if center == "mean" or by_std else x
     centred = {
         "mean": lambda: from_mean,
         "leave_one_out": lambda: x - groups.leave_one_out(x),
-        "median": lambda: x - groups.give(groups.quantile(x, 0.5, "linear")),
-        "lower_median": lambda: x - groups.give(groups.quantile(x, 0.5, "lower")),
-        "quantile": lambda: x - groups.give(groups.quantile(x, q, "inverted_cdf")),
+        "median": lambda: x - groups.lookup(groups.quantile(x, 0.5, "linear")),
+        "lower_median": lambda: x - groups.lookup(groups.quantile(x, 0.5, "lower")),
+        "quantile": lambda: x - groups.lookup(groups.quantile(x, q, "inverted_cdf")),
         "none": lambda: x,
     }[center]()
-    moved = centred - shift if shift else centred
+    shifted = centred - shift if shift else centred
+    # a spread of 0 leaves nothing to measure by: the whole group is 0, also its members that are not compared
     if scale == "std":
         spread = groups.std(x, from_mean, ddof)  # 0 where too few count or they are equal
-        return torch.where(groups.give(spread > 0), moved / groups.give(spread + eps), 0.0)
+        return torch.where(groups.lookup(spread > 0), shifted / groups.lookup(spread + eps), 0.0)
     if scale == "leave_one_out_std":
         others = _std_of_others(groups, ids, x, from_mean, ddof)
-        scaled = torch.where(others > 0, moved / (others + eps), moved if unit == 1 else moved * unit)
-        return torch.where(groups.give(groups.std(x, from_mean, ddof) > 0), scaled, 0.0)
+        scaled = torch.where(others > 0, shifted / (others + eps), shifted if unit == 1 else shifted * unit)
+        return torch.where(groups.lookup(groups.std(x, from_mean, ddof) > 0), scaled, 0.0)
     if scale in ("mean_absolute", "median_absolute"):
-        size = centred.abs()
+        deviation = centred.abs()
         if scale == "mean_absolute":
-            divisor = groups.bounded(groups.total(size) + eps) / groups.count.clamp_min(1)
+            divisor = groups.bounded(groups.total(deviation) + eps) / groups.count.clamp_min(1)
         else:
-            divisor = groups.quantile(size, 0.5, "lower" if center == "lower_median" else "linear") + eps
-        return torch.where(groups.give(groups.degenerate(x)), 0.0, moved / groups.give(divisor))
-    counts = groups.give(groups.count > 0)
+            divisor = groups.quantile(deviation, 0.5, "lower" if center == "lower_median" else "linear") + eps
+        return torch.where(groups.lookup(groups.degenerate(x)), 0.0, shifted / groups.lookup(divisor))
+    # without a spread: equal members are exactly 0 (what is left of them is rounding), others keep their distance
+    has_scale = groups.lookup(groups.count > 0)
     if center != "none":
-        equal = groups.enters & groups.give(groups.degenerate(x))
-        counts &= ~(equal & groups.give(groups.count == 1)) if shift else ~equal
-        moved = torch.where(equal, -shift, moved) if shift else moved
+        in_equal_group = groups.enters & groups.lookup(groups.degenerate(x))
+        has_scale &= ~(in_equal_group & groups.lookup(groups.count == 1)) if shift else ~in_equal_group
+        shifted = torch.where(in_equal_group, -shift, shifted) if shift else shifted
     if scale == "mean":
         mean = groups.mean(x)
-        counts &= groups.give(mean > 0)
-        moved = moved / groups.give(torch.where(mean > 0, mean + eps, 1.0))
+        has_scale &= groups.lookup(mean > 0)
+        shifted = shifted / groups.lookup(torch.where(mean > 0, mean + eps, 1.0))
     elif unit != 1:
-        moved = moved * unit
-    return torch.where(counts, moved, 0.0)
+        shifted = shifted * unit
+    return torch.where(has_scale, shifted, 0.0)
 
 
 def _std_of_others(groups: Groups, ids: Tensor, x: Tensor, from_mean: Tensor, ddof: int) -> Tensor:
-    """[n] std of the group's other counting members (of all of them, for one that does not count); 0 where they are
+    """Std of the group's other counting members, [n] (of all of them, for one that does not count); 0 where they are
     equal or too few.
-
-    What is left of the group's squares without a member's own is exact enough as long as others lie as far out as it
-    does. Of the lowest and the highest member that isn't known, and theirs are taken over the others anew.
     """
-    enters, n = groups.enters, groups.give(groups.count)
-    own = torch.where(enters, from_mean.square() * n / (n - 1).clamp_min(1), 0.0)
-    left = (groups.give(groups.total(from_mean.square())) - own).clamp_min(0)
+    enters, n = groups.enters, groups.lookup(groups.count)
+    # the group's squares less the member's own, with the shift that its absence makes in the mean
+    own_square = torch.where(enters, from_mean.square() * n / (n - 1).clamp_min(1), 0.0)
+    other_squares = (groups.lookup(groups.total(from_mean.square())) - own_square).clamp_min(0)
     freedom = n - enters.to(torch.float64) - ddof
-    out = torch.where(freedom > 0, (left / freedom.clamp_min(1)).sqrt(), 0.0)
-    _, begins, sizes, kept = groups.ordered(x)
-    some = sizes > 0
-    for extreme in (begins[some], (begins + sizes - 1)[some]):
-        rows = kept[extreme]
+    out = torch.where(freedom > 0, (other_squares / freedom.clamp_min(1)).sqrt(), 0.0)
+    # that difference has lost its digits where a member lies far out alone, which only the lowest and the highest can:
+    # for these two the std is taken over the others anew
+    _, begins, sizes, order = groups.ordered(x)
+    is_nonempty = sizes > 0
+    for extreme in (begins[is_nonempty], (begins + sizes - 1)[is_nonempty]):
+        rows = order[extreme]
         others = Groups(ids, enters.index_fill(0, rows, False))
-        spread = others.std(x, x - others.give(others.mean(x)), ddof)
-        out[rows] = others.give(spread)[rows]
+        spread = others.std(x, x - others.lookup(others.mean(x)), ddof)
+        out[rows] = others.lookup(spread)[rows]
     return out
 
 
 # ---------------------------------------------------------------- ids, and runs of rows by owner
 def dense(keys: Tensor) -> Tensor:
-    """[n] int64: dense ids of the keys (int64), from 0, in ascending order of keys.
+    """Dense ids of int64 keys, from 0, in ascending order of keys: [n] int64.
 
-    Linear where the keys are not much more spread than they are many; else one sort.
+    Linear where the range of the keys is at most about four times their number; else one sort.
     """
     if not len(keys):
         return keys
     column = keys.numpy()
     low, high = int(column.min()), int(column.max())
     if high - low < 4 * len(column):
-        seen = np.zeros(high - low + 1, dtype=bool)
-        seen[column - low] = True
-        return torch.from_numpy((seen.cumsum(dtype=np.int64) - 1)[column - low])
+        is_used = np.zeros(high - low + 1, dtype=bool)
+        is_used[column - low] = True
+        return torch.from_numpy((is_used.cumsum(dtype=np.int64) - 1)[column - low])
     ordered, rows = _in_order(column, low, high)
     place = np.empty(len(column), dtype=np.int64)
     place[rows] = _first_of_run(ordered).cumsum(dtype=np.int64) - 1
@@ -343,28 +349,32 @@ def distinct(keys: Tensor) -> Tensor:
 
 
 def place_in(ordered: Tensor, keys: Tensor) -> Tensor:
-    """[n] int64: index of each key in the sorted, distinct `ordered`; -1 if it is not there.
+    """Index of each key in the sorted, distinct `ordered`, [n] int64; -1 if it is not there.
 
-    Quickest where the keys nearly ascend, or are repeated from row to row.
+    Fastest where the keys nearly ascend, or are repeated from row to row.
     """
     if not len(ordered) or not len(keys):
         return torch.full(keys.shape, -1)
     column = keys.numpy()
+    # equal keys in a row are looked up once
     first = _first_of_run(column)
-    asked = column[first]
-    place = np.searchsorted(ordered.numpy(), asked).clip(max=len(ordered) - 1)
-    place = np.where(ordered.numpy()[place] == asked, place, -1)
-    return torch.from_numpy(place[first.cumsum(dtype=np.int64) - 1] if len(asked) < len(column) else place)
+    distinct_keys = column[first]
+    position = np.searchsorted(ordered.numpy(), distinct_keys).clip(max=len(ordered) - 1)
+    position = np.where(ordered.numpy()[position] == distinct_keys, position, -1)
+    return torch.from_numpy(
+        position[first.cumsum(dtype=np.int64) - 1] if len(distinct_keys) < len(column) else position
+    )
 
 
 def _first_of_run(ordered: np.ndarray) -> np.ndarray:
+    """Rows that differ from the row before, [n] bool."""
     first = np.ones(len(ordered), dtype=bool)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     return first
 
 
 def _in_order(keys: np.ndarray, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
-    """The keys in ascending order and their rows, equal keys by row.
+    """Sort keys: in ascending order, with their rows, equal keys by row.
 
     A key and its row are sorted as one number where they fit into it: many times as fast as a stable sort of rows.
     """
@@ -377,7 +387,7 @@ def _in_order(keys: np.ndarray, low: int, high: int) -> tuple[np.ndarray, np.nda
 
 
 def begins_of(owner: Tensor, n: int) -> Tensor:
-    """[n + 1] offsets of each owner's elements; `owner` is sorted."""
+    """Offsets of each owner's elements, [n + 1]; `owner` is sorted."""
     counts = torch.bincount(owner, minlength=n)
     return torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
 
@@ -394,12 +404,13 @@ def repeated(x: Tensor, times: Tensor) -> Tensor:
     return torch.from_numpy(np.repeat(x.numpy(), times.numpy()))
 
 
-def mean_at(keys: tuple[Tensor, Tensor], x: Tensor, wanted: tuple[Tensor, Tensor]) -> Tensor:
-    """Mean of `x` over the rows with each wanted pair of keys (>= -1), float64; nan where there are none."""
-    second = torch.cat([keys[1], wanted[1]])
+def mean_at(keys: tuple[Tensor, Tensor], x: Tensor, queries: tuple[Tensor, Tensor]) -> Tensor:
+    """Mean of `x` over the rows that have each queried pair of keys (>= -1), float64; nan where there are none."""
+    # rows and queries are numbered together, so that a queried pair without rows gets a number too
+    second = torch.cat([keys[1], queries[1]])
     width = int(second.max()) + 2 if len(second) else 2
-    both = torch.cat([keys[0], wanted[0]]) * width + second + 1
-    place, asked = dense(both).split([len(x), len(wanted[0])])
-    n = len(both)
-    total = torch.zeros(n, dtype=torch.float64).scatter_add_(0, place, x.to(torch.float64))
-    return (total / torch.bincount(place, minlength=n))[asked]
+    pairs = torch.cat([keys[0], queries[0]]) * width + second + 1
+    key_ids, query_ids = dense(pairs).split([len(x), len(queries[0])])
+    n = len(pairs)
+    total = torch.zeros(n, dtype=torch.float64).scatter_add_(0, key_ids, x.to(torch.float64))
+    return (total / torch.bincount(key_ids, minlength=n))[query_ids]

@@ -47,8 +47,9 @@ def load(path: str | Path, *, share: bool = True) -> Forest:
 
 def dump(forest: Forest, path: str | Path) -> None:
     """Write a JSON Lines file, atomically; named tensors go to NAME.safetensors in the same folder."""
+    # a record's tensors are replaced by references before it is JSON
     path = Path(path)
-    side = path.with_suffix(".safetensors")
+    tensor_file = path.with_suffix(".safetensors")
     lines: list[str] = []
     tensors: dict[str, Tensor] = {}
     for record in render(forest):
@@ -56,28 +57,30 @@ def dump(forest: Forest, path: str | Path) -> None:
             for name, value in turn.get("extras", {}).items():
                 key = f"{len(lines) + 1}.{i}.{name}"
                 tensors[key] = value.contiguous()
-                turn["extras"][name] = f"{side.name}#{key}"
+                turn["extras"][name] = f"{tensor_file.name}#{key}"
         try:
             lines.append(json.dumps(record, allow_nan=False) + "\n")
         except (ValueError, TypeError) as error:
             raise RecordError(f"trajectory {record['id']!r} can't be written as JSON: {error}") from None
-    parts = [path.with_name(path.name + ".part"), side.with_name(side.name + ".part")]
+    # written beside and renamed, records last: a file of records never names tensors that are not there
+    partial_files = [path.with_name(path.name + ".part"), tensor_file.with_name(tensor_file.name + ".part")]
     try:
         PICTURES.save(pictures_of(forest.media), path.parent / FOLDER)
-        parts[0].write_text("".join(lines), encoding="utf-8")
+        partial_files[0].write_text("".join(lines), encoding="utf-8")
         if tensors:
             need("safetensors", "train")
             from safetensors.torch import save_file
 
-            save_file(tensors, parts[1])
-            parts[1].replace(side)
-        parts[0].replace(path)
+            save_file(tensors, partial_files[1])
+            partial_files[1].replace(tensor_file)
+        partial_files[0].replace(path)
     finally:
-        for part in parts:
+        for part in partial_files:
             part.unlink(missing_ok=True)
 
 
 def _object(where: str, line: bytes) -> dict[str, Any]:
+    """Parse one line as a JSON object: finite numbers, distinct keys. RecordError otherwise."""
     try:
         row = json.loads(
             line.decode("utf-8"), parse_constant=_number, parse_float=_number, object_pairs_hook=_distinct_keys
@@ -100,5 +103,5 @@ def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):
         names = [k for k, _ in pairs]
-        raise ValueError(f"key {next(k for k in names if names.count(k) > 1)!r} stands twice")
+        raise ValueError(f"key {next(k for k in names if names.count(k) > 1)!r} is given twice")
     return out

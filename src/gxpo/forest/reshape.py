@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gxpo.forest.columns import ACTION, COLUMNS, Columns, Self, scatter_blocks, with_ancestors
+from gxpo.forest.columns import ACTION, COLUMNS, NAN, Columns, Self, with_ancestors
 from gxpo.forest.grouped import distinct, runs_of
 
 
 def select(forest: Self, rows: Tensor) -> Self:
     """Subset of trajectories, distinct and in this order, with only the nodes they need."""
-    held = kept(forest, rows)
-    place = {axis: _inverse(index, forest._size(axis)) for axis, index in held.items()}
-    return _take(forest, held, lambda axis, into, column: place[into][column])
+    rows_by_axis = kept_rows(forest, rows)
+    new_row_by_axis = {axis: _inverse(index, forest._size(axis)) for axis, index in rows_by_axis.items()}
+    return _take(forest, rows_by_axis, lambda axis, into, column: new_row_by_axis[into][column])
 
 
-def kept(forest: Columns, rows: Tensor) -> dict[str, Tensor]:
+def kept_rows(forest: Columns, rows: Tensor) -> dict[str, Tensor]:
     """Rows of every axis (N, T, S, P, R) that `select(forest, rows)` keeps, in its order."""
     if torch.equal(rows, torch.arange(forest.n_trajectories)):
         return {axis: torch.arange(forest._size(axis)) for axis in "NTSPR"}
@@ -36,31 +36,36 @@ def kept(forest: Columns, rows: Tensor) -> dict[str, Tensor]:
 
 
 def in_sampled_context(forest: Self) -> Self:
-    """The forest with every action after the context that it was sampled under, where that differs.
+    """Forest with every action under the context that it was sampled in, where that differs.
 
     Such a context comes before the action among the nodes, so parents still come before children. For reading the
     policy only: prompts stay what they were, so the forest can't be written as records.
     """
-    up = forest.parent.clamp_min(0)
-    inside = (forest.parent >= 0) & (forest.kind[up] == ACTION) & (forest.turn[up] == forest.turn)
-    moved = (forest.sampled_under >= 0) & ~inside
-    return forest.replace(parent=torch.where(moved, forest.sampled_under, forest.parent))
+    # only the first node of an action is moved: the others follow it
+    parent_or_root = forest.parent.clamp_min(0)
+    continues_action = (
+        (forest.parent >= 0) & (forest.kind[parent_or_root] == ACTION) & (forest.turn[parent_or_root] == forest.turn)
+    )
+    differs = (forest.sampled_under >= 0) & ~continues_action
+    return forest.replace(parent=torch.where(differs, forest.sampled_under, forest.parent))
 
 
 def flatten(forest: Self) -> Self:
     """Copy shared nodes: each trajectory has its own; a node shared by m trajectories is stored m times."""
+    # every (trajectory, node) pair becomes a node; pairs are sorted, so parents still come first
     trajectories = torch.arange(forest.n_trajectories)
     owner, nodes = _reached(
         forest, torch.cat([forest.step_trajectory, trajectories]), torch.cat([forest.step_action, forest.prompt_node])
     )
     n, keys = max(forest.n_nodes, 1), owner * max(forest.n_nodes, 1) + nodes
-    kept = {
+    rows_by_axis = {
         "N": nodes,
         "T": runs_of(forest.first_token, nodes),
         "S": torch.arange(forest.n_steps),
         "P": torch.arange(forest.n_entries),
         "R": trajectories,
     }
+    # references are found again by their pair: the node of a trajectory is at its key's place
     owners = {"N": owner, "S": forest.step_trajectory, "P": forest.path_trajectory, "R": trajectories}
     sizes = forest.first_token.diff()[nodes]
     begins = sizes.cumsum(0) - sizes
@@ -68,7 +73,7 @@ def flatten(forest: Self) -> Self:
     def node_of(axis: str, column: Tensor) -> Tensor:
         return torch.searchsorted(keys, owners[axis] * n + column)
 
-    def moved(axis: str, into: str, column: Tensor) -> Tensor:
+    def new_row(axis: str, into: str, column: Tensor) -> Tensor:
         if into == "N":
             return node_of(axis, column)
         if into == "T":
@@ -76,52 +81,59 @@ def flatten(forest: Self) -> Self:
             return begins[node_of(axis, node)] + column - forest.first_token[node]
         return column
 
-    return _take(forest, kept, moved)
+    return _take(forest, rows_by_axis, new_row)
 
 
 def _reached(forest: Columns, owner: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
-    """(owner, node) pairs that these need: their root paths, and the other contexts in which they were sampled."""
+    """Close (owner, node) pairs over root paths and over the other contexts in which nodes were sampled."""
     owner, node = owner[node >= 0], node[node >= 0]
     n = max(forest.n_nodes, 1)
+    # a context that is reached may have been sampled under yet another: until nothing is added
     while True:
         owner, node = with_ancestors(forest.parent, owner, node)
         under = forest.sampled_under[node]
-        more = torch.cat([node, under[under >= 0]])
-        whose = torch.cat([owner, owner[under >= 0]])
-        if len(more) == len(node) or len(distinct(whose * n + more)) == len(node):
+        nodes = torch.cat([node, under[under >= 0]])
+        owners = torch.cat([owner, owner[under >= 0]])
+        if len(nodes) == len(node) or len(distinct(owners * n + nodes)) == len(node):
             return owner, node
-        owner, node = whose, more
+        owner, node = owners, nodes
 
 
-def _take(forest: Self, kept: dict[str, Tensor], moved: Callable[[str, str, Tensor], Tensor]) -> Self:
-    """The rows `kept` of every axis; `moved(axis, into, column)` gives references (none of them -1) their new rows."""
-    listed = {axis: index.tolist() for axis, index in kept.items() if axis in "RS"}
+def _take(forest: Self, rows_by_axis: dict[str, Tensor], new_row: Callable[[str, str, Tensor], Tensor]) -> Self:
+    """Take rows of every axis; `new_row(axis, into, column)` gives references (none of them -1) their new rows."""
+    # lists are indexed by Python integers, columns by tensors
+    rows_as_lists = {axis: index.tolist() for axis, index in rows_by_axis.items() if axis in "RS"}
     changes: dict[str, Any] = {}
     for name, (axis, into) in COLUMNS.items():
         column = getattr(forest, name)
         if isinstance(column, list):
-            changes[name] = [column[i] for i in listed[axis]]
+            changes[name] = [column[i] for i in rows_as_lists[axis]]
             continue
-        column = column[kept[axis]]
+        column = column[rows_by_axis[axis]]
         if into is not None:
-            known = column >= 0
-            column = torch.where(known, moved(axis, into, column.clamp_min(0)), -1) if len(column) else column
+            has_target = column >= 0
+            column = torch.where(has_target, new_row(axis, into, column.clamp_min(0)), -1) if len(column) else column
         changes[name] = column
-    sizes = forest.first_token.diff()[kept["N"]]
+    sizes = forest.first_token.diff()[rows_by_axis["N"]]
     changes["first_token"] = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-    changes["extras"] = {name: value[kept["T"]] for name, value in forest.extras.items()}
+    changes["extras"] = {name: value[rows_by_axis["T"]] for name, value in forest.extras.items()}
     if forest.media:
-        changes["media"] = {new: forest.media[old] for new, old in enumerate(kept["N"].tolist()) if old in forest.media}
+        changes["media"] = {
+            new: forest.media[old] for new, old in enumerate(rows_by_axis["N"].tolist()) if old in forest.media
+        }
     return forest.replace(**changes)
 
 
 def concat(forests: Sequence[Self]) -> Self:
-    """Concatenate forests: all trajectories, in order; nothing is shared between them. Names are merged; an id that an
-    earlier forest has already gets "+1", "+2"... appended."""
+    """Concatenate forests: all trajectories, in order; nothing is shared between them.
+
+    Names are merged; an id that an earlier forest has already gets "+1", "+2"... appended.
+    """
     if len(forests) == 1:
         return forests[0]
-    base = {axis: [0] for axis in "NTSPR"}
-    for axis, begins in base.items():
+    # row numbers are shifted by the rows of the forests before
+    offsets = {axis: [0] for axis in "NTSPR"}
+    for axis, begins in offsets.items():
         for f in forests:
             begins.append(begins[-1] + f._size(axis))
     out: dict[str, Any] = {}
@@ -131,35 +143,39 @@ def concat(forests: Sequence[Self]) -> Self:
             out[name] = [x for column in columns for x in column]
         elif name != "components":
             if into is not None:
-                begins = base[into]
+                begins = offsets[into]
                 columns = [torch.where(c >= 0, c + b, -1) for c, b in zip(columns, begins, strict=False)]
             out[name] = torch.cat(columns)
     sizes = torch.cat([f.first_token.diff() for f in forests])
     out["first_token"] = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-    named = {"agent": ("agent", "step_agent"), "policy": ("policy",), "state": ("state", "step_state")}
-    for kind, fields in named.items():
+    # indices into names are translated to the merged names
+    name_tables = {"agent": ("agent", "step_agent"), "policy": ("policy",), "state": ("state", "step_state")}
+    for kind, fields in name_tables.items():
         merged = _merge(getattr(f, f"{kind}_names") for f in forests)
         out[f"{kind}_names"] = tuple(merged)
         for name in fields:
-            renamed = [_rename(getattr(f, name), getattr(f, f"{kind}_names"), merged) for f in forests]
-            out[name] = torch.cat(renamed)
+            renumbered = [_rename(getattr(f, name), getattr(f, f"{kind}_names"), merged) for f in forests]
+            out[name] = torch.cat(renumbered)
+    # a component that a forest lacks is nan there
     merged = _merge(f.component_names for f in forests)
     out["component_names"] = tuple(merged)
-    out["components"] = torch.full((base["R"][-1], len(merged)), float("nan"), dtype=torch.float64)
-    for f, at in zip(forests, base["R"], strict=False):
+    out["components"] = torch.full((offsets["R"][-1], len(merged)), float("nan"), dtype=torch.float64)
+    for f, at in zip(forests, offsets["R"], strict=False):
         for k, name in enumerate(f.component_names):
             out["components"][at : at + f.n_trajectories, merged[name]] = f.components[:, k]
+    # outcomes shaped by different rewards have no one description
     out["shaped_by"] = forests[0].shaped_by if len({f.shaped_by for f in forests}) == 1 else ()
     out["id"] = _distinct(out["id"])
-    out["media"] = {n + at: m for f, at in zip(forests, base["N"], strict=False) for n, m in f.media.items()}
+    out["media"] = {n + at: m for f, at in zip(forests, offsets["N"], strict=False) for n, m in f.media.items()}
     out["extras"] = {}
     for name in _merge(f.extras for f in forests):
-        blocks = [(at, f.extras[name]) for f, at in zip(forests, base["T"], strict=False) if name in f.extras]
-        out["extras"][name] = _joined(name, blocks, base["T"][-1])
+        blocks = [(at, f.extras[name]) for f, at in zip(forests, offsets["T"], strict=False) if name in f.extras]
+        out["extras"][name] = _joined(name, blocks, offsets["T"][-1])
     return type(forests[0])(**out)
 
 
 def _joined(name: str, blocks: list[tuple[int, Tensor]], rows: int) -> Tensor:
+    """One named tensor of `rows` rows from those of the forests that have it. ValueError where their types differ."""
     if len({(block.dtype, block.dim()) for _, block in blocks}) > 1:
         kinds = ", ".join(sorted({f"{block.dtype} with {block.dim()} dimensions" for _, block in blocks}))
         raise ValueError(f"extras[{name!r}] differ between the forests: {kinds}")
@@ -167,31 +183,51 @@ def _joined(name: str, blocks: list[tuple[int, Tensor]], rows: int) -> Tensor:
 
 
 def _merge(names: Any) -> dict[str, int]:
-    """All names in order of appearance, with their places."""
+    """Merge lists of names: each with its index by first appearance."""
     return {name: i for i, name in enumerate(dict.fromkeys(n for some in names for n in some))}
 
 
 def _rename(column: Tensor, names: Sequence[str], merged: dict[str, int]) -> Tensor:
+    """Translate indices into `names` to indices into `merged`; -1 stays."""
     table = torch.tensor([merged[n] for n in names] or [-1], dtype=torch.int64)
     return torch.where(column >= 0, table[column.clamp_min(0)], -1)
 
 
 def _distinct(ids: list[str]) -> list[str]:
-    given, seen, count, out = set(ids), set(), dict.fromkeys(ids, 0), []
+    """Make ids distinct by "+1", "+2"...; a suffix never makes one that stands elsewhere in the list."""
+    original_ids, used, count, out = set(ids), set(), dict.fromkeys(ids, 0), []
     for name in ids:
-        new = name
-        while new in seen or (new != name and new in given):
+        candidate = name
+        while candidate in used or (candidate != name and candidate in original_ids):
             count[name] += 1
-            new = f"{name}+{count[name]}"
-        seen.add(new)
-        out.append(new)
+            candidate = f"{name}+{count[name]}"
+        used.add(candidate)
+        out.append(candidate)
     return out
 
 
-def _inverse(kept: Tensor, size: int) -> Tensor:
-    """Old row -> new row, -1 where dropped."""
+def _inverse(rows: Tensor, size: int) -> Tensor:
+    """Inverse index: new row of each old row, -1 where dropped."""
     out = torch.full((size,), -1)
-    out[kept] = torch.arange(kept.numel())
+    out[rows] = torch.arange(rows.numel())
+    return out
+
+
+# ---------------------------------------------------------------- named tensors
+def blank_value(dtype: torch.dtype) -> float:
+    """Fill value of a named tensor: nan, -1, or 0 in types that have neither."""
+    if dtype.is_floating_point:
+        return NAN
+    return -1 if dtype.is_signed else 0
+
+
+def scatter_blocks(blocks: Sequence[tuple[int, Tensor]], rows: int) -> Tensor:
+    """One tensor of `rows` rows from (first row, block)s whose trailing sizes may differ; blank where nothing is."""
+    widths = [max(sizes) for sizes in zip(*(block.shape[1:] for _, block in blocks), strict=True)]
+    dtype = blocks[0][1].dtype
+    out = torch.full((rows, *widths), blank_value(dtype), dtype=dtype)
+    for first_row, block in blocks:
+        out[(slice(first_row, first_row + block.shape[0]), *(slice(0, n) for n in block.shape[1:]))] = block
     return out
 
 

@@ -269,7 +269,7 @@ def _policy_term(keys: Keys) -> Any:
 def _objective(keys: Keys) -> tuple[dict[str, Any], Any]:
     """The policy term, KL and entropy, and the terms that are added."""
     from gxpo.algorithms import objectives
-    from gxpo.algorithms.objectives.kl_reward import KLReward
+    from gxpo.algorithms.objectives.penalty import KLReward
 
     policy = _policy_term(keys)
     terms: dict[str, Any] = {"policy": policy}
@@ -283,16 +283,16 @@ def _objective(keys: Keys) -> tuple[dict[str, Any], Any]:
     if place == "reward" and "objective.kl.coef" in keys.schedules:
         raise ConfigError("objective.kl.coef: a schedule moves the KL in the loss: set objective.kl.place=loss")
     kl_reward = None
-    if kl.ever and place == "loss":
+    if kl.is_ever_used and place == "loss":
         terms["kl"] = keys.owned(kl, "objective.kl")
-    elif kl.ever:
+    elif kl.is_ever_used:
         if kl.ratio_weighted:
             raise ConfigError("objective.kl.ratio_weighted is of the KL in the loss: set objective.kl.place=loss")
         kl_reward = KLReward(coef=kl.coef, estimator=kl.estimator)
         if kl.control is not None:
             raise ConfigError("objective.kl.control moves the KL in the loss: set objective.kl.place=loss")
     bonus = objectives.Entropy(**keys.fields(objectives.Entropy, "objective.entropy", preset=horizon))
-    if bonus.ever:
+    if bonus.is_ever_used:
         terms["entropy"] = keys.owned(bonus, "objective.entropy")
     return terms | keys.parts("objective.add", registry.TERMS, "term"), kl_reward
 

@@ -173,7 +173,7 @@ class Signals(Mapping[str, Any]):
         """Signals of `forest.select(rows)`; `rows` [R] bool or distinct indices."""
         import torch
 
-        places = forest.kept(rows)
+        places = forest.kept_rows(rows)
         out = {}
         for name, value in self._values.items():
             if isinstance(value, torch.Tensor) and value.dim():

@@ -28,10 +28,10 @@ def slopes(part: Any, x: Entries) -> Tensor:
     logprob = x.logprob.detach().clone().requires_grad_()
     log_ratio = logprob - x.below
     entropy, standing = x.entropy, x.standing
-    seen = Entries(
+    entries = Entries(
         logprob, x.below, log_ratio, log_ratio.exp(), x.credit, x.trajectory, x.turn, entropy, log_ratio, standing
     )
-    (slope,) = torch.autograd.grad(part.loss(seen).sum(), logprob)
+    (slope,) = torch.autograd.grad(part.loss(entries).sum(), logprob)
     return -slope / x.credit
 
 

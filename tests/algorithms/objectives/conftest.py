@@ -23,8 +23,8 @@ class Toy(NamedTuple):
     weight: Tensor
 
     def policy(self, **changes: Any) -> PolicyTokens:
-        given: dict[str, Any] = {"logprob": self.logprob, "behaviour_logprob": self.old}
-        return PolicyTokens(**given | changes)
+        fields: dict[str, Any] = {"logprob": self.logprob, "behaviour_logprob": self.old}
+        return PolicyTokens(**fields | changes)
 
     def loss(self, term: Any, **changes: Any) -> tuple[float, list[float]]:
         """Value and gradient of a term."""
@@ -37,7 +37,7 @@ class Toy(NamedTuple):
 
 
 def figures_of(term: Any, forest: Forest, policy: PolicyTokens, credit: Any, weight: Any, signals: Any = None) -> Any:
-    """What the term reports."""
+    """Metrics that the term reports."""
     return evaluate(term, forest, policy, credit, weight, signals or {}, 0)[1]
 
 

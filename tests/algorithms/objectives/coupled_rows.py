@@ -45,12 +45,17 @@ def evaluate(term: PolicyGradient, rows: list[list[Token]], blind: bool = False)
 
 def by_hand(rows: list[list[Token]], loop: Loop, aggregate: str, whole_step: bool = False) -> tuple[float, list[float]]:
     """The same, from a loop over the trained tokens of one trajectory, or of the step."""
-    kept = [[t for t in row if t["trainable"]] for row in rows]
-    tokens, sequences = sum(map(len, kept)), sum(map(bool, kept))
-    share = {id(t): 1 / tokens if aggregate == "token_mean" else 1 / sequences / len(own) for own in kept for t in own}
-    units = [[{**t, "row": i, "id": id(t)} for i, own in enumerate(kept) for t in own]] if whole_step else [
-        [{**t, "row": i, "id": id(t)} for t in own] for i, own in enumerate(kept)
-    ]  # fmt: skip
+    trainable_by_row = [[t for t in row if t["trainable"]] for row in rows]
+    tokens, sequences = sum(map(len, trainable_by_row)), sum(map(bool, trainable_by_row))
+    share = {
+        id(t): 1 / tokens if aggregate == "token_mean" else 1 / sequences / len(trainable_tokens)
+        for trainable_tokens in trainable_by_row
+        for t in trainable_tokens
+    }
+    # tokens whose losses may depend on one another: a trajectory's, or the whole step's
+    units = [[{**t, "row": i, "id": id(t)} for t in tokens_of_row] for i, tokens_of_row in enumerate(trainable_by_row)]
+    if whole_step:
+        units = [[t for unit in units for t in unit]]
     value, slopes = 0.0, {}
     for unit in units:
         if not any(t["credit"] and t["weight"] for t in unit):
@@ -68,9 +73,9 @@ def agrees(term: PolicyGradient, rows: list[list[Token]], loop: Loop) -> None:
     """Value and gradient of the term are the loop's, and what it does not read does not matter."""
     rows = [[dict(t) for t in row] for row in rows]  # no two tokens are one object
     value, slope = evaluate(term, rows)
-    wanted, slopes = by_hand(rows, loop, term.aggregate, term.couples == "step")
-    size = 1.0 + abs(wanted)
-    assert abs(value - wanted) <= 1e-9 * size, (value, wanted)
+    expected_loss, slopes = by_hand(rows, loop, term.aggregate, term.couples == "step")
+    size = 1.0 + abs(expected_loss)
+    assert abs(value - expected_loss) <= 1e-9 * size, (value, expected_loss)
     expected = torch.tensor(slopes, dtype=torch.float64)
     torch.testing.assert_close(slope, expected, rtol=1e-8, atol=1e-9)
     again, same = evaluate(term, rows, blind=True)

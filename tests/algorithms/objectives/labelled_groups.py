@@ -33,8 +33,8 @@ def forest_of(rows: list[tuple[Any, ...]]) -> Forest:
 def random_labelled(seed: int) -> Forest:
     """Three groups with forks, partly trained actions, unscored and uncompared members, weights, verdicts."""
     forest = strategies.random_forest(seed, groups=3, rollouts=5, unknown_logprob=False)
-    drawn = torch.rand(forest.n_trajectories, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return forest.replace(success=(drawn > 0.5).to(torch.float64))
+    uniform = torch.rand(forest.n_trajectories, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return forest.replace(success=(uniform > 0.5).to(torch.float64))
 
 
 def policies(forest: Forest, seed: int, spread: float = 0.4) -> dict[str, Tensor]:
@@ -49,16 +49,16 @@ def policies(forest: Forest, seed: int, spread: float = 0.4) -> dict[str, Tensor
 def graded(term: Any, forest: Forest, x: dict[str, Tensor], weight: Tensor | None = None) -> tuple[float, Tensor]:
     """Value and gradient [P] of a term."""
     logprob = x["logprob"].clone().requires_grad_()
-    given = forest.to_path(forest.weight, "R") if weight is None else weight
+    weight_P = forest.to_path(forest.weight, "R") if weight is None else weight
     policy = PolicyTokens(**{**x, "logprob": logprob})
-    value = term(forest, policy, torch.zeros_like(given), given, {}, 0)[0]
+    value = term(forest, policy, torch.zeros_like(weight_P), weight_P, {}, 0)[0]
     (gradient,) = torch.autograd.grad(value, logprob)
     return float(value.detach()), gradient
 
 
 def members(forest: Forest, weight: Tensor | None = None) -> dict[str, list[Row]]:
     """The scored trajectories with trained tokens, by group, each with what a loss may know of it."""
-    given = forest.to_path(forest.weight, "R") if weight is None else weight
+    weight_P = forest.to_path(forest.weight, "R") if weight is None else weight
     out: dict[str, list[Row]] = {}
     for r in range(forest.n_trajectories):
         entries = [p for p in forest.path_of(r).tolist() if bool(forest.trainable[forest.path_token[p]])]
@@ -68,14 +68,14 @@ def members(forest: Forest, weight: Tensor | None = None) -> dict[str, list[Row]
                 "reward": float(forest.outcome[r]),
                 "good": float(forest.success[r]) == 1.0,
                 "compared": bool(forest.compared[r]),
-                "weight": [float(given[p]) for p in entries],
+                "weight": [float(weight_P[p]) for p in entries],
             }
             out.setdefault(forest.group[r], []).append(row)
     return out
 
 
 def moves(rows: list[Row]) -> bool:
-    """Whether any of their tokens has a weight: groups without one are not run."""
+    """True if any of their tokens has a weight: groups without one are not run."""
     return any(w != 0 for row in rows for w in row["weight"])
 
 
@@ -127,20 +127,24 @@ def same_however_cut(term: Any) -> None:
         return term(forest, policy, torch.zeros_like(weight), weight, {}, 0)[0]
 
     def gradient(cuts: list[Tensor], two_pass: bool) -> Tensor:
-        found = learner.gradient(forest, loss, couples=term.couples, active=active, cuts=cuts, two_pass=two_pass)
-        return torch.cat([g.reshape(-1) for _, g in sorted(found.items())])
+        gradient_by_parameter = learner.gradient(
+            forest, loss, couples=term.couples, active=active, cuts=cuts, two_pass=two_pass
+        )
+        return torch.cat([g.reshape(-1) for _, g in sorted(gradient_by_parameter.items())])
 
+    # cuts of the step: none, by trajectory, every three tokens (inside trajectories), by group
     everything = torch.arange(forest.n_entries)
     rows = [forest.path_of(r) for r in range(forest.n_trajectories)]
     group = forest.ids("group", axis="P")
     by_group = [(group == g).nonzero().squeeze(1) for g in range(4)]
-    whole = gradient([everything], False)
-    assert float(whole.norm()) > 0
+    whole_gradient = gradient([everything], False)
+    assert float(whole_gradient.norm()) > 0
     ways = [([everything], True), (rows, True), (list(everything.split(3)), True), (by_group, True)]
     ways += [(by_group, False)] if term.couples == "group" else []
     for cuts, two_pass in ways:
-        difference = float((gradient(cuts, two_pass) - whole).norm() / whole.norm())
+        difference = float((gradient(cuts, two_pass) - whole_gradient).norm() / whole_gradient.norm())
         assert difference <= 1e-12, f"{len(cuts)} cuts, two passes {two_pass}: {difference:.2e}"
+    # an optimiser step runs the active tokens and no others
     ran = learner.step(forest, loss, couples=term.couples, active=active).outputs["logprob"].isfinite()
     assert torch.equal(ran, active)  # groups that nothing is learned from are not run
 
@@ -166,9 +170,9 @@ def keeps_the_rules(term: Any, seed: int) -> None:
     assert again == value and torch.equal(moved, gradient), "an entry that is not active was read"
     assert bool((gradient[~active] == 0).all())
 
-    alone = ~forest.to_path(forest.compared, "R")  # what they score is in no statistic of others
-    _, moved = graded(term, forest, {**x, "logprob": torch.where(alone, x["logprob"] - 0.3, x["logprob"])})
-    torch.testing.assert_close(moved[~alone], gradient[~alone], rtol=1e-9, atol=1e-12)
+    uncompared_P = ~forest.to_path(forest.compared, "R")  # what they score is in no statistic of others
+    _, moved = graded(term, forest, {**x, "logprob": torch.where(uncompared_P, x["logprob"] - 0.3, x["logprob"])})
+    torch.testing.assert_close(moved[~uncompared_P], gradient[~uncompared_P], rtol=1e-9, atol=1e-12)
 
 
 def weights_scale_derivatives(term: Any, seed: int) -> None:
@@ -177,7 +181,9 @@ def weights_scale_derivatives(term: Any, seed: int) -> None:
     forest = forest.replace(weight=torch.ones(forest.n_trajectories, dtype=torch.float64))
     x = policies(forest, seed)
     value, gradient = graded(term, forest, x)
-    drawn = 0.1 + torch.rand(forest.n_entries, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    again, moved = graded(term, forest, x, drawn)
+    random_weight = 0.1 + torch.rand(
+        forest.n_entries, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+    again, moved = graded(term, forest, x, random_weight)
     assert again == value
-    torch.testing.assert_close(moved, drawn * gradient, rtol=1e-12, atol=0)
+    torch.testing.assert_close(moved, random_weight * gradient, rtol=1e-12, atol=0)

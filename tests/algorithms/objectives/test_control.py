@@ -60,44 +60,44 @@ def test_adaptive_kl_has_the_cards_numbers():
 @pytest.mark.parametrize(("start", "to"), [(0.001, 0.04), (0.04, 0.001)])
 def test_a_schedule_is_monotone_between_its_ends(shape, start, to):
     control = Schedule(to, shape, total_steps=10)
-    found = [control.coefficient(start)]
+    coefficients = [control.coefficient(start)]
     for step in range(1, 14):
         assert control.adjust({"step": step}) == {"schedule_progress": min(step / 10, 1.0)}
-        found.append(control.coefficient(start))
-    assert found[0] == start and found[10:] == pytest.approx([to] * 4)
-    signs = [(b - a) * (to - start) for a, b in itertools.pairwise(found)]
+        coefficients.append(control.coefficient(start))
+    assert coefficients[0] == start and coefficients[10:] == pytest.approx([to] * 4)
+    signs = [(b - a) * (to - start) for a, b in itertools.pairwise(coefficients)]
     assert all(s > 0 for s in signs[:10]) and all(s == 0 for s in signs[10:])
     middle = {"linear": (start + to) / 2, "cosine": (start + to) / 2, "exponential": math.sqrt(start * to)}
-    assert found[5] == pytest.approx(middle[shape])
+    assert coefficients[5] == pytest.approx(middle[shape])
     quarter = {"linear": 0.2, "cosine": (1 - math.cos(math.pi / 5)) / 2, "exponential": None}[shape]
     if quarter is not None:
-        assert found[2] == pytest.approx(start + (to - start) * quarter)
+        assert coefficients[2] == pytest.approx(start + (to - start) * quarter)
 
 
 def test_two_phases_have_the_cards_numbers():
     control = TwoPhaseDecay(total_steps=1000)
-    found = [control.coefficient(1.0)]
+    coefficients = [control.coefficient(1.0)]
     for step in range(1, 1001):
         control.adjust({"step": step})
-        found.append(control.coefficient(1.0))
-    assert found[0] == 1.0 and found[499] == pytest.approx(0.827067, abs=2e-4)  # just before the middle
-    assert found[500] == pytest.approx(0.8) and found[1000] == pytest.approx(0.8 * math.exp(-3))
-    assert found[250] == pytest.approx(1 - 0.2 * (1 - math.exp(-1))) and found[750] == pytest.approx(
+        coefficients.append(control.coefficient(1.0))
+    assert coefficients[0] == 1.0 and coefficients[499] == pytest.approx(0.827067, abs=2e-4)  # just before the middle
+    assert coefficients[500] == pytest.approx(0.8) and coefficients[1000] == pytest.approx(0.8 * math.exp(-3))
+    assert coefficients[250] == pytest.approx(1 - 0.2 * (1 - math.exp(-1))) and coefficients[750] == pytest.approx(
         0.8 * math.exp(-1.5)
     )
-    assert all(b < a for a, b in itertools.pairwise(found))
+    assert all(b < a for a, b in itertools.pairwise(coefficients))
 
 
 def test_by_accuracy_loosens_for_the_one_that_fails():
     control = ByAccuracy(middle=0.5, slope=10.0)
     assert control.coefficient(0.04) == 0.04  # nothing is known yet
-    found = []
+    factors = []
     for rate in (0.0, 0.25, 0.5, 0.75, 1.0):
         control.adjust({"success_rate": rate})
-        found.append(control.coefficient(1.0))
-    wanted = [1 / (1 + math.exp(5)), 1 / (1 + math.exp(2.5)), 0.5, 1 / (1 + math.exp(-2.5)), 1 / (1 + math.exp(-5))]
-    assert found == pytest.approx(wanted)
-    assert control.adjust({}) == control.adjust({"success_rate": math.nan}) == {"accuracy_factor": found[-1]}
+        factors.append(control.coefficient(1.0))
+    expected = [1 / (1 + math.exp(5)), 1 / (1 + math.exp(2.5)), 0.5, 1 / (1 + math.exp(-2.5)), 1 / (1 + math.exp(-5))]
+    assert factors == pytest.approx(expected)
+    assert control.adjust({}) == control.adjust({"success_rate": math.nan}) == {"accuracy_factor": factors[-1]}
 
 
 @pytest.mark.parametrize("start", [0.0, 0.012])
@@ -146,7 +146,7 @@ def test_the_dual_variable_equals_a_loop(start):
     assert control.adjust({}) == {}
 
 
-def test_the_dual_variable_finds_the_price_at_which_the_budget_is_kept():
+def test_the_dual_variable_converges_to_the_budget():
     """A world in which KL = 0.2 / (1 + 50 coef): 0.05 at coef 0.06."""
     control, coef = DualBudget(budget=0.05, rate=0.05), 0.0
     for _ in range(400):
@@ -158,8 +158,8 @@ def test_the_dual_variable_finds_the_price_at_which_the_budget_is_kept():
 # ---------------------------------------------------------------- all of them
 @pytest.mark.parametrize("control", ALL, ids=lambda c: type(c).__name__)
 def test_a_resumed_run_goes_on_exactly(control):
-    whole = fresh(control)
-    trace = [(whole.adjust(figures(s)), whole.coefficient(0.02)) for s in range(1, 10)]
+    uninterrupted = fresh(control)
+    trace = [(uninterrupted.adjust(figures(s)), uninterrupted.coefficient(0.02)) for s in range(1, 10)]
     first, second = fresh(control), fresh(control)
     for s in range(1, 5):
         first.adjust(figures(s))
@@ -174,9 +174,9 @@ def test_a_resumed_run_goes_on_exactly(control):
 def test_it_can_be_named_in_a_key_and_starts_anew_when_filled(control):
     name = show(type(control))  # adaptive_kl, schedule...
     m = gxpo.method("grpo", {"objective.kl.control": name, "objective.kl.coef": 0.02})
-    found = m.terms["kl"].control
-    assert type(found) is type(control) and m.terms["kl"].now == pytest.approx(0.02)
-    found.load_state_dict({k: v + 1 for k, v in found.state_dict().items()})
+    term_control = m.terms["kl"].control
+    assert type(term_control) is type(control) and m.terms["kl"].current_coef == pytest.approx(0.02)
+    term_control.load_state_dict({k: v + 1 for k, v in term_control.state_dict().items()})
     assert m.fill(total_steps=5).terms["kl"].control.state_dict() == fresh(control).state_dict()
     assert "objective.kl.control" in m.state_dict()
 
@@ -184,8 +184,8 @@ def test_it_can_be_named_in_a_key_and_starts_anew_when_filled(control):
 def test_who_can_leave_zero():
     for control in ALL:
         leaves = show(control) in ("schedule", "entropy_target", "dual_budget")
-        assert control.from_zero == leaves and KL(0.0, control=control).ever == leaves
-        assert KL(0.01, control=control).ever
+        assert control.from_zero == leaves and KL(0.0, control=control).is_ever_used == leaves
+        assert KL(0.01, control=control).is_ever_used
         fresh_one = fresh(control)
         for s in range(1, 5):
             fresh_one.adjust(figures(s) | {"entropy": 0.1, "kl": 0.4})
@@ -201,8 +201,8 @@ def test_a_schedule_must_know_how_long_the_run_is():
         with pytest.raises(ConfigError, match="total_steps is None"):
             control.adjust({"step": 1.0})
     m = gxpo.method("grpo_d", {"objective.kl.control.turn": 0.5}).fill(total_steps=4)
-    assert m.terms["kl"].now == 0.01
-    assert m.adjust({"step": 1}) == {"schedule_progress": 0.25} and m.terms["kl"].now == pytest.approx(0.005)
+    assert m.terms["kl"].current_coef == 0.01
+    assert m.adjust({"step": 1}) == {"schedule_progress": 0.25} and m.terms["kl"].current_coef == pytest.approx(0.005)
     assert gxpo.method("epo").fill(total_steps=9).terms["entropy_band"].control.total_steps == 9
 
 
@@ -243,8 +243,8 @@ def test_the_coefficient_is_in_force_and_is_told(toy):
     control.adjust({"step": 1})
     assert toy.loss(term, reference_logprob=toy.reference)[0] == pytest.approx(0.5 * 0.041652, abs=1e-6)
     policy = toy.policy(reference_logprob=toy.reference)
-    told = figures_of(term, toy.forest, policy, toy.credit, toy.weight)
-    assert told == pytest.approx({"kl": 0.041652, "kl_coef": 0.5}, abs=1e-6)
+    metrics = figures_of(term, toy.forest, policy, toy.credit, toy.weight)
+    assert metrics == pytest.approx({"kl": 0.041652, "kl_coef": 0.5}, abs=1e-6)
     assert figures_of(KL(1.0), toy.forest, policy, toy.credit, toy.weight).keys() == {"kl"}
 
 
@@ -260,7 +260,7 @@ def test_at_zero_the_dual_variable_still_sees_the_kl(toy):
     assert figures_of(term, *args).keys() == figures_of(term, *args).keys() == {"kl_coef"}
     assert figures_of(KL(0.0, control=Schedule()), *args, signals) == {"kl_coef": 0.0}
     term.control.adjust(figures_of(term, *args, signals))
-    assert term.now == pytest.approx(0.031652, abs=1e-6)
+    assert term.current_coef == pytest.approx(0.031652, abs=1e-6)
 
 
 def test_an_entropy_bonus_under_a_target(toy):
@@ -271,4 +271,4 @@ def test_an_entropy_bonus_under_a_target(toy):
     value = term(toy.forest, toy.policy(entropy=entropy), toy.credit, toy.weight, {}, 0)[0]
     assert float(value.detach()) == pytest.approx(-0.01 * 0.3)
     term.control.adjust({"entropy": 0.4})
-    assert term.now == 0.0
+    assert term.current_coef == 0.0

@@ -15,7 +15,7 @@ from tests.algorithms.objectives.coupled_rows import ROWS, agrees, diagonal
 
 import gxpo
 from gxpo.algorithms.objectives import Clip, Entries, PolicyGradient, Surrogate
-from gxpo.algorithms.objectives.surrogate_clips import covariance, draw, quota
+from gxpo.algorithms.objectives.surrogate_clips import covariance, quota, token_hash
 from gxpo.base.errors import ConfigError
 from gxpo.parts.protocols import PolicyTokens
 
@@ -26,7 +26,7 @@ def column(*x):
     return torch.tensor(x, dtype=F64)
 
 
-def seen(n, seed=0, spread=0.3):
+def entries_of_toy(n, seed=0, spread=0.3):
     noise = torch.randn(3, n, generator=torch.Generator().manual_seed(seed), dtype=F64)
     below, gap, owner = noise[0] - 2, spread * noise[1], torch.arange(n) // 5
     return Entries(below + gap, below, gap, gap.exp(), noise[2], owner, owner)
@@ -34,14 +34,14 @@ def seen(n, seed=0, spread=0.3):
 
 # ---------------------------------------------------------------- the card
 def test_cards_numbers(toy):
-    found = covariance(toy.logprob, toy.credit)
-    assert found.tolist() == pytest.approx([0.72, -0.36, 1.28, -0.56, -0.48]) and not found.requires_grad
-    assert float(found.mean()) == pytest.approx(0.12)
+    covariances = covariance(toy.logprob, toy.credit)
+    assert covariances.tolist() == pytest.approx([0.72, -0.36, 1.28, -0.56, -0.48]) and not covariances.requires_grad
+    assert float(covariances.mean()) == pytest.approx(0.12)
     value, gradient = toy.loss(PolicyGradient(surrogate=CovariancePenalty(), aggregate="token_mean"))
     plain, free = toy.loss(PolicyGradient(surrogate=Surrogate(), aggregate="token_mean"))
     assert value == pytest.approx(0.337150, abs=1e-6) and plain == pytest.approx(0.257150, abs=1e-6)
-    wanted = [g - (0.2 if i == 2 else 0.0) for i, g in enumerate(free)]  # token 2 has moved down: it is pulled up
-    assert gradient == pytest.approx(wanted)
+    expected = [g - (0.2 if i == 2 else 0.0) for i, g in enumerate(free)]  # token 2 has moved down: it is pulled up
+    assert gradient == pytest.approx(expected)
 
 
 def test_the_only_candidate_is_dropped_and_still_counted(toy):
@@ -52,8 +52,8 @@ def test_the_only_candidate_is_dropped_and_still_counted(toy):
     value, gradient = toy.loss(PolicyGradient(surrogate=wide, aggregate="token_mean"))
     assert value == pytest.approx((-1.2 - 0.904837 + 1.221403 + 1.648721) / 5, abs=1e-6)
     assert gradient == pytest.approx([0, -0.180967, 0, 0.244281, 0.329744], abs=1e-6)
-    found = figures_of(PolicyGradient(surrogate=wide), toy.forest, toy.policy(), toy.credit, toy.weight)
-    assert found["clip_fraction"] == pytest.approx(2 / 5)
+    metrics = figures_of(PolicyGradient(surrogate=wide), toy.forest, toy.policy(), toy.credit, toy.weight)
+    assert metrics["clip_fraction"] == pytest.approx(2 / 5)
 
 
 def test_quota_rounds_down_and_is_at_least_one():
@@ -111,7 +111,7 @@ def gone_of(surrogate, x):
 
 
 def test_the_draw_takes_k_candidates_and_depends_on_the_seed():
-    x = seen(400)
+    x = entries_of_toy(400)
     surrogate = CovarianceClip(covariance_share=0.02, covariance_low=0.2)
     cov, gone = covariance(x.logprob, x.credit), gone_of(surrogate, x)
     able = (cov > 0.2) & (cov < 5) & ~Clip().clipped(x)
@@ -123,26 +123,26 @@ def test_the_draw_takes_k_candidates_and_depends_on_the_seed():
 
 
 def test_every_candidate_is_drawn_alike():
-    x, times = seen(60), torch.zeros(60)
+    x, times = entries_of_toy(60), torch.zeros(60)
     surrogate = CovarianceClip(covariance_share=0.05, covariance_low=0.0)
     able = int(((covariance(x.logprob, x.credit) > 0) & ~Clip().clipped(x)).sum())
     for seed in range(2000):
         times += gone_of(replace(surrogate, draw_seed=seed), x)
     expected = 2000 * 3 / able
-    drawn = times[times > 0]
-    assert len(drawn) == able and float((drawn - expected).abs().max()) < 6 * math.sqrt(expected)
+    positive_times = times[times > 0]
+    assert len(positive_times) == able and float((positive_times - expected).abs().max()) < 6 * math.sqrt(expected)
 
 
 def test_the_draw_is_of_the_entries_and_not_of_their_order():
-    x = seen(100)
+    x = entries_of_toy(100)
     order = torch.arange(100).view(20, 5).flip(0).reshape(-1)  # whole trajectories, the last first
     moved = replace(x, **{k: getattr(x, k)[order] for k in ("logprob", "below", "log_ratio", "ratio", "credit")})
-    assert torch.equal(draw(moved, 3), draw(x, 3)[order])
+    assert torch.equal(token_hash(moved, 3), token_hash(x, 3)[order])
     surrogate = CovarianceClip(covariance_share=0.03, covariance_low=0.1)
     assert torch.equal(gone_of(surrogate, moved), gone_of(surrogate, x)[order])
     # nor of what the policy is now, so that a step's updates draw alike; nor of rounding in the old log-probs
     now = replace(x, logprob=x.logprob + 0.1, below=x.below + 1e-13)
-    assert torch.equal(draw(now, 3), draw(x, 3)) and len(set(draw(x, 3).tolist())) == 100
+    assert torch.equal(token_hash(now, 3), token_hash(x, 3)) and len(set(token_hash(x, 3).tolist())) == 100
 
 
 # ---------------------------------------------------------------- the step
@@ -157,13 +157,13 @@ def test_all_tokens_of_the_step_are_read_once_any_has_credit():
 
 
 def test_on_policy_and_far_off_policy():
-    x = seen(50, spread=0.0)
+    x = entries_of_toy(50, spread=0.0)
     for surrogate in (CovariancePenalty(), CovarianceClip(covariance_low=9.0, covariance_high=10.0)):
         gap = torch.zeros(50, dtype=F64, requires_grad=True)
-        here = replace(x, log_ratio=gap, ratio=gap.exp())
-        (slope,) = torch.autograd.grad(surrogate.loss(here).sum(), gap)
+        on_policy = replace(x, log_ratio=gap, ratio=gap.exp())
+        (slope,) = torch.autograd.grad(surrogate.loss(on_policy).sum(), gap)
         torch.testing.assert_close(slope, -x.credit)  # REINFORCE
-        assert not surrogate.clipped(here).any()
+        assert not surrogate.clipped(on_policy).any()
     gap = column(math.log(1e6), math.log(1e-6), 0.0).requires_grad_()
     one = torch.zeros(3, dtype=torch.int64)
     far = Entries(gap, 0 * gap.detach(), gap, gap.exp(), column(1.0, -1.0, 0.0), one, one)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.algorithms.objectives.conftest import figures_of
 
 import gxpo
-from gxpo.algorithms.objectives.distillation import Distillation, sureness
+from gxpo.algorithms.objectives.distillation import Distillation, confidence_weight
 from gxpo.base.errors import ConfigError, MissingSignal
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import PolicyTokens
@@ -26,26 +26,29 @@ def column(*values: float) -> torch.Tensor:
 
 
 def signals_of(entropy: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What the term asks for; ids and log-probs are the learner's business."""
+    """Signals that the term needs; ids and log-probs are read by the learner alone."""
     return {"teacher_entropy": entropy, "teacher_ids": entropy, "teacher_logprob": entropy}
 
 
 # ---------------------------------------------------------------- weights by entropy
 def test_card_weights() -> None:
-    found = sureness(column(0.2, 1.0, 2.0), 1.0)
-    assert found.tolist() == pytest.approx([1.858013, 0.834859, 0.307128], abs=1e-6)
-    assert float(found.mean()) == pytest.approx(1.0) and sureness(column(0.2, 9.0), 0.0).tolist() == [1.0, 1.0]
+    weights = confidence_weight(column(0.2, 1.0, 2.0), 1.0)
+    assert weights.tolist() == pytest.approx([1.858013, 0.834859, 0.307128], abs=1e-6)
+    assert float(weights.mean()) == pytest.approx(1.0) and confidence_weight(column(0.2, 9.0), 0.0).tolist() == [
+        1.0,
+        1.0,
+    ]
 
 
 @given(st.lists(st.floats(0, 12), min_size=1, max_size=8), st.floats(0, 5))
 def test_weights_are_of_mean_one_and_fall_with_entropy(entropy, beta) -> None:
-    found = sureness(column(*entropy), beta)
-    assert float(found.mean()) == pytest.approx(1.0)
-    ordered = found[column(*entropy).argsort()]
+    weights = confidence_weight(column(*entropy), beta)
+    assert float(weights.mean()) == pytest.approx(1.0)
+    ordered = weights[column(*entropy).argsort()]
     assert bool((ordered.diff() <= 1e-12).all())
-    shifted = sureness(column(*[h + 900 for h in entropy]), beta)
-    assert shifted.tolist() == pytest.approx(found.tolist(), rel=1e-9)
-    assert sureness(column(), 1.0).shape == (0,)
+    shifted = confidence_weight(column(*[h + 900 for h in entropy]), beta)
+    assert shifted.tolist() == pytest.approx(weights.tolist(), rel=1e-9)
+    assert confidence_weight(column(), 1.0).shape == (0,)
 
 
 # ---------------------------------------------------------------- the term
@@ -60,11 +63,11 @@ def test_worked_mean(toy) -> None:
     term = Distillation(ratio_max=1.5)
     value = term(toy.forest, policy, toy.credit, toy.weight, signals, 0)[0]
     assert float(value.detach()) == pytest.approx(0.3078490, abs=1e-7)
-    slope, own = torch.autograd.grad(value, (far, toy.logprob), allow_unused=True)
+    slope, logprob_gradient = torch.autograd.grad(value, (far, toy.logprob), allow_unused=True)
     assert slope.tolist() == pytest.approx([1.349859 / 3, 0, 0, 1.221403 / 3, 0.5], abs=1e-6)
-    assert own is None or not bool(own.any())  # the ratio carries no gradient
-    whole = Distillation(ratio_max=1.5, over="all")(toy.forest, policy, toy.credit, toy.weight, signals, 0)[0]
-    assert float(whole.detach()) == pytest.approx(0.3078490 * 3 / 5, abs=1e-7)
+    assert logprob_gradient is None or not bool(logprob_gradient.any())  # the ratio carries no gradient
+    loss_over_all = Distillation(ratio_max=1.5, over="all")(toy.forest, policy, toy.credit, toy.weight, signals, 0)[0]
+    assert float(loss_over_all.detach()) == pytest.approx(0.3078490 * 3 / 5, abs=1e-7)
     plain = Distillation(ratio_max=None, coef=2.0)(toy.forest, policy, toy.credit, toy.weight, signals, 0)[0]
     assert float(plain.detach()) == pytest.approx(2 * 0.7 / 3)
     figures = figures_of(term, toy.forest, policy, toy.credit, toy.weight, signals)
@@ -97,17 +100,17 @@ def test_value_and_slope_equal_a_loop(seed, over, beta) -> None:
     term = Distillation(alpha=0.0, over=over, beta=beta)  # type: ignore[arg-type]
     value = term(forest, policy, x.detach(), x.detach(), signals_of(column(*entropy)), 0)[0]
     trained = forest.path_trainable.tolist()
-    own = [float(forest.weight[r]) for r in forest.path_trajectory.tolist()]
-    read = [p for p in range(n) if trained[p] and not math.isnan(entropy[p]) and own[p] > 0]
+    weight_by_token = [float(forest.weight[r]) for r in forest.path_trajectory.tolist()]
+    read = [p for p in range(n) if trained[p] and not math.isnan(entropy[p]) and weight_by_token[p] > 0]
     raw = {p: math.exp(-beta * entropy[p]) for p in read}
     mean = sum(raw.values()) / len(raw) if raw else 1.0
     counted = sum(trained[p] and (over == "all" or not math.isnan(entropy[p])) for p in range(n))
     slope = [0.0] * n
     for p in read:
-        slope[p] = own[p] * min(math.exp(change[p]), 2.0) * raw[p] / mean / counted
+        slope[p] = weight_by_token[p] * min(math.exp(change[p]), 2.0) * raw[p] / mean / counted
     assert float(value.detach()) == pytest.approx(sum(s * d for s, d in zip(slope, far, strict=True)), abs=1e-9)
-    (found,) = torch.autograd.grad(value, x)
-    assert found.tolist() == pytest.approx(slope, abs=1e-9)
+    (gradient,) = torch.autograd.grad(value, x)
+    assert gradient.tolist() == pytest.approx(slope, abs=1e-9)
 
 
 def test_nobody_is_taught(toy) -> None:
@@ -132,7 +135,7 @@ def test_what_is_wrong_is_said(toy) -> None:
 
 
 # ---------------------------------------------------------------- routing
-def test_every_token_is_trained_by_one_of_the_two_and_both_divide_by_all() -> None:
+def test_every_token_is_trained_by_one_of_the_two_terms() -> None:
     """SRPO on a group of right, wrong with a teacher, and a group of wrong ones that has none."""
     records = []
     for i, (group, right, n) in enumerate((("a", 1, 2), ("a", 0, 3), ("b", 0, 1), ("b", 0, 2))):
@@ -154,6 +157,6 @@ def test_every_token_is_trained_by_one_of_the_two_and_both_divide_by_all() -> No
     value = m.loss(forest, policy, signals=signals).value
     by_logprob, by_far = torch.autograd.grad(value, (logprob, far))
     assert by_logprob.tolist() == pytest.approx([-high / 8] * 2 + [0] * 6, abs=1e-6)
-    wanted = [0, 0, 1.858013 / 8, 0.834859 / 8, 0.307128 / 8, 0, 0, 0]
-    assert by_far.tolist() == pytest.approx(wanted, abs=1e-6)
+    expected = [0, 0, 1.858013 / 8, 0.834859 / 8, 0.307128 / 8, 0, 0, 0]
+    assert by_far.tolist() == pytest.approx(expected, abs=1e-6)
     assert float(value.detach()) == pytest.approx(-2 * high / 8 + 0.3 * 3 / 8, abs=1e-5)

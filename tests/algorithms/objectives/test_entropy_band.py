@@ -14,7 +14,7 @@ from tests.sampling.rollouts.resumed import check_resumed
 
 import gxpo
 from gxpo.algorithms.objectives import Entropy
-from gxpo.algorithms.objectives.entropy_band import EntropyBand, outside
+from gxpo.algorithms.objectives.entropy_band import EntropyBand, band_penalty
 from gxpo.base.errors import CheckpointError, ConfigError, MissingSignal
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import PolicyTokens
@@ -45,7 +45,7 @@ def value_and_slope(term, forest, entropy):
     return float(value.detach()), torch.autograd.grad(value, x)[0].tolist()
 
 
-def seen(term, *means, steps=1):
+def with_history(term, *means, steps=1):
     """The term after steps in which turn k had mean entropy means[k]."""
     for _ in range(steps):
         term.adjust({f"entropy_turn_{k}": m for k, m in enumerate(means)})
@@ -55,16 +55,16 @@ def seen(term, *means, steps=1):
 # ---------------------------------------------------------------- the card
 def test_card():
     h = column(0.5, 1.2, 0.05)
-    assert outside(h, column(0.6, 0.6, 0.6), hinge=False).tolist() == pytest.approx([0.0, 0.1, 0.1])
-    published = seen(EntropyBand(hinge=False, control=None), 0.6)
+    assert band_penalty(h, column(0.6, 0.6, 0.6), hinge=False).tolist() == pytest.approx([0.0, 0.1, 0.1])
+    published = with_history(EntropyBand(hinge=False, control=None), 0.6)
     value, slope = value_and_slope(published, episodes([3]), h)
     assert value == pytest.approx(-0.000516667, abs=1e-9)
     assert slope == pytest.approx([-0.001 / 3] * 3)  # of the bonus alone: the published penalty has no gradient
 
 
-def test_the_hinge_cancels_the_bonus_above_the_band_and_doubles_it_below():
+def test_the_hinge_cancels_the_bonus_above_the_band():
     # the band is (.3, .9): distances 0, .3, .25
-    term = seen(EntropyBand(control=None), 0.6)
+    term = with_history(EntropyBand(control=None), 0.6)
     value, slope = value_and_slope(term, episodes([3]), column(0.5, 1.2, 0.05))
     assert value == pytest.approx(-0.001 * (1.75 - 0.55) / 3)
     assert slope == pytest.approx([-0.001 / 3, 0.0, -0.002 / 3])
@@ -73,7 +73,7 @@ def test_the_hinge_cancels_the_bonus_above_the_band_and_doubles_it_below():
 def test_without_history_or_penalty_it_is_the_plain_bonus():
     forest, h = episodes([2, 1], [3]), column(0.1, 0.9, 2.0, 0.4, 0.3, 0.2)
     unknown = EntropyBand(0.3, "token_mean", control=None)
-    free = seen(EntropyBand(0.3, "token_mean", control=None, smooth=0.0), 0.1, 0.1)
+    free = with_history(EntropyBand(0.3, "token_mean", control=None, smooth=0.0), 0.1, 0.1)
     for term in (unknown, free):
         assert value_and_slope(term, forest, h) == value_and_slope(Entropy(0.3), forest, h)
     off = EntropyBand(0.0)
@@ -91,18 +91,18 @@ def test_value_and_slope_equal_a_loop(rows, data):
     h = data.draw(
         st.lists(st.sampled_from([0.01, 0.4, 0.77, 1.9, 5.0]), min_size=forest.n_entries, max_size=forest.n_entries)
     )
-    known = data.draw(st.lists(st.sampled_from([0.2, 0.6, 1.1]), max_size=3))
+    history = data.draw(st.lists(st.sampled_from([0.2, 0.6, 1.1]), max_size=3))
     smooth, hinge = data.draw(st.sampled_from([0.0, 0.5, 1.0])), data.draw(st.booleans())
-    term = seen(EntropyBand(0.2, control=None, smooth=smooth, hinge=hinge), *known)
+    term = with_history(EntropyBand(0.2, control=None, smooth=smooth, hinge=hinge), *history)
     total, slopes, at = 0.0, [], iter(h)
     for row in rows:
         for k, n in enumerate(row):
             for _ in range(n):
                 x, share = next(at), 1 / (len(rows) * len(row) * n)
                 penalty = slope = 0.0
-                if k < len(known) and not 0.5 * known[k] < x < 1.5 * known[k]:
-                    below = x <= 0.5 * known[k]
-                    penalty = abs(x - (0.5 if below else 1.5) * known[k]) if hinge else 0.1
+                if k < len(history) and not 0.5 * history[k] < x < 1.5 * history[k]:
+                    below = x <= 0.5 * history[k]
+                    penalty = abs(x - (0.5 if below else 1.5) * history[k]) if hinge else 0.1
                     slope = (-1.0 if below else 1.0) if hinge and penalty else 0.0
                 total -= 0.2 * share * (x - smooth * penalty)
                 slopes.append(-0.2 * share * (1 - smooth * slope))
@@ -121,15 +121,15 @@ def test_trainable_tokens_of_weighted_trajectories_count():
 
 
 # ---------------------------------------------------------------- history
-def test_the_history_is_the_mean_over_steps_of_what_the_metrics_tell():
+def test_the_history_is_the_mean_over_steps():
     forest, term = episodes([2, 1], [2]), EntropyBand()
     zero = torch.zeros(5, dtype=F64)
     for h in (column(0.2, 0.4, 1.0, 0.6, 0.8), column(0.0, 0.0, 3.0, 0.4, 0.4)):
-        found = figures_of(term, forest, PolicyTokens(-h, -h, entropy=h), zero, zero + 1)
-        term.adjust(found | {"entropy_turn_7_2": 9.0, "entropy": 4.0})
-    assert found == pytest.approx(
+        metrics = figures_of(term, forest, PolicyTokens(-h, -h, entropy=h), zero, zero + 1)
+        term.adjust(metrics | {"entropy_turn_7_2": 9.0, "entropy": 4.0})
+    assert metrics == pytest.approx(
         {
-            "entropy_band": found["entropy_band"],
+            "entropy_band": metrics["entropy_band"],
             "entropy_band_coef": 0.001,
             "entropy_turn_0": 0.2,
             "entropy_turn_1": 3.0,
@@ -140,16 +140,16 @@ def test_the_history_is_the_mean_over_steps_of_what_the_metrics_tell():
 
 def test_a_resumed_run_goes_on_exactly():
     forest, h = episodes([2, 1], [2]), column(0.2, 0.4, 1.0, 0.6, 0.8)
-    whole = seen(EntropyBand(), 0.1, 5.0, steps=3)
+    uninterrupted = with_history(EntropyBand(), 0.1, 5.0, steps=3)
     other = EntropyBand()
-    other.load_state_dict(json.loads(json.dumps(seen(EntropyBand(), 0.1, 5.0, steps=2).state_dict())))
-    seen(other, 0.1, 5.0)
-    assert value_and_slope(other, forest, h) == value_and_slope(whole, forest, h)
-    assert value_and_slope(EntropyBand(), forest, h) != value_and_slope(whole, forest, h)
+    other.load_state_dict(json.loads(json.dumps(with_history(EntropyBand(), 0.1, 5.0, steps=2).state_dict())))
+    with_history(other, 0.1, 5.0)
+    assert value_and_slope(other, forest, h) == value_and_slope(uninterrupted, forest, h)
+    assert value_and_slope(EntropyBand(), forest, h) != value_and_slope(uninterrupted, forest, h)
     with pytest.raises(CheckpointError, match="history"):
         other.load_state_dict({"factor": 1.0})
     m = gxpo.method("epo")
-    seen(m.terms["entropy_band"], 0.5)
+    with_history(m.terms["entropy_band"], 0.5)
     assert set(m.state_dict()) >= {"objective.entropy_band", "objective.entropy_band.control"}
     assert m.fill(total_steps=3).terms["entropy_band"].state_dict() == {"history": {}}
 
@@ -166,7 +166,7 @@ def test_the_weight_falls_over_the_run():
     for step in (1, 2, 3):
         m.adjust({"step": step, "entropy_turn_0": 0.5})
     term = m.terms["entropy_band"]
-    assert term.now == 0.001 and term.smooth_now == pytest.approx(0.8 * math.exp(-1.5))
+    assert term.current_coef == 0.001 and term.current_smooth == pytest.approx(0.8 * math.exp(-1.5))
     assert term.state_dict() == {"history": {"0": [1.5, 3.0]}}
     h = column(0.5, 1.2, 0.05)  # the band is (.25, .75): distances 0, .45, .2
     value, slope = value_and_slope(term, episodes([3]), h)

@@ -29,9 +29,11 @@ def test_cards_numbers(toy):
     assert drift.tolist() == pytest.approx([0.202143, -0.1, 0.274516, 0.689286, 0.5], abs=1e-6)
     x = toy.logprob.detach()
     gap = x - toy.old
-    seen = Entries(x, toy.old, gap, gap.exp(), toy.credit, OWNER, OWNER)
-    assert FutureDrift().factor(seen).tolist() == pytest.approx([1.2, 1.0, 1.2, 1.2, 1.2])
-    assert FutureDrift(factor_low=0.8).factor(seen).tolist() == pytest.approx([1.2, 0.904837, 1.2, 1.2, 1.2], abs=1e-6)
+    entries = Entries(x, toy.old, gap, gap.exp(), toy.credit, OWNER, OWNER)
+    assert FutureDrift().factor(entries).tolist() == pytest.approx([1.2, 1.0, 1.2, 1.2, 1.2])
+    assert FutureDrift(factor_low=0.8).factor(entries).tolist() == pytest.approx(
+        [1.2, 0.904837, 1.2, 1.2, 1.2], abs=1e-6
+    )
     # DAPO's per-token losses, -1.28 -.904837 .8 1.221403 1.648721, times f, over 5
     value, gradient = toy.loss(PolicyGradient(surrogate=FutureDrift(clip_high=0.28), aggregate="token_mean"))
     assert value == pytest.approx((-1.28 * 1.2 - 0.904837 + 1.2 * (0.8 + 1.221403 + 1.648721)) / 5, abs=1e-6)
@@ -48,9 +50,9 @@ def by_hand(surrogate):
             a, rho = t["credit"], math.exp(t["gap"])
             if a < 0 and rho > surrogate.safe_ratio:
                 f = min(max(f, 0.8), 1.0)
-            held = rho if a >= 0 else min(rho, surrogate.ratio_max)
+            clipped_ratio = rho if a >= 0 else min(rho, surrogate.ratio_max)
             low, high = 1 - surrogate.clip_low, 1 + surrogate.clip_high
-            losses.append(f * max(-a * held, -a * min(max(held, low), high)))
+            losses.append(f * max(-a * clipped_ratio, -a * min(max(clipped_ratio, low), high)))
             free = rho <= high if a >= 0 else low <= rho <= surrogate.ratio_max
             slopes.append(-f * a * rho if free else 0.0)
         return losses, diagonal(slopes)
@@ -70,7 +72,7 @@ def test_it_equals_a_loop(rows, half_life, low, bound):
 def test_what_is_dropped_might_not_be_there(rows, most, aggregate):
     """Value and gradient are those of the rows that stay, alone; a row that is dropped has no gradient."""
     rows = [[dict(t) for t in row] for row in rows]
-    kept = [
+    kept_rows = [
         row
         for row in rows
         if sum(t["trainable"] and t["credit"] < 0 and math.exp(t["gap"]) > 1.5 for t in row) <= most
@@ -80,11 +82,11 @@ def test_what_is_dropped_might_not_be_there(rows, most, aggregate):
         PolicyGradient(surrogate=FutureDrift(ratio_max=1.5, dual_clipped_max=most), aggregate=aggregate), rows
     )
     free = PolicyGradient(surrogate=FutureDrift(ratio_max=1.5, dual_clipped_max=None), aggregate=aggregate)
-    alone, slopes = evaluate(free, kept) if kept else (0.0, torch.zeros(0))
-    assert value == pytest.approx(alone, rel=1e-12, abs=1e-12)
-    own = torch.tensor([any(row is k for k in kept) for row in rows for _ in row])
-    torch.testing.assert_close(slope[own], slopes.to(slope), rtol=1e-12, atol=1e-12)
-    assert not slope[~own].any()
+    loss_of_kept, slopes = evaluate(free, kept_rows) if kept_rows else (0.0, torch.zeros(0))
+    assert value == pytest.approx(loss_of_kept, rel=1e-12, abs=1e-12)
+    is_kept_P = torch.tensor([any(row is k for k in kept_rows) for row in rows for _ in row])
+    torch.testing.assert_close(slope[is_kept_P], slopes.to(slope), rtol=1e-12, atol=1e-12)
+    assert not slope[~is_kept_P].any()
 
 
 def test_a_row_is_dropped_from_the_denominator_too(toy):
@@ -96,8 +98,8 @@ def test_a_row_is_dropped_from_the_denominator_too(toy):
         x = (gap - 1.0).requires_grad_()
         term = PolicyGradient(surrogate=FutureDrift(dual_clipped_max=most), aggregate="token_mean")
         value = term(forest, gxpo.PolicyTokens(x, -ones), credit, ones, {}, 0)[0]
-        found = figures_of(term, forest, gxpo.PolicyTokens(x.detach(), -ones), credit, ones)
-        return float(value.detach()), torch.autograd.grad(value, x)[0].tolist(), found.get("dual_clip_dropped")
+        metrics = figures_of(term, forest, gxpo.PolicyTokens(x.detach(), -ones), credit, ones)
+        return float(value.detach()), torch.autograd.grad(value, x)[0].tolist(), metrics.get("dual_clip_dropped")
 
     assert loss(1, gap) == (-1.0, [-0.5, -0.5, 0.0, 0.0], 0.5)
     assert loss(None, gap) == (pytest.approx((-2 + 20) / 4), [-0.25, -0.25, 0.0, 0.0], None)
@@ -106,11 +108,11 @@ def test_a_row_is_dropped_from_the_denominator_too(toy):
 
 
 def test_on_policy_the_factor_is_exactly_one(toy):
-    here = toy.logprob.detach()
+    logprob_now = toy.logprob.detach()
     mine, plain = (PolicyGradient(surrogate=g, aggregate="token_mean") for g in (FutureDrift(), Clip()))
-    assert toy.loss(mine, behaviour_logprob=here) == toy.loss(plain, behaviour_logprob=here)
-    found = figures_of(mine, toy.forest, toy.policy(behaviour_logprob=here), toy.credit, toy.weight)
-    assert found["future_factor"] == 1.0 and found["on_policy"] == 1.0
+    assert toy.loss(mine, behaviour_logprob=logprob_now) == toy.loss(plain, behaviour_logprob=logprob_now)
+    metrics = figures_of(mine, toy.forest, toy.policy(behaviour_logprob=logprob_now), toy.credit, toy.weight)
+    assert metrics["future_factor"] == 1.0 and metrics["on_policy"] == 1.0
     off = figures_of(mine, toy.forest, toy.policy(), toy.credit, toy.weight)
     assert off["future_factor"] == pytest.approx((1.2 * 4 + 1.0) / 5)
 
@@ -120,16 +122,16 @@ def test_with_bounds_of_one_it_is_the_dual_clip(toy):
     assert toy.loss(rigid) == toy.loss(PolicyGradient(surrogate=DualClip(0.2, 0.28, 1.4)))
 
 
-def test_the_factor_carries_no_gradient_and_bounds_what_is_far_off_policy():
+def test_the_factor_carries_no_gradient_and_is_bounded():
     gap = column(math.log(1e6), math.log(1e-6), math.log(1e6), -0.05, 700.0).requires_grad_()
-    seen = Entries(gap, 0 * gap.detach(), gap, gap.exp(), column(1.0, 1.0, -1.0, -1.0, 1.0), OWNER, OWNER)
+    entries = Entries(gap, 0 * gap.detach(), gap, gap.exp(), column(1.0, 1.0, -1.0, -1.0, 1.0), OWNER, OWNER)
     surrogate = FutureDrift(factor_low=0.8)
     # 0 for ratios above 10: drifts -13.5, -13.8, -.049, -.05, 0; the third is wrong and beyond 10: at most 1
-    assert surrogate.factor(seen).tolist() == pytest.approx(
+    assert surrogate.factor(entries).tolist() == pytest.approx(
         [0.8, 0.8, math.exp(-0.05 * 2 ** (-1 / 32)), math.exp(-0.05), 1]
     )
-    assert not surrogate.factor(seen).requires_grad
-    (slope,) = torch.autograd.grad(surrogate.loss(seen).sum(), gap)
+    assert not surrogate.factor(entries).requires_grad
+    (slope,) = torch.autograd.grad(surrogate.loss(entries).sum(), gap)
     assert slope.tolist() == pytest.approx([0.0, -0.8 * 1e-6, 0.0, math.exp(-0.1), 0.0])
 
 

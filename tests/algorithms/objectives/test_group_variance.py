@@ -104,16 +104,16 @@ def test_regressions_over_pairs_are_four_times_this():
     both = list(itertools.combinations(zip(log_ratio, reward, strict=True), 2))
     expected = sum(((d - e) / eta - (r - q)) ** 2 for (d, r), (e, q) in both) / len(both)
     group = torch.zeros(5, dtype=torch.int64)
-    found = group_variance(column(*log_ratio), column(*reward), group, 1 / eta)
-    assert 4 * float(found) == pytest.approx(expected)
+    loss = group_variance(column(*log_ratio), column(*reward), group, 1 / eta)
+    assert 4 * float(loss) == pytest.approx(expected)
     pair = group_variance(column(0.2, -0.1), column(1, 0), group[:2], 1.0)  # the card: (.3 - 1)^2
     assert 4 * float(pair) == pytest.approx(0.49)
 
 
 def by_hand(forest, x, beta, standardise=False):
     gap = x["logprob"] - x["proximal_logprob"]
-    found, value, slopes = groups.members(forest), 0.0, []
-    for rows in found.values():
+    members_by_group, value, slopes = groups.members(forest), 0.0, []
+    for rows in members_by_group.values():
         compared = [row for row in rows if row["compared"]]
         if len(compared) < 2 or not groups.moves(rows):
             continue
@@ -133,9 +133,9 @@ def by_hand(forest, x, beta, standardise=False):
             row["e"] = row["z"] - (row["reward"] - mean_r) / unit
         along = sum(row["e"] * row["z"] for row in compared) / (n - 1) if spread > 1 else 0.0
         for row in rows:
-            value += row["e"] ** 2 / 2 / (len(rows) - 1) / len(found)
+            value += row["e"] ** 2 / 2 / (len(rows) - 1) / len(members_by_group)
             pull = row["e"] - (row["z"] * along if row["compared"] else 0.0)
-            slopes.append((row, beta / spread * pull / (len(rows) - 1) / len(found)))
+            slopes.append((row, beta / spread * pull / (len(rows) - 1) / len(members_by_group)))
     return value, groups.spread_over(forest, slopes, "sum")
 
 
@@ -167,7 +167,7 @@ def test_the_gradient_is_the_same_however_the_step_is_cut(term):
 
 @pytest.mark.parametrize("ratio", [1e-6, 1e6])
 def test_standardised_far_off_policy(ratio):
-    """Of two members z-scores are +-1/sqrt 2 whatever they moved: all is fitted, or all is wrong; slopes vanish."""
+    """Two members have z-scores of +-1/sqrt 2 however far they moved: fitted or wrong altogether, with slope 0."""
     forest = groups.forest_of([("a", 1, 1), ("a", 1, 0)])
     old = column(-20, -20)
     x = {"logprob": old + column(math.log(ratio), 0), "behaviour_logprob": old}
@@ -176,7 +176,7 @@ def test_standardised_far_off_policy(ratio):
     assert gradient.tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
 
 
-def test_on_policy_it_is_reinforce_with_the_groups_mean_as_baseline():
+def test_on_policy_it_is_reinforce_with_the_group_mean():
     forest = groups.forest_of([("a", 2, 1), ("a", 3, 0), ("a", 1, 0)])
     x = groups.policies(forest, 0)
     x["proximal_logprob"] = x["logprob"]
@@ -207,9 +207,9 @@ def test_equal_rewards_pull_back_and_nothing_else():
 
 def test_a_group_of_one_gives_nothing_and_counts():
     pair = [("a", 2, 1), ("a", 2, 0)]
-    alone = groups.forest_of([*pair, ("b", 3, 1)])
-    x = groups.policies(alone, 2)
-    value, gradient = groups.graded(GroupVariance(), alone, x)
+    with_single = groups.forest_of([*pair, ("b", 3, 1)])
+    x = groups.policies(with_single, 2)
+    value, gradient = groups.graded(GroupVariance(), with_single, x)
     first = {k: v[:4] for k, v in x.items()}
     assert value == pytest.approx(groups.graded(GroupVariance(), groups.forest_of(pair), first)[0] / 2)
     assert bool((gradient[4:] == 0).all())
@@ -220,8 +220,8 @@ def test_what_it_is_measured_against():
     x = groups.policies(forest, 3)
     for over in ("proximal", "behaviour", "reference"):
         same = {**x, "proximal_logprob": x[f"{over}_logprob"]}
-        found = groups.graded(GroupVariance(ratio_over=over), forest, x)
-        assert found[0] == groups.graded(GroupVariance(), forest, same)[0]
+        loss = groups.graded(GroupVariance(ratio_over=over), forest, x)
+        assert loss[0] == groups.graded(GroupVariance(), forest, same)[0]
     assert GroupVariance(ratio_over="reference").needs == ("reference_logprob",) and GroupVariance().needs == ()
     without = {k: v for k, v in x.items() if k != "reference_logprob"}
     with pytest.raises(MissingSignal, match="reference_logprob"):
@@ -235,9 +235,9 @@ def test_metrics_and_settings():
     forest = groups.forest_of([("a", 1, 1), ("a", 1, 0)])
     proximal = column(-1.0, -1.0)
     policy = PolicyTokens(proximal + column(0.5, -0.5), proximal, proximal_logprob=proximal)
-    found = figures_of(GroupVariance(beta=0.2), forest, policy, column(0, 0), column(1, 1))
-    assert found["implicit_reward_gap"] == pytest.approx(0.4)  # residuals 0.1 - 0.5 and -0.1 + 0.5
-    assert found["approx_kl"] == pytest.approx(math.cosh(0.5) - 1)  # (e^.5 - 1 - .5 + e^-.5 - 1 + .5) / 2
+    metrics = figures_of(GroupVariance(beta=0.2), forest, policy, column(0, 0), column(1, 1))
+    assert metrics["implicit_reward_gap"] == pytest.approx(0.4)  # residuals 0.1 - 0.5 and -0.1 + 0.5
+    assert metrics["approx_kl"] == pytest.approx(math.cosh(0.5) - 1)  # (e^.5 - 1 - .5 + e^-.5 - 1 + .5) / 2
     with pytest.raises(ConfigError, match=r"objective\.beta"):
         GroupVariance(beta=0.0)
     with pytest.raises(ConfigError, match=r"objective\.ratio_over"):

@@ -40,8 +40,8 @@ def test_card() -> None:
 
 @pytest.mark.parametrize(("rho", "slope"), [(0.8, 0.25), (1.0, 1 / 3), (1.2, 0.4), (4.2, 1.4)])
 def test_card_of_the_floor(rho: float, slope: float) -> None:
-    value, found = loss_and_slope(rho, False, 1.0)
-    assert found == pytest.approx(slope, abs=6e-7)
+    value, derivative = loss_and_slope(rho, False, 1.0)
+    assert derivative == pytest.approx(slope, abs=6e-7)
     assert value <= 0 and (value == 0) == (rho >= 1)
 
 
@@ -53,9 +53,11 @@ def test_a_low_floor_lets_one_token_weigh_a_hundred_times_more() -> None:
 @pytest.mark.parametrize("rho", [1e-6, 1e6, 1e300])
 def test_far_off_policy(rho: float, rate: float) -> None:
     value, slope = loss_and_slope(rho, False, 1.0, rate)
-    held = min(rho, math.exp(10))  # log-ratios count as 10 at most
-    assert slope == pytest.approx(rate * held / (1 - rate) / max(1.0, (1 - rate * held) / (1 - rate)), rel=1e-9)
-    assert value == pytest.approx(-math.log(max(1.0, (1 - rate * held) / (1 - rate))), rel=1e-9)
+    bounded_ratio = min(rho, math.exp(10))  # log-ratios count as 10 at most
+    assert slope == pytest.approx(
+        rate * bounded_ratio / (1 - rate) / max(1.0, (1 - rate * bounded_ratio) / (1 - rate)), rel=1e-9
+    )
+    assert value == pytest.approx(-math.log(max(1.0, (1 - rate * bounded_ratio) / (1 - rate))), rel=1e-9)
     assert loss_and_slope(rho, True, 1.0, rate) == pytest.approx((-math.log(rho), -1.0))
 
 
@@ -68,11 +70,11 @@ TERMS = [
 
 def by_hand(term, forest, x):
     gap = (x["logprob"] - x[f"{term.ratio_over}_logprob"]).tolist()
-    found = groups.members(forest)
-    everybody = [row for rows in found.values() for row in rows]
+    members_by_group = groups.members(forest)
+    everybody = [row for rows in members_by_group.values() for row in rows]
     n, tokens = len(everybody), sum(len(row["entries"]) for row in everybody)
     value, gradient = 0.0, torch.zeros(forest.n_entries, dtype=torch.float64)
-    for rows in found.values():
+    for rows in members_by_group.values():
         compared = [row["good"] for row in rows if row["compared"]]
         if set(compared) != {True, False}:
             continue
@@ -84,10 +86,10 @@ def by_hand(term, forest, x):
             c = share[term.aggregate] * emphasis * (1 if row["good"] else term.negative_weight)
             for p, w in zip(row["entries"], row["weight"], strict=True):
                 rho = math.exp(gap[p])
-                held = max((1 - q * rho) / (1 - q), term.floor)
+                floored_ratio = max((1 - q * rho) / (1 - q), term.floor)
                 if w:
-                    value += c * (-gap[p] if row["good"] else -math.log(held))
-                gradient[p] += w * c * (-1 if row["good"] else q * rho / (1 - q) / held)
+                    value += c * (-gap[p] if row["good"] else -math.log(floored_ratio))
+                gradient[p] += w * c * (-1 if row["good"] else q * rho / (1 - q) / floored_ratio)
     return value, gradient
 
 
@@ -138,8 +140,8 @@ def test_groups_of_one_verdict_are_not_run_and_count():
     assert term.active(forest, 0 * ones, ones).tolist() == [True] * 4 + [False] * 10
     x = groups.policies(forest, 2)
     value, gradient = groups.graded(term, forest, x)
-    alone = groups.graded(term, groups.forest_of(mixed), {k: v[:4] for k, v in x.items()})
-    assert value == pytest.approx(alone[0] * 2 / 7) and not gradient[4:].any()  # two of seven trajectories
+    loss_of_mixed = groups.graded(term, groups.forest_of(mixed), {k: v[:4] for k, v in x.items()})
+    assert value == pytest.approx(loss_of_mixed[0] * 2 / 7) and not gradient[4:].any()  # two of seven trajectories
 
 
 def test_without_failures_it_is_fine_tuning_on_successes():
@@ -170,8 +172,8 @@ def test_metrics():
     forest = groups.forest_of([("a", 1, 1), ("a", 2, 0)])
     old = column(-1.0, -1.0, -1.0)
     policy = PolicyTokens(old + column(0.5, 0.25, -0.25), old)
-    found = figures_of(ImplicitNegative(horizon=1.0), forest, policy, 0 * old, 1 + 0 * old)
-    assert found["clip_fraction"] == pytest.approx(1 / 3)  # the failure's token that has become likelier
-    assert found["score_gap"] == pytest.approx(0.5)
+    metrics = figures_of(ImplicitNegative(horizon=1.0), forest, policy, 0 * old, 1 + 0 * old)
+    assert metrics["clip_fraction"] == pytest.approx(1 / 3)  # the failure's token that has become likelier
+    assert metrics["score_gap"] == pytest.approx(0.5)
     spread = (math.exp(0.5) - 1.5) + (math.exp(0.25) - 1.25) + (math.exp(-0.25) - 0.75)
-    assert found["approx_kl"] == pytest.approx(spread / 3)
+    assert metrics["approx_kl"] == pytest.approx(spread / 3)

@@ -30,19 +30,22 @@ def noise(n: int, seed: int) -> torch.Tensor:
 def test_a_switch_of_inputs_and_nothing_else(settings) -> None:
     forest = battery(0)
     n = forest.n_entries
-    own, inner, old, proximal = (0.3 * noise(n, s) - 1 for s in range(4))
+    last_layer, inner, old, proximal = (0.3 * noise(n, s) - 1 for s in range(4))
     credit, weight = noise(n, 5), torch.ones(n, dtype=F64)
-    own.requires_grad_()
+    last_layer.requires_grad_()
     inner.requires_grad_()
-    policy = PolicyTokens(own, old, proximal_logprob=proximal, outputs={"logprob@2": inner})
+    policy = PolicyTokens(last_layer, old, proximal_logprob=proximal, outputs={"logprob@2": inner})
     term, plain = InnerLayer(layer=2, **settings), PolicyGradient(**settings)
-    known = old - 0.1 * noise(n, 7)
-    for signal, x, y, flag in ((known, inner, known, 1.0), (torch.full_like(old, math.nan), own, proximal, 0.0)):
+    inner_old = old - 0.1 * noise(n, 7)
+    for signal, x, y, flag in (
+        (inner_old, inner, inner_old, 1.0),
+        (torch.full_like(old, math.nan), last_layer, proximal, 0.0),
+    ):
         value = term(forest, policy, credit, weight, {"logprob@2": signal}, 0)[0]
-        wanted = plain(forest, PolicyTokens(x, old, proximal_logprob=y), credit, weight, {}, 0)[0]
-        assert torch.equal(value, wanted)
-        by_own, by_inner = torch.autograd.grad(value, (own, inner), allow_unused=True)
-        (slope,) = torch.autograd.grad(wanted, x)
+        expected = plain(forest, PolicyTokens(x, old, proximal_logprob=y), credit, weight, {}, 0)[0]
+        assert torch.equal(value, expected)
+        by_own, by_inner = torch.autograd.grad(value, (last_layer, inner), allow_unused=True)
+        (slope,) = torch.autograd.grad(expected, x)
         trained, other = (by_inner, by_own) if flag else (by_own, by_inner)
         assert torch.equal(trained, slope) and (other is None or not bool(other.any()))
         figures = figures_of(term, forest, policy, credit, weight, {"logprob@2": signal})
@@ -95,11 +98,13 @@ def test_layers_above_are_not_moved_while_it_lasts() -> None:
                               proximal_logprob=x["logprob"].detach())  # fmt: skip
         return m.objective(forest, policy, credit, weight, signals)
 
-    found = learner.gradient(forest, loss, names=m.outputs)
-    moved = {n for n, g in found.items() if bool(g.any())}
-    assert {n for n in found if ".layers.2." in n or ".layers.3." in n}.isdisjoint(moved)
+    gradient_by_parameter = learner.gradient(forest, loss, names=m.outputs)
+    moved = {n for n, g in gradient_by_parameter.items() if bool(g.any())}
+    assert {n for n in gradient_by_parameter if ".layers.2." in n or ".layers.3." in n}.isdisjoint(moved)
     assert {
-        n for n in found if ".layers.0." in n or ".layers.1." in n or "norm.weight" in n[:17] or "head" in n
+        n
+        for n in gradient_by_parameter
+        if ".layers.0." in n or ".layers.1." in n or "norm.weight" in n[:17] or "head" in n
     } <= moved
     signals = {"logprob@2": torch.full((forest.n_entries,), math.nan, dtype=F64)}
     assert all(bool(g.any()) for g in learner.gradient(forest, loss, names=m.outputs).values())

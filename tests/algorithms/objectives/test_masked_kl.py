@@ -45,24 +45,24 @@ def test_aggregates_and_weights(toy) -> None:
     policy = PolicyTokens(toy.logprob, toy.old)
     blind = torch.where(half.path_trajectory == 0, masked, torch.nan)  # not read where it has no weight
     signals = {"masked_logprob": blind}
-    found = MaskedKl(coef=0.02)(half, policy, toy.credit, 7 * toy.weight, signals, 0)[0]
-    assert float(found.detach()) == pytest.approx(sum(each[:2]) / 5, abs=6e-7)
+    loss = MaskedKl(coef=0.02)(half, policy, toy.credit, 7 * toy.weight, signals, 0)[0]
+    assert float(loss.detach()) == pytest.approx(sum(each[:2]) / 5, abs=6e-7)
     assert MaskedKl().active(half, toy.credit, toy.weight).tolist() == [True, True, False, False, False]
 
 
 @pytest.mark.parametrize("estimator", ["k3", "k2", "k3+"])
 @given(st.lists(st.floats(-3, 3), min_size=3, max_size=3), st.lists(st.floats(-3, 3), min_size=3, max_size=3))
-def test_in_expectation_an_estimator_raises_one_of_two_divergences(estimator, logits, hidden):
+def test_each_estimator_raises_one_of_two_divergences(estimator, logits, hidden):
     """Exact over a vocabulary of three: of k3, E grad = -grad KL(masked || policy), of the others -grad KL(policy ||
     masked); the entropy summand has none."""
     theta = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
     logprob, masked = theta.log_softmax(0), torch.tensor(hidden, dtype=torch.float64).log_softmax(0)
     each = masked_kl(logprob, masked, 1.0, 5.0, estimator=estimator)
-    (found,) = torch.autograd.grad((logprob.detach().exp() * each).sum(), theta)
+    (gradient,) = torch.autograd.grad((logprob.detach().exp() * each).sum(), theta)
     fresh = theta.detach().requires_grad_()
     p, q = (masked, fresh.log_softmax(0)) if estimator == "k3" else (fresh.log_softmax(0), masked)
     (kl,) = torch.autograd.grad((p.exp() * (p - q)).sum(), fresh)
-    torch.testing.assert_close(found, -kl, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(gradient, -kl, rtol=1e-9, atol=1e-12)
 
 
 def test_bound(toy) -> None:
@@ -72,7 +72,7 @@ def test_bound(toy) -> None:
     assert gradient[0] == 0 and gradient[3] == 0 and gradient[2] != 0
 
 
-def test_without_coefficients_it_reads_nothing_and_errors_say_what_is_missing(toy) -> None:
+def test_without_coefficients_it_reads_nothing(toy) -> None:
     off = MaskedKl(coef=0.0, entropy_coef=0.0)
     assert not off.active(toy.forest, toy.credit, toy.weight).any()
     assert MaskedKl().needs == ("masked_logprob",) and MaskedKl().learns_from_equal_groups

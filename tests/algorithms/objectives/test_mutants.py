@@ -1,4 +1,4 @@
-"""What objectives' settings may be and what is said of others; further details that no other test looks at."""
+"""Allowed settings of objectives and the errors for others; details of terms that no other test looks at."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def test_words(term, key):
     words, setting = WORDS[term][key], key.rpartition(".")[2]
     for word in words:
         TERMS[term](**{setting: word}, **BESIDE.get(word, {}))
-    said = f"{key} is 'other'; it is one of {', '.join(words)}"
-    with pytest.raises(ConfigError, match=f"^{re.escape(said)}(; did you mean .*)?$"):
+    message = f"{key} is 'other'; it is one of {', '.join(words)}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}(; did you mean .*)?$"):
         TERMS[term](**{setting: "other"})
 
 
@@ -112,8 +112,8 @@ EDGES = [
 
 @pytest.mark.parametrize(("part", "given"), EDGES)
 def test_edges_are_inside(part, given):
-    made = part(**given)
-    assert {name: getattr(made, name) for name in given} == given
+    term = part(**given)
+    assert {name: getattr(term, name) for name in given} == given
 
 
 OUTSIDE = [
@@ -138,10 +138,10 @@ OUTSIDE = [
         (
             TERMS["policy_gradient"],
             {"ratio": "sequence", name: value},
-            f"objective.{said} works with objective.ratio 'token' only, and surrogates that look at single tokens: "
+            f"objective.{label} works with objective.ratio 'token' only, and surrogates that look at single tokens: "
             "set one of the two",
         )
-        for name, value, said in (
+        for name, value, label in (
             ("dedup_shared_tokens", True, "dedup_shared_tokens"),
             ("on_unknown_behaviour", "shaped", "on_unknown_behaviour 'shaped'"),
         )
@@ -190,9 +190,9 @@ OUTSIDE = [
 ]
 
 
-@pytest.mark.parametrize(("part", "given", "said"), OUTSIDE)
-def test_what_lies_outside_is_refused(part, given, said):
-    with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
+@pytest.mark.parametrize(("part", "given", "message"), OUTSIDE)
+def test_what_lies_outside_is_refused(part, given, message):
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
         part(**given)
 
 
@@ -242,13 +242,13 @@ class OfTheForest(Penalty):
 def test_figures_of_penalties(toy) -> None:
     # lengths 2 2 3 3 3; d = reference - logprob = -.4 .1 .2 -.1 -.5
     assert figures(toy, OfTheForest(coef=0.5)) == pytest.approx({"length": 13 / 5})
-    known = {"proximal_logprob": toy.logprob.detach(), "reference_logprob": toy.reference}
+    signals = {"proximal_logprob": toy.logprob.detach(), "reference_logprob": toy.reference}
     k3 = sum(math.exp(d) - 1 - d for d in (-0.4, 0.1, 0.2, -0.1, -0.5)) / 5
-    assert KL(coef=0.1).measured(toy.forest, known) == pytest.approx(k3)
-    assert KL(coef=0.1).measured(toy.forest, {}) is None
+    assert KL(coef=0.1).start_value(toy.forest, signals) == pytest.approx(k3)
+    assert KL(coef=0.1).start_value(toy.forest, {}) is None
     policy = toy.policy(reference_logprob=toy.reference)
     for coef, expected in ((0.0, {}), (0.1, {"kl": pytest.approx(k3)})):
-        assert figures_of(KL(coef=coef), toy.forest, policy, toy.credit, toy.weight, known) == expected
+        assert figures_of(KL(coef=coef), toy.forest, policy, toy.credit, toy.weight, signals) == expected
 
 
 class Watching(Control):
@@ -275,8 +275,8 @@ def test_the_residual_of_z_scores(toy) -> None:
     forest = toy.forest.replace(outcome=torch.tensor([3.0, 1.0], dtype=torch.float64))
     for standardise, gap in ((False, 1 + 0.05), (True, 0.707107 + 0.05)):
         term = GroupVariance(beta=1.0, standardise=standardise)
-        found = figures_of(term, forest, toy.policy(), toy.credit, toy.weight)
-        assert found["implicit_reward_gap"] == pytest.approx(gap, abs=1e-5)
+        metrics = figures_of(term, forest, toy.policy(), toy.credit, toy.weight)
+        assert metrics["implicit_reward_gap"] == pytest.approx(gap, abs=1e-5)
 
 
 # ---------------------------------------------------------------- sums
@@ -297,7 +297,7 @@ class Asks(TermPart):
         return policy.logprob.sum()
 
 
-def test_a_sum_asks_for_what_its_terms_ask_for_and_tells_their_figures_apart(toy) -> None:
+def test_a_sum_needs_what_its_terms_need(toy) -> None:
     both = Asks() + PolicyGradient() + Asks()
     assert (both.couples, both.outputs) == ("group", ("logprob", "entropy"))
     assert (both.needs, both.requires) == (("value",), ("states",))
@@ -305,8 +305,8 @@ def test_a_sum_asks_for_what_its_terms_ask_for_and_tells_their_figures_apart(toy
     signals = {"of": 2.0, "active": only}
     assert (Asks() + Asks()).active(toy.forest, toy.credit, toy.weight, signals).tolist() == only.tolist()
     three = Asks() + Asks() + Asks()
-    found = figures_of(three, toy.forest, toy.policy(), toy.credit, toy.weight, signals)
-    assert found == {"kl": 1.0, "of": 2.0, "kl_2": 1.0, "of_2": 2.0, "kl_3": 1.0, "of_3": 2.0}
+    metrics = figures_of(three, toy.forest, toy.policy(), toy.credit, toy.weight, signals)
+    assert metrics == {"kl": 1.0, "of": 2.0, "kl_2": 1.0, "of_2": 2.0, "kl_3": 1.0, "of_3": 2.0}
     assert TermSum((Plain(),)).outputs == ("logprob",)  # type: ignore[arg-type]  # a term that says nothing of itself
     with pytest.raises(ConfigError, match=r"^an objective needs at least one term$"):
         TermSum(())
@@ -344,21 +344,21 @@ def test_weights_of_trajectories_and_tokens_that_are_not_trained(grow) -> None:
         ValueRegression()(forest, PolicyTokens(logprob, old), one, one, target, 0)[0]
 
 
-def test_the_hidden_observation_by_default_and_by_the_longest_answer(toy) -> None:
+def test_masked_kl_by_default_and_by_the_longest_answer(toy) -> None:
     # k3 of d = -.4 .1 .2 -.1 -.5: .070320 .005171 .021403 .004837 .106531; -logprob = .2 1.1 2.4 .1 .2
-    k3, own = (0.070320, 0.005171, 0.021403, 0.004837, 0.106531), (0.2, 1.1, 2.4, 0.1, 0.2)
-    each = [-0.01 * k + 0.03 * x for k, x in zip(k3, own, strict=True)]
+    k3, nll = (0.070320, 0.005171, 0.021403, 0.004837, 0.106531), (0.2, 1.1, 2.4, 0.1, 0.2)
+    each = [-0.01 * k + 0.03 * x for k, x in zip(k3, nll, strict=True)]
     assert masked_kl(toy.logprob.detach(), toy.reference).tolist() == pytest.approx(each, abs=1e-7)
     signals = {"masked_logprob": toy.reference}
     term = MaskedKl(aggregate="sequence_sum", horizon=10.0)
-    found = term(toy.forest, toy.policy(), toy.credit, toy.weight, signals, 0)[0]
-    assert float(found.detach()) == pytest.approx(sum(each) / 10 / 2, abs=1e-7)
+    loss = term(toy.forest, toy.policy(), toy.credit, toy.weight, signals, 0)[0]
+    assert float(loss.detach()) == pytest.approx(sum(each) / 10 / 2, abs=1e-7)
 
 
 def test_the_ratio_of_a_turn_is_its_geometric_mean() -> None:
     log_ratio, turn = torch.tensor([0.1, 0.3, -0.4, 0.2]), torch.tensor([0, 0, 1, 1])
-    found = RATIOS["turn"]().level(log_ratio, torch.zeros(4, dtype=torch.int64), turn)
-    assert found.tolist() == pytest.approx([0.2, 0.2, -0.1, -0.1])
+    log_ratios = RATIOS["turn"]().level(log_ratio, torch.zeros(4, dtype=torch.int64), turn)
+    assert log_ratios.tolist() == pytest.approx([0.2, 0.2, -0.1, -0.1])
 
 
 def test_pairs_alone_leave_equal_groups_out() -> None:
@@ -376,12 +376,12 @@ def test_on_the_bound_and_without_credit_nothing_is_clipped() -> None:
     assert x.trajectory.tolist() == x.turn.tolist() == [0, 1, 2, 3]
 
 
-def test_where_one_alone_is_compared_there_is_nothing_to_regress_to(grow) -> None:
+def test_one_compared_member_gives_nothing_to_regress_to(grow) -> None:
     two = torch.tensor([1.0, 3.0])
-    found = group_variance(two, two.flip(0), torch.zeros(2).long(), 1.0, compared=torch.tensor([True, False]))
-    assert float(found) == 0.0
-    alone, any_weight = grow([("a", 2), ("b", 1), ("b", 1)]), torch.ones(4, dtype=torch.float64)
-    assert GroupVariance().active(alone, any_weight, any_weight).tolist() == [False, False, True, True]
+    loss = group_variance(two, two.flip(0), torch.zeros(2).long(), 1.0, compared=torch.tensor([True, False]))
+    assert float(loss) == 0.0
+    single_forest, any_weight = grow([("a", 2), ("b", 1), ("b", 1)]), torch.ones(4, dtype=torch.float64)
+    assert GroupVariance().active(single_forest, any_weight, any_weight).tolist() == [False, False, True, True]
 
 
 def test_the_power_mean_where_nobody_knows_who_sampled(toy) -> None:
@@ -401,8 +401,8 @@ def test_surrogates_that_read_the_entropy_and_the_whole_step(toy) -> None:
     term, entropy = PolicyGradient(surrogate=ByEntropy(), aggregate="token_mean"), torch.arange(1.0, 6.0)
     assert (term.couples, term.outputs) == ("step", ("logprob", "entropy"))
     credit = torch.tensor([1.0, 0.0, -1.0, 0.0, 0.0], dtype=torch.float64)
-    found = term(toy.forest, toy.policy(entropy=entropy), credit, toy.weight, {}, 0)[0]
-    assert float(found.detach()) == pytest.approx((-math.exp(0.3) + 3 * math.exp(-0.4)) / 5)
+    loss = term(toy.forest, toy.policy(entropy=entropy), credit, toy.weight, {}, 0)[0]
+    assert float(loss.detach()) == pytest.approx((-math.exp(0.3) + 3 * math.exp(-0.4)) / 5)
     assert term.active(toy.forest, credit.clamp_min(0), toy.weight).tolist() == [True] * 5
     assert term.active(toy.forest, 0 * credit, toy.weight).tolist() == [False] * 5
     with pytest.raises(
@@ -424,10 +424,10 @@ def test_terms_on_single_tokens_read_those_that_have_a_weight(toy) -> None:
 
 
 def test_a_sum_over_answers_needs_the_longest_one() -> None:
-    said = (
+    message = (
         "objective.horizon is None, and objective.aggregate 'sequence_sum' divides by it: set it to the longest "
         "trainable length a trajectory can have, in tokens"
     )
     one = torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(GxpoError, match=f"^{re.escape(said)}$"):
+    with pytest.raises(GxpoError, match=f"^{re.escape(message)}$"):
         coefficients(one, one == 0, "sequence_sum")

@@ -23,18 +23,17 @@ from tests.algorithms.objectives.by_position import (
 from torch import Tensor
 
 from gxpo.algorithms.objectives import Entries, PolicyGradient, surrogate
-from gxpo.algorithms.objectives.prefix import minimum, recursion
-from gxpo.algorithms.objectives.ratio_trajectory import prefix_ratio
+from gxpo.algorithms.objectives.ratio_trajectory import prefix_ratio, run_recursion, running_minimum
 from gxpo.algorithms.objectives.surrogate_clips import (
     FutureDrift,
     covariance,
-    draw,
     entropy_score,
     future_drift,
     relative_entropy,
+    token_hash,
 )
 from gxpo.algorithms.objectives.surrogate_penalties import RatioVariance
-from gxpo.algorithms.objectives.surrogate_weights import gamma_shaped
+from gxpo.algorithms.objectives.surrogate_weights import gamma_kernel
 from gxpo.parts.protocols import PolicyTokens
 from gxpo.parts.registry import RATIOS, SURROGATES
 
@@ -102,8 +101,8 @@ def test_on_the_middle_of_the_clip_a_token_is_outside() -> None:
 def test_covariances_on_the_bounds_are_not_drawn() -> None:
     x = entries([0.0, 0.0], [1.0, -1.0], logprob=column(-1.0, -3.0))  # both have covariance 1
     for low, high, dropped in ((1.0, 5.0, 0), (0.0, 1.0, 0), (0.0, 5.0, 1)):
-        found = CovarianceClip(covariance_low=low, covariance_high=high).clipped(x)
-        assert int(found.sum()) == dropped, (low, high)
+        is_clipped = CovarianceClip(covariance_low=low, covariance_high=high).clipped(x)
+        assert int(is_clipped.sum()) == dropped, (low, high)
 
 
 # ---------------------------------------------------------------- what is cut, and what is not
@@ -151,7 +150,7 @@ def test_the_factor_of_the_future_where_it_is_unsafe() -> None:
 
 def test_far_out() -> None:
     one = column(1.0)
-    assert float(gamma_shaped(column(math.inf), 2 * one, 3 * one)) == 0.0
+    assert float(gamma_kernel(column(math.inf), 2 * one, 3 * one)) == 0.0
     assert prefix_ratio(column(-100.0, 0.0), torch.zeros(2).long()).tolist() == [0.0, -60.0]
     none = torch.empty(0, dtype=torch.int64)
     assert SequenceSum().level(column(), none, none).shape == (0,)
@@ -172,8 +171,8 @@ def test_draws_are_integers_and_read_credit_to_a_4096th() -> None:
     x = entries([0.0] * 9, [k / 9 for k in range(9)])
     grid = dataclasses.replace(x, credit=(x.credit * 4096).round() / 4096)
     near = dataclasses.replace(x, credit=grid.credit + 0.3 / 4096)
-    assert draw(x, 3).dtype == torch.int64
-    assert torch.equal(draw(grid, 3), draw(near, 3))
+    assert token_hash(x, 3).dtype == torch.int64
+    assert torch.equal(token_hash(grid, 3), token_hash(near, 3))
 
 
 # ---------------------------------------------------------------- float32
@@ -187,15 +186,15 @@ def test_statistics_of_float32_are_those_of_the_same_numbers() -> None:
     e = (-a).tolist()
     score = [math.log(h / max(e)) / math.log(max(e) / min(e)) for h in e]
     assert entropy_score(-a, 1.0).tolist() == pytest.approx(score, rel=1e-12, abs=1e-12)
-    found = relative_entropy(-a, torch.zeros(4).long()).tolist()
-    assert found == pytest.approx([(h - min(e)) / (max(e) - min(e)) for h in e], rel=1e-12)
+    relative_entropies = relative_entropy(-a, torch.zeros(4).long()).tolist()
+    assert relative_entropies == pytest.approx([(h - min(e)) / (max(e) - min(e)) for h in e], rel=1e-12)
     one = torch.zeros(4, dtype=torch.int64)
-    sums = recursion(a, 0.1, one)
+    sums = run_recursion(a, 0.1, one)
     y = 0.0
     for x, s in zip(xs, sums.tolist(), strict=True):
         y = x + 0.1 * y
         assert s == pytest.approx(y, rel=1e-12)
-    assert sums.dtype == minimum(a, one).dtype == torch.float64
+    assert sums.dtype == running_minimum(a, one).dtype == torch.float64
 
 
 @pytest.mark.parametrize("name", [*SURROGATES, *RATIOS, "uncertain tokens"])
@@ -207,5 +206,5 @@ def test_a_loss_has_the_dtype_of_the_log_probs(toy, name) -> None:
         term = PolicyGradient(ratio=RATIOS[name]())
     single = toy.logprob.detach().float().requires_grad_()
     policy = PolicyTokens(single, toy.old, entropy=toy.old.abs())
-    found = term(toy.forest, policy, toy.credit, toy.weight, {}, 0)[0]
-    assert found.dtype == torch.float32 and bool(found.isfinite())
+    loss = term(toy.forest, policy, toy.credit, toy.weight, {}, 0)[0]
+    assert loss.dtype == torch.float32 and bool(loss.isfinite())

@@ -9,22 +9,20 @@ import pytest
 import torch
 from tests.algorithms.objectives.conftest import figures_of
 from tests.algorithms.objectives.labelled_groups import forest_of
-from tests.algorithms.objectives.test_entropy_band import episodes, seen, value_and_slope
+from tests.algorithms.objectives.test_entropy_band import episodes, value_and_slope, with_history
 from torch import Tensor
 
 from gxpo.algorithms.objectives import surrogate
 from gxpo.algorithms.objectives.base import PolicyGradient, TermPart, TermSum
 from gxpo.algorithms.objectives.control import AdaptiveKl
 from gxpo.algorithms.objectives.distillation import Distillation
-from gxpo.algorithms.objectives.entropy_band import EntropyBand, outside
+from gxpo.algorithms.objectives.entropy_band import EntropyBand, band_penalty
 from gxpo.algorithms.objectives.inner_layer import InnerLayer
 from gxpo.algorithms.objectives.masked_kl import MaskedKl
-from gxpo.algorithms.objectives.mirror_kl import MirrorKl
-from gxpo.algorithms.objectives.penalty import KL, Entropy, kl_estimate
+from gxpo.algorithms.objectives.penalty import KL, Entropy, MirrorKl, kl_estimate
 from gxpo.algorithms.objectives.positive_likelihood import PositiveLikelihood
 from gxpo.algorithms.objectives.power_mean import PowerMean, log_power_mean
-from gxpo.algorithms.objectives.preference_forms import sigmoid
-from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.algorithms.objectives.preference_pairs import PreferencePairs, sigmoid
 from gxpo.algorithms.objectives.sequence_losses import (
     Classification,
     Discriminative,
@@ -40,7 +38,7 @@ from gxpo.algorithms.objectives.sequence_losses import (
     implied_negative,
     residuals,
     squared_log_ratio,
-    valued,
+    straight_through,
 )
 from gxpo.algorithms.objectives.sequence_score import labels, log_sum_exp, over_groups, weighted
 from gxpo.algorithms.objectives.uniform_value import UniformValue
@@ -109,16 +107,16 @@ def test_a_sum_hands_everything_on_to_its_terms(toy) -> None:
     weight = column(1, 0, -1, 1, 0)
     assert both.active(toy.forest, toy.credit, weight).tolist() == [True, False, True, False, False]
     three = both + Asks() + Asks()
-    found = figures_of(three, toy.forest, toy.policy(), toy.credit, toy.weight, {"of": 3.0})
-    assert found == {"approx_kl": 1.0, "approx_kl_2": 1.0, "approx_kl_3": 1.0}
+    metrics = figures_of(three, toy.forest, toy.policy(), toy.credit, toy.weight, {"of": 3.0})
+    assert metrics == {"approx_kl": 1.0, "approx_kl_2": 1.0, "approx_kl_3": 1.0}
 
 
 def test_only_a_figure_of_the_same_name_takes_a_name(toy) -> None:
     """`kl_coef` is no second `kl`."""
     sum_ = PolicyGradient() + KL(coef=0.1, control=AdaptiveKl()) + KL(coef=0.2)
-    found = figures_of(sum_, toy.forest, toy.policy(reference_logprob=toy.reference), toy.credit, toy.weight)
-    assert set(found) == {"clip_fraction", "approx_kl", "ratio_max", "on_policy", "kl_coef", "kl", "kl_2"}
-    assert found["kl"] == found["kl_2"]
+    metrics = figures_of(sum_, toy.forest, toy.policy(reference_logprob=toy.reference), toy.credit, toy.weight)
+    assert set(metrics) == {"clip_fraction", "approx_kl", "ratio_max", "on_policy", "kl_coef", "kl", "kl_2"}
+    assert metrics["kl"] == metrics["kl_2"]
 
 
 # ---------------------------------------------------------------- dtype
@@ -157,8 +155,8 @@ def test_losses_have_the_dtype_of_the_log_probs() -> None:
         PositiveLikelihood(),
         PolicyGradient(surrogate=ByEntropy()),
     ):
-        found = term(forest, policy, torch.ones(5, dtype=F64), torch.ones(5, dtype=F64), signals, 0)[0]
-        assert found.dtype == torch.float32 and bool(found.isfinite()), term
+        loss = term(forest, policy, torch.ones(5, dtype=F64), torch.ones(5, dtype=F64), signals, 0)[0]
+        assert loss.dtype == torch.float32 and bool(loss.isfinite()), term
     assert weighted(single, far).dtype == torch.float32
 
 
@@ -166,8 +164,8 @@ def test_losses_have_the_dtype_of_the_log_probs() -> None:
 def test_defaults() -> None:
     group, good = torch.zeros(2).long(), torch.tensor([True, False])
     log1p = lambda x: math.log1p(math.exp(x))  # noqa: E731
-    found = classification(column(0.5, -0.25), group, good, ~good)
-    assert float(found) == pytest.approx(log1p(-0.25 / 0.5) + log1p(-0.5 / 0.5))
+    loss = classification(column(0.5, -0.25), group, good, ~good)
+    assert float(loss) == pytest.approx(log1p(-0.25 / 0.5) + log1p(-0.5 / 0.5))
     assert kl_estimate(column(0.0), column(0.5)).tolist() == pytest.approx([math.exp(0.5) - 1.5])
     # beta .1: .1 (-1) + .5 and its negative, squared, halved, over G - 1
     assert float(group_variance(column(1, 3), column(0, 1), group)) == pytest.approx(0.16)
@@ -180,10 +178,10 @@ def test_defaults() -> None:
     # the negative ratio is 2 - e^x: at x = log .5 it is 1.5, at 2, held at 1, it is 2 - e and floored at 1
     assert implicit_negative(column(math.log(0.5)), column(0.5), bad).tolist() == pytest.approx([-math.log(1.5)])
     assert implicit_negative(column(2.0), column(0.5), bad).tolist() == [0.0]
-    held = implicit_negative(column(0.5), column(0.5), bad, 1e-3, log_ratio_max=0.1)
-    assert held.tolist() == pytest.approx([-math.log(2 - math.exp(0.1))])
+    bounded_loss = implicit_negative(column(0.5), column(0.5), bad, 1e-3, log_ratio_max=0.1)
+    assert bounded_loss.tolist() == pytest.approx([-math.log(2 - math.exp(0.1))])
     x = column(3.0).requires_grad_()
-    straight = valued(x, column(1.0))
+    straight = straight_through(x, column(1.0))
     assert float(straight.detach()) == 1.0 and torch.autograd.grad(straight.sum(), x)[0].tolist() == [1.0]
 
 
@@ -191,9 +189,9 @@ def test_discriminative_by_hand() -> None:
     """One group of a success and two failures; one of failures alone, which only counts. tau is 10."""
     group = torch.tensor([0, 0, 0, 1, 1])
     good = torch.tensor([True, False, False, False, False])
-    found = discriminative(column(1.0, 0.5, -0.5, 2.0, 3.0), group, good, ~good)
+    loss = discriminative(column(1.0, 0.5, -0.5, 2.0, 3.0), group, good, ~good)
     gain = 1.0 - 10 * math.log((math.exp(0.05) + math.exp(-0.05)) / 2)
-    assert float(found) == pytest.approx(-gain / 2)
+    assert float(loss) == pytest.approx(-gain / 2)
     assert float(hinge(column(0.5), 0.1, 2.0)) == pytest.approx(0.4**2)
 
 
@@ -202,30 +200,30 @@ LABELLED = [("a", 1, 1), ("a", 1, 0), ("b", 1, 1), ("b", 1, 0), ("c", 1, 1)]
 
 
 @pytest.mark.parametrize("term", ["classification", "discriminative", "implicit_negative"])
-def test_the_gap_of_scores_is_a_mean_over_the_groups_that_were_read(term) -> None:
+def test_score_gap_is_a_mean_over_the_groups_read(term) -> None:
     """.3 + .1 and .2 - .4, the third group has no failure; in float64 though the log-probs are not."""
-    made = {"classification": Classification, "discriminative": Discriminative, "implicit_negative": Negative}
+    classes = {"classification": Classification, "discriminative": Discriminative, "implicit_negative": Negative}
     x = torch.tensor([0.3, -0.1, 0.2, 0.4, NAN])
     a, b, c, d, _ = x.tolist()
-    found = figures(made[term](), forest_of(LABELLED), PolicyTokens(x, torch.zeros(5)))
-    assert found["score_gap"] == pytest.approx(((a - b) + (c - d)) / 2, rel=1e-12)
+    metrics = figures(classes[term](), forest_of(LABELLED), PolicyTokens(x, torch.zeros(5)))
+    assert metrics["score_gap"] == pytest.approx(((a - b) + (c - d)) / 2, rel=1e-12)
 
 
 def test_the_gap_of_scores_leaves_out_what_was_not_read() -> None:
     """The second success of the first group and the failure of the second have no weight, and are not run: .3 + .1."""
     forest = forest_of([("a", 1, 1), ("a", 1, 1), ("a", 1, 0), ("b", 1, 1), ("b", 1, 0)])
     one, weight = torch.ones(5, dtype=F64), column(1, 0, 1, 1, 0)
-    found = figures_of(Negative(), forest, moved(0.3, NAN, -0.1, 0.7, NAN), one, weight)
-    assert found["score_gap"] == pytest.approx(0.4)
-    found = figures_of(Negative(), forest, moved(NAN, NAN, NAN, 0.7, NAN), one, column(0, 0, 0, 1, 0))
-    assert found["score_gap"] == 0.0
+    metrics = figures_of(Negative(), forest, moved(0.3, NAN, -0.1, 0.7, NAN), one, weight)
+    assert metrics["score_gap"] == pytest.approx(0.4)
+    metrics = figures_of(Negative(), forest, moved(NAN, NAN, NAN, 0.7, NAN), one, column(0, 0, 0, 1, 0))
+    assert metrics["score_gap"] == 0.0
 
 
 def test_scores_of_float32_are_means_in_float64() -> None:
     x = torch.tensor([0.3, -0.1, 0.7, 0.2])
-    found = figures(Discriminative(), forest_of([("a", 3, 1), ("a", 1, 0)]), PolicyTokens(x, torch.zeros(4)))
+    metrics = figures(Discriminative(), forest_of([("a", 3, 1), ("a", 1, 0)]), PolicyTokens(x, torch.zeros(4)))
     a, b, c, d = x.tolist()
-    assert found["score_gap"] == pytest.approx((a + b + c) / 3 - d, rel=1e-12)
+    assert metrics["score_gap"] == pytest.approx((a + b + c) / 3 - d, rel=1e-12)
 
 
 def test_failures_below_the_floor() -> None:
@@ -255,18 +253,18 @@ def test_the_residual_is_measured_against_the_compared() -> None:
     """D .2 .4 .9, outcomes 1 0 5, means of the first two .3 and .5: -.6, .6, -3.9."""
     rows = [("a", 1, 1), ("a", 1, 0), ("a", 1, 1, {"compared": False})]
     forest = forest_of(rows).replace(outcome=column(1, 0, 5))
-    found = figures(GroupVariance(beta=1.0), forest, moved(0.2, 0.4, 0.9))
-    assert found["implicit_reward_gap"] == pytest.approx(math.sqrt((0.36 + 0.36 + 15.21) / 3))
+    metrics = figures(GroupVariance(beta=1.0), forest, moved(0.2, 0.4, 0.9))
+    assert metrics["implicit_reward_gap"] == pytest.approx(math.sqrt((0.36 + 0.36 + 15.21) / 3))
 
 
 def test_residuals_of_what_was_read_alone() -> None:
     """r - b = .5, -.5 and tau D = .02, -.04; who is alone in a group has no residual."""
     forest = forest_of([("b", 1, 1), ("a", 1, 1), ("a", 1, 0)])
-    found = figures(SquaredLogRatio(), forest, moved(NAN, 0.2, -0.4))
-    assert found["implicit_reward_gap"] == pytest.approx(math.sqrt((0.48**2 + 0.46**2) / 2))
+    metrics = figures(SquaredLogRatio(), forest, moved(NAN, 0.2, -0.4))
+    assert metrics["implicit_reward_gap"] == pytest.approx(math.sqrt((0.48**2 + 0.46**2) / 2))
     for kind in ("log_mean_exp", "mean"):
-        alone = baseline_of(column(2.0), column(0.3), torch.zeros(1).long(), kind, 0.5)
-        assert alone.tolist() == pytest.approx([2.0])
+        single_baseline = baseline_of(column(2.0), column(0.3), torch.zeros(1).long(), kind, 0.5)
+        assert single_baseline.tolist() == pytest.approx([2.0])
 
 
 def test_bellman_residuals() -> None:
@@ -274,30 +272,30 @@ def test_bellman_residuals() -> None:
     forest = forest_of([("b", 1, 1), ("a", 2, 1), ("a", 1, 0)])
     policy = moved(NAN, 0.1, -0.2, 0.3, outputs={"mean_logprob": column(NAN, 9.0, 0.4, 7.0)})
     signals = {"start_mean_logprob": torch.zeros(4, dtype=F64)}
-    found = figures(UniformValue(scale=2.0), forest, policy, signals)
-    assert found["implicit_reward_gap"] == pytest.approx(math.sqrt((0.49 + 0.81 + 1.21) / 3))
-    alone = forest_of([("a", 1, 1)])
-    assert figures(UniformValue(), alone, moved(0.1, outputs={"mean_logprob": column(0.0)}), signals) == {}
+    metrics = figures(UniformValue(scale=2.0), forest, policy, signals)
+    assert metrics["implicit_reward_gap"] == pytest.approx(math.sqrt((0.49 + 0.81 + 1.21) / 3))
+    single_forest = forest_of([("a", 1, 1)])
+    assert figures(UniformValue(), single_forest, moved(0.1, outputs={"mean_logprob": column(0.0)}), signals) == {}
 
 
 def test_regressions_on_float32_are_those_on_the_same_numbers() -> None:
     reward, u = torch.tensor([0.1, 0.7]), torch.tensor([0.0, 0.7, 0.0])
     a, b = reward.tolist()
     expected = 0.3 * math.log((math.exp(a / 0.3) + math.exp(b / 0.3)) / 2)
-    found = baseline_of(reward, 0 * reward, torch.zeros(2).long(), "log_mean_exp", 0.3)
-    assert found.tolist() == pytest.approx([expected] * 2, rel=1e-12)
+    baseline = baseline_of(reward, 0 * reward, torch.zeros(2).long(), "log_mean_exp", 0.3)
+    assert baseline.tolist() == pytest.approx([expected] * 2, rel=1e-12)
     # y = .5 + .3 u, .5 and -.5, at log-ratios of 0
     forest, policy = forest_of([("a", 2, 1), ("a", 1, 0)]), moved(0.0, 0.0, 0.0, outputs={"mean_logprob": u})
-    found = figures(UniformValue(next_scale=0.3), forest, policy, {"start_mean_logprob": 0 * u})
+    baseline = figures(UniformValue(next_scale=0.3), forest, policy, {"start_mean_logprob": 0 * u})
     expected = math.sqrt(((0.5 + 0.3 * u.tolist()[1]) ** 2 + 0.5) / 3)
-    assert found["implicit_reward_gap"] == pytest.approx(expected, rel=1e-12)
+    assert baseline["implicit_reward_gap"] == pytest.approx(expected, rel=1e-12)
 
 
 def test_how_much_of_a_small_spread_is_explained(grow) -> None:
     """Errors .5 and -.25; the targets' variance is 1/16."""
     forest, signals = grow([("a", 2)]), {"value_target": column(0.0, 0.5)}
-    found = figures(ValueRegression(), forest, moved(0.0, 0.0, value=column(0.5, 0.25)), signals)
-    assert found == pytest.approx({"value_loss": 0.078125, "value_explained": 1 - 0.15625 / 0.0625})
+    metrics = figures(ValueRegression(), forest, moved(0.0, 0.0, value=column(0.5, 0.25)), signals)
+    assert metrics == pytest.approx({"value_loss": 0.078125, "value_explained": 1 - 0.15625 / 0.0625})
 
 
 # ---------------------------------------------------------------- pairs
@@ -322,20 +320,20 @@ def test_a_taught_token_that_nobody_knows_the_sampler_of(grow) -> None:
 # ---------------------------------------------------------------- entropy
 def test_the_band_by_default_and_on_its_ends() -> None:
     h, centre = column(0.25, 0.5, 0.75, 2.0), column(0.5, 0.5, 0.5, NAN)
-    assert outside(h, centre).tolist() == [0.0] * 4
-    assert outside(column(0.125, 1.0), column(0.5, 0.5)).tolist() == [0.125, 0.25]
-    flat = outside(h, centre, hinge=False, size=0.5)
+    assert band_penalty(h, centre).tolist() == [0.0] * 4
+    assert band_penalty(column(0.125, 1.0), column(0.5, 0.5)).tolist() == [0.125, 0.25]
+    flat = band_penalty(h, centre, hinge=False, size=0.5)
     assert flat.tolist() == [0.5, 0.0, 0.5, 0.0] and flat.dtype == F64
-    assert outside(h.float(), centre).dtype == torch.float32
+    assert band_penalty(h.float(), centre).dtype == torch.float32
 
 
 def test_the_band_remembers_the_mean_of_its_steps() -> None:
     """The centre is .6 after one step or three, so the band (.3, .9): distances 0, .3, .25, or thrice .4."""
     forest, h = episodes([3]), column(0.5, 1.2, 0.05)
-    found, _ = value_and_slope(seen(EntropyBand(control=None), 0.6, steps=3), forest, h)
-    assert found == pytest.approx(-0.001 * (1.75 - 0.55) / 3, rel=1e-12)
-    found, _ = value_and_slope(seen(EntropyBand(control=None, hinge=False, size=0.5), 0.6), forest, h)
-    assert found == pytest.approx(-0.001 * (1.75 - 1.0) / 3)
+    weights, _ = value_and_slope(with_history(EntropyBand(control=None), 0.6, steps=3), forest, h)
+    assert weights == pytest.approx(-0.001 * (1.75 - 0.55) / 3, rel=1e-12)
+    weights, _ = value_and_slope(with_history(EntropyBand(control=None, hinge=False, size=0.5), 0.6), forest, h)
+    assert weights == pytest.approx(-0.001 * (1.75 - 1.0) / 3)
 
 
 def test_turns_that_nothing_is_trained_in(grow) -> None:
@@ -346,18 +344,18 @@ def test_turns_that_nothing_is_trained_in(grow) -> None:
 # ---------------------------------------------------------------- KL
 def test_kl_of_trained_tokens_by_its_own_estimator(grow, toy) -> None:
     forest = grow([("a", 2, {"trainable": [True, False]})])
-    known = {"proximal_logprob": column(-0.5, -9.0), "reference_logprob": column(-0.75, -1.0)}
-    assert KL(coef=1.0, estimator="k1").measured(forest, known) == pytest.approx(0.25)
+    signals = {"proximal_logprob": column(-0.5, -9.0), "reference_logprob": column(-0.75, -1.0)}
+    assert KL(coef=1.0, estimator="k1").start_value(forest, signals) == pytest.approx(0.25)
     # k1 .4 -.1 | -.2 .1 .5: sums .3 and .4, over the horizon, over two trajectories
     term = KL(coef=1.0, estimator="k1", aggregate="sequence_sum", horizon=10.0)
-    found = value(term, toy.forest, toy.policy(reference_logprob=toy.reference))
-    assert found == pytest.approx((0.3 + 0.4) / 10 / 2)
+    loss = value(term, toy.forest, toy.policy(reference_logprob=toy.reference))
+    assert loss == pytest.approx((0.3 + 0.4) / 10 / 2)
 
 
-def test_the_hidden_observation_counts_by_the_weight_of_the_trajectory(grow) -> None:
+def test_masked_kl_is_weighted_by_the_trajectory(grow) -> None:
     forest, x = grow([("a", 1, {"weight": 0.5})]), column(-0.5)
-    found = value(MaskedKl(), forest, PolicyTokens(x, x), {"masked_logprob": x})
-    assert found == pytest.approx(0.5 * 0.03 * 0.5)
+    loss = value(MaskedKl(), forest, PolicyTokens(x, x), {"masked_logprob": x})
+    assert loss == pytest.approx(0.5 * 0.03 * 0.5)
 
 
 # ---------------------------------------------------------------- imitation
@@ -369,16 +367,16 @@ def test_the_likelihood_of_what_turned_out_well(grow) -> None:
     term = PositiveLikelihood()
     assert (term.coef, term.threshold) == (0.01, 1e-7)
     assert term.active(forest, credit, weight).tolist() == [True, True, False, True, False, False]
-    found = float(term(forest, policy, credit, weight, {}, 0)[0].detach())
-    assert found == pytest.approx(0.01 * (1 + 2 + 2) / 4)  # the one of weight 0 counts
+    loss = float(term(forest, policy, credit, weight, {}, 0)[0].detach())
+    assert loss == pytest.approx(0.01 * (1 + 2 + 2) / 4)  # the one of weight 0 counts
     assert figures_of(term, forest, policy, credit, weight) == pytest.approx({"positive_nll": 7 / 3})
     assert figures_of(term, forest, policy, -credit.abs(), weight) == {}
     one = grow([("a", 1)])
-    alone = PositiveLikelihood(coef=2.0, threshold=0.5)
-    assert float(alone(one, moved(-3.0), column(0.6), column(1.0), {}, 0)[0].detach()) == pytest.approx(6.0)
-    assert not alone.active(one, column(0.5), column(1.0)).any()
-    found = alone(grow([("a", 2)]), moved(-3.0, NAN), column(0.6, 0.5), column(1.0, 1.0), {}, 0)[0]
-    assert float(found.detach()) == pytest.approx(6.0)  # credit at the threshold is not above it
+    likelihood_term = PositiveLikelihood(coef=2.0, threshold=0.5)
+    assert float(likelihood_term(one, moved(-3.0), column(0.6), column(1.0), {}, 0)[0].detach()) == pytest.approx(6.0)
+    assert not likelihood_term.active(one, column(0.5), column(1.0)).any()
+    loss = likelihood_term(grow([("a", 2)]), moved(-3.0, NAN), column(0.6, 0.5), column(1.0, 1.0), {}, 0)[0]
+    assert float(loss.detach()) == pytest.approx(6.0)  # credit at the threshold is not above it
     assert not PositiveLikelihood(coef=0.0).active(one, column(1.0), column(1.0)).any()
     assert PositiveLikelihood(coef=0.5).active(one, column(1.0), column(1.0)).all()
 
@@ -397,14 +395,14 @@ def test_what_the_policy_gradient_reads_and_shows_its_surrogate(toy) -> None:
     assert PolicyGradient().active(toy.forest, credit, toy.weight).tolist() == [True, False, False, True, False]
     # turns 0 and 1: the second trajectory's alone counts, -A rho over 5 tokens
     term = PolicyGradient(surrogate=Looks(), aggregate="token_mean")
-    found = float(term(toy.forest, toy.policy(), credit, toy.weight, {}, 0)[0].detach())
-    assert found == pytest.approx(math.exp(0.2) / 5)
+    loss = float(term(toy.forest, toy.policy(), credit, toy.weight, {}, 0)[0].detach())
+    assert loss == pytest.approx(math.exp(0.2) / 5)
 
 
 def test_one_token_that_is_shaped(grow) -> None:
     policy = PolicyTokens(column(-1.0), column(NAN))
-    found = figures(PolicyGradient(on_unknown_behaviour="shaped"), grow([("a", 1)]), policy)
-    assert found["shaped_share"] == 1.0
+    metrics = figures(PolicyGradient(on_unknown_behaviour="shaped"), grow([("a", 1)]), policy)
+    assert metrics["shaped_share"] == 1.0
 
 
 def test_the_power_mean_far_out(toy) -> None:
@@ -414,7 +412,7 @@ def test_the_power_mean_far_out(toy) -> None:
         forest = toy.forest.replace(outcome=column(outcome, outcome))
         assert PowerMean(gamma=100.0).adapted(forest)[0] == pytest.approx(power)
     forest, credit = forest_of([("a", 1, 1)] * 3), torch.tensor([0.3, 0.7, 1.3])
-    found = PowerMean(gamma=0.0)(forest, moved(0.0, 0.0, 0.0), credit, torch.ones(3), {}, 0)[0]
-    assert float(found) == pytest.approx(-sum(credit.tolist()) / 3, rel=1e-12)
+    loss = PowerMean(gamma=0.0)(forest, moved(0.0, 0.0, 0.0), credit, torch.ones(3), {}, 0)[0]
+    assert float(loss) == pytest.approx(-sum(credit.tolist()) / 3, rel=1e-12)
     policy = toy.policy(proximal_logprob=toy.logprob.detach())
     assert figures(PowerMean(), toy.forest, policy)["on_policy"] == 1.0

@@ -10,8 +10,7 @@ from tests.algorithms.objectives import labelled_groups as groups
 from tests.thorough import some
 
 import gxpo
-from gxpo.algorithms.objectives.preference_forms import FORMS, odds
-from gxpo.algorithms.objectives.preference_pairs import PreferencePairs
+from gxpo.algorithms.objectives.preference_pairs import FORMS, PreferencePairs, odds
 from gxpo.base.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.forest.forest import Forest
 
@@ -101,17 +100,17 @@ def test_kto_values_single_answers_against_the_mean_of_the_step():
 def test_a_shared_beginning_cancels_in_sums_and_not_in_means():
     """Answers .5 and -.3 apart after a beginning of two tokens: the margin is .8 with it and without."""
     after = groups.forest_of([("a", 1, 1), ("a", 1, 0)])
-    whole = groups.forest_of([("a", 3, 1), ("a", 3, 0)])
+    whole_forest = groups.forest_of([("a", 3, 1), ("a", 3, 0)])
     shared = column(-0.7, -0.4)
     reference = torch.cat([shared, column(-1.0), shared, column(-1.0)])
     moved = column(0.3, -0.2)
     logprob = reference + torch.cat([moved, column(0.5), moved, column(-0.3)])
     x = {"logprob": logprob, "reference_logprob": reference, "behaviour_logprob": logprob}
-    alone = {k: v[[2, 5]] for k, v in x.items()}
+    suffix_logprobs = {k: v[[2, 5]] for k, v in x.items()}
     expected = math.log1p(math.exp(-0.1 * 0.8))
-    assert loss_of("dpo", whole, x) == pytest.approx(expected)
-    assert loss_of("dpo", after, alone) == pytest.approx(expected)
-    assert loss_of("simpo", whole, x) != pytest.approx(loss_of("simpo", after, alone))
+    assert loss_of("dpo", whole_forest, x) == pytest.approx(expected)
+    assert loss_of("dpo", after, suffix_logprobs) == pytest.approx(expected)
+    assert loss_of("simpo", whole_forest, x) != pytest.approx(loss_of("simpo", after, suffix_logprobs))
 
 
 TERMS = [
@@ -140,7 +139,7 @@ def test_without_a_reference_nothing_is_needed():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"form": "ipo", "margin": 1.0}, "objective.margin belongs to objective.form 'sigmoid', 'hinge'"),
         ({"form": "hinge", "bias": 0.5}, "objective.bias belongs to objective.form 'sigmoid'"),
@@ -151,8 +150,8 @@ def test_without_a_reference_nothing_is_needed():
         ({"unpaired_against": "batch"}, "objective.unpaired_against does nothing here"),
     ],
 )
-def test_settings_that_do_nothing_are_refused(wrong, said):
-    with pytest.raises(ConfigError, match=said):
+def test_settings_that_do_nothing_are_refused(wrong, message):
+    with pytest.raises(ConfigError, match=message):
         PreferencePairs(**wrong)
 
 

@@ -1,4 +1,4 @@
-"""DPO and TRPA on pairs from groups: the cards' numbers, which pairs there are, a loop over pairs."""
+"""DPO and TRPA on pairs from groups: the numbers of the papers, which pairs there are, loops, weights by gap."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.algorithms.credit.test_search_value import tree
 from tests.algorithms.objectives import labelled_groups as groups
 from tests.algorithms.objectives.conftest import figures_of
 
-from gxpo.algorithms.objectives.preference_forms import FORMS
-from gxpo.algorithms.objectives.preference_pairs import PreferencePairs, pairs
+import gxpo
+from gxpo.algorithms.objectives.preference_pairs import FORMS, PreferencePairs, pairs
 from gxpo.base.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.parts.protocols import PolicyTokens
 
 
+# ---------------------------------------------------------------- DPO and TRPA on pairs from groups
+# The cards' numbers, which pairs there are, a loop over pairs
 def column(*x: float) -> torch.Tensor:
     return torch.tensor(x, dtype=torch.float64)
 
@@ -34,8 +37,8 @@ def test_card(settings: dict, loss: float, slope: float) -> None:
     margin = column(2.0).requires_grad_()
     value = FORMS[settings.pop("form", "sigmoid")](margin, 0.0, 0.1, **settings)
     assert float(value.detach()) == pytest.approx(loss, abs=6e-7)
-    (found,) = torch.autograd.grad(value, margin)
-    assert float(found) == pytest.approx(slope, abs=6e-7)
+    (gradient,) = torch.autograd.grad(value, margin)
+    assert float(gradient) == pytest.approx(slope, abs=6e-7)
 
 
 def test_card_through_the_term() -> None:
@@ -80,8 +83,8 @@ def test_card_of_levels() -> None:
 
 def by_hand(term, forest, x):
     gap = x["logprob"] - x["reference_logprob"]
-    value, found, slopes = 0.0, groups.members(forest), []
-    for rows in found.values():
+    value, members_by_group, slopes = 0.0, groups.members(forest), []
+    for rows in members_by_group.values():
         for row in rows:
             row["s"] = sum(float(gap[p]) for p in row["entries"]) / (len(row["entries"]) if term.length_mean else 1)
             row["good"] = row["good"] if term.success_at is None else row["reward"] >= term.success_at
@@ -104,7 +107,7 @@ def by_hand(term, forest, x):
         if not pairs and term.unpaired:
             moved = [(r["s"] * (1 if r["good"] else -1), [(r, 1 if r["good"] else -1)], False) for r in rows]
         for h, sides, good in moved:
-            share = (term.success_weight if good else 1.0) / len(moved) / len(found)
+            share = (term.success_weight if good else 1.0) / len(moved) / len(members_by_group)
             beta = term.beta * (term.success_slope if good else 1.0)
             if not pairs and term.unpaired_beta is not None:
                 beta = term.unpaired_beta
@@ -222,8 +225,10 @@ def test_levels_are_distinct_outcomes():
     # wins less losses: .5: 1 - 2.5; 1: 3 * 2.5; 0: -2.5 - 1 - 1; each times -beta sigmoid(0) / 5
     assert gradient.tolist() == pytest.approx([-0.01 * w for w in (-1.5, 7.5, -4.5, -1.5)])
     policy = PolicyTokens(x["logprob"] + column(0, 0.1, 0, 0.2), x["behaviour_logprob"], x["logprob"])
-    found = figures_of(WEIGHTED, forest, policy, 0 * x["logprob"], 1 + 0 * x["logprob"])
-    assert found["pairs"] == 5 and found["pair_accuracy"] == pytest.approx(3 / 5)  # not 1 > .5 (second), .5 (first) > 0
+    metrics = figures_of(WEIGHTED, forest, policy, 0 * x["logprob"], 1 + 0 * x["logprob"])
+    assert metrics["pairs"] == 5 and metrics["pair_accuracy"] == pytest.approx(
+        3 / 5
+    )  # not 1 > .5 (second), .5 (first) > 0
 
 
 def test_groups_of_one_level_are_set_against_zero():
@@ -243,8 +248,8 @@ def test_every_two_levels_make_a_pair(outcomes):
     forest = groups.forest_of([("a", 1, 0, {"reward": float(r)}) for r in outcomes])
     term = PreferencePairs(pairs="ordered")
     logprob = torch.zeros(len(outcomes), dtype=torch.float64)
-    found = figures_of(term, forest, PolicyTokens(logprob, logprob, logprob), logprob, logprob + 1)
-    assert found["pairs"] == sum(a > b for a in outcomes for b in outcomes)
+    metrics = figures_of(term, forest, PolicyTokens(logprob, logprob, logprob), logprob, logprob + 1)
+    assert metrics["pairs"] == sum(a > b for a in outcomes for b in outcomes)
 
 
 @pytest.mark.parametrize("ratio", [1e-6, 1e6])
@@ -264,16 +269,16 @@ def test_what_two_forward_passes_may_differ_by_is_no_preference(length_mean):
     reference = torch.full((8,), -1.0, dtype=torch.float64)
     noise = column(1, 1, 1, -1, -1, -1, 200, 0) * 1e-6
     policy = PolicyTokens(reference + noise, reference * torch.nan, reference)
-    found = figures_of(PreferencePairs(length_mean=length_mean), forest, policy, 0 * reference, 1 + 0 * reference)
-    assert found["pair_accuracy"] == 0.5  # of b alone
+    metrics = figures_of(PreferencePairs(length_mean=length_mean), forest, policy, 0 * reference, 1 + 0 * reference)
+    assert metrics["pair_accuracy"] == 0.5  # of b alone
 
 
 def test_metrics_and_settings():
     forest = groups.forest_of([("a", 1, 1), ("a", 1, 0), ("a", 1, 0)])
     reference = column(-1.0, -1.0, -1.0)
     policy = PolicyTokens(column(-0.5, -0.25, -2.0), reference * torch.nan, reference)
-    found = figures_of(PreferencePairs(beta=0.5), forest, policy, 0 * reference, 1 + 0 * reference)
-    assert found == pytest.approx({"pair_accuracy": 0.5, "pair_margin": 0.5 * (-0.25 + 1.5) / 2, "pairs": 2.0})
+    metrics = figures_of(PreferencePairs(beta=0.5), forest, policy, 0 * reference, 1 + 0 * reference)
+    assert metrics == pytest.approx({"pair_accuracy": 0.5, "pair_margin": 0.5 * (-0.25 + 1.5) / 2, "pairs": 2.0})
     assert PreferencePairs.needs == ("reference_logprob",)
     with pytest.raises(MissingSignal, match="reference_logprob"):
         groups.graded(PreferencePairs(), forest, {"logprob": reference, "behaviour_logprob": reference})
@@ -281,3 +286,50 @@ def test_metrics_and_settings():
     for wrong in [*wrongs, {"success_weight": 0.0}, {"success_slope": -1.0}, {"unpaired_beta": 0.0}]:
         with pytest.raises(ConfigError, match="objective"):
             PreferencePairs(**wrong)  # type: ignore[arg-type]
+
+
+# ----------------------------------------------------------------
+# Pairs that are weighted by how far apart their outcomes are
+F64 = torch.float64
+
+
+def test_a_pair_counts_as_much_as_its_outcomes_differ():
+    # outcomes 1, .75, 0 with scores .4, .1, -.2 (one token each): pairs (a, b) .25, (a, c) 1, (b, c) .75; all right
+    forest = tree(("a", 1, [1], None), ("b", 0, [1], None), ("c", 0, [1], None))
+    forest = forest.replace(outcome=torch.tensor([1.0, 0.75, 0.0], dtype=F64), success=torch.ones(3, dtype=F64))
+    x = torch.tensor([0.4, 0.1, -0.2], dtype=F64, requires_grad=True)
+    zero = torch.zeros(3, dtype=F64)
+    out = gxpo.method("steporlm").loss(forest, gxpo.PolicyTokens(x, zero, reference_logprob=zero)).value
+    logistic = lambda h: math.log1p(math.exp(-0.1 * h))  # noqa: E731
+    expected = (0.25 * logistic(0.3) + logistic(0.6) + 0.75 * logistic(0.3)) / 3
+    assert float(out.detach()) == pytest.approx(expected, abs=1e-12)
+    (gradient,) = torch.autograd.grad(out, x)
+    s = lambda h: 0.1 / (1 + math.exp(0.1 * h)) / 3  # noqa: E731
+    expected_slopes = [-0.25 * s(0.3) - s(0.6), 0.25 * s(0.3) - 0.75 * s(0.3), s(0.6) + 0.75 * s(0.3)]
+    assert gradient.tolist() == pytest.approx(expected_slopes, abs=1e-12)
+
+
+def test_of_verdicts_against_a_frozen_policy_it_is_dpo():
+    forest = tree(("a", 1, [2], None), ("b", 0, [1], None), ("c", 0, [2], None), ("d", 1, [1], None))
+    x = torch.linspace(-1, 1, forest.n_entries, dtype=F64)
+    pol = gxpo.PolicyTokens(x, x, reference_logprob=torch.zeros_like(x))
+    anchored = gxpo.method("steporlm", {"objective.reference": "start"})
+    one, other = (float(m.loss(forest, pol).value) for m in (anchored, gxpo.method("dpo")))
+    assert one == pytest.approx(other, abs=1e-12)
+
+
+def test_pairs_of_verdicts_have_no_gap():
+    with pytest.raises(ConfigError, match="by_gap"):
+        PreferencePairs(by_gap=True)
+    with pytest.raises(ConfigError, match="verdict_first"):
+        PreferencePairs(verdict_first=True)
+
+
+def test_gaps_and_the_weight_of_successes_multiply():
+    forest = tree(("a", 1, [1], None), ("b", 0, [1], None))
+    alike = torch.ones(2, dtype=F64)  # both right, told apart by their process
+    forest = forest.replace(outcome=torch.tensor([1.0, 0.25], dtype=F64), success=alike)
+    zero = torch.zeros(2, dtype=F64)
+    pol = gxpo.PolicyTokens(zero, zero, reference_logprob=zero)
+    m = gxpo.method("steporlm", {"objective.success_weight": 2.0})
+    assert float(m.loss(forest, pol).value) == pytest.approx(2 * 0.75 * math.log(2), abs=1e-12)

@@ -54,8 +54,8 @@ def test_card_of_sdpo():
     forest = episodes([[3], [4], [5], [9]], [[3], [6], [7]])
     assert factors(forest, "segment").tolist() == [0, 1, 1, 0, 0, 1, 1]
     assert factors(forest, "suffix").tolist() == [0, 1, 1, 1, 0, 1, 1]
-    found = graded("sdpo_segment", forest, [9.0, 0.4, 0.2, 5.0, 9.0, -0.3, 0.1])
-    assert found == pytest.approx(0.653947, abs=6e-7)
+    loss = graded("sdpo_segment", forest, [9.0, 0.4, 0.2, 5.0, 9.0, -0.3, 0.1])
+    assert loss == pytest.approx(0.653947, abs=6e-7)
 
 
 def test_rollouts_of_sdpo_fork_before_a_turn() -> None:
@@ -77,14 +77,14 @@ def test_card_of_refuel(ratios, rewards, eta, loss):
     """The turn in which the two part alone, four times the group's loss: tokens before and after say nothing."""
     forest = episodes([[3], [4], [5]], [[3], [6]], rewards=list(rewards))
     assert factors(forest, "parting").tolist() == [0, 1, 0, 0, 1]
-    found = graded("refuel", forest, [7.0, ratios[0], 3.0, 7.0, ratios[1]], beta=1 / eta)
-    assert 4 * found == pytest.approx(loss)
+    refuel_loss = graded("refuel", forest, [7.0, ratios[0], 3.0, 7.0, ratios[1]], beta=1 / eta)
+    assert 4 * refuel_loss == pytest.approx(loss)
 
 
 def test_where_groups_part():
     assert factors(episodes([[3], [4]], [[3]]), "parting").tolist() == [1, 0, 1]  # one ends where the other goes on
-    alone = episodes([[3], [4]], success=(True,))
-    assert factors(alone, "parting").tolist() == [1, 0] and factors(alone, "answer") is None
+    single = episodes([[3], [4]], success=(True,))
+    assert factors(single, "parting").tolist() == [1, 0] and factors(single, "answer") is None
     same = episodes([[3], [4]], [[3], [4]])
     assert factors(same, "parting").tolist() == [0, 1, 0, 1]
     three = episodes([[3], [4], [5]], [[3], [4], [6]], [[3], [7], [8]], success=(True, False, False))
@@ -95,7 +95,7 @@ def test_equal_actions_at_a_declared_fork_say_nothing():
     """Two that fork before a turn in which both act alike and then differently: D_1 = D_2, and (0 - 1)^2 / 4."""
     begun = [{"observation": [2], "action": [3], "logprob": [-1.0]}]
     record = {"schema": "gxpo.rollouts/1", "group": "g", "prompt": [1], "success": True}
-    turns = [[{"observation": [2], "action": [a], "logprob": [-1.0]} for a in own] for own in ([4, 5], [4, 6])]
+    turns = [[{"observation": [2], "action": [a], "logprob": [-1.0]} for a in actions] for actions in ([4, 5], [4, 6])]
     shared = [
         record | {"id": "a", "turns": begun + turns[0], "reward": 1.0},
         record | {"id": "b", "turns": turns[1], "reward": 0.0, "fork": {"of": "a", "turn": 0}},
@@ -105,7 +105,7 @@ def test_equal_actions_at_a_declared_fork_say_nothing():
     assert graded("refuel", forest, [7.0, 0.4, 3.0, 7.0, 0.4, -2.0]) == pytest.approx(0.25)
     # no action is shared at the prompt, nor where trajectories are written out: rollouts note their tree and what is
     # their own of it; without that, turns are compared by their tokens
-    whole = {"a": begun + turns[0], "b": begun + turns[1]}
+    full_turns = {"a": begun + turns[0], "b": begun + turns[1]}
     tree = {"tree": 0, "path": [], "calls": 3}
     for infos, at in (
         ((tree, {"tree": 1, "path": [], "calls": 3}), 0),
@@ -113,9 +113,9 @@ def test_equal_actions_at_a_declared_fork_say_nothing():
         ((tree, {"tree": 0, "path": [0], "calls": 1}), 2),
         (({}, {}), 2),
     ):
-        rows = [record | {"id": i, "turns": whole[i], "info": info} for i, info in zip("ab", infos, strict=True)]
-        found = factors(Forest.from_records(rows), "parting").tolist()
-        assert found == [float(t == at) for t in range(3)] * 2, infos
+        rows = [record | {"id": i, "turns": full_turns[i], "info": info} for i, info in zip("ab", infos, strict=True)]
+        factor_by_token = factors(Forest.from_records(rows), "parting").tolist()
+        assert factor_by_token == [float(t == at) for t in range(3)] * 2, infos
 
 
 def test_tokens_that_a_score_is_not_over_are_not_read():
@@ -137,14 +137,14 @@ def test_card_of_p3o():
     assert m.advantages(episodes([[3]], [[4]], rewards=[4.0, 3.2])).tolist() == pytest.approx([0.4, -0.4])
     old = torch.full((2,), -2.0, dtype=torch.float64)
     logprob = old + torch.tensor([1.3, 0.9], dtype=torch.float64).log()
-    found = m.loss(forest, PolicyTokens(logprob, old, proximal_logprob=old), advantages=credit)
-    assert float(found.value) == pytest.approx(-0.12 / 2)
+    p3o_loss = m.loss(forest, PolicyTokens(logprob, old, proximal_logprob=old), advantages=credit)
+    assert float(p3o_loss.value) == pytest.approx(-0.12 / 2)
     # of two and three tokens: one term an answer, and each token has the gradient of its answer's ratio
     forest = episodes([[3, 4]], [[5, 6, 7]], rewards=[1.0, 0.2])
     old = torch.full((5,), -2.0, dtype=torch.float64)
     moved = torch.tensor([1.0, 1.1, 0.5, 0.9, 2.0], dtype=torch.float64)  # answers' ratios 1.1 and .9
     logprob = (old + moved.log()).requires_grad_()
-    found = m.loss(forest, PolicyTokens(logprob, old, proximal_logprob=old), advantages=m.advantages(forest))
-    assert found.value.item() == pytest.approx(-(0.4 * 1.1 - 0.4 * 0.9) / 2)
-    slope = torch.autograd.grad(found.value, logprob)[0].tolist()
+    p3o_loss = m.loss(forest, PolicyTokens(logprob, old, proximal_logprob=old), advantages=m.advantages(forest))
+    assert p3o_loss.value.item() == pytest.approx(-(0.4 * 1.1 - 0.4 * 0.9) / 2)
+    slope = torch.autograd.grad(p3o_loss.value, logprob)[0].tolist()
     assert slope == pytest.approx([-0.22] * 2 + [0.18] * 3)

@@ -13,7 +13,7 @@ from tests.algorithms.objectives.labelled_groups import forest_of
 from gxpo.algorithms.objectives.sequence_score import (
     approx_kl,
     contrasted,
-    counted,
+    counted_trajectories,
     labels,
     log_sum_exp,
     n_groups,
@@ -39,14 +39,14 @@ def mask(*x: int) -> torch.Tensor:
 def test_log_sum_exp_is_stable_and_differentiable(rows, one):
     x = column(*(v for v, _, _ in rows)).requires_grad_()
     ids, where = torch.tensor([g for _, g, _ in rows]), torch.tensor([w for *_, w in rows])
-    found = log_sum_exp(x, ids, where, one=one)
-    (slope,) = torch.autograd.grad(found.sum(), x)
-    assert bool(found.isfinite().all()) and bool(slope.isfinite().all())
+    log_sums = log_sum_exp(x, ids, where, one=one)
+    (slope,) = torch.autograd.grad(log_sums.sum(), x)
+    assert bool(log_sums.isfinite().all()) and bool(slope.isfinite().all())
     for g in set(ids.tolist()):
         terms = [v for v, h, w in rows if h == g and w] + ([0.0] if one else [])
         top = max(terms, default=0.0)
         expected = top + math.log(sum(math.exp(v - top) for v in terms)) if terms else 0.0
-        assert found[ids == g].tolist() == pytest.approx([expected] * int((ids == g).sum()))
+        assert log_sums[ids == g].tolist() == pytest.approx([expected] * int((ids == g).sum()))
 
 
 def test_weighted_changes_derivatives_only():
@@ -70,7 +70,7 @@ def test_who_counts_and_what_a_label_is():
     forest = forest_of(
         [("a", 2, 1), ("a", 2, 0, {"trainable": False}), ("a", 2, 0), ("a", 2, 1, {"reward": None}), ("b", 1, 0)]
     )
-    assert counted(forest).tolist() == [True, False, True, False, True]
+    assert counted_trajectories(forest).tolist() == [True, False, True, False, True]
     good, bad = labels(forest, None, "x")
     assert good.tolist() == [True] + [False] * 4 and bad.tolist() == [False, False, True, False, True]
     nobody = forest.replace(success=forest.success * torch.nan)
@@ -79,7 +79,7 @@ def test_who_counts_and_what_a_label_is():
     assert labels(nobody, 0.0, "x")[0].tolist() == [True, False, True, False, True]
 
 
-def test_a_sum_of_weighted_rewards_is_a_success_where_it_misses_the_bound_by_rounding():
+def test_a_success_may_miss_its_bound_by_rounding():
     forest = forest_of([("a", 1, 1, {"reward": 0.7 + 0.2 + 0.1}), ("a", 1, 1, {"reward": 0.99})])
     assert float(forest.outcome[0]) < 1.0
     assert labels(forest, 1.0, "x")[0].tolist() == [True, False]

@@ -1,4 +1,4 @@
-"""What settings of surrogates, ratios, controls and terms may be, to the edge, and what is said of those that may not.
+"""Allowed settings of surrogates, ratios, controls and terms, to the edge, and the errors for others.
 
 Parts are made inside the tests: what a module makes when it is imported is no test of how parts are made.
 """
@@ -23,7 +23,7 @@ from tests.algorithms.objectives.by_position import (
 from gxpo.algorithms.objectives import Entries
 from gxpo.algorithms.objectives.base import coefficients
 from gxpo.algorithms.objectives.control import AdaptiveKl, ByAccuracy, DualBudget, EntropyTarget
-from gxpo.algorithms.objectives.kl_reward import KLReward
+from gxpo.algorithms.objectives.penalty import KLReward
 from gxpo.base.errors import CheckpointError, ConfigError, GxpoError, MissingSignal
 from gxpo.parts.registry import RATIOS, SURROGATES, TERMS
 
@@ -35,8 +35,8 @@ def test_edges_are_allowed_and_mean_what_they_say():
     falling.adjust({"step": 2})
     assert falling.coefficient(0.3) == 0.0
     exact = RatioMask(clip_low=0.0, clip_high=0.0, ring_low=0.0, ring_high=0.0, ratio_max=0.5)
-    seen = Entries.of(torch.tensor([1.0, 1.5]), torch.tensor([1.0, 1.0]), torch.tensor([-2.0, -2.0]))
-    assert exact.loss(seen).tolist() == [2.0, 0.0]
+    entries = Entries.of(torch.tensor([1.0, 1.5]), torch.tensor([1.0, 1.0]), torch.tensor([-2.0, -2.0]))
+    assert exact.loss(entries).tolist() == [2.0, 0.0]
 
 
 EDGES = [
@@ -65,8 +65,8 @@ EDGES = [
 
 @pytest.mark.parametrize(("part", "given"), EDGES)
 def test_edges_are_inside(part, given):
-    made = part()(**given)
-    assert {name: getattr(made, name) for name in given} == given
+    part_at_edge = part()(**given)
+    assert {name: getattr(part_at_edge, name) for name in given} == given
 
 
 @pytest.mark.parametrize(
@@ -182,16 +182,16 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize(("make", "said"), REFUSED)
-def test_what_lies_outside_is_refused(make, said):
-    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+@pytest.mark.parametrize(("make", "message"), REFUSED)
+def test_what_lies_outside_is_refused(make, message):
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         make()
 
 
 @pytest.mark.parametrize(("make", "key", "words"), WORDS)
 def test_words_that_do_not_exist_are_refused(make, key, words):
-    said = f"{key} is 'other'; it is one of {words}"
-    with pytest.raises(ConfigError, match=f"^{re.escape(said)}(; did you mean .*)?$"):
+    message = f"{key} is 'other'; it is one of {words}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}(; did you mean .*)?$"):
         make("other")
 
 
@@ -224,11 +224,11 @@ MISSING = [
 ]
 
 
-@pytest.mark.parametrize(("term", "given", "said"), MISSING)
-def test_what_is_missing_is_asked_for(toy, term, given, said):
+@pytest.mark.parametrize(("term", "given", "message"), MISSING)
+def test_what_is_missing_is_asked_for(toy, term, given, message):
     nan = torch.full_like(toy.old, math.nan)
     policy = toy.policy(behaviour_logprob=nan, value=toy.old)
-    with pytest.raises(GxpoError, match=f"^{re.escape(said)}$") as caught:
+    with pytest.raises(GxpoError, match=f"^{re.escape(message)}$") as caught:
         TERMS[term](**given)(toy.forest, policy, toy.credit, toy.weight, {"value_target": toy.old + math.inf}, 0)
     assert isinstance(caught.value, MissingSignal) == (term not in ("mirror_kl", "classification", "value_regression"))
 
@@ -266,10 +266,10 @@ def test_a_control_starts_in_force():
     assert fresh.adjust({}) == {"entropy_below_target": 1.0}
 
 
-def test_a_control_says_how_far_the_run_is_and_refuses_the_memory_of_another():
+def test_a_control_reports_its_progress_and_checks_its_memory():
     assert TwoPhaseDecay(total_steps=4).adjust({"step": 1}) == {"schedule_progress": 0.25}
-    said = "the control's part of the checkpoint has ['factor'], not ['progress']: is it of another control?"
-    with pytest.raises(CheckpointError, match=f"^{re.escape(said)}$"):
+    message = "the control's part of the checkpoint has ['factor'], not ['progress']: is it of another control?"
+    with pytest.raises(CheckpointError, match=f"^{re.escape(message)}$"):
         TwoPhaseDecay().load_state_dict({"factor": 1.0})
 
 

@@ -28,19 +28,19 @@ REWARD = column(1, 0, 0, 1)
 
 
 def slopes(log_ratio: torch.Tensor, kind: str, tau: float) -> list[float]:
-    """What multiplies grad log policy of each sample."""
+    """Factor of each sample's grad log policy, the negative derivative of the loss."""
     x = log_ratio.clone().requires_grad_()
     above = REWARD - baseline_of(REWARD, log_ratio, ONE, kind, tau)
-    (found,) = torch.autograd.grad(squared_log_ratio(x, above, tau).sum(), x)
-    return (-found).tolist()
+    (gradient,) = torch.autograd.grad(squared_log_ratio(x, above, tau).sum(), x)
+    return (-gradient).tolist()
 
 
 def test_cards() -> None:
     # others: r - .1 D = [.97, .02, -.01, 1]; the first less the mean of the others, .97 - 1.01 / 3
-    found = slopes(column(0.3, -0.2, 0.1, 0.0), "others", 0.1)
-    assert found == pytest.approx([0.633333, -0.633333, -0.673333, 0.673333], abs=6e-7)
-    found = slopes(column(0.2, -0.1, 0.05, -0.3), "mean", 0.1)  # +-.5 - .1 D
-    assert found == pytest.approx([0.48, -0.49, -0.505, 0.53], abs=1e-12)
+    gradient = slopes(column(0.3, -0.2, 0.1, 0.0), "others", 0.1)
+    assert gradient == pytest.approx([0.633333, -0.633333, -0.673333, 0.673333], abs=6e-7)
+    gradient = slopes(column(0.2, -0.1, 0.05, -0.3), "mean", 0.1)  # +-.5 - .1 D
+    assert gradient == pytest.approx([0.48, -0.49, -0.505, 0.53], abs=1e-12)
     still = column(0, 0, 0, 0)
     assert slopes(still, "mean", 1.0) == pytest.approx([0.5, -0.5, -0.5, 0.5])
     # log((2 e + 2) / 4) = .620115
@@ -52,8 +52,8 @@ def test_card_of_the_squared_form() -> None:
     forest = groups.forest_of([("a", 1, g) for g in (1, 0, 0, 1)])
     old = column(-1, -1, -1, -1)
     policy = PolicyTokens(old + column(0.2, -0.1, 0.05, -0.3), old)
-    found = figures_of(SquaredLogRatio(baseline="log_mean_exp"), forest, policy, 0 * old, 1 + 0 * old)
-    assert found["implicit_reward_gap"] ** 2 == pytest.approx(0.433870, abs=6e-7)
+    metrics = figures_of(SquaredLogRatio(baseline="log_mean_exp"), forest, policy, 0 * old, 1 + 0 * old)
+    assert metrics["implicit_reward_gap"] ** 2 == pytest.approx(0.433870, abs=6e-7)
 
 
 def test_card_of_the_token_form(toy: Toy) -> None:
@@ -92,11 +92,11 @@ def baselines(term, rows):
 
 def by_hand(term, forest, x):
     gap = (x["logprob"] - x[f"{term.ratio_over}_logprob"]).tolist()
-    found = groups.members(forest)
-    everybody = [row for rows in found.values() for row in rows]
+    members_by_group = groups.members(forest)
+    everybody = [row for rows in members_by_group.values() for row in rows]
     n, tokens = len(everybody), sum(len(row["entries"]) for row in everybody)
     value, gradient = 0.0, torch.zeros(forest.n_entries, dtype=torch.float64)
-    for rows in found.values():
+    for rows in members_by_group.values():
         if sum(row["compared"] for row in rows) < 2:
             continue
         for row in rows:
@@ -172,10 +172,14 @@ def test_contrast_has_the_gradient_of_group_variance(beta):
 def test_log_mean_exp_lies_between_mean_and_best(rewards):
     reward, group = column(*rewards), torch.zeros(len(rewards), dtype=torch.int64)
     still = torch.zeros_like(reward)
-    found = [float(baseline_of(reward, still, group, "log_mean_exp", tau)[0]) for tau in (1e-3, 0.3, 1e4)]
+    baseline = [float(baseline_of(reward, still, group, "log_mean_exp", tau)[0]) for tau in (1e-3, 0.3, 1e4)]
     mean, best = sum(rewards) / len(rewards), max(rewards)
-    assert best + 1e-9 >= found[0] >= found[1] - 1e-9 and found[1] >= found[2] - 1e-9 and found[2] >= mean - 1e-9
-    assert found[0] == pytest.approx(best, abs=1e-2) and found[2] == pytest.approx(mean, abs=1e-2)
+    assert (
+        best + 1e-9 >= baseline[0] >= baseline[1] - 1e-9
+        and baseline[1] >= baseline[2] - 1e-9
+        and baseline[2] >= mean - 1e-9
+    )
+    assert baseline[0] == pytest.approx(best, abs=1e-2) and baseline[2] == pytest.approx(mean, abs=1e-2)
 
 
 def test_the_optimum_is_the_tilted_policy():
@@ -204,9 +208,9 @@ def test_a_group_of_one_gives_nothing_and_counts(term):
     forest = groups.forest_of([*pair, ("b", 2, 1)])
     x = groups.policies(forest, 2)
     value, gradient = groups.graded(term, forest, x)
-    alone = groups.graded(term, groups.forest_of(pair), {k: v[:4] for k, v in x.items()})
-    assert value == pytest.approx(alone[0] * 2 / 3) and not gradient[4:].any()
-    torch.testing.assert_close(gradient[:4], alone[1] * 2 / 3)
+    loss_of_pair = groups.graded(term, groups.forest_of(pair), {k: v[:4] for k, v in x.items()})
+    assert value == pytest.approx(loss_of_pair[0] * 2 / 3) and not gradient[4:].any()
+    torch.testing.assert_close(gradient[:4], loss_of_pair[1] * 2 / 3)
 
 
 def test_equal_rewards_pull_to_the_anchor():
@@ -249,7 +253,7 @@ def test_metrics():
     forest = groups.forest_of([("a", 1, 1), ("a", 1, 0)])
     old = column(-1.0, -1.0)
     policy = PolicyTokens(old + column(0.5, -0.5), old)
-    found = figures_of(SquaredLogRatio(tau=0.2), forest, policy, 0 * old, 1 + 0 * old)
-    assert found["implicit_reward_gap"] == pytest.approx(0.4)  # .5 - .1 and -.5 + .1
-    assert found["approx_kl"] == pytest.approx(math.cosh(0.5) - 1)
+    metrics = figures_of(SquaredLogRatio(tau=0.2), forest, policy, 0 * old, 1 + 0 * old)
+    assert metrics["implicit_reward_gap"] == pytest.approx(0.4)  # .5 - .1 and -.5 + .1
+    assert metrics["approx_kl"] == pytest.approx(math.cosh(0.5) - 1)
     assert figures_of(SquaredLogRatio(), groups.forest_of([("a", 2, 1)]), policy, 0 * old, 1 + 0 * old) == {}

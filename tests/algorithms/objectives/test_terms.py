@@ -53,9 +53,9 @@ def test_a_method_takes_terms_of_both_kinds() -> None:
     forest = gxpo.Forest.from_completions([[1]], [[[2], [3]]], [1.0, 0.0], logprobs=[[[-1.0], [-2.0]]])
     m = gxpo.method("grpo", {"objective": Pair, "objective.add.old": Scalar})
     policy = gxpo.PolicyTokens(forest.path_behaviour_logprob, forest.path_behaviour_logprob)
-    found = m.loss(forest, policy, signals={"of": 7.0}, step=2)
-    assert float(found.value) == -7.0
-    assert found.metrics == {"loss": -7.0, "count": 5.0, "largest": -1.0, "of": 7.0}
+    output = m.loss(forest, policy, signals={"of": 7.0}, step=2)
+    assert float(output.value) == -7.0
+    assert output.metrics == {"loss": -7.0, "count": 5.0, "largest": -1.0, "of": 7.0}
 
 
 def test_figures_of_a_loss_carry_no_gradient(toy) -> None:

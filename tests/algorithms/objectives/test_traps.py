@@ -68,8 +68,8 @@ def test_each_term_has_its_own_reduction(objective: str) -> None:
     term = gxpo.method(objective, keys).fill(horizon=9.0).terms["kl"]
     new = forest.path_behaviour_logprob + torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     policy = gxpo.PolicyTokens(new, new, forest.path_behaviour_logprob)
-    found = float(term(forest, policy, torch.zeros(4), torch.ones(4), {}, 0)[0])
-    assert found == pytest.approx(0.5 * (0.01 + 0.04 + 0.09 + 0.16) / 2 / 4)
+    loss = float(term(forest, policy, torch.zeros(4), torch.ones(4), {}, 0)[0])
+    assert loss == pytest.approx(0.5 * (0.01 + 0.04 + 0.09 + 0.16) / 2 / 4)
 
 
 def test_a_mask_on_the_policy_term_leaves_the_kl_alone() -> None:
@@ -86,7 +86,7 @@ def test_a_mask_on_the_policy_term_leaves_the_kl_alone() -> None:
     assert grads[0] == pytest.approx([0.0, -0.25, 0.25, 0.25]) and grads[1] == pytest.approx([0.05] * 4)
 
 
-def test_an_answer_that_was_cut_off_can_be_kept_out_of_the_loss_and_in_the_baseline() -> None:
+def test_a_cut_off_answer_can_be_in_the_baseline_alone() -> None:
     """T24: `weight` 0 takes its loss away and changes nobody's credit; unscored takes it out of both."""
     forest = answers([[[-1.0]], [[-1.0]], [[-1.0]]]).replace(truncated=torch.tensor([False, True, False]))
     silent = forest.replace(weight=torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64))

@@ -53,8 +53,8 @@ class Given:
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Any, step: int
     ) -> Tensor:
         assert policy.reference_logprob is not None
-        known = dataclasses.replace(policy, outputs={"mean_logprob": policy.reference_logprob})
-        return self.term(forest, known, credit, weight, {"start_mean_logprob": policy.behaviour_logprob}, step)
+        with_outputs = dataclasses.replace(policy, outputs={"mean_logprob": policy.reference_logprob})
+        return self.term(forest, with_outputs, credit, weight, {"start_mean_logprob": policy.behaviour_logprob}, step)
 
 
 TERMS = [
@@ -67,11 +67,11 @@ TERMS = [
 def by_hand(term, forest, x):
     gap = (x["logprob"] - x[f"{term.ratio_over}_logprob"]).tolist()
     u = (x["reference_logprob"] - x["behaviour_logprob"]).tolist()
-    found = groups.members(forest)
-    everybody = [row for rows in found.values() for row in rows]
+    members_by_group = groups.members(forest)
+    everybody = [row for rows in members_by_group.values() for row in rows]
     n, tokens = len(everybody), sum(len(row["entries"]) for row in everybody)
     value, gradient = 0.0, torch.zeros(forest.n_entries, dtype=torch.float64)
-    for rows in found.values():
+    for rows in members_by_group.values():
         compared = [row["reward"] for row in rows if row["compared"]]
         if len(compared) < 2:
             continue
@@ -112,7 +112,7 @@ def test_the_gradient_is_the_same_however_the_step_is_cut():
     groups.same_however_cut(Given(UniformValue()))
 
 
-def test_on_policy_it_is_reinforce_with_the_groups_mean_times_two():
+def test_on_policy_it_is_twice_reinforce_with_the_group_mean():
     forest = groups.forest_of([("a", 2, 1), ("a", 3, 0), ("a", 1, 0)])
     x = groups.policies(forest, 0)
     x |= {"proximal_logprob": x["logprob"], "reference_logprob": x["behaviour_logprob"]}
@@ -164,7 +164,7 @@ def test_what_is_missing_and_settings():
     for wrong in ({"scale": 0.0}, {"next_scale": -1.0}, {"aggregate": "sum"}, {"ratio_over": "nobody"}):
         with pytest.raises(ConfigError, match="objective"):
             UniformValue(**wrong)  # type: ignore[arg-type]  # on purpose
-    found = evaluate(
+    loss = evaluate(
         UniformValue(),
         forest,
         PolicyTokens(old + column(0.5, -0.5), old, outputs={"mean_logprob": old}),
@@ -173,4 +173,4 @@ def test_what_is_missing_and_settings():
         start,
         0,
     )[1]
-    assert found == pytest.approx({"implicit_reward_gap": 0.0, "approx_kl": math.cosh(0.5) - 1}, abs=1e-12)
+    assert loss == pytest.approx({"implicit_reward_gap": 0.0, "approx_kl": math.cosh(0.5) - 1}, abs=1e-12)

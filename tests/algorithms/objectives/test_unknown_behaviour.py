@@ -42,10 +42,10 @@ def test_the_shape_and_its_gradient_in_numbers() -> None:
 def test_the_gradient_is_the_stated_one_and_is_greatest_at_gamma(lp: float, credit: float, gamma: float) -> None:
     logprob = torch.tensor([lp, math.log(gamma)], dtype=torch.float64, requires_grad=True)
     loss = shaped(logprob, torch.full((2,), credit, dtype=torch.float64), gamma)
-    here, peak = torch.autograd.grad(loss.sum(), logprob)[0].tolist()
+    gradient_at_gamma, peak = torch.autograd.grad(loss.sum(), logprob)[0].tolist()
     x = math.exp(lp)
-    assert here == pytest.approx(-credit * gamma * x / (x + gamma) ** 2, rel=1e-9, abs=1e-15)
-    assert peak == pytest.approx(-credit / 4) and abs(here) <= abs(peak) + 1e-12
+    assert gradient_at_gamma == pytest.approx(-credit * gamma * x / (x + gamma) ** 2, rel=1e-9, abs=1e-15)
+    assert peak == pytest.approx(-credit / 4) and abs(gradient_at_gamma) <= abs(peak) + 1e-12
     assert abs(float(loss[0].detach())) <= abs(credit)
 
 
@@ -60,10 +60,12 @@ def test_unknown_entries_are_shaped_whatever_the_ratio_is_over(
     behaviour[[1, 4]] = NAN
     changes = {"behaviour_logprob": behaviour} | ({"proximal_logprob": toy.old - 0.1} if with_proximal else {})
     value, gradient = toy.loss(term(surrogate=surrogate, ratio_over=over), **changes)
-    whole = behaviour.nan_to_num(-1.0)
-    known = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+    filled_behaviour = behaviour.nan_to_num(-1.0)
+    has_behaviour = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
     plain = PolicyGradient(surrogate=surrogate, ratio_over=over, aggregate="token_mean")
-    rest, slopes = toy.loss(plain, weight=known, **changes | {"behaviour_logprob": whole})  # the same without the two
+    rest, slopes = toy.loss(
+        plain, weight=has_behaviour, **changes | {"behaviour_logprob": filled_behaviour}
+    )  # the same without the two
     extra = 0.0
     for i, a in ((1, 1.0), (4, -1.0)):  # their credits
         x = math.exp(float(toy.logprob.detach()[i]))
@@ -128,17 +130,17 @@ def test_any_partition_gives_the_gradient_of_the_whole(known: list[bool], part: 
 
     def gradient(inside: torch.Tensor) -> torch.Tensor:
         x = lp.clone().requires_grad_()
-        held = torch.where(inside, x, x.detach())
-        value = term()(forest, PolicyTokens(held, behaviour), credit, weight, {}, 0)[0]
+        live_inside = torch.where(inside, x, x.detach())
+        value = term()(forest, PolicyTokens(live_inside, behaviour), credit, weight, {}, 0)[0]
         return torch.autograd.grad(value, x)[0]
 
-    whole = gradient(torch.ones(5, dtype=torch.bool))
+    whole_gradient = gradient(torch.ones(5, dtype=torch.bool))
     pieces = sum(gradient(torch.tensor(part) == k) for k in range(3))
-    assert isinstance(pieces, torch.Tensor) and pieces.tolist() == pytest.approx(whole.tolist(), abs=1e-15)
+    assert isinstance(pieces, torch.Tensor) and pieces.tolist() == pytest.approx(whole_gradient.tolist(), abs=1e-15)
 
 
 # ---------------------------------------------------------------- what is refused
-def test_a_known_sampler_without_a_proximal_log_prob_is_still_an_error(toy) -> None:
+def test_a_known_sampler_needs_a_proximal_log_prob(toy) -> None:
     proximal = toy.old.clone()
     proximal[2] = NAN
     with pytest.raises(GxpoError, match="1 of 5 trainable tokens have no proximal log-prob"):

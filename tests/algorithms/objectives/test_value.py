@@ -65,7 +65,7 @@ def test_worked_clip() -> None:
 
 
 # ---------------------------------------------------------------- who is trained
-def test_entries_without_a_target_are_neither_trained_nor_counted(grow: Grow) -> None:
+def test_tokens_without_a_target_are_not_counted(grow: Grow) -> None:
     """A trajectory whose critic waits (nan), and tokens of others: the mean is over the two that are left."""
     forest = grow([("a", 2), ("a", 2, {"trainable": [True, False]}), ("a", 1)])
     term = ValueRegression(coef=1.0)
@@ -103,27 +103,27 @@ def test_equals_a_loop(grow: Grow, rows, mode, seed) -> None:
     rng = random.Random(seed)
     forest = grow([("a", n, {"trainable": t}) for n, t, _ in rows])
     value = [rng.uniform(-1, 1) for n, *_ in rows for _ in range(n)]
-    target = [rng.uniform(-1, 1) if known else NAN for n, _, known in rows for _ in range(n)]
+    target = [rng.uniform(-1, 1) if has_target else NAN for n, _, has_target in rows for _ in range(n)]
     old = [rng.uniform(-1, 1) for _ in value]
     sums, lengths, at = [], [], 0
-    for n, trainable, known in rows:
-        if trainable and known:
+    for n, trainable, has_target in rows:
+        if trainable and has_target:
             terms = []
             for p in range(at, at + n):
-                held = old[p] + min(0.3, max(-0.3, value[p] - old[p]))
-                terms.append(max((value[p] - target[p]) ** 2, (held - target[p]) ** 2) / 2)
+                clipped_value = old[p] + min(0.3, max(-0.3, value[p] - old[p]))
+                terms.append(max((value[p] - target[p]) ** 2, (clipped_value - target[p]) ** 2) / 2)
             sums.append(math.fsum(terms))
             lengths.append(n)
         at += n
-    wanted = 0.0
+    expected = 0.0
     if sums:
-        wanted = {
+        expected = {
             "token_mean": math.fsum(sums) / sum(lengths),
             "sequence_mean": sum(s / n for s, n in zip(sums, lengths, strict=True)) / len(sums),
             "sequence_sum": math.fsum(sums) / len(sums) / 7,
         }[mode]
     term = ValueRegression(coef=0.8, clip=0.3, aggregate=mode, horizon=7.0)
-    assert run(term, forest, value, target, old)[0] == pytest.approx(0.8 * wanted, abs=1e-12)
+    assert run(term, forest, value, target, old)[0] == pytest.approx(0.8 * expected, abs=1e-12)
 
 
 # ---------------------------------------------------------------- figures, errors
@@ -131,8 +131,8 @@ def test_figures(grow: Grow) -> None:
     """Errors [.5, 1, 0]: mean square 1.25/3; targets [0, 0, 3] have variance 2: explained 1 - 1.25/6."""
     forest, term = grow([("a", 2), ("a", 1)]), ValueRegression()
     zero = torch.zeros(3, dtype=F64)
-    found = figures_of(term, forest, policy_of(column(0.5, 1, 3)), zero, zero, {"value_target": column(0, 0, 3)})
-    assert found == pytest.approx({"value_loss": 1.25 / 6, "value_explained": 1 - 1.25 / 6})
+    metrics = figures_of(term, forest, policy_of(column(0.5, 1, 3)), zero, zero, {"value_target": column(0, 0, 3)})
+    assert metrics == pytest.approx({"value_loss": 1.25 / 6, "value_explained": 1 - 1.25 / 6})
     equal = figures_of(term, forest, policy_of(column(0.5, 1, 3)), zero, zero, {"value_target": column(1, 1, 1)})
     assert equal["value_explained"] == 0.0
     nothing = {"value_target": column(NAN, NAN, NAN)}
@@ -162,14 +162,14 @@ def test_a_named_head_reads_its_own_output_and_target(grow: Grow) -> None:
     loss.backward()
     assert float(loss.detach()) == pytest.approx(0.625) and plain.grad is None
     assert low.grad is not None and low.grad.tolist() == pytest.approx([0.25, 0.0, -0.5])
-    found = figures_of(term, forest, policy, zero, zero, signals)
-    assert found == pytest.approx({"value_loss@low": 1.25, "value_explained@low": 1 - 2.5})
+    metrics = figures_of(term, forest, policy, zero, zero, signals)
+    assert metrics == pytest.approx({"value_loss@low": 1.25, "value_explained@low": 1 - 2.5})
     assert term.outputs == ("logprob", "value@low") and term.needs == ("value_target@low",)
     clipped = ValueRegression(head="low", clip=0.5, target="returns")
     assert clipped.needs == ("returns", "value@low")
-    held = {"returns": column(0, NAN, 2), "value@low": column(0, 0, 0)}
+    head_signals = {"returns": column(0, NAN, 2), "value@low": column(0, 0, 0)}
     # 1 from 0 towards 0 is not held; 0 to 2: old 0, held 0: both as before
-    assert float(clipped(forest, policy, zero, zero + 1, held, 0)[0].detach()) == pytest.approx(0.625)
+    assert float(clipped(forest, policy, zero, zero + 1, head_signals, 0)[0].detach()) == pytest.approx(0.625)
 
 
 def test_a_named_head_that_is_missing_is_asked_for(grow: Grow) -> None:

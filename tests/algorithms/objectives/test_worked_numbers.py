@@ -58,9 +58,9 @@ from gxpo.parts.protocols import PolicyTokens
     ids=["token", "seqtok", "seqsum", "fixed", "clip-higher", "dual", "cispo", "gspo-wide", "gspo", "gmpo", "gmpo-0.2"],
 )
 def test_toy(toy, term: PolicyGradient, loss: float, gradient: list[float]) -> None:
-    value, found = toy.loss(term)
+    value, slopes = toy.loss(term)
     assert value == pytest.approx(loss, abs=6e-7)
-    assert found == pytest.approx(gradient, abs=6e-7)
+    assert slopes == pytest.approx(gradient, abs=6e-7)
 
 
 def test_two_sided_delta_is_the_dual_clip_with_that_bound(toy) -> None:
@@ -173,11 +173,11 @@ def test_clip_metrics(toy) -> None:
     def of(term: PolicyGradient, **changes) -> dict[str, float]:
         return figures_of(term, toy.forest, toy.policy(**changes), toy.credit, toy.weight)
 
-    found = of(PolicyGradient())
-    assert found["clip_fraction"] == pytest.approx(2 / 5)  # tokens 0 and 2
+    metrics = of(PolicyGradient())
+    assert metrics["clip_fraction"] == pytest.approx(2 / 5)  # tokens 0 and 2
     k3 = [math.exp(d) - 1 - d for d in (0.3, -0.1, -0.4, 0.2, 0.5)]
-    assert found["approx_kl"] == pytest.approx(sum(k3) / 5)
-    assert found["ratio_max"] == pytest.approx(1.648721, abs=1e-6) and found["on_policy"] == 0
+    assert metrics["approx_kl"] == pytest.approx(sum(k3) / 5)
+    assert metrics["ratio_max"] == pytest.approx(1.648721, abs=1e-6) and metrics["on_policy"] == 0
     assert of(PolicyGradient(surrogate=DualClip(ratio_max=1.3)))["clip_fraction"] == pytest.approx(3 / 5)
     assert of(PolicyGradient(surrogate=Truncate()))["clip_fraction"] == pytest.approx(2 / 5)
     assert of(PolicyGradient(ratio="sequence", surrogate=LogClip(0.2, 0.2)))["clip_fraction"] == pytest.approx(2 / 5)

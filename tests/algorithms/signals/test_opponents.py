@@ -7,7 +7,7 @@ import torch
 from tests.battery import battery
 from tests.learning.llamas import clean_llama
 
-from gxpo.algorithms.objectives.preference_forms import ipo
+from gxpo.algorithms.objectives.preference_pairs import ipo
 from gxpo.algorithms.signals.base import SignalTools
 from gxpo.algorithms.signals.opponents import Opponents, mixed
 from gxpo.base.errors import CheckpointError

@@ -67,23 +67,23 @@ def test_the_cards_numbers_of_edge_grpo():
     m = gxpo.method("edge_grpo@paper")
     credit = m.advantages(forest)
     entropy = torch.tensor([0.2, 0.4, 0.6, 0.8], dtype=F64).repeat_interleave(2)
-    found = credit * m.token_weights(forest, credit, {"entropy": entropy})
-    assert found[::2].tolist() == pytest.approx([3.749250, -0.624875, -0.416583, -0.312438], abs=1e-6)
+    weights = credit * m.token_weights(forest, credit, {"entropy": entropy})
+    assert weights[::2].tolist() == pytest.approx([3.749250, -0.624875, -0.416583, -0.312438], abs=1e-6)
     assert m.needs == ("entropy",)
 
 
 @settings(max_examples=60, deadline=None)
 @given(ROWS)
 def test_entropy_equals_a_loop(rows):
-    forest, own = forest_of(rows), [abs(v) for *_, v, _ in rows]
-    found = relative_entropy_weight()(forest, torch.ones(2 * len(rows)), {"entropy": tokens(own)}, 0)
-    peers = [h for h, (*_, c) in zip(own, rows, strict=True) if c]
-    for i, h in enumerate(own):
-        wanted = min(max(sum(peers) / len(peers) / h, 0.1), 10.0) if peers else 1.0
-        assert found[2 * i : 2 * i + 2].tolist() == pytest.approx([wanted] * 2)
+    forest, entropies = forest_of(rows), [abs(v) for *_, v, _ in rows]
+    weights = relative_entropy_weight()(forest, torch.ones(2 * len(rows)), {"entropy": tokens(entropies)}, 0)
+    peers = [h for h, (*_, c) in zip(entropies, rows, strict=True) if c]
+    for i, h in enumerate(entropies):
+        expected = min(max(sum(peers) / len(peers) / h, 0.1), 10.0) if peers else 1.0
+        assert weights[2 * i : 2 * i + 2].tolist() == pytest.approx([expected] * 2)
 
 
-def test_equal_entropies_change_nothing_and_certain_answers_have_the_greatest_weight():
+def test_the_most_certain_answer_has_the_greatest_weight():
     everyone, one = torch.ones(3).bool(), torch.zeros(3).long()
     assert relative_entropy(column(0.7, 0.7, 0.7), one, everyone).tolist() == pytest.approx([1.0] * 3)
     assert relative_entropy(column(0.0, 0.0, 0.0), one, everyone).tolist() == [1.0] * 3
@@ -96,8 +96,8 @@ def test_equal_entropies_change_nothing_and_certain_answers_have_the_greatest_we
 
 def test_untrained_tokens_are_in_no_mean():
     forest = forest_of([("g", 1.0, 0, True), ("g", 0.0, 0, True)], trainable=[True, False])
-    found = relative_entropy_weight()(forest, torch.ones(4), {"entropy": column(1.0, math.nan, 3.0, 99.0)}, 0)
-    assert found.tolist() == pytest.approx([2.0, 2.0, 2 / 3, 2 / 3])
+    weights = relative_entropy_weight()(forest, torch.ones(4), {"entropy": column(1.0, math.nan, 3.0, 99.0)}, 0)
+    assert weights.tolist() == pytest.approx([2.0, 2.0, 2 / 3, 2 / 3])
     with pytest.raises(MissingSignal, match="entropy is nan for 1 of 2"):
         relative_entropy_weight()(forest, torch.ones(4), {"entropy": column(math.nan, 0.0, 3.0, 9.0)}, 0)
 
@@ -108,8 +108,8 @@ def test_the_cards_numbers_of_xrpo():
     forest = forest_of([("g", r, 0, True) for r in (1.0, 1.0, 0.0, 0.0)])
     credit = GroupRelative(ddof=0, eps=0.0)(forest, {}, 0)
     signals = {"proximal_logprob": tokens((-0.2, -0.6, -0.4, -0.5))}
-    found = credit * novelty_weight()(forest, credit, signals, 0)
-    assert found[::2].tolist() == pytest.approx([1.0, 1.401357, -1.0, -1.0], abs=1e-6)
+    weights = credit * novelty_weight()(forest, credit, signals, 0)
+    assert weights[::2].tolist() == pytest.approx([1.0, 1.401357, -1.0, -1.0], abs=1e-6)
 
 
 @settings(max_examples=60, deadline=None)
@@ -118,22 +118,22 @@ def test_novelty_equals_a_loop(rows, size, strength, cap):
     forest = forest_of(rows)
     credit = torch.tensor([x for i, (_, r, *_) in enumerate(rows) for x in ((r - 0.5) * size, (i % 3 - 1) * size)])
     signals = {"proximal_logprob": tokens([s for *_, s, _ in rows])}
-    found = novelty_weight(strength=strength, bound=cap)(forest, credit, signals, 0)
+    weights = novelty_weight(strength=strength, bound=cap)(forest, credit, signals, 0)
     for i, (g, r, s, _) in enumerate(rows):
         peers = [t for h, _, t, c in rows if h == g and c]
         eta = math.exp(s - sum(peers) / len(peers)) if peers else 1.0
         for p in (2 * i, 2 * i + 1):
             a = float(credit[p])
             sharpened = a + min(max(strength * (1 - eta), 0), cap * a) if r == 1 and a > 0 else a
-            assert float(found[p]) * a == pytest.approx(sharpened, abs=1e-9)
-            assert 1 <= float(found[p]) <= 1 + cap
+            assert float(weights[p]) * a == pytest.approx(sharpened, abs=1e-9)
+            assert 1 <= float(weights[p]) <= 1 + cap
 
 
 def test_only_rare_correct_answers_above_their_group_gain():
     credit, eta = column(1, 1, -1, 0, 1e-9), column(0.5, 1.5, 0.5, 0.5, 0.5)
     rarity = (1 - eta).clamp_min(0)
-    found = torch.where(credit > 0, bonus(rarity, credit, strength=2.5), 1.0)  # `sign: positive`
-    assert found.tolist() == [1.5, 1.0, 1.0, 1.0, 1.5]
+    weights = torch.where(credit > 0, bonus(rarity, credit, strength=2.5), 1.0)  # `sign: positive`
+    assert weights.tolist() == [1.5, 1.0, 1.0, 1.0, 1.5]
     assert bonus(0 * rarity, credit, strength=2.5).tolist() == [1.0] * 5
 
 
@@ -143,10 +143,10 @@ def test_only_rare_correct_answers_above_their_group_gain():
 def test_the_mask_of_capo_equals_a_loop(rows):
     forest = forest_of(rows)
     signals = {"reference_logprob": tokens([s for *_, s, _ in rows])}
-    found = reference_perplexity_weight()(forest, torch.ones(2 * len(rows)), signals, 0)
+    weights = reference_perplexity_weight()(forest, torch.ones(2 * len(rows)), signals, 0)
     for i, (_, r, s, _) in enumerate(rows):
-        kept = math.exp(-s) <= 2.5 if r == 1 else math.exp(-s) >= 1.05
-        assert found[2 * i : 2 * i + 2].tolist() == [float(kept)] * 2
+        is_kept = math.exp(-s) <= 2.5 if r == 1 else math.exp(-s) >= 1.05
+        assert weights[2 * i : 2 * i + 2].tolist() == [float(is_kept)] * 2
 
 
 def test_bounds_are_kept_and_the_mask_changes_no_credit():
@@ -166,22 +166,22 @@ def test_bounds_are_kept_and_the_mask_changes_no_credit():
 @given(ROWS, st.sampled_from([0.0, 1.0, 1.4]))
 def test_disagreement_equals_a_loop(rows, alpha):
     forest, x = forest_of(rows), tokens([s for *_, s, _ in rows])
-    found = disagreement_weight(alpha=alpha)(forest, torch.ones(len(x)), {"disagreement": x}, 0)
+    weights = disagreement_weight(alpha=alpha)(forest, torch.ones(len(x)), {"disagreement": x}, 0)
     for i, (g, *_) in enumerate(rows):
-        known = [float(x[2 * j + k]) for j, (h, *_, c) in enumerate(rows) for k in (0, 1) if h == g and c]
+        peers = [float(x[2 * j + k]) for j, (h, *_, c) in enumerate(rows) for k in (0, 1) if h == g and c]
         for p in (2 * i, 2 * i + 1):
-            wanted = 1.0
-            if known:
-                unit = (float(x[p]) - min(known)) / (max(known) - min(known))
-                wanted = 1 + (alpha - 1) * min(max(unit, 0), 1)
-            assert float(found[p]) == pytest.approx(wanted)
+            expected = 1.0
+            if peers:
+                unit = (float(x[p]) - min(peers)) / (max(peers) - min(peers))
+                expected = 1 + (alpha - 1) * min(max(unit, 0), 1)
+            assert float(weights[p]) == pytest.approx(expected)
 
 
 def test_where_nothing_disagrees_all_tokens_weigh_one():
     everyone, group = torch.ones(3).bool(), torch.tensor([0, 0, 1])
     assert stretched(torch.zeros(3), group, everyone).tolist() == [1.0] * 3
-    found = stretched(column(1, 3, 7), group, everyone, alpha=1.4)
-    assert found.tolist() == pytest.approx([1.0, 1.4, 1.0])
+    weights = stretched(column(1, 3, 7), group, everyone, alpha=1.4)
+    assert weights.tolist() == pytest.approx([1.0, 1.4, 1.0])
     forest = forest_of([("g", 1.0, 0, True)], trainable=[True, False])
     assert disagreement_weight()(forest, torch.ones(2), {"disagreement": column(3, math.nan)}, 0).tolist() == [1.0, 1.0]
     with pytest.raises(MissingSignal, match="disagreement is nan"):
@@ -190,7 +190,7 @@ def test_where_nothing_disagrees_all_tokens_weigh_one():
 
 # ---------------------------------------------------------------- options
 @pytest.mark.parametrize(
-    ("part", "wrong", "said"),
+    ("part", "wrong", "message"),
     [
         (relative_entropy_weight, {"least": 1.5}, "relative_entropy"),
         (relative_entropy_weight, {"most": 0.5}, "relative_entropy"),
@@ -199,8 +199,8 @@ def test_where_nothing_disagrees_all_tokens_weigh_one():
         (disagreement_weight, {"alpha": -1.0}, "disagreement"),
     ],
 )
-def test_bad_options_say_which(part, wrong, said):
-    with pytest.raises(ConfigError, match=rf"weight\.{said}"):
+def test_bad_options_say_which(part, wrong, message):
+    with pytest.raises(ConfigError, match=rf"weight\.{message}"):
         part(**wrong)
 
 

@@ -61,17 +61,17 @@ MOMENT = st.tuples(st.sampled_from([-2.0, -0.1, 0.0, 0.3, 1.0, 9.0]), st.floats(
 def test_at_most_the_share_is_rejected_by_bounds_of_a_loop(rows, reject):
     gain, shift = column(*(g for g, _, _ in rows)), column(*(f for _, f, _ in rows))
     where = torch.tensor([c for *_, c in rows])
-    kept = within(gain, shift, where, reject).tolist()
+    is_kept = within(gain, shift, where, reject).tolist()
     counted = [i for i, c in enumerate(where.tolist()) if c]
     if not counted:
-        assert all(kept)
+        assert all(is_kept)
         return
-    assert sum(not kept[i] for i in counted) <= reject * len(counted) + 1e-9
+    assert sum(not is_kept[i] for i in counted) <= reject * len(counted) + 1e-9
     k = max(1, math.ceil((1 - reject / 3) * len(counted) - 1e-9))
     high = sorted(float(gain[i]) for i in counted)[k - 1]
     low = min(0.0, sorted((float(gain[i]) for i in counted), reverse=True)[k - 1])
     most = sorted(float(shift[i]) for i in counted)[k - 1]
-    assert kept == [low <= g <= high and f <= most for g, f, _ in rows]
+    assert is_kept == [low <= g <= high and f <= most for g, f, _ in rows]
 
 
 def test_the_far_step_goes_and_the_rest_stays() -> None:
@@ -85,8 +85,8 @@ def test_the_far_step_goes_and_the_rest_stays() -> None:
     )
     assert weight.tolist() == [0.0 if i == 7 else 1.0 for i in range(40)]
     none = part_of("capo_curvature", "curvature", lr=0.01, reject=0.0)
-    found = none(forest, credit, {"proximal_logprob": logprob, "state_norm": norm}, 0)
-    assert found.tolist() == [1.0] * 40
+    weights = none(forest, credit, {"proximal_logprob": logprob, "state_norm": norm}, 0)
+    assert weights.tolist() == [1.0] * 40
 
 
 def test_what_is_wrong_is_said() -> None:

@@ -29,9 +29,9 @@ def column(*x):
 
 def test_card() -> None:
     a = column(1.5, 0.9, 0.2, -0.1, -0.8, -1.7)
-    kept = a[max_variance(a, 4, a < 9)]
-    assert kept.tolist() == [1.5, 0.9, -0.8, -1.7]
-    assert statistics.pvariance(kept.tolist()) == pytest.approx(1.646875)
+    is_kept = a[max_variance(a, 4, a < 9)]
+    assert is_kept.tolist() == [1.5, 0.9, -0.8, -1.7]
+    assert statistics.pvariance(is_kept.tolist()) == pytest.approx(1.646875)
 
 
 VALUES = st.lists(st.integers(-20, 20).map(lambda x: x / 8), min_size=1, max_size=8)
@@ -42,17 +42,17 @@ VALUES = st.lists(st.integers(-20, 20).map(lambda x: x / 8), min_size=1, max_siz
 def test_no_subset_has_a_greater_variance(values, k):
     k = min(k, len(values))
     x = column(*values)
-    kept = x[max_variance(x, k, x < 99)].tolist()
+    is_kept = x[max_variance(x, k, x < 99)].tolist()
     best = max(statistics.pvariance(s) for s in itertools.combinations(values, k))
-    assert len(kept) == k and statistics.pvariance(kept) == pytest.approx(best, abs=1e-12)
+    assert len(is_kept) == k and statistics.pvariance(is_kept) == pytest.approx(best, abs=1e-12)
     shifted = 3 * x + 7
     assert statistics.pvariance(shifted[max_variance(shifted, k, x < 99)].tolist()) == pytest.approx(9 * best, abs=1e-9)
 
 
-def test_of_equally_good_choices_the_one_with_the_fewest_small_values_is_taken() -> None:
+def test_of_equal_subsets_the_one_with_fewest_small_values() -> None:
     """Three and three, of which three: one and two, or two and one."""
-    kept = max_variance(column(0.1, 0.1, 0.1, 0.3, 0.3, 0.3), 3, column(*range(6)) < 9)
-    assert kept.tolist() == [True, False, False, False, True, True]
+    is_kept = max_variance(column(0.1, 0.1, 0.1, 0.3, 0.3, 0.3), 3, column(*range(6)) < 9)
+    assert is_kept.tolist() == [True, False, False, False, True, True]
 
 
 def test_who_does_not_count_is_kept_where_it_lies_as_far_out() -> None:
@@ -75,13 +75,15 @@ def test_rows_then_tokens_equal_a_loop(rows, of_rows, of_tokens, data):
     credit = [a for a, size in rows for _ in range(size)]
     owner = [i for i, (_, size) in enumerate(rows) for _ in range(size)]
     k = math.ceil(of_rows * len(rows) - 1e-9)
-    kept = max_variance(column(*(a for a, _ in rows)), k, torch.ones(len(rows), dtype=torch.bool)).tolist()
-    own = [i for i in range(n) if kept[owner[i]]]
-    chosen = sorted(own, key=lambda i: (-abs(credit[i]) * entropy[i], i))[: math.ceil(of_tokens * len(own) - 1e-9)]
+    is_kept = max_variance(column(*(a for a, _ in rows)), k, torch.ones(len(rows), dtype=torch.bool)).tolist()
+    kept_tokens = [i for i in range(n) if is_kept[owner[i]]]
+    chosen = sorted(kept_tokens, key=lambda i: (-abs(credit[i]) * entropy[i], i))[
+        : math.ceil(of_tokens * len(kept_tokens) - 1e-9)
+    ]
     part = down_sampling(rows=of_rows, rows_end=1.0, tokens=of_tokens, tokens_end=1.0)
-    found = part(forest, column(*credit), {"entropy": column(*entropy)}, 0)
-    assert sum(kept) == k
-    assert found.tolist() == pytest.approx([len(rows) / k if i in chosen else 0.0 for i in range(n)])
+    weights = part(forest, column(*credit), {"entropy": column(*entropy)}, 0)
+    assert sum(is_kept) == k
+    assert weights.tolist() == pytest.approx([len(rows) / k if i in chosen else 0.0 for i in range(n)])
 
 
 def test_shares_relax_over_the_run() -> None:
@@ -99,7 +101,7 @@ def test_shares_relax_over_the_run() -> None:
     assert sizes(filled.weights["down_sampling"]) == sizes(part)
 
 
-def test_all_kept_is_no_weight_and_what_is_not_compared_competes_with_nobody() -> None:
+def test_a_share_of_one_keeps_every_rollout_at_weight_one() -> None:
     rows = [("a", 1.0, 2), ("a", 0.0, 1), ("a", 1.0, 1, {"compared": False})]
     credit, entropy = column(1, 1, -1, 0.1), column(0.3, 0.2, 0.4, 5.0)
     everything = down_sampling(rows=1.0, tokens=1.0)(forest_of(rows), credit, {"entropy": entropy}, 0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.algorithms.weighting.test_answer_entropy import grown
+from tests.algorithms.weighting.test_scores import grown
 from tests.algorithms.weighting.verdict_rows import part_of
 
 import gxpo
@@ -64,10 +64,10 @@ def test_it_equals_a_loop(rows, unlike, gap):
     )
     names, far, gaps = list(dict.fromkeys(g for g, *_ in rows)), {}, []
     for name in names:
-        shown = [x for x in rows if x[0] == name and x[2] == "demonstration"]
+        demonstrations = [x for x in rows if x[0] == name and x[2] == "demonstration"]
         attempts = [x for x in rows if x[0] == name and x[2] == "policy" and x[3]]
-        models = shown or [x for x in attempts if x[1] == 1.0]
-        goal = sum(x[1] for x in shown) / len(shown) if shown else 1.0
+        models = demonstrations or [x for x in attempts if x[1] == 1.0]
+        goal = sum(x[1] for x in demonstrations) / len(demonstrations) if demonstrations else 1.0
         if attempts:
             gaps.append(goal - sum(x[1] for x in attempts) / len(attempts))
         if cosines := [cosine(x[4], y[4]) for x in attempts for y in models]:
@@ -78,8 +78,8 @@ def test_it_equals_a_loop(rows, unlike, gap):
     expected = [(s(far[g]) / s(middle) if g in far else 1.0) ** unlike for g, *_ in rows]
     assert responsiveness(torch.tensor(gaps)) == pytest.approx(s(mean) / s(mean))
     e = torch.tensor([x[4] for x in rows], dtype=torch.float64)
-    found = hardness_weight(unlike=unlike, gap=gap)(forest, torch.zeros(len(rows)), {"embedding": e}, 0)
-    assert found.tolist() == pytest.approx(expected, abs=1e-9)
+    weights = hardness_weight(unlike=unlike, gap=gap)(forest, torch.zeros(len(rows)), {"embedding": e}, 0)
+    assert weights.tolist() == pytest.approx(expected, abs=1e-9)
 
 
 def cosine(x, y):
@@ -87,7 +87,7 @@ def cosine(x, y):
     return sum(a * b for a, b in zip(x, y, strict=True)) / lengths if lengths else 0.0
 
 
-def test_harder_groups_weigh_more_and_lengths_of_embeddings_do_not_matter():
+def test_harder_groups_weigh_more_whatever_the_embedding_norm():
     group, attempt = torch.tensor([0, 0, 1, 1]), torch.tensor([True] * 4)
     nothing = torch.zeros(4, dtype=torch.bool)
     mean = of_attempts(torch.tensor([1.0, 0.0, 0.0, 0.0]), group, attempt, nothing)
@@ -100,7 +100,7 @@ def test_harder_groups_weigh_more_and_lengths_of_embeddings_do_not_matter():
     assert dissimilarity(e, group, attempt, nothing, torch.zeros(4)).isnan().all()
 
 
-def test_the_method_reads_the_policys_states_and_bad_options_are_refused():
+def test_hardness_reads_the_hidden_states_of_the_policy():
     m = gxpo.method("grpo_s")
     assert m.signals["mean_hidden"].provides == ("embedding",) and m.needs == ()
     assert "hardness" in gxpo.method("grpo_s+luffy").weights

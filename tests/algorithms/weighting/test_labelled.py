@@ -33,8 +33,8 @@ def test_card() -> None:
 def test_weight_times_credit_is_credit_and_alpha_of_its_size(rows: list[tuple[float, bool]], alpha: float) -> None:
     a, marked = torch.tensor([x for x, _ in rows], dtype=F64), torch.tensor([m for _, m in rows], dtype=torch.bool)
     weight = raised(marked, a, alpha=alpha)
-    wanted = [x + alpha * abs(x) if m else x for x, m in rows]
-    assert (weight * a).tolist() == pytest.approx(wanted, abs=1e-12) and bool((weight >= 0).all())
+    expected = [x + alpha * abs(x) if m else x for x, m in rows]
+    assert (weight * a).tolist() == pytest.approx(expected, abs=1e-12) and bool((weight >= 0).all())
 
 
 def test_hicra_labels_phrases_in_the_text_of_an_action() -> None:

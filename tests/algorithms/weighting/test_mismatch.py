@@ -25,13 +25,13 @@ def forest_of(n: int) -> Forest:
 
 def test_card() -> None:
     behaviour = torch.tensor([-1.0, -0.5, -2.0, -0.1, -0.9], dtype=torch.float64)
-    wanted = torch.tensor([0.25, 0.8, 1.0, 1.5, 4.0], dtype=torch.float64)
-    proximal = behaviour + wanted.log()
+    expected = torch.tensor([0.25, 0.8, 1.0, 1.5, 4.0], dtype=torch.float64)
+    proximal = behaviour + expected.log()
     assert truncated(proximal, behaviour).tolist() == pytest.approx([0.25, 0.8, 1.0, 1.5, 2.0])
-    assert truncated(proximal, behaviour, cap=8.0).tolist() == pytest.approx(wanted.tolist())
+    assert truncated(proximal, behaviour, cap=8.0).tolist() == pytest.approx(expected.tolist())
 
 
-def test_the_same_policy_weighs_exactly_one_and_so_does_an_unknown_one() -> None:
+def test_equal_and_unknown_policies_weigh_exactly_one() -> None:
     x = torch.tensor([-0.3, -7.0, -1e-9])
     assert torch.equal(truncated(x, x), torch.ones(3, dtype=torch.float64))
     unknown = torch.tensor([NAN, -7.0, NAN])
@@ -45,8 +45,8 @@ LOGPROB = st.one_of(st.floats(-1e5, 0), st.sampled_from([-INF, NAN, 0.0]))
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(LOGPROB, LOGPROB), min_size=1, max_size=8), st.sampled_from([0.5, 1.0, 2.0, 1e6]))
 def test_weights_are_finite_bounded_and_the_capped_ratio(pairs: list[tuple[float, float]], cap: float) -> None:
-    found = truncated(torch.tensor([p for p, _ in pairs]), torch.tensor([b for _, b in pairs]), cap).tolist()
-    for weight, (p, b) in zip(found, pairs, strict=True):
+    weights = truncated(torch.tensor([p for p, _ in pairs]), torch.tensor([b for _, b in pairs]), cap).tolist()
+    for weight, (p, b) in zip(weights, pairs, strict=True):
         assert 0 <= weight <= cap or math.isnan(p) or math.isnan(b) or p == b == -INF
         if math.isfinite(p) and math.isfinite(b) and p - b < 20:
             p, b = (float(torch.tensor(v)) for v in (p, b))  # as float32 holds them
@@ -111,16 +111,16 @@ MASKED = st.lists(
 def test_a_loop_gives_the_same_mask(entries, low, high, least, most) -> None:
     entries = sorted(entries, key=lambda e: e[1])
     at, row, where = column(*(e[0] for e in entries)), [e[1] for e in entries], [e[2] for e in entries]
-    found = agreeing(at, 0 * at, torch.tensor(row), torch.tensor(where), (low, high), (least, most)).tolist()
-    for i, (own, r, _) in enumerate(entries):
-        known = [x for x, other, trained in entries if other == r and trained and not math.isnan(x)]
-        whole = math.exp(sum(known) / len(known)) if known else 1.0
-        ratio = 1.0 if math.isnan(own) else math.exp(own)
-        edge = min(abs(whole - least), abs(whole - most), abs(ratio - low), abs(ratio - high)) < 1e-9
-        assert edge or found[i] == float(low <= ratio <= high and least <= whole <= most)
+    mask = agreeing(at, 0 * at, torch.tensor(row), torch.tensor(where), (low, high), (least, most)).tolist()
+    for i, (log_ratio, r, _) in enumerate(entries):
+        log_ratios = [x for x, other, trained in entries if other == r and trained and not math.isnan(x)]
+        sequence_ratio = math.exp(sum(log_ratios) / len(log_ratios)) if log_ratios else 1.0
+        ratio = 1.0 if math.isnan(log_ratio) else math.exp(log_ratio)
+        edge = min(abs(sequence_ratio - least), abs(sequence_ratio - most), abs(ratio - low), abs(ratio - high)) < 1e-9
+        assert edge or mask[i] == float(low <= ratio <= high and least <= sequence_ratio <= most)
 
 
-def test_the_mask_keeps_everything_where_nothing_is_known_or_nothing_differs() -> None:
+def test_the_mask_keeps_tokens_of_equal_or_unknown_ratio() -> None:
     forest = forest_of(3)
     same = {"proximal_logprob": column(-1.0, -2.0, NAN), "behaviour_logprob": column(-1.0, NAN, -1.0)}
     narrow = MismatchMask(1.0, 1.0, 1.0, 1.0)

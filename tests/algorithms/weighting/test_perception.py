@@ -21,7 +21,7 @@ def perception_weight(**options):
 
 
 def scales(mean: torch.Tensor, where: torch.Tensor, least: float) -> torch.Tensor:
-    """Of trajectories of one token each."""
+    """Weights of trajectories of one token each: their scales, since every token is kept."""
     return top_scaled(mean, torch.arange(len(mean)), where, share=1.0, least=least)
 
 
@@ -33,11 +33,11 @@ def forest_of(*lengths: int, **fields: list) -> Forest:
     records = []
     for i, n in enumerate(lengths):
         turn = {"action": [5] * n, "logprob": [-1.0] * n}
-        own = {k: v[i] for k, v in fields.items()}
-        if "trainable" in own:
-            turn["trainable"] = own.pop("trainable")
+        row_fields = {k: v[i] for k, v in fields.items()}
+        if "trainable" in row_fields:
+            turn["trainable"] = row_fields.pop("trainable")
         record = {"schema": "gxpo.rollouts/1", "group": "a", "id": f"t{i}", "prompt": [1, 2], "turns": [turn]}
-        records.append(record | {"reward": 1.0} | own)
+        records.append(record | {"reward": 1.0} | row_fields)
     return Forest.from_records(records)
 
 
@@ -46,8 +46,8 @@ def test_card() -> None:
     depends = dependency(column(0, 0, 0, 0, 0), d)
     assert depends.tolist() == pytest.approx([0.000201, 0.148721, 0.040818, 0.0, 0.718282], abs=6e-7)
     one = torch.zeros(5, dtype=torch.int64)
-    kept = top_scaled(depends, one, one == 0) > 0
-    assert kept.tolist() == [False, True, False, False, True]
+    is_kept = top_scaled(depends, one, one == 0) > 0
+    assert is_kept.tolist() == [False, True, False, False, True]
     # x = [0, .25, 1], mean 5/12: .9 + .1 * 12/5 * x
     scale = scales(column(2.0, 2.5, 4.0), torch.ones(3, dtype=torch.bool), 0.9)
     assert scale.tolist() == pytest.approx([0.90, 0.96, 1.14])
@@ -71,19 +71,19 @@ def test_clamps() -> None:
 def test_each_trajectory_keeps_its_share_of_the_most_dependent(rows, share):
     rows = sorted(rows, key=lambda row: row[0])
     owner = torch.tensor([r for r, _ in rows], dtype=torch.int64)
-    kept = (top_scaled(column(*(v for _, v in rows)), owner, owner >= 0, share=share, least=1.0) > 0).tolist()
+    is_kept = (top_scaled(column(*(v for _, v in rows)), owner, owner >= 0, share=share, least=1.0) > 0).tolist()
     for r in {r for r, _ in rows}:
-        own = [(v, -i, k) for i, ((q, v), k) in enumerate(zip(rows, kept, strict=True)) if q == r]
-        k = math.ceil(share * len(own) - 1e-9)
-        assert [keep for *_, keep in sorted(own, reverse=True)] == [True] * k + [False] * (len(own) - k)
+        ranked = [(v, -i, k) for i, ((q, v), k) in enumerate(zip(rows, is_kept, strict=True)) if q == r]
+        k = math.ceil(share * len(ranked) - 1e-9)
+        assert [keep for *_, keep in sorted(ranked, reverse=True)] == [True] * k + [False] * (len(ranked) - k)
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.booleans()), min_size=1, max_size=8), st.floats(0, 1))
 def test_scales_have_mean_one_over_those_compared(rows, least):
     x, where = column(*(v for v, _ in rows)), torch.tensor([w for _, w in rows])
     scale = scales(x, where, least)
-    known = [v for v, w in rows if w]
-    if not known or max(known) - min(known) <= 1e-12 * max(known):
+    compared_values = [v for v, w in rows if w]
+    if not compared_values or max(compared_values) - min(compared_values) <= 1e-12 * max(compared_values):
         assert scale.tolist() == [1.0] * len(rows)
     else:
         assert float(scale[where].mean()) == pytest.approx(1.0) and bool((scale >= least - 1e-12).all())
@@ -103,7 +103,7 @@ def test_the_part() -> None:
     assert weight.dtype == torch.float64
 
 
-def test_equal_dependence_changes_no_scale_and_all_tokens_are_one() -> None:
+def test_equal_dependence_changes_no_scale() -> None:
     forest = forest_of(2, 2)
     signals = {"proximal_logprob": column(-1, -2, -1, -2), "masked_logprob": column(-1.5, -2.5, -1.5, -2.5)}
     assert perception_weight(share=1.0)(forest, torch.ones(4), signals, 0).tolist() == [1.0] * 4

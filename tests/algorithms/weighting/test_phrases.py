@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gxpo.algorithms.weighting.phrases import PLANNING, as_pattern, frequent_phrases
 
 
-def test_a_pattern_matches_whole_words_in_any_case_over_any_blanks() -> None:
+def test_a_pattern_matches_whole_words_in_any_case() -> None:
     pattern = as_pattern(["let me", "let me try", "wait, no"])
     text = "Let me\ntry it. WAIT,  no: outlet me, let mean; let me see"
     assert [m.group() for m in re.finditer(pattern, text)] == ["Let me\ntry", "WAIT,  no", "let me"]
@@ -30,12 +30,12 @@ def test_worked_texts() -> None:
 def test_equals_a_loop_over_words(rows: list[list[str]]) -> None:
     count: Counter[str] = Counter()
     for words in rows:
-        own = set()
+        phrases_of_text = set()
         for n in (3, 4, 5):
             for i in range(len(words) - n + 1):
                 piece = words[i : i + n]
                 if all(w.isalpha() for w in piece):
-                    own.add(" ".join(piece))
-        count.update(own)
-    wanted = sorted((p for p in count if count[p] >= 2), key=lambda p: (-count[p], -p.count(" "), p))
-    assert frequent_phrases([" ".join(words) for words in rows], 99) == wanted
+                    phrases_of_text.add(" ".join(piece))
+        count.update(phrases_of_text)
+    expected = sorted((p for p in count if count[p] >= 2), key=lambda p: (-count[p], -p.count(" "), p))
+    assert frequent_phrases([" ".join(words) for words in rows], 99) == expected

@@ -32,8 +32,8 @@ def forest_of(rows):
 def weights(rows, signs, gain=2.0):
     forest = forest_of(rows)
     credit = forest.to_path(column(*signs), "R")
-    found = TokenWeight("credit", "shared_affix", options={"gain": gain})(forest, credit, {}, 0)
-    return [found[forest.path_of(r)].tolist() for r in range(len(rows))]
+    weight_P = TokenWeight("credit", "shared_affix", options={"gain": gain})(forest, credit, {}, 0)
+    return [weight_P[forest.path_of(r)].tolist() for r in range(len(rows))]
 
 
 def test_card() -> None:
@@ -77,10 +77,10 @@ ROWS = st.lists(
 @given(ROWS)
 def test_equals_a_loop(rows):
     def clash(i, back):
-        """Whether each token of row i, from that end, stands on both sides of its group."""
-        own = rows[i][1][::-1] if back else rows[i][1]
+        """True for each token of row i, from that end, that occurs on both sides of its group."""
+        row_tokens = rows[i][1][::-1] if back else rows[i][1]
         out = []
-        for t, token in enumerate(own):
+        for t, token in enumerate(row_tokens):
             sides = set()
             for g, tokens, sign, compared in rows:
                 other = tokens[::-1] if back else tokens
@@ -90,13 +90,13 @@ def test_equals_a_loop(rows):
         run = [all(out[: t + 1]) for t in range(len(out))]
         return run[::-1] if back else run
 
-    wanted = []
+    expected = []
     for i, (_, tokens, sign, _) in enumerate(rows):
         ends = [a + b for a, b in zip(clash(i, False), clash(i, True), strict=True)]
-        wanted.append([3.0**n if sign > 0 else float(not (n and sign < 0)) for n in ends])
-        assert len(tokens) == len(wanted[-1])
-    found = weights([(g, t, {"compared": c}) for g, t, _, c in rows], [s for *_, s, _ in rows], gain=3.0)
-    assert found == wanted
+        expected.append([3.0**n if sign > 0 else float(not (n and sign < 0)) for n in ends])
+        assert len(tokens) == len(expected[-1])
+    weight_P = weights([(g, t, {"compared": c}) for g, t, _, c in rows], [s for *_, s, _ in rows], gain=3.0)
+    assert weight_P == expected
 
 
 def test_gtpo_has_its_gradient_on_two_answers() -> None:
@@ -109,8 +109,8 @@ def test_gtpo_has_its_gradient_on_two_answers() -> None:
     policy = gxpo.PolicyTokens(logprob, forest.path_behaviour_logprob)
     (slope,) = torch.autograd.grad(m.loss(forest, policy, signals=signals).value, logprob)
     right, wrong = 0.5 - 0.02, -0.5 - 0.04
-    wanted = [-2 * right, -right, -2 * right, 0, -wrong, 0, 0, 0]
-    assert slope.tolist() == pytest.approx([x / 9 for x in wanted])
+    expected = [-2 * right, -right, -2 * right, 0, -wrong, 0, 0, 0]
+    assert slope.tolist() == pytest.approx([x / 9 for x in expected])
 
 
 def test_bad_options() -> None:

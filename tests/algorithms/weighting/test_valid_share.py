@@ -50,10 +50,10 @@ def test_trajectories_that_are_not_trained_do_not_count() -> None:
 
 def test_the_loss_is_that_of_the_groups_with_credit_alone() -> None:
     mixed = group_of(1, 0, 0, 0, n=2)
-    whole, part = forest_of(mixed + group_of(1, 1, 1, 1, name="b", n=3)), forest_of(mixed)
+    whole_forest, part = forest_of(mixed + group_of(1, 1, 1, 1, name="b", n=3)), forest_of(mixed)
     m = gxpo.method("gpg")
     values, gradients = [], []
-    for forest in (whole, part):
+    for forest in (whole_forest, part):
         x = torch.full((forest.n_entries,), -0.5, dtype=torch.float64)
         x[:8] = torch.linspace(-2, -1, 8, dtype=torch.float64)
         x.requires_grad_()

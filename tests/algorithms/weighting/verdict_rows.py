@@ -39,8 +39,8 @@ def weighted(spec: str, forest: Forest, overrides: dict[str, Any] | None = None)
     m = gxpo.method(spec, overrides)
     credit = m.advantages(forest)
     signals = {name: forest.path_behaviour_logprob for name in ("proximal_logprob", "behaviour_logprob")}
-    found = credit * m.token_weights(forest, credit, signals)
-    return [float(found[forest.path_of(r)[0]]) for r in range(forest.n_trajectories)]
+    weights = credit * m.token_weights(forest, credit, signals)
+    return [float(weights[forest.path_of(r)[0]]) for r in range(forest.n_trajectories)]
 
 
 def part_of(method: str, slot: str, **options: Any) -> Any:

@@ -1,8 +1,7 @@
 """Policy losses: importance ratio, surrogate (PPO clip and others), aggregation, KL, entropy."""
 
 from gxpo.algorithms.objectives.base import PolicyGradient, TermPart, TermSum, coefficients, evaluate
-from gxpo.algorithms.objectives.kl_reward import KLReward
-from gxpo.algorithms.objectives.penalty import KL, Entropy, kl_estimate, penalised_outcome
+from gxpo.algorithms.objectives.penalty import KL, Entropy, KLReward, kl_estimate, penalised_outcome
 from gxpo.algorithms.objectives.surrogate import (
     Clip,
     DualClip,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 COUPLES = ("token", "trajectory", "group", "step")  # from narrow to wide
 AGGREGATES = ("token_mean", "sequence_mean", "sequence_sum")
 
-Evaluated = tuple[Tensor, dict[str, float]]  # what a term is on this batch, and its figures by metric name
+Evaluated = tuple[Tensor, dict[str, float]]  # a term's value on this batch, and its metrics by name
 
 
 class TermPart(Part, ABC):
@@ -74,13 +74,13 @@ class TermPart(Part, ABC):
 
     @abstractmethod
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
-        """Tokens whose outputs the term reads, [P] bool; the others may hold anything, nan included."""
+        """Tokens whose policy outputs the term reads, [P] bool; the others may hold anything, nan included."""
         raise NotImplementedError
 
     def metrics(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals
     ) -> Mapping[str, float]:
-        """Figures by name, where `__call__` gives a scalar alone."""
+        """Metrics by name, for a term whose `__call__` returns the scalar alone."""
         return {}
 
     def __add__(self, other: Term) -> TermSum:
@@ -93,7 +93,8 @@ class TermPart(Part, ABC):
 def evaluate(
     term: Term, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
 ) -> Evaluated:
-    """Value and metrics of a term; where it returns a scalar alone they come from its `metrics`, if it has any."""
+    """Evaluate a term: value and metrics, the latter from its `metrics` method where it returns a scalar alone."""
+    # a user's term may return the scalar alone, or a pair; its mistakes are reported with the term's name
     with naming("term", term, name=show):
         output = term(forest, policy, credit, weight, signals, step)
     if isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], Mapping):
@@ -111,7 +112,7 @@ def coefficients(
     horizon: float | None = None,
     token: Tensor | None = None,
 ) -> Tensor:
-    """Coefficients c [P] float64 such that sum_p c_p l_p is the aggregated loss; 0 for tokens that are not counted.
+    """Per-token coefficients c [P] float64 of the aggregated loss sum_p c_p l_p; 0 for tokens that are not counted.
 
     trajectory  [P] which trajectory each entry belongs to
     counted     [P] bool, the trainable entries; a trajectory without any is not counted
@@ -132,20 +133,23 @@ def coefficients(
             f"objective.horizon is {horizon}, and objective.aggregate 'sequence_sum' divides by it: set it to the "
             "longest trainable length a trajectory can have, in tokens"
         )
-    share = counted.to(torch.float64)  # how much of itself a token is in each of its trajectories
+    share_P = counted.to(torch.float64)
     if token is not None:
-        share = share / _totals(share, token)[token].clamp_min(1)
+        # a token stored once and used by m trajectories is 1/m of a token in each of them
+        share_P = share_P / _sum_by_id(share_P, token)[token].clamp_min(1)
     if mode == "token_mean":
-        return share / share.sum().clamp_min(1)
-    width = _totals(share, trajectory)
-    divisor = width if mode == "sequence_mean" else torch.full_like(width, float(horizon or 1))
-    held = (width > 0).sum().clamp_min(1) * torch.where(width > 0, divisor, torch.ones_like(divisor))
-    part = share / held[trajectory]
+        return share_P / share_P.sum().clamp_min(1)
+    length_R = _sum_by_id(share_P, trajectory)
+    divisor_R = length_R if mode == "sequence_mean" else torch.full_like(length_R, float(horizon or 1))
+    # trajectories without a counted token are in no mean: they neither count nor divide by 0
+    has_tokens_R = length_R > 0
+    divisor_R = has_tokens_R.sum().clamp_min(1) * torch.where(has_tokens_R, divisor_R, torch.ones_like(divisor_R))
+    coefficient_P = share_P / divisor_R[trajectory]
     # a shared token's term is the mean of its entries: the weight that all its trajectories give it, spread evenly
-    return part if token is None else share * _totals(part, token)[token]
+    return coefficient_P if token is None else share_P * _sum_by_id(coefficient_P, token)[token]
 
 
-def _totals(x: Tensor, ids: Tensor) -> Tensor:
+def _sum_by_id(x: Tensor, ids: Tensor) -> Tensor:
     return x.new_zeros(int(ids.max()) + 1 if ids.numel() else 0).index_add_(0, ids, x)
 
 
@@ -153,7 +157,7 @@ def _totals(x: Tensor, ids: Tensor) -> Tensor:
 class TermSum(TermPart):
     """Sum of loss terms, each with its own aggregation; couples as widely as the widest of them.
 
-    A figure that a second term also has is called NAME_2 there, and so on.
+    A metric that two terms share is NAME for the first and NAME_2 for the second, and so on.
     """
 
     terms: tuple[Term, ...]
@@ -163,17 +167,18 @@ class TermSum(TermPart):
             raise ConfigError("an objective needs at least one term")
         object.__setattr__(self, "couples", max((t.couples for t in self.terms), key=COUPLES.index))
         for name in ("outputs", "needs", "given", "requires"):
-            asked = dict.fromkeys(x for term in self.terms for x in TermPart.hook(term, name))
-            object.__setattr__(self, name, tuple(asked))
+            union = dict.fromkeys(x for term in self.terms for x in TermPart.hook(term, name))
+            object.__setattr__(self, name, tuple(union))
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Evaluated:
         values, figures = [], dict[str, float]()
         for term in self.terms:
-            value, own = evaluate(term, forest, policy, credit, weight, signals, step)
+            value, term_figures = evaluate(term, forest, policy, credit, weight, signals, step)
             values.append(value)
-            for name, x in own.items():
+            # two terms of one kind have metrics of one name: neither may overwrite the other's
+            for name, x in term_figures.items():
                 numbered = (f"{name}_{k}" for k in count(2))
                 figures[next(n for n in chain((name,), numbered) if n not in figures)] = x
         return torch.stack(values).sum(), figures
@@ -192,31 +197,37 @@ _RATIOS: Mapping[str, Any] = {"token": Token, "sequence": kind_of(sequence), "tu
 
 
 @torch.no_grad()
-def standing(forest: Forest, credit: Tensor) -> Tensor:
-    """Advantage relative to the group's median, [P] float64: that of the compared trajectories' mean advantages.
+def credit_above_median(forest: Forest, credit_P: Tensor) -> Tensor:
+    """Advantage less its group's median, [P] float64: the median of the compared trajectories' mean advantages.
 
-    For advantages (r - c) / s of outcomes r it is (r - median of r) / s, whatever the centre c; of a group of one, the
-    advantage. Exactly 0 within 1e-12 of the largest advantage: a mean over tokens has rounded.
+    For advantages (r - c) / s of outcomes r this is (r - median of r) / s, whatever the centre c; in a group of one it
+    is the advantage itself. Exactly 0 within 1e-12 of the largest advantage.
     """
-    credit = credit.to(torch.float64)
-    own = grouped.mean(credit, forest.path_trajectory)
-    each = torch.zeros(forest.n_trajectories, dtype=torch.float64)
-    each[forest.path_trajectory] = own
-    there = torch.zeros(forest.n_trajectories, dtype=torch.bool)
-    there[forest.path_trajectory] = True
-    group, counts = forest.ids("group", axis="R"), forest.compared & there
-    middle = torch.where(grouped.count(group, counts) > 1, grouped.median(each, group, counts), 0.0)
-    found = credit - forest.to_path(middle, "R")
-    rounding = grouped.DEGENERATE * float(credit.abs().max()) if len(credit) else 0.0
-    return torch.where(found.abs() > rounding, found, 0.0)
+    credit_P = credit_P.to(torch.float64)
+    mean_credit_P = grouped.mean(credit_P, forest.path_trajectory)
+    mean_credit_R = torch.zeros(forest.n_trajectories, dtype=torch.float64)
+    mean_credit_R[forest.path_trajectory] = mean_credit_P
+    has_tokens_R = torch.zeros(forest.n_trajectories, dtype=torch.bool)
+    has_tokens_R[forest.path_trajectory] = True
+    # a trajectory without tokens has no mean advantage, so it has no say in the median
+    group, counted_R = forest.ids("group", axis="R"), forest.compared & has_tokens_R
+    median_R = torch.where(grouped.count(group, counted_R) > 1, grouped.median(mean_credit_R, group, counted_R), 0.0)
+    standing_P = credit_P - forest.to_path(median_R, "R")
+    # the mean over a trajectory's tokens has rounded, and the median member must be exactly at 0
+    rounding = grouped.DEGENERATE * float(credit_P.abs().max()) if len(credit_P) else 0.0
+    return torch.where(standing_P.abs() > rounding, standing_P, 0.0)
 
 
-class _Active(NamedTuple):
-    """The active entries, what multiplies the loss of each, and which of them have a ratio (the others are shaped,
-    because their rollout policy is unknown)."""
+class _ActiveTokens(NamedTuple):
+    """Surrogate inputs of the active tokens, with what the aggregation makes of each.
+
+    coefficient  [n] factor of the token's loss: aggregation times weight
+    inputs       columns [n] that the surrogate reads
+    has_ratio    [n] bool; the others get the `shaped` loss, because their rollout policy is unknown
+    """
 
     coefficient: Tensor
-    seen: Entries
+    inputs: Entries
     has_ratio: Tensor
 
 
@@ -264,6 +275,7 @@ class PolicyGradient(TermPart):
     def __post_init__(self) -> None:
         if isinstance(self.ratio, str):
             object.__setattr__(self, "ratio", _RATIOS[self.ratio]())
+        # a shared token, and one without a ratio, have no meaning in a ratio over several tokens
         narrow = isinstance(self.ratio, Token) and self.surrogate.couples == "token"
         for what, on in (
             ("dedup_shared_tokens", self.dedup_shared_tokens),
@@ -278,8 +290,8 @@ class PolicyGradient(TermPart):
         object.__setattr__(self, "outputs", tuple(dict.fromkeys(("logprob", *self.surrogate.outputs))))
 
     @property
-    def beside(self) -> str:
-        """What must be read besides a token of non-zero advantage: nothing ("token"), its trajectory, or the step."""
+    def read_scope(self) -> str:
+        """Context read with a token of non-zero advantage: "token" (nothing more), its "trajectory", or the "step"."""
         return max(self._level.couples, self.surrogate.beside or self.surrogate.couples, key=COUPLES.index)
 
     @property
@@ -291,74 +303,85 @@ class PolicyGradient(TermPart):
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Evaluated:
         x = self._entries(forest, policy, credit, weight)
-        silent = (x.coefficient == 0) | (x.seen.credit == 0)
-        overflown = silent & x.seen.ratio.isinf()  # they count for nothing, and 0 times infinity would be nan
-        seen = replace(x.seen, ratio=torch.where(overflown, torch.ones_like(x.seen.ratio), x.seen.ratio))
+        # a token of coefficient or advantage 0 adds nothing, but 0 times an overflowed ratio would be nan
+        has_no_effect = (x.coefficient == 0) | (x.inputs.credit == 0)
+        overflows = has_no_effect & x.inputs.ratio.isinf()
+        inputs = replace(x.inputs, ratio=torch.where(overflows, torch.ones_like(x.inputs.ratio), x.inputs.ratio))
         with naming("surrogate", self.surrogate, name=show):
-            loss = self.surrogate.loss(seen)
-        expect(loss, seen.ratio.shape, "surrogate", self.surrogate, "entry of x", name=show)
+            loss = self.surrogate.loss(inputs)
+        expect(loss, inputs.ratio.shape, "surrogate", self.surrogate, "entry of x", name=show)
         if not bool(x.has_ratio.all()):
-            loss = torch.where(x.has_ratio, loss, shaped(x.seen.logprob, x.seen.credit, self.shaping_gamma))
+            loss = torch.where(x.has_ratio, loss, shaped(x.inputs.logprob, x.inputs.credit, self.shaping_gamma))
+        # selected, not multiplied: the loss of a token of coefficient 0 may be infinite
         value = torch.where(x.coefficient == 0, torch.zeros_like(loss), x.coefficient * loss).sum()
         return value, self._figures(forest, x)
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
-        """Trainable tokens of non-zero advantage and weight; where tokens are coupled, all of such a trajectory (all of
+        """Trainable tokens of non-zero advantage and weight; where tokens are coupled, all those of the trajectory (of
         the step)."""
-        trainable = forest.path_trainable
-        found = trainable & (credit != 0) & (weight != 0)
-        if self.beside == "token":
-            return found
-        if self.beside == "step":
-            return trainable if bool(found.any()) else found
-        reached = torch.zeros(forest.n_trajectories, dtype=torch.bool)
-        reached[forest.path_trajectory[found]] = True
-        return trainable & forest.to_path(reached, "R")
+        trainable_P = forest.path_trainable
+        has_gradient_P = trainable_P & (credit != 0) & (weight != 0)
+        if self.read_scope == "token":
+            return has_gradient_P
+        if self.read_scope == "step":
+            return trainable_P if bool(has_gradient_P.any()) else has_gradient_P
+        has_gradient_R = torch.zeros(forest.n_trajectories, dtype=torch.bool)
+        has_gradient_R[forest.path_trajectory[has_gradient_P]] = True
+        return trainable_P & forest.to_path(has_gradient_R, "R")
 
-    def _entries(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> _Active:
+    def _entries(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> _ActiveTokens:
+        # ratio: the surrogate may change log-ratios before their level is taken (GMPO clips tokens, then averages)
         trainable, trajectory = forest.path_trainable, forest.path_trajectory
-        below = denominator(policy, trainable, self.ratio_over, self.on_unknown_behaviour)
+        denominator_P = denominator(policy, trainable, self.ratio_over, self.on_unknown_behaviour)
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
-        logprob, given = policy.logprob[entries], credit[entries].to(policy.logprob)
-        log_ratio, owner, step = logprob - below[entries], trajectory[entries], forest.path_step[entries]
+        logprob, advantage = policy.logprob[entries], credit[entries].to(policy.logprob)
+        log_ratio, owner, step = logprob - denominator_P[entries], trajectory[entries], forest.path_step[entries]
         with naming("ratio", self._level, name=show):
-            log_level = self._level.level(self.surrogate.before(log_ratio, given), owner, step)
+            log_level = self._level.level(self.surrogate.before(log_ratio, advantage), owner, step)
         expect(log_level, log_ratio.shape, "ratio", self._level, "token that is trained", name=show)
+        # what only some surrogates read is computed for those alone
         entropy = None
         if "entropy" in self.surrogate.outputs:
             if policy.entropy is None:
                 raise MissingSignal("this objective's surrogate needs the policy's entropy: give it as `entropy`")
             entropy = policy.entropy[entries].to(logprob)
-        known = torch.ones_like(entries, dtype=torch.bool)
+        # "shaped" tokens have no ratio even where a proximal policy would give one: their rollout policy is unknown
+        has_ratio = torch.ones_like(entries, dtype=torch.bool)
         if self.on_unknown_behaviour == "shaped":
-            known = ~policy.behaviour_logprob[entries].isnan()
-        above = standing(forest, credit)[entries].to(logprob) if self.surrogate.couples == "group" else None
+            has_ratio = ~policy.behaviour_logprob[entries].isnan()
+        median_gap = (
+            credit_above_median(forest, credit)[entries].to(logprob) if self.surrogate.couples == "group" else None
+        )
         ratio = ratio_of(log_level)
-        seen = Entries(logprob, below[entries], log_ratio, ratio, given, owner, step, entropy, log_level, above)
-        out = self.surrogate.left_out(seen)
-        counted = trainable if out is None else trainable.index_fill(0, entries[out], False)
-        shared = forest.path_token if self.dedup_shared_tokens else None
-        scale = coefficients(trajectory, counted, self.aggregate, self.horizon, shared)
-        return _Active((scale * weight.to(scale))[entries].to(logprob), seen, known)
+        below = denominator_P[entries]
+        inputs = Entries(logprob, below, log_ratio, ratio, advantage, owner, step, entropy, log_level, median_gap)
+        # aggregation: tokens that the surrogate leaves out are in no denominator, those of weight 0 are
+        out = self.surrogate.left_out(inputs)
+        counted_P = trainable if out is None else trainable.index_fill(0, entries[out], False)
+        token_ids_P = forest.path_token if self.dedup_shared_tokens else None
+        coefficient_P = coefficients(trajectory, counted_P, self.aggregate, self.horizon, token_ids_P)
+        return _ActiveTokens((coefficient_P * weight.to(coefficient_P))[entries].to(logprob), inputs, has_ratio)
 
     @torch.no_grad()
     def inputs(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> tuple[Tensor, Entries]:
-        """Places [n] in the path of the tokens that are read, and the surrogate's inputs at them."""
+        """Indices [n] into P of the active tokens, and the surrogate's inputs at them."""
         places = self.active(forest, credit, weight).nonzero().squeeze(1)
-        return places, self._entries(forest, policy, credit, weight).seen
+        return places, self._entries(forest, policy, credit, weight).inputs
 
     @torch.no_grad()
     def cut(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> Tensor:
-        """Tokens whose gradient the surrogate cuts, [P] bool."""
+        """Tokens whose gradient the surrogate cuts, [P] bool: the clipped ones that have a ratio."""
         x = self._entries(forest, policy, credit, weight)
         places = self.active(forest, credit, weight).nonzero().squeeze(1)
         return torch.zeros_like(forest.path_trainable).index_copy(
-            0, places, self.surrogate.clipped(x.seen) & x.has_ratio
+            0, places, self.surrogate.clipped(x.inputs) & x.has_ratio
         )
 
     @torch.no_grad()
-    def _figures(self, forest: Forest, x: _Active) -> dict[str, float]:
-        """clip_fraction  of all trainable tokens, those whose gradient the surrogate cuts
+    def _figures(self, forest: Forest, x: _ActiveTokens) -> dict[str, float]:
+        """Metrics of the ratio and of its clip.
+
+        clip_fraction  of all trainable tokens, those whose gradient the surrogate cuts
         approx_kl      mean of rho - 1 - log rho over the active tokens (k3 of the ratio's denominator to the policy)
         ratio_max      largest ratio among the active entries, at the ratio's level
         on_policy      1 where every active ratio is exactly 1, so that no clip can bind
@@ -367,15 +390,16 @@ class PolicyGradient(TermPart):
         shares = {}
         if self.on_unknown_behaviour == "shaped":
             shares["shaped_share"] = float((~x.has_ratio).sum()) / max(1, x.has_ratio.numel())
-        log_ratio = x.seen.log_ratio[x.has_ratio]
+        # shaped tokens have a log-ratio of 0 by construction, which would dilute every mean
+        log_ratio = x.inputs.log_ratio[x.has_ratio]
         if not log_ratio.numel():
             return {"clip_fraction": 0.0, "approx_kl": 0.0, "ratio_max": 1.0, "on_policy": 1.0, **shares}
-        clipped = self.surrogate.clipped(x.seen) & x.has_ratio
+        clipped = self.surrogate.clipped(x.inputs) & x.has_ratio
         return {
             "clip_fraction": float(clipped.sum()) / int(forest.path_trainable.sum()),
             "approx_kl": float((log_ratio.expm1() - log_ratio).mean()),
-            "ratio_max": float(x.seen.ratio[x.has_ratio].max()),
+            "ratio_max": float(x.inputs.ratio[x.has_ratio].max()),
             "on_policy": float(bool((log_ratio == 0).all())),
             **shares,
-            **self.surrogate.metrics(x.seen),
+            **self.surrogate.metrics(x.inputs),
         }

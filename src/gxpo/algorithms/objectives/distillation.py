@@ -21,18 +21,19 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def sureness(entropy: Tensor, beta: float) -> Tensor:
+def confidence_weight(entropy: Tensor, beta: float) -> Tensor:
     """Token weights by teacher confidence, [n]: exp(-beta H) / mean exp(-beta H), of mean 1; beta 0: all 1.
 
     entropy  [n] of the teacher (nats)
 
-    >>> [round(x, 6) for x in sureness(torch.tensor([0.2, 1.0, 2.0], dtype=torch.float64), 1.0).tolist()]
+    >>> [round(x, 6) for x in confidence_weight(torch.tensor([0.2, 1.0, 2.0], dtype=torch.float64), 1.0).tolist()]
     [1.858013, 0.834859, 0.307128]
     """
     if not entropy.numel():
         return entropy
-    w = (-beta * (entropy - entropy.min())).exp()  # the common factor cancels, and exp can't underflow everywhere
-    return w / w.mean()
+    # the common factor e^(beta min H) cancels in the mean, and without it exp may underflow everywhere
+    weight = (-beta * (entropy - entropy.min())).exp()
+    return weight / weight.mean()
 
 
 @part("distillation", stage="term")
@@ -47,7 +48,7 @@ class Distillation(TermPart):
 
     alpha      0 to 1
     ratio_max  absolute bound of the ratio, which carries no gradient; None: the ratio is left out
-    beta       v = `sureness` of the teacher's entropies, over the taught tokens of the optimiser step; 0: v = 1
+    beta       v = `confidence_weight` of the teacher's entropies, over the step's taught tokens; 0: v = 1
     over       what the mean is over: "taught", the trainable tokens that have a teacher, or "all" trainable tokens,
                which is the denominator of a policy gradient under `token_mean`
 
@@ -82,34 +83,39 @@ class Distillation(TermPart):
     ) -> Evaluated:
         """Figures, over the tokens that have a teacher: teacher_divergence, the mean before all factors (nats);
         teacher_entropy (nats); taught_share, their share of the trainable tokens."""
-        entries, far = self._far(forest, policy, signals)
-        trainable = forest.path_trainable
-        counted = trainable if self.over == "all" else trainable & self._taught(signals)
-        scale = coefficients(forest.path_trajectory, counted, "token_mean")
-        scale = self.coef * scale * forest.to_path(forest.weight, "R")
+        entries, divergence = self._divergence(forest, policy, signals)
+        trainable_P = forest.path_trainable
+        counted_P = trainable_P if self.over == "all" else trainable_P & self._has_teacher(signals)
+        scale_P = coefficients(forest.path_trajectory, counted_P, "token_mean")
+        scale_P = self.coef * scale_P * forest.to_path(forest.weight, "R")
         entropy = signals["teacher_entropy"][entries]
-        factor = sureness(entropy, self.beta).to(far)
+        # neither factor carries a gradient: they say how much each token's divergence counts
+        factor = confidence_weight(entropy, self.beta).to(divergence)
         if self.ratio_max is not None:
-            below = denominator(policy, trainable, "proximal", "one")[entries]
+            below = denominator(policy, trainable_P, "proximal", "one")[entries]
             factor = factor * (policy.logprob[entries].detach() - below).exp().clamp_max(self.ratio_max)
-        figures = {"taught_share": entries.numel() / max(1, int(trainable.sum()))}
+        figures = {"taught_share": entries.numel() / max(1, int(trainable_P.sum()))}
         if entries.numel():
-            figures |= {"teacher_divergence": float(far.detach().mean()), "teacher_entropy": float(entropy.mean())}
-        return (scale[entries].to(far) * factor * far).sum(), figures
+            figures |= {
+                "teacher_divergence": float(divergence.detach().mean()),
+                "teacher_entropy": float(entropy.mean()),
+            }
+        return (scale_P[entries].to(divergence) * factor * divergence).sum(), figures
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """Trainable tokens of trajectories of non-zero `forest.weight`; with the signals, those with a teacher."""
         if self.coef == 0:
             return torch.zeros_like(forest.path_trainable)
-        found = forest.path_trainable & (forest.to_path(forest.weight, "R") != 0)
-        return found if signals is None else found & self._taught(signals)
+        has_weight_P = forest.path_trainable & (forest.to_path(forest.weight, "R") != 0)
+        return has_weight_P if signals is None else has_weight_P & self._has_teacher(signals)
 
-    def _taught(self, signals: Signals) -> Tensor:
+    def _has_teacher(self, signals: Signals) -> Tensor:
         return signals["teacher_entropy"].isfinite()
 
-    def _far(self, forest: Forest, policy: PolicyTokens, signals: Signals) -> tuple[Tensor, Tensor]:
-        """Trained tokens, and the divergence of each to its teacher."""
-        entries = self.active(forest, policy.logprob, policy.logprob, signals).nonzero().squeeze(1)  # not by credit
+    def _divergence(self, forest: Forest, policy: PolicyTokens, signals: Signals) -> tuple[Tensor, Tensor]:
+        """Indices into P of the taught tokens, and the divergence of each to its teacher."""
+        # `active` reads neither credit nor weight of this term: any column does
+        entries = self.active(forest, policy.logprob, policy.logprob, signals).nonzero().squeeze(1)
         if self.name not in policy.outputs:
             raise MissingSignal(f"distillation needs output {self.name!r} of the policy: give it in `outputs`")
         return entries, policy.outputs[self.name][entries].to(policy.logprob)

@@ -23,34 +23,36 @@ if TYPE_CHECKING:
 _TURN = "entropy_turn_"
 
 
-def outside(
+def band_penalty(
     entropy: Tensor, centre: Tensor, low: float = 0.5, high: float = 1.5, hinge: bool = True, size: float = 0.1
 ) -> Tensor:
-    """Penalty on entropy outside a band, [n]: 0 where low centre < entropy < high centre, else `size`, or, with
-    `hinge`, the distance to the band.
+    """Penalty on entropy outside a band, [n]: 0 where low centre < entropy < high centre.
 
-    entropy  [n] nats, carries the gradient;   centre [n] nan: nothing is known, and the penalty is 0
+    Elsewhere it is `size`, or, with `hinge`, the distance to the band.
+
+    entropy  [n] nats, carries the gradient;   centre [n], nan: unknown, and the penalty is 0
     hinge    slope -1 below the band, 1 above it. Without, the penalty is a constant found by comparison and has no
              gradient at all
 
     >>> h, c = torch.tensor([0.5, 1.2, 0.05]), torch.full((3,), 0.6)
-    >>> outside(h, c, hinge=False).tolist()
+    >>> band_penalty(h, c, hinge=False).tolist()
     [0.0, 0.10000000149011612, 0.10000000149011612]
     """
     centre = centre.detach().to(entropy)
-    known = centre.isfinite()
-    held = torch.where(known, centre, torch.zeros_like(centre))
+    # nan is replaced before the arithmetic: masked afterwards, it would still be in the gradient
+    has_centre = centre.isfinite()
+    finite_centre = torch.where(has_centre, centre, torch.zeros_like(centre))
     if hinge:
-        distance = (low * held - entropy).clamp_min(0) + (entropy - high * held).clamp_min(0)
-        return torch.where(known, distance, torch.zeros_like(distance))
-    inside = (low * held < entropy) & (entropy < high * held)
-    return torch.where(known & ~inside, size, 0.0).to(entropy)
+        distance = (low * finite_centre - entropy).clamp_min(0) + (entropy - high * finite_centre).clamp_min(0)
+        return torch.where(has_centre, distance, torch.zeros_like(distance))
+    inside = (low * finite_centre < entropy) & (entropy < high * finite_centre)
+    return torch.where(has_centre & ~inside, size, 0.0).to(entropy)
 
 
 @part("entropy_band", stage="term")
 @dataclass(frozen=True)
 class EntropyBand(Penalty):
-    """Entropy-smoothed bonus (EPO): -coef * aggregate of H_t - smooth * `outside` of H_t, over the trainable tokens.
+    """Entropy-smoothed bonus (EPO): -coef * aggregate of H_t - smooth * `band_penalty` over the trainable tokens.
 
     aggregate    "token_mean" | "sequence_mean" | "sequence_sum" | "turn_mean": mean over trajectories of the mean over
                  their turns of the mean over the turn's entries
@@ -59,7 +61,7 @@ class EntropyBand(Penalty):
     control      of `smooth`, not of `coef`: what it moves is the penalty, the bonus stays
     low, high    ends of the band, times the mean entropy that this turn (by number) has had in the steps so far; a turn
                  that was never seen has no band
-    hinge, size  see `outside`; hinge False is the published form
+    hinge, size  see `band_penalty`; hinge False is the published form
 
     The centre is the plain mean over steps of each step's mean entropy over the turn's trained tokens. Not importance
     weighted: weight parts do not touch it, `forest.weight` does.
@@ -93,53 +95,62 @@ class EntropyBand(Penalty):
                 f"entropy_band: 0 <= low ({self.low}) <= 1 <= high ({self.high}), and coef ({self.coef}), smooth "
                 f"({self.smooth}) and size ({self.size}) are 0 or more"
             )
-        object.__setattr__(self, "outputs", ("logprob", "entropy") if self.ever else ("logprob",))
+        object.__setattr__(self, "outputs", ("logprob", "entropy") if self.is_ever_used else ("logprob",))
 
     @property
-    def now(self) -> float:
+    def current_coef(self) -> float:
         return self.coef
 
     @property
-    def ever(self) -> bool:
+    def is_ever_used(self) -> bool:
         return self.coef != 0
 
     @property
-    def smooth_now(self) -> float:
+    def current_smooth(self) -> float:
         """Value of `smooth` in this step."""
         return self.smooth if self.control is None else self.control.coefficient(self.smooth)
 
     def scale(self, forest: Forest) -> Tensor:
         if self.aggregate != "turn_mean":
             return super().scale(forest)
-        counted = forest.path_trainable
-        in_turn = torch.bincount(forest.path_step[counted], minlength=forest.n_steps)
-        turns = torch.bincount(forest.step_trajectory[in_turn > 0], minlength=forest.n_trajectories)
-        divisor = in_turn[forest.path_step] * turns[forest.path_trajectory] * (turns > 0).sum()
-        return counted.to(torch.float64) / divisor.clamp_min(1)
+        # mean over trajectories of the mean over turns of the mean over tokens; turns without any are in none
+        trainable_P = forest.path_trainable
+        tokens_S = torch.bincount(forest.path_step[trainable_P], minlength=forest.n_steps)
+        turns_R = torch.bincount(forest.step_trajectory[tokens_S > 0], minlength=forest.n_trajectories)
+        divisor_P = tokens_S[forest.path_step] * turns_R[forest.path_trajectory] * (turns_R > 0).sum()
+        return trainable_P.to(torch.float64) / divisor_P.clamp_min(1)
 
     def quantity(self, forest: Forest, policy: PolicyTokens, entries: Tensor) -> Tensor:
-        entropy, turn = _read(forest, policy, entries)
-        centre = torch.full((int(turn.max()) + 1,), torch.nan, dtype=torch.float64)
-        for name, (total, steps) in self._history.items():  # a turn each
-            if int(name) < len(centre):
-                centre[int(name)] = total / steps
-        return entropy - self.smooth_now * outside(entropy, centre[turn], self.low, self.high, self.hinge, self.size)
+        entropy, turn = _entropy_and_turn(forest, policy, entries)
+        centre_T = torch.full((int(turn.max()) + 1,), torch.nan, dtype=torch.float64)
+        # the history is of earlier steps alone: `adjust` adds this one's after the update
+        for name, (total, steps) in self._history.items():
+            if int(name) < len(centre_T):
+                centre_T[int(name)] = total / steps
+        return entropy - self.current_smooth * band_penalty(
+            entropy, centre_T[turn], self.low, self.high, self.hinge, self.size
+        )
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Evaluated:
         """Figures: entropy_band, mean of H - smooth * penalty; entropy_band_coef, coef * smooth, where a control moves
         it; entropy_turn_K, mean entropy of turn K."""
-        value, found = super().__call__(forest, policy, credit, weight, signals, step)
+        value, figures = super().__call__(forest, policy, credit, weight, signals, step)
         if self.control is not None:
-            found["entropy_band_coef"] = self.coef * self.smooth_now
+            figures["entropy_band_coef"] = self.coef * self.current_smooth
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         if not entries.numel():
-            return value, found
-        entropy, turn = _read(forest, policy, entries)
-        count = torch.bincount(turn)
-        mean = torch.zeros(len(count), dtype=torch.float64).index_add_(0, turn, entropy.detach().double()) / count
-        return value, found | {f"{_TURN}{k}": float(mean[k]) for k in range(len(count)) if int(count[k])}
+            return value, figures
+        entropy, turn = _entropy_and_turn(forest, policy, entries)
+        # by number of the turn, whichever trajectory it is in: what `adjust` adds to the history
+        tokens_T = torch.bincount(turn)
+        mean_entropy_T = (
+            torch.zeros(len(tokens_T), dtype=torch.float64).index_add_(0, turn, entropy.detach().double()) / tokens_T
+        )
+        return value, figures | {
+            f"{_TURN}{k}": float(mean_entropy_T[k]) for k in range(len(tokens_T)) if int(tokens_T[k])
+        }
 
     # ------------------------------------------------------------ memory
     def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
@@ -160,8 +171,8 @@ class EntropyBand(Penalty):
         self._history.update({turn: [float(x) for x in entry] for turn, entry in state["history"].items()})
 
 
-def _read(forest: Forest, policy: PolicyTokens, entries: Tensor) -> tuple[Tensor, Tensor]:
-    """Entropies of these entries in the dtype of the log-probs, and which turn each is in."""
+def _entropy_and_turn(forest: Forest, policy: PolicyTokens, entries: Tensor) -> tuple[Tensor, Tensor]:
+    """Entropies of these tokens, in the dtype of the log-probs, and the number of each token's turn."""
     if policy.entropy is None:
         raise MissingSignal("entropy_band needs the policy's entropy: give it, or leave the term out")
     turn = forest.step_turn[forest.path_step[entries]]

@@ -26,7 +26,7 @@ class InnerLayer(PolicyGradient):
     layer  from 1, or a share of the depth above 0, up to 1.0; of the signal too (`layer_logprob`, whose `steps` say for
            how long the inner policy is trained)
 
-    normed  whether the head reads the state after the final norm, as at the end, or as it is; of the signal too
+    normed  True: the head reads the state after the final norm, as at the end; False: as it is. Of the signal too
 
     Nothing else differs: with a given pair of log-probs the loss is the policy gradient's of that pair. The rollouts
     are the whole model's, so the inner ratio corrects for no sampling; it says how far the inner policy has moved
@@ -59,21 +59,22 @@ class InnerLayer(PolicyGradient):
     ) -> Evaluated:
         """Figures: those of the policy gradient, of the ratio that was trained; inner_layer, 1 where it is the inner
         layer's."""
-        read = self._read(forest, policy, signals)
-        value, figures = super().__call__(forest, read, credit, weight, signals, step)
-        return value, {**figures, "inner_layer": float(read is not policy)}
+        inner_policy = self._inner_policy(forest, policy, signals)
+        value, figures = super().__call__(forest, inner_policy, credit, weight, signals, step)
+        return value, {**figures, "inner_layer": float(inner_policy is not policy)}
 
-    def _read(self, forest: Forest, policy: PolicyTokens, signals: Signals) -> PolicyTokens:
-        """The policies as the ratio sees them."""
+    def _inner_policy(self, forest: Forest, policy: PolicyTokens, signals: Signals) -> PolicyTokens:
+        """Policy log-probs of the inner layer, old and current, while its signal is known; else the policy as it is."""
+        # nan throughout: the first steps, in which the inner policy is trained, are over
         below = signals[self.name].detach()
-        unknown = below.isnan() & forest.path_trainable
-        if bool(unknown[forest.path_trainable].all()):
+        is_unknown_P = below.isnan() & forest.path_trainable
+        if bool(is_unknown_P[forest.path_trainable].all()):
             return policy
-        if missing := int(unknown.sum()):
+        if missing := int(is_unknown_P.sum()):
             raise MissingSignal(
                 f"{self.name} is nan for {missing} of {int(forest.path_trainable.sum())} trained tokens"
             )
         if self.name not in policy.outputs:
             raise MissingSignal(f"this objective needs output {self.name!r} of the policy: give it in `outputs`")
-        own = policy.outputs[self.name].to(policy.logprob)
-        return replace(policy, logprob=own, proximal_logprob=below.to(own))
+        inner_logprob = policy.outputs[self.name].to(policy.logprob)
+        return replace(policy, logprob=inner_logprob, proximal_logprob=below.to(inner_logprob))

@@ -43,11 +43,14 @@ def masked_kl(
     Source: PAPO, arXiv 2507.06448. Its second entropy term, of the masked policy, is left out: with masked log-probs
     that carry no gradient, as in its code, it is a constant.
     """
+    # a capped token's estimate is taken at a distance of 0: 0 times a derivative that has overflowed would be nan
     kl = kl_estimate(logprob, masked, estimator)
     if kl_max is not None:
-        over = kl.detach() > kl_max
-        within = torch.where(over, masked, logprob)  # 0 times a derivative that has overflowed would be nan
-        kl = torch.where(over, kl_max, kl_estimate(within, masked, estimator))
+        is_capped = kl.detach() > kl_max
+        logprob_or_masked = torch.where(
+            is_capped, masked, logprob
+        )  # 0 times a derivative that has overflowed would be nan
+        kl = torch.where(is_capped, kl_max, kl_estimate(logprob_or_masked, masked, estimator))
     return -coef * kl - entropy_coef * logprob
 
 
@@ -77,15 +80,15 @@ class MaskedKl(TermPart):
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Evaluated:
-        scale = coefficients(forest.path_trajectory, forest.path_trainable, self.aggregate, self.horizon)
-        scale = scale * forest.to_path(forest.weight, "R")
+        scale_P = coefficients(forest.path_trajectory, forest.path_trainable, self.aggregate, self.horizon)
+        scale_P = scale_P * forest.to_path(forest.weight, "R")
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         logprob = policy.logprob[entries]
         masked = signals["masked_logprob"][entries].to(logprob)
         if missing := int(masked.isnan().sum()):
             raise MissingSignal(f"masked_logprob is nan for {missing} of {entries.numel()} trained tokens")
-        each = masked_kl(logprob, masked, self.coef, self.entropy_coef, self.kl_max, self.estimator)
-        return (scale[entries].to(logprob) * each).sum(), {}
+        token_loss = masked_kl(logprob, masked, self.coef, self.entropy_coef, self.kl_max, self.estimator)
+        return (scale_P[entries].to(logprob) * token_loss).sum(), {}
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """Trainable tokens of trajectories of non-zero `forest.weight`."""

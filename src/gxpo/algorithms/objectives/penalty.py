@@ -1,6 +1,7 @@
-"""Penalties over the trainable tokens: KL divergence to the reference policy (estimators k1, k2, k3) and entropy.
+"""KL penalties (to the reference policy and to the old one; in the loss and in the reward) and the entropy bonus.
 
-`Penalty` is their base: a coefficient times the aggregate of a quantity. `penalised_outcome` takes the KL from rewards.
+`kl_estimate` has the estimators k1, k2, k3. `Penalty` is the base of the terms: a coefficient times the aggregate of a
+quantity over the trainable tokens. `KLReward` takes the KL from the outcomes instead.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor
 
 from gxpo.algorithms.objectives.base import Evaluated, TermPart, coefficients
-from gxpo.algorithms.objectives.control import Control, Width
+from gxpo.algorithms.objectives.control import Control, Width, annealed
 from gxpo.algorithms.objectives.surrogate import denominator
-from gxpo.base.errors import ConfigError, MissingSignal, one_of
+from gxpo.base.errors import ConfigError, GxpoError, MissingSignal, one_of
+from gxpo.parts.definition import kind_of
 from gxpo.parts.registry import part
 
 if TYPE_CHECKING:
@@ -45,12 +47,14 @@ def kl_estimate(logprob: Tensor, reference: Tensor, estimator: str = "k3") -> Te
     Source: Schulman, "Approximating KL divergence", 2020; GRPO (arXiv 2402.03300, eq. 4) uses k3 as a loss.
     """
     one_of("objective.kl.estimator", estimator, ESTIMATORS)
+    # the reference is frozen: nothing may flow into it, whatever the caller hands in
     d = reference.detach() - logprob
     if estimator in ("k1", "abs"):
         return -d if estimator == "k1" else d.abs()
     k2 = d.square() / 2
     if estimator == "k2":
         return k2
+    # k3+ is straight-through: value of k3, derivative of k2
     k3 = d.expm1() - d
     return k3 if estimator == "k3" else (k3 - k2).detach() + k2
 
@@ -59,7 +63,7 @@ def kl_estimate(logprob: Tensor, reference: Tensor, estimator: str = "k3") -> Te
 def penalised_outcome(
     outcome: Tensor, kl: Tensor, trajectory: Tensor, coef: float, where: Tensor | None = None
 ) -> Tensor:
-    """Outcomes less a KL penalty: outcome - coef * (sum of the trajectory's per-token estimates).
+    """KL-penalised outcomes: outcome - coef * (sum of the trajectory's per-token estimates).
 
     outcome     [R]; nan (unscored) stays nan
     kl          [P] `kl_estimate` of the policy at the start of the step; k1 gives the exact KL gradient
@@ -68,11 +72,40 @@ def penalised_outcome(
 
     Apply it before any group statistic: the KL then enters the group's mean and std. Returns [R] float64.
     """
-    counted = kl.to(torch.float64)
+    counted_kl_P = kl.to(torch.float64)
     if where is not None:
-        counted = torch.where(where, counted, torch.zeros_like(counted))
-    total = torch.zeros(outcome.shape, dtype=torch.float64).index_add_(0, trajectory, counted)
-    return outcome.to(torch.float64) - coef * total
+        counted_kl_P = torch.where(where, counted_kl_P, torch.zeros_like(counted_kl_P))
+    total_kl_R = torch.zeros(outcome.shape, dtype=torch.float64).index_add_(0, trajectory, counted_kl_P)
+    return outcome.to(torch.float64) - coef * total_kl_R
+
+
+@dataclass(frozen=True)
+class KLReward:
+    """KL penalty in the reward: `penalised_outcome` with the policy at the start of the step, before group statistics.
+
+    Only the outcome is penalised; step rewards are left as they are. REINFORCE++ and RLOO have k1 here;
+    k3 and k3+ are the same, since nothing is differentiated.
+    """
+
+    coef: float
+    estimator: Estimator = "k3"
+
+    needs = ("reference_logprob",)
+
+    def __post_init__(self) -> None:
+        one_of("objective.kl.estimator", self.estimator, ESTIMATORS)
+
+    def penalise(self, forest: Forest, signals: Signals) -> Forest:
+        """Forest with the penalty subtracted from its outcomes. Raises MissingSignal where a log-prob is unknown."""
+        estimate = kl_estimate(signals["proximal_logprob"], signals["reference_logprob"], self.estimator)
+        trainable = forest.path_trainable
+        if missing := int((estimate.isnan() & trainable).sum()):
+            raise MissingSignal(
+                f"objective.kl in the reward: proximal_logprob or reference_logprob is nan for {missing} of "
+                f"{int(trainable.sum())} trainable tokens"
+            )
+        outcome = penalised_outcome(forest.outcome, estimate, forest.path_trajectory, self.coef, where=trainable)
+        return forest.replace(outcome=outcome)
 
 
 @dataclass(frozen=True)
@@ -95,18 +128,18 @@ class Penalty(TermPart):
     sign = 1.0
 
     @property
-    def now(self) -> float:
+    def current_coef(self) -> float:
         """Coefficient of this step."""
         return self.coef if self.control is None else self.control.coefficient(self.coef)
 
     @property
-    def ever(self) -> bool:
-        """Whether the coefficient is, or may become, other than 0."""
+    def is_ever_used(self) -> bool:
+        """True if the coefficient is not 0, or a control may move it from there."""
         return self.coef != 0 or (self.control is not None and self.control.from_zero)
 
     @property
-    def watches(self) -> bool:
-        """Whether its controller has to know the quantity while the coefficient is 0."""
+    def needs_start_value(self) -> bool:
+        """True if the control follows this quantity, which must be known while the coefficient is 0 too."""
         return self.control is not None and self.control.follows == self.name
 
     @abstractmethod
@@ -118,26 +151,27 @@ class Penalty(TermPart):
         """Coefficients of the aggregation, [P]."""
         return coefficients(forest.path_trajectory, forest.path_trainable, self.aggregate, self.horizon)
 
-    def measured(self, forest: Forest, signals: Signals) -> float | None:
+    def start_value(self, forest: Forest, signals: Signals) -> float | None:
         """Mean of the quantity on the policy at the start of the step; None where the signals lack it."""
         return None
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Evaluated:
-        scale = self.sign * self.now * self.scale(forest) * forest.to_path(forest.weight, "R")
+        scale_P = self.sign * self.current_coef * self.scale(forest) * forest.to_path(forest.weight, "R")
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         value = self.quantity(forest, policy, entries) if entries.numel() else policy.logprob[entries]
-        figures = {} if self.control is None else {f"{self.name}_coef": self.now}
+        figures = {} if self.control is None else {f"{self.name}_coef": self.current_coef}
         if entries.numel():
             figures[self.name] = float(value.detach().mean())
-        elif self.watches and (start := self.measured(forest, signals)) is not None:
+        # off (coefficient 0) nothing is active, but a control that follows the quantity still has to see it
+        elif self.needs_start_value and (start := self.start_value(forest, signals)) is not None:
             figures[self.name] = start
-        return (scale[entries].to(value) * value).sum(), figures
+        return (scale_P[entries].to(value) * value).sum(), figures
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """Trainable tokens of trajectories of non-zero `forest.weight`."""
-        if self.now == 0:
+        if self.current_coef == 0:
             return torch.zeros_like(forest.path_trainable)
         return forest.path_trainable & (forest.to_path(forest.weight, "R") != 0)
 
@@ -170,8 +204,8 @@ class KL(Penalty):
                 "objective.kl.ratio_weighted corrects the derivative of k3 itself, k3+ has another: set "
                 "objective.kl.estimator=k3"
             )
-        watched = ("reference_logprob", "proximal_logprob") if self.watches else ("reference_logprob",)
-        object.__setattr__(self, "needs", watched if self.ever else ())
+        needs = ("reference_logprob", "proximal_logprob") if self.needs_start_value else ("reference_logprob",)
+        object.__setattr__(self, "needs", needs if self.is_ever_used else ())
 
     def quantity(self, forest: Forest, policy: PolicyTokens, entries: Tensor) -> Tensor:
         if policy.reference_logprob is None:
@@ -182,17 +216,19 @@ class KL(Penalty):
             raise MissingSignal(f"objective.kl: reference_logprob is nan for {missing} of {entries.numel()} tokens")
         if not self.ratio_weighted:
             return kl_estimate(logprob, reference, self.estimator)
-        all_of_them = torch.ones_like(entries, dtype=torch.bool)
-        below = denominator(policy.index(entries), all_of_them, self.ratio_over, self.on_unknown_behaviour)
+        # these tokens alone: the denominator of the others may be unknown, which is no error here
+        trainable = torch.ones_like(entries, dtype=torch.bool)
+        below = denominator(policy.index(entries), trainable, self.ratio_over, self.on_unknown_behaviour)
         ratio = (logprob - below).exp()
         if self.estimator != "k3":
             return ratio * kl_estimate(logprob, reference, self.estimator)
         d = reference - logprob
-        far = d.detach() > 30.0  # rho e^d, which is constant, may be 0 times infinity: there rho k3 is written out
-        near = kl_estimate(torch.where(far, reference, logprob), reference, "k3")
-        return torch.where(far, (reference - below).exp() - ratio * (1.0 + d), ratio * near)
+        # rho e^d is constant, but 0 times infinity where the policy has left a token: there rho k3 is written out
+        is_far = d.detach() > 30.0
+        near = kl_estimate(torch.where(is_far, reference, logprob), reference, "k3")
+        return torch.where(is_far, (reference - below).exp() - ratio * (1.0 + d), ratio * near)
 
-    def measured(self, forest: Forest, signals: Signals) -> float | None:
+    def start_value(self, forest: Forest, signals: Signals) -> float | None:
         """Mean KL estimate of the policy at the start of the step."""
         if "reference_logprob" not in signals or not bool(forest.path_trainable.any()):
             return None
@@ -219,9 +255,62 @@ class Entropy(Penalty):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "outputs", ("logprob", "entropy") if self.ever else ("logprob",))
+        object.__setattr__(self, "outputs", ("logprob", "entropy") if self.is_ever_used else ("logprob",))
 
     def quantity(self, forest: Forest, policy: PolicyTokens, entries: Tensor) -> Tensor:
         if policy.entropy is None:
             raise MissingSignal("objective.entropy needs the policy's entropy: give it, or set its coef to 0")
         return policy.entropy[entries].to(policy.logprob.dtype)
+
+
+def mirror_kl(log_ratio: Tensor) -> Tensor:
+    """Estimate of KL(policy || old) at tokens that the old policy sampled, [n]: rho log rho - rho + 1.
+
+    Unbiased, never negative, 0 at rho = 1. Its derivative in the log-prob is rho log rho, exactly 0 on policy, where
+    that of rho log rho alone is 1: the two differ by rho - 1, whose expectation is 0.
+
+    log_ratio  [n] log policy - log old, carries the gradient
+
+    Source: MDPO, arXiv 2005.09814 (the KL with the new policy first, unlike TRPO's).
+    """
+    # factored: rho log rho - rho would be infinity less infinity where the ratio has overflowed
+    return log_ratio.exp() * (log_ratio - 1.0) + 1.0
+
+
+@part("mirror_kl", stage="term")
+@dataclass(frozen=True)
+class MirrorKl(Penalty):
+    """Mirror-descent KL: coef * aggregate of `mirror_kl` over the trainable tokens; old is the policy at the start of
+    the step, or the rollout policy where the step has no other.
+
+    coef         1 / t at the start of the run, t the step size of mirror descent
+    least, total_steps  of the control that divides it by 1 - k / total_steps, unless another is given: see `annealed`;
+                 least 1 leaves the coefficient as it is
+
+    Needs several updates a step: on the first it has no gradient.
+    """
+
+    slot = "objective.add.NAME"
+    coef: Width = 1.0
+    least: float = 0.05
+    total_steps: int | None = None
+
+    name = "mirror_kl"
+    learns_from_equal_groups = True
+
+    def __post_init__(self) -> None:
+        # `least` and `total_steps` are options of the default control; another kind of control replaces it whole
+        kind = kind_of(annealed)
+        if self.control is None or isinstance(self.control, kind):
+            object.__setattr__(self, "control", kind(least=self.least, total_steps=self.total_steps))
+
+    def quantity(self, forest: Forest, policy: PolicyTokens, entries: Tensor) -> Tensor:
+        logprob = policy.logprob[entries]
+        old = policy.behaviour_logprob if policy.proximal_logprob is None else policy.proximal_logprob
+        below = old.detach()[entries].to(logprob)
+        if missing := int(below.isnan().sum()):
+            raise GxpoError(
+                f"objective.add.mirror_kl: {missing} of {entries.numel()} trained tokens have no log-prob of the old "
+                "policy: record `logprob` for them, or give a proximal policy"
+            )
+        return mirror_kl(logprob - below)

@@ -36,6 +36,7 @@ class PositiveLikelihood(TermPart):
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Evaluated:
+        # tokens of trajectories of weight 0 stay in the denominator: a weight changes none
         counted = forest.path_trainable & (credit > self.threshold)
         scale = self.coef / max(1, int(counted.sum())) * forest.to_path(forest.weight, "R")
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)

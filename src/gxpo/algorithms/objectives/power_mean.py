@@ -30,8 +30,9 @@ def log_power_mean(x: Tensor, unit: Tensor, n: int, power: float) -> Tensor:
     count = torch.bincount(unit, minlength=n)
     top = torch.full((n,), -math.inf, dtype=x.dtype).scatter_reduce_(0, unit, x.detach(), "amax")
     top = torch.where(count > 0, top, torch.zeros_like(top))
-    below = torch.expm1(power * (x - top[unit]))
-    mean = x.new_zeros(n).index_add(0, unit, below) / count.clamp_min(1)
+    # measured from the largest member, and by expm1: exact for powers near 0, where the sum of exponentials is flat
+    shifted = torch.expm1(power * (x - top[unit]))
+    mean = x.new_zeros(n).index_add(0, unit, shifted) / count.clamp_min(1)
     return top + torch.log1p(mean) / power
 
 
@@ -81,51 +82,62 @@ class PowerMean(TermPart):
             raise ConfigError(f"objective.clip_min is {self.clip_min}; it is at most clip_max ({self.clip_max})")
 
     def adapted(self, forest: Forest) -> tuple[float, Clip]:
-        """Adapted exponent, and clip width."""
+        """Exponent and clip of this step, adapted to its outcomes."""
         mean, signal = feedback(forest.outcome[forest.compared & forest.scored])
+        # outcomes of any size: beyond e^27 the power mean is the maximum to rounding, below e^-27 the geometric mean
         power = math.exp(min(max(-self.gamma * mean, -27.0), 27.0))
         high = self.clip_min + (self.clip_max - self.clip_min) * max(0.0, math.tanh(signal))
         return power, Clip(self.clip_low, high)
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """Trainable tokens of non-zero advantage, of trajectories in which one of them has a weight."""
-        read = forest.path_trainable & (credit != 0)
-        moved = torch.zeros(forest.n_trajectories, dtype=torch.bool)
-        moved[forest.path_trajectory[read & (weight != 0)]] = True
-        return read & forest.to_path(moved, "R")
+        read_P = forest.path_trainable & (credit != 0)
+        has_weight_R = torch.zeros(forest.n_trajectories, dtype=torch.bool)
+        has_weight_R[forest.path_trajectory[read_P & (weight != 0)]] = True
+        return read_P & forest.to_path(has_weight_R, "R")
 
     def _log_ratio(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Active tokens, and their float64 log-ratio and advantage."""
+        """Indices into P of the active tokens, their log-ratios and advantages, float64."""
         below = denominator(policy, forest.path_trainable, self.ratio_over, self.on_unknown_behaviour)
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
-        now = weighted(policy.logprob[entries].to(torch.float64), weight[entries])
-        return entries, now - below[entries].to(torch.float64), credit[entries].to(torch.float64)
+        logprob = weighted(policy.logprob[entries].to(torch.float64), weight[entries])
+        return entries, logprob - below[entries].to(torch.float64), credit[entries].to(torch.float64)
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Evaluated:
         power, clip = self.adapted(forest)
-        entries, log_ratio, given = self._log_ratio(forest, policy, credit, weight)
-        rising = log_ratio.clamp_max(math.log1p(clip.clip_high))
-        held = torch.where(given > 0, rising, log_ratio.clamp_min(math.log1p(-clip.clip_low)))
-        up, owner, n = given > 0, forest.path_trajectory[entries], forest.n_trajectories
-        unit = 2 * owner + up.to(torch.int64)
-        means = log_power_mean(given.abs().log() + held, unit, 2 * n, power).exp().view(n, 2)
-        length = forest.lengths()
-        share = torch.bincount(unit, minlength=2 * n).view(n, 2).to(torch.float64) / length.clamp_min(1)[:, None]
-        loss = (share * (means * means.new_tensor([1.0, -1.0]))).sum() / (length > 0).sum().clamp_min(1)
-        return loss.to(policy.logprob.dtype), self._figures(forest, clip, log_ratio, given)
+        entries, log_ratio, advantage = self._log_ratio(forest, policy, credit, weight)
+        # PPO's minimum of signed terms, taken in logs: positive tokens are bounded above, negative ones below
+        clipped_above = log_ratio.clamp_max(math.log1p(clip.clip_high))
+        clipped_log_ratio = torch.where(advantage > 0, clipped_above, log_ratio.clamp_min(math.log1p(-clip.clip_low)))
+        # tokens of either sign have a power mean of their own: halves 2 r and 2 r + 1 of trajectory r
+        is_positive, owner, n = advantage > 0, forest.path_trajectory[entries], forest.n_trajectories
+        half_of_trajectory = 2 * owner + is_positive.to(torch.int64)
+        mean_RH = (
+            log_power_mean(advantage.abs().log() + clipped_log_ratio, half_of_trajectory, 2 * n, power).exp().view(n, 2)
+        )
+        # each half counts by its share of the trajectory's tokens; tokens of advantage 0 are in the length alone
+        length_R = forest.lengths()
+        share_RH = (
+            torch.bincount(half_of_trajectory, minlength=2 * n).view(n, 2).to(torch.float64)
+            / length_R.clamp_min(1)[:, None]
+        )
+        loss = (share_RH * (mean_RH * mean_RH.new_tensor([1.0, -1.0]))).sum() / (length_R > 0).sum().clamp_min(1)
+        return loss.to(policy.logprob.dtype), self._figures(forest, clip, log_ratio, advantage)
 
     @torch.no_grad()
-    def _figures(self, forest: Forest, clip: Clip, log_ratio: Tensor, given: Tensor) -> dict[str, float]:
-        """clip_fraction  of all trainable entries, those whose gradient the clip cuts
+    def _figures(self, forest: Forest, clip: Clip, log_ratio: Tensor, advantage: Tensor) -> dict[str, float]:
+        """Metrics of the clip and of the ratio.
+
+        clip_fraction  of all trainable entries, those whose gradient the clip cuts
         approx_kl, ratio_max, on_policy  as of `PolicyGradient`, over the active entries
         """
-        if not given.numel():
+        if not advantage.numel():
             return {"clip_fraction": 0.0, "approx_kl": 0.0, "ratio_max": 1.0, "on_policy": 1.0}
-        cut = clip.clipped(Entries.of(log_ratio.exp(), given))
+        cut = clip.clipped(Entries.of(log_ratio.exp(), advantage))
         return {
             "clip_fraction": float(cut.sum()) / int(forest.path_trainable.sum()),
             "approx_kl": float((log_ratio.expm1() - log_ratio).mean()),

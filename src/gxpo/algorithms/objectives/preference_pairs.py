@@ -1,20 +1,32 @@
-"""Preference losses (DPO, IPO, SimPO, ORPO, KTO...) on pairs of a better and a worse trajectory of one group."""
+"""Preference losses (DPO, IPO, SimPO, ORPO, KTO...) on pairs of a better and a worse trajectory of one group.
+
+First the forms, the loss of one pair as a pure function of its two scores, then the term that compares a group.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from gxpo.algorithms.objectives.base import Evaluated
-from gxpo.algorithms.objectives.preference_forms import FORMS, options_of
 from gxpo.algorithms.objectives.score_over import Over, factors
-from gxpo.algorithms.objectives.sequence_score import LabelTerm, contrasted, counted, n_groups, per_trajectory, weighted
+from gxpo.algorithms.objectives.sequence_score import (
+    LabelTerm,
+    contrasted,
+    counted_trajectories,
+    n_groups,
+    per_trajectory,
+    weighted,
+)
 from gxpo.algorithms.objectives.surrogate import Positive, Width
-from gxpo.base.errors import ConfigError, MissingSignal
+from gxpo.base.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.forest import grouped
 from gxpo.forest.grouped import begins_of, runs_of
 from gxpo.parts.registry import part
@@ -24,6 +36,76 @@ if TYPE_CHECKING:
     from gxpo.parts.protocols import PolicyTokens, Signals
 
 
+# ---------------------------------------------------------------- forms: the loss of one pair, from its two scores
+# Each takes `better` and `worse` [n], scores that carry the gradient, and `beta` [n], and gives [n]. Keyword-only
+# parameters are its options; the margin is h = better - worse.
+def sigmoid(
+    better: Tensor,
+    worse: Tensor,
+    beta: float | Tensor = 0.1,
+    *,
+    margin: float | Tensor = 0.0,
+    label_smoothing: float | Tensor = 0.0,
+    bias: float = 1.0,
+) -> Tensor:
+    """-(1 - e) log sigmoid(z) - e log sigmoid(-z), z = beta (better - bias worse) - margin.
+
+    margin           what z has to exceed; a number or [n]
+    label_smoothing  e, the chance that a label is wrong; a number or [n]
+    bias             below 1 the worse one counts for less (CPL; for scores below 0, log-probs)
+
+    dL/dh = -beta [(1 - e) sigmoid(-z) - e sigmoid(z)] where bias is 1. Sources: DPO, arXiv 2305.18290, eq. 7; e > 0:
+    cDPO; margin: SimPO, arXiv 2405.14734; bias: CPL, arXiv 2310.13639.
+
+    >>> sigmoid(torch.tensor([-0.8]), torch.tensor([-1.1]), 2.0, margin=1.0).item()
+    0.9130152463912964
+    """
+    z = beta * (better - bias * worse) - margin
+    return -(1 - label_smoothing) * logsigmoid(z) - label_smoothing * logsigmoid(-z)
+
+
+def ipo(better: Tensor, worse: Tensor, beta: float | Tensor = 0.1) -> Tensor:
+    """(h - 1 / (2 beta))^2: margins are pulled to a finite value, not to infinity. IPO, arXiv 2310.12036, eq. 17."""
+    return (better - worse - 1 / (2 * beta)).square()
+
+
+def hinge(better: Tensor, worse: Tensor, beta: float | Tensor = 0.1, *, margin: float | Tensor = 0.0) -> Tensor:
+    """max(0, 1 - z), z = beta h - margin. SLiC, arXiv 2305.10425."""
+    return (1 - (beta * (better - worse) - margin)).clamp_min(0)
+
+
+def odds(better: Tensor, worse: Tensor, beta: float | Tensor = 0.1) -> Tensor:
+    """-log sigmoid(beta (log odds of the better - log odds of the worse)), odds p / (1 - p), p = e^score.
+
+    Scores are mean log-probs, below 0. ORPO, arXiv 2403.07691, eq. 6.
+    """
+    top = max((float(x.detach().max()) for x in (better, worse) if x.numel()), default=-1.0)
+    if top > 0:
+        raise GxpoError(f"objective.form 'odds' reads mean log-probs, and a score is {top:.3g}, above 0")
+    return -logsigmoid(beta * (_log_odds(better) - _log_odds(worse)))
+
+
+def _log_odds(logprob: Tensor) -> Tensor:
+    """log p - log(1 - p); certainty is held 1e-12 below 1."""
+    capped = logprob.clamp_max(-1e-12)
+    return capped - (-capped.expm1()).log()
+
+
+def prospect(better: Tensor, worse: Tensor, beta: float | Tensor = 0.1) -> Tensor:
+    """1 - sigmoid(beta h), bounded on both sides: what is far off is given up. KTO's value, arXiv 2402.01306, eq. 8."""
+    return torch.sigmoid(-beta * (better - worse))
+
+
+FORMS: Mapping[str, Callable[..., Tensor]] = {f.__name__: f for f in (sigmoid, ipo, hinge, odds, prospect)}
+
+
+def options_of(form: str) -> frozenset[str]:
+    """Names of a form's options, beside the scores and beta."""
+    arguments = inspect.signature(FORMS[form]).parameters.values()
+    return frozenset(p.name for p in arguments if p.kind is p.KEYWORD_ONLY)
+
+
+# ---------------------------------------------------------------- pairs
 def pairs(group: Tensor, better: Tensor, worse: Tensor) -> tuple[Tensor, Tensor]:
     """All pairs of a better and a worse member of the same group: their rows, [n] and [n].
 
@@ -39,8 +121,8 @@ def pairs(group: Tensor, better: Tensor, worse: Tensor) -> tuple[Tensor, Tensor]
     return torch.repeat_interleave(left, begins.diff()[group[left]]), right[runs_of(begins, group[left])]
 
 
-class Compared(NamedTuple):
-    """What is compared: pairs first, then trajectories that have none, [n] each but the last two.
+class Comparisons(NamedTuple):
+    """Comparisons of scores: pairs first, then trajectories without a pair; [n] each but the last two.
 
     better, worse   scores; of a trajectory without a pair one of them is what it is set against
     group           dense ids; factor, beta: of the loss; gap: difference of the outcomes, 0 without a pair
@@ -70,7 +152,7 @@ class PreferencePairs(LabelTerm):
     pairs            "verdict": every success with every failure; "outcome": every trajectory of the group's highest
                      outcome with every one of its lowest, where they differ; "ordered": every trajectory with every one
                      of lower outcome, so that outcomes are levels; "none": no pairs, all are unpaired
-    form             loss of a pair, see `objectives.preference_forms`; `beta`, `margin`, `label_smoothing`, `bias`
+    form             loss of a pair, a function of this module; `beta`, `margin`, `label_smoothing`, `bias`
                      are of it
     reference        "start": the frozen policy; "none": scores are log-probs; "opponents": the mixture that
                      `signal.opponents` makes of it and earlier policies
@@ -131,13 +213,14 @@ class PreferencePairs(LabelTerm):
     needs = ("reference_logprob",)
 
     def __post_init__(self) -> None:
-        usual = {f.name: f.default for f in fields(self)}
-        changed = {name for name in usual if getattr(self, name) != usual[name]}
+        # an option of another form, or of a mode that is off, would be ignored in silence
+        defaults = {f.name: f.default for f in fields(self)}
+        changed = {name for name in defaults if getattr(self, name) != defaults[name]}
         for name in sorted(changed & {"label_smoothing", "margin", "bias", "gap_margin"}):
             option = "margin" if name == "gap_margin" else name
             if option not in options_of(self.form):
-                its = ", ".join(repr(form) for form in FORMS if option in options_of(form))
-                raise ConfigError(f"objective.{name} belongs to objective.form {its}: leave one of the two out")
+                forms = ", ".join(repr(form) for form in FORMS if option in options_of(form))
+                raise ConfigError(f"objective.{name} belongs to objective.form {forms}: leave one of the two out")
         if self.by_gap and self.pairs == "verdict":
             raise ConfigError("objective.by_gap weighs pairs of outcomes: set objective.pairs=ordered, or outcome")
         if self.verdict_first and self.pairs != "ordered":
@@ -149,11 +232,12 @@ class PreferencePairs(LabelTerm):
         for name, what, where in (
             ("gamma", "over", self.over == "turns"),
             ("failure_weight", "pairs=none", self.pairs == "none"),
-            ("unpaired_against", "unpaired", self._sets_alone),
+            ("unpaired_against", "unpaired", self._scores_unpaired),
         ):
             if name in changed and not where:
                 raise ConfigError(f"objective.{name} does nothing here: it belongs to objective.{what}")
-        object.__setattr__(self, "learns_from_equal_groups", self._sets_alone)
+        # facts that follow from the settings: what the loss reads, and how wide its statistics are
+        object.__setattr__(self, "learns_from_equal_groups", self._scores_unpaired)
         object.__setattr__(self, "how", "mean" if self.length_mean else "sum")
         if self.reference != "start":
             object.__setattr__(self, "ratio_over", "none" if self.reference == "none" else "reference")
@@ -162,15 +246,17 @@ class PreferencePairs(LabelTerm):
             object.__setattr__(self, "couples", "step")
 
     @property
-    def _sets_alone(self) -> bool:
+    def _scores_unpaired(self) -> bool:
         return self.unpaired or self.pairs == "none"
 
     def factors(self, forest: Forest) -> Tensor | None:
         return factors(forest, self.over, self.gamma)
 
     def _sides(self, forest: Forest) -> tuple[Tensor, Tensor]:
-        """[R], [R] bool: better and worse members of the groups that have a compared one of each; "ordered": all
-        members of such groups are both."""
+        """Better and worse members of the groups that have a compared one of each, [R] and [R] bool.
+
+        Of "ordered" pairs all members of such groups are both.
+        """
         group = forest.ids("group", axis="R")
         if self.pairs == "none":
             nobody = torch.zeros(forest.n_trajectories, dtype=torch.bool)
@@ -178,100 +264,116 @@ class PreferencePairs(LabelTerm):
         if self.pairs == "verdict":
             better, worse = self.sides(forest)
         else:
-            own = counted(forest)
-            stats, outcome = own & forest.compared, forest.outcome
-            alike = grouped.degenerate(outcome, group, stats)
+            counted_R = counted_trajectories(forest)
+            in_statistics, outcome = counted_R & forest.compared, forest.outcome
+            # groups without a difference to learn have no pair, whatever rounding makes of their outcomes
+            is_equal = grouped.degenerate(outcome, group, in_statistics)
             if self.verdict_first:
-                alike = alike & grouped.degenerate(forest.success.nan_to_num(nan=-1.0), group, stats)
-            better = worse = own & ~alike
+                is_equal = is_equal & grouped.degenerate(forest.success.nan_to_num(nan=-1.0), group, in_statistics)
+            better = worse = counted_R & ~is_equal
             if self.pairs == "outcome":
-                better = better & (outcome >= grouped.max(outcome, group, stats))
-                worse = worse & (outcome <= grouped.min(outcome, group, stats))
-        both = contrasted(group, better, worse, forest.compared)
-        return better & both, worse & both
+                better = better & (outcome >= grouped.max(outcome, group, in_statistics))
+                worse = worse & (outcome <= grouped.min(outcome, group, in_statistics))
+        has_both = contrasted(group, better, worse, forest.compared)
+        return better & has_both, worse & has_both
 
-    def _alone(self, forest: Forest, better: Tensor) -> Tensor:
-        """[R] bool: counted trajectories of groups without a pair."""
+    def _unpaired(self, forest: Forest, better: Tensor) -> Tensor:
+        """Counted trajectories of groups without a pair, [R] bool; none if the settings leave them out."""
         paired = grouped.max(better.to(torch.float64), forest.ids("group", axis="R")) > 0
-        return counted(forest) & ~paired & self._sets_alone
+        return counted_trajectories(forest) & ~paired & self._scores_unpaired
 
-    def _told(self, forest: Forest, left: Tensor, right: Tensor) -> Tensor:
-        """[n] bool: pairs that the verdict decides."""
+    def _decided_by_verdict(self, forest: Forest, left: Tensor, right: Tensor) -> Tensor:
+        """Pairs whose order is decided by the verdict, [n] bool."""
         won, lost = forest.success[left], forest.success[right]
         return self.verdict_first & won.isfinite() & lost.isfinite() & (won != lost)
 
     def reads(self, forest: Forest) -> Tensor:
         better, worse = self._sides(forest)
-        return better | worse | self._alone(forest, better)
+        return better | worse | self._unpaired(forest, better)
 
-    def _compared(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> Compared:
-        score, run, entries, *_ = self.scores(forest, policy, credit, weight)
-        length = torch.bincount(forest.path_trajectory[entries], minlength=forest.n_trajectories).clamp_min(1)
-        if self.length_offset:
-            score = score + self.length_offset / length
-        group, known, (better, worse) = forest.ids("group", axis="R"), forest.compared, self._sides(forest)
-        left, right = pairs(group, better & run, worse & run)
-        kept = known[left] | known[right]
+    def _pairs(self, forest: Forest, better: Tensor, worse: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of the better and of the worse trajectory of each pair, [n] and [n]."""
+        left, right = pairs(forest.ids("group", axis="R"), better, worse)
+        is_pair = forest.compared[left] | forest.compared[right]
         if self.least_gap:
-            kept &= forest.outcome[left] - forest.outcome[right] >= self.least_gap - grouped.DEGENERATE
+            is_pair &= forest.outcome[left] - forest.outcome[right] >= self.least_gap - grouped.DEGENERATE
         if self.pairs == "ordered":
+            # all members are on both sides: kept are pairs whose left outcome is higher by more than rounding
             high, low = forest.outcome[left], forest.outcome[right]
-            ahead = high - low > grouped.DEGENERATE * torch.maximum(high.abs(), low.abs())
-            kept &= torch.where(self._told(forest, left, right), forest.success[left] > forest.success[right], ahead)
-        left, right = left[kept], right[kept]
+            is_ahead = high - low > grouped.DEGENERATE * torch.maximum(high.abs(), low.abs())
+            has_won = forest.success[left] > forest.success[right]
+            is_pair &= torch.where(self._decided_by_verdict(forest, left, right), has_won, is_ahead)
+        return left[is_pair], right[is_pair]
 
-        def moved(x: Tensor, beside: Tensor) -> Tensor:
-            """The values of the one side; held where the other is not compared."""
-            own = left if beside is right else right
-            return torch.where(known[beside], x[own], x[own].detach())
+    def _comparisons(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> Comparisons:
+        """Compare the scores of every pair, and those of trajectories without a pair with an anchor."""
+        score, run, entries, *_ = self.scores(forest, policy, credit, weight)
+        length_R = torch.bincount(forest.path_trajectory[entries], minlength=forest.n_trajectories).clamp_min(1)
+        if self.length_offset:
+            score = score + self.length_offset / length_R
+        group, compared_R, (better, worse) = forest.ids("group", axis="R"), forest.compared, self._sides(forest)
+        left, right = self._pairs(forest, better & run, worse & run)
 
-        above, below = moved(score, right), moved(score, left)
+        def one_side(x: Tensor, rows: Tensor, other_rows: Tensor) -> Tensor:
+            """Values of one side; constant where the other is not compared, which moves itself alone."""
+            return torch.where(compared_R[other_rows], x[rows], x[rows].detach())
+
+        # pairs: scores of both sides, the likelihood term of the better one, and the factors by outcome and verdict
+        above, below = one_side(score, left, right), one_side(score, right, left)
         nll = torch.zeros_like(above)
         if self.nll:
             logprob = weighted(policy.logprob[entries].to(torch.float64), weight[entries])
-            nll = moved(-per_trajectory(logprob, forest.path_trajectory[entries], forest.n_trajectories), right)
+            mean_nll = -per_trajectory(logprob, forest.path_trajectory[entries], forest.n_trajectories)
+            nll = one_side(mean_nll, left, right)
         gap = forest.outcome[left] - forest.outcome[right]
         factor = torch.ones_like(above.detach())
         if self.by_gap:
-            factor = factor * torch.where(self._told(forest, left, right), torch.ones_like(gap), gap)
-        alone = (self._alone(forest, better) & run).nonzero().squeeze(1)
+            # outcomes of a success and a failure need not be in the verdict's order: no factor there
+            factor = factor * torch.where(self._decided_by_verdict(forest, left, right), torch.ones_like(gap), gap)
         beta = torch.full_like(factor, self.beta)
-        if self.success_weight != 1 or self.success_slope != 1 or alone.numel():
-            good, _ = self.sides(forest)
-            factor[good[left]] *= self.success_weight
-            beta[good[left]] *= self.success_slope
-            own, sign = score[alone], good[alone]
-            anchor = torch.zeros_like(own).detach()
-            if self.unpaired_against == "batch" and alone.numel():
-                shown = alone[known[alone]] if bool(known[alone].any()) else alone
-                anchor = anchor + score[shown].detach().mean().clamp_min(0)
-            above = torch.cat([above, torch.where(sign, own, anchor)])
-            below = torch.cat([below, torch.where(sign, anchor, own)])
-            weighed = torch.where(sign, self.success_weight, self.failure_weight).to(factor)
-            factor = torch.cat([factor, weighed if self.pairs == "none" else torch.ones_like(weighed)])
+        unpaired_rows = (self._unpaired(forest, better) & run).nonzero().squeeze(1)
+        # verdicts are read only where a setting needs them: pairs by outcome do without
+        if self.success_weight != 1 or self.success_slope != 1 or unpaired_rows.numel():
+            success_R, _ = self.sides(forest)
+            factor[success_R[left]] *= self.success_weight
+            beta[success_R[left]] *= self.success_slope
+            # a success without a pair is the better one against the anchor, a failure the worse one
+            unpaired_score, is_success = score[unpaired_rows], success_R[unpaired_rows]
+            anchor = torch.zeros_like(unpaired_score).detach()
+            if self.unpaired_against == "batch" and unpaired_rows.numel():
+                is_compared = compared_R[unpaired_rows]
+                anchor_rows = unpaired_rows[is_compared] if bool(is_compared.any()) else unpaired_rows
+                anchor = anchor + score[anchor_rows].detach().mean().clamp_min(0)
+            above = torch.cat([above, torch.where(is_success, unpaired_score, anchor)])
+            below = torch.cat([below, torch.where(is_success, anchor, unpaired_score)])
+            unpaired_factor = torch.where(is_success, self.success_weight, self.failure_weight).to(factor)
+            factor = torch.cat([factor, unpaired_factor if self.pairs == "none" else torch.ones_like(unpaired_factor)])
             slope = self.beta if self.unpaired_beta is None else self.unpaired_beta
-            beta = torch.cat([beta, torch.full_like(weighed, slope)])
-            nll, gap = (torch.cat([x, torch.zeros_like(weighed)]) for x in (nll, gap))
-        rounding = grouped.FORWARD * (2 * torch.ones(len(left)) if self.length_mean else (length[left] + length[right]))
-        rows = torch.stack([left, right], dim=1)
-        return Compared(above, below, group[torch.cat([left, alone])], factor, beta, gap, nll, rows, rounding)
+            beta = torch.cat([beta, torch.full_like(unpaired_factor, slope)])
+            nll, gap = (torch.cat([x, torch.zeros_like(unpaired_factor)]) for x in (nll, gap))
+        # two forward passes differ by so much a token, and a sum over tokens by the sum of that
+        tokens = 2 * torch.ones(len(left)) if self.length_mean else length_R[left] + length_R[right]
+        rows, groups = torch.stack([left, right], dim=1), group[torch.cat([left, unpaired_rows])]
+        return Comparisons(above, below, groups, factor, beta, gap, nll, rows, grouped.FORWARD * tokens)
 
-    def losses(self, found: Compared, label_smoothing: float | Tensor) -> Tensor:
+    def losses(self, comparisons: Comparisons, label_smoothing: float | Tensor) -> Tensor:
         """Loss of each comparison, [n]."""
-        given: dict[str, Any] = {
-            "margin": self.margin + self.gap_margin * found.gap if self.gap_margin else self.margin,
+        form_options: dict[str, Any] = {
+            "margin": self.margin + self.gap_margin * comparisons.gap if self.gap_margin else self.margin,
             "label_smoothing": label_smoothing,
             "bias": self.bias,
         }
-        known = {name: x for name, x in given.items() if name in options_of(self.form)}
-        each = found.factor * FORMS[self.form](found.better, found.worse, found.beta, **known)
-        each = each if self.pair_weight == 1 else self.pair_weight * each
-        return each + self.nll * found.nll if self.nll else each
+        accepted_options = {name: x for name, x in form_options.items() if name in options_of(self.form)}
+        loss = comparisons.factor * FORMS[self.form](
+            comparisons.better, comparisons.worse, comparisons.beta, **accepted_options
+        )
+        loss = loss if self.pair_weight == 1 else self.pair_weight * loss
+        return loss + self.nll * comparisons.nll if self.nll else loss
 
-    def total(self, forest: Forest, found: Compared) -> tuple[Tensor, dict[str, float]]:
-        """Mean over groups of the mean over their comparisons, and figures."""
-        loss = self.losses(found, self.label_smoothing) / grouped.count(found.group)
-        return loss.sum() / n_groups(forest.ids("group", axis="R"), counted(forest)), {}
+    def total(self, forest: Forest, comparisons: Comparisons) -> tuple[Tensor, dict[str, float]]:
+        """Mean over groups of the mean over their comparisons, and metrics."""
+        loss = self.losses(comparisons, self.label_smoothing) / grouped.count(comparisons.group)
+        return loss.sum() / n_groups(forest.ids("group", axis="R"), counted_trajectories(forest)), {}
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
@@ -280,23 +382,25 @@ class PreferencePairs(LabelTerm):
             if "opponents_logprob" not in signals:
                 raise MissingSignal("objective.reference=opponents reads opponents_logprob: add signal.opponents")
             policy = replace(policy, reference_logprob=signals["opponents_logprob"])
-        found = self._compared(forest, policy, credit, weight)
-        value, figures = self.total(forest, found)
-        return value.to(policy.logprob.dtype), self._figures(found) | figures
+        comparisons = self._comparisons(forest, policy, credit, weight)
+        value, figures = self.total(forest, comparisons)
+        return value.to(policy.logprob.dtype), self._figures(comparisons) | figures
 
     @torch.no_grad()
-    def _figures(self, found: Compared) -> dict[str, float]:
-        """pair_accuracy  share of pairs in which the policy, against the reference, prefers the better one (by more
+    def _figures(self, comparisons: Comparisons) -> dict[str, float]:
+        """Metrics of the pairs.
+
+        pair_accuracy  share of pairs in which the policy, against the reference, prefers the better one (by more
                        than two forward passes may differ)
         pair_margin    mean over the pairs of beta h
         pairs          how many there are
         """
-        n = len(found.rounding)
-        margin = (found.better - found.worse)[:n]
+        n = len(comparisons.rounding)
+        margin = (comparisons.better - comparisons.worse)[:n]
         if not n:
             return {"pairs": 0.0}
         return {
-            "pair_accuracy": float((margin > found.rounding).to(torch.float64).mean()),
-            "pair_margin": float((found.beta[:n] * margin).mean()),
+            "pair_accuracy": float((margin > comparisons.rounding).to(torch.float64).mean()),
+            "pair_margin": float((comparisons.beta[:n] * margin).mean()),
             "pairs": float(n),
         }

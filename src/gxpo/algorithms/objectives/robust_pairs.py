@@ -10,9 +10,8 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from gxpo.algorithms.objectives.preference_forms import options_of
-from gxpo.algorithms.objectives.preference_pairs import Compared, PreferencePairs
-from gxpo.algorithms.objectives.sequence_score import counted
+from gxpo.algorithms.objectives.preference_pairs import Comparisons, PreferencePairs, options_of
+from gxpo.algorithms.objectives.sequence_score import counted_trajectories
 from gxpo.algorithms.objectives.surrogate import Width
 from gxpo.base.errors import CheckpointError, ConfigError, GxpoError
 from gxpo.forest import grouped
@@ -73,68 +72,74 @@ class RobustPairs(PreferencePairs):
             object.__setattr__(self, "couples", "step")
 
     # ------------------------------------------------------------ the loss
-    def total(self, forest: Forest, found: Compared) -> tuple[Tensor, dict[str, float]]:
-        smoothing, figures = self._smoothing(forest, found)
-        loss = self.losses(found, smoothing) / grouped.count(found.group)
-        group, own = forest.ids("group", axis="R"), counted(forest)
+    def total(self, forest: Forest, comparisons: Comparisons) -> tuple[Tensor, dict[str, float]]:
+        smoothing, figures = self._smoothing(forest, comparisons)
+        loss = self.losses(comparisons, smoothing) / grouped.count(comparisons.group)
+        group, counted_R = forest.ids("group", axis="R"), counted_trajectories(forest)
         if not self.population:
-            return loss.sum() / max(1, torch.unique(group[own]).numel()), figures
-        names, of_group = self._populations(forest, group, own)
-        sums = loss.new_zeros(len(names)).index_add(0, of_group[found.group], loss)
-        losses = sums / torch.bincount(of_group[torch.unique(group[own])], minlength=len(names)).clamp_min(1)
-        known = {**dict.fromkeys(self.memory["weights"], 0.0), **dict.fromkeys(names, 0.0)}
-        before = self._weights(list(known))
-        place = torch.tensor([list(known).index(name) for name in names], dtype=torch.int64)
-        spread = losses.new_zeros(len(known)).index_copy(0, place, losses)
-        weight = mirror_step(before.to(losses), spread.detach(), self.population_rate)
-        figures |= {f"{WEIGHT}{name}": float(w) for name, w in zip(known, weight, strict=True)}
+            return loss.sum() / max(1, torch.unique(group[counted_R]).numel()), figures
+        # l_k: mean over the groups of population k, those without a pair included
+        names, of_group = self._populations(forest, group, counted_R)
+        sums = loss.new_zeros(len(names)).index_add(0, of_group[comparisons.group], loss)
+        losses = sums / torch.bincount(of_group[torch.unique(group[counted_R])], minlength=len(names)).clamp_min(1)
+        # a population that the step lacks keeps its place in the simplex, with a loss of 0; a new one joins at the mean
+        all_names = {**dict.fromkeys(self.memory["weights"], 0.0), **dict.fromkeys(names, 0.0)}
+        weight_before = self._weights(list(all_names))
+        place = torch.tensor([list(all_names).index(name) for name in names], dtype=torch.int64)
+        loss_by_population = losses.new_zeros(len(all_names)).index_copy(0, place, losses)
+        # detached: the weights are the maximiser's move, the loss is minimised at fixed weights
+        weight = mirror_step(weight_before.to(losses), loss_by_population.detach(), self.population_rate)
+        figures |= {f"{WEIGHT}{name}": float(w) for name, w in zip(all_names, weight, strict=True)}
         figures |= {f"{LOSS}{name}": float(x.detach()) for name, x in zip(names, losses, strict=True)}
-        return (weight * spread).sum(), figures
+        return (weight * loss_by_population).sum(), figures
 
-    def _populations(self, forest: Forest, group: Tensor, own: Tensor) -> tuple[list[str], Tensor]:
-        """Names of the step's populations, sorted, and the place in them of each group, [groups]."""
-        key, found = self.population.removeprefix("info."), dict[int, str]()
-        for row, g, info in zip(own.tolist(), group.tolist(), forest.info, strict=True):
+    def _populations(self, forest: Forest, group: Tensor, counted_R: Tensor) -> tuple[list[str], Tensor]:
+        """Names of the step's populations, sorted, and the index among them of each group's, [G]."""
+        key, population_by_group = self.population.removeprefix("info."), dict[int, str]()
+        for row, g, info in zip(counted_R.tolist(), group.tolist(), forest.info, strict=True):
             if row and key not in info:
                 raise GxpoError(f"objective.population=info.{key}: a rollout of group {g} has no {key!r} in its info")
-            if row and found.setdefault(g, str(info[key])) != str(info[key]):
+            if row and population_by_group.setdefault(g, str(info[key])) != str(info[key]):
                 raise GxpoError(f"objective.population=info.{key}: the rollouts of one group are of two populations")
-        names = sorted(set(found.values()))
-        place = torch.zeros(int(group.max()) + 1, dtype=torch.int64)
-        for g, name in found.items():
-            place[g] = names.index(name)
-        return names, place
+        names = sorted(set(population_by_group.values()))
+        population_G = torch.zeros(int(group.max()) + 1, dtype=torch.int64)
+        for g, name in population_by_group.items():
+            population_G[g] = names.index(name)
+        return names, population_G
 
     def _weights(self, names: Sequence[str]) -> Tensor:
-        """What the populations weigh before the step, [K] float64, of sum 1."""
-        held = self.memory["weights"]
-        usual = sum(held.values()) / len(held) if held else 1.0
-        weight = torch.tensor([held.get(name, usual) for name in names], dtype=torch.float64)
+        """Weights of the populations before the step, [K] float64, summing to 1."""
+        weight_by_name = self.memory["weights"]
+        mean_weight = sum(weight_by_name.values()) / len(weight_by_name) if weight_by_name else 1.0
+        weight = torch.tensor([weight_by_name.get(name, mean_weight) for name in names], dtype=torch.float64)
         return weight / weight.sum()
 
     @torch.no_grad()
-    def _smoothing(self, forest: Forest, found: Compared) -> tuple[Tensor | float, dict[str, float]]:
-        """1 - label of each comparison; what the labels are to follow is noted."""
+    def _smoothing(self, forest: Forest, comparisons: Comparisons) -> tuple[Tensor | float, dict[str, float]]:
+        """Label smoothing 1 - l of each comparison; the preferences that labels will follow are remembered."""
         if not self.label_rate:
             return self.label_smoothing, {}
-        rows = found.rows.tolist()
-        names = [f"{forest.id[a]} {forest.id[b]}" for a, b in rows]
-        label = torch.ones(len(found.better), dtype=torch.float64)
-        label[: len(names)] = torch.tensor([self.memory["labels"].get(name, 1.0) for name in names])
-        z = found.beta * (found.better - self.bias * found.worse) - self.margin
-        chances = dict(zip(names, torch.sigmoid(z).tolist(), strict=False))
-        self.memory["seen"] = {**chances, **self.memory["seen"]}  # of several updates the first one's
-        return 1 - label, {"pair_label": float(label[: len(names)].mean())} if names else {}
+        # a pair is known by its rollouts' ids: labels follow it through the steps in which it comes back
+        rows = comparisons.rows.tolist()
+        pair_names = [f"{forest.id[a]} {forest.id[b]}" for a, b in rows]
+        label = torch.ones(len(comparisons.better), dtype=torch.float64)
+        label[: len(pair_names)] = torch.tensor([self.memory["labels"].get(name, 1.0) for name in pair_names])
+        z = comparisons.beta * (comparisons.better - self.bias * comparisons.worse) - self.margin
+        preference_by_pair = dict(zip(pair_names, torch.sigmoid(z).tolist(), strict=False))
+        # of several updates in a step the first one's: labels follow the policy as the step began
+        self.memory["seen"] = {**preference_by_pair, **self.memory["seen"]}
+        return 1 - label, {"pair_label": float(label[: len(pair_names)].mean())} if pair_names else {}
 
     # ------------------------------------------------------------ what is remembered
     def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
-        """After the step's update: the populations' weights as they were used, and new labels of the pairs seen."""
+        """Update the memory after a step: the populations' weights as used, and the labels of the pairs seen."""
         weights = {k.removeprefix(WEIGHT): x for k, x in figures.items() if k.startswith(WEIGHT)}
         if weights and self.population:
             self.memory["weights"] = weights
         labels, rate = self.memory["labels"], self.label_rate
-        for name, chance in self.memory["seen"].items():
-            labels[name] = (1 - rate) * labels.pop(name, 1.0) + rate * chance
+        for name, preference in self.memory["seen"].items():
+            labels[name] = (1 - rate) * labels.pop(name, 1.0) + rate * preference
+        # pairs that came back were put at the end: the oldest are forgotten
         self.memory["labels"] = dict(list(labels.items())[-LABELS:])
         self.memory["seen"] = {}
         return {}

@@ -18,7 +18,7 @@ from gxpo.algorithms.objectives.sequence_score import (
     Scores,
     SequenceLoss,
     contrasted,
-    counted,
+    counted_trajectories,
     log_sum_exp,
     n_groups,
     over_groups,
@@ -114,16 +114,18 @@ def discriminative(
     dJ/ds is 1/|P| for each success and -softmax_N(s/tau) for each failure: a question weighs the same however hard
     it is. Source: DisCO, arXiv 2505.12366; tau = inf is its DisCO-b.
     """
-    stats = torch.ones_like(positive) if compared is None else compared
-    both = contrasted(group, positive, negative, stats)
+    # gain: successes, each by its share of the group's; cost: failures, hard ones (of high score) more
+    in_statistics = torch.ones_like(positive) if compared is None else compared
+    both = contrasted(group, positive, negative, in_statistics)
     gain = (score / grouped.count(group, positive).clamp_min(1))[both & positive].sum()
     if math.isinf(tau):
         cost = (score / grouped.count(group, negative).clamp_min(1))[both & negative].sum()
     else:
-        x, theirs = score / tau, negative & stats
-        sums = log_sum_exp(x, group, theirs)
-        cost = tau * over_groups(sums - grouped.count(group, theirs).clamp_min(1).log(), group, both)
-        cost = cost + tau * softplus((x - sums.detach())[both & negative & ~stats]).sum()
+        x, rivals = score / tau, negative & in_statistics
+        sums = log_sum_exp(x, group, rivals)
+        cost = tau * over_groups(sums - grouped.count(group, rivals).clamp_min(1).log(), group, both)
+        # a failure that is not compared is set against the compared ones, held constant, and moves itself alone
+        cost = cost + tau * softplus((x - sums.detach())[both & negative & ~in_statistics]).sum()
     return (cost - gain) / n_groups(group, positive | negative)
 
 
@@ -136,11 +138,12 @@ def hinge(kl: Tensor, delta: float, beta: float, compared: Tensor | None = None)
 
     Source: DisCO, arXiv 2505.12366, the squared-hinge penalty in the place of the constraint D <= delta.
     """
-    stats = torch.ones_like(kl, dtype=torch.bool) if compared is None else compared
-    n = max(1, int(stats.sum()))
-    excess = (kl[stats].sum() / n - delta).clamp_min(0)
-    others = kl[~stats].sum() / n
-    return beta / 2 * excess.square() + beta * excess.detach() * (others - others.detach())
+    # value of the compared tokens' constraint, whose slope the others get without being in it
+    in_statistics = torch.ones_like(kl, dtype=torch.bool) if compared is None else compared
+    n = max(1, int(in_statistics.sum()))
+    excess = (kl[in_statistics].sum() / n - delta).clamp_min(0)
+    other_kl = kl[~in_statistics].sum() / n
+    return beta / 2 * excess.square() + beta * excess.detach() * (other_kl - other_kl.detach())
 
 
 @part("discriminative", stage="term")
@@ -171,21 +174,24 @@ class Discriminative(LabelledLoss):
         object.__setattr__(self, "couples", "step" if self.beta > 0 else "group")
 
     def reads(self, forest: Forest) -> Tensor:
-        found = super().reads(forest)
-        if self.beta > 0 and self.constrained == "all" and bool(found.any()):
-            return counted(forest)
-        return found
+        contrasted_R = super().reads(forest)
+        # the constraint reads every group, but with nothing to learn in the step there is no move to constrain
+        if self.beta > 0 and self.constrained == "all" and bool(contrasted_R.any()):
+            return counted_trajectories(forest)
+        return contrasted_R
 
     def loss(self, forest: Forest, policy: PolicyTokens, signals: Signals, x: Scores) -> tuple[Tensor, Figures]:
+        # scores: mean log-prob, or mean ratio, of each trajectory's tokens
         logprob = policy.logprob[x.entries].to(torch.float64)
-        each = x.gap.exp() if self.score == "ratio" else weighted(logprob, x.weight)
+        token_score = x.gap.exp() if self.score == "ratio" else weighted(logprob, x.weight)
         trajectory = forest.path_trajectory[x.entries]
-        score, compared = per_trajectory(each, trajectory, forest.n_trajectories), forest.compared[trajectory]
+        score, compared = per_trajectory(token_score, trajectory, forest.n_trajectories), forest.compared[trajectory]
         positive, negative = self.sides(forest)
         tau = SCORES[self.score] if self.tau is None else self.tau
         loss = discriminative(score, x.group, positive & x.run, negative & x.run, tau, forest.compared)
-        far = -x.gap[compared].detach().mean()
-        figures = {"score_gap": self.score_gap(forest, score, x.run), "constraint_kl": far}
+        # D is over the tokens of compared trajectories, whichever groups the loss has
+        constraint_kl = -x.gap[compared].detach().mean()
+        figures = {"score_gap": self.score_gap(forest, score, x.run), "constraint_kl": constraint_kl}
         return self.share(forest, x.run) * loss + hinge(-x.gap, self.delta, self.beta, compared), figures
 
 
@@ -199,12 +205,14 @@ def residuals(
     standardise  the first over max(1, its std), the second over its std + 1e-6 (0 where the rewards are equal); one
                  degree of freedom. For members that are not in `stats` the std of D is a constant too.
     """
+    # the mean of D is a constant: its derivative vanishes, since the residuals of a group sum to 0
     implied = beta * (log_ratio - grouped.mean(log_ratio.detach(), group, stats))
     if not standardise:
         return implied - (reward - grouped.mean(reward, group, stats))
+    # of members that are in no statistic the spread is a constant too: they must not move the others
     freedom = (grouped.count(group, stats) - 1).clamp_min(1)
-    spread = (grouped.sum(implied.square(), group, stats) / freedom).clamp_min(1).sqrt()
-    scaled = implied / torch.where(stats, spread, spread.detach())
+    implied_std = (grouped.sum(implied.square(), group, stats) / freedom).clamp_min(1).sqrt()
+    scaled = implied / torch.where(stats, implied_std, implied_std.detach())
     return scaled - grouped.normalize(reward, group, stats, eps=1e-6)
 
 
@@ -243,11 +251,12 @@ def group_variance(
                 times this
       CoPG      log_ratio to the reference: 1 / beta times this (see `SquaredLogRatio`, whose form has beta = 0 too)
     """
-    own = torch.ones_like(group, dtype=torch.bool) if where is None else where
-    stats = own if compared is None else own & compared
-    residual = residuals(log_ratio, reward, group, beta, stats, standardise)
-    each = residual.square() / 2 / (grouped.count(group, own) - 1).clamp_min(1)
-    return each[own & (grouped.count(group, stats) > 1)].sum() / n_groups(group, own)
+    counted_R = torch.ones_like(group, dtype=torch.bool) if where is None else where
+    in_statistics = counted_R if compared is None else counted_R & compared
+    # groups of fewer than two compared members have nothing to compare; they stay in the mean over groups
+    residual = residuals(log_ratio, reward, group, beta, in_statistics, standardise)
+    loss_R = residual.square() / 2 / (grouped.count(group, counted_R) - 1).clamp_min(1)
+    return loss_R[counted_R & (grouped.count(group, in_statistics) > 1)].sum() / n_groups(group, counted_R)
 
 
 @part("group_variance", stage="term")
@@ -278,8 +287,8 @@ class GroupVariance(SequenceLoss):
             x.score, forest.outcome, x.group, self.beta,
             where=x.run, compared=forest.compared, standardise=self.standardise,
         )  # fmt: skip
-        stats = x.run & forest.compared
-        residual = residuals(x.score.detach(), forest.outcome, x.group, self.beta, stats, self.standardise)
+        in_statistics = x.run & forest.compared
+        residual = residuals(x.score.detach(), forest.outcome, x.group, self.beta, in_statistics, self.standardise)
         return self.share(forest, x.run) * loss, {"implicit_reward_gap": residual[x.run].square().mean().sqrt()}
 
 
@@ -305,13 +314,13 @@ def baseline_of(
 
     At large tau "log_mean_exp" goes to "mean", at small tau to the group's best reward.
     """
-    stats = torch.ones_like(group, dtype=torch.bool) if where is None else where
+    in_statistics = torch.ones_like(group, dtype=torch.bool) if where is None else where
     if kind == "others":
-        return grouped.leave_one_out(reward - tau * log_ratio, group, stats)
+        return grouped.leave_one_out(reward - tau * log_ratio, group, in_statistics)
     if kind == "mean":
-        return grouped.mean(reward, group, stats)
-    sums = log_sum_exp(reward.to(torch.float64) / tau, group, stats)
-    return tau * (sums - grouped.count(group, stats).clamp_min(1).log())
+        return grouped.mean(reward, group, in_statistics)
+    sums = log_sum_exp(reward.to(torch.float64) / tau, group, in_statistics)
+    return tau * (sums - grouped.count(group, in_statistics).clamp_min(1).log())
 
 
 @part("squared_log_ratio", stage="term")
@@ -349,25 +358,27 @@ class SquaredLogRatio(SequenceLoss):
             raise ConfigError(f"objective.tau is {self.tau}; it is 0 or more, above 0 for baseline 'log_mean_exp'")
         if self.level == "token" and self.baseline == "others":
             raise ConfigError("objective.baseline 'others' compares whole trajectories: set objective.level=sequence")
-        wide = "group" if self.baseline == "others" and self.tau > 0 else "trajectory"
-        object.__setattr__(self, "couples", "token" if self.level == "token" else wide)
+        # other members enter a derivative only where their log-ratios are in the baseline
+        sequence_couples = "group" if self.baseline == "others" and self.tau > 0 else "trajectory"
+        object.__setattr__(self, "couples", "token" if self.level == "token" else sequence_couples)
 
     def loss(self, forest: Forest, policy: PolicyTokens, signals: Signals, x: Scores) -> tuple[Tensor, Figures]:
-        stats, reward = counted(forest) & forest.compared, forest.outcome.nan_to_num(0.0)
-        above = reward - baseline_of(reward, x.score.detach(), x.group, self.baseline, self.tau, stats)
-        log_ratio, share = x.score, x.run.to(torch.float64) / max(1, int(counted(forest).sum()))
+        in_statistics, reward = counted_trajectories(forest) & forest.compared, forest.outcome.nan_to_num(0.0)
+        advantage = reward - baseline_of(reward, x.score.detach(), x.group, self.baseline, self.tau, in_statistics)
+        # a trajectory's one term, or its tokens' terms, with the coefficients of that mean
+        log_ratio, share = x.score, x.run.to(torch.float64) / max(1, int(counted_trajectories(forest).sum()))
         if self.level == "token":
             share = token_coefficients(forest, self.aggregate, self.horizon)[x.entries]
-            log_ratio, above = x.gap, above[forest.path_trajectory[x.entries]]
-        residual = (above - self.tau * log_ratio.detach())[share > 0]
+            log_ratio, advantage = x.gap, advantage[forest.path_trajectory[x.entries]]
+        residual = (advantage - self.tau * log_ratio.detach())[share > 0]
         figures = {"implicit_reward_gap": residual.square().mean().sqrt()}
-        return (share * squared_log_ratio(log_ratio, above, self.tau)).sum(), figures
+        return (share * squared_log_ratio(log_ratio, advantage, self.tau)).sum(), figures
 
 
-def valued(x: Tensor, value: Tensor) -> Tensor:
-    """Straight-through estimator: `value`, with the derivative of `x`."""
-    held = x.detach()
-    return value.detach() + (x - held)
+def straight_through(x: Tensor, value: Tensor) -> Tensor:
+    """Straight-through estimator: the value of `value` with the derivative of `x`."""
+    constant = x.detach()
+    return value.detach() + (x - constant)
 
 
 def implied_negative(log_ratio: Tensor, rate: Tensor, log_ratio_max: float = 10.0) -> Tensor:
@@ -379,7 +390,8 @@ def implied_negative(log_ratio: Tensor, rate: Tensor, log_ratio_max: float = 10.
 
     Below 0 where rho > 1 / q: no negative policy fits there.
     """
-    rho = valued(log_ratio, log_ratio.clamp_max(log_ratio_max)).exp()
+    # bounded in value, so that exp does not overflow, with a derivative beyond the bound
+    rho = straight_through(log_ratio, log_ratio.clamp_max(log_ratio_max)).exp()
     return (1 - rate * rho) / (1 - rate)
 
 
@@ -398,7 +410,7 @@ def implicit_negative(
     Source: NFT, arXiv 2505.18116, and its code (floor 1, log-ratios up to 10).
     """
     ratio = implied_negative(log_ratio, rate, log_ratio_max)
-    return torch.where(positive, -log_ratio, -valued(ratio, ratio.clamp_min(floor)).log())
+    return torch.where(positive, -log_ratio, -straight_through(ratio, ratio.clamp_min(floor)).log())
 
 
 @part("implicit_negative", stage="term")
@@ -427,17 +439,19 @@ class ImplicitNegative(LabelledLoss):
     how = "mean"
 
     def loss(self, forest: Forest, policy: PolicyTokens, signals: Signals, x: Scores) -> tuple[Tensor, Figures]:
-        """Loss, and clip_fraction: share of tokens that are of failures and have a negative ratio below the floor."""
-        good, _ = self.sides(forest)
-        rate = grouped.mean(good.to(torch.float64), x.group, counted(forest) & forest.compared)
+        """Loss, and metrics: clip_fraction is the share of tokens of failures with a negative ratio below the floor."""
+        # q by group, held away from 0 and 1, where the implicit policy has a pole
+        success_R, _ = self.sides(forest)
+        rate = grouped.mean(success_R.to(torch.float64), x.group, counted_trajectories(forest) & forest.compared)
         rows = forest.path_trajectory[x.entries]
-        positive, rate = good[rows], rate[rows].clamp(self.rate_min, 1 - self.rate_min)
+        positive, rate = success_R[rows], rate[rows].clamp(self.rate_min, 1 - self.rate_min)
         share = token_coefficients(forest, self.aggregate, self.horizon)[x.entries]
+        # how much a group counts, and within it a failure against a success
         share = share * ((1 - rate) if self.emphasis == "failure_rate" else ((1 - rate) / rate).sqrt())
         share = share * torch.where(positive, 1.0, self.negative_weight)
-        below = ~positive & (implied_negative(x.gap.detach(), rate) < self.floor)
+        is_floored = ~positive & (implied_negative(x.gap.detach(), rate) < self.floor)
         figures = {
             "score_gap": self.score_gap(forest, x.score, x.run),
-            "clip_fraction": float(below.sum()) / max(1, int(forest.path_trainable.sum())),
+            "clip_fraction": float(is_floored.sum()) / max(1, int(forest.path_trainable.sum())),
         }
         return (share * implicit_negative(x.gap, rate, positive, self.floor)).sum(), figures

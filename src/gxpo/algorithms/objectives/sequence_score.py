@@ -29,8 +29,8 @@ def weighted(x: Tensor, weight: Tensor) -> Tensor:
     So a weight multiplies what the loss asks of its own token and nothing else: no score, statistic or denominator
     changes, and a trajectory of weight 0 only counts.
     """
-    held = x.detach()
-    return held + weight.detach().to(x) * (x - held)
+    value = x.detach()
+    return value + weight.detach().to(x) * (x - value)
 
 
 def per_trajectory(x: Tensor, trajectory: Tensor, n: int, how: str = "mean") -> Tensor:
@@ -40,10 +40,11 @@ def per_trajectory(x: Tensor, trajectory: Tensor, n: int, how: str = "mean") -> 
 
 
 def log_sum_exp(x: Tensor, ids: Tensor, where: Tensor, *, one: bool = False) -> Tensor:
-    """Log-sum-exp over each one's group, [n] float64, of the members that count; with `one` of 1 + that sum.
+    """Log-sum-exp over the counting members of each row's group, [n] float64; with `one`: log(1 + that sum).
 
     0 for groups without a counting member.
     """
+    # measured from the largest member (or from 1's exponent 0), which is a constant: its derivatives cancel
     top = grouped.max(x.detach(), ids, where)
     top = top.clamp_min(0) if one else top
     total = grouped.sum(torch.where(where, x - top, torch.zeros_like(top)).exp(), ids, where)
@@ -52,11 +53,11 @@ def log_sum_exp(x: Tensor, ids: Tensor, where: Tensor, *, one: bool = False) -> 
 
 
 def over_groups(x: Tensor, group: Tensor, where: Tensor) -> Tensor:
-    """Sum over groups of a value [R] that is the same for the members of a group that count."""
+    """Sum over groups of a value [R] that is the same for all counting members of a group."""
     return (x / grouped.count(group, where).clamp_min(1))[where].sum()
 
 
-def counted(forest: Forest) -> Tensor:
+def counted_trajectories(forest: Forest) -> Tensor:
     """Scored trajectories with trainable tokens, [R] bool; the others are in no denominator."""
     return (forest.lengths() > 0) & forest.scored
 
@@ -72,36 +73,38 @@ def labels(forest: Forest, success_at: float | None, name: str) -> tuple[Tensor,
     success_at  None: the verifier's verdict; otherwise the outcome from which on a trajectory is one
     Raises GxpoError where a verdict is unknown: a shaped reward is not a label.
     """
-    own = counted(forest)
+    counted_R = counted_trajectories(forest)
     if success_at is not None:
-        good = grouped.reaches(forest.outcome, success_at)
-    elif missing := int((forest.success.isnan() & own).sum()):
+        success_R = grouped.reaches(forest.outcome, success_at)
+    elif missing := int((forest.success.isnan() & counted_R).sum()):
         raise NoVerdicts(
             name,
-            f"{name} learns from verdicts, and {missing} of {int(own.sum())} trajectories have none: give `success` in "
-            "the records, use a reward with a verdict, or set objective.success_at to the outcome that counts as one",
+            f"{name} learns from verdicts, and {missing} of {int(counted_R.sum())} trajectories have none: give "
+            "`success` in the records, use a reward with a verdict, or set objective.success_at to the outcome that "
+            "counts as one",
         )
     else:
-        good = forest.success > 0.5
-    return own & good, own & ~good
+        success_R = forest.success > 0.5
+    return counted_R & success_R, counted_R & ~success_R
 
 
 def contrasted(group: Tensor, positive: Tensor, negative: Tensor, compared: Tensor) -> Tensor:
-    """Members of groups with both labels, [R] bool: the positive and negative of those with a compared one of each."""
+    """Labelled members of groups that have a compared positive and a compared negative, [R] bool."""
 
-    def found(side: Tensor) -> Tensor:
-        return grouped.max((side & compared).to(torch.float64), group) > 0
+    def group_has(side_R: Tensor) -> Tensor:
+        return grouped.max((side_R & compared).to(torch.float64), group) > 0
 
-    return (positive | negative) & found(positive) & found(negative)
+    return (positive | negative) & group_has(positive) & group_has(negative)
 
 
 def log_ratios(
     forest: Forest, policy: PolicyTokens, entries: Tensor, weight: Tensor, over: str, on_unknown: str = "error"
 ) -> Tensor:
-    """Log-ratios of the policy to the proximal, rollout or reference policy at these tokens, or ("none") log-probs: [n]
-    float64.
+    """Log-ratios of the policy to the proximal, rollout or reference policy, [n] float64; over "none": log-probs.
 
-    Differentiable, derivatives times `weight` [P]. Raises where what it is divided by is unknown.
+    entries  [n] the tokens, indices into P; derivatives are multiplied by `weight` [P]
+
+    Raises where the log-prob of the other policy is unknown.
     """
     if over == "none":
         return weighted(policy.logprob[entries].to(torch.float64), weight[entries])
@@ -118,8 +121,8 @@ def log_ratios(
 
 def token_coefficients(forest: Forest, aggregate: str, horizon: float | None) -> Tensor:
     """Aggregation coefficients, [P], over the trained tokens of the counted trajectories."""
-    own = forest.path_trainable & forest.to_path(counted(forest), "R")
-    return coefficients(forest.path_trajectory, own, aggregate, horizon)
+    counted_P = forest.path_trainable & forest.to_path(counted_trajectories(forest), "R")
+    return coefficients(forest.path_trajectory, counted_P, aggregate, horizon)
 
 
 def approx_kl(gap: Tensor) -> float:
@@ -131,7 +134,7 @@ class Scores(NamedTuple):
     """Scores of trajectories, and the policy outputs that they come from.
 
     score    [R] of each trajectory, 0 where it was not read
-    run      [R] bool: the trajectories that were
+    run      [R] bool: the trajectories that were read
     entries  [n] their trained tokens, indices into P
     gap      [n] float64: log-ratio of each, see `log_ratios`
     weight   [n] of each
@@ -165,41 +168,44 @@ class SequenceTerm(TermPart):
 
     def reads(self, forest: Forest) -> Tensor:
         """Trajectories whose score the loss reads, [R] bool: counted ones of groups of at least two compared ones."""
-        own = counted(forest)
-        return own & (grouped.count(forest.ids("group", axis="R"), own & forest.compared) > 1)
+        counted_R = counted_trajectories(forest)
+        return counted_R & (grouped.count(forest.ids("group", axis="R"), counted_R & forest.compared) > 1)
 
     def factors(self, forest: Forest) -> Tensor | None:
-        """What a token's log-ratio is multiplied by in the score, [P] float64; tokens of 0 are not read. None: by 1."""
+        """Factors of the tokens' log-ratios in the score, [P] float64; tokens of 0 are not read. None: all are 1."""
         return None
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
-        """Trainable tokens of what is read, as far as it is coupled to a token with a weight."""
-        read, trainable, factor = self.reads(forest), forest.path_trainable, self.factors(forest)
-        trainable = trainable if factor is None else trainable & (factor != 0)
-        moved = trainable & (weight != 0)
+        """Trainable tokens of the trajectories read, if they are coupled to a token of non-zero weight."""
+        read_R, trainable_P, factor_P = self.reads(forest), forest.path_trainable, self.factors(forest)
+        trainable_P = trainable_P if factor_P is None else trainable_P & (factor_P != 0)
+        # a token of weight 0 has no derivative of its own, but its value is in the score of tokens that have one
+        weighted_P = trainable_P & (weight != 0)
         if self.couples == "token":
-            return moved & forest.to_path(read, "R")
-        alive = read & rows_of(forest, moved)
+            return weighted_P & forest.to_path(read_R, "R")
+        coupled_R = read_R & trajectories_of(forest, weighted_P)
         if self.couples != "trajectory":
-            alive = read & (grouped.max(alive.to(torch.float64), forest.ids("group", axis="R")) > 0)
-        return trainable & forest.to_path(alive, "R")
+            coupled_R = read_R & (grouped.max(coupled_R.to(torch.float64), forest.ids("group", axis="R")) > 0)
+        return trainable_P & forest.to_path(coupled_R, "R")
 
     def scores(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> Scores:
-        """Scores of the trajectories that are read."""
+        """Score the trajectories that are read."""
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         gap = log_ratios(forest, policy, entries, weight, self.ratio_over, self.on_unknown_behaviour)
-        factor = self.factors(forest)
-        scaled = gap if factor is None else gap * factor[entries]
-        score = per_trajectory(scaled, forest.path_trajectory[entries], forest.n_trajectories, self.how)
-        return Scores(score, rows_of(forest, entries), entries, gap, weight[entries], forest.ids("group", axis="R"))
+        factor_P = self.factors(forest)
+        scaled_gap = gap if factor_P is None else gap * factor_P[entries]
+        score = per_trajectory(scaled_gap, forest.path_trajectory[entries], forest.n_trajectories, self.how)
+        return Scores(
+            score, trajectories_of(forest, entries), entries, gap, weight[entries], forest.ids("group", axis="R")
+        )
 
     def share(self, forest: Forest, run: Tensor) -> float:
         """Share of groups with a trajectory in `run` [R] bool, of those with a counted one.
 
         A mean over the run groups times this is the mean over all, the others being 0.
         """
-        group, own = forest.ids("group", axis="R"), counted(forest)
-        return n_groups(group, run) / n_groups(group, own)
+        group, counted_R = forest.ids("group", axis="R"), counted_trajectories(forest)
+        return n_groups(group, run) / n_groups(group, counted_R)
 
 
 @dataclass(frozen=True)
@@ -228,9 +234,9 @@ class SequenceLoss(SequenceTerm):
     ) -> Evaluated:
         """Figures: the loss's own; approx_kl, mean over the read tokens of rho - 1 - log rho."""
         x = self.scores(forest, policy, credit, weight)
-        value, own = self.loss(forest, policy, signals, x)
+        value, loss_figures = self.loss(forest, policy, signals, x)
         gap = x.gap.detach()
-        figures = {k: float(v) for k, v in own.items()} | {"approx_kl": approx_kl(gap)} if gap.numel() else {}
+        figures = {k: float(v) for k, v in loss_figures.items()} | {"approx_kl": approx_kl(gap)} if gap.numel() else {}
         return value.to(policy.logprob.dtype), figures
 
 
@@ -249,13 +255,13 @@ class LabelTerm(SequenceTerm):
 
     @torch.no_grad()
     def score_gap(self, forest: Forest, score: Tensor, run: Tensor) -> float:
-        """Mean over the groups with both labels among what was read of the mean score of successes less that of
-        failures; 0 without any."""
+        """Mean score of successes less that of failures, averaged over the groups that have both in `run`; 0 without
+        one."""
         group, (positive, negative) = forest.ids("group", axis="R"), (side & run for side in self.sides(forest))
-        both = contrasted(group, positive, negative, run)
+        has_both = contrasted(group, positive, negative, run)
         score = score.detach()
-        apart = grouped.mean(score, group, positive) - grouped.mean(score, group, negative)
-        return float(over_groups(apart, group, both)) / n_groups(group, both)
+        gap_R = grouped.mean(score, group, positive) - grouped.mean(score, group, negative)
+        return float(over_groups(gap_R, group, has_both)) / n_groups(group, has_both)
 
 
 @dataclass(frozen=True)
@@ -268,8 +274,8 @@ class LabelledLoss(LabelTerm, SequenceLoss):
     success_at: float | None = field(default=None, kw_only=True)
 
 
-def rows_of(forest: Forest, entries: Tensor) -> Tensor:
+def trajectories_of(forest: Forest, entries: Tensor) -> Tensor:
     """Trajectories with one of these tokens (indices, or a mask over P), [R] bool."""
-    found = torch.zeros(forest.n_trajectories, dtype=torch.bool)
-    found[forest.path_trajectory[entries]] = True
-    return found
+    has_token_R = torch.zeros(forest.n_trajectories, dtype=torch.bool)
+    has_token_R[forest.path_trajectory[entries]] = True
+    return has_token_R

@@ -13,7 +13,7 @@ from gxpo.algorithms.objectives.sequence_score import (
     ScoreOver,
     Scores,
     SequenceLoss,
-    counted,
+    counted_trajectories,
     log_sum_exp,
     over_groups,
 )
@@ -35,7 +35,7 @@ def set_contrast(
     alpha: float = 1.0,
     power: float = 1.0,
 ) -> Tensor:
-    """Loss of each group, [R], the same for its members and 0 where all outcomes are equal:
+    """Set-level contrast of each group, [R], the same for its members and 0 where all outcomes are equal.
 
     -log(sum_{Y+} e^(beta s + alpha |r - mean r|^power) / sum_Y e^(...)), Y+ the members above the group's mean outcome
 
@@ -43,12 +43,13 @@ def set_contrast(
 
     One better and one worse member with alpha 0: DPO's loss of that pair.
     """
-    apart = outcome - grouped.mean(outcome, group, where)
-    alike = grouped.degenerate(outcome, group, where)
-    above = where & ~alike & (apart > grouped.DEGENERATE * outcome.abs())
-    x = beta * score + alpha * apart.abs() ** power
-    whole, better = log_sum_exp(x, group, where), log_sum_exp(x, group, above)
-    return torch.where(where & ~alike, whole - better, torch.zeros_like(whole))
+    distance = outcome - grouped.mean(outcome, group, where)
+    is_equal = grouped.degenerate(outcome, group, where)
+    # with a margin: a member at the mean up to rounding is not better than it
+    is_above = where & ~is_equal & (distance > grouped.DEGENERATE * outcome.abs())
+    x = beta * score + alpha * distance.abs() ** power
+    log_sum_all, log_sum_better = log_sum_exp(x, group, where), log_sum_exp(x, group, is_above)
+    return torch.where(where & ~is_equal, log_sum_all - log_sum_better, torch.zeros_like(log_sum_all))
 
 
 @part("set_contrast", stage="term")
@@ -70,10 +71,10 @@ class SetContrast(SequenceLoss):
 
     def reads(self, forest: Forest) -> Tensor:
         """Compared trajectories of groups whose outcomes differ."""
-        own = counted(forest) & forest.compared
-        return own & ~grouped.degenerate(forest.outcome, forest.ids("group", axis="R"), own)
+        counted_R = counted_trajectories(forest) & forest.compared
+        return counted_R & ~grouped.degenerate(forest.outcome, forest.ids("group", axis="R"), counted_R)
 
     def loss(self, forest: Forest, policy: PolicyTokens, signals: Signals, x: Scores) -> tuple[Tensor, Figures]:
-        each = set_contrast(x.score, forest.outcome, x.group, x.run, self.beta, self.alpha, self.power)
-        groups = max(1, int(torch.unique(x.group[counted(forest)]).numel()))
-        return over_groups(each, x.group, x.run) / groups, {}
+        loss_R = set_contrast(x.score, forest.outcome, x.group, x.run, self.beta, self.alpha, self.power)
+        groups = max(1, int(torch.unique(x.group[counted_trajectories(forest)]).numel()))
+        return over_groups(loss_R, x.group, x.run) / groups, {}

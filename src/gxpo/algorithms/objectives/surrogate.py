@@ -48,17 +48,18 @@ def denominator(
 
     Raises GxpoError with the number of unknown entries. Entries that are not trainable never matter.
     """
-    given = policy.proximal_logprob if ratio_over == "proximal" else None
-    chosen = (policy.behaviour_logprob if given is None else given).detach().to(policy.logprob)
-    shaped = policy.behaviour_logprob.isnan() & (on_unknown_behaviour == "shaped")
-    unknown = chosen.isnan() & ~shaped
-    if on_unknown_behaviour != "one" and (missing := int((unknown & trainable).sum())):
-        kind = "behaviour" if given is None else "proximal"
+    proximal = policy.proximal_logprob if ratio_over == "proximal" else None
+    denominator_P = (policy.behaviour_logprob if proximal is None else proximal).detach().to(policy.logprob)
+    # a shaped token is unknown by the rollout policy, even where the proximal policy is known
+    is_shaped = policy.behaviour_logprob.isnan() & (on_unknown_behaviour == "shaped")
+    is_unknown = denominator_P.isnan() & ~is_shaped
+    if on_unknown_behaviour != "one" and (missing := int((is_unknown & trainable).sum())):
+        kind = "behaviour" if proximal is None else "proximal"
         raise GxpoError(
             f"{missing} of {int(trainable.sum())} trainable tokens have no {kind} log-prob to divide the ratio by: "
             f"record `logprob` for them, or set objective.on_unknown_behaviour to 'one'"
         )
-    return torch.where(unknown | shaped, policy.logprob.detach(), chosen)
+    return torch.where(is_unknown | is_shaped, policy.logprob.detach(), denominator_P)
 
 
 class _Exp(torch.autograd.Function):
@@ -75,9 +76,11 @@ class _Exp(torch.autograd.Function):
 
 
 def ratio_of(log_ratio: Tensor) -> Tensor:
-    """Ratio e^log_ratio, whose derivative is exactly 0 where the incoming one is: a token that a clip cuts or a mask
-    leaves out has none, and 0 times a ratio that has overflowed would be nan. Elsewhere the derivative is the
-    ratio, infinite or not."""
+    """Ratio e^log_ratio, with a derivative of exactly 0 where the incoming one is 0.
+
+    A token that a clip cuts or a mask leaves out has no derivative, and 0 times a ratio that has overflowed would be
+    nan. Elsewhere the derivative is the ratio, infinite or not.
+    """
     return _Exp.apply(log_ratio)
 
 
@@ -93,11 +96,12 @@ def sequence_ratio(log_ratio: Tensor, trajectory: Tensor) -> Tensor:
 
     Source: GSPO, arXiv 2507.18071, eq. 5, 7 and 13.
     """
-    held = log_ratio.detach()
+    value = log_ratio.detach()
+    # the value is the trajectory's mean; adding log_ratio - value leaves it and gives each token its own gradient
     n = int(trajectory.max()) + 1 if trajectory.numel() else 0
-    total = held.new_zeros(n).index_add_(0, trajectory, held)
-    length = held.new_zeros(n).index_add_(0, trajectory, torch.ones_like(held))
-    return (total / length)[trajectory] + (log_ratio - held)
+    total_R = value.new_zeros(n).index_add_(0, trajectory, value)
+    length_R = value.new_zeros(n).index_add_(0, trajectory, torch.ones_like(value))
+    return (total_R / length_R)[trajectory] + (log_ratio - value)
 
 
 class Ratio(Part, ABC):
@@ -211,16 +215,16 @@ class Entries:
         return self.ratio.log() if self.level is None else self.level
 
     def by_sign(self, positive: float, negative: float) -> Tensor:
-        """The first number where A > 0, the second elsewhere, [n]."""
+        """Select by the advantage's sign, [n]: `positive` where A > 0, `negative` elsewhere."""
         one = torch.ones_like(self.ratio)
         return torch.where(self.credit > 0, positive * one, negative * one)
 
     @classmethod
     def of(cls, ratio: Tensor, credit: Tensor, logprob: Tensor | None = None) -> Entries:
-        """Entries of one-token trajectories with these ratios; where the log-prob is not given, `below` is 0."""
-        own = ratio.log() if logprob is None else logprob
-        alone = torch.arange(len(ratio))
-        return cls(own, (own - ratio.log()).detach(), ratio.log(), ratio, credit, alone, alone)
+        """Build the entries of one-token trajectories with these ratios; without a log-prob, `below` is 0."""
+        logprob_n = ratio.log() if logprob is None else logprob
+        row_ids = torch.arange(len(ratio))
+        return cls(logprob_n, (logprob_n - ratio.log()).detach(), ratio.log(), ratio, credit, row_ids, row_ids)
 
 
 class Surrogate(Part):
@@ -251,12 +255,11 @@ class Surrogate(Part):
         return -x.credit * x.ratio
 
     def clipped(self, x: Entries) -> Tensor:
-        """Clipped tokens, [n] bool: their gradient is 0 or smaller than that of -A rho."""
+        """Clipped tokens, [n] bool: those whose gradient is 0, or smaller than that of -A rho."""
         return torch.zeros_like(x.ratio, dtype=torch.bool)
 
     def left_out(self, x: Entries) -> Tensor | None:
-        """Tokens left out of the loss and of its denominator, [n] bool, which couples a step; None if there are
-        never any."""
+        """Tokens excluded from the loss and from its denominator, [n] bool, which couples a step; None: never any."""
         return None
 
     def metrics(self, x: Entries) -> Mapping[str, float]:
@@ -276,15 +279,15 @@ class SurrogateFunction(FunctionPart, Surrogate):
         return True
 
     def loss(self, x: Entries) -> Tensor:
-        found = self.function(x, **self.options)
-        return found[0] if isinstance(found, tuple) else found
+        output = self.function(x, **self.options)
+        return output[0] if isinstance(output, tuple) else output
 
     def clipped(self, x: Entries) -> Tensor:
-        found = self.function(x, **self.options)
-        if not isinstance(found, tuple):
+        output = self.function(x, **self.options)
+        if not isinstance(output, tuple):
             return super().clipped(x)
         what = f"the second value of surrogate {self.function.__name__}"
-        return expect(found[1], x.ratio.shape, what, self.function, "entry of x")
+        return expect(output[1], x.ratio.shape, what, self.function, "entry of x")
 
 
 @part("unclipped", stage="surrogate")
@@ -322,10 +325,12 @@ def clip_loss(
     factor     [n] detached, multiplies the loss; None: 1
     """
     ratio = x.ratio
+    # dual clip: for A < 0 the loss -A rho has no bound above, so the ratio is held there before the other clip
     if ratio_max < math.inf:
         ratio = torch.where(x.credit < 0, ratio.clamp_max(ratio_max), ratio)
     loss = -x.credit * hold(ratio, x.credit, low, high)
     if factor is not None:
+        # a factor of 0 removes a token even where its loss is infinite
         loss = torch.where(factor == 0, torch.zeros_like(loss), factor * loss)
     return loss, beyond(x.ratio, x.credit, low, high) | ((x.credit < 0) & (x.ratio > ratio_max))
 

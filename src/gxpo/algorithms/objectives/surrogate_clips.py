@@ -10,7 +10,7 @@ import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
-from gxpo.algorithms.objectives.prefix import places, recursion
+from gxpo.algorithms.objectives.ratio_trajectory import run_positions, run_recursion
 from gxpo.algorithms.objectives.sequence_score import per_trajectory
 from gxpo.algorithms.objectives.surrogate import (
     AboveOne,
@@ -67,6 +67,7 @@ def elastic_clip(
     In a binary group the two partly oppose: |A| is greatest where p is extreme, the variance at p = 1/2. With both at
     0 this is `Clip`. A reconstruction of ETR, arXiv 2601.03723, from its abstract.
     """
+    # both factors are at least 1: the configured widths are the narrowest
     wider = (1.0 + elastic_credit * x.credit.abs().tanh()) * (1.0 + elastic_variance * binary_variance(x.credit))
     return clip_loss(x, 1 - clip_low * wider, 1 + clip_high * wider)
 
@@ -82,8 +83,10 @@ def entropy_score(entropy: Tensor, quantile: float = 0.8) -> Tensor:
     """
     log = entropy.to(torch.float64).clamp_min(1e-8).log()
     one = torch.zeros(log.shape, dtype=torch.int64)
+    # the nearest member, not an interpolation, so that one token at least is exactly at the quantile
     gap = log - grouped.quantile(log, one, quantile, interpolation="nearest")
     gap = torch.where(gap.abs() <= 1e-12 * log.abs(), 0.0, gap)
+    # each side is scaled by its own extreme: both -1 and 1 are reached, however skewed the entropies are
     top, low = grouped.max(gap, one).clamp_min(0), -grouped.min(gap, one).clamp_max(0)
     size = torch.where(gap > 0, top, low)
     return gap / torch.where(size > 0, size, 1.0)
@@ -114,10 +117,13 @@ def entropy_adaptive_clip(
 
     Source: HAPO, arXiv 2509.16591, and its code.
     """
+    # detached: the clip follows the entropy, the loss must not move it
     assert x.entropy is not None
     score = entropy_score(x.entropy.detach(), entropy_quantile).to(x.credit)
+    # certain tokens may fall further, undecided ones may rise further
     low = 1 - clip_low * (1 - clip_gain * score.clamp_max(0))
     high = 1 + clip_high * (1 + clip_gain * score.clamp_min(0))
+    # half of each width is the border between a small and a large move
     inside = (x.ratio > (1 + low) / 2) & (x.ratio < (1 + high) / 2)
     factor = torch.where(inside == (score <= 0), 1 + credit_gain * score, torch.ones_like(score))
     return clip_loss(x, low, high, ratio_max, factor)
@@ -139,17 +145,18 @@ def covariance(logprob: Tensor, credit: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def draw(x: Entries, seed: int) -> Tensor:
+def token_hash(x: Entries, seed: int) -> Tensor:
     """Pseudo-random number of each token, [n] int64: a hash of the token's own columns.
 
     Made of the seed, the token's place in its trajectory, its advantage and the log-prob below its ratio (to 1/4096):
     not of the order of trajectories, nor of the micro-batches, and constant over the updates of a step.
     """
-    found = torch.full(x.credit.shape, seed, dtype=torch.int64)
-    for column in (places(x.trajectory), *((c.double() * 4096).round().long() for c in (x.credit, x.below))):
-        found = (found ^ column) * _MIX
-        found = found ^ (found >> 29)
-    return found * _MIX
+    # keyed by the token's own columns and its place, so that no micro-batch or order of rows changes who is drawn
+    hash_n = torch.full(x.credit.shape, seed, dtype=torch.int64)
+    for column in (run_positions(x.trajectory), *((c.double() * 4096).round().long() for c in (x.credit, x.below))):
+        hash_n = (hash_n ^ column) * _MIX
+        hash_n = hash_n ^ (hash_n >> 29)
+    return hash_n * _MIX
 
 
 def quota(share: float, n: int) -> int:
@@ -180,16 +187,17 @@ def covariance_clip(
     covariance_share   k = max(1, share of the step's trained tokens) of them are dropped; they stay in denominators
     covariance_low, covariance_high  tokens whose covariance lies between these, and that the clip does not cut, can be
                        drawn
-    draw_seed          of the draw (`draw`); the k smallest numbers are taken
+    draw_seed          of the draw (`token_hash`); the k smallest numbers are taken
 
     All trained tokens of the optimiser step are one set, whatever the micro-batches.
 
     Source: arXiv 2505.22617, as in verl, where the set is a micro-batch.
     """
     loss, cut = clip_loss(x, 1 - clip_low, 1 + clip_high)
-    found = covariance(x.logprob, x.credit)
-    candidates = ((found > covariance_low) & (found < covariance_high) & ~cut).nonzero().squeeze(1)
-    order = torch.argsort(draw(x, draw_seed)[candidates], stable=True)
+    covariance_n = covariance(x.logprob, x.credit)
+    # a token that the clip cuts anyway would use up the quota without an effect
+    candidates = ((covariance_n > covariance_low) & (covariance_n < covariance_high) & ~cut).nonzero().squeeze(1)
+    order = torch.argsort(token_hash(x, draw_seed)[candidates], stable=True)
     dropped = torch.zeros_like(cut)
     dropped[candidates[order[: quota(covariance_share, len(cut))]]] = True
     return torch.where(dropped, torch.zeros_like(loss), loss), cut | dropped
@@ -200,10 +208,10 @@ def covariance_clip(
 def future_drift(log_ratio: Tensor, trajectory: Tensor, half_life: float, ratio_max: float) -> Tensor:
     """Discounted sum of future log-ratios, [n] float64: F_t = sum_{k >= t} 2^(-(k - t) / half_life) log rho_k.
 
-    The sum runs over the rest of the trajectory.     Tokens whose ratio exceeds `ratio_max` count as 0.
+    The sum runs over the rest of the trajectory. Tokens whose ratio exceeds `ratio_max` count as 0.
     """
-    kept = torch.where(log_ratio > math.log(ratio_max), 0.0, log_ratio.to(torch.float64))
-    return recursion(kept, 2.0 ** (-1.0 / half_life), trajectory, reverse=True)
+    summands = torch.where(log_ratio > math.log(ratio_max), 0.0, log_ratio.to(torch.float64))
+    return run_recursion(summands, 2.0 ** (-1.0 / half_life), trajectory, reverse=True)
 
 
 @part("future_drift", stage="surrogate")
@@ -239,8 +247,11 @@ class FutureDrift(DualClip):
 
     @torch.no_grad()
     def factor(self, x: Entries) -> Tensor:
+        """Factor f_t of each token, [n], detached."""
+        # bounded before the exponential too, which could overflow
         drift = future_drift(x.log_ratio, x.trajectory, self.half_life, self.ratio_max)
         factor = drift.clamp_max(math.log(self.factor_high) + 1.0).exp().clamp(self.factor_low, self.factor_high)
+        # a token that is punished although it has become likely must not be punished harder
         unsafe = (x.credit < 0) & (x.ratio > self.safe_ratio)
         return torch.where(unsafe, factor.clamp(0.8, 1.0), factor).to(x.credit)
 
@@ -255,11 +266,13 @@ class FutureDrift(DualClip):
         return grouped.sum(dual_clipped, x.trajectory) > self.dual_clipped_max
 
     def metrics(self, x: Entries) -> dict[str, float]:
-        """future_factor  mean of f over the active entries
+        """Metrics of the factor and of dropped trajectories.
+
+        future_factor  mean of f over the active entries
         dual_clip_dropped  of the active entries, those in trajectories that are dropped
         """
-        out, found = self.left_out(x), {"future_factor": float(self.factor(x).mean())}
-        return found if out is None else found | {"dual_clip_dropped": float(out.double().mean())}
+        left_out_n, figures = self.left_out(x), {"future_factor": float(self.factor(x).mean())}
+        return figures if left_out_n is None else figures | {"dual_clip_dropped": float(left_out_n.double().mean())}
 
 
 # ---------------------------------------------------------------- gradients beyond the bounds
@@ -284,12 +297,13 @@ def preserving_clip(
     than that of -A rho; below the lower bound it may be greater. Source: GPPO, arXiv 2508.07629, and its code (both
     1, ratio_max 3); CE-GPPO, arXiv 2509.20712 (slope_low at most slope_high, such as 0.75 and 1).
     """
-    out = beyond(x.ratio, x.credit, 1 - clip_low, 1 + clip_high)
+    # who is clipped follows PPO's bounds alone, whatever slopes are configured
+    is_clipped = beyond(x.ratio, x.credit, 1 - clip_low, 1 + clip_high)
     bound = x.by_sign(slope_high * (1 + clip_high), slope_low * (1 - clip_low))
-    alive = 1 + (x.log_level - x.log_level.detach())  # rho / stop(rho), in value and slope, whatever rho is
-    held = torch.where(out, bound * alive, x.ratio)
-    loss = -x.credit * torch.where(x.credit < 0, held.clamp_max(ratio_max), held)
-    return loss, (out & (bound < x.ratio)) | ((x.credit < 0) & (x.ratio > ratio_max))
+    unit_ratio = 1 + (x.log_level - x.log_level.detach())  # rho / stop(rho), in value and slope, whatever rho is
+    clipped_ratio = torch.where(is_clipped, bound * unit_ratio, x.ratio)
+    loss = -x.credit * torch.where(x.credit < 0, clipped_ratio.clamp_max(ratio_max), clipped_ratio)
+    return loss, (is_clipped & (bound < x.ratio)) | ((x.credit < 0) & (x.ratio > ratio_max))
 
 
 # ---------------------------------------------------------------- token and sequence, each held
@@ -333,22 +347,25 @@ def hybrid_clip(
 
     Reads the tokens' own log-ratios: `objective.ratio` plays no part. Source: DHPO, arXiv 2601.05607.
     """
+    # share: of the token's own ratio in the mixture, the rest is the sequence's
     share = torch.full_like(x.credit, token_share)
     if mixing == "entropy":
         assert x.entropy is not None
         share = relative_entropy(x.entropy.detach(), x.trajectory).to(x.credit)
 
-    def held(log_ratio: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    def clip_ratio(log_ratio: Tensor, lower: float, high: float) -> tuple[Tensor, Tensor]:
         ratio = ratio_of(log_ratio)
         if sides == "improving":
-            return hold(ratio, x.credit, low, high), beyond(ratio, x.credit, low, high)
-        return ratio.clamp(low, high), ((ratio > high) | (ratio < low)) & (x.credit != 0)
+            return hold(ratio, x.credit, lower, high), beyond(ratio, x.credit, lower, high)
+        return ratio.clamp(lower, high), ((ratio > high) | (ratio < lower)) & (x.credit != 0)
 
-    token, token_cut = held(x.log_ratio, 1 - clip_low, 1 + clip_high)
+    token, token_cut = clip_ratio(x.log_ratio, 1 - clip_low, 1 + clip_high)
     level = sequence_ratio(x.log_ratio, x.trajectory)
-    sequence, sequence_cut = held(level, 1 - sequence_clip_low, 1 + sequence_clip_high)
+    sequence, sequence_cut = clip_ratio(level, 1 - sequence_clip_low, 1 + sequence_clip_high)
+    # selected, not multiplied: a ratio that has overflowed times a share of 0 would be nan
     mixed = torch.where(share == 0, torch.zeros_like(token), share * token)
     mixed = mixed + torch.where(share == 1, torch.zeros_like(sequence), (1 - share) * sequence)
+    # the same for an advantage of 0; a token counts as clipped if a level that has a share is held
     loss = -x.credit * torch.where(x.credit == 0, torch.ones_like(mixed), mixed)
     return loss, (token_cut & (share > 0)) | (sequence_cut & (share < 1))
 
@@ -368,19 +385,23 @@ def nested_clip(x: Entries, *, trajectory_clip: Width = 0.2, residual_clip: Widt
 
     Simpler than FiberPO, which is `fiber_gate`.
     """
+    # the residual is from the mean before that is held, which keeps the two levels orthogonal
     n = int(x.trajectory.max()) + 1 if x.trajectory.numel() else 0
-    base = per_trajectory(x.log_ratio, x.trajectory, n)[x.trajectory]
-    residual = x.log_ratio - base
-    out = (base.abs() > trajectory_clip) | (residual.abs() > residual_clip)
-    held = base.clamp(-trajectory_clip, trajectory_clip) + residual.clamp(-residual_clip, residual_clip)
-    return -x.credit * held.exp(), out & (x.credit != 0)
+    mean_log_ratio = per_trajectory(x.log_ratio, x.trajectory, n)[x.trajectory]
+    residual = x.log_ratio - mean_log_ratio
+    is_clipped = (mean_log_ratio.abs() > trajectory_clip) | (residual.abs() > residual_clip)
+    clipped_log_ratio = mean_log_ratio.clamp(-trajectory_clip, trajectory_clip) + residual.clamp(
+        -residual_clip, residual_clip
+    )
+    return -x.credit * clipped_log_ratio.exp(), is_clipped & (x.credit != 0)
 
 
-def rolled_back(drift: Tensor, budget: float, tokens: Tensor) -> Tensor:
-    """A trajectory's drift of one sign, at least 0, gated: itself up to the budget, beyond it falling with a slope of
-    -tokens, 0 from budget (1 + 1 / tokens) on.
+def rollback_gate(drift: Tensor, budget: float, tokens: Tensor) -> Tensor:
+    """Gate on a trajectory's drift of one sign (at least 0): the drift up to the budget, then rolled back.
 
-    >>> rolled_back(torch.tensor([0.1, 0.22, 0.3]), 0.2, torch.tensor([4.0, 4.0, 4.0])).round(decimals=4)
+    Beyond the budget it falls with a slope of -tokens, and is 0 from budget (1 + 1 / tokens) on.
+
+    >>> rollback_gate(torch.tensor([0.1, 0.22, 0.3]), 0.2, torch.tensor([4.0, 4.0, 4.0])).round(decimals=4)
     tensor([0.1000, 0.1200, 0.0000])
     """
     falling = (tokens + 1) * budget - tokens * drift
@@ -394,7 +415,7 @@ def fiber_gate(
     """Trajectory gate that rolls back, times a clipped residual (FiberPO): -A w_i r_t.
 
     u, d      mean over the trajectory's tokens of max(log rho, 0) and of max(-log rho, 0)
-    log w_i   g(u, budget_up) - g(d, budget_down), g of `rolled_back`
+    log w_i   g(u, budget_up) - g(d, budget_down), g of `rollback_gate`
     log r_t   clip(log rho - u) + clip(d) where log rho >= 0, clip(log rho + d) - clip(u) where it is below, each to
               +-residual_clip
 
@@ -404,16 +425,18 @@ def fiber_gate(
 
     Source: JoyAI-LLM Flash, arXiv 2604.03044, eq. 1 to 5, which states FiberPO (arXiv 2603.08239).
     """
+    # drift up and down are apart: a trajectory whose tokens move both ways has not stayed in place
     n = int(x.trajectory.max()) + 1 if x.trajectory.numel() else 0
     up, down = (per_trajectory(y.clamp_min(0), x.trajectory, n)[x.trajectory] for y in (x.log_ratio, -x.log_ratio))
     tokens = torch.bincount(x.trajectory, minlength=n)[x.trajectory].to(up)
-    base = rolled_back(up, budget_up, tokens) - rolled_back(down, budget_down, tokens)
+    base = rollback_gate(up, budget_up, tokens) - rollback_gate(down, budget_down, tokens)
 
-    def held(y: Tensor) -> Tensor:
+    def clip_residual(y: Tensor) -> Tensor:
         return y.clamp(-residual_clip, residual_clip)
 
+    # a residual is from the drift of the token's own direction: base + residual is log rho where nothing is held
     likelier = x.log_ratio >= 0
-    own = torch.where(likelier, x.log_ratio - up, x.log_ratio + down)
-    residual = held(own) + torch.where(likelier, held(down), -held(up))
-    out = (up > budget_up) | (down > budget_down) | (own.abs() > residual_clip)
-    return -x.credit * (base + residual).exp(), out & (x.credit != 0)
+    residual_free = torch.where(likelier, x.log_ratio - up, x.log_ratio + down)
+    residual = clip_residual(residual_free) + torch.where(likelier, clip_residual(down), -clip_residual(up))
+    is_clipped = (up > budget_up) | (down > budget_down) | (residual_free.abs() > residual_clip)
+    return -x.credit * (base + residual).exp(), is_clipped & (x.credit != 0)

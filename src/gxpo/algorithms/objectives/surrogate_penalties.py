@@ -43,9 +43,11 @@ def drift(x: Entries, *, drift_positive: Positive = 2.0, drift_negative: Positiv
     """
     gain = x.credit * torch.where(x.credit > 0, x.ratio - 1, x.log_level)
     scale = x.by_sign(drift_positive, drift_negative)
-    kept = scale * (gain / scale).tanh()
-    risen = -x.credit - kept  # the same for A > 0 and a gain, without the ratio, which may have overflowed
-    loss = torch.where((x.credit > 0) & (gain > 0), risen, (gain - kept).relu() - x.credit * x.ratio)
+    # relu(z - s tanh(z / s)) penalises a gain z only as far as it exceeds its soft bound s
+    drift_bound = scale * (gain / scale).tanh()
+    # the same value for A > 0 and a gain, written without the ratio, which may have overflowed
+    loss_of_gain = -x.credit - drift_bound
+    loss = torch.where((x.credit > 0) & (gain > 0), loss_of_gain, (gain - drift_bound).relu() - x.credit * x.ratio)
     return loss, gain > 0
 
 
@@ -61,10 +63,11 @@ def quadratic(x: Entries, coefficient: Tensor) -> tuple[Tensor, Tensor]:
     >>> quadratic(Entries.of(torch.tensor([1.0, 1.2, 2.0], dtype=torch.float64), one), 2.5 * one)[0].tolist()
     [-1.0, -1.1, 0.5]
     """
-    off = x.ratio - 1
-    pull = torch.where(coefficient == 0, torch.zeros_like(off), coefficient * off)
-    loss = off * (pull - x.credit) - x.credit  # not infinity less infinity where the ratio has overflowed
-    return loss, (x.credit * off > 0) & (coefficient > 0)
+    distance = x.ratio - 1
+    pull = torch.where(coefficient == 0, torch.zeros_like(distance), coefficient * distance)
+    # factored: -A rho + c (rho - 1)^2 would be infinity less infinity where the ratio has overflowed
+    loss = distance * (pull - x.credit) - x.credit
+    return loss, (x.credit * distance > 0) & (coefficient > 0)
 
 
 @part("quadratic_penalty", stage="surrogate")
@@ -119,6 +122,7 @@ class RatioVariance(Surrogate):
         return {"ratio_variance": float((x.ratio - 1).square().mean())}
 
     def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """Dual ascent on the multiplier, after a step that measured the variance."""
         if "ratio_variance" in figures:
             excess = figures["ratio_variance"] - self.variance_max
             self._memory["penalty"] = max(0.0, self._memory["penalty"] + self.penalty_rate * excess)
@@ -154,12 +158,14 @@ def ratio_target(
 
     Source: BPO, arXiv 2604.18578 (the advantage-weighted total variation), and its code.
     """
-    above = x.credit if x.standing is None else x.standing
-    share = (1 + above.sign()) / 2 if temperature == 0 else torch.sigmoid(above / temperature)
+    median_gap = x.credit if x.standing is None else x.standing
+    # temperature 0 is the limit of the sigmoid, a step that is 1/2 at the median
+    share = (1 + median_gap.sign()) / 2 if temperature == 0 else torch.sigmoid(median_gap / temperature)
     target = 1 - clip_low + (clip_low + clip_high) * share
-    off = x.ratio - target
-    off = torch.where(off.detach().abs() <= grouped.FORWARD * target, 0.0, off)  # else its sign is that of rounding
-    return x.credit.abs() * off.abs(), ((x.credit > 0) & (off >= 0)) | ((x.credit < 0) & (off <= 0))
+    distance = x.ratio - target
+    # within the error of two forward passes the sign of the distance, and so the gradient, would be that of rounding
+    distance = torch.where(distance.detach().abs() <= grouped.FORWARD * target, 0.0, distance)
+    return x.credit.abs() * distance.abs(), ((x.credit > 0) & (distance >= 0)) | ((x.credit < 0) & (distance <= 0))
 
 
 @part("covariance_penalty", stage="surrogate", couples="step")
@@ -173,8 +179,9 @@ def covariance_penalty(x: Entries, *, covariance_share: Share = 2e-4, drift_coef
 
     Source: arXiv 2505.22617, as in verl, where the set is a micro-batch.
     """
+    # stable: of equal covariances the earlier tokens are penalised, on every machine
     order = torch.argsort(covariance(x.logprob, x.credit), descending=True, stable=True)
-    held = torch.zeros(x.credit.shape, dtype=torch.bool)
-    held[order[: quota(covariance_share, len(order))]] = True
-    loss = -x.credit * x.ratio + torch.where(held, drift_coef * x.log_ratio.abs(), 0.0)
-    return loss, held & (x.log_ratio != 0)
+    is_penalised = torch.zeros(x.credit.shape, dtype=torch.bool)
+    is_penalised[order[: quota(covariance_share, len(order))]] = True
+    loss = -x.credit * x.ratio + torch.where(is_penalised, drift_coef * x.log_ratio.abs(), 0.0)
+    return loss, is_penalised & (x.log_ratio != 0)

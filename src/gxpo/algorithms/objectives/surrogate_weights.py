@@ -25,15 +25,16 @@ def tapered(x: Entries, *, ratio_max: Positive = 1.0) -> tuple[Tensor, Tensor]:
     return weighted_loss(x, torch.where(x.credit > 0, torch.ones_like(x.ratio), x.ratio.clamp_max(ratio_max)))
 
 
-def gamma_shaped(ratio: Tensor, power: Tensor, decay: Tensor) -> Tensor:
+def gamma_kernel(ratio: Tensor, power: Tensor, decay: Tensor) -> Tensor:
     """Gamma kernel (VESPO), [n]: rho^power e^(decay (1 - rho)), 1 at rho = 1, greatest at rho = power / decay.
 
     >>> x = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
-    >>> gamma_shaped(x, torch.full_like(x, 2.0), torch.full_like(x, 3.0)).round(decimals=6).tolist()
+    >>> gamma_kernel(x, torch.full_like(x, 2.0), torch.full_like(x, 3.0)).round(decimals=6).tolist()
     [1.120422, 1.0, 0.199148]
     """
-    held = ratio.clamp(torch.finfo(ratio.dtype).tiny, 1e30)
-    return (power * held.log() + decay * (1 - held)).exp()
+    # 0 has no logarithm and infinity times 0 is nan; beyond 1e30 the kernel is 0 in any case
+    finite_ratio = ratio.clamp(torch.finfo(ratio.dtype).tiny, 1e30)
+    return (power * finite_ratio.log() + decay * (1 - finite_ratio)).exp()
 
 
 @part("gamma", stage="surrogate")
@@ -55,7 +56,7 @@ def gamma(
     Source: VESPO, arXiv 2602.10693, with the ratio of the whole trajectory (`sequence_sum`); constants as in TRL.
     """
     power, decay = x.by_sign(power_positive, power_negative), x.by_sign(decay_positive, decay_negative)
-    return weighted_loss(x, gamma_shaped(x.ratio, power, decay))
+    return weighted_loss(x, gamma_kernel(x.ratio, power, decay))
 
 
 @torch.no_grad()
@@ -68,8 +69,8 @@ def binary_kl(below: Tensor, logprob: Tensor, eps: float = 1e-8) -> Tensor:
     >>> binary_kl(x, torch.tensor([0.5, 1.0, 1.0, 0.25], dtype=torch.float64).log()).round(decimals=6).tolist()
     [0.0, 8.517193, 0.0, 1.386294]
     """
-    others, now = -below.expm1(), -logprob.expm1()
-    return below.exp() * (below - logprob) + others * ((others + eps).log() - (now + eps).log())
+    others, other_prob = -below.expm1(), -logprob.expm1()
+    return below.exp() * (below - logprob) + others * ((others + eps).log() - (other_prob + eps).log())
 
 
 @part("divergence_mask", stage="surrogate")
@@ -91,11 +92,13 @@ def divergence_mask(
     Unlikely tokens go on being trained at ratios that a clip would cut; likely ones are stopped before. Source: DPPO,
     arXiv 2602.04879 (binary forms), and its code.
     """
-    moved = (x.logprob.exp() - x.below.exp()).detach()
-    far = moved.abs() if divergence == "tv" else binary_kl(x.below, x.logprob)
-    up, down = (moved > 0) & (far > divergence_high), (moved < 0) & (far > divergence_low)
-    out = torch.where(x.credit > 0, up, down)
-    return weighted_loss(x, torch.where(out, torch.zeros_like(x.ratio), x.ratio.clamp_max(ratio_max)))
+    # measured on probabilities: an unlikely token may change its ratio a lot and the policy hardly
+    change = (x.logprob.exp() - x.below.exp()).detach()
+    distance = change.abs() if divergence == "tv" else binary_kl(x.below, x.logprob)
+    up, down = (change > 0) & (distance > divergence_high), (change < 0) & (distance > divergence_low)
+    # only a move in the direction of the advantage is stopped; the way back stays open
+    is_masked = torch.where(x.credit > 0, up, down)
+    return weighted_loss(x, torch.where(is_masked, torch.zeros_like(x.ratio), x.ratio.clamp_max(ratio_max)))
 
 
 def _rings(clip_low: float, clip_high: float, ring_low: float, ring_high: float, **_: object) -> str | None:
@@ -131,9 +134,11 @@ def ratio_mask(
 
     With "one", "ratio" and no ratio_max the gradient is that of the clip. Source: REC, arXiv 2509.24203, and its code.
     """
+    # bounds included: on policy (rho = 1) every token passes, whatever the widths
     up, high, low = x.credit > 0, x.ratio <= 1 + clip_high, x.ratio >= 1 - clip_low
     passes = torch.where(up, high, low) if side == "one" else high & low
     if side == "ring":
+        # a token far off on the wrong side of the advantage is pulled back, which no mask need prevent
         passes = passes | torch.where(up, x.ratio <= 1 - ring_low, x.ratio >= 1 + ring_high)
-    own = x.ratio.clamp_max(ratio_max) if importance == "ratio" else torch.ones_like(x.ratio)
-    return weighted_loss(x, torch.where(passes, own, torch.zeros_like(own)))
+    weight = x.ratio.clamp_max(ratio_max) if importance == "ratio" else torch.ones_like(x.ratio)
+    return weighted_loss(x, torch.where(passes, weight, torch.zeros_like(weight)))

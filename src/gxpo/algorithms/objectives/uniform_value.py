@@ -12,7 +12,7 @@ from gxpo.algorithms.objectives.sequence_score import (
     Figures,
     Scores,
     SequenceLoss,
-    counted,
+    counted_trajectories,
     token_coefficients,
 )
 from gxpo.algorithms.objectives.surrogate import Positive, Width
@@ -44,7 +44,7 @@ def uniform_value(log_ratio: Tensor, reward: Tensor, following: Tensor, scale: f
 
     log_ratio  [n] D_t = log policy - log old of each token
     reward     [n] of its trajectory, centred in the group
-    following  [n] what is expected of the next state: see `UniformValue`; both are taken as constants
+    following  [n] value of the next state, see `UniformValue`; reward and value are taken as constants
 
     dL/dD = 2 scale (scale D - y). On policy, where D and `following` are 0: REINFORCE, times 2 scale.
 
@@ -86,12 +86,14 @@ class UniformValue(SequenceLoss):
             raise MissingSignal(
                 "this objective reads the policy's mean log-prob over the vocabulary: output mean_logprob"
             )
-        change = policy.outputs["mean_logprob"].detach() - signals["start_mean_logprob"].detach()
-        change, rows = change[x.entries].to(torch.float64), forest.path_trajectory[x.entries]
-        if missing := int(change.isnan().sum()):
+        # both are constants: the target of the residual is not differentiated (ROVER's code detaches it whole)
+        change_P = policy.outputs["mean_logprob"].detach() - signals["start_mean_logprob"].detach()
+        change_P, rows = change_P[x.entries].to(torch.float64), forest.path_trajectory[x.entries]
+        if missing := int(change_P.isnan().sum()):
             raise MissingSignal(f"mean_logprob or start_mean_logprob is nan for {missing} of {len(rows)} tokens")
+        # unscored trajectories are not read; their nan must not reach the group's mean
         reward = forest.outcome.nan_to_num(0.0)
-        centred = reward - grouped.mean(reward, x.group, counted(forest) & forest.compared)
-        each = uniform_value(x.gap, centred[rows], self.next_scale * next_value(change, rows), self.scale)
+        centred_R = reward - grouped.mean(reward, x.group, counted_trajectories(forest) & forest.compared)
+        token_loss = uniform_value(x.gap, centred_R[rows], self.next_scale * next_value(change_P, rows), self.scale)
         share = token_coefficients(forest, self.aggregate, self.horizon)[x.entries]
-        return (share * each).sum(), {"implicit_reward_gap": each.detach().mean().sqrt()}
+        return (share * token_loss).sum(), {"implicit_reward_gap": token_loss.detach().mean().sqrt()}

@@ -30,6 +30,7 @@ def value_loss(value: Tensor, target: Tensor, old: Tensor | None = None, clip: f
 
     Source: PPO, arXiv 1707.06347 (squared error); the clip as in OpenAI's baselines and in verl (there 0.5).
     """
+    # the larger of both: a value that the clip holds has no gradient towards its target, one that moved away has
     loss = (value - target).square() / 2
     if clip is None:
         return loss
@@ -71,29 +72,32 @@ class ValueRegression(TermPart):
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Evaluated:
-        said = self._said(policy)
-        if said is None:
-            where = "PolicyTokens.value" if self.head is None else f"PolicyTokens.outputs[{self._output!r}]"
-            raise MissingSignal(f"the value term needs the policy's value: give {where}")
-        target, counted = self._counted(forest, signals)
-        scale = coefficients(forest.path_trajectory, counted, self.aggregate, self.horizon)
-        scale = self.coef * scale * forest.to_path(forest.weight, "R")
-        entries = (counted & self.active(forest, credit, weight)).nonzero().squeeze(1)
-        value = said[entries]
+        value_P = self._predicted_value(policy)
+        if value_P is None:
+            field_name = "PolicyTokens.value" if self.head is None else f"PolicyTokens.outputs[{self._output!r}]"
+            raise MissingSignal(f"the value term needs the policy's value: give {field_name}")
+        # tokens without a target are in no mean; of the others those of weight 0 still divide
+        target, counted_P = self._targets(forest, signals)
+        scale_P = coefficients(forest.path_trajectory, counted_P, self.aggregate, self.horizon)
+        scale_P = self.coef * scale_P * forest.to_path(forest.weight, "R")
+        entries = (counted_P & self.active(forest, credit, weight)).nonzero().squeeze(1)
+        value = value_P[entries]
         old = None if self.clip is None else signals[self._output][entries].detach().to(value)
         loss = value_loss(value, target[entries].to(value), old, self.clip)
-        return (scale[entries].to(value) * loss).sum(), self._figures(value, target[entries])
+        return (scale_P[entries].to(value) * loss).sum(), self._figures(value, target[entries])
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """Trainable tokens of trajectories of non-zero `forest.weight`; with the signals, those that have a target."""
         if self.coef == 0:
             return torch.zeros_like(forest.path_trainable)
-        counted = forest.path_trainable if signals is None else self._counted(forest, signals)[1]
+        counted = forest.path_trainable if signals is None else self._targets(forest, signals)[1]
         return counted & (forest.to_path(forest.weight, "R") != 0)
 
     @torch.no_grad()
     def _figures(self, value: Tensor, target: Tensor) -> dict[str, float]:
-        """value_loss       mean of (value - target)^2 / 2, before coef and clip
+        """Metrics of the regression.
+
+        value_loss       mean of (value - target)^2 / 2, before coef and clip
         value_explained  1 - mean (target - value)^2 / variance of the target (population); 0 where that is 0
 
         Of a named head, "value_loss@NAME" and "value_explained@NAME".
@@ -103,8 +107,8 @@ class ValueRegression(TermPart):
         target, value = target.double(), value.double()
         error, spread = (value - target).square().mean(), target.var(correction=0)
         explained = float(1 - error / spread) if float(spread) > 0 else 0.0
-        of = "" if self.head is None else f"@{self.head}"
-        return {f"value_loss{of}": float(error) / 2, f"value_explained{of}": explained}
+        suffix = "" if self.head is None else f"@{self.head}"
+        return {f"value_loss{suffix}": float(error) / 2, f"value_explained{suffix}": explained}
 
     @property
     def _output(self) -> Output:
@@ -116,11 +120,11 @@ class ValueRegression(TermPart):
             return self.target
         return "value_target" if self.head is None else f"value_target@{self.head}"
 
-    def _said(self, policy: PolicyTokens) -> Tensor | None:
+    def _predicted_value(self, policy: PolicyTokens) -> Tensor | None:
         return policy.value if self.head is None else policy.outputs.get(self._output)
 
-    def _counted(self, forest: Forest, signals: Signals) -> tuple[Tensor, Tensor]:
-        """Targets, and the trainable tokens that have one, [P] bool."""
+    def _targets(self, forest: Forest, signals: Signals) -> tuple[Tensor, Tensor]:
+        """Targets [P], and the trainable tokens that have one, [P] bool."""
         target = signals[self._target].detach()
         if bool(target.isinf().any()):
             raise GxpoError(f"{self._target} is infinite for some tokens: check the rewards")

@@ -1,8 +1,7 @@
 """Weights: masks and factors on the policy loss of groups, trajectories and tokens."""
 
 from gxpo.algorithms.weighting.base import WeightPart, WeightProduct
-from gxpo.algorithms.weighting.group_weight import GroupWeight
 from gxpo.algorithms.weighting.mismatch import Truncated, truncated
-from gxpo.algorithms.weighting.token_weight import TokenWeight
+from gxpo.algorithms.weighting.score_weight import GroupWeight, TokenWeight
 
 __all__ = ["GroupWeight", "TokenWeight", "Truncated", "WeightPart", "WeightProduct", "truncated"]

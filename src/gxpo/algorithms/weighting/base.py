@@ -1,4 +1,4 @@
-"""Base class of weights, and their product."""
+"""Base class of weights on the policy loss, and their product."""
 
 from __future__ import annotations
 
@@ -47,15 +47,16 @@ class WeightProduct(WeightPart):
     parts: tuple[Weight, ...]
 
     def __post_init__(self) -> None:
+        # each once, in the order in which factors name them
         for name in ("needs", "requires"):
-            asked = dict.fromkeys(x for part in self.parts for x in WeightPart.hook(part, name))
-            object.__setattr__(self, name, tuple(asked))
+            union = dict.fromkeys(x for part in self.parts for x in WeightPart.hook(part, name))
+            object.__setattr__(self, name, tuple(union))
 
     def __call__(self, forest: Forest, credit: Tensor, signals: Signals, step: int) -> Tensor:
-        product = torch.ones(forest.n_entries, dtype=torch.float64)
+        product_P = torch.ones(forest.n_entries, dtype=torch.float64)
         for part in self.parts:
-            product = product * part(forest, credit, signals, step)
-        return product
+            product_P = product_P * part(forest, credit, signals, step)
+        return product_P
 
 
 def _factors(weight: Weight) -> tuple[Weight, ...]:

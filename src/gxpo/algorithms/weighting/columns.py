@@ -30,7 +30,7 @@ class Columns(named_columns.Columns):
            one trajectory, each token enters its own
     """
 
-    made = ("x", "scope", "counts", "credit", "moved", "place", "step", "columns")  # of the weight, credit, run
+    made = ("x", "scope", "counts", "credit", "moved", "place", "step", "columns")  # not columns of the forest
 
     def __init__(
         self,
@@ -46,11 +46,12 @@ class Columns(named_columns.Columns):
 
     @cached_property
     def entries(self) -> Tensor:
-        where = self.forest.path_trainable
-        return (where & (self.credit != 0) if self.credited else where).nonzero().squeeze(1)
+        trainable_P = self.forest.path_trainable
+        return (trainable_P & (self.credit != 0) if self.credited else trainable_P).nonzero().squeeze(1)
 
     def of(self, name: str, axis: str) -> Any:
         """Column or score by name, on the axis."""
+        # scores shadow columns: a function that reads `size` gets the score of that name
         if name in functions.known(SCORES):
             return self.scored(functions.known(SCORES)[name], axis)
         if name == "columns":
@@ -60,15 +61,16 @@ class Columns(named_columns.Columns):
         if name == "scope":
             return self.of(self.scope, axis)
         if name == "counts":
-            alone = self.scope == "trajectory"
-            return self.lifted(self.of("acts", "R"), axis) | alone
+            # compared with its own trajectory alone, a token of any trajectory counts
+            enters_own_scope = self.scope == "trajectory"
+            return self.lifted(self.of("acts", "R"), axis) | enters_own_scope
         if name == "place":
             begins = begins_of(self.owner, self.forest.n_trajectories)
             return torch.arange(len(self.owner)) - begins[self.owner]
         if name == "moved":
-            out = torch.zeros(self.forest.n_trajectories, dtype=torch.bool)
-            out[self.owner[self.credit[self.entries] != 0]] = True
-            return self.lifted(out, axis)
+            has_credit_R = torch.zeros(self.forest.n_trajectories, dtype=torch.bool)
+            has_credit_R[self.owner[self.credit[self.entries] != 0]] = True
+            return self.lifted(has_credit_R, axis)
         if name == "credit":
             return self.mean(self.credit[self.entries]) if axis == "R" else self.credit[self.entries]
         return super().of(name, axis)
@@ -77,10 +79,11 @@ class Columns(named_columns.Columns):
         """Evaluate a score (a function, or the name of a column) on the axis, with the options that it takes."""
         if not callable(score):
             return self.of(score, axis)
-        own = getattr(score, "axis", axis)
-        stated = {k: v for k, v in (options or {}).items() if k in signature(score).options}
-        value: Any = score(*self.given(score, own), **stated)
-        return self.lifted(value, axis) if own == "R" else self.mean(value) if axis == "R" else value
+        # a score of trajectories is computed there and broadcast; one of tokens is averaged for a trajectory
+        score_axis = getattr(score, "axis", axis)
+        score_options = {k: v for k, v in (options or {}).items() if k in signature(score).options}
+        value: Any = score(*self.given(score, score_axis), **score_options)
+        return self.lifted(value, axis) if score_axis == "R" else self.mean(value) if axis == "R" else value
 
 
 class Scored(Formula, WeightPart):
@@ -88,23 +91,24 @@ class Scored(Formula, WeightPart):
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]
-        return Columns.needs(self._read)
+        return Columns.needs(self._column_names)
 
     @property
     def requires(self) -> tuple[str, ...]:  # type: ignore[override]
-        return Columns.requires(self._read)
+        return Columns.requires(self._column_names)
 
     @property
-    def _read(self) -> tuple[str, ...]:
-        """Columns and signals, also those that scores are made of; the second function's first column is the score."""
+    def _column_names(self) -> tuple[str, ...]:
+        """Columns and signals read, those of nested scores too; the second function's first column is the score."""
         score, function = (getattr(self, name) for name in self.functions)
-        return tuple(dict.fromkeys(_read_by(score, *signature(function).columns[1:])))
+        return tuple(dict.fromkeys(_names_read(score, *signature(function).columns[1:])))
 
 
-def _read_by(*names: Any) -> list[str]:
+def _names_read(*names: Any) -> list[str]:
+    """Columns and signals behind these names: scores are followed to what they read, in turn."""
     scores = functions.known(SCORES)
-    found: list[str] = []
+    names_read: list[str] = []
     for name in names:
         score = name if callable(name) else scores.get(name)
-        found += [name.removeprefix("mean_")] if score is None else _read_by(*signature(score).columns)
-    return found
+        names_read += [name.removeprefix("mean_")] if score is None else _names_read(*signature(score).columns)
+    return names_read

@@ -21,15 +21,19 @@ def predicted(probability: Tensor, norm: Tensor, credit: Tensor, lr: float) -> t
       m_F = D.F.D / 2       = s^2 / 2
     H is the exact Hessian of A pi / pi_old, F = (e_a - p)(e_a - p)^T outer h h^T. [n] float64 each.
     """
-    p, size, a = probability.to(torch.float64), lr * norm.to(torch.float64), credit.to(torch.float64)
-    step = 2 * (1 - p) * size
-    gain = a.abs() * step + a * (step.square() - 4 * p * (1 - p) * size.square()) / 2
-    return gain, step.square() / 2
+    prob, scaled_norm, advantage = probability.to(torch.float64), lr * norm.to(torch.float64), credit.to(torch.float64)
+    # s of the docstring, and with it m_H and m_F
+    logit_step = 2 * (1 - prob) * scaled_norm
+    gain = (
+        advantage.abs() * logit_step
+        + advantage * (logit_step.square() - 4 * prob * (1 - prob) * scaled_norm.square()) / 2
+    )
+    return gain, logit_step.square() / 2
 
 
 @torch.no_grad()
 def within(gain: Tensor, shift: Tensor, where: Tensor, reject: float = 0.08) -> Tensor:
-    """low <= gain <= high and shift <= most, for quantile bounds that drop at most `reject` of `where`; [n] bool.
+    """Mask of low <= gain <= high and shift <= most, for bounds that drop at most `reject` of `where`; [n] bool.
 
     Each bound is a quantile that at most reject / 3 of the members of `where` lie beyond; `low` is never above 0, so
     that no token is dropped for a small gain. All are kept where `where` is empty.
@@ -37,6 +41,7 @@ def within(gain: Tensor, shift: Tensor, where: Tensor, reject: float = 0.08) -> 
     one = torch.zeros(gain.shape, dtype=torch.int64)
     if not bool(where.any()):
         return torch.ones_like(where)
+    # three bounds share the quota of rejected tokens
     q = 1 - reject / 3
     low = (-grouped.quantile(-gain, one, q, where, "inverted_cdf")).clamp_max(0.0)
     high, most = (grouped.quantile(x, one, q, where, "inverted_cdf") for x in (gain, shift))

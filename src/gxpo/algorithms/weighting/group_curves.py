@@ -29,10 +29,11 @@ def noise_aware(
     >>> [round(w, 6) for w in noise_aware(torch.tensor([0.0, 0.125, 0.25, 0.5])).tolist()]
     [0.0, 0.420883, 0.72111, 0.8]
     """
-    r = rate.to(torch.float64)
-    t = ((r - flip) / (1 - 2 * flip)).clamp(0.0, 1.0)
-    seen, true = r * (1 - r), t * (1 - t)
-    return (1 - 2 * flip) * true / ((seen + eps).sqrt() * (true + eps).sqrt())
+    observed = rate.to(torch.float64)
+    # what remains of the observed rate without wrong verdicts; below the error rate there is nothing to learn
+    true_rate = ((observed - flip) / (1 - 2 * flip)).clamp(0.0, 1.0)
+    observed_variance, true_variance = observed * (1 - observed), true_rate * (1 - true_rate)
+    return (1 - 2 * flip) * true_variance / ((observed_variance + eps).sqrt() * (true_variance + eps).sqrt())
 
 
 def gaussian_rate(
@@ -73,10 +74,11 @@ def beta_density(rate: Tensor, size: Tensor, *, most: Annotated[float, Gt(0)] = 
     """
     mean, std = grouped.mean_and_std(rate, torch.zeros(len(rate), dtype=torch.int64), size > 1, 1)
     alpha, beta = _beta_normalizer(mean, std.square())
+    # 1 at rates of 0 and 1, where the density may be 0; computed at 1/2 there, so that no nan appears
     mixed = (rate > 0) & (rate < 1)
-    p = torch.where(mixed, rate.to(torch.float64), 0.5)
+    safe_rate = torch.where(mixed, rate.to(torch.float64), 0.5)
     scale = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
-    weight = (scale - (alpha - 1) * p.log() - (beta - 1) * (-p).log1p()).exp().clamp_max(most)
+    weight = (scale - (alpha - 1) * safe_rate.log() - (beta - 1) * (-safe_rate).log1p()).exp().clamp_max(most)
     return torch.where(mixed, weight, 1.0)
 
 
@@ -86,6 +88,7 @@ def _beta_normalizer(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     A Beta(a, b) has these moments for a = k mean, b = k (1 - mean), k = mean (1 - mean) / variance - 1;
     alpha = 1 + a / 3, beta = 1 + b / 3. Without variance (1, 1), whose density is 1 everywhere.
     """
+    # without a variance k would be infinite: equal rates say nothing of a distribution
     spread = variance > 0
     k = mean * (1 - mean) / torch.where(spread, variance, 1.0) - 1
     ends = [(1 + k * share / 3).clamp_min(1.0) for share in (mean, 1 - mean)]
@@ -111,11 +114,12 @@ def difficulty_mix(
 
     Source: A-GRAE, arXiv 2602.05548; its code has "one_minus_root".
     """
+    # the weaker the policy, the more easy groups count; and successes count less until it is good enough
     accuracy = _mean(rate, size > 0)
     mixed = (rate > 0) & (rate < 1)
-    p = torch.where(mixed, rate.to(torch.float64), 0.5)
-    rest = 1 - p.sqrt() if easy == "one_minus_root" else (1 - p).sqrt()
-    weight = (1 - accuracy) / (2 * (rest + eps)) + accuracy / (2 * (p.sqrt() + eps))
+    safe_rate = torch.where(mixed, rate.to(torch.float64), 0.5)
+    easiness_gap = 1 - safe_rate.sqrt() if easy == "one_minus_root" else (1 - safe_rate).sqrt()
+    weight = (1 - accuracy) / (2 * (easiness_gap + eps)) + accuracy / (2 * (safe_rate.sqrt() + eps))
     weight = torch.where(mixed, weight, 1.0)
     return torch.stack([weight * (accuracy / full).clamp_max(1.0), weight], 1)
 
@@ -143,9 +147,11 @@ def difficulty_softmax(
     """
     if not bool(differ.any()):
         return torch.ones_like(rate)
-    easy = torch.where(rate == 0, 1.0, rate.to(torch.float64))
-    raised = (-(easy - easy[differ].min()) / temperature).exp()
-    weight = torch.where(differ, raised / raised[differ].mean(), 1.0)
+    # a group that nobody solves is thought too hard, and counts as the easiest
+    rate_G = torch.where(rate == 0, 1.0, rate.to(torch.float64))
+    unnormalised = (-(rate_G - rate_G[differ].min()) / temperature).exp()
+    weight = torch.where(differ, unnormalised / unnormalised[differ].mean(), 1.0)
+    # a token mean divides by all tokens of the step: make up for those of groups that have no advantage
     trained = (tokens * differ).sum()
     return weight * (tokens.sum() / trained) if over_differing and trained > 0 else weight
 
@@ -198,8 +204,10 @@ def over_share(x: Tensor, acting: Tensor) -> Tensor:
     >>> over_share(torch.tensor([True, False]), torch.tensor([3, 2])).tolist()
     [1.6666666666666667, 1.6666666666666667]
     """
-    valid = float((acting * x).sum())
-    return torch.full((len(x),), float(acting.sum()) / valid if valid else 1.0, dtype=torch.float64)
+    acting_in_groups = float((acting * x).sum())
+    return torch.full(
+        (len(x),), float(acting.sum()) / acting_in_groups if acting_in_groups else 1.0, dtype=torch.float64
+    )
 
 
 def equal_groups(x: Tensor, size: Tensor) -> Tensor:
@@ -233,8 +241,8 @@ def damped(
     x = alpha * share.to(torch.float64)
     if decay == "exponential":
         return (-x).exp()
-    left = (1.0 - x).clamp_min(0.0)
-    return left**power if decay == "focal" else left
+    remainder = (1.0 - x).clamp_min(0.0)
+    return remainder**power if decay == "focal" else remainder
 
 
 def hardness(
@@ -258,11 +266,12 @@ def hardness(
     Means are over the step's groups. The second factor is one number for all of them: it is above 1 where the odd gaps
     were small ones.
     """
-    known = dissimilarity.isfinite()
-    middle = _mean(dissimilarity.nan_to_num(0.0), known)
-    far = torch.where(known, torch.sigmoid(dissimilarity) / torch.sigmoid(middle), 1.0)
-    gaps = torch.where(of_demonstrations.isnan(), best, of_demonstrations) - of_attempts
-    return far**unlike * _responsiveness(gaps, outlier) ** gap
+    # relative to the step's mean, so that the weights do not scale the whole loss
+    is_known = dissimilarity.isfinite()
+    mean_dissimilarity = _mean(dissimilarity.nan_to_num(0.0), is_known)
+    unlikeness = torch.where(is_known, torch.sigmoid(dissimilarity) / torch.sigmoid(mean_dissimilarity), 1.0)
+    gap_G = torch.where(of_demonstrations.isnan(), best, of_demonstrations) - of_attempts
+    return unlikeness**unlike * _responsiveness(gap_G, outlier) ** gap
 
 
 def _responsiveness(gap: Tensor, outlier: float = 2.0) -> float:
@@ -277,11 +286,12 @@ def _responsiveness(gap: Tensor, outlier: float = 2.0) -> float:
     x = gap[gap.isfinite()].to(torch.float64)
     if not len(x):
         return 1.0
-    near = (x - x.mean()).abs() <= outlier * x.std(correction=0) * (1 + grouped.DEGENERATE)
-    kept = x[near].mean() if bool(near.any()) else x.mean()
-    return float(torch.sigmoid(kept) / torch.sigmoid(x.mean()))
+    # with a margin for rounding: equal gaps are no outliers
+    is_usual = (x - x.mean()).abs() <= outlier * x.std(correction=0) * (1 + grouped.DEGENERATE)
+    usual_mean = x[is_usual].mean() if bool(is_usual.any()) else x.mean()
+    return float(torch.sigmoid(usual_mean) / torch.sigmoid(x.mean()))
 
 
 def _mean(x: Tensor, where: Tensor) -> Tensor:
-    """[] float64 mean over the groups that count, 0 without one."""
+    """Mean over the groups that count, a float64 scalar; 0 without one."""
     return x[where].to(torch.float64).mean() if bool(where.any()) else torch.zeros((), dtype=torch.float64)

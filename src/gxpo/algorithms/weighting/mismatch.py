@@ -61,15 +61,21 @@ def agreeing(
     [1.0, 1.0, 0.0]
     """
     log_weight = proximal.to(torch.float64) - behaviour.to(torch.float64)
-    known = ~log_weight.isnan()
-    log_weight = torch.where(known, log_weight, torch.zeros_like(log_weight))
-    counts = known & where
+    is_known = ~log_weight.isnan()
+    # an unknown ratio counts as 1 in the masks and is in no mean
+    log_weight = torch.where(is_known, log_weight, torch.zeros_like(log_weight))
+    counts_P = is_known & where
     n = int(trajectory.max()) + 1 if trajectory.numel() else 0
-    total = torch.zeros(n, dtype=torch.float64).index_add_(0, trajectory[counts], log_weight[counts])
-    mean = total / torch.bincount(trajectory[counts], minlength=n).clamp_min(1)
-    own, whole = log_weight.exp(), mean.exp()[trajectory]
-    kept = (own >= token[0]) & (own <= token[1]) & (whole >= sequence[0]) & (whole <= sequence[1])
-    return kept.to(torch.float64)
+    total_R = torch.zeros(n, dtype=torch.float64).index_add_(0, trajectory[counts_P], log_weight[counts_P])
+    mean_R = total_R / torch.bincount(trajectory[counts_P], minlength=n).clamp_min(1)
+    token_ratio, sequence_ratio = log_weight.exp(), mean_R.exp()[trajectory]
+    agrees = (
+        (token_ratio >= token[0])
+        & (token_ratio <= token[1])
+        & (sequence_ratio >= sequence[0])
+        & (sequence_ratio <= sequence[1])
+    )
+    return agrees.to(torch.float64)
 
 
 @part("truncated", stage="weight")

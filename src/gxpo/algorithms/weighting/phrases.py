@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-PLANNING = (  # how English says that it plans, branches off or goes back; ours, no published list
+PLANNING = (  # English phrases of planning, branching off and going back; a list of ours, none is published
     "let me check",
     "let me think",
     "let me try",
@@ -41,6 +41,7 @@ def as_pattern(phrases: Sequence[str]) -> str:
     >>> re.findall(as_pattern(["let me try", "try"]), "Let  me try. Retry!")
     ['Let  me try']
     """
+    # longest first: an alternation takes the first that matches
     longest = sorted(phrases, key=lambda p: (-len(p), p))
     return r"(?i)\b(?:" + "|".join(r"\s+".join(map(re.escape, p.split())) for p in longest) + r")\b"
 
@@ -57,11 +58,13 @@ def frequent_phrases(texts: Iterable[str], top: int, *, words: tuple[int, int] =
     """
     count: Counter[str] = Counter()
     for text in texts:
-        found = set()
-        for stretch in re.split(r"[^a-z' \t]+", text.lower()):
-            said = stretch.split()
+        # a set: a text counts once for a phrase, however often it has it
+        phrases = set()
+        # anything but letters, apostrophes and spaces ends a stretch: phrases cross neither sentences nor formulas
+        for sentence_part in re.split(r"[^a-z' \t]+", text.lower()):
+            tokens = sentence_part.split()
             for n in range(words[0], words[1] + 1):
-                found |= {" ".join(said[i : i + n]) for i in range(len(said) - n + 1)}
-        count.update(found)
-    often = [phrase for phrase, texts_with in count.items() if texts_with >= least]
-    return sorted(often, key=lambda p: (-count[p], -len(p.split()), p))[:top]
+                phrases |= {" ".join(tokens[i : i + n]) for i in range(len(tokens) - n + 1)}
+        count.update(phrases)
+    frequent = [phrase for phrase, texts_with in count.items() if texts_with >= least]
+    return sorted(frequent, key=lambda p: (-count[p], -len(p.split()), p))[:top]

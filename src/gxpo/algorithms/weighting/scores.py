@@ -15,7 +15,7 @@ TINY = 1e-300  # the least probability of a cluster, where likelihoods give it n
 
 
 def _on(axis: str) -> Callable[[F], F]:
-    """The axis of a function's columns and value."""
+    """Decorator: state the axis (R or P) of a score's columns and value."""
 
     def mark(function: F) -> F:
         function.axis = axis  # type: ignore[attr-defined]
@@ -51,13 +51,13 @@ def acting(group: Tensor, acts: Tensor) -> Tensor:
 
 @_on("R")
 def differ(outcome: Tensor, group: Tensor, compared: Tensor) -> Tensor:
-    """Whether the compared outcomes of the group are not all equal, [R] bool."""
+    """Groups whose compared outcomes are not all equal, [R] bool."""
     return ~grouped.degenerate(outcome, group, compared)
 
 
 @_on("R")
 def credited(moved: Tensor, group: Tensor, acts: Tensor) -> Tensor:
-    """Whether any compared trajectory of the group has a non-zero advantage, [R] bool."""
+    """Groups in which a compared trajectory has a non-zero advantage, [R] bool."""
     return grouped.max(moved, group, acts) > 0
 
 
@@ -69,7 +69,7 @@ def tokens(length: Tensor, group: Tensor) -> Tensor:
 
 @_on("R")
 def long_pays(length: Tensor, correct: Tensor, complete: Tensor, group: Tensor, compared: Tensor) -> Tensor:
-    """Whether the group's longest correct answer exceeds the mean length of its complete wrong ones, [R] bool (ADORA).
+    """Groups whose longest correct answer exceeds the mean length of their complete wrong ones, [R] bool (ADORA).
 
     length    [R] tokens
     complete  [R] bool: not cut off by a limit; wrong answers that were do not enter the average
@@ -99,15 +99,17 @@ def _cluster_entropy(
 
     Mean_log is not an entropy: a split of 3 against 1 has 0.837, one of 2 against 2 has 0.693 (Shannon: 0.562, 0.693).
     """
+    # p_k: the share of each answer's cluster, of answers or of their likelihood
     counts = (group >= 0) & (cluster >= 0)
     counts = counts if where is None else counts & where
     score = torch.zeros(group.shape, dtype=torch.float64) if likelihood is None else likelihood
-    p = grouped.sum(grouped.softmax(score, group, counts), cluster, counts)
-    surprise = -p.clamp(TINY, 1.0).log()
-    once = 1.0 / grouped.count(cluster, counts).clamp_min(1)  # every cluster counts once, however many are in it
+    cluster_prob = grouped.sum(grouped.softmax(score, group, counts), cluster, counts)
+    surprise = -cluster_prob.clamp(TINY, 1.0).log()
+    # members share their cluster's weight: every cluster counts once, however many answers are in it
+    per_cluster = 1.0 / grouped.count(cluster, counts).clamp_min(1)
     if estimator == "mean_log":
-        return grouped.mean(surprise, group, counts, weight=once)
-    return grouped.sum(once * p * surprise, group, counts)
+        return grouped.mean(surprise, group, counts, weight=per_cluster)
+    return grouped.sum(per_cluster * cluster_prob * surprise, group, counts)
 
 
 @_on("R")
@@ -126,15 +128,15 @@ def answer_entropy(
     mass       what p_k is made of: "count", or "likelihood": e to the mean log-probability of an attempt's tokens by
                the policy at the start of the step, by which mean_log may exceed log G
     """
-    likely = columns.of("mean_proximal_logprob", "R") if mass == "likelihood" else None
-    entropy = _cluster_entropy(answer_cluster, group, compared, likely, estimator)
+    log_likelihood = columns.of("mean_proximal_logprob", "R") if mass == "likelihood" else None
+    entropy = _cluster_entropy(answer_cluster, group, compared, log_likelihood, estimator)
     largest = grouped.count(group, compared).clamp_min(1).log()
     return torch.where(largest > 0, entropy / torch.where(largest > 0, largest, 1.0), 0.0)
 
 
 @_on("R")
 def dissimilarity(embedding: Tensor, group: Tensor, compared: Tensor, shown: Tensor, success: Tensor) -> Tensor:
-    """1 - mean cosine similarity between the group's attempts and its demonstrations, in [0, 2]; nan without either.
+    """Dissimilarity of the group's attempts and its demonstrations, 1 - mean cosine, in [0, 2]; nan without either.
 
     embedding  [R, H];   shown  [R] bool: the demonstrations, which are no attempts
 
@@ -142,14 +144,15 @@ def dissimilarity(embedding: Tensor, group: Tensor, compared: Tensor, shown: Ten
     """
     attempt = compared & ~shown
     model = torch.where(grouped.count(group, shown) > 0, shown, attempt & (success >= 1))
+    # the mean cosine to all models is the product with the sum of their unit vectors
     unit = torch.nn.functional.normalize(embedding.to(torch.float64), dim=1)
-    rows = model.nonzero().squeeze(1)
+    model_rows = model.nonzero().squeeze(1)
     n = int(group.max()) + 1 if len(group) else 1
-    total = torch.zeros(n, unit.shape[1], dtype=torch.float64).index_add_(0, group[rows], unit[rows])
+    total = torch.zeros(n, unit.shape[1], dtype=torch.float64).index_add_(0, group[model_rows], unit[model_rows])
     models = grouped.count(group, model)
     cosine = (unit * total[group]).sum(1) / models.clamp_min(1)
-    both = (models > 0) & (grouped.count(group, attempt) > 0)
-    return torch.where(both, 1.0 - grouped.mean(cosine, group, attempt), torch.nan)
+    has_both = (models > 0) & (grouped.count(group, attempt) > 0)
+    return torch.where(has_both, 1.0 - grouped.mean(cosine, group, attempt), torch.nan)
 
 
 @_on("R")
@@ -177,24 +180,30 @@ def perplexity(mean_reference_logprob: Tensor) -> Tensor:
 
 @_on("R")
 def rarity(mean_proximal_logprob: Tensor, group: Tensor, acts: Tensor, correct: Tensor) -> Tensor:
-    """1 - exp(s - mean s) of correct answers that are rarer than their group, else 0; s the mean log-prob (XRPO)."""
+    """Rarity 1 - exp(s - mean s) of correct answers rarer than their group, else 0; s the mean log-prob (XRPO)."""
     s = mean_proximal_logprob
+    # s of an answer against its group's mean: below 1 where it is rarer
     eta = torch.where(grouped.count(group, acts) > 0, (s - grouped.mean(s, group, acts)).exp(), 1.0)
     return torch.where(correct, (1.0 - eta).clamp_min(0.0), 0.0)
 
 
 @_on("R")
 def lateness(first_use: Tensor, length: Tensor, group: Tensor, correct: Tensor, compared: Tensor) -> Tensor:
-    """(p - mean p) / mean L over correct answers with a use, else 0; p the place of the first use (ASPO).
+    """Lateness of the first tool use, (p - mean p) / mean L, of correct answers with one, else 0 (ASPO); p its place.
 
     first_use  [R] place in tokens, nan where there is none;   length  [R] L, tokens
 
     Means are over the group's compared correct answers with a use.
     """
     uses = correct & first_use.isfinite()
-    p = torch.where(uses, first_use.to(torch.float64), 0.0)
-    middle, size = grouped.mean(p, group, uses & compared), grouped.mean(length, group, uses & compared)
-    return torch.where(uses & (size > 0), (p - middle) / torch.where(size > 0, size, 1.0), 0.0)
+    first_place = torch.where(uses, first_use.to(torch.float64), 0.0)
+    mean_place, mean_length = (
+        grouped.mean(first_place, group, uses & compared),
+        grouped.mean(length, group, uses & compared),
+    )
+    return torch.where(
+        uses & (mean_length > 0), (first_place - mean_place) / torch.where(mean_length > 0, mean_length, 1.0), 0.0
+    )
 
 
 # ---------------------------------------------------------------- of tokens
@@ -206,7 +215,7 @@ def taught(teacher_entropy: Tensor, trajectory: Tensor) -> Tensor:
 
 @_on("P")
 def dependency(proximal_logprob: Tensor, masked_logprob: Tensor) -> Tensor:
-    """D = e^d - d - 1 in [0, 10], d = masked - logprob held in [-20, 20] (k3 of the sampled token).
+    """Dependency of a token on what was masked: k3 = e^d - d - 1 in [0, 10], d = masked - logprob in [-20, 20].
 
     Exactly 0 where the two are one but for rounding (1e-5 nats).
     """

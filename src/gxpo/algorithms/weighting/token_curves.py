@@ -14,8 +14,7 @@ from gxpo.forest import grouped
 from gxpo.forest.grouped import begins_of
 
 
-# ---------------------------------------------------------------- subsets
-# Subsets: the top k of each unit, and the subset of largest variance.
+# ---------------------------------------------------------------- subsets: top k of each unit, largest variance
 def largest(score: Tensor, unit: Tensor, quota: Tensor, where: Tensor) -> Tensor:
     """Top `quota` members by score in each unit, [n] bool; ties (to 1e-12) go to the earlier member.
 
@@ -27,16 +26,18 @@ def largest(score: Tensor, unit: Tensor, quota: Tensor, where: Tensor) -> Tensor
     >>> largest(torch.tensor([1.0, 3.0, 3.0, 2.0]), one, one + 2, one == 0).tolist()
     [False, True, True, False]
     """
+    # ties are ties up to rounding, and go to the earlier member on every machine: settled values, stable sorts
     score = grouped.settled(score, unit)
     rows = (where & (unit >= 0)).nonzero().squeeze(1)
     order = rows[torch.argsort(score[rows], descending=True, stable=True)]
     order = order[torch.argsort(unit[order], stable=True)]
-    own = unit[order]
-    begins = begins_of(own, int(own.max()) + 1 if len(own) else 0)
-    kept = torch.zeros(score.shape, dtype=torch.bool)
-    kept[order] = torch.arange(len(order)) - begins[own] < quota[order]
-    least = grouped.min(score, unit, kept)
-    return kept | (~where & (grouped.count(unit, kept) > 0) & (score >= least))
+    ordered_unit = unit[order]
+    begins = begins_of(ordered_unit, int(ordered_unit.max()) + 1 if len(ordered_unit) else 0)
+    is_kept = torch.zeros(score.shape, dtype=torch.bool)
+    is_kept[order] = torch.arange(len(order)) - begins[ordered_unit] < quota[order]
+    # a member that does not compete takes no one's place, and is kept where it would have made it
+    threshold = grouped.min(score, unit, is_kept)
+    return is_kept | (~where & (grouped.count(unit, is_kept) > 0) & (score >= threshold))
 
 
 @torch.no_grad()
@@ -55,24 +56,27 @@ def max_variance(x: Tensor, k: int, where: Tensor) -> Tensor:
     if k == n:
         return torch.ones_like(where)
     x = grouped.settled(x, torch.zeros(x.shape, dtype=torch.int64))
-    own = x[rows]
-    order = torch.argsort(own, stable=True)
-    values = own[order]
+    counted_x = x[rows]
+    order = torch.argsort(counted_x, stable=True)
+    values = counted_x[order]
+    # prefix sums of centred values: the sum of squares about the mean of each choice of j smallest and k - j largest
     values, zero = values - values.mean(), values.new_zeros(1)
     total, square = torch.cat([zero, values.cumsum(0)]), torch.cat([zero, values.square().cumsum(0)])
     low = torch.arange(k + 1)
     high = n - (k - low)
-    spread = square[low] + square[n] - square[high] - (total[low] + total[n] - total[high]).square() / k
-    j = int((spread >= spread.max() - grouped.DEGENERATE * square[n]).nonzero()[0])
-    kept = torch.zeros_like(where)
-    kept[rows[order[:j]]] = True
-    kept[rows[order[n - k + j :]]] = True
-    out = torch.zeros_like(where)
+    squares_about_mean = square[low] + square[n] - square[high] - (total[low] + total[n] - total[high]).square() / k
+    # of equally good choices, up to rounding, the one with the fewest small members
+    j = int((squares_about_mean >= squares_about_mean.max() - grouped.DEGENERATE * square[n]).nonzero()[0])
+    is_kept = torch.zeros_like(where)
+    is_kept[rows[order[:j]]] = True
+    is_kept[rows[order[n - k + j :]]] = True
+    # members that do not count follow the counting ones: kept beyond the innermost that is kept on either side
+    is_extreme = torch.zeros_like(where)
     if j:
-        out |= x <= x[rows[order[j - 1]]]
+        is_extreme |= x <= x[rows[order[j - 1]]]
     if j < k:
-        out |= x >= x[rows[order[n - k + j]]]
-    return kept | (~where & out)
+        is_extreme |= x >= x[rows[order[n - k + j]]]
+    return is_kept | (~where & is_extreme)
 
 
 # ---------------------------------------------------------------- token curves
@@ -145,8 +149,8 @@ def informative(
     >>> informative(x, yes, no).tolist(), informative(x, yes, yes).tolist(), informative(x, no, no).tolist()
     ([1.0, 1.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 1.0])
     """
-    kept = x.abs() > torch.where(tempered, least_tempered, least)
-    return (kept & (complete | (x <= 0))).to(torch.float64)
+    is_informative = x.abs() > torch.where(tempered, least_tempered, least)
+    return (is_informative & (complete | (x <= 0))).to(torch.float64)
 
 
 def drop_median(x: Tensor, scope: Tensor, compared: Tensor) -> Tensor:
@@ -164,10 +168,11 @@ def drop_median(x: Tensor, scope: Tensor, compared: Tensor) -> Tensor:
     x, enters = x.to(torch.float64), (scope >= 0) & compared
     n = grouped.count(scope, enters)
     enters = enters & (n > 1)
+    # of several at the median the first; a lower median is a member's own value, so equality is exact
     at_median = enters & (x == grouped.median(x, scope, enters, lower=True))
     place = torch.arange(len(x), dtype=torch.float64)
-    dropped = at_median & (place == grouped.min(place, scope, at_median))
-    return torch.where(dropped, 0.0, torch.where(enters, n / (n - 1).clamp_min(1), 1.0))
+    is_dropped = at_median & (place == grouped.min(place, scope, at_median))
+    return torch.where(is_dropped, 0.0, torch.where(enters, n / (n - 1).clamp_min(1), 1.0))
 
 
 def largest_size(
@@ -186,10 +191,11 @@ def largest_size(
     [0, 1, 4, 7]
     """
     n = grouped.count(scope, counts)
+    # the margin: 10 * (1 - 0.9) is just below 1
     quota = ((n * (1 - prune) + 1e-9).floor()).clamp_min(1)
-    kept = largest(x.abs().to(torch.float64), scope, quota.long(), counts)
+    is_kept = largest(x.abs().to(torch.float64), scope, quota.long(), counts)
     share = n / torch.minimum(quota, n).clamp_min(1)
-    return torch.where(n > 0, torch.where(kept, share, 0.0), 1.0)
+    return torch.where(n > 0, torch.where(is_kept, share, 0.0), 1.0)
 
 
 def top_scaled(
@@ -213,10 +219,11 @@ def top_scaled(
     mean = grouped.mean(x, trajectory)
     low, high, flat = (f(mean, one, compared) for f in (grouped.min, grouped.max, grouped.degenerate))
     unit = ((mean - low) / torch.where(flat, 1.0, high - low)).clamp(0.0, 1.0)
-    middle = grouped.mean(unit, one, compared, weight=1.0 / length)  # each trajectory counts once
-    scale = torch.where(flat, 1.0, least + (1 - least) * unit / torch.where(flat, 1.0, middle))
-    kept = largest(x, trajectory, (share * length - 1e-9).ceil(), torch.ones_like(compared))
-    return kept * scale
+    # each trajectory counts once in the mean, whatever its length
+    mean_unit = grouped.mean(unit, one, compared, weight=1.0 / length)
+    scale = torch.where(flat, 1.0, least + (1 - least) * unit / torch.where(flat, 1.0, mean_unit))
+    is_kept = largest(x, trajectory, (share * length - 1e-9).ceil(), torch.ones_like(compared))
+    return is_kept * scale
 
 
 def curvature(
@@ -241,6 +248,7 @@ def curvature(
 
     Source: CAPO, arXiv 2510.00819, and its code: fixed thresholds there, tuned to reject fewer than 8 % of tokens.
     """
+    # rounding may bring a log-prob above 0; fixed thresholds replace the quantile bounds altogether
     gain, shift = predicted(proximal_logprob.clamp_max(0.0).exp(), state_norm, x, lr)
     if max_gain is None and max_shift is None:
         return within(gain, shift, compared, reject).to(torch.float64)
@@ -271,18 +279,20 @@ def down_sampling(
 
     Source: D3S, arXiv 2509.22115, from a summary: rollouts of the whole step compete, not those of a group.
     """
-    counted, owner = columns.of("acts", "R"), columns.owner
-    n = int(counted.sum())
+    counted_R, owner = columns.of("acts", "R"), columns.owner
+    n = int(counted_R.sum())
     if not n:
         return torch.ones(x.shape, dtype=torch.float64)
-    done = 0.0 if total_steps is None else min(max(columns.step / total_steps, 0.0), 1.0)
-    k = math.ceil(((1 - done) * rows + done * rows_end) * n - 1e-9)
-    kept = max_variance(columns.mean(x), k, counted)
-    competes = (kept & counted)[owner]
-    share = (1 - done) * tokens + done * tokens_end
-    quota = torch.full_like(owner, math.ceil(share * int(competes.sum()) - 1e-9))
-    chosen = largest(x.abs() * entropy.to(torch.float64), torch.zeros_like(quota), quota, competes)
-    return (chosen & kept[owner]).to(torch.float64) * n / k
+    # rollouts first: the share of the step's that are kept, on the schedule's line
+    progress = 0.0 if total_steps is None else min(max(columns.step / total_steps, 0.0), 1.0)
+    k = math.ceil(((1 - progress) * rows + progress * rows_end) * n - 1e-9)
+    is_kept_R = max_variance(columns.mean(x), k, counted_R)
+    # then tokens, among those of the kept rollouts, over the whole step at once
+    competes = (is_kept_R & counted_R)[owner]
+    token_share = (1 - progress) * tokens + progress * tokens_end
+    quota = torch.full_like(owner, math.ceil(token_share * int(competes.sum()) - 1e-9))
+    is_chosen = largest(x.abs() * entropy.to(torch.float64), torch.zeros_like(quota), quota, competes)
+    return (is_chosen & is_kept_R[owner]).to(torch.float64) * n / k
 
 
 # ---------------------------------------------------------------- factors
@@ -311,24 +321,25 @@ def shared_affix(
 
 
 def _contested(token: Tensor, place: Tensor, group: Tensor, sign: Tensor, counts: Tensor) -> Tensor:
-    """Tokens that occur at the same position with positive and with negative advantage in the group, [n] bool.
+    """Tokens that occur in one position with positive and with negative advantage in the group, [n] bool.
 
     token, place, group  [n] int64;   sign [n] of the advantage;   counts [n] bool, which tokens are compared
     """
     if not len(token):
         return counts
+    # one number for each (group, position, token)
     cell = torch.stack([group, place, token]).unique(dim=1, return_inverse=True)[1]
     n = int(cell.max()) + 1
-    up, down = (torch.zeros(n, dtype=torch.bool) for _ in range(2))
-    up[cell[counts & (sign > 0)]] = True
-    down[cell[counts & (sign < 0)]] = True
-    return (up & down)[cell]
+    has_positive, has_negative = (torch.zeros(n, dtype=torch.bool) for _ in range(2))
+    has_positive[cell[counts & (sign > 0)]] = True
+    has_negative[cell[counts & (sign < 0)]] = True
+    return (has_positive & has_negative)[cell]
 
 
 def _affix_runs(
     token: Tensor, trajectory: Tensor, group: Tensor, sign: Tensor, counts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Whether a token is in the shared prefix, and in the shared suffix: runs of `_contested` tokens, [n] bool.
+    """Tokens in the prefix, and tokens in the suffix, that a group's sides share: runs of `_contested`, [n] bool each.
 
     trajectory  [n] int64, by trajectory, then time; places are counted from the start, and for the run at the end from
                 the end, so that answers of unequal length are aligned there
@@ -336,12 +347,18 @@ def _affix_runs(
     """
     n = int(trajectory.max()) + 1 if len(trajectory) else 0
     begins = begins_of(trajectory, n)
-    here = torch.arange(len(token))
+    position = torch.arange(len(token))
     runs = []
-    for place in (here - begins[trajectory], begins[1:][trajectory] - 1 - here):
-        apart = ~_contested(token, place, group, sign, counts)
-        before = torch.cat([torch.zeros(1, dtype=torch.int64), apart.long().cumsum(0)])
-        runs.append((before[here + 1] - before[begins[trajectory]], before[begins[1:][trajectory]] - before[here]))
+    for place in (position - begins[trajectory], begins[1:][trajectory] - 1 - position):
+        is_break = ~_contested(token, place, group, sign, counts)
+        # a token is in the run at an end if no token between it and that end breaks it
+        breaks_before = torch.cat([torch.zeros(1, dtype=torch.int64), is_break.long().cumsum(0)])
+        runs.append(
+            (
+                breaks_before[position + 1] - breaks_before[begins[trajectory]],
+                breaks_before[begins[1:][trajectory]] - breaks_before[position],
+            )
+        )
     return runs[0][0] == 0, runs[1][1] == 0
 
 
@@ -397,9 +414,9 @@ def bonus(x: Tensor, credit: Tensor, *, strength: float = 1.0, bound: Factor = 0
     >>> bonus(torch.tensor([0.16, 0.0]), torch.tensor([1.0, 1.0]), strength=2.5).round(decimals=6).tolist()
     [1.4, 1.0]
     """
-    a = credit.to(torch.float64)
-    relative = strength * x.to(torch.float64) / torch.where(a != 0, a, 1.0)
-    return 1.0 + torch.where(a != 0, relative.clamp(-bound, bound), 0.0)
+    advantage = credit.to(torch.float64)
+    relative = strength * x.to(torch.float64) / torch.where(advantage != 0, advantage, 1.0)
+    return 1.0 + torch.where(advantage != 0, relative.clamp(-bound, bound), 0.0)
 
 
 def relative_entropy(
@@ -420,10 +437,11 @@ def relative_entropy(
     >>> relative_entropy(torch.tensor([0.25, 0.5, 0.75]), one, one == 0).tolist()
     [2.0, 1.0, 0.6666666666666666]
     """
-    own = x.to(torch.float64).clamp_min(0.0)
-    mean = grouped.mean(own, scope, counts)
-    same = ((own - mean).abs() <= grouped.FORWARD) | (grouped.count(scope, counts) == 0)
-    return torch.where(same, 1.0, mean / torch.where(same, 1.0, own)).clamp(least, most)
+    entropy = x.to(torch.float64).clamp_min(0.0)
+    mean = grouped.mean(entropy, scope, counts)
+    # within the error of two forward passes of the mean: otherwise 0 / 0, or noise over noise
+    is_mean = ((entropy - mean).abs() <= grouped.FORWARD) | (grouped.count(scope, counts) == 0)
+    return torch.where(is_mean, 1.0, mean / torch.where(is_mean, 1.0, entropy)).clamp(least, most)
 
 
 def stretched(x: Tensor, scope: Tensor, counts: Tensor, *, alpha: Factor = 1.4) -> Tensor:
@@ -464,7 +482,7 @@ def over_mean(x: Tensor, segment: Tensor) -> Tensor:
     Source: TempFlow-GRPO, arXiv 2508.04324. Its code multiplies by 2.25, which is this mean's inverse for 10 steps of
     its schedule at level 0.7, and for no other.
     """
-    there = segment >= 0
-    once = torch.where(there, 1 / grouped.count(segment, there).clamp_min(1), 0.0)
-    mean = grouped.mean(x, torch.zeros_like(segment), weight=once)
-    return torch.where(there & (mean > 0), x.to(torch.float64) / torch.where(mean > 0, mean, 1.0), 1.0)
+    has_segment = segment >= 0
+    per_segment = torch.where(has_segment, 1 / grouped.count(segment, has_segment).clamp_min(1), 0.0)
+    mean = grouped.mean(x, torch.zeros_like(segment), weight=per_segment)
+    return torch.where(has_segment & (mean > 0), x.to(torch.float64) / torch.where(mean > 0, mean, 1.0), 1.0)

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo.forest.columns import ACTION, NAN, scatter_blocks
+from gxpo.forest.columns import ACTION, NAN
+from gxpo.forest.reshape import scatter_blocks
 
 Reference = tuple["Node", int]  # a node and a position in it: the (part of the) node that ends there
 
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A run of tokens before it is cut at forks."""
+    """Run of tokens under one parent, before it is cut where forks leave it."""
 
     parent: Reference | None
     kind: int
@@ -48,13 +49,13 @@ class Node:
         return self, self.size
 
     def index(self, position: int) -> int:
-        """The finished node that ends at `position` of this one."""
+        """Index of the finished node that ends at `position` of this one."""
         return self.first + max(bisect_left(self.bounds, position) - 1, 0)
 
 
 @dataclass(eq=False, slots=True)
 class Step:
-    """A turn of one trajectory; forks of it share the leading nodes."""
+    """One turn of a trajectory; forks of it share its leading nodes."""
 
     nodes: list[Reference]
     turn: int
@@ -77,7 +78,8 @@ class Step:
 
 
 def assemble(nodes: list[Node], trajectories: list[list[Step]]) -> dict[str, Any]:
-    """Columns of N, T, S and P, and `last_action` and `media`; nodes are cut where forks leave them."""
+    """Assemble the columns of N, T, S and P, and `last_action` and `media`; nodes are cut where forks leave them."""
+    # all forks are known by this time: number the parts of every node before anything refers to them
     total = 0
     for node in nodes:
         node.first, node.bounds = total, (0, *sorted(node.cuts or ()), node.size)
@@ -88,63 +90,70 @@ def assemble(nodes: list[Node], trajectories: list[list[Step]]) -> dict[str, Any
 
 
 def _node_columns(nodes: list[Node]) -> dict[str, Tensor]:
-    plain = ("kind", "agent", "policy", "policy_version", "turn", "state")
-    rows: dict[str, list[int]] = {k: [] for k in (*plain, "parent", "previous", "caller", "sampled_under")}
+    """Columns of N, a row for each part of a node."""
+    plain_columns = ("kind", "agent", "policy", "policy_version", "turn", "state")
+    values: dict[str, list[int]] = {k: [] for k in (*plain_columns, "parent", "previous", "caller", "sampled_under")}
     sizes: list[int] = []
     for node in nodes:
+        # parts of a cut node follow one another: each is the parent and the past of the next
         parts = len(node.bounds) - 1
         inner = list(range(node.first, node.first + parts - 1))
-        rows["parent"] += [_at(node.parent), *inner]
-        rows["previous"] += [_at(node.previous), *inner]
-        rows["caller"] += [_at(node.caller)] * parts
-        rows["sampled_under"] += [_at(node.sampled_under)] * parts
-        for name in plain:
-            rows[name] += [getattr(node, name)] * parts
+        values["parent"] += [_node_index(node.parent), *inner]
+        values["previous"] += [_node_index(node.previous), *inner]
+        values["caller"] += [_node_index(node.caller)] * parts
+        values["sampled_under"] += [_node_index(node.sampled_under)] * parts
+        for name in plain_columns:
+            values[name] += [getattr(node, name)] * parts
         sizes += [b - a for a, b in zip(node.bounds, node.bounds[1:], strict=False)]
     first_token = torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0)
-    return {"first_token": first_token, **{k: torch.tensor(v, dtype=torch.int64) for k, v in rows.items()}}
+    return {"first_token": first_token, **{k: torch.tensor(v, dtype=torch.int64) for k, v in values.items()}}
 
 
 def _token_columns(nodes: list[Node]) -> dict[str, Any]:
+    """Columns of T, and named tensors; context tokens have the values of none."""
+
     def column(name: str, absent: Any, dtype: torch.dtype) -> Tensor:
         parts = (getattr(n, name) if n.kind == ACTION else [absent] * n.size for n in nodes)
         return torch.tensor([x for part in parts for x in part], dtype=dtype)
 
     token = torch.tensor([x for n in nodes for x in n.token], dtype=torch.int64)
-    found: dict[str, list[tuple[int, Tensor]]] = {}
-    at = 0
+    blocks_by_name: dict[str, list[tuple[int, Tensor]]] = {}
+    first_token = 0
     for node in nodes:
         for name, value in node.extras.items():
-            found.setdefault(name, []).append((at, value))
-        at += node.size
+            blocks_by_name.setdefault(name, []).append((first_token, value))
+        first_token += node.size
     return {
         "token": token,
         "behaviour_logprob": column("logprob", NAN, torch.float64),
         "trainable": column("trainable", False, torch.bool),
         "segment": column("segment", -1, torch.int64),
-        "extras": {name: scatter_blocks(blocks, token.numel()) for name, blocks in found.items()},
+        "extras": {name: scatter_blocks(blocks, token.numel()) for name, blocks in blocks_by_name.items()},
     }
 
 
 def _step_columns(trajectories: list[list[Step]], first_token: list[int]) -> dict[str, Any]:
+    """Columns of S and P, and `last_action`."""
     steps = [(r, begin, step) for r, begin, step in _all_steps(trajectories)]
+    # action tokens of a step are those of its nodes, of the last one (where a fork leaves) the leading ones
     path_token: list[int] = []
     for _, _, step in steps:
         for node, size in step.nodes:
             start = first_token[node.first]
             path_token += range(start, start + size)
     lengths = torch.tensor([step.length for _, _, step in steps], dtype=torch.int64)
-    integers = {
+    # `previous` counts within the trajectory, the column within the forest
+    integer_columns = {
         "step_trajectory": [r for r, _, _ in steps],
         "step_turn": [s.turn for _, _, s in steps],
-        "step_action": [_at(s.nodes[-1]) for _, _, s in steps],
+        "step_action": [_node_index(s.nodes[-1]) for _, _, s in steps],
         "step_state": [s.state for _, _, s in steps],
         "step_agent": [s.agent for _, _, s in steps],
         "step_previous": [begin + s.previous if s.previous >= 0 else -1 for _, begin, s in steps],
-        "last_action": [_at(steps[-1].nodes[-1]) for steps in trajectories],
+        "last_action": [_node_index(steps[-1].nodes[-1]) for steps in trajectories],
         "path_token": path_token,
     }
-    columns: dict[str, Any] = {k: torch.tensor(v, dtype=torch.int64) for k, v in integers.items()}
+    columns: dict[str, Any] = {k: torch.tensor(v, dtype=torch.int64) for k, v in integer_columns.items()}
     columns["step_reward"] = torch.tensor([s.reward for _, _, s in steps], dtype=torch.float64)
     columns["path_step"] = torch.repeat_interleave(torch.arange(len(steps)), lengths)
     columns["path_trajectory"] = columns["step_trajectory"][columns["path_step"]]
@@ -159,7 +168,7 @@ def _step_columns(trajectories: list[list[Step]], first_token: list[int]) -> dic
 
 
 def _all_steps(trajectories: list[list[Step]]) -> list[tuple[int, int, Step]]:
-    """(trajectory, index of its first step, step) in order."""
+    """All steps in order: (trajectory, index of its first step, step)."""
     out: list[tuple[int, int, Step]] = []
     for r, steps in enumerate(trajectories):
         begin = len(out)
@@ -167,5 +176,6 @@ def _all_steps(trajectories: list[list[Step]]) -> list[tuple[int, int, Step]]:
     return out
 
 
-def _at(reference: Reference | None) -> int:
+def _node_index(reference: Reference | None) -> int:
+    """Index of the finished node that a reference names, -1 for None."""
     return -1 if reference is None else reference[0].index(reference[1])

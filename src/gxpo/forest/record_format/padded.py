@@ -39,33 +39,37 @@ def padded_records(
     names = [str(g.item() if isinstance(g, Tensor) else g) for g in group]
     if len(names) != rows or rewards.shape != (rows,):
         raise ValueError(f"group, rewards and success need one value for each of the {rows} rows")
-    own = torch.zeros(rows, width, dtype=torch.bool)
-    own[:, width - completion_mask.shape[1] :] = completion_mask.bool()
-    seen = torch.full((rows, width), NAN, dtype=torch.float64)
+    # masks and log-probs of completions are of the last columns
+    is_action = torch.zeros(rows, width, dtype=torch.bool)
+    is_action[:, width - completion_mask.shape[1] :] = completion_mask.bool()
+    behaviour_logprob = torch.full((rows, width), NAN, dtype=torch.float64)
     if logprobs is not None:
-        seen[:, width - logprobs.shape[1] :] = logprobs.to(torch.float64)
+        behaviour_logprob[:, width - logprobs.shape[1] :] = logprobs.to(torch.float64)
+    # tokens that are no padding: by the mask, else all up to the row's last own token
     if attention_mask is None:
         column = torch.arange(width)
-        end = torch.where(own, column + 1, 0).amax(1) if width else torch.zeros(rows)
-        end = torch.where(own.any(1), end, width - completion_mask.shape[1])
-        real = column[None, :] < end[:, None]
+        end = torch.where(is_action, column + 1, 0).amax(1) if width else torch.zeros(rows)
+        end = torch.where(is_action.any(1), end, width - completion_mask.shape[1])
+        is_real = column[None, :] < end[:, None]
     else:
-        real = attention_mask.bool() | own
+        is_real = attention_mask.bool() | is_action
+    # nan is not JSON: an unknown log-prob, and an unscored reward, are null in a record
     records = []
     for b in range(rows):
-        kept = real[b]
+        is_token = is_real[b]
         reward = float(rewards[b])
         record = {"schema": SCHEMA, "id": f"t{b}", "group": names[b], "reward": reward if reward == reward else None}
-        values = [None if x != x else x for x in seen[b, kept].tolist()]
-        records.append(record | _turns(input_ids[b, kept].tolist(), own[b, kept].tolist(), values))
+        values = [None if x != x else x for x in behaviour_logprob[b, is_token].tolist()]
+        records.append(record | _turns(input_ids[b, is_token].tolist(), is_action[b, is_token].tolist(), values))
     return records
 
 
-def _turns(tokens: list[int], own: list[bool], logprob: list[float | None]) -> dict[str, Any]:
+def _turns(tokens: list[int], is_action: list[bool], logprob: list[float | None]) -> dict[str, Any]:
     """Prompt, turns and final observation of one row without padding."""
-    edges = [i for i in range(len(own)) if not i or own[i] != own[i - 1]]
-    runs = [slice(a, b) for a, b in zip(edges, [*edges[1:], len(own)], strict=True)]
-    prompt = tokens[runs.pop(0)] if runs and not own[0] else []
+    # runs alternate between the policy's own tokens and others; others before the first own run are the prompt
+    edges = [i for i in range(len(is_action)) if not i or is_action[i] != is_action[i - 1]]
+    runs = [slice(a, b) for a, b in zip(edges, [*edges[1:], len(is_action)], strict=True)]
+    prompt = tokens[runs.pop(0)] if runs and not is_action[0] else []
     turns: list[dict[str, Any]] = []
     for action, before in zip(runs[::2], [None, *runs[1::2]], strict=False):
         turns.append({"action": tokens[action], "logprob": logprob[action]})

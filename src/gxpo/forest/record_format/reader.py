@@ -1,7 +1,7 @@
 """Read rollout records into a forest.
 
-Equal context tokens at one place are stored once; action tokens are shared by a declared fork only,
-never because they happen to be equal.
+Equal context tokens in one position are stored once. Action tokens are shared by a declared fork only, never because
+they happen to be equal.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ class Fail:
 
 
 @dataclass(eq=False)
-class _Open:
-    """A turn in which a fork goes on: the base's step, what is kept of its action, and where the new tokens hang."""
+class _ForkPoint:
+    """Fork inside a turn: the base's step, the nodes kept of its action, and the parent of the new tokens."""
 
     step: Step
-    kept: list[Reference]
+    kept_nodes: list[Reference]
     parent: Reference | None
 
     @property
     def segment(self) -> int:
         """Segment of the last kept token, -1 none."""
-        node, size = self.kept[-1] if self.kept else (None, 0)
+        node, size = self.kept_nodes[-1] if self.kept_nodes else (None, 0)
         return node.segment[size - 1] if node is not None else -1
 
 
 class _Names:
-    """Names in order of appearance."""
+    """Name index: numbers by order of appearance, -1 for None."""
 
     def __init__(self) -> None:
         self.index: dict[str, int] = {}
@@ -86,7 +86,7 @@ class Reader:
     def __init__(self, share: bool, folder: Path | None) -> None:
         self.share, self.tensors = share, _TensorFiles(folder)
         self.nodes: list[Node] = []
-        self.known: dict[tuple[Any, ...], Node] = {}
+        self.context_nodes: dict[tuple[Any, ...], Node] = {}
         self.agents, self.policies, self.states = _Names(), _Names(), _Names()
         self.trajectories: dict[str, list[Step]] = {}
         self.prompts: dict[str, Node | None] = {}
@@ -95,35 +95,40 @@ class Reader:
 
     # ------------------------------------------------------------ one record
     def add(self, record: Record, fail: Fail) -> None:
+        """Add one record: its prompt (or the base's, of a fork), then its turns in order."""
         if record.id in self.trajectories:
-            fail("id", f"{record.id!r} stands on an earlier line too; ids are unique in a file")
+            fail(
+                "id", f"{record.id!r} is the id of an earlier record too: give every record of a file an id of its own"
+            )
         steps: list[Step] = []
-        opened: _Open | None = None
+        fork_point: _ForkPoint | None = None
         if record.fork is None:
-            shown = _placed(record.prompt, record.media_at, "media_at", fail)
-            prompt = self._context(None, PROMPT, shown, -1, -1) if shown else None
+            token_ids = _with_media(record.prompt, record.media_at, "media_at", fail)
+            prompt = self._context(None, PROMPT, token_ids, -1, -1) if token_ids else None
         else:
-            steps, opened = self._inherit(record, fail)
+            # a fork keeps steps of its base and has the base's prompt; it may state that prompt, but no other
+            steps, fork_point = self._inherited_steps(record, fail)
             prompt = self.prompts[record.fork.of]
-            own = _placed(record.prompt, record.media_at, "media_at", fail)
-            if own and (opened is not None or prompt is None or own != prompt.token):
+            prompt_ids = _with_media(record.prompt, record.media_at, "media_at", fail)
+            if prompt_ids and (fork_point is not None or prompt is None or prompt_ids != prompt.token):
                 fail("prompt", f"is the one of {record.fork.of!r}, which this trajectory forks: leave it out")
             if record.prompt_text is None:
                 record.prompt_text = self.records[record.fork.of].prompt_text
-        if not record.turns and (record.fork is None or opened is not None):
-            fail("turns", "is empty: a trajectory has a turn")
+        if not record.turns and (record.fork is None or fork_point is not None):
+            fail("turns", "is empty: a trajectory needs at least one turn")
+        # turns: each action goes on from the running context of its agent, which begins at the prompt
         root = prompt.end if prompt else None
-        running = {step.agent: step.nodes[-1] for step in steps}  # agent -> end of its running context
+        context_end = {step.agent: step.nodes[-1] for step in steps}  # by agent
         for i, turn in enumerate(record.turns):
             where = f"turns[{i}]"
             if turn.action is None and turn.action_text is None:
                 fail(f"{where}.action", "is missing: give token ids, or `action_text` where only text is known")
-            if opened is not None and i == 0:
-                step = self._go_on(turn, opened, steps, where, fail)
+            if fork_point is not None and i == 0:
+                step = self._continue_turn(turn, fork_point, steps, where, fail)
             else:
-                step = self._fresh(turn, steps, running, root, where, fail)
+                step = self._new_turn(turn, steps, context_end, root, where, fail)
             steps.append(step)
-            running[step.agent] = step.nodes[-1]
+            context_end[step.agent] = step.nodes[-1]
         self.trajectories[record.id], self.prompts[record.id], self.records[record.id] = steps, prompt, record
 
     def _context(
@@ -135,23 +140,24 @@ class Reader:
         turn: int,
         media: Sequence[str] = (),
     ) -> Node:
+        """Context node with these tokens under `parent`: a new one, or, with `share`, an equal one that there is."""
         if tokens and max(tokens) >= FIRST:
             media = (*dict.fromkeys((*refs_in(tokens), *media)),)
         place = (id(parent[0]), parent[1]) if parent else None
         key = (place, kind, agent, turn, tuple(tokens), tuple(media))
-        if self.share and key in self.known:
-            return self.known[key]
+        if self.share and key in self.context_nodes:
+            return self.context_nodes[key]
         node = Node(parent, kind, list(tokens), turn, agent, media=tuple(media))
         self.nodes.append(node)
-        self.known[key] = node
+        self.context_nodes[key] = node
         return node
 
-    def _inherit(self, record: Record, fail: Fail) -> tuple[list[Step], _Open | None]:
-        """Steps that a fork keeps whole, and the one that it goes on in."""
+    def _inherited_steps(self, record: Record, fail: Fail) -> tuple[list[Step], _ForkPoint | None]:
+        """Steps that a fork inherits whole, and the point inside a turn at which it leaves, if there is one."""
         fork = record.fork
         assert fork is not None
         if fork.of not in self.trajectories:
-            fail("fork.of", f"no trajectory {fork.of!r} stands earlier in the file")
+            fail("fork.of", f"is {fork.of!r}, which is no earlier record: write the forked trajectory before its forks")
         base = self.trajectories[fork.of]
         if fork.turn >= len(base):
             fail("fork.turn", f"is {fork.turn}; {fork.of!r} has {len(base)} turns, counted from 0")
@@ -162,26 +168,30 @@ class Reader:
             fail("fork.token", f"is {fork.token}; turn {fork.turn} of {fork.of!r} is known as text only: 0 or null")
         if fork.token > step.length:
             fail("fork.token", f"is {fork.token}; turn {fork.turn} of {fork.of!r} has {step.length} action tokens")
-        left, kept = fork.token, []
+        # walk the nodes of the base's action up to the token; the node in which it lies is cut there later
+        remaining, kept_nodes = fork.token, []
         for node, size in step.nodes:
-            take = min(size, left)
-            if not take:
+            size_kept = min(size, remaining)
+            if not size_kept:
                 break
-            if take < node.size:
+            if size_kept < node.size:
                 node.cuts = node.cuts or set()
-                node.cuts.add(take)
-            kept.append((node, take))
-            left -= take
-        return base[: fork.turn], _Open(step, kept, kept[-1] if kept else step.nodes[0][0].parent)
+                node.cuts.add(size_kept)
+            kept_nodes.append((node, size_kept))
+            remaining -= size_kept
+        return base[: fork.turn], _ForkPoint(
+            step, kept_nodes, kept_nodes[-1] if kept_nodes else step.nodes[0][0].parent
+        )
 
-    def _go_on(self, turn: Turn, opened: _Open, steps: list[Step], where: str, fail: Fail) -> Step:
-        """The first turn of a fork inside (or at either end of) an action."""
+    def _continue_turn(self, turn: Turn, fork_point: _ForkPoint, steps: list[Step], where: str, fail: Fail) -> Step:
+        """First turn of a fork that leaves its base inside an action, or at either end of one."""
         for name in ("observation", "context", "media", "media_at", "observation_text", "after", "caller"):
             if getattr(turn, name) not in (None, []):
-                fail(f"{where}.{name}", "is the base's where a fork goes on in a turn: leave it out")
-        base = opened.step
+                fail(f"{where}.{name}", "is taken from the base where a fork continues a turn: leave it out")
+        # who acts, by which policy and in which state: the base's, unless the fork states another
+        base = fork_point.step
         step = Step(
-            nodes=opened.kept,
+            nodes=fork_point.kept_nodes,
             turn=len(steps),
             agent=base.agent if turn.agent is None else self.agents[turn.agent],
             policy=base.policy if turn.policy is None else self.policies[turn.policy],
@@ -196,35 +206,36 @@ class Reader:
             action_text=turn.action_text,
             text_only=turn.action is None,
         )
-        self._act(turn, step, opened.parent, opened.segment, steps, where, fail)
+        self._add_action(turn, step, fork_point.parent, fork_point.segment, steps, where, fail)
         return step
 
-    def _fresh(
+    def _new_turn(
         self,
         turn: Turn,
         steps: list[Step],
-        running: dict[int, Reference],
+        context_end: dict[int, Reference],
         root: Reference | None,
         where: str,
         fail: Fail,
     ) -> Step:
-        """A turn written as usual."""
+        """Turn with an observation or a whole context of its own."""
         number = len(steps)
         if turn.observation is not None and turn.context is not None:
-            fail(f"{where}.context", "stands beside `observation`: give one of them")
+            fail(f"{where}.context", "is given together with `observation`: give one of them")
         for name, value in (("after", turn.after), ("caller", turn.caller)):
             if value is not None and value >= number:
-                fail(f"{where}.{name}", f"is {value}, but this is turn {number}: it names an earlier turn")
+                fail(f"{where}.{name}", f"is {value}, but this is turn {number}: give the number of an earlier turn")
+        # a whole context starts a root of its own; an observation extends the agent's running context
         agent = self.agents["agent" if turn.agent is None else turn.agent]
         if turn.context is not None:
-            shown = _placed(turn.context, turn.media_at, f"{where}.media_at", fail)
-            filled = shown or turn.media
-            parent = self._context(None, PROMPT, shown, -1, -1, turn.media).end if filled else None
+            token_ids = _with_media(turn.context, turn.media_at, f"{where}.media_at", fail)
+            has_context = token_ids or turn.media
+            parent = self._context(None, PROMPT, token_ids, -1, -1, turn.media).end if has_context else None
         else:
-            parent = running.get(agent, root)
+            parent = context_end.get(agent, root)
             if turn.observation or turn.media:
-                shown = _placed(turn.observation or [], turn.media_at, f"{where}.media_at", fail)
-                parent = self._context(parent, OBSERVATION, shown, agent, number, turn.media).end
+                token_ids = _with_media(turn.observation or [], turn.media_at, f"{where}.media_at", fail)
+                parent = self._context(parent, OBSERVATION, token_ids, agent, number, turn.media).end
         step = Step(
             nodes=[],
             turn=number,
@@ -241,10 +252,10 @@ class Reader:
             action_text=turn.action_text,
             text_only=turn.action is None,
         )
-        self._act(turn, step, parent, -1, steps, where, fail)
+        self._add_action(turn, step, parent, -1, steps, where, fail)
         return step
 
-    def _act(
+    def _add_action(
         self,
         turn: Turn,
         step: Step,
@@ -254,7 +265,8 @@ class Reader:
         where: str,
         fail: Fail,
     ) -> None:
-        """Append the node of the turn's own action tokens to the step."""
+        """Append the nodes of the turn's own action tokens to the step: one for each policy version."""
+        # checks: values for each token must be as many as the tokens, of which text alone has none
         action = [NO_TOKEN] if turn.action is None else turn.action
         size, goes_on = len(action), bool(step.nodes)
         for name, values in (("logprob", turn.logprob), ("trainable", turn.trainable)):
@@ -264,20 +276,21 @@ class Reader:
                     f"has {len(values)} values for {size if turn.action is not None else 'no'} action tokens",
                 )
         segments = self._segments(turn, size, goes_on, segment, where, fail)
-        extras = {k: self._extra(v, size, k, f"{where}.extras.{k}", fail) for k, v in turn.extras.items()}
+        extras = {k: self._extra_tensor(v, size, k, f"{where}.extras.{k}", fail) for k, v in turn.extras.items()}
         if goes_on and not action:
-            return
+            return  # a fork at the end of an action that adds no token of its own
+        # `previous` is what happened before in time, which `after` may set; the parent is the context
         previous = step.nodes[-1] if goes_on else steps[step.previous].nodes[-1] if step.previous >= 0 else None
         logprob = [NAN] * size if turn.logprob is None else [NAN if x is None else x for x in turn.logprob]
         trainable = [turn.trainable] * size if isinstance(turn.trainable, bool) else turn.trainable
-        under = None
+        context = None
         if turn.sampled_under is not None:
-            under = self._context(None, PROMPT, turn.sampled_under, -1, -1).end
-        for begin, end, version in self._parts(turn, size, step.policy_version, where, fail):
+            context = self._context(None, PROMPT, turn.sampled_under, -1, -1).end
+        for begin, end, version in self._version_spans(turn, size, step.policy_version, where, fail):
             node = Node(
                 parent, ACTION, action[begin:end], step.turn, step.agent, step.policy, version, step.state, previous,
                 caller=None if step.caller is None else steps[step.caller].nodes[-1],
-                sampled_under=under,
+                sampled_under=context,
                 logprob=logprob[begin:end],
                 trainable=trainable[begin:end],
                 segment=segments[begin:end],
@@ -288,21 +301,22 @@ class Reader:
             step.nodes = [*step.nodes, node.end]
 
     @staticmethod
-    def _parts(turn: Turn, size: int, first: int, where: str, fail: Fail) -> list[tuple[int, int, int]]:
-        """(begin, end, policy version) of the stretches of an action of one version each."""
+    def _version_spans(turn: Turn, size: int, first: int, where: str, fail: Fail) -> list[tuple[int, int, int]]:
+        """Spans of an action of one policy version each: (begin, end, version)."""
         starts = [at for at, _ in turn.versions]
         if starts != sorted(set(starts)) or (starts and not 0 < starts[0] <= starts[-1] < size):
-            fail(f"{where}.versions", f"{turn.versions}: tokens are increasing, and within {size} action tokens")
-        own = [(0, first), *((at, version) for at, version in turn.versions)]
-        return [(a, b, version) for (a, version), b in zip(own, [*starts, size], strict=True)]
+            fail(f"{where}.versions", f"is {turn.versions}: tokens must increase, within the {size} action tokens")
+        spans = [(0, first), *((at, version) for at, version in turn.versions)]
+        return [(a, b, version) for (a, version), b in zip(spans, [*starts, size], strict=True)]
 
     @staticmethod
     def _segments(turn: Turn, size: int, goes_on: bool, before: int, where: str, fail: Fail) -> list[int]:
+        """Segment of each action token, counted on from `before`, the base's last one; -1 none."""
         begins = turn.segments
         if begins is None:
             return [before] * size
         if turn.action is None:
-            fail(f"{where}.segments", "need token ids, and the action is text only")
+            fail(f"{where}.segments", "is given for an action that is text only: give its token ids, or leave it out")
         if begins != sorted(set(begins)) or (begins and begins[-1] >= size):
             fail(f"{where}.segments", f"{begins} are not increasing positions within {size} action tokens")
         if goes_on and begins and before < 0:
@@ -315,7 +329,8 @@ class Reader:
             out.append(current)
         return out
 
-    def _extra(self, value: Any, size: int, name: str, where: str, fail: Fail) -> Tensor:
+    def _extra_tensor(self, value: Any, size: int, name: str, where: str, fail: Fail) -> Tensor:
+        """Named tensor of an action, read from its file if the record names one."""
         if isinstance(value, str):
             reference = value
             try:
@@ -324,15 +339,21 @@ class Reader:
                 fail(where, f"{short(reference)} {error}")
         if not isinstance(value, Tensor) or value.dim() < 1 or value.shape[0] != size:
             fail(where, f"is not a tensor with leading dimension {size}, the action's tokens")
+        # all of one name are rows of one column
         kind = (value.dtype, value.dim())
         if self.extra_kinds.setdefault(name, kind) != kind:
             fail(where, f"is {kind[0]} with {kind[1]} dimensions; earlier {name!r} are {self.extra_kinds[name]}")
         return value
 
     def finish(self) -> dict[str, Any]:
+        """Columns of the forest of all records added."""
         columns = assemble(self.nodes, list(self.trajectories.values()))
         names = {"agent": self.agents, "policy": self.policies, "state": self.states}
-        return {**columns, **self._row_columns(), **{f"{kind}_names": tuple(own.index) for kind, own in names.items()}}
+        return {
+            **columns,
+            **self._row_columns(),
+            **{f"{kind}_names": tuple(names_of_kind.index) for kind, names_of_kind in names.items()},
+        }
 
     def _row_columns(self) -> dict[str, Any]:
         records = list(self.records.values())
@@ -357,8 +378,8 @@ class Reader:
         }
 
 
-def _placed(tokens: Sequence[int], media_at: Sequence[Any], name: str, fail: Fail) -> list[int]:
-    """Ids with the rows of pictures in the place of placeholders."""
+def _with_media(tokens: Sequence[int], media_at: Sequence[Any], name: str, fail: Fail) -> list[int]:
+    """Token ids with the placeholders at `media_at` replaced by the rows of pictures."""
     if not media_at:
         return list(tokens)
     try:
@@ -389,20 +410,22 @@ def columns_of(
 
 
 def _explain(error: ValidationError, fail: Fail) -> NoReturn:
-    """First error of pydantic, as field and message."""
+    """Raise the first of pydantic's errors as a field and a message that says what to change."""
     first = error.errors()[0]
-    place = [p for p in first["loc"] if p not in ("bool", "list[bool]")]  # pydantic's names for the cases of a union
-    field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).lstrip(".")
+    # pydantic puts the cases of a union (`trainable`) into the path: they are no keys of the record
+    location = [p for p in first["loc"] if p not in ("bool", "list[bool]")]
+    field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
     if first["type"] == "extra_forbidden":
-        model = Turn if "turns" in place[:-1] else Fork if "fork" in place[:-1] else Record
-        known = [f.alias or name for name, f in model.model_fields.items()]
-        fail(field, f"is not a known key{did_you_mean(str(place[-1]), known)}; other keys go under `info`")
+        model = Turn if "turns" in location[:-1] else Fork if "fork" in location[:-1] else Record
+        valid_keys = [f.alias or name for name, f in model.model_fields.items()]
+        fail(field, f"is not a known key{did_you_mean(str(location[-1]), valid_keys)}; other keys go under `info`")
     if first["type"] == "missing":
         fail(field, "is missing")
-    union = " or a list of them, one per action token" if "trainable" in place[:3] else ""
+    union = " or a list of them, one per action token" if "trainable" in location[:3] else ""
     fail(field, f"{first['msg'].lower()}{union} (got {short(first.get('input'))})")
 
 
 def short(value: Any) -> str:
+    """Representation of a value for an error, at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
