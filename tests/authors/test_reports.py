@@ -9,7 +9,7 @@ import pytest
 from tests.sampling.rollouts.replay_session import StepSession, train
 
 import gxpo
-from gxpo.sampling.rollouts.stored_groups import GroupReplay, draw_by_weight
+from gxpo.sampling.rollouts.replay import GroupReplay, draw_by_weight
 
 
 # ---------------------------------------------------------------- r1v2_ssb: Skywork R1V2, section 3.3

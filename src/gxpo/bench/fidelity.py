@@ -21,7 +21,7 @@ from gxpo.base.errors import GxpoError
 from gxpo.bench.plan import Entry, Plan, Row
 from gxpo.forest import grouped
 from gxpo.parts.protocols import Budget, Completion, StreamKey
-from gxpo.sampling.rollouts.build import Episode
+from gxpo.sampling.rollouts.attempts import Episode
 from gxpo.sampling.rollouts.episodes import Play
 from gxpo.training.statistics import left_out
 
@@ -129,8 +129,8 @@ def true_advantages(forest: Forest, tasks: Mapping[str, Task], session: Session,
         for episode in episodes:
             paid = 0.0
             own = []
-            for turn, at in enumerate(episode.stood):
-                key = (episode.task.id, at.context.ids, at.said.state, at.moves, round(paid, 9))
+            for turn, at in enumerate(episode.snapshots):
+                key = (episode.task.id, at.context.ids, at.time_step.state, at.moves, round(paid, 9))
                 histories.setdefault(key, (episode, turn))
                 own.append(key)
                 paid += float(episode.turns[turn].get("reward") or 0.0)
@@ -165,7 +165,7 @@ def _continued(
 
 
 def _outcome(episode: Episode) -> float:
-    paid = episode.paid
+    paid = episode.env_reward
     if paid is None:
         raise GxpoError(f"an episode of {episode.task.id} broke: {episode.failure}")
     return paid

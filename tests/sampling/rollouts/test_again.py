@@ -26,7 +26,7 @@ FORMER = (
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"how": "reference", "group_size": 1}, r"rollout\.group_size is 1; it is 2 or more"),
+        ({"how": "reference", "group_size": 1}, r"rollout\.group_size is 1; it must be 2 or more"),
         ({"how": "more", "stage_size": 9}, r"rollout\.stage_size is 9; it must be from 1 to rollout\.group_size=8"),
         ({"how": "each_hint", "template": "{prompt}"}, r"rollout\.template='{prompt}' lacks {hint}"),
         ({"how": "next_hint", "fractions": []}, r"rollout\.fractions are shares"),

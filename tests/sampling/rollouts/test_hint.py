@@ -19,10 +19,8 @@ from gxpo.base.errors import ConfigError, TaskError
 from gxpo.forest.forest import Forest
 from gxpo.learning.torch import TorchLearner
 from gxpo.parts.protocols import StreamKey, Task
-from gxpo.sampling.rollouts.hint import hints_of, prefix
-from gxpo.sampling.rollouts.independent import Independent
-from gxpo.sampling.rollouts.rounds import all_wrong
-from gxpo.sampling.rollouts.wording import reworded
+from gxpo.sampling.rollouts.rounds import Independent, all_wrong
+from gxpo.sampling.rollouts.wording import hints_of, prefix, reworded
 
 nan = float("nan")
 GLUED = "{prompt}{hint}"

@@ -33,7 +33,8 @@ from gxpo.environments.envs import EnvPool, source
 from gxpo.forest.forest import Forest
 from gxpo.learning.torch import TorchLearner
 from gxpo.parts.protocols import EpisodeRules, Sampling
-from gxpo.sampling.rollouts.replay import Choice, Replay, ReplayBuffer, choose
+from gxpo.sampling.rollouts.replay import Replay
+from gxpo.sampling.rollouts.replay_buffer import Choice, ReplayBuffer, choose
 
 OUTCOMES = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0, -1.0]), min_size=1, max_size=9)
 

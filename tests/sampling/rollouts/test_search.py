@@ -28,9 +28,8 @@ from gxpo.learning.torch import TorchLearner
 from gxpo.parts.protocols import Completion, EpisodeRules, Request, Sampling, StreamKey, Task
 from gxpo.parts.registry import CREDITS
 from gxpo.sampling.rollouts.graph import Graph, Role
-from gxpo.sampling.rollouts.search import Search
+from gxpo.sampling.rollouts.search import Search, SearchReplay
 from gxpo.sampling.rollouts.search_nodes import Grower, Node, SearchTree, backed_up, depth_weight, uct
-from gxpo.sampling.rollouts.search_replay import SearchReplay
 from gxpo.sampling.rollouts.team_search import TeamSearch
 
 SearchValue = CREDITS["search_value"]

@@ -17,8 +17,8 @@ import gxpo
 from gxpo.base.errors import CheckpointError, ConfigError
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Sampling, StreamKey
-from gxpo.sampling.rollouts.independent import Independent
-from gxpo.sampling.rollouts.stored_groups import GroupReplay, draw_by_weight
+from gxpo.sampling.rollouts.replay import GroupReplay, draw_by_weight
+from gxpo.sampling.rollouts.rounds import Independent
 
 LastStepAgain = partial(GroupReplay, choice="all", max_groups=0)
 ReplayByAdvantage = GroupReplay
@@ -64,10 +64,10 @@ def test_what_was_filtered_out_and_what_shaping_added_is_not_kept() -> None:
     forest = part.grow(tasks("a"), StepSession(fading, step=1))
     kept = forest.select([0, 2])
     part.observe(kept.with_rewards(kept.outcome - 0.5))
-    assert [r["id"] for r in part.buffer.kept["s1/a"]] == ["s1/a/0", "s1/a/2"]
-    assert [r["reward"] for r in part.buffer.kept["s1/a"]] == [0, 0]
+    assert [r["id"] for r in part.buffer.records_by_key["s1/a"]] == ["s1/a/0", "s1/a/2"]
+    assert [r["reward"] for r in part.buffer.records_by_key["s1/a"]] == [0, 0]
     part.observe(forest)  # nothing is held any more
-    assert len(part.buffer.kept["s1/a"]) == 2
+    assert len(part.buffer.records_by_key["s1/a"]) == 2
 
 
 # ---------------------------------------------------------------- drawn by weight
@@ -96,7 +96,7 @@ def test_a_draw_depends_on_its_key_alone_and_has_no_more_than_there_is() -> None
 def test_idle_rollouts_are_made_up_for_with_the_advantage_that_they_had() -> None:
     part = ReplayByAdvantage(4, fill=0.25)
     first = train(part, ["m", "a"], StepSession(fading, step=1))  # nothing is stored yet
-    assert set(first.origin) == {"policy"} and list(part.buffer.kept) == ["s1/m"]  # group a teaches nothing
+    assert set(first.origin) == {"policy"} and list(part.buffer.records_by_key) == ["s1/m"]  # group a teaches nothing
     forest = part.grow(tasks("b", "c", "m"), StepSession(fading, step=2))  # 8 idle rollouts: 2 are drawn
     old = replayed(forest)
     assert forest.group == ["s2/b"] * 4 + ["s2/c"] * 4 + ["s2/m"] * 4 + ["s1/m/again"] * 4
@@ -131,7 +131,7 @@ def test_a_batch_that_teaches_everywhere_draws_nothing() -> None:
     part = ReplayByAdvantage(4)
     for step in (1, 2):
         assert set(train(part, ["m", "m"], StepSession(lambda s: int(s.attempt == 0), step=step)).origin) == {"policy"}
-    assert len(part.buffer.kept) == 4
+    assert len(part.buffer.records_by_key) == 4
 
 
 def test_the_newest_groups_are_kept_and_unscored_rollouts_are_neither_idle_nor_stored() -> None:
@@ -140,7 +140,7 @@ def test_the_newest_groups_are_kept_and_unscored_rollouts_are_neither_idle_nor_s
         script = lambda s: (1, 0, UNSCORED, UNSCORED)[s.attempt]  # noqa: E731
         forest = train(part, ["m"], StepSession(script, step=step))
         assert set(forest.origin) == {"policy"}
-    assert {name: len(rows) for name, rows in part.buffer.kept.items()} == {"s2/m": 2, "s3/m": 2}
+    assert {name: len(rows) for name, rows in part.buffer.records_by_key.items()} == {"s2/m": 2, "s3/m": 2}
 
 
 def test_supports_come_back() -> None:
@@ -156,7 +156,7 @@ def test_read_back_it_goes_on_and_parts_share_no_memory(make: Any) -> None:
     part, other = make(), make()
     for step in (1, 2):
         train(part, ["m", "a"], StepSession(fading, step=step))
-    assert part == other and not other.buffer.kept and "buffer" not in repr(part)
+    assert part == other and not other.buffer.records_by_key and "buffer" not in repr(part)
     other.load_state_dict(json.loads(json.dumps(part.state_dict(), allow_nan=False)))
     for step in (3, 4):
         one, two = (train(p, ["b", "m", "c"], StepSession(fading, step=step)) for p in (part, other))
