@@ -70,7 +70,8 @@ def factors(forest: Forest, over: Over, gamma: float = 1.0) -> Tensor | None:
 def turns_of(forest: Forest) -> Turns:
     """Every turn's place in its trajectory and its group. A group whose members begin alike parts, where one of them
     ends there, in that one's last turn; a group of one parts in turn 0. Forks are declared in a group of which two
-    share an action, and in one whose rollouts note the `tree` that they grew in (`sampling.rollouts.tree.grown_forest`)."""
+    share an action, and in one whose rollouts note the `tree` that they grew in
+    (`sampling.rollouts.tree.grown_forest`)."""
     owner = forest.step_trajectory
     count = torch.bincount(owner, minlength=forest.n_trajectories)
     place = torch.arange(forest.n_steps) - (count.cumsum(0) - count)[owner]
