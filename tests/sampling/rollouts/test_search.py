@@ -70,7 +70,7 @@ class Script(Grower):
             "reward": self.ends[leaf.path],
         }
 
-    def judged(self, leaves):
+    def score_leaves(self, leaves):
         forest = Forest.from_records([self.record(t, leaf, None, 0) for t, leaf in leaves])
         return forest.replace(success=forest.outcome)
 
