@@ -103,7 +103,7 @@ def test_places_know_what_the_expert_did_and_where_it_led(doors):
         assert [(p.time_step.observation, p.time_step.state, p.expert_reply.content) for p in places] == way
         assert [p.expert_next_state for p in places[:-1]] == [state for _, state, _ in way[1:]] and "*" in places[
             -1
-        ].led_to
+        ].expert_next_state
         assert [p.last for p in places] == [False] * (len(way) - 1) + [True]
         assert draw_places([places], 99, s) == places and len(draw_places([places], 2, s)) == 2
     assert read(places[1].episode.snapshots[1].context.ids).startswith(way[0][0] + way[0][2])

@@ -152,6 +152,11 @@ class Episode:
     sampled: Completion | None = None  # the newest action
 
     @property
+    def is_sample_of_prompt(self) -> bool:
+        """True if it begins at its task's prompt, so that it may be one of several samples of a request."""
+        return isinstance(self.context, Prompt) and self.base is None and self.spec is not None
+
+    @property
     def action_prefix(self) -> tuple[int, ...]:
         """Tokens that the next action begins with: `prefix_tokens` in the first turn of its own, else none."""
         return self.prefix_tokens if len(self.turns) == self.inherited else ()
@@ -323,3 +328,15 @@ class Fork(NamedTuple):
     token: int = 0
     info: Mapping[str, Any] = {}
     anew: bool = False
+
+
+def forked(fork: Fork, place: Snapshot | Episode) -> Episode:
+    """Make the attempt of a fork at `place`: its base's snapshot before the turn, or the base itself for a sample."""
+    base, turn, key, name, token, info, _ = fork
+    twin = Episode(name, base.task, base.group, key, place.context.copy(), place.opening, place.time_step)
+    twin.turns, twin.replies, twin.snapshots = base.turns[:turn], base.replies[:turn], base.snapshots[:turn]
+    twin.moves = 0 if isinstance(place, Episode) else place.moves
+    twin.base, twin.inherited, twin.spec = base, turn, base.spec
+    twin.instance_info, twin.info = base.instance_info, dict(info)
+    twin.prefix_tokens = tuple(base.whole(turn)[:token]) if token else ()
+    return twin

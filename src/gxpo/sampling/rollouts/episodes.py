@@ -31,7 +31,7 @@ from gxpo.parts.protocols import (
     Task,
     TimeStep,
 )
-from gxpo.sampling.rollouts.attempts import Attempts, Draw, Episode, Fork, Prompt, Snapshot
+from gxpo.sampling.rollouts.attempts import Attempts, Draw, Episode, Fork, Prompt, Snapshot, forked
 from gxpo.sampling.rollouts.build import forest_of, name_draws
 from gxpo.sampling.rollouts.context import Context, messages_of, text_of
 
@@ -161,7 +161,7 @@ class Play:
         requests = [fork if isinstance(fork, Fork) else Fork(*fork) for fork in forks]
         self._check_forks(requests)
         if not self.world:
-            twins = [self._twin(fork, fork.base) for fork in requests]
+            twins = [forked(fork, fork.base) for fork in requests]
             for fork, twin in zip(requests, twins, strict=True):
                 if fork.anew:
                     twin.begin_anew()
@@ -176,7 +176,7 @@ class Play:
             places = [
                 f.base.snapshots[f.turn] if f.turn < len(f.base.turns) else snapshots_now[f.base.name] for f in requests
             ]
-            twins = [self._twin(fork, place) for fork, place in zip(requests, places, strict=True)]
+            twins = [forked(fork, place) for fork, place in zip(requests, places, strict=True)]
             # `begin_anew` empties the replies, which are needed to bring the environment back
             past_replies = {twin.name: [r for r in twin.replies if r is not None] for twin in twins}
             for fork, twin in zip(requests, twins, strict=True):
@@ -207,17 +207,6 @@ class Play:
             if fork.name in names:
                 raise GxpoError(f"{who} is named {fork.name!r}, as another attempt is: give it a name of its own")
             names.add(fork.name)
-
-    @staticmethod
-    def _twin(fork: Fork, place: Snapshot | Episode) -> Episode:
-        base, turn, key, name, token, info, _ = fork
-        twin = Episode(name, base.task, base.group, key, place.context.copy(), place.opening, place.time_step)
-        twin.turns, twin.replies, twin.snapshots = base.turns[:turn], base.replies[:turn], base.snapshots[:turn]
-        twin.moves = 0 if isinstance(place, Episode) else place.moves
-        twin.base, twin.inherited, twin.spec = base, turn, base.spec
-        twin.instance_info, twin.info = base.instance_info, dict(info)
-        twin.prefix_tokens = tuple(base.whole(turn)[:token]) if token else ()
-        return twin
 
     def _take_snapshots(self, episodes: Sequence[Episode]) -> dict[str, Snapshot]:
         """Take the present positions of these running episodes, by episode name."""
@@ -340,7 +329,7 @@ class Play:
     def _requests(episodes: Sequence[Episode]) -> list[Request]:
         """Build the engine's requests; attempts at one prompt are samples of one request, which reads it once."""
         requests = []
-        for _, samples in groupby(episodes, key=lambda e: e.spec if _sample_of_prompt(e) else e):
+        for _, samples in groupby(episodes, key=lambda e: e.spec if e.is_sample_of_prompt else e):
             first, *others = samples
             request = first.request()
             streams = (*request.streams, *(e.key for e in others))
@@ -443,7 +432,7 @@ class Play:
         chosen_ids = None if episodes is None else set(map(id, episodes))
         chosen = [e for e in self.episodes if chosen_ids is None or id(e) in chosen_ids]
         # samples of prompts need no records, unless the policy's version changed within one of them
-        are_samples = all(map(_sample_of_prompt, chosen)) and all(e.trained_context is None for e in chosen)
+        are_samples = all(e.is_sample_of_prompt for e in chosen) and all(e.trained_context is None for e in chosen)
         if are_samples and not any(e.sampled is not None and e.sampled.versions for e in chosen):
             return self._forest_of_samples(chosen)
         # a fork's record refers to its base's, so bases are written too, and left out of the forest again
@@ -506,8 +495,3 @@ class Play:
             trainable_T[forest.path_token[forest.to_path(measured_R, "R")]] = False
             columns |= {"trainable": trainable_T, "compared": ~measured_R, "weight": (~measured_R).to(torch.float64)}
         return forest.replace(**columns) if columns else forest
-
-
-def _sample_of_prompt(episode: Episode) -> bool:
-    """True if the attempt begins at its task's prompt, so that it may be one of several samples of a request."""
-    return isinstance(episode.context, Prompt) and episode.base is None and episode.spec is not None
