@@ -19,7 +19,7 @@ from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Completion, Request, Sampling, Task
 from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.sampling.rollouts.dynamic_sampling import DynamicSampling
-from gxpo.sampling.rollouts.independent import Independent
+from gxpo.sampling.rollouts.rounds import Independent
 
 STALE: WeakKeyDictionary[Any, tuple[int, TorchEngine]] = WeakKeyDictionary()  # learner's engine -> (step, its copy)
 

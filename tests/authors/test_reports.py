@@ -9,7 +9,7 @@ import pytest
 from tests.sampling.rollouts.replay_session import StepSession, train
 
 import gxpo
-from gxpo.sampling.rollouts.stored_groups import GroupReplay, draw_by_weight
+from gxpo.sampling.rollouts.replay import GroupReplay, draw_by_weight
 
 
 # ---------------------------------------------------------------- r1v2_ssb: Skywork R1V2, section 3.3
@@ -19,7 +19,7 @@ def test_skyworks_buffer_draws_stored_samples_in_proportion_to_their_advantages(
     assert isinstance(part, GroupReplay)
     right = {"m": [1, 0, 0, 0], "n": [1, 1, 0, 0], "z": [0, 0, 0, 0]}
     first = train(part, list(right), StepSession(lambda s: right[s.task][s.attempt], step=1))
-    assert set(first.origin) == {"policy"} and set(part.buffer.kept) == {"s1/m", "s1/n"}  # z has no advantage
+    assert set(first.origin) == {"policy"} and set(part.buffer.records_by_key) == {"s1/m", "s1/n"}  # z has no advantage
     expected = []
     for rewards in (right["m"], right["n"]):
         mean = sum(rewards) / 4

@@ -17,7 +17,7 @@ from gxpo.learning.base import Epochs
 from gxpo.methods.method import Method, with_inner
 from gxpo.parts.definition import show
 from gxpo.parts.protocols import Output, PolicyTokens
-from gxpo.sampling.rollouts.independent import Independent
+from gxpo.sampling.rollouts.rounds import Independent
 
 # What a trainer may know of its rollouts besides rewards, groups and lengths, by its name in error messages.
 FACTS: Mapping[str, str] = {

@@ -21,7 +21,7 @@ from gxpo.base.errors import GxpoError
 from gxpo.bench.plan import Entry, Plan, Row
 from gxpo.forest import grouped
 from gxpo.parts.protocols import Budget, Completion, StreamKey
-from gxpo.sampling.rollouts.build import Episode
+from gxpo.sampling.rollouts.attempts import Episode
 from gxpo.sampling.rollouts.episodes import Play
 from gxpo.training.statistics import left_out
 
@@ -134,8 +134,8 @@ def true_advantages(forest: Forest, tasks: Mapping[str, Task], session: Session,
         for episode in episodes:
             reward_sum = 0.0
             episode_keys = []
-            for turn, at in enumerate(episode.stood):
-                key = (episode.task.id, at.context.ids, at.said.state, at.moves, round(reward_sum, 9))
+            for turn, at in enumerate(episode.snapshots):
+                key = (episode.task.id, at.context.ids, at.time_step.state, at.moves, round(reward_sum, 9))
                 histories.setdefault(key, (episode, turn))
                 episode_keys.append(key)
                 reward_sum += float(episode.turns[turn].get("reward") or 0.0)
@@ -173,7 +173,7 @@ def _values_of_histories(
 
 
 def _outcome(episode: Episode) -> float:
-    paid = episode.paid
+    paid = episode.env_reward
     if paid is None:
         raise GxpoError(f"an episode of {episode.task.id} broke: {episode.failure}")
     return paid

@@ -53,7 +53,7 @@ from typing import Any
 from gxpo.algorithms.objectives import DualClip
 from gxpo.algorithms.objectives.ratio_trajectory import sequence_sum
 from gxpo.algorithms.objectives.surrogate import log_likelihood, unclipped
-from gxpo.sampling.rollouts.independent import Independent
+from gxpo.sampling.rollouts.rounds import Independent
 
 # the policy loss of verl: clip 0.2, bounded at 3 where A < 0, mean over tokens
 _VERL: Mapping[str, Any] = {"objective.surrogate": DualClip, "objective.aggregate": "token_mean"}

@@ -71,7 +71,7 @@ def _import_base() -> None:
         for module in (
             "algorithms.credit.relative",
             "learning.base",
-            "sampling.rollouts.independent",
+            "sampling.rollouts.rounds",
             "algorithms.objectives",
         ):
             importlib.import_module(f"gxpo.{module}")
@@ -108,7 +108,7 @@ def _build(
     from gxpo.algorithms.credit.relative import Relative
     from gxpo.learning.base import Epochs
     from gxpo.sampling.rollouts.build import RolloutPart
-    from gxpo.sampling.rollouts.independent import Independent
+    from gxpo.sampling.rollouts.rounds import Independent
 
     keys = Keys(stated)
     total = _credit(keys, Relative)

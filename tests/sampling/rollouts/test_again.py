@@ -26,10 +26,10 @@ FORMER = (
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"how": "reference", "group_size": 1}, r"rollout\.group_size is 1; it is 2 or more"),
+        ({"how": "reference", "group_size": 1}, r"rollout\.group_size is 1; it must be 2 or more"),
         ({"how": "more", "stage_size": 9}, r"rollout\.stage_size is 9; it must be from 1 to rollout\.group_size=8"),
         ({"how": "each_hint", "template": "{prompt}"}, r"rollout\.template='{prompt}' lacks {hint}"),
-        ({"how": "next_hint", "fractions": []}, r"rollout\.fractions are shares"),
+        ({"how": "next_hint", "fractions": []}, r"rollout\.fractions must be shares"),
         ({"how": "voters", "n_votes": 3}, r"rollout\.n_votes=3 must be at least rollout\.group_size=8"),
         ({"how": "best_draft", "n_drafts": -1}, r"rollout\.n_drafts is -1; it is 0 or more"),
         ({"how": "hints"}, r"rollout\.how: unknown function 'hints'.*next_hint"),

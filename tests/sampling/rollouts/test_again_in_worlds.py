@@ -31,9 +31,9 @@ from gxpo.parts.protocols import EpisodeRules, Sampling
 from gxpo.sampling.rollouts.adaptive_group_size import AdaptiveGroupSize
 from gxpo.sampling.rollouts.baseline import BaselineRollouts
 from gxpo.sampling.rollouts.cut_and_regenerate import CutAndRegenerate
-from gxpo.sampling.rollouts.hot_cold import HotColdReplay
 from gxpo.sampling.rollouts.partial import PartialRollouts
 from gxpo.sampling.rollouts.reference import ReferenceInGroup, solutions_of
+from gxpo.sampling.rollouts.temperature import HotColdReplay
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"  # count down; anything else is malformed
 

@@ -28,9 +28,9 @@ from gxpo.forest.forest import Forest
 from gxpo.learning.torch import TorchLearner
 from gxpo.parts.protocols import EpisodeRules, Request, Sampling
 from gxpo.sampling.rollouts.again import Again
-from gxpo.sampling.rollouts.replay import Replay, ReplayBuffer
-from gxpo.sampling.rollouts.stored_groups import GroupReplay
-from gxpo.sampling.rollouts.task_temperature import TaskTemperature
+from gxpo.sampling.rollouts.replay import GroupReplay, Replay
+from gxpo.sampling.rollouts.replay_buffer import ReplayBuffer
+from gxpo.sampling.rollouts.temperature import TaskTemperature
 
 
 class Heated(StepSession):

@@ -12,7 +12,7 @@ from gxpo.environments.envs import EnvPool, source
 from gxpo.learning.torch import TorchLearner
 from gxpo.parts.protocols import EpisodeRules, Reply, Sampling, ToolCall
 from gxpo.sampling.rollouts.episodes import Play
-from gxpo.sampling.rollouts.expert_prefix import ExpertSteps, chosen, expert_ways, named_call
+from gxpo.sampling.rollouts.expert_prefix import ExpertSteps, draw_places, expert_ways, named_call
 from gxpo.training.models import tiny_model
 
 FULL, WINDOW = EpisodeRules(40), EpisodeRules(40, "window", 0)
@@ -100,11 +100,13 @@ def test_places_know_what_the_expert_did_and_where_it_led(doors):
     way = walked(doors, 5)
     with Play(s, restorable=True) as play:
         (places,) = expert_ways(play, seeded(s, 5), ["steps/5"])
-        assert [(p.said.observation, p.said.state, p.choice.content) for p in places] == way
-        assert [p.led_to for p in places[:-1]] == [state for _, state, _ in way[1:]] and "*" in places[-1].led_to
+        assert [(p.time_step.observation, p.time_step.state, p.expert_reply.content) for p in places] == way
+        assert [p.expert_next_state for p in places[:-1]] == [state for _, state, _ in way[1:]] and "*" in places[
+            -1
+        ].expert_next_state
         assert [p.last for p in places] == [False] * (len(way) - 1) + [True]
-        assert chosen([places], 99, s) == places and len(chosen([places], 2, s)) == 2
-    assert read(places[1].episode.stood[1].context.ids).startswith(way[0][0] + way[0][2])
+        assert draw_places([places], 99, s) == places and len(draw_places([places], 2, s)) == 2
+    assert read(places[1].episode.snapshots[1].context.ids).startswith(way[0][0] + way[0][2])
 
 
 def test_what_a_reply_does():

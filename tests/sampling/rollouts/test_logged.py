@@ -103,7 +103,7 @@ def test_answers_of_several_turns():
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({}, "brings no answers, and rollout logged samples none"),
+        ({}, "has no answers, and rollout logged samples none"),
         ({"chosen": "#5"}, "'rejected' is missing"),
         ({"chosen": 5, "rejected": "#6"}, "answer 'chosen' must be a text or messages"),
         ({"chosen": "", "rejected": "#6"}, "without a text"),
@@ -257,7 +257,7 @@ def test_what_a_run_has_sampled_trains_another(tmp_path):
     for method, more in (("dpo", {}), ("grpo", {"objective.ratio_over": "behaviour"}), ("kto", {})):
         rows = train(method, tmp_path / method, "arithmetic", **file, **more)
         assert rows[0]["weights_crc"] != rows[1]["weights_crc"] and rows[0]["sampler_gap"] is None
-    with pytest.raises(TaskError, match="brings no answers"):
+    with pytest.raises(TaskError, match="has no answers"):
         train("dpo", tmp_path / "none", "arithmetic", rollout="logged")
 
 

@@ -20,8 +20,8 @@ from gxpo.learning.torch import TorchLearner
 from gxpo.parts.definition import show
 from gxpo.parts.protocols import Sampling, StreamKey
 from gxpo.sampling.rollouts.again import Again
-from gxpo.sampling.rollouts.independent import Independent
 from gxpo.sampling.rollouts.reference import ReferenceInGroup
+from gxpo.sampling.rollouts.rounds import Independent
 from gxpo.training.models import load
 
 GOLD = {name: "1 7 8 9" for name in ("a", "b", "c")}  # its first token is the verdict: accepted
@@ -226,7 +226,7 @@ def test_what_can_not_work_is_refused() -> None:
         ReferenceInGroup(3, 3)
     with pytest.raises(ConfigError, match=r"rollout\.statistics"):
         ReferenceInGroup(3, 1, "both")  # type: ignore[arg-type]  # what is tested
-    with pytest.raises(ConfigError, match=r"rollout\.group_size is 1; it is 2 or more"):
+    with pytest.raises(ConfigError, match=r"rollout\.group_size is 1; it must be 2 or more"):
         ReferenceOnFailure(1)
     with pytest.raises(ConfigError, match="needs verdicts"):
         ReferenceOnFailure(2).grow(tasks("a"), session(verdicts=False))

@@ -15,7 +15,7 @@ import gxpo
 from gxpo.base.errors import ConfigError
 from gxpo.parts.protocols import Sampling, StreamKey, Task
 from gxpo.sampling.rollouts.build import first_best
-from gxpo.sampling.rollouts.independent import Independent
+from gxpo.sampling.rollouts.rounds import Independent
 
 nan = float("nan")
 SHOW = "{prompt}[{draft}]"

@@ -234,7 +234,7 @@ def test_teams_are_scored_by_their_answers_once() -> None:
     assert forest.outcome.nan_to_num(-1).tolist() == [0.0, -1.0, 2.0, 3.0] * 2 + [4.0, 5.0] * 2
     assert set(session.rewards.shown.values()) == {1}
     session, forking = prompts(), TeamOfForks()
-    with pytest.raises(GxpoError, match="attempts of a team can't be forked"):
+    with pytest.raises(GxpoError, match="a team's attempts can't be forked"):
         forking.grow(tasks(session), session)
 
 

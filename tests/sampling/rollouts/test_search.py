@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import random
 from collections.abc import Sequence
@@ -28,42 +27,14 @@ from gxpo.learning.torch import TorchLearner
 from gxpo.parts.protocols import Completion, EpisodeRules, Request, Sampling, StreamKey, Task
 from gxpo.parts.registry import CREDITS
 from gxpo.sampling.rollouts.graph import Graph, Role
-from gxpo.sampling.rollouts.search import Search
-from gxpo.sampling.rollouts.search_nodes import Grower, Node, SearchTree, backed_up, depth_weight, uct
-from gxpo.sampling.rollouts.search_replay import SearchReplay
+from gxpo.sampling.rollouts.search import Search, SearchReplay
+from gxpo.sampling.rollouts.search_nodes import Grower, Node, SearchTree
 from gxpo.sampling.rollouts.team_search import TeamSearch
 
 SearchValue = CREDITS["search_value"]
 
 A, B = Task("a", "a?"), Task("b", (4, 5))
 PLAIN: dict[str, Any] = {"values": "mean", "backup": "all", "following": "root"}
-
-
-# ---------------------------------------------------------------- statistics
-@pytest.mark.parametrize("outcomes", [(1.0, -1.0), (-1.0, 1.0)])
-def test_the_card_of_values(outcomes):
-    # root and three pieces: weights (d + 1) / 4
-    values = [0.0] * 4
-    for outcome in outcomes:
-        values = [backed_up(v, outcome, depth_weight(d, 3, 0.1)) for d, v in enumerate(values)]
-    assert values == [0.25, 0.5, 0.75, 1.0]
-
-
-@given(st.lists(st.sampled_from([1.0, -1.0]), max_size=6))
-def test_the_order_of_outcomes_does_not_matter(outcomes):
-    found = set()
-    for order in itertools.islice(itertools.permutations(outcomes), 12):
-        value = 0.0
-        for outcome in order:
-            value = backed_up(value, outcome, 0.25)
-        found.add(value)
-    won = outcomes.count(1.0)
-    assert found == {0.25 * (won or -len(outcomes))}
-
-
-def test_the_card_of_uct():
-    assert uct(0.2, 3, 10, 2.0) == pytest.approx(1.952174, abs=1e-6)
-    assert uct(0.0, 0, 10, 2.0) == math.inf and uct(0.3, 1, 1, 2.0) == 0.3
 
 
 # ---------------------------------------------------------------- the search, by hand
@@ -99,7 +70,7 @@ class Script(Grower):
             "reward": self.ends[leaf.path],
         }
 
-    def judged(self, leaves):
+    def score_leaves(self, leaves):
         forest = Forest.from_records([self.record(t, leaf, None, 0) for t, leaf in leaves])
         return forest.replace(success=forest.outcome)
 

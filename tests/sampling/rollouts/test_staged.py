@@ -31,7 +31,7 @@ from gxpo.environments.envs import EnvPool, source
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import EpisodeRules, Sampling, StreamKey
 from gxpo.sampling.rollouts.again import Again
-from gxpo.sampling.rollouts.independent import Independent
+from gxpo.sampling.rollouts.rounds import Independent
 
 
 def written(stream: StreamKey) -> int:

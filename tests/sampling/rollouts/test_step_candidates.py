@@ -179,8 +179,8 @@ def test_refusals(model, steps):
     for options, said in [
         ({"candidates": 0}, "rollout.candidates is 0; it is 1 or more"),
         ({"chains": 0}, "rollout.chains is 0; it is 1 or more"),
-        ({"score": "judge"}, r"rollout.score is 'judge'; it is 'reward' or FILE.py:NAME"),
-        ({"score": 3}, r"rollout.score is 3; it is 'reward', FILE.py:NAME or a function"),
+        ({"score": "judge"}, r"rollout.score is 'judge'; it must be 'reward' or FILE.py:NAME"),
+        ({"score": 3}, r"rollout.score is 3; it must be 'reward', FILE.py:NAME or a function"),
     ]:
         with pytest.raises(ConfigError, match=said):
             StepCandidates(**options)

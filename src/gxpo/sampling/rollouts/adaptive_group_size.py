@@ -18,16 +18,17 @@ from gxpo.parts.functions import signature
 from gxpo.parts.registry import part
 from gxpo.parts.task_memory import TaskMemory
 from gxpo.sampling.rollouts import group_values
+from gxpo.sampling.rollouts.attempts import Attempts, Draw
 from gxpo.sampling.rollouts.base import Rollout
-from gxpo.sampling.rollouts.build import Attempts, Draw
 from gxpo.sampling.rollouts.episodes import Play
 
 
 # ---------------------------------------------------------------- budget with fallback
-# Rollout budget of Knapsack RL as released: what mixed groups need first, the rest to tasks that were never solved.
+# Rollout budget of Knapsack RL as released: first what mixed groups need, the rest to tasks that were never solved.
 def needed(rate: float, most: int, confidence: float = 0.9) -> int:
-    """Attempts after which a right and a wrong one have both come with about this probability, `most` at most: whole
-    ones of ln(1 - confidence) / ln max(p, 1 - p).
+    """Return how many attempts bring a success and a failure with about this probability, at most `most`.
+
+    It is ln(1 - confidence) / ln max(p, 1 - p), rounded down.
 
     >>> needed(0.5, 128), needed(0.9, 128), needed(0.99, 128)
     (3, 21, 128)
@@ -35,11 +36,11 @@ def needed(rate: float, most: int, confidence: float = 0.9) -> int:
     return int(min(most, math.log(1 - confidence) / math.log(max(rate, 1 - rate))))
 
 
-def shared_out(amount: int, among: Sequence[int], sizes: list[int]) -> None:
-    """Add `amount` attempts to the sizes of these tasks, as evenly as can be, one more to the earlier ones."""
-    each, rest = divmod(amount, len(among))
-    for place, i in enumerate(among):
-        sizes[i] += each + (place < rest)
+def share_out(amount: int, among: Sequence[int], sizes: list[int]) -> None:
+    """Add `amount` attempts to the sizes of these tasks as evenly as possible, one more to the earlier ones."""
+    each, remainder = divmod(amount, len(among))
+    for rank, i in enumerate(among):
+        sizes[i] += each + (rank < remainder)
 
 
 def allot_with_fallback(
@@ -50,41 +51,45 @@ def allot_with_fallback(
     most: int = 128,
     value: Callable[[int, float], float] = group_values.mixed_gain,
 ) -> list[int]:
-    """Attempts for each task, `budget` in all.
+    """Allot `budget` attempts: tasks of rates between 0 and 1 take what they need, unsolved tasks the rest.
 
-    rates  success rates; nan: not known yet, and the task has `usual` attempts
+    rates  success rates; nan: not known yet, so that the task gets `usual` attempts at first
 
-    Every other task has `least`. Of what is left, tasks of rates between 0 and 1 may take as much as they `need`,
-    and any more goes to tasks of rate 0 or unknown, or, where there are none, to all others that are not between 0
-    and 1. Their share is allotted so that the sum of `value` is largest, where no attempt beyond `least` is worth
-    nothing: the first one gains the whole value, so that each has one before any has two. Without tasks between 0
-    and 1 all that is left goes to those of rate 0 or unknown, and without these every task has `usual`.
+    Every other task gets `least` first. Of the rest, tasks of rates between 0 and 1 take at most what they `need`; any
+    surplus goes to tasks of rate 0 or unknown or, without any, to all others that are not between 0 and 1. The share of
+    tasks between 0 and 1 is allotted so that the sum of `value` is largest; the first attempt beyond `least` gains the
+    whole value, so that each of them gets one before any gets two. Without tasks between 0 and 1 the rest goes to those
+    of rate 0 or unknown, and without these every task gets `usual`.
 
     Source: liziniu/KnapsackRL, verl/trainer/ppo/exploration_utils.py. Its dynamic programme and this greedy allotment
-    agree where gains fall with n. It fails where all tasks are between 0 and 1 and need less than there is; here they
-    take it.
+    agree if gains fall with n. The source fails if all tasks are between 0 and 1 and need less than the budget; here
+    they share the surplus.
 
     >>> allot_with_fallback([0.5, 0.1, 1.0], 12, 4), allot_with_fallback([0.5, 0.0, 1.0], 24, 8)
     ([5, 5, 2], [5, 17, 2])
     """
+    # every task has its first attempts before anything is weighed
     n = len(rates)
-    known = [not math.isnan(p) for p in rates]
-    between = [i for i in range(n) if known[i] and 0 < rates[i] < 1]
-    sizes = [least if known[i] else usual for i in range(n)]
+    is_known = [not math.isnan(p) for p in rates]
+    between = [i for i in range(n) if is_known[i] and 0 < rates[i] < 1]
+    sizes = [least if is_known[i] else usual for i in range(n)]
     spare = budget - sum(sizes)
     if spare <= 0:
         return sizes
-    unsolved = [i for i in range(n) if not known[i] or rates[i] == 0]
+    # without a task between 0 and 1 nothing has a value to weigh: the rest explores
+    unsolved = [i for i in range(n) if not is_known[i] or rates[i] == 0]
     if not between:
         if not unsolved:
             return [usual] * n
-        shared_out(spare, unsolved, sizes)
+        share_out(spare, unsolved, sizes)
         return sizes
-    wanted = sum(needed(rates[i], most) for i in between)
-    others = unsolved or [i for i in range(n) if i not in between]
-    if wanted < spare and others:
-        shared_out(spare - wanted, others, sizes)
-        spare = wanted
+    # more than the mixed groups need would teach nothing further there, so the surplus explores
+    need = sum(needed(rates[i], most) for i in between)
+    fallback_tasks = unsolved or [i for i in range(n) if i not in between]
+    if need < spare and fallback_tasks:
+        share_out(spare - need, fallback_tasks, sizes)
+        spare = need
+    # greedily by gain; the first gain is the whole value, as in the source, not a difference
     heap = [(-value(least + 1, rates[i]), least, i) for i in between if least < most]
     heapq.heapify(heap)
     while spare and heap:
@@ -93,8 +98,9 @@ def allot_with_fallback(
         spare -= 1
         if sizes[i] < most:
             heapq.heappush(heap, (value(sizes[i], rates[i]) - value(sizes[i] + 1, rates[i]), sizes[i], i))
+    # all of them are at `most`, and there is no other task to take the surplus
     if spare:
-        shared_out(spare, between, sizes)
+        share_out(spare, between, sizes)
     return sizes
 
 
@@ -105,14 +111,14 @@ Value = Callable[[int, float], float]
 def allot(
     rates: Sequence[float], budget: int, least: int = 2, most: int = 128, value: Value = group_values.failures
 ) -> list[int]:
-    """Attempts for each task, `least` to `most`, `budget` in all: each further one where the value grows most by it.
+    """Allot `budget` attempts, `least` to `most` a task: each further one where the value grows most by it.
 
-    value  of n attempts at a success rate, a function of `gxpo.sampling.rollouts.group_values`
+    value  function of (n, success rate): what n attempts are worth, see `gxpo.sampling.rollouts.group_values`
 
-    Of equal gains that of the task with fewer attempts is taken, then the earlier task's. Greedy, which is the best
-    there is where every task's gains fall with n. `failures` is convex in n for small rates, so a hard task may stay at
-    `least` although many more attempts would have paid. Fewer than `budget` where all have `most`; ValueError where
-    `least` for each is more.
+    Of equal gains the task with fewer attempts goes first, then the earlier task. Greedy is optimal if every task's
+    gains fall with n. `failures` is convex in n for small rates, so a hard task may stay at `least` although many more
+    attempts would have paid. Less than `budget` is allotted if all tasks have `most`; ValueError if `least` for each
+    exceeds the budget.
 
     >>> allot([0.5, 0.1, 1.0], 9)
     [5, 2, 2]
@@ -124,6 +130,7 @@ def allot(
     def gain(i: int) -> float:
         return value(sizes[i] + 1, rates[i]) - value(sizes[i], rates[i])
 
+    # the heap holds each task's next gain; ties by size, then by index, keep the allotment deterministic
     heap = [(-gain(i), least, i) for i in range(len(rates)) if least < most]
     heapq.heapify(heap)
     for _ in range(budget - least * len(rates)):
@@ -139,9 +146,9 @@ def allot(
 def knapsack(
     rates: Sequence[float], budget: int, least: int = 2, most: int = 128, value: Value = group_values.failures
 ) -> list[int]:
-    """The same by dynamic programming: the sizes whose values add up to the most, whatever the gains do.
+    """Allot as `allot` does, by dynamic programming: the largest sum of values, even if gains grow with n.
 
-    Costs len(rates) * (most - least) * budget additions. Of equal sums the one with fewer attempts for later tasks.
+    Costs len(rates) * (most - least) * budget additions. Of equal sums the one with less for later tasks wins.
 
     >>> allot([0.01, 0.9], 24, 2, 22), knapsack([0.01, 0.9], 24, 2, 22)
     ([2, 22], [22, 2])
@@ -149,21 +156,24 @@ def knapsack(
     if least * len(rates) > budget:
         raise ValueError(f"{len(rates)} tasks of at least {least} attempts need more than {budget}")
     spare = min(budget - least * len(rates), (most - least) * len(rates))
-    best = np.full(spare + 1, -np.inf)  # by what is spent beyond `least`: the largest sum of the tasks so far
+    # best[s]: the largest sum of values of the tasks so far, with s attempts beyond `least` spent on them
+    best = np.full(spare + 1, -np.inf)
     best[0] = 0.0
-    chosen: list[np.ndarray] = []
+    extras: list[np.ndarray] = []
+    # each task in turn: k attempts beyond `least`, for every k and every amount spent before
     for rate in rates:
-        found, more = np.full(spare + 1, -np.inf), np.zeros(spare + 1, dtype=np.int64)
+        better_sums, extra = np.full(spare + 1, -np.inf), np.zeros(spare + 1, dtype=np.int64)
         for k in range(min(most - least, spare) + 1):
             total = best[: spare + 1 - k] + value(least + k, rate)
-            better = total > found[k:]
-            found[k:][better], more[k:][better] = total[better], k
-        best = found
-        chosen.append(more)
-    left, sizes = spare, []
-    for more in reversed(chosen):
-        sizes.append(least + int(more[left]))
-        left -= int(more[left])
+            improves = total > better_sums[k:]
+            better_sums[k:][improves], extra[k:][improves] = total[improves], k
+        best = better_sums
+        extras.append(extra)
+    # walk back through the choices from the last task to the first
+    remaining, sizes = spare, []
+    for extra in reversed(extras):
+        sizes.append(least + int(extra[remaining]))
+        remaining -= int(extra[remaining])
     return sizes[::-1]
 
 
@@ -173,20 +183,20 @@ SOLVERS = {"greedy": allot, "knapsack": knapsack}
 @part("adaptive_group_size", stage="rollout")
 @dataclass(frozen=True)
 class AdaptiveGroupSize(Rollout):
-    """`group_size` attempts a task on average, allotted by the tasks' predicted rates of success.
+    """`group_size` attempts a task on average, allotted by the tasks' predicted success rates.
 
-    least, most  attempts of one task
-    value        what n attempts at a success rate are worth, a function of `sampling.rollouts.group_values` by name, or
-                 `file.py:function` of (n, rate): the sum over the tasks is made large
+    least, most  bounds on the attempts of one task
+    value        function of (n, success rate) whose sum over the tasks is made large: a name in
+                 `sampling.rollouts.group_values`, or `file.py:function`
     solver       "greedy": the next attempt where the value grows most | "knapsack": the largest sum there is |
-                 "fallback": greedy among tasks of rates between 0 and 1, and what they do not need to those of rate 0:
-                 see `gxpo.sampling.rollouts.adaptive_group_size`
-    discount     what earlier verdicts of a task count for at each further visit, since the policy has moved
-    prior        how many verdicts the mean rate of all tasks (one half at first) is worth in a task's prediction;
+                 "fallback": greedy among tasks of rates between 0 and 1, the surplus to those of rate 0, see
+                                           `adaptive_group_size.allot_with_fallback`
+    discount     factor on a task's earlier verdicts at each further visit, since the policy has moved
+    prior        weight, in verdicts, of the mean rate of all tasks (one half at first) in a task's prediction;
                  "uniform": the prediction is the mean of Beta(1 + right, 1 + wrong), two verdicts of rate one half
-    window       None, or the prediction is the mean of the newest so many verdicts of the task, of all of its newest
-                 visit where that had more; without `discount` and `prior`
-    enough       of a `window`: a task with fewer verdicts has `group_size` attempts; solver "fallback" alone
+    window       None, or the number of a task's newest verdicts whose mean is the prediction (all of its newest visit
+                 if that had more), without `discount` and `prior`
+    enough       with a `window` (solver "fallback" alone): a task with fewer verdicts gets `group_size` attempts
 
     Without a window the prediction is (s + prior m) / (n + prior), s successes in n verdicts of the steps before, m
     their mean over all tasks; every row's info["predicted"] holds it. `success` decides, never the shaped outcome.
@@ -218,16 +228,17 @@ class AdaptiveGroupSize(Rollout):
             )
 
     def predict(self, tasks: Sequence[str]) -> list[float]:
-        """The predicted rate of success of each task; nan where too little is known."""
+        """Return the predicted success rate of each task; nan if it has too few verdicts."""
         if self.window is not None:
-            few = [self.memory.count(task) < min(self.enough, self.window) for task in tasks]
-            return [math.nan if x else p for x, p in zip(few, self.memory.predict(tasks), strict=True)]
+            is_unsure = [self.memory.count(task) < min(self.enough, self.window) for task in tasks]
+            return [math.nan if x else p for x, p in zip(is_unsure, self.memory.predict(tasks), strict=True)]
         if isinstance(self.prior, str):
             return self.memory.predict(tasks, 2.0, mean=0.5)
         return self.memory.predict(tasks, self.prior, unseen=0.5)
 
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
         rates = self.predict([draw.task.id for draw in draws])
+        # the budget is that of equal groups: only its division over the tasks adapts
         budget = self.group_size * len(draws)
         if self.solver == "fallback":
             sizes = allot_with_fallback(rates, budget, self.group_size, self.least, self.most, self.value)
@@ -238,7 +249,7 @@ class AdaptiveGroupSize(Rollout):
 
     # ------------------------------------------------------------ memory
     def observe(self, forest: Forest) -> None:
-        """Counts the verdicts of what was sampled; without a verdict a rollout says nothing."""
+        """Store the verdicts of the policy's own rollouts; those without a verdict are skipped."""
         verdicts: dict[str, list[float]] = {}
         for task, origin, success in zip(forest.task, forest.origin, forest.success.tolist(), strict=True):
             if origin == "policy" and math.isfinite(success):

@@ -1,40 +1,132 @@
-"""Attempts in rounds: hints or references on failure (Scaf-GRPO, GHPO, GCPO), stages (AR3PO), drafts (iGRPO)."""
+"""Repeated attempts in rounds: hints or references after failure (Scaf-GRPO, GHPO, GCPO), stages, drafts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 
 from gxpo.forest.forest import Forest
 from gxpo.parts.definition import show
-from gxpo.parts.protocols import Session
+from gxpo.parts.functions import Formula
+from gxpo.parts.protocols import Session, Task
 from gxpo.parts.registry import part
-from gxpo.sampling.rollouts.base import Count, Round
+from gxpo.sampling.rollouts.attempts import Attempts, Draw
+from gxpo.sampling.rollouts.base import Count, Rollout, Round
+from gxpo.sampling.rollouts.build import Limit
 from gxpo.sampling.rollouts.episodes import Play
-from gxpo.sampling.rollouts.replay import Remembers, ReplayBuffer, as_replay, choose, last_failed, side_by_side, without
-from gxpo.sampling.rollouts.retried import Retried, unsolved
+from gxpo.sampling.rollouts.replay_buffer import (
+    Remembers,
+    ReplayBuffer,
+    as_replay,
+    choose,
+    last_failed,
+    side_by_side,
+    without,
+)
+from gxpo.sampling.rollouts.ways import Ask, Stored
+from gxpo.sampling.rollouts.wording import Solution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retried(Formula, Rollout):
+    """Base class of rollouts that attempt groups again, in rounds, until `how` returns no attempts.
+
+    group_size    attempts a task
+    when          groups to attempt again: "all_wrong", with a known failure and no known success in the newest round;
+                  "unsolved", without a known success in it; "always"
+    how           function that returns the attempts of the next round: a name in `sampling.rollouts.ways`,
+                  `file.py:function`, or a function
+    keep          function that selects the step's rollouts from those of all rounds: a name in `rollouts.keeping`, or
+                  as above; what it leaves out is charged to `session.budget.discarded`. Keyword-only parameters of
+                  both functions are options, `rollout.NAME`
+    warmup_steps  steps in which nothing is attempted again
+
+    `success` decides, never the shaped outcome. In an environment an attempt is an episode.
+    """
+
+    group_size: Count = 8
+    when: Literal["all_wrong", "unsolved", "always"] = "always"
+    how: Any = "once"
+    keep: Any = "everything"
+    warmup_steps: Limit = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    functions: ClassVar[Mapping[str, tuple[str, bool]]] = {
+        "how": ("gxpo.sampling.rollouts.ways", False),
+        "keep": ("gxpo.sampling.rollouts.keeping", False),
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "allows", getattr(self.how, "allows", {}))
+        if (fits := getattr(self.how, "fits", None)) is not None:
+            self.apply(fits, [self.group_size])
+
+    @property
+    def stored(self) -> Stored | None:
+        """Stored rollouts by task that `how` may read; None if this rollout stores none."""
+        return None
+
+    def check_task(self, task: Task, solution: Solution) -> None:
+        """Raise TaskError if `how` has nothing to attempt this task again with, such as hints."""
+        if (check := getattr(self.how, "check_task", None)) is not None:
+            self.apply(check, [task, solution])
+
+    def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
+        return self.apply(self.how, [Ask([], draws, play, self.group_size, self.stored)])
+
+    def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts]:
+        if len(rounds) == getattr(self.how, "rounds", None) or play.session.step <= self.warmup_steps:
+            return []
+        # `how` is not asked when no group needs it: it may be costly, as an expert is
+        draws = self._draws_to_retry(rounds[-1], play)
+        return self.apply(self.how, [Ask(rounds, draws, play, self.group_size, self.stored)]) if draws else []
+
+    def _draws_to_retry(self, newest: Round, play: Play) -> list[Draw]:
+        """Return the draws whose groups are to be attempted again."""
+        if self.when == "always":
+            return play.drawn
+        wrong = newest.all_wrong(show(self)) if self.when == "all_wrong" else unsolved(newest.scored, show(self))
+        return [draw for draw in play.drawn if draw.group in wrong]
+
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        """Select the step's rollouts from all rounds, and charge the others as discarded."""
+        forest: Forest = self.apply(self.keep, [rounds, play, self.group_size])
+        play.session.budget.discarded += sum(len(r.episodes) for r in rounds) - forest.n_trajectories
+        return forest
+
+
+def unsolved(forest: Forest, rollout: str) -> list[str]:
+    """Return the names of the groups without a known success, in order; ConfigError if the reward gives no verdicts."""
+    forest.need_verdicts(f"rollout {rollout}")
+    solved_groups = {
+        group for group, verdict in zip(forest.group, forest.success.tolist(), strict=True) if verdict >= 1
+    }
+    return [group for group in dict.fromkeys(forest.group) if group not in solved_groups]
 
 
 @part("again", stage="rollout")
 @dataclass(frozen=True)
 class Again(Remembers, Retried):
-    """Attempts at each task in rounds: groups without a success, or all, are attempted again, until `how` stops.
+    """Attempts at each task in rounds: groups without a success, or all, are attempted again until `how` stops.
 
     group_size    attempts a task
-    when          which groups: "all_wrong" in the newest round, where an attempt is known to be wrong and none to be
-                  right; "unsolved", without a known success in it; "always"
-    how           in `sampling.rollouts.ways` by name, `file.py:function` or a function: the attempts of the next round
-    keep          the same, in `rollouts.keeping`: the step's rollouts of those of all rounds; what is left out is
-                  charged to `session.budget.discarded`. Keyword-only parameters of both are options, `rollout.NAME`
+    when          groups to attempt again: "all_wrong", with a known failure and no known success in the newest round;
+                  "unsolved", without a known success in it; "always"
+    how           function that returns the attempts of the next round: a name in `sampling.rollouts.ways`,
+                  `file.py:function`, or a function
+    keep          function that selects the step's rollouts from those of all rounds: a name in `rollouts.keeping`, or
+                  as above; what it leaves out is charged to `session.budget.discarded`. Keyword-only parameters of
+                  both functions are options, `rollout.NAME`
     warmup_steps  steps in which nothing is attempted again
-    reuse         in a group without a success a stored one of earlier steps takes the place of the last attempt known
-                  to have failed: origin "replay", with the log-probs, policy version and outcome of its own
-    choice        which stored success: "random", equally likely, a function of (seed, step, group), or "recent"
-    coef          weight of the reused row; 0: it is in the group's statistics and in denominators, and has no gradient
-    max_stored    successes of a task that are stored, the newest; `max_tasks`: see `ReplayBuffer`
+    reuse         in a group without a success, put a stored success of earlier steps in the place of the last known
+                  failure: origin "replay", with its own log-probs, policy version and outcome
+    choice        stored success to reuse: "random", equally likely, a function of (seed, step, group), or "recent"
+    coef          weight of the reused row; 0: it is in the group's statistics and in denominators, without a gradient
+    max_stored    most successes stored of a task, the newest ones; `max_tasks`: see `ReplayBuffer`
 
     `success` decides, never the shaped outcome. In an environment an attempt is an episode; with `team` it is a team's.
 
@@ -65,7 +157,7 @@ class Again(Remembers, Retried):
 
     @property
     def remembers(self) -> bool:
-        """Whether a checkpoint holds stored successes."""
+        """True if stored successes are part of the checkpoint."""
         return self.reuse
 
     @property
@@ -77,17 +169,18 @@ class Again(Remembers, Retried):
         return self._with_stored(forest, play.session) if self.reuse else forest
 
     def _with_stored(self, forest: Forest, session: Session) -> Forest:
-        """The forest with a stored success in each unsolved group of a task that has one."""
+        """Put a stored success into each unsolved group of a task that has one."""
         self.buffer.hold(forest.select(forest.success >= 1))
         task_of = dict(zip(forest.group, forest.task, strict=True))
-        replaced, records = [], []
+        # a success takes the place of a known failure, never of an unscored attempt: the group keeps its size
+        replaced_rows, records = [], []
         for group in unsolved(forest, show(self)):
-            stored, place = self.buffer.of(task_of[group]), last_failed(forest, group)
-            if stored and place is not None:
-                replaced.append(place)
+            stored, failed_row = self.buffer.of(task_of[group]), last_failed(forest, group)
+            if stored and failed_row is not None:
+                replaced_rows.append(failed_row)
                 (i,) = choose([r["reward"] for r in stored], 1, self.choice, (session.seed, session.step, group))
                 records.append(as_replay(stored[i], group=group, id=f"{group}/replay", weight=self.coef))
         if not records:
             return forest
-        session.budget.discarded += len(replaced)
-        return side_by_side(Forest.concat([without(forest, replaced), Forest.from_records(records)]))
+        session.budget.discarded += len(replaced_rows)
+        return side_by_side(Forest.concat([without(forest, replaced_rows), Forest.from_records(records)]))

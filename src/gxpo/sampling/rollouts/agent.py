@@ -32,23 +32,23 @@ Seconds = Annotated[float, Gt(0)]
 @part("agent", stage="rollout")
 @dataclass(frozen=True)
 class AgentEpisodes(RolloutPart):
-    """`group_size` episodes of an agent at each task: it is given an endpoint of OpenAI's API and a key.
+    """`group_size` episodes of your own agent at each task, which calls the policy through OpenAI's API.
 
-    run          FILE.py:FUNCTION, package.module:FUNCTION, or a command line
-    concurrency  episodes that are under way at once; the next begins when one is over
-    timeout      seconds that an episode may take, the waiting for replies not counted
+    run          the agent: FILE.py:FUNCTION, package.module:FUNCTION, or a command line; it gets the endpoint and a key
+    concurrency  most episodes under way at once; the next begins when one is over
+    timeout      seconds that an episode may take, without the time that it waits for replies
     patience     seconds that calls wait for the other episodes' calls, to be sampled together; 0: not at all
-    max_calls    replies that an episode may ask for
-    failed       reward of an episode that raised, hung or asked nothing; null: it is unscored
-    allowed_hosts  host names beside localhost's under which the endpoint answers, such as host.docker.internal
+    max_calls    most replies of an episode
+    failed       reward of an episode that raised, hung or asked for nothing; null: it is unscored
+    allowed_hosts  host names, beside localhost, under which the endpoint answers, such as host.docker.internal
 
-    An episode is one trajectory and each reply an action of it. Messages that go on from a reply read the ids that
-    were sampled; others begin a context of their own. A reply depends on (seed, step, draw, attempt), on the ids read
-    and on how many replies the episode has had to the same ids, so not on when it was asked for. The state of an action
-    is what the agent says (`metadata.state`), or else the ids read.
+    An episode is one trajectory and each reply an action of it. Messages that go on from a reply continue the ids that
+    were sampled; others begin a context of their own. A reply depends on (seed, step, draw, attempt), on the ids of its
+    context and on the number of earlier replies to the same ids, and not on when it was asked for. The state of an
+    action is the request's `metadata.state`, or else the ids of its context.
 
-    The reward is what the agent returns; where it returns none, or a text, the run's reward judges that text or the
-    last reply. It is the component `agent`, which `reward` may weigh among others.
+    The reward is the number that the agent returns; if it returns none, or a text, the run's reward judges that text or
+    the last reply. It is the component `agent`, which `reward` may weigh among others.
     """
 
     run: str | Callable[..., Any] = ""
@@ -61,7 +61,7 @@ class AgentEpisodes(RolloutPart):
     allowed_hosts: Sequence[str] = ()
 
     held_out: ClassVar[bool] = False
-    samples_prompts: ClassVar[bool] = False  # its program writes the prompts
+    samples_prompts: ClassVar[bool] = False  # the agent writes the prompts
     provides = ("states",)
     single_turn = True
     components = (COMPONENT,)
@@ -74,24 +74,25 @@ class AgentEpisodes(RolloutPart):
 
     @property
     def max_turns(self) -> int:
-        """The most actions that a trajectory can have."""
+        """Most actions of a trajectory."""
         return self.max_calls
 
     def evaluation(self, samples: int) -> AgentEpisodes:
-        """Held-out tasks are attempted by the agent."""
+        """Return the rollout for held-out tasks: the same agent, told that the episodes are held out."""
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         options["group_size"] = samples
-        made = _HeldOut(**options)
-        vars(made)["agent"] = self.agent
-        return made
+        rollout = _HeldOut(**options)
+        # the same loaded agent: a command or file is not loaded a second time
+        vars(rollout)["agent"] = self.agent
+        return rollout
 
     @cached_property
     def agent(self) -> agents.Agent:
-        """Loaded once: a file that is changed while the run goes on changes nothing."""
+        """The agent, loaded once, so that editing its file does not change a run under way."""
         return agents.agent_of(self.run)
 
     def check_sampling(self, sampling: Sampling) -> None:
-        """ConfigError for an agent that can't be loaded, and where several processes would each run it."""
+        """Raise ConfigError for an agent that can't be loaded, and if several processes would each run it."""
         if runtime.world() > 1:
             raise ConfigError("rollout agent runs in one process: start the run without torchrun")
         need("uvicorn", "serve")
@@ -112,14 +113,14 @@ class AgentEpisodes(RolloutPart):
 
 @dataclass(frozen=True)
 class _HeldOut(AgentEpisodes):
-    """The episodes of an evaluation."""
+    """Agent episodes of an evaluation."""
 
     held_out: ClassVar[bool] = True
 
 
 @dataclass(eq=False)
 class _Episode:
-    """An attempt of the agent at a task. `end`: how it ended, as in `sampling.rollouts.build.Episode`, or "silent"."""
+    """An attempt of the agent at a task. `end`: as in `sampling.rollouts.attempts.Episode`, or "silent"."""
 
     task: Task
     group: str
@@ -133,35 +134,36 @@ class _Episode:
 
 
 class _Play:
-    """The episodes of a step, under way together."""
+    """The agent episodes of a step, under way together."""
 
     def __init__(self, part: AgentEpisodes, session: Session, queue: CallQueue, base_url: str) -> None:
         self.part, self.session, self.queue, self.base_url = part, session, queue, base_url
         self.running: list[_Episode] = []
 
     def forest(self, tasks: Sequence[Task]) -> Forest:
-        """All episodes played to their ends, written down and scored."""
+        """Play all episodes to their ends, and return their scored forest."""
         episodes = self._episodes(tasks)
         waiting = episodes[::-1]
         while waiting or self.running:
             while waiting and len(self.running) < self.part.concurrency:
                 self._begin(waiting.pop())
+            # answer the calls that are there together, but wake up when the next episode is overdue
             calls = self.queue.take(self._next_deadline())
             respond(self.queue, calls, self.session, action)
-            over = {id(attempt) for attempt in self.queue.collect()}
-            for episode in [e for e in self.running if id(e.attempt) in over]:
+            finished_ids = {id(attempt) for attempt in self.queue.collect()}
+            for episode in [e for e in self.running if id(e.attempt) in finished_ids]:
                 self._finish(episode)
-            self._end_late()
+            self._stop_overdue()
         if self.queue.unawaited:
             warnings.warn(
                 f"episodes kept others waiting for rollout.patience={self.part.patience:g} s: {self.queue.unawaited} "
                 "batches went without them, and another run of this seed may differ in the last bits",
                 stacklevel=2,
             )
-        return self._written(episodes)
+        return self._scored_forest(episodes)
 
     def stop(self) -> None:
-        """Ends what is under way."""
+        """Stop all episodes that are under way."""
         for episode in self.running:
             episode.playing.stop()
         self.queue.close()
@@ -172,6 +174,7 @@ class _Play:
         for task, draw in zip(tasks, name_draws(tasks), strict=True):
             for i in range(self.part.group_size):
                 tokenizer = getattr(session, "tokenizer", None)
+                # every episode has a key of its own, by which the endpoint tells whose call it is
                 history = History(session.chat, tokenizer, session.system, session.episode.max_context)
                 key = StreamKey(session.seed, session.step, draw, i)
                 out.append(
@@ -187,12 +190,12 @@ class _Play:
         episode.playing = agents.start(self.part.agent, episode.task, line, lambda: self.queue.end(attempt))
 
     def _next_deadline(self) -> float | None:
-        """When the first of those that work would have taken too long."""
+        """Return the time at which the first working episode exceeds its timeout; None if all wait for replies."""
         now = self.queue.clock()
         working = [e.attempt for e in self.running if e.attempt.since is not None]
         return min((now + self.part.timeout - a.own_seconds(now) for a in working), default=None)
 
-    def _end_late(self) -> None:
+    def _stop_overdue(self) -> None:
         now = self.queue.clock()
         for episode in [e for e in self.running if e.attempt.own_seconds(now) >= self.part.timeout]:
             episode.playing.fail("timeout", f"it took longer than rollout.timeout={self.part.timeout:g} s")
@@ -200,9 +203,10 @@ class _Play:
             self.queue.end(episode.attempt)
 
     def _finish(self, episode: _Episode) -> None:
-        """The episode is over: what became of it, and of what was posted."""
+        """Close an episode: settle how it ended, its outcome, and its caches in the engine."""
         self.running.remove(episode)
         attempt, playing = episode.attempt, episode.playing
+        # an agent that returned nothing may have posted its outcome, or printed one that can't be read
         if playing.kind is None and playing.outcome == agents.Outcome():
             if attempt.post_error is not None:
                 playing.fail("nonsense", f"posted to /v1/reward: {attempt.post_error}")
@@ -212,32 +216,37 @@ class _Play:
                 playing.fail("nonsense", playing.output_error)
         if playing.kind is None and not attempt.history.threads:
             playing.fail("silent", "it asked the policy for nothing: is OPENAI_BASE_URL, or base_url, what it calls?")
-        limited = {"calls": "turns", "context": "context"}.get(attempt.limit or "", "")
-        failed = playing.kind in ("raised", "died")
-        episode.end = limited if failed and limited else playing.kind or "done"
+        # an agent that crashes because its calls were refused was cut by the limit, not broken
+        limit_end = {"calls": "turns", "context": "context"}.get(attempt.limit or "", "")
+        has_crashed = playing.kind in ("raised", "died")
+        episode.end = limit_end if has_crashed and limit_end else playing.kind or "done"
         self.session.release([f"{attempt.name}/{thread.number}" for thread in attempt.history.threads])
 
     # ------------------------------------------------------------ writing
-    def _written(self, episodes: Sequence[_Episode]) -> Forest:
+    def _scored_forest(self, episodes: Sequence[_Episode]) -> Forest:
         self.session.budget.rollouts += len(episodes)
-        weighed = COMPONENT in getattr(self.session, "weighed", ())
-        forest = Forest.from_records([self._record(e, weighed) for e in episodes])
-        return self.session.score(forest, [self._answer(e) for e in episodes])
+        agent_is_weighed = COMPONENT in getattr(self.session, "weighed", ())
+        forest = Forest.from_records([self._record(e, agent_is_weighed) for e in episodes])
+        return self.session.score(forest, [self._text_to_judge(e) for e in episodes])
 
-    def _answer(self, episode: _Episode) -> str:
-        """What is judged: the answer that the agent gave, or the last reply that it had."""
+    def _text_to_judge(self, episode: _Episode) -> str:
+        """Return the text that the run's reward judges: the agent's answer, or its last reply."""
         if episode.playing.outcome.answer is not None:
             return episode.playing.outcome.answer
         turns = episode.turns
         return self.session.decode(turns[-1]["action"]) if turns else ""
 
-    def _record(self, episode: _Episode, weighed: bool) -> dict[str, Any]:
-        """The line of `gxpo.rollouts/1`. An agent that ran into a limit and broke has failed: that is the policy's
-        doing; any other break leaves its episode unscored, unless `failed` says what it is worth."""
-        playing, limited = episode.playing, episode.end in ("turns", "context")
-        broken = playing.kind is not None and not limited
-        reward = self.part.failed if broken else 0.0 if limited else playing.outcome.reward
-        known = broken or limited
+    def _record(self, episode: _Episode, agent_is_weighed: bool) -> dict[str, Any]:
+        """Build the `gxpo.rollouts/1` record of an episode.
+
+        An agent that ran into a limit and broke has failed, since the policy used up its calls; any other break leaves
+        the episode unscored, unless `failed` gives its reward.
+        """
+        playing, is_limited = episode.playing, episode.end in ("turns", "context")
+        is_broken = playing.kind is not None and not is_limited
+        reward = self.part.failed if is_broken else 0.0 if is_limited else playing.outcome.reward
+        is_decided = is_broken or is_limited
+        # an episode that never called the policy gets an empty action, so that it is counted
         turns = episode.turns or [
             {"context": list(self.session.encode(episode.task)), **action(Completion([], [], "none"))}
         ]
@@ -247,8 +256,9 @@ class _Play:
             **playing.outcome.info,
             "agent": {"end": episode.end, "contexts": len(history.threads), "overridden": history.overridden},
         }
-        if broken:
+        if is_broken:
             info["failure"] = f"agent: {playing.message}"
+        # a decided reward stands; where `reward` weighs the agent's with others, the total is computed later
         return record(
             episode.task,
             episode.group,
@@ -256,8 +266,8 @@ class _Play:
             self.session.sampling,
             prompt=first["context"],
             turns=[{k: v for k, v in first.items() if k != "context"}, *rest],
-            rewards={COMPONENT: reward, **({} if known else playing.outcome.rewards)},
-            success=False if limited or (broken and reward is not None) else playing.outcome.success,
-            truncated=limited or turns[-1]["finish"] == "length",
+            rewards={COMPONENT: reward, **({} if is_decided else playing.outcome.rewards)},
+            success=False if is_limited or (is_broken and reward is not None) else playing.outcome.success,
+            truncated=is_limited or turns[-1]["finish"] == "length",
             info=info,
-        ) | {"reward": reward if known or not weighed else None}
+        ) | {"reward": reward if is_decided or not agent_is_weighed else None}

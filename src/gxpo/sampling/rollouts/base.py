@@ -1,8 +1,8 @@
-"""`Rollout`: the base class of a rollout of one's own.
+"""`Rollout`: the base class for rollouts of your own.
 
-A step's attempts come in rounds. `first` says which begin; they are played to their ends; `then` sees what came, and
-says which begin or go on next, until there are none; `merge` says what of all of them is the step's forest. Whatever a
-rollout decides, it works for prompts and for environments: a sample of a prompt is an episode of one turn.
+A step's attempts come in rounds. `first` returns the attempts that begin; they are played to their ends; `then` gets
+the finished rounds and returns the attempts of the next one, or none to stop; `merge` makes the step's forest of all
+rounds. The same code works for prompts and for environments: a sample of a prompt is an episode of one turn.
 
 ```python
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ class OnceMore(Rollout):
         return Forest.concat([r.scored for r in rounds])
 ```
 
-With this groups without a success are attempted again, and all attempts are trained, as one group. `play.drawn` has the
-step's tasks, one `Draw` for each group, and `play.draws(tasks)` adds some. `Attempts` says what is shown, under which
-stream, at which temperature; `Fork(base, turn, key, name, token)` leaves an attempt before one of its turns, or within
-its action (in an environment: `forks = True` keeps where each one stood). `after_turn` sees what is under way after
-every turn, and may add attempts to it.
+This attempts groups without a success once more, and trains all attempts of a task as one group. `play.drawn` has the
+step's tasks, one `Draw` for each group, and `play.draws(tasks)` adds some. `Attempts` sets prompt, random stream and
+temperature; `Fork(base, turn, key, name, token)` leaves an attempt before one of its turns, or within its action (in
+an environment set `forks = True`, which keeps the positions of the attempts). `after_turn` gets the attempts that are
+under way after every turn, and may add some.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gxpo.parts.protocols import Session
-from gxpo.sampling.rollouts.build import Attempts, Count, Draw, Episode
+from gxpo.sampling.rollouts.attempts import Attempts, Draw, Episode, Fork
+from gxpo.sampling.rollouts.build import Count
 from gxpo.sampling.rollouts.episodes import Play
-from gxpo.sampling.rollouts.fork import Fork
 from gxpo.sampling.rollouts.graph import graph
 from gxpo.sampling.rollouts.rounds import Round, Rounds
 from gxpo.sampling.rollouts.team import Team, TeamPlay, TeamPolicies
@@ -49,7 +49,7 @@ __all__ = ["Attempts", "Count", "Draw", "Episode", "Fork", "Play", "Rollout", "R
 
 
 class Rollout(Rounds):
-    """`group_size` independent attempts at each task; a subclass, a frozen dataclass, says what else there is."""
+    """Base class of rollouts of your own: `group_size` attempts at each task; a subclass is a frozen dataclass."""
 
     team: str = (
         ""  # a part with this option works for teams, too (see `gxpo.sampling.rollouts.graph`); empty: one agent
@@ -57,12 +57,12 @@ class Rollout(Rounds):
 
     @property
     def max_turns(self) -> int:
-        """The most actions that an attempt at a prompt can have."""
+        """Most actions of an attempt at a prompt."""
         return graph(self.team).longest if self.team else 1
 
     @property
     def evaluation(self) -> Callable[[int], Team]:
-        """How held-out tasks are attempted, where a team does it."""
+        """The team's rollout for held-out tasks; AttributeError without a team: they are attempted independently."""
         if not self.team:
             raise AttributeError("held-out tasks are attempted independently")
         return lambda samples: Team(samples, self.team)

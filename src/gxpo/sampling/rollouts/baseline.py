@@ -1,4 +1,4 @@
-"""Add baseline rollouts (greedy, or from the reference model) to each group: scored, never trained on."""
+"""Baseline rollouts (greedy, or from the reference model) in each group: scored, never trained on."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from annotated_types import Ge
 from gxpo.base.errors import CheckpointError, ConfigError
 from gxpo.forest.forest import Forest
 from gxpo.parts.registry import part
+from gxpo.sampling.rollouts.attempts import Attempts, Draw
 from gxpo.sampling.rollouts.base import Count, Rollout
-from gxpo.sampling.rollouts.build import Attempts, Draw
 from gxpo.sampling.rollouts.episodes import Play
 from gxpo.sampling.rollouts.reference import unrestricted
 
@@ -58,45 +58,48 @@ class BaselineRollouts(Rollout):
 
     @property
     def across_groups(self) -> bool:
-        """With `once` a task's baseline is that of an earlier step."""
+        """True with `once`: a task's baseline is then that of an earlier step."""
         return self.once
 
     @property
     def policies(self) -> dict[str, str] | None:
-        """Policy name -> "trained" or "frozen", where there is more than one."""
+        """Policy name -> "trained" or "frozen"; None if there is one policy only."""
         return {"main": "trained", REFERENCE: "frozen"} if self.of == "reference" else None
 
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
-        how = play.session.sampling
+        baseline_sampling = play.session.sampling
         if self.temperature is not None:
-            how = dataclasses.replace(how, temperature=self.temperature)
-        how = unrestricted(how) if how.temperature == 0 else how
-        # a greedy row has no distribution that a learner could read it by; that of the run's samples stands in
-        read = how if how.temperature > 0 else unrestricted(play.session.sampling)
+            baseline_sampling = dataclasses.replace(baseline_sampling, temperature=self.temperature)
+        baseline_sampling = unrestricted(baseline_sampling) if baseline_sampling.temperature == 0 else baseline_sampling
+        # a greedy row has no distribution that a learner could read it by: its record states the run's instead
+        recorded_sampling = (
+            baseline_sampling if baseline_sampling.temperature > 0 else unrestricted(play.session.sampling)
+        )
         policy = REFERENCE if self.of == "reference" else "main"
         out = []
+        # with `once` a task that was met before has its stored mean, and draws no further baselines
         for draw in draws:
-            known = self.memory.get(draw.task.id) if self.once else None
-            out.append(draw.attempts(self.group_size, info={} if known is None else {BASELINE: known}))
-            if known is None:
+            known_mean = self.memory.get(draw.task.id) if self.once else None
+            out.append(draw.attempts(self.group_size, info={} if known_mean is None else {BASELINE: known_mean}))
+            if known_mean is None:
                 out.append(
                     draw.attempts(
                         self.baselines or self.group_size, first=self.group_size, label=BASELINE, origin=BASELINE,
-                        policy=policy, sampling=how, read=read, measured=True,
+                        policy=policy, sampling=baseline_sampling, read=recorded_sampling, measured=True,
                     )
                 )  # fmt: skip
         return out
 
     # ------------------------------------------------------------ memory
     def observe(self, forest: Forest) -> None:
-        """Remembers the mean outcome of each task's baseline rows, as they were shaped."""
+        """Store the mean outcome of each task's baseline rows, shaping included."""
         if not self.once:
             return
-        found: dict[str, list[float]] = {}
+        outcomes_by_task: dict[str, list[float]] = {}
         for task, origin, outcome in zip(forest.task, forest.origin, forest.outcome.tolist(), strict=True):
             if origin == BASELINE and math.isfinite(outcome):
-                found.setdefault(task, []).append(outcome)
-        self.memory.update({task: fmean(outcomes) for task, outcomes in found.items()})
+                outcomes_by_task.setdefault(task, []).append(outcome)
+        self.memory.update({task: fmean(outcomes) for task, outcomes in outcomes_by_task.items()})
 
     def state_dict(self) -> dict[str, Any]:
         return {"baselines": dict(self.memory)}

@@ -1,4 +1,4 @@
-"""Episodes that branch turn by turn: where an action was surprising (ARPO), or a choice among forks (PORTool)."""
+"""Turn-level branching of episodes: after surprising actions (ARPO), or at random among forks (PORTool)."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any, ClassVar, Literal
 from gxpo.base.errors import ConfigError
 from gxpo.parts.functions import Formula
 from gxpo.parts.registry import part
-from gxpo.sampling.rollouts.build import Attempts, Count, Draw, Episode, Limit
+from gxpo.sampling.rollouts.attempts import Attempts, Draw, Episode, Fork
+from gxpo.sampling.rollouts.build import Count, Limit
 from gxpo.sampling.rollouts.episodes import Play
-from gxpo.sampling.rollouts.fork import Fork
-from gxpo.sampling.rollouts.grow import DROPPED, AttemptTree, Grow, Point
+from gxpo.sampling.rollouts.tree import DROPPED, AttemptTree, Grow, Point
 
 
 def surprise(turn: Mapping[str, Any], tokens: int) -> float:
-    """Mean -log p of the first `tokens` tokens of an action, nats; 0 of an action without tokens.
+    """Return the mean -log p (nats) of the first `tokens` tokens of an action; 0 for an action without tokens.
 
     >>> surprise({"logprob": [-1.0, -2.0, -9.0]}, 2)
     1.5
     """
-    own: list[float] = turn["logprob"][:tokens]
-    return -sum(own) / len(own) if own else 0.0
+    logprobs: list[float] = turn["logprob"][:tokens]
+    return -sum(logprobs) / len(logprobs) if logprobs else 0.0
 
 
 def branch_probability(now: float, before: float, probability: float, weight: float) -> float:
-    """clip(probability + weight (now - before), 0, 1).
+    """Return clip(probability + weight (now - before), 0, 1).
 
     >>> round(branch_probability(0.9, 0.5, 0.5, 0.5), 9)
     0.7
@@ -88,23 +88,25 @@ class TurnBranches(Formula, Grow):
         return self.plant(draws, self._initial, play)
 
     def after_turn(self, episodes: Sequence[Episode], play: Play) -> list[Attempts | Fork]:
-        return [fork for draw in play.drawn for fork in self._joining(AttemptTree(play, draw))]
+        return [fork for draw in play.drawn for fork in self._branches(AttemptTree(play, draw))]
 
-    def _joining(self, tree: AttemptTree) -> list[Fork]:
-        """Branches for all next steps of an episode but its first; where all are over, another one from the prompt."""
+    def _branches(self, tree: AttemptTree) -> list[Fork]:
+        """Return the branches after a turn; if all episodes are over, one more attempt from the prompt."""
         running = tree.play.running(tree.open)
-        over = sum(e.end not in (None, DROPPED) for e in tree.episodes)
+        n_finished = sum(e.end not in (None, DROPPED) for e in tree.episodes)
         if not running:
-            another = over < self.group_size and self.holds(tree, [Point(tree.episodes[0], 0)])
-            return tree.root() if another else []
-        steps = Counter(self.apply(self.choose, [tree, running, self.group_size - over]))
+            fits_another = n_finished < self.group_size and self.holds(tree, [Point(tree.episodes[0], 0)])
+            return tree.root() if fits_another else []
+        # an episode goes on with the first of its next steps; one that got none is dropped
+        next_steps = Counter(self.apply(self.choose, [tree, running, self.group_size - n_finished]))
         for episode in running:
-            if not steps[episode]:
+            if not next_steps[episode]:
                 episode.end = DROPPED
-        points, size = list[Point](), over + len(tree.open)
+        # each further step is a branch, as long as group and budget hold it
+        points, n_episodes = list[Point](), n_finished + len(tree.open)
         for episode in running:
-            for _ in range(steps[episode] - 1):
+            for _ in range(next_steps[episode] - 1):
                 point = Point(episode, len(episode.turns))
-                if size + len(points) < self.group_size and self.holds(tree, [*points, point]):
+                if n_episodes + len(points) < self.group_size and self.holds(tree, [*points, point]):
                     points.append(point)
         return tree.forks(points)

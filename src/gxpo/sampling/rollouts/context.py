@@ -1,4 +1,4 @@
-"""What of an episode the policy sees before its next action: everything, a window, or a summary that it wrote."""
+"""Context of an episode before its next action: the whole conversation, a window, or the policy's own summary."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ SUMMARY = "What you wrote down so far:"
 
 
 def messages_of(observation: str | Sequence[Message]) -> list[Message]:
-    """An observation as messages: a text is the user's. Pictures are marks in texts (`gxpo.base.media.marked`)."""
+    """Turn an observation into messages; a plain string becomes one user message.
+
+    Pictures become marks in the texts (`gxpo.base.media.marked`).
+    """
     if isinstance(observation, str):
         return [{"role": "user", "content": observation}]
     from gxpo.models.chat.messages import (
-        normal_message,  # with the whole package of chats, which a method is made without
+        normal_message,  # imported here: it loads the package of chats, which composing a method does not need
     )
 
     return [m if isinstance(m.get("content"), str) else media.with_marks(normal_message(m)) for m in observation]
 
 
 def prompt_messages(chat: Chat, system: str | None, prompt: str | Sequence[Message]) -> list[Message]:
-    """What a conversation about a prompt starts with: a text is a message of the user's."""
+    """Return the opening messages for a prompt; a plain string becomes one user message."""
+    # a rendered prompt is the template's output already: rendering it again would nest the markup
     if getattr(chat, "is_rendered", False) and not isinstance(prompt, str):
         raise ModelError(
             "chat.template=rendered takes prompts that are texts, and this one is messages, which a template renders: "
@@ -42,17 +46,17 @@ def prompt_messages(chat: Chat, system: str | None, prompt: str | Sequence[Messa
 
 
 def text_of(messages: Sequence[Message]) -> str:
-    """What messages say, a line each, for people: pictures by name."""
+    """Join the texts of messages by lines, for people to read: pictures by name."""
     return "\n".join(media.text_of(m.get("content")) for m in messages)
 
 
 def marked(messages: Sequence[Message]) -> str:
-    """What messages say, a line each, with marks for pictures: to be said again."""
+    """Join the texts of messages by lines, with marks for pictures, for use in another message."""
     return "\n".join(media.marked(m.get("content")) for m in messages)
 
 
 def opened(instructions: str, messages: Sequence[Message]) -> list[Message]:
-    """The messages with the instructions before the first of the user's."""
+    """Put instructions before the first user message; without one they become a user message."""
     if not instructions:
         return list(messages)
     for i, message in enumerate(messages):
@@ -63,7 +67,7 @@ def opened(instructions: str, messages: Sequence[Message]) -> list[Message]:
 
 
 def with_system(chat: Chat, system: str | None, messages: Sequence[Message]) -> list[Message]:
-    """The messages after a system message; where the template has no such role, the user's first message says it."""
+    """Put a system message first; if the template has no such role, its text opens the first user message."""
     if system is None:
         return list(messages)
     if getattr(getattr(chat, "facts", None), "system", True):
@@ -73,12 +77,15 @@ def with_system(chat: Chat, system: str | None, messages: Sequence[Message]) -> 
 
 @dataclass
 class Context:
-    """The running context of one episode under its rules.
+    """Running context of one episode under its rules.
 
-    In a window the context is built anew each turn: the instructions, the last `window` exchanges (observation and
-    what was answered) and the newest observation. Under "summary" it grows for `window` exchanges; then the policy is
-    asked for a summary, an action like any other, and a new context begins with the instructions, that summary and the
-    newest observation. A `wording` is put over the user's first message of every context that is built.
+    "full"     the conversation grows by every turn
+    "window"   it is built anew each turn: the instructions, the last `window` exchanges (observation and answer), and
+               the newest observation
+    "summary"  it grows for `window` exchanges; then the policy is asked for a summary, an action like any other, and a
+               new context begins with the instructions, that summary and the newest observation
+
+    A `wording` is applied to the first user message of every context that is built.
     """
 
     chat: Chat
@@ -88,43 +95,45 @@ class Context:
     system: str | None = None
     conversation: Conversation | None = None
     exchanges: list[tuple[list[Message], list[Message]]] = field(default_factory=list)  # of this context
-    observation: list[Message] = field(default_factory=list)  # the newest
+    observation: list[Message] = field(default_factory=list)  # the newest one
     summarising: bool = False
     rewritten: int = 0  # contexts that were built anew because the template rewrites earlier turns
-    kept: int = 0  # turns in which it would have rewritten them, had it been let to
+    declined_rewrites: int = 0  # turns in which the template would have rewritten them, but was not allowed to
     wording: Wording | None = None
 
     def copy(self) -> Context:
-        """An independent context that has gone as far."""
+        """Return an independent context at the same place."""
         twin = dataclasses.replace(self, exchanges=list(self.exchanges), observation=list(self.observation))
         twin.conversation = None if self.conversation is None else self.conversation.copy()
         return twin
 
     def open(self, observation: str | Sequence[Message]) -> ContextUpdate:
-        """The first context."""
+        """Start the first context from the first observation."""
         self.observation = messages_of(observation)
         return self._start(self.observation)
 
     def _start(self, messages: Sequence[Message], note: str = "") -> ContextUpdate:
-        first = f"{self.instructions}\n\n{note}".strip() if note else self.instructions
-        self._settle()
-        said = opened(first, messages)
-        said = said if self.wording is None else self.wording.of_messages(said)
-        shown = with_system(self.chat, self.system, said)
-        self.conversation = self.chat.start(shown, self.tools)
+        preface = f"{self.instructions}\n\n{note}".strip() if note else self.instructions
+        # the wording goes on before the system message, which templates without that role put into the same message
+        self._close_conversation()
+        opening_messages = opened(preface, messages)
+        opening_messages = opening_messages if self.wording is None else self.wording.of_messages(opening_messages)
+        all_messages = with_system(self.chat, self.system, opening_messages)
+        self.conversation = self.chat.start(all_messages, self.tools)
         return ContextUpdate(tuple(self.conversation.context), rebuilt=True)
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """What the next action is sampled under."""
+        """Token ids that the next action is sampled under."""
         assert self.conversation is not None
         return tuple(self.conversation.context)
 
     def act(self, tokens: Sequence[int]) -> Any:
-        """The sampled action is taken in; gives the `Reply`."""
+        """Append the sampled action; return the parsed `Reply`."""
         assert self.conversation is not None
         before = len(self.conversation.messages)
         reply = self.conversation.act(tokens)
+        # a summary is no exchange with the environment: no later window shows it
         if not self.summarising:
             # an assistant's message that the action continues is part of the answer
             observation = self.observation[:-1] if _begins_answer(self.observation) else self.observation
@@ -132,37 +141,38 @@ class Context:
         return reply
 
     def observe(self, observation: str | Sequence[Message]) -> ContextUpdate:
-        """What the environment said; the context then stands before the next action."""
+        """Append the environment's observation, or rebuild the context around it, for the next action."""
         self.observation = messages_of(observation)
         assert self.conversation is not None
+        # exchanges that have left the window are dropped for good
         if self.rules.context == "window":
             recent = self.exchanges[-self.rules.window :] if self.rules.window else []
             self.exchanges = list(recent)
-            shown = [m for seen, answered in recent for m in (*seen, *answered)]
-            return self._start([*shown, *self.observation])
+            recent_messages = [m for observed, answered in recent for m in (*observed, *answered)]
+            return self._start([*recent_messages, *self.observation])
         if self.rules.context == "summary" and len(self.exchanges) >= max(1, self.rules.window):
             self.summarising = True
-            return self._appended([*self.observation, {"role": "user", "content": SUMMARISE}])
-        return self._appended(self.observation)
+            return self._append([*self.observation, {"role": "user", "content": SUMMARISE}])
+        return self._append(self.observation)
 
-    def _settle(self) -> None:
-        """Counts what the conversation that ends here was not rewritten."""
-        self.kept += getattr(self.conversation, "kept_against_template", 0)
+    def _close_conversation(self) -> None:
+        """End the conversation, and add its rewrites that were not allowed to the context's count."""
+        self.declined_rewrites += getattr(self.conversation, "kept_against_template", 0)
         self.conversation = None
 
-    def _appended(self, messages: Sequence[Message]) -> ContextUpdate:
+    def _append(self, messages: Sequence[Message]) -> ContextUpdate:
         assert self.conversation is not None
         opening = self.conversation.observe(_joined(messages))
         self.rewritten += opening.rebuilt
         return opening
 
     def summarised(self, summary: str) -> ContextUpdate:
-        """The policy has answered `SUMMARISE`: begin again from what it wrote."""
+        """Begin a new context from the summary that the policy wrote when asked by `SUMMARISE`."""
         self.summarising, self.exchanges = False, []
-        now = self.observation
-        if any(m["role"] != "user" for m in now):  # an answer of a tool can't stand without its call
-            now = [{"role": "user", "content": marked(now)}]
-        return self._start(now, f"{SUMMARY}\n{summary}")
+        newest = self.observation
+        if any(m["role"] != "user" for m in newest):  # a tool's answer is refused by templates without its call
+            newest = [{"role": "user", "content": marked(newest)}]
+        return self._start(newest, f"{SUMMARY}\n{summary}")
 
 
 def _begins_answer(observation: Sequence[Message]) -> bool:
@@ -171,11 +181,11 @@ def _begins_answer(observation: Sequence[Message]) -> bool:
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:
-    """Neighbouring messages of the user as one: many templates refuse two in a row."""
-    out: list[Message] = []
+    """Join neighbouring user messages: many templates refuse two in a row."""
+    joined: list[Message] = []
     for message in messages:
-        if out and out[-1]["role"] == message["role"] == "user":
-            out[-1] = {**out[-1], "content": f"{out[-1]['content']}\n\n{message['content']}"}
+        if joined and joined[-1]["role"] == message["role"] == "user":
+            joined[-1] = {**joined[-1], "content": f"{joined[-1]['content']}\n\n{message['content']}"}
         else:
-            out.append(message)
-    return out
+            joined.append(message)
+    return joined

@@ -14,10 +14,10 @@ from typing import Any, Literal
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Request, Session, StreamKey, Task
 from gxpo.parts.registry import part
-from gxpo.sampling.rollouts.build import Count, Episode, Limit, RolloutPart, Text, action
+from gxpo.sampling.rollouts.attempts import Episode, Fork
+from gxpo.sampling.rollouts.build import Count, Limit, RolloutPart, Text, action
 from gxpo.sampling.rollouts.context import messages_of, opened, with_system
 from gxpo.sampling.rollouts.episodes import Play
-from gxpo.sampling.rollouts.fork import Fork
 from gxpo.sampling.rollouts.wording import Wording, check_template
 
 REFINER = "refiner"
@@ -31,17 +31,17 @@ Which is the first wrong step? Answer with its number, or with 0 if no step is w
 
 
 def step_begins(tokens: Sequence[int], delimiter: str, decode: Callable[[Sequence[int]], str]) -> list[int]:
-    """Index of the token at which each step of an action begins; a step ends with the delimiter.
+    """Return the index of the token at which each step of an action begins; a step ends with the delimiter.
 
-    A token that reaches beyond a delimiter belongs to the step that it begins. Found by bisection in the lengths of
-    decoded prefixes. An action without tokens has one step, which begins at 0.
+    A token that reaches beyond a delimiter belongs to the step that it begins. The index is found by bisection in the
+    lengths of decoded prefixes. An action without tokens has one step, which begins at 0.
 
     >>> words = {1: "a", 2: ",", 3: "bc", 4: ",d"}
     >>> step_begins([1, 3, 2, 1, 4, 3], ",", lambda ids: "".join(words[i] for i in ids))
     [0, 3, 4]
     """
     text, begins, at = decode(tokens), [0], 0
-    while (found := text.find(delimiter, at)) >= 0 and (at := found + len(delimiter)) < len(text):
+    while (delimiter_at := text.find(delimiter, at)) >= 0 and (at := delimiter_at + len(delimiter)) < len(text):
         begin = bisect_right(range(len(tokens) + 1), at, key=lambda i: len(decode(tokens[:i]))) - 1
         if begins[-1] < begin < len(tokens):
             begins.append(begin)
@@ -49,7 +49,7 @@ def step_begins(tokens: Sequence[int], delimiter: str, decode: Callable[[Sequenc
 
 
 def least_probable(logprobs: Sequence[float], begins: Sequence[int]) -> int:
-    """Which step (from 0) has the lowest mean log-prob of its tokens, the first on ties.
+    """Return the step (from 0) with the lowest mean log-prob of its tokens, the first on ties.
 
     >>> least_probable([-0.1, -0.3, -2.0, -0.1, -0.9], [0, 2, 4])
     1
@@ -60,33 +60,33 @@ def least_probable(logprobs: Sequence[float], begins: Sequence[int]) -> int:
 
 
 def flawed_step(reply: str, n_steps: int) -> int | None:
-    """The step (from 0) that a reply names: the first number in it, counted from 1. None: no such step.
+    """Parse the step (from 0) that a reply names: its first number, counted from 1. None: no such step.
 
     >>> flawed_step("step 2.", 3), flawed_step("0", 3), flawed_step("7", 3), flawed_step("all good", 3)
     (1, None, None, None)
     """
-    found = re.search(r"-?\d+", reply)
-    number = int(found[0]) if found else 0
+    match = re.search(r"-?\d+", reply)
+    number = int(match[0]) if match else 0
     return number - 1 if 1 <= number <= n_steps else None
 
 
 @dataclass
 class _Attempt:
-    """An attempt as it stands now, and what the refiner was asked and said about it."""
+    """An attempt through its revisions, and the refiner's turns about it."""
 
     name: str
-    newest: Episode
+    episode: Episode
     steps: list[tuple[int, int]] = field(default_factory=list)  # where each begins: the turn, and the token in it
     logprobs: list[list[float]] = field(default_factory=list)  # of each turn's whole action
-    judged: list[dict[str, Any]] = field(default_factory=list)
+    refiner_turns: list[dict[str, Any]] = field(default_factory=list)
     cuts: list[int] = field(default_factory=list)
     flawed: int | None = None  # the step to cut at; None: accepted
 
     def stream(self, turn: int = 0) -> StreamKey:
-        return dataclasses.replace(self.newest.key, path=(len(self.cuts) + 1,), turn=turn)
+        return dataclasses.replace(self.episode.key, path=(len(self.cuts) + 1,), turn=turn)
 
     def pieces(self, values: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
-        """Of each turn's values those of each step."""
+        """Regroup values of turns [turn][token] by steps."""
         both = zip(self.steps, [*self.steps[1:], (len(values), 0)], strict=True)
         return [values[turn][token : end if at == turn else None] for (turn, token), (at, end) in both]
 
@@ -94,27 +94,27 @@ class _Attempt:
 @part("cut_and_regenerate", stage="rollout")
 @dataclass(frozen=True)
 class CutAndRegenerate(RolloutPart):
-    """Cut and regenerate: an attempt keeps its steps before the flawed one, and goes on from there; `revisions` times.
+    """Attempts that are cut before a flawed step and regenerated from there, up to `revisions` times.
 
-    Where the flaw is, `where` says:
-      "refiner"          the policy, asked under a prompt of its own, answers with the step's number. What it was asked
-                         and what it wrote are a turn of agent "refiner" with its own context in the same trajectory, so
-                         that it shares the trajectory's credit. 0 or no number of a step accepts the attempt as it is.
+    `where` chooses the flawed step:
+      "refiner"          the policy, asked under a prompt of its own, answers with the step's number. Question and
+                         answer are a turn of agent "refiner" with its own context in the same trajectory, so that it
+                         shares the trajectory's credit. 0 or no number of a step accepts the attempt as it is.
       "uniform"          any step, with equal probability, in every revision
       "low_probability"  the step with the lowest mean log-prob of its tokens, in every revision
 
-    A revised attempt is a declared fork inside the action of the one before it: the tokens kept have the log-probs
-    under which they were sampled, and so have the new ones. Attempts that were cut are not in the forest and are
-    charged to `session.budget.discarded`. A revised one has origin "correction"; info["cuts"] says after how many
-    tokens. It is scored on its own answer, without the refiner's words. Held-out tasks are attempted once, without a
-    refiner. In an environment the steps are turns: it is taken back to where it stood before the flawed one, and
-    info["cuts"] says after how many turns.
+    A revised attempt is a declared fork inside the action of the one before it: old and new tokens have the log-probs
+    under which they were sampled. Attempts that were cut are not in the forest and are charged to
+    `session.budget.discarded`. A revised one has origin "correction"; info["cuts"] holds the tokens before each cut.
+    It is scored on its own answer, without the refiner's words. Held-out tasks are attempted once, without a refiner.
+    In an environment the steps are turns: it is taken back to before the flawed one, and info["cuts"] holds the turns
+    before each cut.
 
     group_size      attempts a task
-    revisions       at most so many cuts of an attempt
-    delimiter       ends a step
+    revisions       most cuts of an attempt
+    delimiter       text that ends a step
     template        the refiner's prompt: {prompt}, and {attempt} or {steps}, which are numbered from 1, a line each
-    refiner_tokens  tokens of a refiner's answer
+    refiner_tokens  most tokens of the refiner's answer
     """
 
     group_size: Count = 8
@@ -133,36 +133,38 @@ class CutAndRegenerate(RolloutPart):
         with Play(session, restorable=True, at_once=True) as play:
             first = play.begin([draw.attempts(self.group_size) for draw in play.draws(tasks)])
             play.finish(first)
+            # ids of earlier versions get a suffix: the final record takes the attempt's own id
             attempts = [_Attempt(e.id, e) for e in first]
             for attempt in attempts:
-                attempt.newest.label = f"{attempt.name}/cut0"
-                attempt.logprobs = [turn["logprob"] for turn in attempt.newest.turns]
-            running = [a for a in attempts if a.newest.failure is None]
+                attempt.episode.label = f"{attempt.name}/cut0"
+                attempt.logprobs = [turn["logprob"] for turn in attempt.episode.turns]
+            running = [a for a in attempts if a.episode.failure is None]
             for _ in range(self.revisions):
                 for attempt in running:
-                    attempt.steps = self._steps(attempt.newest, play)
-                self._find(running, play)
+                    attempt.steps = self._step_starts(attempt.episode, play)
+                self._find_flaws(running, play)
                 running = [attempt for attempt in running if attempt.flawed is not None]
                 if not running:
                     break
-                self._go_on(running, play)
+                self._regenerate(running, play)
+            # a final record forks from its newest version, so all versions are read, and only the final ones selected
             session.budget.discarded += sum(len(attempt.cuts) for attempt in attempts)
             sampling = dataclasses.asdict(session.sampling)
             records = [e.record(sampling) for e in play.episodes]
-            forest = Forest.from_records(records + [self._final(a, sampling) for a in attempts])
+            forest = Forest.from_records(records + [self._final_record(a, sampling) for a in attempts])
             forest = forest.select(range(len(records), len(records) + len(attempts)))
-            return session.score(forest, [self._said(a.newest, session) for a in attempts])
+            return session.score(forest, [self._own_text(a.episode, session) for a in attempts])
 
-    def _steps(self, episode: Episode, play: Play) -> list[tuple[int, int]]:
-        """Where the steps of an attempt begin: its turns, or of an answer the pieces that the delimiter ends."""
+    def _step_starts(self, episode: Episode, play: Play) -> list[tuple[int, int]]:
+        """Return the (turn, token) at which each step begins: a turn of an episode, a delimited piece of an answer."""
         if play.world:
             return [(turn, 0) for turn in range(len(episode.turns))]
         return [(0, token) for token in step_begins(episode.whole(0), self.delimiter, play.session.decode)]
 
-    def _find(self, running: Sequence[_Attempt], play: Play) -> None:
-        """Sets the flawed step of each."""
+    def _find_flaws(self, running: Sequence[_Attempt], play: Play) -> None:
+        """Set the flawed step of each attempt."""
         if self.where == "refiner":
-            self._ask(running, play)
+            self._ask_refiner(running, play)
             return
         for attempt in running:
             if self.where == "uniform":
@@ -172,69 +174,76 @@ class CutAndRegenerate(RolloutPart):
                 flat = [x for piece in pieces for x in piece]
                 attempt.flawed = least_probable(flat, [0, *accumulate(map(len, pieces))][:-1])
 
-    def _ask(self, running: Sequence[_Attempt], play: Play) -> None:
-        """A turn of the refiner about each, where its context has room for one."""
+    def _ask_refiner(self, running: Sequence[_Attempt], play: Play) -> None:
+        """Ask the refiner about each attempt; one whose question leaves no room for an answer is accepted."""
         session = play.session
-        asked = [(attempt, self._question(attempt, play)) for attempt in running]
+        questions = [(attempt, self._question(attempt, play)) for attempt in running]
         for attempt in running:
             attempt.flawed = None
-        asked = [(a, context) for a, context in asked if len(context) + self.refiner_tokens <= play.rules.max_context]
-        requests = [Request(context, (a.stream(turn=-1 if play.world else 1),)) for a, context in asked]
+        questions = [
+            (a, context) for a, context in questions if len(context) + self.refiner_tokens <= play.rules.max_context
+        ]
+        requests = [Request(context, (a.stream(turn=-1 if play.world else 1),)) for a, context in questions]
         short = dataclasses.replace(session.sampling, max_new_tokens=self.refiner_tokens)
         replies = session.sample(requests, short) if requests else []
-        for (attempt, context), (reply,) in zip(asked, replies, strict=True):
+        for (attempt, context), (reply,) in zip(questions, replies, strict=True):
             attempt.flawed = flawed_step(session.decode(reply.tokens), len(attempt.steps))
             info = {"flawed": None if attempt.flawed is None else attempt.flawed + 1}
-            attempt.judged.append({**action(reply), "agent": REFINER, "context": list(context), "info": info})
+            attempt.refiner_turns.append({**action(reply), "agent": REFINER, "context": list(context), "info": info})
 
     def _question(self, attempt: _Attempt, play: Play) -> tuple[int, ...]:
-        """What the refiner reads."""
-        session, episode = play.session, attempt.newest
-        said = attempt.pieces([episode.whole(turn) for turn in range(len(episode.turns))])
-        steps = [session.decode(piece) for piece in said]
+        """Build the refiner's prompt for an attempt."""
+        session, episode = play.session, attempt.episode
+        step_tokens = attempt.pieces([episode.whole(turn) for turn in range(len(episode.turns))])
+        steps = [session.decode(piece) for piece in step_tokens]
         if play.world:
-            came = play.came(episode)
-            steps = ["\n".join(filter(None, pair)) for pair in zip(steps, came, strict=True)]
+            observations = play.observations_after(episode)
+            steps = ["\n".join(filter(None, pair)) for pair in zip(steps, observations, strict=True)]
         numbered = "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1))
         wording = Wording(self.template, {"attempt": play.transcript(episode), "steps": numbered})
         if not play.world:
             return session.encode(wording.of_task(episode.task))
-        shown = opened(play.envs.instructions, messages_of(episode.turns[0]["observation_text"]))
-        return session.chat.start(with_system(session.chat, session.system, wording.of_messages(shown))).context
+        opening_messages = opened(play.envs.instructions, messages_of(episode.turns[0]["observation_text"]))
+        return session.chat.start(
+            with_system(session.chat, session.system, wording.of_messages(opening_messages))
+        ).context
 
     @staticmethod
-    def _go_on(running: Sequence[_Attempt], play: Play) -> None:
-        """Each is cut at its flawed step and goes on."""
+    def _regenerate(running: Sequence[_Attempt], play: Play) -> None:
+        """Cut each attempt at its flawed step, and play it on from there."""
         forks = []
         for a in running:
             assert a.flawed is not None
             turn, token = a.steps[a.flawed]
-            forks.append(Fork(a.newest, turn, a.stream(), f"{a.newest.key.task}/{a.name}/cut{len(a.cuts) + 1}", token))
-        begun = play.fork(forks)
-        for a, fork, episode in zip(running, forks, begun, strict=True):
+            forks.append(
+                Fork(a.episode, turn, a.stream(), f"{a.episode.key.task}/{a.name}/cut{len(a.cuts) + 1}", token)
+            )
+        episodes = play.fork(forks)
+        for a, fork, episode in zip(running, forks, episodes, strict=True):
             a.cuts.append(fork.turn if play.world else fork.token)
             episode.label = f"{a.name}/cut{len(a.cuts)}"
-        play.finish(begun)
-        for a, fork, episode in zip(running, forks, begun, strict=True):
-            own = [turn["logprob"] for turn in episode.turns[fork.turn :]]
-            own[0] = [*a.logprobs[fork.turn][: fork.token], *own[0]]
-            a.newest, a.logprobs = episode, [*a.logprobs[: fork.turn], *own]
+        play.finish(episodes)
+        for a, fork, episode in zip(running, forks, episodes, strict=True):
+            # log-probs of whole actions: those before the cut are the earlier version's
+            new_logprobs = [turn["logprob"] for turn in episode.turns[fork.turn :]]
+            new_logprobs[0] = [*a.logprobs[fork.turn][: fork.token], *new_logprobs[0]]
+            a.episode, a.logprobs = episode, [*a.logprobs[: fork.turn], *new_logprobs]
 
     @staticmethod
-    def _final(a: _Attempt, sampling: dict[str, Any]) -> dict[str, Any]:
-        """The record of an attempt as it ended: all of its newest version, and the refiner's turns."""
-        line = a.newest.record(sampling)
+    def _final_record(a: _Attempt, sampling: dict[str, Any]) -> dict[str, Any]:
+        """Build the final record of an attempt: a fork after all of its newest version, with the refiner's turns."""
+        line = a.episode.record(sampling)
         line.pop("prompt", None)
         return {
             **line,
             "id": a.name,
-            "fork": {"of": a.newest.id, "turn": len(a.newest.turns) - 1, "token": None},
-            "turns": a.judged,
+            "fork": {"of": a.episode.id, "turn": len(a.episode.turns) - 1, "token": None},
+            "turns": a.refiner_turns,
             "origin": "correction" if a.cuts else "policy",
             "info": {**line["info"], **({"cuts": a.cuts} if a.cuts else {})},
         }
 
     @staticmethod
-    def _said(episode: Episode, session: Session) -> str:
-        """What is judged: the attempt's own words, without the refiner's."""
+    def _own_text(episode: Episode, session: Session) -> str:
+        """Return the text to judge: the attempt's own words, without the refiner's."""
         return session.decode([token for turn in range(len(episode.turns)) for token in episode.whole(turn)])

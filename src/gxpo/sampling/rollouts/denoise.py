@@ -1,10 +1,10 @@
-"""Groups of a flow: independent samples of a condition, or a tree that leaves a deterministic path at every step.
+"""Rollouts of flow models: independent samples of a condition, or branches off a deterministic path at every step.
 
-A trajectory is one action: the initial noise, then a token for every denoising step, each a segment of its own (segment
-k is what step k - 1 made, 0 the initial noise) with its latent, time and noise scale under `extras`. One action, not a
-turn per step, because nothing is observed between steps, and a fork inside an action stores a shared path once.
-Trained are the steps in which something was drawn, not the initial noise (no parameter makes it) and not steps of the
-ODE, the last one among them.
+A trajectory is one action: the initial noise, then a token for every denoising step, each a segment of its own
+(segment 0 is the initial noise, segment k the result of step k - 1) with its latent, time and noise scale under
+`extras`. It is one action, not a turn per step, because nothing is observed between steps, and a fork inside an action
+stores a shared path once. Only steps in which something was drawn are trained: not the initial noise, which no
+parameter makes, and not steps of the ODE, such as the last one.
 """
 
 from __future__ import annotations
@@ -39,27 +39,30 @@ class Denoise(Rollout):
     provides = ("latents",)
 
     def evaluation(self, samples: int) -> Denoise:
-        """How held-out tasks are attempted."""
+        """Return the rollout for held-out tasks."""
         return Denoise(samples)
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
-        made = [(e, e.sampled) for e in rounds[0].episodes if e.sampled is not None]
-        records = (_record(play.session, e.task, e.group, e.id, [c], prompt=list(e.opening.ids)) for e, c in made)
+        sampled_episodes = [(e, e.sampled) for e in rounds[0].episodes if e.sampled is not None]
+        records = (
+            _record(play.session, e.task, e.group, e.id, [c], prompt=list(e.opening.ids)) for e, c in sampled_episodes
+        )
         return Forest.from_records(list(records))
 
 
 @part("denoise_tree", stage="rollout")
 @dataclass(frozen=True)
 class DenoiseTree(RolloutPart):
-    """From each of `seeds` initial noises the ODE's path, and at each of its steps `branches` that leave it.
+    """`branches` that leave each step of a deterministic path, from each of `seeds` initial noises.
 
-    A branch takes the one step with noise (`sampling.temperature` is its level, above 0) and goes on by the ODE to the
-    end, so that its outcome is about that step: it is the trajectory's only trained token. The path is stored once and
-    branches are forks of it; the last step has none. With T steps a group has seeds * branches * (T - 1) trajectories,
-    and a seed costs T steps of the path and branches * T (T - 1) / 2 of branches.
+    The path is the ODE's. A branch takes one step with noise (`sampling.temperature` is its level, above 0) and goes on
+    by the ODE to the end, so that its outcome is about that step, the trajectory's only trained token. The path is
+    stored once and branches are forks of it; the last step has none. With T steps a group has
+    seeds * branches * (T - 1) trajectories, and a seed costs T steps of the path and branches * T (T - 1) / 2 of
+    branches.
 
-    by_seed   a group is the branches of one seed ("s{step}/{task}/{seed}"), not of the task: what the initial noise
-              did is then no part of the comparison
+    by_seed   a group is the branches of one seed ("s{step}/{task}/{seed}"), not of the task: the comparison then leaves
+              out the initial noise
 
     Under `info` of a trajectory: `seed` and `branched_at`, the step.
 
@@ -74,7 +77,7 @@ class DenoiseTree(RolloutPart):
     provides = ("latents", "forks")
 
     def evaluation(self, samples: int) -> Denoise:
-        """Held-out tasks are sampled without branches."""
+        """Return the rollout for held-out tasks: samples without branches."""
         return Denoise(samples)
 
     @staticmethod
@@ -88,12 +91,14 @@ class DenoiseTree(RolloutPart):
         draws = name_draws(tasks)
         prompts = [session.encode(task) for task in tasks]
         ode = dataclasses.replace(session.sampling, temperature=0.0)
+        # the path has no noise, so a seed's stream draws its initial noise alone
         paths = session.sample(requests(prompts, draws, self.seeds, session), ode)
         if any(path.finish != "stop" for group in paths for path in group):
             raise ConfigError(
                 f"sampling.max_new_tokens={session.sampling.max_new_tokens} is too few for the initial noise and every "
                 "denoising step: raise it"
             )
+        # every step but the last may be left: a single step with noise, then the ODE from there to the end
         branches = [
             _Branch(task, draw, prompt, path, seed, at)
             for task, draw, prompt, group in zip(tasks, draws, prompts, paths, strict=True)
@@ -105,17 +110,17 @@ class DenoiseTree(RolloutPart):
         ends = session.sample(
             [b.end(session, i, y) for b, ys in zip(branches, steps, strict=True) for i, y in enumerate(ys)], ode
         )
-        rest = iter(group[0] for group in ends)
+        end_of_branch = iter(group[0] for group in ends)
         records = []
         for branch, ys in zip(branches, steps, strict=True):
             for i, y in enumerate(ys):
-                records.append(branch.record(session, i, y, next(rest), self.by_seed))
+                records.append(branch.record(session, i, y, next(end_of_branch), self.by_seed))
         return Forest.from_records(records)
 
 
 @dataclass(frozen=True)
 class _Branch:
-    """The point at which branches leave the path of a seed, before the step `at`."""
+    """Branching point on the path of a seed, before the step `at`."""
 
     task: Task
     draw: str
@@ -125,17 +130,17 @@ class _Branch:
     at: int
 
     def _from(self, latents: np.ndarray, streams: tuple[StreamKey, ...]) -> Request:
-        """Goes on from the last of these latents."""
+        """Build a request that goes on from the last of these latents."""
         blank = np.full((len(self.prompt), latents.shape[1]), np.nan, dtype=latents.dtype)
         return Request(self.prompt + (-1,) * len(latents), streams, extras={"latent": np.concatenate([blank, latents])})
 
     def step(self, session: Session, branches: int) -> Request:
-        """The step with noise: a stream for each branch."""
+        """Build the request of the step with noise, with a stream for each branch."""
         keys = [self._key(session, i, 0) for i in range(branches)]
         return self._from(self.path.extras["latent"][: self.at + 1], tuple(keys))
 
     def end(self, session: Session, branch: int, y: Completion) -> Request:
-        """The ODE behind it. Nothing is drawn, so the stream is a name alone."""
+        """Build the request of the ODE after the step with noise; nothing is drawn, so its stream is only a name."""
         latents = np.concatenate([self.path.extras["latent"][: self.at + 1], y.extras["latent"]])
         return self._from(latents, (self._key(session, branch, 1),))
 
@@ -143,44 +148,48 @@ class _Branch:
         return stream(session, self.draw, self.seed, (self.at, branch), turn)
 
     def record(self, session: Session, branch: int, y: Completion, end: Completion, by_seed: bool) -> dict[str, Any]:
-        """The first branch of a seed is written in full, the first of another step as a fork of the path so far."""
+        """Build a branch's record, as a fork that stores the shared path once.
+
+        The first branch of a seed is written in full, the first of each later step forks from the one before, and the
+        other branches of a step from its first.
+        """
         task = group_of(session, self.draw)
         start = f"{task}/{self.seed}"
-        kept, of = (self.at + 1, self.at) if branch else (self.at, self.at - 1)
-        given: dict[str, Any] = {"prompt": list(self.prompt)}
-        if kept:
-            given = {"fork": {"of": f"{start}.{of}.0", "turn": 0, "token": kept}}
-        parts = [_cut(self.path, kept, self.at + 1), y, end]
+        shared_tokens, of = (self.at + 1, self.at) if branch else (self.at, self.at - 1)
+        columns: dict[str, Any] = {"prompt": list(self.prompt)}
+        if shared_tokens:
+            columns = {"fork": {"of": f"{start}.{of}.0", "turn": 0, "token": shared_tokens}}
+        parts = [_cut(self.path, shared_tokens, self.at + 1), y, end]
         info = {"seed": self.seed, "branched_at": self.at}
         name = f"{start}.{self.at}.{branch}"
-        return _record(session, self.task, start if by_seed else task, name, parts, info=info, **given)
+        return _record(session, self.task, start if by_seed else task, name, parts, info=info, **columns)
 
 
 def _cut(sample: Completion, begin: int, end: int) -> Completion:
-    """These tokens of a completion."""
+    """Return the tokens from `begin` to `end` of a completion."""
     extras = {name: x[begin:end] for name, x in sample.extras.items()}
     part = slice(begin, end)
     return dataclasses.replace(sample, tokens=sample.tokens[part], logprobs=sample.logprobs[part], extras=extras)
 
 
 def _record(
-    session: Session, task: Task, group: str, name: str, parts: Sequence[Completion], **given: Any
+    session: Session, task: Task, group: str, name: str, parts: Sequence[Completion], **columns: Any
 ) -> dict[str, Any]:
-    """A trajectory whose action is these parts, or what a fork adds to its base."""
+    """Build a record whose action is these parts, or the tokens that a fork adds to its base."""
     parts = [part for part in parts if part.tokens]
     extras = {key: np.concatenate([part.extras[key] for part in parts]) for key in parts[0].extras}
     trainable = extras["noise_scale"] > 0
-    trainable[0] &= "fork" in given  # else it is the initial noise
+    trainable[0] &= "fork" in columns  # without a fork the first token is the initial noise
     turn = action(*parts) | {
         "trainable": trainable.tolist(),
         "segments": list(range(len(trainable))),
         "extras": {key: torch.from_numpy(x) for key, x in extras.items()},
-        "action_text": _said(extras["latent"][-1]),
+        "action_text": _format_latent(extras["latent"][-1]),
     }
-    return record(task, group, name, session.sampling, turns=[turn], truncated=parts[-1].finish == "length", **given)
+    return record(task, group, name, session.sampling, turns=[turn], truncated=parts[-1].finish == "length", **columns)
 
 
-def _said(point: np.ndarray) -> str:
-    """A latent for people, its first few numbers."""
-    shown = ", ".join(f"{x:+.2f}" for x in point[:4])
-    return f"({shown}{', ...' if len(point) > 4 else ''})"
+def _format_latent(point: np.ndarray) -> str:
+    """Format the first few numbers of a latent, for people."""
+    numbers = ", ".join(f"{x:+.2f}" for x in point[:4])
+    return f"({numbers}{', ...' if len(point) > 4 else ''})"

@@ -1,4 +1,4 @@
-"""Dynamic sampling (DAPO): resample prompts until enough groups have non-zero reward variance."""
+"""Dynamic sampling (DAPO): draw further tasks until enough groups have both a success and a failure."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from gxpo.base.errors import TaskError
 from gxpo.forest import grouped
 from gxpo.forest.forest import Forest
 from gxpo.parts.registry import part
+from gxpo.sampling.rollouts.attempts import Attempts, Fork
 from gxpo.sampling.rollouts.base import Rollout, Round
-from gxpo.sampling.rollouts.build import Attempts
 from gxpo.sampling.rollouts.episodes import Play
-from gxpo.sampling.rollouts.fork import Fork
 
 
 def mixed(success: Tensor, group: Tensor) -> Tensor:
-    """[R] bool: the trajectory's group has verdicts that differ, or has one member only.
+    """Mark [R] the members of groups whose verdicts differ, or that have one member only.
 
-    success [R] (nan unknown: no part in the comparison), group [R] ids. A group whose verdicts are all unknown is not
-    mixed. Source: DAPO (arXiv 2503.14476, eq. 11, 0 < #correct < G); its code keeps population std > 0 or size 1.
+    success [R] (nan unknown: not compared), group [R] ids. A group whose verdicts are all unknown is not mixed.
+    Source: DAPO (arXiv 2503.14476, eq. 11, 0 < #correct < G); its code keeps population std > 0 or size 1.
 
     >>> mixed(torch.tensor([1., 1., 1., 0., 0., 0.]), torch.tensor([0, 0, 1, 1, 2, 2])).tolist()
     [False, False, True, True, False, False]
     """
-    known = success.isfinite()
-    verdict = torch.where(known, success, torch.zeros_like(success))
-    differ = grouped.max(verdict, group, known) > grouped.min(verdict, group, known)
-    return differ | ((grouped.count(group) == 1) & known)
+    has_verdict_R = success.isfinite()
+    verdict_R = torch.where(has_verdict_R, success, torch.zeros_like(success))
+    verdicts_differ_R = grouped.max(verdict_R, group, has_verdict_R) > grouped.min(verdict_R, group, has_verdict_R)
+    return verdicts_differ_R | ((grouped.count(group) == 1) & has_verdict_R)
 
 
 @part("dynamic_sampling", stage="rollout")
@@ -59,29 +58,34 @@ class DynamicSampling(Rollout):
 
     @property
     def across_groups(self) -> bool:
-        """A group that is not mixed has another drawn in its place."""
+        """True: a group that is not mixed is replaced by another task's."""
         return True
 
     def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts | Fork]:
-        wanted = len(rounds[0].groups)
-        if sum(len(set(kept.group)) for kept in map(_kept, rounds)) >= wanted or len(rounds) == self.max_batches:
+        n_groups = len(rounds[0].groups)
+        # as many further tasks as a batch: attempts of one batch are sampled together
+        n_mixed = sum(len(set(_mixed_groups(batch).group)) for batch in rounds)
+        if n_mixed >= n_groups or len(rounds) == self.max_batches:
             return []
-        return [draw.attempts(self.group_size) for draw in play.draws(play.session.draw(wanted))]
+        return [draw.attempts(self.group_size) for draw in play.draws(play.session.draw(n_groups))]
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
-        found = Forest.concat([_kept(r) for r in rounds])
-        chosen = set(list(dict.fromkeys(found.group))[: len(rounds[0].groups)])
-        play.session.budget.discarded += sum(group not in chosen for r in rounds for group in r.forest.group)
-        if not chosen:
+        mixed_forest = Forest.concat([_mixed_groups(r) for r in rounds])
+        # the first in drawing order, not the best: a choice by outcome would bias the batch
+        chosen_groups = set(list(dict.fromkeys(mixed_forest.group))[: len(rounds[0].groups)])
+        play.session.budget.discarded += sum(group not in chosen_groups for r in rounds for group in r.forest.group)
+        if not chosen_groups:
             raise TaskError(
                 f"dynamic sampling: none of {len(play.drawn)} groups has both a success and a failure; make the "
                 "tasks harder or easier, raise rollout.group_size, or leave dynamic sampling out"
             )
-        return found.select(torch.tensor([group in chosen for group in found.group], dtype=torch.bool))
+        return mixed_forest.select(
+            torch.tensor([group in chosen_groups for group in mixed_forest.group], dtype=torch.bool)
+        )
 
 
-def _kept(batch: Round) -> Forest:
-    """The groups whose verdicts differ."""
+def _mixed_groups(batch: Round) -> Forest:
+    """Select the groups of a round whose verdicts differ; unscored attempts have no verdict."""
     forest = batch.scored
     forest.need_verdicts("dynamic sampling")
     return forest.select(mixed(torch.where(forest.scored, forest.success, torch.nan), forest.ids("group", axis="R")))

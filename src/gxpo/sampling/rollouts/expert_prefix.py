@@ -1,4 +1,4 @@
-"""Single steps from an expert's trajectory (Step-GRPO): the policy acts once from each of its states."""
+"""Single steps off an expert's trajectory (Step-GRPO): the policy acts once in each of its states."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gxpo.base.errors import GxpoError
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Completion, EnvFailure, Reply, Request, Session, StreamKey, Task, TimeStep
 from gxpo.parts.registry import part
+from gxpo.sampling.rollouts.attempts import Episode
 from gxpo.sampling.rollouts.build import (
     AGENT,
     Count,
-    Episode,
     Limit,
     RolloutPart,
     action,
@@ -35,7 +35,7 @@ _TAG = re.compile(r"<(/?)(\w+)>")
 
 @dataclass(frozen=True)
 class Place:
-    """Where an expert stood: before turn `turn` of its `episode`, whose last turn that is where `last`."""
+    """Place on an expert's way: before turn `turn` of its `episode`; `last`: that is its last turn."""
 
     episode: Episode
     draw: str
@@ -43,83 +43,89 @@ class Place:
     last: bool
 
     @property
-    def said(self) -> TimeStep:
-        """What the environment had said."""
-        return self.episode.stood[self.turn].said
+    def time_step(self) -> TimeStep:
+        """The environment's answer that the expert acted on."""
+        return self.episode.snapshots[self.turn].time_step
 
     @property
-    def led_to(self) -> str | None:
-        """The state that the expert's action led to."""
-        after = self.episode.stood[self.turn + 1].said if not self.last else self.episode.said
+    def expert_next_state(self) -> str | None:
+        """State that the expert's action led to; None if unknown."""
+        after = self.episode.snapshots[self.turn + 1].time_step if not self.last else self.episode.time_step
         return after.state
 
     @property
-    def choice(self) -> Reply:
-        """What the expert did there."""
+    def expert_reply(self) -> Reply:
+        """The expert's own reply at this place."""
         reply = self.episode.replies[self.turn]
         assert reply is not None
         return reply
 
-    def heard(self, completion: Completion) -> Reply:
-        """What an action says there."""
-        return self.episode.stood[self.turn].context.copy().act(completion.tokens)
+    def reply_to(self, completion: Completion) -> Reply:
+        """Parse a sampled action into the reply that it would be at this place."""
+        return self.episode.snapshots[self.turn].context.copy().act(completion.tokens)
 
-    def agrees(self, tried: Episode) -> bool:
-        """Whether an action that was carried out here led where the expert's leads; where states are unknown, whether
-        it is the same."""
-        did = tried.replies[-1]
-        if tried.failure is not None or did is None:
+    def agrees(self, attempt: Episode) -> bool:
+        """Return True if an attempt's action led where the expert's leads; if states are unknown, if it is the same."""
+        reply = attempt.replies[-1]
+        if attempt.failure is not None or reply is None:
             return False
-        if self.led_to is None or tried.said.state is None:
-            return did.content == self.choice.content and did.calls == self.choice.calls
-        return tried.said.state == self.led_to
+        if self.expert_next_state is None or attempt.time_step.state is None:
+            return reply.content == self.expert_reply.content and reply.calls == self.expert_reply.calls
+        return attempt.time_step.state == self.expert_next_state
 
 
-def carry_out(play: Play, wanted: Sequence[tuple[Place, StreamKey, Completion]]) -> list[Episode]:
-    """Each action in an environment that was put back to its place: the episodes that end with it. `play` is
-    restorable."""
-    tried = play.fork([(place.episode, place.turn, key, f"{key.task}/{dotted(key)}") for place, key, _ in wanted])
-    play.session.budget.rollouts -= sum(e.inherited > 0 for e in tried)  # they were counted when they were sampled
-    whole = [(e, said) for e, (_, _, said) in zip(tried, wanted, strict=True) if e.end is None]
-    play.take([e for e, _ in whole], [said for _, said in whole])
-    return tried
+def carry_out(play: Play, actions: Sequence[tuple[Place, StreamKey, Completion]]) -> list[Episode]:
+    """Carry out each action in an environment that is put back to its place; return the episodes that end with it.
+
+    `play` must be restorable.
+    """
+    episodes = play.fork([(place.episode, place.turn, key, f"{key.task}/{dotted(key)}") for place, key, _ in actions])
+    # these actions were counted as rollouts when they were sampled: `fork` has counted them a second time
+    play.session.budget.rollouts -= sum(e.inherited > 0 for e in episodes)
+    alive = [(e, completion) for e, (_, _, completion) in zip(episodes, actions, strict=True) if e.end is None]
+    play.take([e for e, _ in alive], [completion for _, completion in alive])
+    return episodes
 
 
 def expert_ways(play: Play, tasks: Sequence[Task], draws: Sequence[str]) -> list[list[Place]]:
-    """Every place on the expert's way through each task; none where it has no way, or the environment broke.
+    """Play the expert through each task; return the places on its way, none if it has none or the environment broke.
 
-    The expert's texts are actions of its own in the episodes' contexts, tokenised and ended as a chat ends them; they
-    are in no forest. Nothing is sampled. `play` is restorable.
+    The expert's texts become actions in the episodes' contexts, tokenised and ended as a chat ends them; they are in no
+    forest. Nothing is sampled. `play` must be restorable.
     """
     session = play.session
     end = tuple(session.chat.stop_ids[:1])
     episodes = play.start(tasks, draws, 1)
     while running := play.running(episodes):
-        knows = play.envs.expert([e.name for e in running])
+        expert_texts = play.envs.expert([e.name for e in running])
+        # an expert that has no action left ends its episode as lost: nothing of it serves as an example
         for episode in running:
-            found = knows[episode.name]
-            if isinstance(found, EnvFailure):
-                episode.end, episode.failure = found.kind, found.message
-            elif found is None:
+            text = expert_texts[episode.name]
+            if isinstance(text, EnvFailure):
+                episode.end, episode.failure = text.kind, text.message
+            elif text is None:
                 episode.end = "lost"
         acting = [e for e in running if e.end is None]
-        said = [(*session.tokenize(str(knows[e.name])), *end) for e in acting]
-        play.take(acting, [Completion(list(ids), [], "stop") for ids in said])
+        # ended by the chat's stop id, as an action of the policy would be
+        action_tokens = [(*session.tokenize(str(expert_texts[e.name])), *end) for e in acting]
+        play.take(acting, [Completion(list(ids), [], "stop") for ids in action_tokens])
         for episode in acting:
+            # an environment that refuses its own expert's action has a bug, and there is nothing to learn from that way
             if error := episode.turns[-1].get("info", {}).get("action_error"):
                 raise GxpoError(
                     f"environment {play.envs.name} calls what its expert does {error}: "
                     f"{session.decode(episode.turns[-1]['action'])!r}"
                 )
-    turns_of = [0 if e.end == "lost" or e.failure else len(e.stood) for e in episodes]
+    # a way that was lost or broke serves as no example, not even in its first turns
+    turns_of = [0 if e.end == "lost" or e.failure else len(e.snapshots) for e in episodes]
     return [
         [Place(e, draw, turn, turn == turns - 1) for turn in range(turns)]
         for e, draw, turns in zip(episodes, draws, turns_of, strict=True)
     ]
 
 
-def chosen(ways: Sequence[Sequence[Place]], steps: int, session: Session) -> list[Place]:
-    """`steps` places of each way, drawn without replacement, or all where it has fewer or `steps` is 0."""
+def draw_places(ways: Sequence[Sequence[Place]], steps: int, session: Session) -> list[Place]:
+    """Draw `steps` places of each way without replacement; all if it has fewer, or if `steps` is 0."""
     out = []
     for way in ways:
         if steps and len(way) > steps:
@@ -128,15 +134,15 @@ def chosen(ways: Sequence[Sequence[Place]], steps: int, session: Session) -> lis
         else:
             out += way
     if not out:
-        raise GxpoError("no task of the step has an expert's way: its environment's expert() gave nothing")
+        raise GxpoError("no task of the step has an expert's way: expert() of the environment returned nothing")
     return out
 
 
 def named_call(reply: Reply) -> tuple[str, str]:
-    """What a reply does, as a name and what it is done with.
+    """Return the action of a reply as (name, arguments).
 
-    Of its only call; else of its last `<tag>...</tag>`, or all of it: the call that stands there as JSON, or its first
-    word and the rest. The name is empty where there are several calls, or one that can't be read.
+    It is the reply's only call; else the last `<tag>...</tag>`, or the whole text, read as a call in JSON or as its
+    first word and the rest. The name is empty if there are several calls, or one that can't be read.
 
     >>> named_call(Reply("so <action>search[red shoes]</action>")), named_call(Reply("left"))
     (('search', '[red shoes]'), ('left', ''))
@@ -145,19 +151,19 @@ def named_call(reply: Reply) -> tuple[str, str]:
     """
     if reply.calls:
         call = reply.calls[0]
-        alone = len(reply.calls) == 1 and call.error is None
-        return (call.name if alone else "", _texts(call.arguments))
+        is_only_call = len(reply.calls) == 1 and call.error is None
+        return (call.name if is_only_call else "", _texts(call.arguments))
     text = _last_tagged(reply.content).strip()
     with suppress(ValueError, KeyError, TypeError):
-        made = json.loads(text)
-        return (str(made["name"]), _texts(made["arguments"]))
+        parsed = json.loads(text)
+        return (str(parsed["name"]), _texts(parsed["arguments"]))
     name = re.match(r"\w*", text)
     assert name is not None
     return (name[0], text[name.end() :].strip())
 
 
 def _last_tagged(text: str) -> str:
-    """The text in the element `<name>...</name>` that is closed last; the whole text without one."""
+    """Return the text in the element `<name>...</name>` that is closed last; without one the whole text."""
     opened: dict[str, int] = {}
     inside = text
     for tag in _TAG.finditer(text):
@@ -175,18 +181,17 @@ def _texts(arguments: Mapping[str, Any]) -> str:
 @part("expert_steps", stage="rollout")
 @dataclass(frozen=True)
 class ExpertSteps(RolloutPart):
-    """`group_size` samples of one step, at each of `steps` places on an expert's way through a task.
+    """`group_size` samples of a single step, at each of `steps` places on an expert's way through a task.
 
-    The expert plays each task once, unsampled and uncharged, with every text of its in the context: what the policy is
-    asked next stands behind the expert's history. A place is a group of its own, "s{step}/{task}/t{turn}", of single
-    actions, and no credit passes from one to another. What they are worth is for a reward to say, by what was done
-    (info["call"]: name and argument), what the expert did (info["expert"]) and whether it was the expert's last step
-    (info["last"]).
+    The expert plays each task once, unsampled and uncharged, and its history is the policy's context. A place is a
+    group of its own, "s{step}/{task}/t{turn}", of single actions, and no credit passes from one place to another. A
+    reward may judge them by info["call"] (name and argument), info["expert"] (the expert's) and info["last"] (it was
+    the expert's last step).
 
-    compares  what the outcome is 1 for, where no reward says more:
-              "call"   the very same call; the environment does not hear of it
-              "state"  an action that leads where the expert's leads, in an environment that was put back to the place;
-                       info["format"] is 1 where it could read one
+    compares  outcome of an action without such a reward:
+              "call"   1 for the very same call; the environment is not asked
+              "state"  1 for an action that leads to the expert's next state, in an environment that was put back to the
+                       place; info["format"] is 1 if it could read the action
 
     Member j before turn t has the stream (seed, step, draw, j, path (t,)). Held-out tasks are attempted as episodes,
     without the expert.
@@ -204,18 +209,18 @@ class ExpertSteps(RolloutPart):
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         with Play(session, restorable=True) as play:
-            places = chosen(expert_ways(play, tasks, name_draws(tasks)), self.steps, session)
+            places = draw_places(expert_ways(play, tasks, name_draws(tasks)), self.steps, session)
             requests = []
             for place in places:
                 keys = (stream(session, place.draw, j, (place.turn,)) for j in range(self.group_size))
-                requests.append(Request(place.episode.stood[place.turn].context.ids, tuple(keys)))
-            said = [
+                requests.append(Request(place.episode.snapshots[place.turn].context.ids, tuple(keys)))
+            rows = [
                 (place, key, completion)
-                for place, request, found in zip(places, requests, session.sample(requests), strict=True)
-                for key, completion in zip(request.streams, found, strict=True)
+                for place, request, completions in zip(places, requests, session.sample(requests), strict=True)
+                for key, completion in zip(request.streams, completions, strict=True)
             ]
-            tried = carry_out(play, said) if self.compares == "state" else [None] * len(said)
-        records = [self._record(*row, session, after) for row, after in zip(said, tried, strict=True)]
+            outcomes = carry_out(play, rows) if self.compares == "state" else [None] * len(rows)
+        records = [self._record(*row, session, after) for row, after in zip(rows, outcomes, strict=True)]
         return session.score(Forest.from_records(records))
 
     @staticmethod
@@ -223,18 +228,18 @@ class ExpertSteps(RolloutPart):
         place: Place, key: StreamKey, completion: Completion, session: Session, after: Episode | None
     ) -> dict[str, Any]:
         group = f"{group_of(session, place.draw)}/t{place.turn}"
-        call, wanted = named_call(place.heard(completion)), named_call(place.choice)
-        info = {"call": list(call), "expert": list(wanted), "last": place.last, "turn": place.turn}
-        turn = {"agent": AGENT, "state": place.said.state, **action(completion)}
-        reward: float | None = float(call == wanted)
+        call, expert_call = named_call(place.reply_to(completion)), named_call(place.expert_reply)
+        info = {"call": list(call), "expert": list(expert_call), "last": place.last, "turn": place.turn}
+        turn = {"agent": AGENT, "state": place.time_step.state, **action(completion)}
+        reward: float | None = float(call == expert_call)
         if after is not None:
-            error = after.said.action_error
+            error = after.time_step.action_error
             info |= {"format": float(error != "malformed")}
             turn |= {"info": {"action_error": error}} if error else {}
             reward = None if after.failure is not None else float(place.agrees(after))
             info |= {"failure": after.failure} if after.failure is not None else {}
         columns = {
-            "prompt": list(place.episode.stood[place.turn].context.ids),
+            "prompt": list(place.episode.snapshots[place.turn].context.ids),
             "turns": [turn],
             "reward": reward,
             "truncated": completion.finish == "length",

@@ -1,6 +1,6 @@
-"""What n attempts at a task of success rate p are worth to the learner: pure functions of (n, p).
+"""Values of n attempts at a task of success rate p to the learner: pure functions of (n, p).
 
-`rollout.value` of adaptive group sizes names one. The attempts of a step are allotted so that the sum over its tasks is
+`rollout.value` of adaptive group sizes names one. A step's attempts are allotted so that the sum over its tasks is
 large; a constant factor or summand changes nothing.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 
 def failures(n: int, rate: float) -> float:
-    """n (1 - p) (1 - (1 - p)^(n - 1)): the expected number of failures that stand beside a success.
+    """Expected number of failures in a group with a success: n (1 - p) (1 - (1 - p)^(n - 1)).
 
-    With GRPO's advantages (population std) the whole of a group's |A| times half of a success's A is its number of
+    With GRPO's advantages (population std) the sum of a group's |A| times half of a success's A is its number of
     failures. Source: V0 (arXiv 2602.03584), eqs. 9-11.
 
     >>> [round(failures(n, 0.5), 5) for n in (2, 4, 8)]
@@ -21,7 +21,7 @@ def failures(n: int, rate: float) -> float:
 
 
 def mixed(n: int, rate: float) -> float:
-    """1 - p^n - (1 - p)^n: the chance that some attempts are right and some wrong.
+    """Probability that some attempts are right and some wrong: 1 - p^n - (1 - p)^n.
 
     >>> [round(mixed(n, 0.1), 6) for n in (2, 4, 8, 16)]
     [0.18, 0.3438, 0.569533, 0.814698]
@@ -30,9 +30,9 @@ def mixed(n: int, rate: float) -> float:
 
 
 def mixed_gain(n: int, rate: float) -> float:
-    """(1 - p^n - (1 - p)^n) p (1 - p)^2: the chance of a mixed group times what it raises the success rate by.
+    """Probability of a mixed group times its gain in success rate: (1 - p^n - (1 - p)^n) p (1 - p)^2.
 
-    p (1 - p)^2 is most at p = 1/3: hard tasks are preferred. Source: Knapsack RL (arXiv 2509.25849).
+    p (1 - p)^2 is largest at p = 1/3, so hard tasks are preferred. Source: Knapsack RL (arXiv 2509.25849).
 
     >>> round(mixed_gain(5, 0.1) + mixed_gain(5, 0.5) + mixed_gain(2, 0.9), 6)
     0.151977
@@ -41,7 +41,7 @@ def mixed_gain(n: int, rate: float) -> float:
 
 
 def mean_error(n: int, rate: float) -> float:
-    """-p (1 - p) / n: the squared error of a mean of n verdicts, negated. Allots in proportion to sqrt(p (1 - p)).
+    """Negated squared error of the mean of n verdicts, -p (1 - p) / n: allots in proportion to sqrt(p (1 - p)).
 
     Neyman's allocation, up to whole attempts and their bounds. Source: CurES (arXiv 2510.01037), equal gradient norms.
 
@@ -52,7 +52,7 @@ def mean_error(n: int, rate: float) -> float:
 
 
 def mean_error_by_variance(n: int, rate: float) -> float:
-    """-(p (1 - p))^2 / n: as `mean_error`, but allots in proportion to p (1 - p).
+    """Negated squared variance over n, -(p (1 - p))^2 / n: as `mean_error`, but allots in proportion to p (1 - p).
 
     >>> mean_error_by_variance(2, 0.5)
     -0.03125

@@ -1,4 +1,4 @@
-"""Monte Carlo state values (VinePPO, SPO): mean outcome of continuations from where segments or turns begin."""
+"""Monte Carlo state values (VinePPO, SPO): mean outcomes of continuations from the starts of segments or turns."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from gxpo.base.errors import ConfigError
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Completion, Request, Session, StreamKey, Task
 from gxpo.parts.registry import part
+from gxpo.sampling.rollouts.attempts import Episode, Fork
 from gxpo.sampling.rollouts.base import Rollout, Round
-from gxpo.sampling.rollouts.build import Count, Episode, Limit, forest_of, sample_within
+from gxpo.sampling.rollouts.build import Count, Limit, forest_of, sample_within
 from gxpo.sampling.rollouts.episodes import Play
-from gxpo.sampling.rollouts.fork import Fork
 
 VALUE = "state_value"  # the extra that holds the values, [T] float64, nan unknown
 
 
 @dataclass(eq=False)
 class _State:
-    """A state to be valued: that of an attempt before its token (in an environment: turn) number `at`."""
+    """A state to be valued: an attempt's before its token (in an environment: turn) number `at`."""
 
-    row: int  # the attempt
+    row: int  # of the attempt
     at: int
-    longest: int  # tokens that its continuations generate at most
+    longest: int  # most tokens that its continuations may generate in all
     value: float = math.nan
 
 
-Measure = Callable[[Sequence[_State]], list[tuple[float, int]]]  # of each the value, and the tokens that it took
+Measure = Callable[[Sequence[_State]], list[tuple[float, int]]]  # each state's value, and the tokens generated for it
 
 
 @part("monte_carlo_values", stage="rollout")
 @dataclass(frozen=True)
 class MonteCarloValues(Rollout):
-    """`group_size` independent attempts a task (as `independent`), and the values of states that they went through.
+    """`group_size` independent attempts a task (as `independent`), with values of the states along them.
 
     A state's value is the mean outcome of `samples` continuations from it, which are scored as the attempts are, before
     any reward of the method's own. It stands in `forest.extras["state_value"]` at the token that is chosen in the
@@ -99,60 +99,77 @@ class MonteCarloValues(Rollout):
         return super().grow(tasks, session)
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
-        return (self._of_episodes if play.world else self._of_answers)(rounds[0], play)
+        return (self._value_episodes if play.world else self._value_answers)(rounds[0], play)
 
     # ------------------------------------------------------------ which states
-    def _planned(self, places: Sequence[Sequence[int]], longest: Callable[[int, int], int]) -> list[list[_State]]:
-        """The states of each group in the order in which they are valued; places: of each attempt, 0 the prompt's."""
-        planned = []
+    def _plan_states(self, places: Sequence[Sequence[int]], longest: Callable[[int, int], int]) -> list[list[_State]]:
+        """Return each group's states in the order of valuation.
+
+        places   of each attempt, as tokens (turns) before each state; 0 is the prompt
+        longest  (row, place) -> most tokens of one continuation from there
+        """
+        states_by_group = []
         for first in range(0, len(places), self.group_size):
             rows = range(first, min(first + self.group_size, len(places)))
-            inner = [self._spread([at for at in places[row] if at]) for row in rows]
+            places_in_attempts = [self._spread([at for at in places[row] if at]) for row in rows]
+            # the prompt's value is the same for the whole group, so its first attempt stands for all of them
             order = [(row, 0) for row in rows if self.prompt and 0 in places[row]][:1]
-            most = max(map(len, inner), default=0)
-            order += [(row, own[k]) for k in range(most) for row, own in zip(rows, inner, strict=True) if k < len(own)]
-            planned.append([_State(row, at, self.samples * longest(row, at)) for row, at in order])
-        return planned
+            # then every attempt's first state, every attempt's second...: a budget cuts all attempts alike
+            longest_row = max(map(len, places_in_attempts), default=0)
+            order += [
+                (row, row_places[k])
+                for k in range(longest_row)
+                for row, row_places in zip(rows, places_in_attempts, strict=True)
+                if k < len(row_places)
+            ]
+            states_by_group.append([_State(row, at, self.samples * longest(row, at)) for row, at in order])
+        return states_by_group
 
     def _spread(self, places: list[int]) -> list[int]:
+        """Choose at most `boundaries` of the places, evenly spaced."""
         n, most = len(places), self.boundaries
         return places if not most or n <= most else [places[(2 * i + 1) * n // (2 * most)] for i in range(most)]
 
-    def _valued(self, planned: Sequence[Sequence[_State]], measure: Measure, session: Session) -> list[_State]:
-        """The states that the budget allows, all that fit at once, then those that fit in what they have left."""
-        waiting = [list(states) for states in planned]
-        left = [float(self.token_budget or math.inf) for _ in planned]
+    def _measure_within_budget(
+        self, states_by_group: Sequence[Sequence[_State]], measure: Measure, session: Session
+    ) -> list[_State]:
+        """Measure the states that the budget holds at their longest, then more with the tokens that these left over."""
+        waiting_by_group = [list(states) for states in states_by_group]
+        budget_left = [float(self.token_budget or math.inf) for _ in states_by_group]
         valued: list[_State] = []
         while True:
             batch: list[tuple[int, _State]] = []
-            for group, states in enumerate(waiting):
-                room = left[group]
+            # a state that does not fit blocks those after it, so that the order decides and not their lengths
+            for group, states in enumerate(waiting_by_group):
+                room = budget_left[group]
                 while states and states[0].longest <= room:
                     room -= states[0].longest
                     batch.append((group, states.pop(0)))
             if not batch:
                 return valued
-            found = measure([state for _, state in batch])
-            for (group, state), (value, tokens) in zip(batch, found, strict=True):
+            measurements = measure([state for _, state in batch])
+            for (group, state), (value, tokens) in zip(batch, measurements, strict=True):
                 state.value = value
-                left[group] -= tokens
+                budget_left[group] -= tokens
                 valued.append(state)
             session.budget.discarded += self.samples * len(batch)
 
-    def _written(self, forest: Forest, valued: Sequence[_State], token: Callable[[int, int], int | None]) -> Forest:
-        """The forest with the values; `token(row, at)`: the stored token before which a state stands."""
-        column = torch.full((forest.n_tokens,), torch.nan, dtype=torch.float64)
+    def _with_values(self, forest: Forest, valued: Sequence[_State], token: Callable[[int, int], int | None]) -> Forest:
+        """Return the forest with the values; `token(row, at)`: the stored token before which the state is."""
+        value_T = torch.full((forest.n_tokens,), torch.nan, dtype=torch.float64)
+        # the prompt's value goes to the first token of all attempts of the group
         for state in valued:
             first = state.row - state.row % self.group_size
             for row in range(first, first + self.group_size) if state.at == 0 else (state.row,):
                 if (place := token(row, state.at)) is not None:
-                    column[place] = state.value
-        return forest.replace(extras={**forest.extras, VALUE: column})
+                    value_T[place] = state.value
+        return forest.replace(extras={**forest.extras, VALUE: value_T})
 
     # ------------------------------------------------------------ answers to prompts
-    def _of_answers(self, grown: Round, play: Play) -> Forest:
-        session, begun = play.session, grown.episodes
-        forest = session.segment(grown.forest)
+    def _value_answers(self, played_round: Round, play: Play) -> Forest:
+        """Value the states before the segments of answers to prompts."""
+        session, attempts = play.session, played_round.episodes
+        forest = session.segment(played_round.forest)
         path = [forest.path_token[forest.path_of(row)] for row in range(forest.n_trajectories)]
         actions = [forest.token[tokens].tolist() for tokens in path]
         segments = [forest.segment[tokens].tolist() for tokens in path]
@@ -162,30 +179,34 @@ class MonteCarloValues(Rollout):
             return self.answer_tokens or max(1, limit - at - len(cue))
 
         def measure(states: Sequence[_State]) -> list[tuple[float, int]]:
-            kept = [(*actions[s.row][: s.at], *cue) for s in states]
-            bases = [begun[s.row] for s in states]
-            asked = []
-            for e, s, own in zip(bases, states, kept, strict=True):
+            prefixes = [(*actions[s.row][: s.at], *cue) for s in states]
+            bases = [attempts[s.row] for s in states]
+            requests = []
+            for e, s, prefix in zip(bases, states, prefixes, strict=True):
                 keys = tuple(self._key(e, s.at, k) for k in range(self.samples))
-                asked.append(Request((*e.opening.ids, *own), keys))
-            answers = sample_within(session, asked, [room(s.row, s.at) for s in states])
+                requests.append(Request((*e.opening.ids, *prefix), keys))
+            answers = sample_within(session, requests, [room(s.row, s.at) for s in states])
+            # the continuation is judged as part of its whole answer
             scored = session.score(
                 forest_of(
                     [e.task for e in bases],
                     [f"{e.id}/from{s.at}" for e, s in zip(bases, states, strict=True)],
                     [e.opening.ids for e in bases],
-                    [[_whole(own, c) for c in found] for own, found in zip(kept, answers, strict=True)],
+                    [
+                        [_with_prefix(prefix, c) for c in completions]
+                        for prefix, completions in zip(prefixes, answers, strict=True)
+                    ],
                     session.sampling,
                 )
             )
-            return self._means(scored.outcome, [len(c.tokens) for found in answers for c in found])
+            return self._means(scored.outcome, [len(c.tokens) for completions in answers for c in completions])
 
-        places = [self._begins(*both, session) for both in zip(actions, segments, strict=True)]
-        valued = self._valued(self._planned(places, room), measure, session)
-        return self._written(forest, valued, lambda row, at: int(path[row][at]) if at < len(path[row]) else None)
+        places = [self._state_places(*both, session) for both in zip(actions, segments, strict=True)]
+        valued = self._measure_within_budget(self._plan_states(places, room), measure, session)
+        return self._with_values(forest, valued, lambda row, at: int(path[row][at]) if at < len(path[row]) else None)
 
     def _means(self, outcome: Tensor, tokens: Sequence[int]) -> list[tuple[float, int]]:
-        """The value of each state, and the tokens that it took."""
+        """Return each state's mean outcome, and the tokens generated for it."""
         k, means = self.samples, outcome.reshape(-1, self.samples).nanmean(1).tolist()
         return [(mean, sum(tokens[i * k : (i + 1) * k])) for i, mean in enumerate(means)]
 
@@ -193,39 +214,43 @@ class MonteCarloValues(Rollout):
     def _key(base: Episode, at: int, sample: int) -> StreamKey:
         return dataclasses.replace(base.key, path=(at, sample))
 
-    def _begins(self, action: Sequence[int], segment: Sequence[int], session: Session) -> list[int]:
-        """Before how many tokens of an attempt a state stands, 0 first."""
+    def _state_places(self, action: Sequence[int], segment: Sequence[int], session: Session) -> list[int]:
+        """Return the places of an attempt's states, as tokens before each; the first is 0."""
         begins = [i for i in range(1, len(action)) if segment[i] != segment[i - 1]]
+        # from where the attempt wrote the cue itself, its segments are of the answer and need no value
         if self.answer_cue and (at := session.decode(action).find(self.answer_cue)) >= 0:
-            own = bisect_right(range(len(action) + 1), at, key=lambda n: len(session.decode(action[:n]))) - 1
-            begins = [*(i for i in begins if i < own), *([own] if own else [])]
+            cue_token = bisect_right(range(len(action) + 1), at, key=lambda n: len(session.decode(action[:n]))) - 1
+            begins = [*(i for i in begins if i < cue_token), *([cue_token] if cue_token else [])]
         return [0, *begins]
 
     # ------------------------------------------------------------ episodes in environments
-    def _of_episodes(self, grown: Round, play: Play) -> Forest:
-        session, begun = play.session, grown.episodes
-        forest = grown.scored  # before the others, which are not to be scored with them twice
+    def _value_episodes(self, played_round: Round, play: Play) -> Forest:
+        """Value the states before the turns of episodes."""
+        session, attempts = play.session, played_round.episodes
+        forest = played_round.scored  # scored first, so that `measure` scores the continuations alone
 
         def longest(row: int, at: int) -> int:
-            return (session.episode.max_turns - begun[row].stood[at].moves) * session.sampling.max_new_tokens
+            return (session.episode.max_turns - attempts[row].snapshots[at].moves) * session.sampling.max_new_tokens
 
         def measure(states: Sequence[_State]) -> list[tuple[float, int]]:
-            each = [(begun[s.row], s.at, k) for s in states for k in range(self.samples)]
+            each = [(attempts[s.row], s.at, k) for s in states for k in range(self.samples)]
             twins = play.fork([Fork(e, at, self._key(e, at, k), f"{e.name}/{at}.{k}") for e, at, k in each])
             play.finish(twins)
-            outcome = session.score(play.forest([*begun, *twins])).outcome[-len(twins) :]
+            outcome = session.score(play.forest([*attempts, *twins])).outcome[-len(twins) :]
             return self._means(outcome, [sum(len(turn["action"]) for turn in e.turns[e.inherited :]) for e in twins])
 
-        valued = self._valued(self._planned([range(len(e.stood)) for e in begun], longest), measure, session)
-        first: dict[tuple[int, int], int] = {}  # the first token of each turn
+        valued = self._measure_within_budget(
+            self._plan_states([range(len(e.snapshots)) for e in attempts], longest), measure, session
+        )
+        first_tokens: dict[tuple[int, int], int] = {}  # (row, turn) -> its first stored token
         steps = zip(forest.path_token.tolist(), forest.path_step.tolist(), strict=True)
-        where = list(zip(forest.step_trajectory.tolist(), forest.step_turn.tolist(), strict=True))
+        turn_of_step = list(zip(forest.step_trajectory.tolist(), forest.step_turn.tolist(), strict=True))
         for token, step in steps:
-            first.setdefault(where[step], token)
-        return self._written(forest, valued, lambda row, at: first.get((row, at)))
+            first_tokens.setdefault(turn_of_step[step], token)
+        return self._with_values(forest, valued, lambda row, at: first_tokens.get((row, at)))
 
 
-def _whole(kept: tuple[int, ...], answer: Completion) -> Completion:
-    """The answer with what it goes on from, to be scored."""
-    tokens = [*kept, *answer.tokens]
+def _with_prefix(prefix: tuple[int, ...], answer: Completion) -> Completion:
+    """Return the answer with the tokens before it, to be scored as a whole."""
+    tokens = [*prefix, *answer.tokens]
     return Completion(tokens, [math.nan] * len(tokens), answer.finish, policy_version=answer.policy_version)

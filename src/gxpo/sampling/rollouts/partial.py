@@ -1,4 +1,4 @@
-"""Partial rollouts (T-PPO): sampled a window at a time, what is not finished goes on in the next step."""
+"""Partial rollouts (T-PPO): attempts are sampled a window a step; unfinished ones go on in the next step."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from gxpo.base.errors import TaskError
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Completion, Request, Sampling, Session, StreamKey, Task
 from gxpo.parts.registry import part
-from gxpo.sampling.rollouts.build import Attempts, Count, Episode, RolloutPart, name_draws
+from gxpo.sampling.rollouts.attempts import Attempts, Episode
+from gxpo.sampling.rollouts.build import Count, RolloutPart, name_draws
 from gxpo.sampling.rollouts.episodes import Play
 
 Json = dict[str, Any]
-_WHY = "goes on under the whole vocabulary"
-UNCUT = {"sampling.top_k": ((0,), _WHY), "sampling.top_p": ((1.0,), _WHY)}
+_REASON = "goes on under the whole vocabulary"
+UNTRUNCATED = {"sampling.top_k": ((0,), _REASON), "sampling.top_p": ((1.0,), _REASON)}
 
 
 @part("partial_rollouts", stage="rollout")
 @dataclass(frozen=True)
 class PartialRollouts(RolloutPart):
-    """`group_size` attempts at each task, at most a window of tokens a step; unfinished ones go on in later steps.
+    """`group_size` attempts at each task, a window of tokens a step; unfinished ones go on in later steps.
 
-    windows  into how many windows `sampling.max_new_tokens` is divided: a window is that over `windows`, rounded up
+    windows  number of windows in `sampling.max_new_tokens`, each of their quotient, rounded up
 
     A step's forest has every attempt that was sampled in it, each whole: a window is a turn (with nothing observed
     before it), so each has its own policy version, and `weighting.NewestVersion` tells this step's tokens from those
@@ -35,8 +36,8 @@ class PartialRollouts(RolloutPart):
     turn's finish is "length". The groups of a step may lack members, so this is for credit that compares none.
 
     Deviation: T-PPO keeps the batch full by starting as many prompts as have finished; here each step starts the
-    run's number of tasks, and what goes on comes on top. In an environment a window is a share of `env.max_turns`, and
-    what was done before is done again in the environment, not sampled. Truncated supports (top_k, top_p) are refused.
+    run's number of tasks beside the unfinished attempts. In an environment a window is a share of `env.max_turns`, and
+    earlier actions are carried out again, not sampled. Truncated supports (top_k, top_p) are refused.
     """
 
     group_size: Count = 8
@@ -44,9 +45,10 @@ class PartialRollouts(RolloutPart):
     memory: list[Json] = field(init=False, repr=False, compare=False, default_factory=list)
 
     provides = ("states",)
-    allows = UNCUT
+    allows = UNTRUNCATED
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        # tasks of unfinished attempts are not drawn in this step, but their attempts may be scored in it
         session.know([_task(a["task"]) for a in self.memory])
         if session.envs is not None:
             return self._episodes(tasks, session)
@@ -57,30 +59,35 @@ class PartialRollouts(RolloutPart):
         return Forest.from_records([_record(a, session.sampling) for a in attempts])
 
     def _episodes(self, tasks: Sequence[Task], session: Session) -> Forest:
-        """Episodes that are under way are gone through again, and all go on for a window of turns."""
+        """Bring unfinished episodes back by their actions, begin new ones, and play all for a window of turns."""
         with Play(session) as play:
+            # bring the unfinished episodes back, under the names and groups of the step in which they were born
             stored = list(self.memory)
             groups = [f"s{a['born']}/{a['draw']}" for a in stored]
-            begun = zip(stored, groups, strict=True)
-            old = play.begin(Attempts(_task(a["task"]), a["draw"], [a["attempt"]], group, group) for a, group in begun)
+            requested = zip(stored, groups, strict=True)
+            resumed = play.begin(
+                Attempts(_task(a["task"]), a["draw"], [a["attempt"]], group, group) for a, group in requested
+            )
             for number in range(max((len(a["turns"]) for a in stored), default=0)):
-                known = [
+                past_actions = [
                     (e, Completion(t["action"], t["logprob"], t["finish"], policy_version=t["policy_version"]))
-                    for e, a in zip(old, stored, strict=True)
+                    for e, a in zip(resumed, stored, strict=True)
                     for t in a["turns"][number : number + 1]
                     if e.end is None
                 ]
-                play.take([e for e, _ in known], [said for _, said in known])
-            for episode, attempt in zip(old, stored, strict=True):
+                play.take([e for e, _ in past_actions], [completion for _, completion in past_actions])
+            # from here on their streams carry the step of birth, which new attempts of the same draw do not have
+            for episode, attempt in zip(resumed, stored, strict=True):
                 episode.label, episode.key = episode.id, dataclasses.replace(episode.key, path=(attempt["born"],))
-            episodes = old + play.begin([draw.attempts(self.group_size) for draw in play.draws(tasks)])
+            episodes = resumed + play.begin([draw.attempts(self.group_size) for draw in play.draws(tasks)])
             for _ in range(-(-play.rules.max_turns // self.windows)):
                 play.turn(play.running(episodes))
             self.memory[:] = [_unfinished(e, session.step) for e in episodes if e.end is None]
             lines = [e.record(dataclasses.asdict(session.sampling)) for e in episodes]
-            waiting = {"reward": 0.0, "rewards": {"env": 0.0}, "success": None, "truncated": True}
+            # an unfinished episode is in this step's forest with its turns so far, outcome 0 and no verdict
+            unfinished_columns = {"reward": 0.0, "rewards": {"env": 0.0}, "success": None, "truncated": True}
             return Forest.from_records(
-                [line | waiting if e.end is None else line for e, line in zip(episodes, lines, strict=True)]
+                [line | unfinished_columns if e.end is None else line for e, line in zip(episodes, lines, strict=True)]
             )
 
     def _begin(self, tasks: Sequence[Task], session: Session) -> list[Json]:
@@ -100,15 +107,16 @@ class PartialRollouts(RolloutPart):
         ]
 
     def _sample(self, attempts: Sequence[Json], session: Session) -> None:
-        """One more window of each attempt."""
+        """Sample one more window of each attempt."""
         limit = session.sampling.max_new_tokens
         window = -(-limit // self.windows)
-        room = [min(window, limit - sum(len(t["action"]) for t in a["turns"])) for a in attempts]
-        for size in sorted(set(room)):
-            mine = [a for a, r in zip(attempts, room, strict=True) if r == size]
-            requests = [Request(_context(a), (_stream(a, session),)) for a in mine]
-            found = session.sample(requests, dataclasses.replace(session.sampling, max_new_tokens=size))
-            for attempt, (completion,) in zip(mine, found, strict=True):
+        rooms = [min(window, limit - sum(len(t["action"]) for t in a["turns"])) for a in attempts]
+        # the last window of an attempt may be shorter: one call for each size
+        for size in sorted(set(rooms)):
+            batch = [a for a, r in zip(attempts, rooms, strict=True) if r == size]
+            requests = [Request(_context(a), (_stream(a, session),)) for a in batch]
+            completions = session.sample(requests, dataclasses.replace(session.sampling, max_new_tokens=size))
+            for attempt, (completion,) in zip(batch, completions, strict=True):
                 turn = {
                     "action": list(completion.tokens),
                     "logprob": list(completion.logprobs),
@@ -116,8 +124,8 @@ class PartialRollouts(RolloutPart):
                     "finish": completion.finish,
                 }
                 attempt["turns"] = [*attempt["turns"], turn]
-                used = sum(len(t["action"]) for t in attempt["turns"])
-                attempt["over"] = completion.finish != "length" or used >= limit
+                n_tokens = sum(len(t["action"]) for t in attempt["turns"])
+                attempt["over"] = completion.finish != "length" or n_tokens >= limit
 
     def state_dict(self) -> Json:
         return {"unfinished": list(self.memory)}
@@ -136,24 +144,24 @@ def _stream(attempt: Json, session: Session) -> StreamKey:
 
 
 def _unfinished(episode: Episode, step: int) -> Json:
-    """An episode that goes on in a later step: its actions, by which the environment and the context come back."""
-    kept = ("action", "logprob", "finish", "policy_version")
+    """Store an unfinished episode by its actions, which bring back its environment and context in a later step."""
+    turn_keys = ("action", "logprob", "finish", "policy_version")
     return {
         "task": _stored(episode.task),
         "draw": episode.key.task,
         "born": episode.key.path[0] if episode.key.path else step,
         "attempt": episode.key.attempt,
-        "turns": [{name: turn[name] for name in kept} for turn in episode.turns],
+        "turns": [{name: turn[name] for name in turn_keys} for turn in episode.turns],
     }
 
 
 def _stored(task: Task) -> Json:
-    """The task in JSON values: a resumed run then scores by exactly what the stopped one would have scored by."""
+    """Convert the task to JSON values, so that a resumed run scores by exactly the same task; TaskError if it can't."""
     try:
         return json.loads(json.dumps(dataclasses.asdict(task)))
     except TypeError as error:
         raise TaskError(
-            f"task {task.id!r} can't be kept for a later step, its answer or info is no JSON: {error}"
+            f"task {task.id!r} can't be stored for a later step: its answer or info is not JSON: {error}"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Plan, then execute: a planner writes the beginning of an answer, or sub-goals that an executor acts under in turn."""
+"""Attempts that begin with a plan: the beginning of an answer, or sub-goals that an executor acts under in turn."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Any
 from gxpo.base.errors import ConfigError
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Completion, ContextUpdate, Message, Reply, Request, Sampling, Session, Task, TimeStep
+from gxpo.sampling.rollouts.attempts import Episode, Prompt
 from gxpo.sampling.rollouts.build import (
-    Episode,
     Limit,
-    Prompt,
     RolloutPart,
     Text,
     action,
@@ -28,26 +27,26 @@ from gxpo.sampling.rollouts.context import Context, messages_of, opened, with_sy
 from gxpo.sampling.rollouts.episodes import Play
 
 PLANNER, EXECUTOR = "planner", "executor"
-TOLD = "Sub-goal: {plan}\n\n{prompt}"
+SUB_GOAL_PROMPT = "Sub-goal: {plan}\n\n{prompt}"
 _HOLE = re.compile(r"\{(prompt|plan)\}")
 
 
 def filled(template: str, observation: str | Sequence[Message], plan: str = "") -> list[Message]:
-    """An observation as messages, the last of which says the template: {prompt} is what it said, {plan} the plan.
+    """Turn an observation into messages, the last one put into a template: {prompt} is its text, {plan} the plan.
 
-    An empty template leaves them as they are.
+    An empty template leaves the messages as they are.
 
     >>> filled("Now: {plan}. {prompt}", "a door", "open it")
     [{'role': 'user', 'content': 'Now: open it. a door'}]
     """
     *before, last = messages_of(observation)
-    said = {"prompt": str(last.get("content") or ""), "plan": plan}
-    content = _HOLE.sub(lambda hole: said[hole[1]], template) if template else said["prompt"]
+    values = {"prompt": str(last.get("content") or ""), "plan": plan}
+    content = _HOLE.sub(lambda hole: values[hole[1]], template) if template else values["prompt"]
     return [*before, {**last, "content": content}]
 
 
 def sub_goals(text: str, delimiter: str) -> tuple[str, ...]:
-    """The sub-goals that a plan names, in order; a plan that names none has one, the empty text.
+    """Split a plan into its sub-goals, in order; a plan without any has one, the empty text.
 
     >>> sub_goals("fetch the key, open the door,", ","), sub_goals(" ", ",")
     (('fetch the key', 'open the door'), ('',))
@@ -57,36 +56,36 @@ def sub_goals(text: str, delimiter: str) -> tuple[str, ...]:
 
 @dataclass
 class Guided(Context):
-    """A context in which every observation stands beside the sub-goal in force.
+    """Context in which every observation is shown together with the current sub-goal.
 
-    An action that says `done` is freed of it, and the next sub-goal comes into force; the last one stays.
+    The text `done` in an action is removed, and the next sub-goal becomes the current one; the last one stays.
 
-    only_done  the newest action said that and nothing else: the environment is told nothing
+    only_done  the newest action was `done` and nothing else: the environment is told nothing
     """
 
     goals: tuple[str, ...] = ("",)
     done: str = "<sub_done>"
-    template: str = TOLD
+    template: str = SUB_GOAL_PROMPT
     active: int = 0
     only_done: bool = False
-    seen: str | Sequence[Message] = ""  # the newest observation, without a sub-goal
+    latest_observation: str | Sequence[Message] = ""  # the newest observation, without a sub-goal
 
     @property
     def goal(self) -> str:
-        """The sub-goal in force."""
+        """The current sub-goal."""
         return self.goals[self.active]
 
     def open(self, observation: str | Sequence[Message]) -> ContextUpdate:
-        self.seen = observation
+        self.latest_observation = observation
         return super().open(filled(self.template, observation, self.goal))
 
     def observe(self, observation: str | Sequence[Message]) -> ContextUpdate:
-        self.seen = observation
+        self.latest_observation = observation
         return super().observe(filled(self.template, observation, self.goal))
 
     def again(self) -> ContextUpdate:
-        """The newest observation once more, beside the sub-goal that is in force now."""
-        return self.observe(self.seen)
+        """Show the newest observation once more, together with the sub-goal that is current now."""
+        return self.observe(self.latest_observation)
 
     def act(self, tokens: Sequence[int]) -> Reply:
         reply = super().act(tokens)
@@ -102,22 +101,31 @@ class Guided(Context):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a planner wrote under `prompt` in a state; in an environment with the sub-goals in it."""
+    """A planner's completion under `prompt` in a state; in an environment with its sub-goals."""
 
     number: int
     prompt: tuple[int, ...]
-    said: Completion
+    completion: Completion
     goals: tuple[str, ...] = ("",)
     state: str | None = None
 
     def turn(self, **columns: Any) -> dict[str, Any]:
-        """The first turn of a record."""
-        return {"agent": PLANNER, "context": list(self.prompt), "state": self.state, **action(self.said), **columns}
+        """Build the first turn of a record."""
+        return {
+            "agent": PLANNER,
+            "context": list(self.prompt),
+            "state": self.state,
+            **action(self.completion),
+            **columns,
+        }
 
 
 @dataclass(frozen=True)
 class Planning(RolloutPart):
-    """How plans are asked for, read and told: see `PlanExecute`. Empty prompts: the observation, and `TOLD`."""
+    """Base class of rollouts that plan: options for asking, reading and showing plans, see `PlanExecute`.
+
+    An empty prompt stands for the observation itself (of the planner), and for `SUB_GOAL_PROMPT` (of the executor).
+    """
 
     plan_tokens: Limit = 8
     delimiter: Text = "\n"
@@ -130,7 +138,7 @@ class Planning(RolloutPart):
 
 
 def check_prompts(plan_prompt: str, execute_prompt: str) -> None:
-    """Refuse prompts of a planner and an executor that lack their places; an empty one is the observation itself."""
+    """Raise ConfigError for a planner's or executor's prompt that lacks its fields; empty ones are allowed."""
     places = (("plan_prompt", plan_prompt, ("{prompt}",)), ("execute_prompt", execute_prompt, ("{prompt}", "{plan}")))
     for name, text, holes in places:
         if text and any(hole not in text for hole in holes):
@@ -138,34 +146,38 @@ def check_prompts(plan_prompt: str, execute_prompt: str) -> None:
 
 
 class GuidedPlay(Play):
-    """Attempts whose first turn is a plan."""
+    """Play of attempts whose first turn is a plan."""
 
     def __init__(self, session: Session, how: Planning) -> None:
         super().__init__(session)
         self.how = how
 
     # ------------------------------------------------------------ planning
-    def plan(self, begun: Sequence[Sequence[Episode]], samples: int) -> list[list[Plan]]:
-        """`samples` plans of each draw, whose attempts are given; one whose attempts all broke has empty plans."""
-        return self._sub_goals(begun, samples) if self.world else self._beginnings(begun, samples)
+    def plan(self, attempts_by_draw: Sequence[Sequence[Episode]], samples: int) -> list[list[Plan]]:
+        """Sample `samples` plans for each draw; one whose attempts all broke gets empty plans."""
+        return (
+            self._plan_sub_goals(attempts_by_draw, samples)
+            if self.world
+            else self._plan_answers(attempts_by_draw, samples)
+        )
 
-    def _planned(self, requests: Sequence[Request], *stop: str) -> list[list[Completion]]:
+    def _sample_plans(self, requests: Sequence[Request], *stop: str) -> list[list[Completion]]:
         sampling, limit = self.session.sampling, min(self.how.plan_tokens, self.session.sampling.max_new_tokens)
         short = dataclasses.replace(sampling, max_new_tokens=limit, stop=(*sampling.stop, *stop))
         return self.session.sample(requests, short) if requests else []
 
-    def _beginnings(self, begun: Sequence[Sequence[Episode]], samples: int) -> list[list[Plan]]:
-        firsts = [attempts[0] for attempts in begun]
-        prompts = [self._asked(e.task, self.how.plan_prompt, "") for e in firsts]
-        found = self._planned(
+    def _plan_answers(self, attempts_by_draw: Sequence[Sequence[Episode]], samples: int) -> list[list[Plan]]:
+        firsts = [attempts[0] for attempts in attempts_by_draw]
+        prompts = [self._prompt_ids(e.task, self.how.plan_prompt, "") for e in firsts]
+        plans_by_draw = self._sample_plans(
             requests(prompts, [e.key.task for e in firsts], samples, self.session), self.how.delimiter
         )
         return [
-            [Plan(i, prompt, said, state=e.task.id) for i, said in enumerate(plans)]
-            for e, prompt, plans in zip(firsts, prompts, found, strict=True)
+            [Plan(i, prompt, completion, state=e.task.id) for i, completion in enumerate(plans)]
+            for e, prompt, plans in zip(firsts, prompts, plans_by_draw, strict=True)
         ]
 
-    def _asked(self, task: Task, template: str, plan: str) -> tuple[int, ...]:
+    def _prompt_ids(self, task: Task, template: str, plan: str) -> tuple[int, ...]:
         if not template:
             return self.session.encode(task)
         if not isinstance(task.prompt, str):
@@ -175,85 +187,91 @@ class GuidedPlay(Play):
         text = template.replace("{prompt}", task.prompt).replace("{plan}", plan)
         return self.session.encode(dataclasses.replace(task, prompt=text))
 
-    def _sub_goals(self, begun: Sequence[Sequence[Episode]], samples: int) -> list[list[Plan]]:
+    def _plan_sub_goals(self, attempts_by_draw: Sequence[Sequence[Episode]], samples: int) -> list[list[Plan]]:
+        """Sample sub-goals for each draw, under the first observation of an attempt that is alive."""
         session, how = self.session, self.how
         limit = min(how.plan_tokens, session.sampling.max_new_tokens)
-        out = [[Plan(i, (), Completion([], [], "none")) for i in range(samples)] for _ in begun]
-        asked: list[tuple[int, str | None, Request]] = []
-        for at, episodes in enumerate(begun):
+        plans_by_draw = [[Plan(i, (), Completion([], [], "none")) for i in range(samples)] for _ in attempts_by_draw]
+        questions: list[tuple[int, str | None, Request]] = []
+        for draw_index, episodes in enumerate(attempts_by_draw):
+            # attempts of a draw share their first observation, so any that did not break will do
             alive = next((e for e in episodes if e.end is None), None)
             if alive is None:
                 continue
-            shown = opened(self.envs.instructions, filled(how.plan_prompt, alive.said.observation))
-            start = session.chat.start(with_system(session.chat, session.system, shown), self.envs.tools)
+            messages = opened(self.envs.instructions, filled(how.plan_prompt, alive.time_step.observation))
+            start = session.chat.start(with_system(session.chat, session.system, messages), self.envs.tools)
             if len(start.context) + limit <= self.rules.max_context:
                 keys = tuple(dataclasses.replace(alive.key, attempt=i, path=()) for i in range(samples))
-                asked.append((at, alive.said.state, Request(tuple(start.context), keys)))
-        found = self._planned([request for _, _, request in asked])
-        for (at, state, request), plans in zip(asked, found, strict=True):
+                questions.append((draw_index, alive.time_step.state, Request(tuple(start.context), keys)))
+        completions_by_draw = self._sample_plans([request for _, _, request in questions])
+        for (draw_index, state, request), plans in zip(questions, completions_by_draw, strict=True):
             state = None if state is None else f"plan:{state}"
-            out[at] = [
-                Plan(i, request.prompt, said, sub_goals(session.decode(said.tokens), how.delimiter), state)
-                for i, said in enumerate(plans)
+            plans_by_draw[draw_index] = [
+                Plan(i, request.prompt, completion, sub_goals(session.decode(completion.tokens), how.delimiter), state)
+                for i, completion in enumerate(plans)
             ]
-        return out
+        return plans_by_draw
 
     # ------------------------------------------------------------ executing
     def guide(self, episode: Episode, plan: Plan, first: Episode | None) -> None:
-        """The attempt follows the plan, which it has from `first`, another attempt under it, where there is one."""
+        """Put an attempt under a plan; `first`, an earlier attempt under the same plan, already stores its turn."""
         how, session = self.how, self.session
         if self.world:
             context = Guided(
                 episode.context.chat, self.rules, self.envs.instructions, self.envs.tools, session.system,
-                goals=plan.goals, done=how.done, template=how.execute_prompt or TOLD,
+                goals=plan.goals, done=how.done, template=how.execute_prompt or SUB_GOAL_PROMPT,
             )  # fmt: skip
-            episode.context, episode.opening = context, context.open(episode.said.observation)
+            episode.context, episode.opening = context, context.open(episode.time_step.observation)
             episode.turns = [plan.turn(info={"aside": "plan"})]
         else:
-            shown = (*plan.prompt, *plan.said.tokens)
+            executor_prompt = (*plan.prompt, *plan.completion.tokens)
             if how.execute_prompt:
-                shown = self._asked(episode.task, how.execute_prompt, session.decode(plan.said.tokens))
-            episode.context, episode.opening = Prompt(shown), ContextUpdate(shown, rebuilt=True)
-            episode.said = TimeStep("", f"{episode.task.id}:{'.'.join(map(str, plan.said.tokens))}")
-            episode.turns, episode.sampled = [plan.turn()], plan.said
+                executor_prompt = self._prompt_ids(
+                    episode.task, how.execute_prompt, session.decode(plan.completion.tokens)
+                )
+            episode.context, episode.opening = Prompt(executor_prompt), ContextUpdate(executor_prompt, rebuilt=True)
+            episode.time_step = TimeStep("", f"{episode.task.id}:{'.'.join(map(str, plan.completion.tokens))}")
+            episode.turns, episode.sampled = [plan.turn()], plan.completion
+        # the plan's turn is stored once: later attempts are forks after it
         episode.replies = [None]
         if first is not None:
             episode.base, episode.inherited = first, 1
 
     def finish(self, episodes: Sequence[Episode], sampling: Sampling | None = None) -> None:
-        """Executes every plan; where it has ended an answer, the execution is empty."""
+        """Execute every plan; after a plan that ended the answer the execution is empty."""
         if self.world:
             return super().finish(episodes, sampling)
         rooms = {e: room for e in episodes if (room := self._room(e, self.session.sampling.max_new_tokens))}
-        found = sample_within(self.session, [e.request() for e in rooms], [*rooms.values()], sampling)
-        executed = {e: completion for e, (completion,) in zip(rooms, found, strict=True)}
+        completions = sample_within(self.session, [e.request() for e in rooms], [*rooms.values()], sampling)
+        executed = {e: completion for e, (completion,) in zip(rooms, completions, strict=True)}
         for episode in episodes:
             plan = episode.sampled
             assert plan is not None
             episode.act(executed.get(episode) or Completion([], [], plan.finish, policy_version=plan.policy_version))
 
     def _room(self, episode: Episode, limit: int) -> int:
-        """How many tokens an execution may have; none where the plan has ended the answer."""
+        """Return the tokens that an execution may have: none if the plan has ended the answer."""
         plan = episode.sampled
         assert plan is not None
         if self.how.execute_prompt:
             return limit
-        ended = plan.finish == "stop" and self.how.delimiter not in self.session.decode(plan.tokens)
-        return 0 if ended else limit - len(plan.tokens)
+        plan_ends_answer = plan.finish == "stop" and self.how.delimiter not in self.session.decode(plan.tokens)
+        return 0 if plan_ends_answer else limit - len(plan.tokens)
 
     def moves(self, running: Sequence[Episode], actions: Sequence[Completion]) -> dict[str, Reply]:
         moves: dict[str, Reply] = {}
         for episode, completion in zip(running, actions, strict=True):
             context = episode.context
             assert isinstance(context, Guided)
-            summary, goal = context.summarising, context.goal
+            is_summary, goal = context.summarising, context.goal
             reply = episode.act(completion)
             turn = episode.turns[-1]
             if turn["state"] is not None:  # another sub-goal is another decision
                 turn["state"] += f"|{goal}"
-            if summary:
+            if is_summary:
                 episode.opening = context.summarised(reply.content)
             elif context.only_done:
+                # going on to the next sub-goal is no move: the environment is not told, and no turn of it is used up
                 turn["info"], episode.replies[-1] = {"aside": "sub_done"}, None
                 episode.moves -= 1
                 episode.opening = context.again()
@@ -274,23 +292,27 @@ def attempts(
     sampling: Sampling | None = None,
     plans: Sequence[Sequence[Plan]] | None = None,
 ) -> tuple[Forest, list[list[Plan]]]:
-    """`copies` executions of each of `samples` plans of every task, scored, and the plans.
+    """Play `copies` executions of each of `samples` plans of every task; return the scored forest and the plans.
 
-    sampling  of the executions; None: the run's
-    trained   whether plans and executions are
-    plans     of each task, instead of new ones: then the group is (task, plan), else the task
+    sampling  sampling of the executions; None: the run's
+    trained   True for plans, True for executions: whose tokens are trained
+    plans     plans of each task to execute instead of new ones: then the group is (task, plan), else the task
 
     Execution j of plan i is sampled under (seed, step, draw, i, path (j,), turn), turns counted from 1; the plan under
     (seed, step, draw, i), and so are the turns of its trial.
     """
-    draws, each = name_draws(tasks), samples * copies
+    draws, per_draw = name_draws(tasks), samples * copies
     play = GuidedPlay(session, how)
+    # the attempts begin first, since a planner needs their first observation
     with play:
-        every = play.start(tasks, draws, each)
-        begun = [every[i : i + each] for i in range(0, len(every), each)]
-        own = play.plan(begun, samples) if plans is None else [list(given) for given in plans]
-        for draw, episodes, made in zip(draws, begun, own, strict=True):
-            for i, plan in enumerate(made):
+        episodes_of_step = play.start(tasks, draws, per_draw)
+        episodes_by_draw = [episodes_of_step[i : i + per_draw] for i in range(0, len(episodes_of_step), per_draw)]
+        plans_by_draw = (
+            play.plan(episodes_by_draw, samples) if plans is None else [list(task_plans) for task_plans in plans]
+        )
+        # attempt i * copies + j executes plan i; the first one that is alive stores the plan's turn for the others
+        for draw, episodes, draw_plans in zip(draws, episodes_by_draw, plans_by_draw, strict=True):
+            for i, plan in enumerate(draw_plans):
                 first = None
                 for j, episode in enumerate(episodes[i * copies : (i + 1) * copies]):
                     episode.key = stream(session, draw, plan.number, () if phase == "macro" else (j,))
@@ -300,20 +322,23 @@ def attempts(
                     if episode.end is None:
                         play.guide(episode, plan, first)
                         first = first or episode
-        play.finish(every, sampling or session.sampling)
-    recorded = dataclasses.asdict(session.sampling)
-    forest = Forest.from_records([_record(e, recorded, phase, trained) for e in every])
+        play.finish(episodes_of_step, sampling or session.sampling)
+    recorded_sampling = dataclasses.asdict(session.sampling)
+    forest = Forest.from_records([_record(e, recorded_sampling, phase, trained) for e in episodes_of_step])
+    # with a prompt of its own the execution alone is judged, without the plan before it
     if play.world or not how.execute_prompt:
-        return session.score(forest), own
-    return session.score(forest, [session.decode(e.sampled.tokens) for e in every if e.sampled is not None]), own
+        return session.score(forest), plans_by_draw
+    return session.score(
+        forest, [session.decode(e.sampled.tokens) for e in episodes_of_step if e.sampled is not None]
+    ), plans_by_draw
 
 
 def _record(episode: Episode, sampling: Mapping[str, Any], phase: str, trained: tuple[bool, bool]) -> dict[str, Any]:
     row = episode.record(dict(sampling))
     for turn in row["turns"]:
-        planned = turn["agent"] == PLANNER
-        turn |= {"agent": PLANNER if planned else EXECUTOR, "trainable": trained[0 if planned else 1]}
+        is_plan = turn["agent"] == PLANNER
+        turn |= {"agent": PLANNER if is_plan else EXECUTOR, "trainable": trained[0 if is_plan else 1]}
     row["info"] = {**row["info"], "phase": phase, "plan": episode.key.attempt}
-    if not isinstance(episode.context, Prompt):  # it has no sub-goals where the environment broke before an action
+    if not isinstance(episode.context, Prompt):  # an episode that broke before it was guided has no sub-goals
         row["info"]["sub_goals"] = list(getattr(episode.context, "goals", ()))
     return row

@@ -1,4 +1,4 @@
-"""Plan, then execute (HiMAC, PTA-GRPO): attempts in two turns, of which one or both are trained."""
+"""Plan, then execute (HiMAC, PTA-GRPO): attempts of a plan and its execution, of which one or both are trained."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Sampling, Session, Task
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.build import Count
-from gxpo.sampling.rollouts.independent import Independent
 from gxpo.sampling.rollouts.plan_episodes import Planning, attempts
+from gxpo.sampling.rollouts.rounds import Independent
 
 
 class Plans(Planning):
-    """Base of rollouts that plan first: held-out tasks are attempted by one plan and one execution of it."""
+    """Base class of rollouts that plan first; held-out tasks are attempted by one plan and one execution of it."""
 
     provides = ("states", "forks")
 
     def evaluation(self, samples: int) -> Planned | Independent:
-        """How held-out tasks are attempted, both plan and execution as `session.sampling` says."""
+        """Return the rollout for held-out tasks; plan and execution are both sampled by `session.sampling`."""
         if not self.plan_tokens:
             return Independent(samples)
         shared = {field.name: getattr(self, field.name) for field in dataclasses.fields(Planning)}
@@ -34,7 +34,7 @@ class Plans(Planning):
 @part("plan_execute", stage="rollout")
 @dataclass(frozen=True)
 class PlanExecute(Plans):
-    """Plans are tried out and trained, or executions of the best plan, in turn by the number of the step.
+    """Plans and executions of the best plan, trained in turn by the number of the step.
 
     macro  `blueprints` plans of each task, each executed once, greedily, whose outcome is the plan's. Group: the task.
            Only plan tokens are trained
@@ -81,8 +81,8 @@ class PlanExecute(Plans):
         """The phase, "macro" or "micro", of a step, counted from 1."""
         return ("macro", "micro")[(step - 1) // self.alternate % 2]
 
-    def tried(self, sampling: Sampling) -> Sampling:
-        """How plans are tried out."""
+    def trial_sampling(self, sampling: Sampling) -> Sampling:
+        """Return the sampling of executions that try out a plan."""
         if self.trial:
             return dataclasses.replace(sampling, temperature=self.trial)
         return dataclasses.replace(sampling, temperature=0.0, top_k=0, top_p=1.0)
@@ -90,14 +90,20 @@ class PlanExecute(Plans):
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         if not self.plan_tokens:
             return Independent(self.group_size).grow(tasks, session)
-        m, trial = self.blueprints, self.tried(session.sampling)
+        m, trial = self.blueprints, self.trial_sampling(session.sampling)
         trials, plans = attempts(self, tasks, m, 1, session, phase="macro", trained=(True, False), sampling=trial)
         if self.phase(session.step) == "macro":
             return trials
+        # the micro phase only chooses by its trials: of equal outcomes the first plan, an unscored one last
         session.budget.discarded += trials.n_trajectories
         outcome = trials.outcome.nan_to_num(nan=-torch.inf).reshape(-1, m).tolist()
-        best = [[made[max(range(m), key=own.__getitem__)]] for made, own in zip(plans, outcome, strict=True)]
-        micro, _ = attempts(self, tasks, 1, self.group_size, session, phase="micro", trained=(False, True), plans=best)
+        best_plans = [
+            [task_plans[max(range(m), key=task_outcomes.__getitem__)]]
+            for task_plans, task_outcomes in zip(plans, outcome, strict=True)
+        ]
+        micro, _ = attempts(
+            self, tasks, 1, self.group_size, session, phase="micro", trained=(False, True), plans=best_plans
+        )
         return micro
 
 
@@ -120,7 +126,7 @@ class Planned(Plans):
 
     @property
     def group_size(self) -> int:
-        """Attempts a task."""
+        """Number of attempts at a task."""
         return self.plans * self.executions
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:

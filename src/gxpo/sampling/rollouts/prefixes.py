@@ -1,4 +1,4 @@
-"""Completions of prefixes from a search tree (Tree-OPO): a teacher's, or one of the policy's own."""
+"""Completions of prefixes (Tree-OPO) that are drawn from a teacher's search tree, or from the policy's own."""
 
 from __future__ import annotations
 
@@ -29,37 +29,39 @@ from gxpo.sampling.rollouts.search import Search
 
 
 class Prefix(NamedTuple):
-    """The first tokens of an answer, and where each of its pieces begins."""
+    """The first tokens of an answer, and the positions at which its pieces begin."""
 
     tokens: tuple[int, ...] = ()
     begins: tuple[int, ...] = ()
 
 
 def beginnings(forest: Forest) -> dict[str, list[Prefix]]:
-    """By task: the empty prefix, and what each attempt had written when each of its pieces ended, but for the last;
-    each once, in the order in which they come. A piece is a segment of the first turn."""
-    found: dict[str, dict[Prefix, None]] = {}
+    """Return the prefixes by task: the empty one, and each attempt's tokens up to the end of each piece but its last.
+
+    A piece is a segment of the first turn. Each prefix is there once, in order of first appearance.
+    """
+    prefixes_by_task: dict[str, dict[Prefix, None]] = {}
     token, segment = forest.token[forest.path_token].tolist(), forest.segment[forest.path_token].tolist()
     turn = forest.step_turn[forest.path_step].tolist()
     for r in range(forest.n_trajectories):
-        own = [p for p in forest.path_of(r).tolist() if turn[p] == 0]
-        ends = [i for i in range(1, len(own)) if segment[own[i]] != segment[own[i - 1]]]
-        known = found.setdefault(forest.task[r], {Prefix(): None})
+        places = [p for p in forest.path_of(r).tolist() if turn[p] == 0]
+        ends = [i for i in range(1, len(places)) if segment[places[i]] != segment[places[i - 1]]]
+        task_prefixes = prefixes_by_task.setdefault(forest.task[r], {Prefix(): None})
         begins = [0, *ends]
         for i, end in enumerate(ends):
-            known.setdefault(Prefix(tuple(token[p] for p in own[:end]), tuple(begins[: i + 1])))
-    return {task: list(prefixes) for task, prefixes in found.items()}
+            task_prefixes.setdefault(Prefix(tuple(token[p] for p in places[:end]), tuple(begins[: i + 1])))
+    return {task: list(prefixes) for task, prefixes in prefixes_by_task.items()}
 
 
 @part("prefixes", stage="rollout")
 @dataclass(frozen=True)
 class Prefixes(RolloutPart):
-    """`group_size` completions of each task, each of a prefix that is drawn uniformly from a tree of the task's.
+    """`group_size` completions of each task, each of a prefix that is drawn uniformly from a search tree of the task.
 
     group_size  completions a task, which are one group "s{step}/{task}"
-    tree        file of rollouts (`gxpo.rollouts/1`, in the policy's tokens, with segments) of whoever made the
-                prefixes, such as a teacher's search, written by a run of rollout `search`; "": the policy searches by
-                itself in every step, and what that generates is charged
+    tree        file of rollouts (`gxpo.rollouts/1`, in the policy's tokens, with segments) to take the prefixes from,
+                such as a teacher's search, written by a run of rollout `search`; "": the policy searches by itself in
+                every step, and what that generates is charged
     terminals, width, chunks   of that search, see `Search`
 
     Prefixes end where a piece of an attempt does; the empty one, which is the task itself, is always among them, and
@@ -81,45 +83,46 @@ class Prefixes(RolloutPart):
     single_turn = True
 
     def __post_init__(self) -> None:
-        _ = self._search  # its settings are refused where these are
+        _ = self._search  # raises here for settings that the search refuses
 
     @property
     def _search(self) -> Search:
         return Search(self.terminals, self.width, chunks=self.chunks)
 
     @cached_property
-    def _given(self) -> Mapping[str, list[Prefix]]:
-        """The file's, read once."""
+    def _prefixes_of_file(self) -> Mapping[str, list[Prefix]]:
+        """Prefixes of the file by task, read once."""
         forest = load(self.tree)
         if not bool((forest.segment >= 0).any()):
-            raise ConfigError(f"rollout.tree: {self.tree} has no segments, so there is nowhere that a prefix could end")
+            raise ConfigError(f"rollout.tree: {self.tree} has no segments, so no prefix can end anywhere in it")
         return beginnings(forest)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        known = self._given if self.tree else self._searched(tasks, session)
+        prefixes_by_task = self._prefixes_of_file if self.tree else self._search_prefixes(tasks, session)
         limit, groups = session.sampling.max_new_tokens, []
         for task, draw in zip(tasks, name_draws(tasks), strict=True):
-            usable = [p for p in known.get(task.id, [Prefix()]) if len(p.tokens) < limit]
+            # a prefix as long as an answer leaves no room for a completion
+            usable = [p for p in prefixes_by_task.get(task.id, [Prefix()]) if len(p.tokens) < limit]
             draws = keyed(session, draw, "prefix")
             prompt = session.encode(task)
             groups.append([_Attempt(task, draw, i, prompt, draws.choice(usable)) for i in range(self.group_size)])
-        self._completed([attempt for group in groups for attempt in group], session)
+        self._complete([attempt for group in groups for attempt in group], session)
         forest = Forest.from_records([line for group in groups for line in _records(group, session)])
         return session.score(forest)
 
-    def _searched(self, tasks: Sequence[Task], session: Session) -> dict[str, list[Prefix]]:
+    def _search_prefixes(self, tasks: Sequence[Task], session: Session) -> dict[str, list[Prefix]]:
         distinct = list({task.id: task for task in tasks}.values())
-        found = self._search.grow(distinct, session)
-        session.budget.discarded += found.n_trajectories
-        return beginnings(found)
+        search_forest = self._search.grow(distinct, session)
+        session.budget.discarded += search_forest.n_trajectories
+        return beginnings(search_forest)
 
     @staticmethod
-    def _completed(attempts: Sequence[_Attempt], session: Session) -> None:
-        """A completion for every attempt."""
+    def _complete(attempts: Sequence[_Attempt], session: Session) -> None:
+        """Sample the completion of every attempt."""
         requests = [Request((*a.prompt, *a.prefix.tokens), (stream(session, a.draw, a.number),)) for a in attempts]
         rooms = [session.sampling.max_new_tokens - len(a.prefix.tokens) for a in attempts]
-        for attempt, (done,) in zip(attempts, sample_within(session, requests, rooms), strict=True):
-            attempt.done = done
+        for attempt, (completion,) in zip(attempts, sample_within(session, requests, rooms), strict=True):
+            attempt.completion = completion
 
 
 @dataclass(eq=False)
@@ -129,24 +132,30 @@ class _Attempt:
     number: int
     prompt: tuple[int, ...]
     prefix: Prefix
-    done: Completion | None = None
+    completion: Completion | None = None
 
 
 def _records(group: Sequence[_Attempt], session: Session) -> Iterator[dict[str, Any]]:
-    """Each attempt leaves the earlier one whose prefix it shares most with."""
+    """Yield the records of a group; each attempt forks from the earlier one that shares most of its prefix."""
     for i, attempt in enumerate(group):
-        done, tokens, begins = attempt.done, attempt.prefix.tokens, [*attempt.prefix.begins, len(attempt.prefix.tokens)]
-        assert done is not None
+        completion, tokens, begins = (
+            attempt.completion,
+            attempt.prefix.tokens,
+            [*attempt.prefix.begins, len(attempt.prefix.tokens)],
+        )
+        assert completion is not None
+        # of equally long shares the earliest attempt, so that many fork from one
         shared, base = max(
             ((_common(tokens, other.prefix.tokens), -j) for j, other in enumerate(group[:i])), default=(0, 0)
         )
         name = group_of(session, attempt.draw)
-        given = Completion([*tokens[shared:]], [math.nan] * (len(tokens) - shared), "stop")
-        where: dict[str, Any] = {"prompt": list(attempt.prompt)}
+        prefix_rest = Completion([*tokens[shared:]], [math.nan] * (len(tokens) - shared), "stop")
+        columns: dict[str, Any] = {"prompt": list(attempt.prompt)}
         if shared:
-            where = {"fork": {"of": f"{name}/{-base}", "turn": 0, "token": shared}}
-        turn = action(given, done) | {
-            "trainable": [False] * len(given.tokens) + [True] * len(done.tokens),
+            columns = {"fork": {"of": f"{name}/{-base}", "turn": 0, "token": shared}}
+        # the prefix is given, not sampled: untrained, and without log-probs
+        turn = action(prefix_rest, completion) | {
+            "trainable": [False] * len(prefix_rest.tokens) + [True] * len(completion.tokens),
             "segments": [b - shared for b in begins if b >= shared],
             "state": attempt.task.id,
         }
@@ -155,13 +164,13 @@ def _records(group: Sequence[_Attempt], session: Session) -> Iterator[dict[str, 
             name,
             f"{name}/{attempt.number}",
             session.sampling,
-            **where,
+            **columns,
             turns=[turn],
-            truncated=done.finish == "length",
+            truncated=completion.finish == "length",
             info={"prefix": len(tokens)},
         )
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many first tokens are the same."""
+    """Return the number of first tokens that are the same."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

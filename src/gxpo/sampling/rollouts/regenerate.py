@@ -1,4 +1,4 @@
-"""Regenerate failing tool calls (THOR): one step resampled several times, as a group judged by execution."""
+"""Regeneration of failing tool calls (THOR): one step is resampled as a group that execution judges."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Completion, Request, Session, StreamKey
 from gxpo.parts.registry import part
+from gxpo.sampling.rollouts.attempts import Episode
 from gxpo.sampling.rollouts.base import Rollout, Round
-from gxpo.sampling.rollouts.build import AGENT, Count, Episode, Limit, action, keyed, record, sample_within
+from gxpo.sampling.rollouts.build import AGENT, Count, Limit, action, keyed, record, sample_within
 from gxpo.sampling.rollouts.episodes import Play
 
 
 def first_failing(turns: Sequence[dict[str, Any]]) -> int | None:
-    """The first turn whose action the environment could not carry out; None where there is none.
+    """Return the first turn whose action the environment could not carry out; None if there is none.
 
     >>> first_failing([{}, {"info": {"action_error": "illegal"}}, {"info": {"action_error": "malformed"}}])
     1
@@ -27,18 +28,18 @@ def first_failing(turns: Sequence[dict[str, Any]]) -> int | None:
 @part("regenerate", stage="rollout")
 @dataclass(frozen=True)
 class Regenerate(Rollout):
-    """`group_size` episodes of each task; of those with a failing call, the first failing step `samples` times more.
+    """`group_size` episodes of each task, and groups of `samples` new endings of their first failing step.
 
-    A call fails where the environment says that it was malformed or illegal. The step is cut `dropped` tokens before
-    its end, where its reasoning stops; what is kept, and all before it, is the prompt of a group of its own,
-    "s{step}/{task}/{attempt}/t{turn}". Each member is one action: its outcome is 1 where the environment, put back to
-    that step, can carry it out, else 0 (component "execution"), whatever becomes of the episode; only what was written
-    anew is trained. There are at most `prompts` such groups, drawn among the failed episodes of the step.
+    A step fails if the environment calls its action malformed or illegal. It is cut `dropped` tokens before its end,
+    where its reasoning stops; the rest of it, and all before it, is the prompt of a group of its own,
+    "s{step}/{task}/{attempt}/t{turn}". Each member is one action: its outcome is 1 if the environment, put back to that
+    step, can carry it out, else 0 (component "execution"), whatever becomes of the episode; only the new tokens are
+    trained. There are at most `prompts` such groups, drawn among the failed episodes of the step.
 
     group_size  episodes a task
-    samples     of a failing step; 0: this is `independent`
+    samples     new endings of a failing step; 0: this is `independent`
     dropped     tokens taken off the end of the failing action
-    prompts     the most steps that are written anew; 0: as many as there are tasks
+    prompts     most steps to regenerate; 0: as many as there are tasks
 
     Member j of a cut before turn t of attempt i has the stream (seed, step, draw, i, path (t, j), turn t). Held-out
     tasks are attempted without any of this.
@@ -58,7 +59,7 @@ class Regenerate(Rollout):
 
     @property
     def across_groups(self) -> bool:
-        """The steps that are written anew are chosen among all tasks."""
+        """True with `samples`: the steps to regenerate are chosen among all tasks."""
         return self.samples > 0
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
@@ -66,11 +67,11 @@ class Regenerate(Rollout):
             return rounds[0].forest
         sampling, episodes = dataclasses.asdict(play.session.sampling), rounds[0].episodes
         records = [episode.record(sampling) for episode in episodes]
-        records += self._again(self._cut(episodes, len(play.drawn), play.session), play)
+        records += self._regenerate(self._choose_cuts(episodes, len(play.drawn), play.session), play)
         return play.session.score(Forest.from_records(records))
 
-    def _cut(self, episodes: Sequence[Episode], tasks: int, session: Session) -> list[tuple[Episode, int]]:
-        """The episodes to go back to, and before which turn."""
+    def _choose_cuts(self, episodes: Sequence[Episode], tasks: int, session: Session) -> list[tuple[Episode, int]]:
+        """Return the episodes to go back to, and the turn to go back before."""
         failed = [(e, turn) for e in episodes if e.failure is None and (turn := first_failing(e.turns)) is not None]
         most = self.prompts or tasks
         if len(failed) <= most:
@@ -78,54 +79,57 @@ class Regenerate(Rollout):
         chosen = keyed(session, "regenerate").sample(range(len(failed)), most)
         return [failed[i] for i in sorted(chosen)]
 
-    def _again(self, cuts: Sequence[tuple[Episode, int]], play: Play) -> list[dict[str, Any]]:
-        """`samples` new endings of every cut step, and what came of them."""
-        session, kept, requests = play.session, [], []
+    def _regenerate(self, cuts: Sequence[tuple[Episode, int]], play: Play) -> list[dict[str, Any]]:
+        """Sample `samples` new endings of every cut step, carry them out and return their records."""
+        session, prefixes, requests = play.session, [], []
         for episode, turn in cuts:
-            said: list[int] = episode.turns[turn]["action"]
-            kept.append(said[: max(0, len(said) - self.dropped)])
+            action_tokens: list[int] = episode.turns[turn]["action"]
+            prefixes.append(action_tokens[: max(0, len(action_tokens) - self.dropped)])
             keys = tuple(_key(episode, turn, j) for j in range(self.samples))
-            requests.append(Request((*episode.stood[turn].context.ids, *kept[-1]), keys))
-        found = sample_within(session, requests, [session.sampling.max_new_tokens - len(k) for k in kept])
+            requests.append(Request((*episode.snapshots[turn].context.ids, *prefixes[-1]), keys))
+        completions = sample_within(session, requests, [session.sampling.max_new_tokens - len(k) for k in prefixes])
         records = []
-        for (episode, turn), said, request, new in zip(cuts, kept, requests, found, strict=True):
-            records += self._judged(episode, turn, said, request, new, play)
+        for (episode, turn), action_tokens, request, endings in zip(cuts, prefixes, requests, completions, strict=True):
+            records += self._execute(episode, turn, action_tokens, request, endings, play)
         return records
 
-    def _judged(
+    def _execute(
         self,
         base: Episode,
         turn: int,
-        kept: list[int],
+        prefix: list[int],
         request: Request,
-        new: Sequence[Completion],
+        endings: Sequence[Completion],
         play: Play,
     ) -> list[dict[str, Any]]:
-        """The new endings of one step as lines of `gxpo.rollouts/1`, each with whether it can be carried out."""
+        """Carry out the new endings of one step; return their records, with 1 for those that could be carried out."""
         group = f"{base.id}/t{turn}"
+        # every ending gets an environment of its own, put back to before the step
         forks = play.fork([(base, turn, key, f"{base.name}/t{turn}/{j}") for j, key in enumerate(request.streams)])
-        alive = [(fork, c) for fork, c in zip(forks, new, strict=True) if fork.end is None]
-        whole = [dataclasses.replace(c, tokens=[*kept, *c.tokens], logprobs=[], support=None) for _, c in alive]
-        play.take([fork for fork, _ in alive], whole)
-        out = []
-        for j, (fork, completion) in enumerate(zip(forks, new, strict=True)):
+        alive = [(fork, c) for fork, c in zip(forks, endings, strict=True) if fork.end is None]
+        # the environment is given the whole action, of which the record trains the new tokens alone
+        actions = [dataclasses.replace(c, tokens=[*prefix, *c.tokens], logprobs=[], support=None) for _, c in alive]
+        play.take([fork for fork, _ in alive], actions)
+        # an environment that broke leaves its ending unscored: that is no failure of the action
+        records = []
+        for j, (fork, completion) in enumerate(zip(forks, endings, strict=True)):
             error = fork.turns[-1].get("info", {}).get("action_error")
-            worked = None if fork.failure is not None else float(error is None)
+            is_executable = None if fork.failure is not None else float(error is None)
             step = {"agent": AGENT, "state": base.turns[turn]["state"], **action(completion)}
             if error:
                 step["info"] = {"action_error": error}
             columns = {
                 "prompt": list(request.prompt),
                 "turns": [step],
-                "reward": worked,
-                "rewards": {"execution": worked},
+                "reward": is_executable,
+                "rewards": {"execution": is_executable},
                 "truncated": completion.finish == "length",
-                "info": {"regenerated": base.id, "turn": turn, "kept": len(kept)},
+                "info": {"regenerated": base.id, "turn": turn, "kept": len(prefix)},
             }
             if fork.failure is not None:
                 columns["info"]["failure"] = fork.failure
-            out.append(record(base.task, group, f"{group}/{j}", play.session.sampling, **columns))
-        return out
+            records.append(record(base.task, group, f"{group}/{j}", play.session.sampling, **columns))
+        return records
 
 
 def _key(episode: Episode, turn: int, j: int) -> StreamKey:

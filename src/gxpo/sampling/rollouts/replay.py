@@ -1,257 +1,61 @@
-"""Experience replay of rollouts (RePO): those of earlier steps stand beside the fresh ones of the same task."""
+"""Experience replay: rollouts of earlier steps beside fresh ones (RePO, R^3), or whole groups (PIPO, SSB, EFRame)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-import statistics
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Gt
 
-from gxpo.base.errors import CheckpointError, ConfigError
-from gxpo.base.media import PICTURES, pictures_of
+from gxpo.base.errors import ConfigError
+from gxpo.forest import grouped
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Session
 from gxpo.parts.registry import part
+from gxpo.sampling.rollouts.again import Retried
 from gxpo.sampling.rollouts.base import Count, Round
+from gxpo.sampling.rollouts.build import Limit
 from gxpo.sampling.rollouts.episodes import Play
-from gxpo.sampling.rollouts.retried import Retried
-
-Json = dict[str, Any]
-Choice = Literal["all", "random", "recent", "highest", "max_variance"]
-
-
-class Store:
-    """Rollouts that are held until they have been trained on, and then stored as records in JSON values only: a resumed
-    run holds exactly what the stopped one held.
-
-    They are held as the task scored them: what shaping then adds depends on the step, and is added anew when they come
-    back.
-    """
-
-    kept: dict[str, list[Json]]
-    name: str  # in a checkpoint
-
-    def __init__(self) -> None:
-        self._held: Forest | None = None
-
-    def hold(self, fresh: Forest) -> None:
-        """Rollouts that may be stored once they have been trained on."""
-        self._held = fresh
-
-    def store(self, used: Forest) -> None:
-        """Store those of the held rollouts that are scored and were part of the step's forest `used`."""
-        held, self._held = self._held, None
-        if held is None:
-            return
-        names = set(used.id)
-        keep = held.scored & torch.tensor([name in names for name in held.id], dtype=torch.bool)
-        stored = held.select(keep)
-        PICTURES.retain(pictures_of(stored.media))
-        self.add([plain(record) for record in stored.to_records(share=False)])
-
-    def add(self, records: Sequence[Json]) -> None:
-        """Store these, and drop what is too much."""
-        raise NotImplementedError
-
-    def state_dict(self) -> dict[str, Any]:
-        return {self.name: [[key, list(records)] for key, records in self.kept.items()]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if set(state) != {self.name}:
-            raise CheckpointError(f"the checkpoint's stored rollouts hold {sorted(state)}, not {self.name!r}")
-        self.kept = {key: list(records) for key, records in state[self.name]}
-        self._held = None
-
-
-class ReplayBuffer(Store):
-    """Trajectories of earlier steps by task: of each task the newest `per_task`, of tasks the `tasks` last used.
-
-    apart  the newest `per_task` right ones and as many others, so that a rare success outlives failures
-
-    A trajectory is kept as its record of `gxpo.rollouts/1` (ids, behaviour log-probs, policy version, finish, support,
-    outcome, components, verdict). A task is used when something of it is stored or looked up. Where tasks come round in
-    epochs of more than `tasks`, each is dropped before it is seen again, and nothing is ever replayed. Memory: some 70
-    bytes a token.
-    """
-
-    name = "stored"
-
-    def __init__(self, per_task: int, tasks: int, apart: bool = False) -> None:
-        super().__init__()
-        self.per_task, self.tasks, self.apart = per_task, tasks, apart
-        self.kept = {}  # the task last used stands last
-
-    def of(self, task: str) -> list[Json]:
-        """What is stored of a task, oldest first."""
-        if task in self.kept:
-            self.kept[task] = self.kept.pop(task)
-        return list(self.kept.get(task, ()))
-
-    def add(self, records: Sequence[Json]) -> None:
-        for record in records:
-            own = [*self.kept.pop(record["task"], []), record]
-            alike = [i for i, r in enumerate(own) if not self.apart or r.get("success") == record.get("success")]
-            surplus = set(alike[: -self.per_task])
-            self.kept[record["task"]] = [r for i, r in enumerate(own) if i not in surplus]
-        while len(self.kept) > self.tasks:
-            del self.kept[next(iter(self.kept))]
-
-
-class StoredGroups(Store):
-    """The scored rollouts of earlier steps by group, oldest group first.
-
-    limit  groups that are kept, the newest; 0: those of the newest step
-    """
-
-    name = "groups"
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self.limit = limit
-        self.kept: dict[str, list[Json]] = {}
-
-    def add(self, records: Sequence[Json]) -> None:
-        if not self.limit:
-            self.kept.clear()
-        for record in records:
-            self.kept.setdefault(record["group"], []).append(record)
-        for name in list(self.kept)[: -self.limit] if self.limit else ():
-            del self.kept[name]
-
-
-class Remembers:
-    """A rollout whose `buffer` stores what it has trained."""
-
-    buffer: Store
-
-    def observe(self, forest: Forest) -> None:
-        self.buffer.store(forest)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.buffer.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.buffer.load_state_dict(state)
-
-
-def plain(record: Mapping[str, Any]) -> Json:
-    """The record in JSON values, tensors as lists with their type."""
-
-    def listed(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return {"dtype": str(value.dtype).removeprefix("torch."), "values": value.tolist()}
-        raise TypeError(f"a {type(value).__name__} can't be stored for replay")
-
-    return json.loads(json.dumps(record, default=listed, allow_nan=False))
-
-
-def as_replay(record: Mapping[str, Any], *, group: str, id: str, weight: float = 1.0) -> Json:
-    """A stored record as a row of `group`: origin "replay", its own log-probs and policy version, times `weight`."""
-    turns = [
-        {**turn, "extras": {name: _tensor(value) for name, value in turn.get("extras", {}).items()}}
-        for turn in record["turns"]
-    ]
-    return {
-        **record,
-        "turns": turns,
-        "group": group,
-        "id": id,
-        "origin": "replay",
-        "weight": weight * record.get("weight", 1.0),
-        "info": {**record.get("info", {}), "sampled_as": record["id"]},
-    }
-
-
-def _tensor(value: Mapping[str, Any]) -> torch.Tensor:
-    return torch.tensor(value["values"], dtype=getattr(torch, value["dtype"]))
-
-
-def choose(outcomes: Sequence[float], k: int, how: Choice, key: Sequence[Any] = ()) -> list[int]:
-    """Places of `k` of the stored rollouts (all, where there are fewer), in ascending order.
-
-    outcomes  oldest first
-    how       "all": every one, whatever `k`; "random": equally likely, a function of `key` alone; "recent": the last;
-              "highest": the greatest outcomes; "max_variance": those whose outcomes have the greatest population
-              variance, of such sets the one with the greatest sum. Of equal outcomes the newer are taken.
-
-    >>> choose([0.0, 1.0, 0.5, 1.0], 2, "highest"), choose([0.0, 1.0, 0.5, 1.0], 2, "max_variance")
-    ([1, 3], [0, 3])
-    """
-    n = len(outcomes)
-    if how == "all" or k >= n:
-        return list(range(n))
-    if how == "random":
-        hashed = [hashlib.blake2b(json.dumps([*key, i]).encode(), digest_size=16).digest() for i in range(n)]
-        return sorted(sorted(range(n), key=hashed.__getitem__)[:k])
-    if how == "recent":
-        return list(range(n - k, n))
-    if how == "highest":
-        return sorted(sorted(range(n), key=lambda i: (outcomes[i], i))[n - k :])
-    # variance is strictly convex in each member: a best set has no member between two that are left out
-    values = sorted(outcomes)
-    ends = [values[:low] + values[n - (k - low) :] for low in range(k + 1)]
-    wanted = Counter(max(ends, key=lambda chosen: (statistics.pvariance(chosen), math.fsum(chosen))))
-    places = []
-    for i in range(n - 1, -1, -1):
-        if wanted[outcomes[i]] > 0:
-            wanted[outcomes[i]] -= 1
-            places.append(i)
-    return places[::-1]
-
-
-def side_by_side(forest: Forest, groups: Sequence[str] | None = None) -> Forest:
-    """The trajectories group by group, in the order in which groups and their members first appear.
-
-    groups  [R] where each belongs, if not to its own group
-    """
-    names = forest.group if groups is None else groups
-    place = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    return forest.select(sorted(range(forest.n_trajectories), key=lambda r: place[names[r]]))
-
-
-def last_failed(forest: Forest, group: str) -> int | None:
-    """The group's last scored trajectory whose verdict is known and no success."""
-    failed = (forest.scored & (forest.success < 1)).tolist()
-    rows = [r for r, (name, bad) in enumerate(zip(forest.group, failed, strict=True)) if bad and name == group]
-    return rows[-1] if rows else None
-
-
-def without(forest: Forest, rows: Sequence[int]) -> Forest:
-    """The forest without these trajectories."""
-    keep = torch.ones(forest.n_trajectories, dtype=torch.bool)
-    keep[list(rows)] = False
-    return forest.select(keep)
+from gxpo.sampling.rollouts.replay_buffer import (
+    Choice,
+    Json,
+    Remembers,
+    ReplayBuffer,
+    StoredGroups,
+    as_replay,
+    choose,
+    side_by_side,
+)
 
 
 @part("replay", stage="rollout")
 @dataclass(frozen=True)
 class Replay(Remembers, Retried):
-    """`group_size` fresh samples of each task, and up to `replays` rollouts of it from earlier steps.
+    """`group_size` fresh samples of each task, and up to `replays` rollouts of the task from earlier steps.
 
     replays     rows a task, once at least `min_stored` rollouts of it that may be replayed are stored
-    choice      which of them: see `choose`
-    into        "all" groups get some; "uniform": those alone whose known verdicts are all alike, and rows of the other
-                verdict: right ones where all failed, failures where all were right
-    max_stored  of a task, the newest ("uniform": of each verdict); `max_tasks`: see `ReplayBuffer`
+    choice      rule that chooses them: see `replay_buffer.choose`
+    into        groups that get some: "all"; "uniform": only those whose known verdicts are all alike, which get rows of
+                the other verdict: successes where all failed, failures where all succeeded
+    max_stored  most rollouts stored of a task, the newest ones ("uniform": of each verdict); `max_tasks`: see
+                `ReplayBuffer`
     statistics  "split": replayed rows are a group of their own, "GROUP/replay"; "mixed": they join the fresh group
     coef        weight of replayed rows; 0 leaves them in statistics and denominators only
     when, how, keep, warmup_steps  what is attempted again and kept of it: see `again`
 
     A replayed row has origin "replay" and the log-probs and policy version that it was sampled with, keeps its outcome
-    and verdict, and stands next to its task's fresh rows, so that minibatches hold both. Fresh rollouts are stored
-    after they have been trained on, unscored ones never, replayed ones not again, nor those of a group beside a task's
-    own, whose prompt is another. What is replayed depends on what was sampled before and, for "random", on (seed, step,
-    draw). Replaying pays only where tasks come round again.
+    and verdict, and comes next to its task's fresh rows, so that minibatches hold both. Fresh rollouts are stored after
+    they have been trained on; unscored ones never are, nor replayed ones again, nor those of a further group of the
+    task, whose prompt is another. The choice depends on what was sampled before and, for "random", on (seed, step,
+    draw). Replay helps only if tasks are drawn again later.
 
-    Which ratio replayed rows get is the objective's: `objective.ratio_over: behaviour` measures them against who
-    sampled them. Source: RePO, arXiv 2506.09340; "uniform": R^3, arXiv 2601.19620.
+    The objective chooses the ratio of replayed rows: `objective.ratio_over: behaviour` measures them against the policy
+    that sampled them. Source: RePO, arXiv 2506.09340; "uniform": R^3, arXiv 2601.19620.
     """
 
     group_size: Count = 8
@@ -280,24 +84,25 @@ class Replay(Remembers, Retried):
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
         fresh = play.session.score(super().merge(rounds, play))
-        own = {draw.group for draw in play.drawn}
-        self.buffer.hold(fresh.select(torch.tensor([group in own for group in fresh.group], dtype=torch.bool)))
-        wanted = opposite(fresh) if self.into == "uniform" else dict.fromkeys(fresh.group)
+        # a further group of a task (as of `reflect`) had another prompt: its rollouts must not come back as the task's
+        own_groups = {draw.group for draw in play.drawn}
+        self.buffer.hold(fresh.select(torch.tensor([group in own_groups for group in fresh.group], dtype=torch.bool)))
+        verdict_by_group = opposite(fresh) if self.into == "uniform" else dict.fromkeys(fresh.group)
         task_of = dict(zip(fresh.group, fresh.task, strict=True))
-        records, beside = [], list(fresh.group)
-        for group, verdict in wanted.items():
-            chosen = self._chosen(task_of[group], group, verdict, play.session) if group in own else []
+        records, neighbours = [], list(fresh.group)
+        for group, verdict in verdict_by_group.items():
+            chosen = self._choose_stored(task_of[group], group, verdict, play.session) if group in own_groups else []
             name = f"{group}/replay" if self.statistics == "split" else group
             records += [
                 as_replay(r, group=name, id=f"{group}/replay/{i}", weight=self.coef) for i, r in enumerate(chosen)
             ]
-            beside += [group] * len(chosen)
+            neighbours += [group] * len(chosen)
         if not records:
             return fresh
-        return side_by_side(Forest.concat([fresh, Forest.from_records(records)]), beside)
+        return side_by_side(Forest.concat([fresh, Forest.from_records(records)]), neighbours)
 
-    def _chosen(self, task: str, group: str, verdict: bool | None, session: Session) -> list[Json]:
-        """Stored rollouts of a task, of one verdict where that is given."""
+    def _choose_stored(self, task: str, group: str, verdict: bool | None, session: Session) -> list[Json]:
+        """Choose stored rollouts of a task, of one verdict if that is given."""
         stored = [r for r in self.buffer.of(task) if verdict is None or r.get("success") is verdict]
         if len(stored) < self.min_stored:
             return []
@@ -306,10 +111,117 @@ class Replay(Remembers, Retried):
 
 
 def opposite(forest: Forest) -> dict[str, bool]:
-    """The verdict that is missing, by group, of those whose compared, scored members have one known verdict only."""
+    """Return the missing verdict by group, for groups whose compared, scored members have one known verdict only."""
     forest.need_verdicts("rollout replay, into uniform")
-    known = (forest.scored & forest.compared & forest.success.isfinite()).tolist()
-    found: dict[str, set[bool]] = {}
-    for group, counts, verdict in zip(forest.group, known, (forest.success >= 1).tolist(), strict=True):
-        found.setdefault(group, set()).update({verdict} if counts else ())
-    return {group: not next(iter(verdicts)) for group, verdicts in found.items() if len(verdicts) == 1}
+    is_known = (forest.scored & forest.compared & forest.success.isfinite()).tolist()
+    verdicts_by_group: dict[str, set[bool]] = {}
+    for group, counts, verdict in zip(forest.group, is_known, (forest.success >= 1).tolist(), strict=True):
+        verdicts_by_group.setdefault(group, set()).update({verdict} if counts else ())
+    return {group: not next(iter(verdicts)) for group, verdicts in verdicts_by_group.items() if len(verdicts) == 1}
+
+
+def _as_returning(record: Json, *, trained: bool = True) -> Json:
+    """Bring a stored rollout back in a group with its companions; `trained` False: for their statistics alone."""
+    back = as_replay(record, group=f"{record['group']}/again", id=f"{record['id']}/again")
+    if trained:
+        return back
+    return {**back, "weight": 0.0, "turns": [{**turn, "trainable": False} for turn in back["turns"]]}
+
+
+def draw_by_weight(weights: Sequence[float], k: int, key: Sequence[Any]) -> list[int]:
+    """Draw `k` indices without replacement, one after the other with P(i) in proportion to weights[i] >= 0.
+
+    In ascending order; fewer if fewer weights are above 0. A function of its arguments alone: the uniform of index i is
+    a hash of `key` and i; the k largest log(u) / weight are such a draw (Efraimidis and Spirakis, 2006).
+
+    >>> draw_by_weight([2.0, 1.0, 0.0, 1.0], 4, ("key",))
+    [0, 1, 3]
+    """
+    log_ranks = {}
+    for i, weight in enumerate(weights):
+        if weight > 0:
+            hashed = hashlib.blake2b(json.dumps([*key, i]).encode(), digest_size=8).digest()
+            log_ranks[i] = math.log((int.from_bytes(hashed, "big") + 0.5) / 2**64) / weight
+    return sorted(sorted(log_ranks, key=log_ranks.__getitem__, reverse=True)[:k])
+
+
+@part("group_replay", stage="rollout")
+@dataclass(frozen=True)
+class GroupReplay(Remembers, Retried):
+    """`group_size` fresh samples of each task, followed by scored rollouts of earlier steps, group by group.
+
+    choice      "all": every stored rollout. "advantage": for every fresh rollout whose advantage in its group is 0,
+                `fill` stored ones of any task are drawn with P in proportion to |A|, A GRPO's advantage of the outcome
+                in the group that it was sampled in. "largest": of those with |A| above `least` as many as `fill` times
+                the fresh ones, all where there are fewer, each equally likely
+    fill        drawn for each rollout of no advantage ("largest": for each), on average; 1: as many as there are
+    least       see "largest"
+    every       steps from one replay to the next: those that it divides
+    max_groups  stored, the newest; 0: those of the step before. But for "all", groups of equal outcomes are not
+    when, how, keep, warmup_steps  what is attempted again and kept of it: see `again`
+
+    A returning rollout has origin "replay" and the log-probs, policy version, outcome and verdict of its own, in the
+    group "GROUP/again". The other members of a drawn one's group come with it, not trained and in no denominator, so
+    that any group-relative credit gives it the advantage that it had. The task's scores come back; the method's own
+    shaping is added anew. What is drawn depends on (seed, step) and on what was sampled before.
+
+    With these settings this is, among others: PIPO, choice all, max_groups 0; SSB of Skywork R1V2, the defaults;
+    EFRame, choice largest, least 1, fill 2, every 5.
+    """
+
+    group_size: Count = 8
+    choice: Literal["advantage", "all", "largest"] = "advantage"
+    fill: Annotated[float, Gt(0)] = 1.0
+    least: Annotated[float, Ge(0)] = 1.0
+    every: Count = 1
+    max_groups: Limit = 1024
+    buffer: StoredGroups = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "buffer", StoredGroups(self.max_groups))
+        if self.choice != "all" and self.group_size < 2:
+            raise ConfigError("rollout.group_size is 1, in which nothing has an advantage; it is 2 or more")
+
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        fresh = play.session.score(super().merge(rounds, play))
+        # groups of equal outcomes have no advantage to draw by, so they are stored only if all are replayed
+        outcome, group, is_compared_R = self._comparison(fresh)
+        if self.choice == "all":
+            self.buffer.hold(fresh)
+        else:
+            self.buffer.hold(fresh.select(~grouped.degenerate(outcome, group, is_compared_R)))
+        if play.session.step % self.every:
+            return fresh
+        stored = [record for records in self.buffer.records_by_key.values() for record in records]
+        drawn_places = set(range(len(stored)) if self.choice == "all" else self._draw_places(fresh, play.session))
+        # the rest of a drawn rollout's group comes back too, so that its advantage is what it was
+        drawn_groups = {stored[i]["group"] for i in drawn_places}
+        records = [
+            _as_returning(r, trained=i in drawn_places) for i, r in enumerate(stored) if r["group"] in drawn_groups
+        ]
+        return Forest.concat([fresh, Forest.from_records(records)]) if records else fresh
+
+    @staticmethod
+    def _comparison(fresh: Forest) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return outcomes [R], group ids [R], and a mask [R] of the rows that enter statistics."""
+        return torch.nan_to_num(fresh.outcome), fresh.ids("group", axis="R"), fresh.scored & fresh.compared
+
+    def _draw_places(self, fresh: Forest, session: Session) -> list[int]:
+        """Draw the indices of the stored rollouts to train."""
+        strengths, key = self._strengths(), (session.seed, session.step)
+        if self.choice == "largest":
+            return draw_by_weight(
+                [float(a > self.least) for a in strengths], int(self.fill * fresh.n_trajectories), key
+            )
+        outcome, group, is_compared_R = self._comparison(fresh)
+        is_idle_R = grouped.normalize(outcome, group, is_compared_R) == 0
+        return draw_by_weight(strengths, int(self.fill * int((is_idle_R & is_compared_R).sum())), key)
+
+    def _strengths(self) -> list[float]:
+        """Return |A| of every stored rollout, in its own group."""
+        groups = list(self.buffer.records_by_key.values())
+        ids = [g for g, records in enumerate(groups) for _ in records]
+        outcome = torch.tensor([r["reward"] for records in groups for r in records], dtype=torch.float64)
+        is_compared = torch.tensor([r.get("compared", True) for records in groups for r in records], dtype=torch.bool)
+        return grouped.normalize(outcome, torch.tensor(ids, dtype=torch.int64), is_compared).abs().tolist()

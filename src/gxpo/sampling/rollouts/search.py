@@ -6,7 +6,7 @@ import dataclasses
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import torch
@@ -14,17 +14,20 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gxpo.base.errors import ConfigError
+from gxpo.forest import grouped
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Completion, Request, Session, Task
 from gxpo.parts.registry import part
-from gxpo.sampling.rollouts.build import Count, Episode, Limit, RolloutPart, action, dotted, record, sample_within
+from gxpo.sampling.rollouts.attempts import Episode
+from gxpo.sampling.rollouts.build import Count, Limit, RolloutPart, action, dotted, record, sample_within
 from gxpo.sampling.rollouts.episodes import Play
+from gxpo.sampling.rollouts.replay_buffer import Remembers, ReplayBuffer, as_replay, side_by_side
 from gxpo.sampling.rollouts.search_nodes import Grower, Node, SearchTree, backed_up, depth_weight, puct, uct
 from gxpo.sampling.rollouts.step_candidates import newest_turn
 
 
 class Answers(Grower):
-    """Answers to prompts, in pieces of `longest` tokens."""
+    """Grower of answers to prompts, in pieces of `longest` tokens."""
 
     def __init__(self, session: Session, width: int, chunks: int) -> None:
         super().__init__(session, width)
@@ -44,15 +47,15 @@ class Answers(Grower):
             Request((*tree.context, *_tokens(node)), self.streams(tree, node, self.width)) for tree, node in batch
         ]
         rooms = [min(self.longest, limit - node.length) for _, node in batch]
-        for (tree, node), found in zip(batch, sample_within(self.session, requests, rooms), strict=True):
-            for done in found:
-                ended = done.finish == "stop" or self._stopped([*_tokens(node), *done.tokens])
-                full = node.length + len(done.tokens) >= limit
-                node.add(done, done.logprobs, terminal=ended or full, cut=not ended)
-                tree.spent += len(done.tokens)
+        for (tree, node), completions in zip(batch, sample_within(self.session, requests, rooms), strict=True):
+            for completion in completions:
+                has_ended = completion.finish == "stop" or self._stopped([*_tokens(node), *completion.tokens])
+                is_full = node.length + len(completion.tokens) >= limit
+                node.add(completion, completion.logprobs, terminal=has_ended or is_full, cut=not has_ended)
+                tree.spent += len(completion.tokens)
 
     def _stopped(self, tokens: Sequence[int]) -> bool:
-        """Whether a text that ends answers began in one piece and ended in the next."""
+        """Return True if a stop string began in one piece and ended in the next."""
         stop = self.session.sampling.stop
         return bool(stop) and any(text in self.session.decode(tokens) for text in stop)
 
@@ -60,25 +63,25 @@ class Answers(Grower):
         way = leaf.way()[shared:]
         pieces: list[Completion] = [node.piece for node in way]
         begins = [node.length - node.tokens for node in way]
-        where: dict[str, Any] = {"prompt": list(tree.context)}
+        columns: dict[str, Any] = {"prompt": list(tree.context)}
         if base is not None:
-            where = {"fork": {"of": self.name(tree, base), "turn": 0, "token": begins[0]}}
+            columns = {"fork": {"of": self.name(tree, base), "turn": 0, "token": begins[0]}}
         finish = "length" if leaf.cut else "stop"
         turn = action(*pieces) | {"segments": [b - begins[0] for b in begins], "finish": finish, "state": tree.task.id}
         info = {"path": list(leaf.path), "tree_tokens": tree.spent}
         return record(
             tree.task, tree.group, self.name(tree, leaf), self.session.sampling,
-            **where, turns=[turn], truncated=leaf.cut, info=info,
+            **columns, turns=[turn], truncated=leaf.cut, info=info,
         )  # fmt: skip
 
-    def alone(self, tree: SearchTree, node: Node) -> dict[str, Any]:
-        above = _tokens(node)[: -node.tokens or None]
+    def piece_columns(self, tree: SearchTree, node: Node) -> dict[str, Any]:
+        context_tokens = _tokens(node)[: -node.tokens or None]
         turn = action(node.piece) | {"finish": "length" if node.cut else "stop", "state": tree.task.id}
-        return {"prompt": [*tree.context, *above], "turns": [turn], "truncated": node.cut}
+        return {"prompt": [*tree.context, *context_tokens], "turns": [turn], "truncated": node.cut}
 
 
 class Episodes(Grower):
-    """Episodes in environments, a turn a piece: every child is a fork of its parent's episode."""
+    """Grower of episodes in environments, a turn a piece: every child is a fork of its parent's episode."""
 
     def __init__(self, session: Session, width: int, play: Play) -> None:
         super().__init__(session, width)
@@ -103,9 +106,9 @@ class Episodes(Grower):
         running = set(map(id, self.play.running(twins)))
         for i, (tree, node) in enumerate(batch):
             for twin in twins[i * self.width : (i + 1) * self.width]:
-                own = twin.turns[-1]
-                node.add(twin, own["logprob"], terminal=id(twin) not in running, cut=twin.end != "done")
-                tree.spent += len(own["action"])
+                newest = twin.turns[-1]
+                node.add(twin, newest["logprob"], terminal=id(twin) not in running, cut=twin.end != "done")
+                tree.spent += len(newest["action"])
 
     def record(self, tree: SearchTree, leaf: Node, base: Node | None, shared: int) -> dict[str, Any]:
         episode: Episode = leaf.piece
@@ -114,21 +117,21 @@ class Episodes(Grower):
         line["info"] |= {"path": list(leaf.path), "tree_tokens": tree.spent}
         return line
 
-    def alone(self, tree: SearchTree, node: Node) -> dict[str, Any]:
+    def piece_columns(self, tree: SearchTree, node: Node) -> dict[str, Any]:
         return newest_turn(node.piece) | {"truncated": node.cut}
 
 
 def _tokens(node: Node) -> list[int]:
-    """All tokens down to a node of an answer."""
+    """Return all tokens of an answer down to a node."""
     return [t for n in node.way() for t in n.piece.tokens]
 
 
 # ---------------------------------------------------------------- the part
 @dataclass(frozen=True)
 class Searching(RolloutPart):
-    """A tree for each task, grown piece by piece until `terminals` of its ends are backed up: those are the group.
+    """Base class of tree search: each task's tree is grown until `terminals` of its ends are backed up, the group.
 
-    All trees expand one node each at a time, so the engine has them together.
+    All trees expand one node each at a time, in one call of the engine.
 
     terminals     attempts a task; fewer where the tree or the budget ends before
     width         children of every node that is expanded
@@ -177,45 +180,50 @@ class Searching(RolloutPart):
 
     @property
     def by_node(self) -> bool:
-        """Whether the children of each node are a group, not the attempts at a task."""
+        """True if the children of each node are a group, instead of the attempts at a task."""
         return False
 
     @property
     def group_size(self) -> int:
-        """Attempts a task, where tree and budget allow them all."""
+        """Number of attempts at a task, if tree and budget allow them all."""
         return self.terminals
 
     def searched(self, tasks: Sequence[Task], grower: Grower) -> Forest:
-        """The trees' terminals, scored."""
+        """Grow a tree for each task, and return the scored forest of the groups."""
         if 0 < self.token_budget < (least := self.width * grower.longest):
             raise ConfigError(
                 f"rollout.token_budget={self.token_budget} does not hold one expansion of {self.width} pieces of up to "
                 f"{grower.longest} tokens: raise it to {least} at least, or lower rollout.width"
             )
         trees, scores = grower.plant(tasks), _Scores()
+        # a tree may have an end before any expansion: an environment or context that allows no first piece
         if ends := [(tree, leaf) for tree in trees for leaf in tree.leaves]:
-            scores.note(grower.judged(ends), [leaf for _, leaf in ends])
+            scores.note(grower.score_leaves(ends), [leaf for _, leaf in ends])
+        # one expansion of every tree that goes on; its ends are scored at once, because they steer the search
         while batch := [(tree, tree.current) for tree in trees if tree.current is not None]:
             grower.expand(batch)
             ends = [(tree, child) for tree, node in batch for child in node.children if child.terminal]
             if ends:
-                scores.note(grower.judged(ends), [leaf for _, leaf in ends])
+                scores.note(grower.score_leaves(ends), [leaf for _, leaf in ends])
             for tree, node in batch:
                 self._settle(tree, node, grower)
+        # the scores are known already, so records take them as they are and nothing is scored again
         if self.by_node:
-            lines = [r for tree in trees for r in _siblings(tree, grower)]
-            idle = [n for tree in trees for n in tree.root.below() if not n.children and not n.visits]
-            grower.session.budget.discarded += len(idle)
-            return Forest.from_records(lines)
+            records = [r for tree in trees for r in _siblings(tree, grower)]
+            unvisited = [n for tree in trees for n in tree.root.below() if not n.children and not n.visits]
+            grower.session.budget.discarded += len(unvisited)
+            return Forest.from_records(records)
         for tree in trees:
+            # branches that became no attempt have been charged: they count as discarded
             tips = sum(not node.children for node in tree.root.below())
             grower.session.budget.discarded += tips - len(tree.leaves)
         return scores.of(Forest.from_records([r for tree in trees for r in _records(tree, grower)]))
 
     # ------------------------------------------------------------ backing up
     def _settle(self, tree: SearchTree, node: Node, grower: Grower) -> None:
-        """What the newest expansion says of the tree, and where it goes on."""
+        """Back up the ends of the newest expansion, and choose the node to expand next."""
         ends = [child for child in node.children if child.terminal]
+        # with weighted values the expansion that made a child counts as its first visit
         if self.values == "weighted":
             for child in node.children:
                 child.visits += not child.terminal
@@ -223,9 +231,10 @@ class Searching(RolloutPart):
         for leaf in chosen[: self.terminals - len(tree.leaves)]:
             self._back_up(leaf)
             tree.leaves.append(leaf)
-        full = len(tree.leaves) >= self.terminals
-        spent = tree.spent + self.width * grower.longest
-        if full or (self.token_budget and spent > self.token_budget):
+        # the next expansion must fit at its longest; without a new end the search goes down from here
+        is_complete = len(tree.leaves) >= self.terminals
+        cost_of_next = tree.spent + self.width * grower.longest
+        if is_complete or (self.token_budget and cost_of_next > self.token_budget):
             tree.current = None
         elif not ends:
             tree.current = self._chosen(node.children, node, tree.draws)
@@ -237,18 +246,19 @@ class Searching(RolloutPart):
             )
 
     def _back_up(self, leaf: Node) -> None:
-        at: Node | None = leaf
-        while at is not None:
-            at.visits += 1
+        """Add a leaf's outcome to all nodes from it up to the root."""
+        node: Node | None = leaf
+        while node is not None:
+            node.visits += 1
             if self.values == "mean":
-                at.value += leaf.outcome
+                node.value += leaf.outcome
             elif leaf.outcome:
-                at.value = backed_up(at.value, leaf.outcome, depth_weight(at.depth, leaf.depth, self.floor))
-            at = at.above
+                node.value = backed_up(node.value, leaf.outcome, depth_weight(node.depth, leaf.depth, self.floor))
+            node = node.above
 
     # ------------------------------------------------------------ selection
     def _frontier(self, root: Node, most: int) -> Node | None:
-        """The best node that has no children yet and could have some; None: there is none."""
+        """Return the best node without children that could have some; None if there is none."""
         best, highest = None, -math.inf
         for node in root.below():
             if node.terminal or node.children or node.above is None:
@@ -260,11 +270,12 @@ class Searching(RolloutPart):
         return best
 
     def _descended(self, root: Node, draws: random.Random) -> Node | None:
-        """Down from the root by `uct` to a node without children; None: everything has ended."""
+        """Descend from the root by the children's scores to a node without children; None if everything has ended."""
         node = root
         while not root.closed:
             if not node.children:
                 return node
+            # a subtree that has ended is closed on the way, and the descent begins again
             node.closed = all(child.closed for child in node.children)
             node = root if node.closed else self._chosen([c for c in node.children if not c.closed], node, draws)
         return None
@@ -276,6 +287,7 @@ class Searching(RolloutPart):
         return uct(child.q, visits, above.visits, self.exploration)
 
     def _chosen(self, children: Sequence[Node], above: Node, draws: random.Random) -> Node:
+        # weights relative to the largest score, so that exp never overflows; infinite scores share the draw
         scores = [self._score(c, above) for c in children]
         high = max(scores)
         if self.greedy:
@@ -285,7 +297,7 @@ class Searching(RolloutPart):
 
 
 def _preference(leaf: Node) -> tuple[int, float]:
-    """Smaller is preferred: successes, failures, those that were cut, those of unknown outcome; then the surest."""
+    """Sort key of ends: successes, failures, cut ones, unknown outcomes; within these the least mean -log p first."""
     rank = 0 if leaf.outcome > 0 else 3 if leaf.outcome == 0 else 2 if leaf.cut else 1
     return rank, leaf.total / max(leaf.length, 1)
 
@@ -293,11 +305,11 @@ def _preference(leaf: Node) -> tuple[int, float]:
 @part("search", stage="rollout")
 @dataclass(frozen=True)
 class Search(Searching):
-    """`Searching` where a piece is a stretch of tokens of an answer, or a turn in an environment (taken back by
-    snapshot, or by going through the actions again).
+    """Tree search (`Searching`) over stretches of an answer's tokens, or over turns of an environment.
 
-    chunks  an answer has at most so many pieces: one is `sampling.max_new_tokens` / `chunks` tokens (rounded up), and
-            is a segment
+    An environment is taken back by snapshot, or by carrying out the actions again.
+
+    chunks  most pieces of an answer: one has `sampling.max_new_tokens` / `chunks` tokens (rounded up), and is a segment
     trains  "attempts": whole ones, a group for a task; "siblings": the children of a node are a group, each a
             trajectory of its piece alone, under all that it was sampled under, with its q as outcome. Children that no
             end was backed up through have no q and are discarded; a child has a verdict if it is an end
@@ -310,7 +322,7 @@ class Search(Searching):
 
     @property
     def by_node(self) -> bool:
-        """Whether the children of each node are a group."""
+        """True if the children of each node are a group."""
         return self.trains == "siblings"
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
@@ -321,14 +333,14 @@ class Search(Searching):
 
 
 class _Scores:
-    """What the task's rewards said of each end."""
+    """Scores of the ends by the task's rewards."""
 
     def __init__(self) -> None:
         self._rows: dict[str, tuple[float, float, Mapping[str, float]]] = {}
         self._names: dict[str, None] = {}
 
     def note(self, forest: Forest, leaves: Sequence[Node]) -> None:
-        """Takes the scores in, and tells the leaves how they came out."""
+        """Store the scores of a forest of ends, and set the outcomes of their leaves."""
         self._names |= dict.fromkeys(forest.component_names)
         rows = zip(forest.id, forest.outcome.tolist(), forest.success.tolist(), forest.components.tolist(), strict=True)
         for (name, outcome, success, components), leaf in zip(rows, leaves, strict=True):
@@ -337,7 +349,7 @@ class _Scores:
             leaf.outcome = 0.0 if math.isnan(outcome) else 1.0 if verdict else -1.0
 
     def of(self, forest: Forest) -> Forest:
-        """The forest with the scores of its trajectories."""
+        """Return the forest with the stored scores of its trajectories."""
         rows = [self._rows[name] for name in forest.id]
 
         def column(values: Sequence[float]) -> Tensor:
@@ -345,13 +357,16 @@ class _Scores:
 
         return forest.with_rewards(
             column([outcome for outcome, _, _ in rows]),
-            components={name: column([known.get(name, math.nan) for _, _, known in rows]) for name in self._names},
+            components={
+                name: column([row_components.get(name, math.nan) for _, _, row_components in rows])
+                for name in self._names
+            },
             success=column([success for _, success, _ in rows]),
         )
 
 
 def _siblings(tree: SearchTree, grower: Grower) -> Iterator[dict[str, Any]]:
-    """The nodes that were visited, each as a trajectory of its piece; those with one parent are a group."""
+    """Yield the record of each visited node as a trajectory of its piece; those with one parent are a group."""
     for above in tree.root.below():
         group = f"{grower.name(tree, above)}."
         for node in above.children:
@@ -360,15 +375,58 @@ def _siblings(tree: SearchTree, grower: Grower) -> Iterator[dict[str, Any]]:
                 info = {"path": list(node.path), "visits": node.visits, "tree_tokens": tree.spent}
                 yield record(
                     tree.task, group, grower.name(tree, node), grower.session.sampling,
-                    **grower.alone(tree, node), reward=node.q, rewards={"q": node.q}, success=verdict, info=info,
+                    **grower.piece_columns(tree, node), reward=node.q, rewards={"q": node.q}, success=verdict,
+                    info=info,
                 )  # fmt: skip
 
 
 def _records(tree: SearchTree, grower: Grower) -> Iterator[dict[str, Any]]:
-    """The attempts in the order in which they were backed up: each leaves the earlier one that it shares most with."""
+    """Yield the attempts' records in order of backup; each forks from the earlier one that it shares most with."""
     through: dict[tuple[int, ...], Node] = {}  # the first attempt that goes through each node
     for leaf in tree.leaves:
         shared = max((n.depth for n in leaf.way() if n.path in through), default=0)
         yield grower.record(tree, leaf, through.get(leaf.path[:shared]), shared)
         for node in leaf.way():
             through.setdefault(node.path, leaf)
+
+
+@part("search_replay", stage="rollout")
+@dataclass(frozen=True)
+class SearchReplay(Remembers, Search):
+    """`Search` with replay: a group without a success gets up to `replays` of the task's stored solutions.
+
+    replays     most stored solutions that come in, the newest ones
+    hard        a group's successes are stored once they have been trained on, if they are at most this share of it
+    max_stored  most solutions stored of a task, the newest ones; `max_tasks`: see `ReplayBuffer`
+
+    A replayed row has origin "replay" and the log-probs and policy version that it was sampled with, and is compared.
+    Source: DeepSearch, arXiv 2509.25454: between rounds, solutions of tasks that up to a quarter of the attempts solve
+    are cached (`hard`), and later take the place of attempts at them, which are then sampled without a tree. Here the
+    search goes on, and they come in only where it fails.
+    """
+
+    replays: Count = 1
+    hard: Annotated[float, Interval(gt=0, le=1)] = 0.25
+    max_stored: int = 8
+    max_tasks: int = 10_000
+    buffer: ReplayBuffer = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "buffer", ReplayBuffer(self.max_stored, self.max_tasks))
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        fresh = super().grow(tasks, session)
+        is_right_R = fresh.success >= 1
+        success_share_R = grouped.mean(is_right_R, fresh.ids("group", axis="R"), fresh.scored)
+        is_rare_success_R = is_right_R & (success_share_R <= self.hard)
+        if bool(is_rare_success_R.any()):
+            self.buffer.hold(fresh.select(is_rare_success_R))
+        # stored solutions come in only where the search found none
+        failed_groups = dict.fromkeys(g for g, s in zip(fresh.group, success_share_R.tolist(), strict=True) if s == 0)
+        task_of = dict(zip(fresh.group, fresh.task, strict=True))
+        records = [
+            as_replay(record, group=group, id=f"{group}/replay/{i}")
+            for group in failed_groups
+            for i, record in enumerate(self.buffer.of(task_of[group])[-self.replays :])
+        ]
+        return side_by_side(Forest.concat([fresh, Forest.from_records(records)])) if records else fresh

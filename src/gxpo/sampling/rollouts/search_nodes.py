@@ -1,4 +1,4 @@
-"""Nodes of a tree search, their UCT and PUCT scores and backups, and the base of what expands them."""
+"""Nodes of a tree search, their UCT and PUCT scores and backups, and the base class of what expands them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from gxpo.sampling.rollouts.build import group_of, keyed, name_draws, stream
 
 
 def backed_up(value: float, outcome: float, weight: float) -> float:
-    """The value of a node after another outcome, +1 or -1, came of it: values add up within one sign; a success drives
-    out what failures have left, and a failure leaves a success alone, so their order does not matter.
+    """Return a node's value after another outcome, +1 or -1.
+
+    Values add up within one sign; a success replaces what failures have added, and a failure leaves a success as it is,
+    so their order does not matter.
 
     >>> backed_up(-0.5, 1.0, 0.25), backed_up(0.25, -1.0, 0.25), backed_up(0.25, 1.0, 0.25)
     (0.25, 0.25, 0.5)
@@ -26,12 +28,12 @@ def backed_up(value: float, outcome: float, weight: float) -> float:
 
 
 def depth_weight(depth: int, leaf: int, floor: float) -> float:
-    """max((depth + 1) / (leaf + 1), floor): what an outcome counts for at a node, whose leaf has depth `leaf`."""
+    """Weight of an outcome at a node above its leaf, which has depth `leaf`: max((depth + 1) / (leaf + 1), floor)."""
     return max((depth + 1) / (leaf + 1), floor)
 
 
 def uct(q: float, visits: int, above: int, exploration: float) -> float:
-    """q + exploration * sqrt(ln(visits of the parent) / visits); infinite where there were none.
+    """UCT score q + exploration * sqrt(ln(visits of the parent) / visits); infinite without visits.
 
     >>> round(uct(0.2, 3, 10, 2.0), 6)
     1.952174
@@ -40,7 +42,7 @@ def uct(q: float, visits: int, above: int, exploration: float) -> float:
 
 
 def puct(q: float, visits: int, above: int, exploration: float, prior: float) -> float:
-    """q + exploration * prior * sqrt(visits of the parent) / (1 + visits).
+    """PUCT score q + exploration * prior * sqrt(visits of the parent) / (1 + visits).
 
     >>> round(puct(0.2, 3, 16, 1.5, 0.8), 6)
     1.4
@@ -50,10 +52,10 @@ def puct(q: float, visits: int, above: int, exploration: float, prior: float) ->
 
 @dataclass(eq=False)
 class Node:
-    """A state of the search: what is there after one more piece (some tokens of an answer, a turn, a call).
+    """A state of the search, reached by one more piece: some tokens of an answer, a turn, or a call.
 
-    path      which child of which child: names the stream that the piece is sampled under
-    piece     what was sampled; None at the root
+    path      index of each child from the root; names the stream that the piece is sampled under
+    piece     the sampled piece; None at the root
     tokens    of the piece; `length`: of all pieces down to it
     surprise  mean -log p of the piece's tokens; `total`: its sum down to here
     outcome   of a terminal: 1 success, -1 failure, 0 unknown
@@ -67,7 +69,7 @@ class Node:
     surprise: float = 0.0
     total: float = 0.0
     terminal: bool = False
-    closed: bool = False  # terminal, or nothing below it is open
+    closed: bool = False  # terminal, or all below it is closed
     cut: bool = False  # ended by a limit
     outcome: float = 0.0
     visits: int = 0
@@ -83,25 +85,25 @@ class Node:
         return self.value / self.visits if self.visits else 0.0
 
     def way(self) -> list[Node]:
-        """From the root, which is left out, to this node."""
+        """Return the nodes from the root (left out) to this one."""
         nodes: list[Node] = []
-        at: Node | None = self
-        while at is not None and at.above is not None:
-            nodes.append(at)
-            at = at.above
+        node: Node | None = self
+        while node is not None and node.above is not None:
+            nodes.append(node)
+            node = node.above
         return nodes[::-1]
 
     def below(self) -> Iterator[Node]:
-        """It and all nodes below it, children in order."""
+        """Yield this node and all nodes below it, children in order."""
         yield self
         for child in self.children:
             yield from child.below()
 
     def add(self, piece: Any, logprobs: Sequence[float], *, terminal: bool, cut: bool) -> Node:
-        """One more child."""
-        said, size = -math.fsum(logprobs), len(logprobs)
+        """Add a child with this piece."""
+        surprisal, size = -math.fsum(logprobs), len(logprobs)
         child = Node(self, (*self.path, len(self.children)), piece, size, self.length + size)
-        child.surprise, child.total = said / max(size, 1), self.total + said
+        child.surprise, child.total = surprisal / max(size, 1), self.total + surprisal
         child.terminal = child.closed = terminal
         child.cut = cut
         self.children.append(child)
@@ -110,13 +112,13 @@ class Node:
 
 @dataclass(eq=False)
 class SearchTree:
-    """The search for one drawn task: which node is expanded next, the terminals that were backed up, the cost."""
+    """The search tree of one drawn task: the node to expand next, the terminals that were backed up, the cost."""
 
     task: Task
     draw: str
     group: str
     draws: random.Random
-    context: Any = None  # what the grower knows of it
+    context: Any = None  # set by the grower: the prompt's ids
     root: Node = field(default_factory=Node)
     current: Node | None = None
     leaves: list[Node] = field(default_factory=list)
@@ -124,17 +126,19 @@ class SearchTree:
 
 
 class Grower:
-    """How pieces are sampled and written down: for answers and episodes see `gxpo.sampling.rollouts.search`, for teams
-    `gxpo.sampling.rollouts.team_search`."""
+    """Base class of what samples and records pieces.
 
-    longest: int  # tokens of a piece
-    most: int  # pieces of an attempt
+    Answers and episodes are in `gxpo.sampling.rollouts.search`, calls of teams in `gxpo.sampling.rollouts.team_search`.
+    """
+
+    longest: int  # most tokens of a piece
+    most: int  # most pieces of an attempt
 
     def __init__(self, session: Session, width: int) -> None:
         self.session, self.width = session, width
 
     def plant(self, tasks: Sequence[Task]) -> list[SearchTree]:
-        """A tree for every draw."""
+        """Make a tree for every draw."""
         s, trees = self.session, []
         for task, draw in zip(tasks, name_draws(tasks), strict=True):
             tree = SearchTree(task, draw, group_of(s, draw), keyed(s, draw, "search"))
@@ -143,23 +147,23 @@ class Grower:
         return trees
 
     def streams(self, tree: SearchTree, node: Node, children: int) -> tuple[StreamKey, ...]:
-        """Of the children of a node."""
+        """Return the streams of the children of a node."""
         return tuple(stream(self.session, tree.draw, 0, (*node.path, k)) for k in range(children))
 
     def expand(self, batch: Sequence[tuple[SearchTree, Node]]) -> None:
-        """`width` children of every node, sampled together; terminals are marked, tokens noted as spent."""
+        """Sample `width` children of every node in one call; mark terminals, and add the tokens to `spent`."""
         raise NotImplementedError
 
     def record(self, tree: SearchTree, leaf: Node, base: Node | None, shared: int) -> dict[str, Any]:
-        """The line of `gxpo.rollouts/1`; with a base, of what comes after the `shared` pieces that both have."""
+        """Build a leaf's `gxpo.rollouts/1` record; with a base, a fork after the `shared` pieces that both have."""
         raise NotImplementedError
 
-    def alone(self, tree: SearchTree, node: Node) -> dict[str, Any]:
-        """The line of one piece, under all that it was sampled under."""
+    def piece_columns(self, tree: SearchTree, node: Node) -> dict[str, Any]:
+        """Return the record columns of one piece alone; its prompt is all that it was sampled under."""
         raise NotImplementedError
 
-    def judged(self, leaves: Sequence[tuple[SearchTree, Node]]) -> Forest:
-        """The attempts, scored."""
+    def score_leaves(self, leaves: Sequence[tuple[SearchTree, Node]]) -> Forest:
+        """Score the attempts that end in these leaves."""
         return self.session.score(Forest.from_records([self.record(t, leaf, None, 0) for t, leaf in leaves]))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Soft thinking (SofT-GRPO): mixtures of token embeddings until the thinking is closed, then tokens."""
+"""Soft thinking (SofT-GRPO): mixtures of token embeddings until the thinking is closed, tokens after it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from annotated_types import Gt, Interval
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import SoftSampling
 from gxpo.parts.registry import part
+from gxpo.sampling.rollouts.attempts import Attempts, Draw, Fork
 from gxpo.sampling.rollouts.base import Rollout, Round
-from gxpo.sampling.rollouts.build import Attempts, Count, Draw, Text
+from gxpo.sampling.rollouts.build import Count, Text
 from gxpo.sampling.rollouts.episodes import Play
-from gxpo.sampling.rollouts.fork import Fork
 
 
 @part("soft_thinking", stage="rollout")
 @dataclass(frozen=True)
 class SoftThinking(Rollout):
-    """`group_size` attempts at each task, independent of one another, soft until `closing` has been said.
+    """`group_size` independent attempts at each task, soft until the text `closing` has been written.
 
     top_k, top_p        of the distribution p of a soft step
     mixing_temperature  tau: the input is softmax((log p + Gumbel noise) / tau) over the embeddings of p's ids
@@ -44,7 +44,7 @@ class SoftThinking(Rollout):
     single_turn = True
 
     def evaluation(self, samples: int) -> SoftThinking:
-        """How held-out tasks are attempted: softly too; at temperature 0 without noise."""
+        """Return the rollout for held-out tasks: soft thinking too, at temperature 0 without noise."""
         return dataclasses.replace(self, group_size=samples)
 
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts | Fork]:
@@ -63,8 +63,11 @@ class SoftThinking(Rollout):
         extras = dict(forest.extras)
         for name in ("soft_y", "soft_weight"):
             extras[name] = torch.full(extras["support"].shape, torch.nan, dtype=torch.float64)
-            said = [torch.as_tensor(e.sampled.extras[name]) for e in rounds[0].episodes if e.sampled is not None]
-            widest = max(x.shape[1] for x in said)
-            own = [torch.nn.functional.pad(x, (0, widest - x.shape[1]), value=torch.nan) for x in said]
-            extras[name][forest.path_token, :widest] = torch.cat(own)
+            # attempts differ in the number of candidates of a soft step: padded with nan to the widest
+            values_by_attempt = [
+                torch.as_tensor(e.sampled.extras[name]) for e in rounds[0].episodes if e.sampled is not None
+            ]
+            width = max(x.shape[1] for x in values_by_attempt)
+            padded = [torch.nn.functional.pad(x, (0, width - x.shape[1]), value=torch.nan) for x in values_by_attempt]
+            extras[name][forest.path_token, :width] = torch.cat(padded)
         return forest.replace(extras=extras)

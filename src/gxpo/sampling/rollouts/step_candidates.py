@@ -1,4 +1,4 @@
-"""Step-level sampling (SLATE): several candidates for every step, each scored on its own, of which one is taken."""
+"""Step-level sampling (SLATE): several candidates for every step, each scored by itself, of which one is taken."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from gxpo.forest import grouped
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Session, Task, TimeStep
 from gxpo.parts.registry import part
-from gxpo.sampling.rollouts.build import Count, Episode, RolloutPart, group_of, keyed, name_draws, record
+from gxpo.sampling.rollouts.attempts import Episode
+from gxpo.sampling.rollouts.build import Count, RolloutPart, group_of, keyed, name_draws, record
 from gxpo.sampling.rollouts.episodes import Play
 
 REWARD = "reward"
@@ -23,12 +24,12 @@ REWARD = "reward"
 
 @dataclass(frozen=True)
 class Candidate:
-    """One possible next step of an episode, for who scores it.
+    """One possible next step of an episode, as the scoring function gets it.
 
-    turn    of the episode, from 0
-    read    the text of the context that it was written in
-    action  what was written
-    then    what the environment made of it
+    turn    the episode's turn, from 0
+    read    text of the context that it was sampled under
+    action  text of the step
+    then    the environment's answer
     """
 
     task: Task
@@ -42,39 +43,39 @@ Score = Callable[[Sequence[Candidate]], Sequence["float | None"]]
 
 
 def pick(scores: Sequence[float | None], temperature: float, uniform: float) -> int | None:
-    """Which candidate is taken: j with probability softmax(A / temperature)_j by inverse CDF; None: none has a score.
+    """Pick candidate j with probability softmax(A / temperature)_j by inverse CDF; None if no candidate has a score.
 
-    A is (score - mean) / (std + 1e-6) of the scores that are known, one degree of freedom, 0 where they are equal.
+    A is (score - mean) / (std + 1e-6) over the known scores, one degree of freedom, 0 if they are equal.
     temperature <= 0 takes the first of the best.
 
     >>> [pick([1.0, 0.0, -1.0], 0.7, u) for u in (0.77, 0.772, 0.956)]
     [0, 1, 2]
     """
-    known = [j for j, score in enumerate(scores) if score is not None]
-    if not known:
+    scored = [j for j, score in enumerate(scores) if score is not None]
+    if not scored:
         return None
-    same = torch.zeros(len(known), dtype=torch.int64)
-    advantage = grouped.normalize(torch.tensor([scores[j] for j in known], dtype=torch.float64), same)
+    one_group = torch.zeros(len(scored), dtype=torch.int64)
+    advantage = grouped.normalize(torch.tensor([scores[j] for j in scored], dtype=torch.float64), one_group)
     if temperature <= 0:
-        return known[int(advantage.argmax())]
-    mass = grouped.softmax(advantage, same, temperature=temperature).cumsum(0)
-    return known[min(int((mass <= uniform).sum()), len(known) - 1)]
+        return scored[int(advantage.argmax())]
+    mass = grouped.softmax(advantage, one_group, temperature=temperature).cumsum(0)
+    return scored[min(int((mass <= uniform).sum()), len(scored) - 1)]
 
 
 @dataclass(eq=False)
 class _Chain:
-    """One episode in the making: the candidate that was taken last, and those for its next step."""
+    """One episode under way: the candidate that was taken last, and the candidates for its next step."""
 
     draw: str
     number: int
-    at: Episode | None = None
+    episode: Episode | None = None
     candidates: list[Episode] = field(default_factory=list)
 
 
 @part("step_candidates", stage="rollout")
 @dataclass(frozen=True)
 class StepCandidates(RolloutPart):
-    """At each step of an episode `candidates` next steps from one prefix, each scored; one is taken, until the end.
+    """Episodes with `candidates` scored next steps at each step, of which one is taken, until the end.
 
     Every candidate is a trajectory of one turn: its prompt is all that it was written under, its outcome its own score,
     and those of one step are one group, "s{step}/{task}/{chain}.{turn}". So the group's statistics are over the
@@ -84,9 +85,9 @@ class StepCandidates(RolloutPart):
     candidates   k
     chains       episodes of each task, one beside the other
     temperature  eta; 0: the best
-    score        "reward", what the environment paid for the step (where it pays nothing by the step, its verdict at the
-                 end of the episode and 0 before), or a function of a list of `Candidate`s that gives a score of each,
-                 None where it has none: FILE.py:NAME. A candidate without score is not trained and not taken
+    score        "reward": the environment's reward of the step (without step rewards its verdict at the end of the
+                 episode, and 0 before); or FILE.py:NAME, a function of a list of `Candidate`s that returns a score, or
+                 None, for each. A candidate without a score is neither trained nor taken
 
     A verdict is that of the episode, so only candidates that end it have one. Streams: (seed, step, task, candidate) of
     the first step, then (seed, step, task, chain, path (candidate,), turn).
@@ -108,13 +109,13 @@ class StepCandidates(RolloutPart):
 
     def __post_init__(self) -> None:
         if isinstance(self.score, str) and self.score != REWARD and ":" not in self.score:
-            raise ConfigError(f"rollout.score is {self.score!r}; it is 'reward' or FILE.py:NAME")
+            raise ConfigError(f"rollout.score is {self.score!r}; it must be 'reward' or FILE.py:NAME")
         if not isinstance(self.score, str) and not callable(self.score):
-            raise ConfigError(f"rollout.score is {self.score!r}; it is 'reward', FILE.py:NAME or a function")
+            raise ConfigError(f"rollout.score is {self.score!r}; it must be 'reward', FILE.py:NAME or a function")
 
     @property
     def group_size(self) -> int:
-        """Candidates of a step."""
+        """Number of candidates of a step."""
         return self.candidates
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
@@ -122,38 +123,42 @@ class StepCandidates(RolloutPart):
         with Play(session, restorable=True) as play:
             draws, k = name_draws(tasks), self.candidates
             chains = [_Chain(draw, number) for draw in draws for number in range(self.chains)]
-            begun = play.start(tasks, draws, self.chains * k)
+            episodes = play.start(tasks, draws, self.chains * k)
             for i, chain in enumerate(chains):
-                chain.candidates = begun[i * k : (i + 1) * k]
+                chain.candidates = episodes[i * k : (i + 1) * k]
             while chains:
                 play.turn(play.running([c for chain in chains for c in chain.candidates]))
                 scores = self._scores([c for chain in chains for c in chain.candidates], session)
+                # every candidate is recorded, taken or not; the chain goes on from the one that is taken
                 for chain in chains:
                     records += [_record(c, chain, scores[c], session) for c in chain.candidates]
-                    chain.at = self._taken(chain, scores, session)
-                chains = [chain for chain in chains if chain.at is not None and play.running([chain.at])]
-                self._fork(play, chains)
+                    chain.episode = self._take_one(chain, scores, session)
+                chains = [chain for chain in chains if chain.episode is not None and play.running([chain.episode])]
+                self._branch(play, chains)
         return Forest.from_records(records)
 
     def _scores(self, candidates: Sequence[Episode], session: Session) -> dict[Episode, float | None]:
         if isinstance(self.score, str) and self.score == REWARD:
-            return {c: None if c.failure is not None else _paid(c) for c in candidates}
-        whole = [c for c in candidates if c.failure is None]
-        shown = [
+            return {c: None if c.failure is not None else _step_reward(c) for c in candidates}
+        # a broken environment's candidate is not shown to the user's function: it has no answer to judge
+        unbroken = [c for c in candidates if c.failure is None]
+        views = [
             Candidate(
                 c.task,
                 len(c.turns) - 1,
-                session.decode(_read(c)),
+                session.decode(_context_of_newest(c)),
                 session.decode(c.turns[-1]["action"]),
-                c.said,
+                c.time_step,
             )
-            for c in whole
+            for c in unbroken
         ]
-        given = list(self._judge(shown))
-        if len(given) != len(shown):
-            raise GxpoError(f"rollout.score gave {len(given)} scores of {len(shown)} candidates: one of each is needed")
-        found = {c: None if s is None else float(s) for c, s in zip(whole, given, strict=True)}
-        return {c: found.get(c) for c in candidates}
+        scores = list(self._judge(views))
+        if len(scores) != len(views):
+            raise GxpoError(
+                f"rollout.score gave {len(scores)} scores of {len(views)} candidates: one of each is needed"
+            )
+        score_by_candidate = {c: None if s is None else float(s) for c, s in zip(unbroken, scores, strict=True)}
+        return {c: score_by_candidate.get(c) for c in candidates}
 
     @property
     def _judge(self) -> Score:
@@ -164,50 +169,50 @@ class StepCandidates(RolloutPart):
         except Unusable as error:
             raise ConfigError(f"rollout.score={self.score}: {error}") from None
 
-    def _taken(self, chain: _Chain, scores: dict[Episode, float | None], session: Session) -> Episode | None:
+    def _take_one(self, chain: _Chain, scores: dict[Episode, float | None], session: Session) -> Episode | None:
         first = chain.candidates[0]
         draws = keyed(session, chain.draw, chain.number, len(first.turns), "take")
         place = pick([scores[c] for c in chain.candidates], self.temperature, draws.random())
         return None if place is None else chain.candidates[place]
 
-    def _fork(self, play: Play, chains: Sequence[_Chain]) -> None:
-        """The candidates of the next step, which stand where the one that was taken stands."""
+    def _branch(self, play: Play, chains: Sequence[_Chain]) -> None:
+        """Begin the candidates of the next step of each chain, as forks after the one that was taken."""
         forks = []
         for chain in chains:
-            base = chain.at
+            base = chain.episode
             assert base is not None
             for j in range(self.candidates):
                 key = dataclasses.replace(base.key, attempt=chain.number, path=(j,))
                 forks.append((base, len(base.turns), key, f"{chain.draw}/{chain.number}.{len(base.turns)}.{j}"))
-        begun = play.fork(forks)
+        episodes = play.fork(forks)
         for i, chain in enumerate(chains):
-            chain.candidates = begun[i * self.candidates : (i + 1) * self.candidates]
+            chain.candidates = episodes[i * self.candidates : (i + 1) * self.candidates]
 
 
-def _read(episode: Episode) -> tuple[int, ...]:
-    """What the newest action was written under; an episode that never acted has stood nowhere."""
-    return episode.stood[-1].context.ids if episode.stood else episode.context.ids
+def _context_of_newest(episode: Episode) -> tuple[int, ...]:
+    """Return the ids that the newest action was sampled under; an episode that never acted has no snapshot."""
+    return episode.snapshots[-1].context.ids if episode.snapshots else episode.context.ids
 
 
-def _paid(episode: Episode) -> float:
-    """For the newest step: its reward, or, where there is none, the verdict at the end."""
+def _step_reward(episode: Episode) -> float:
+    """Return the newest step's reward or, without one, the verdict at the episode's end."""
     reward = episode.turns[-1].get("reward")
     return float(reward if reward is not None else bool(episode.success))
 
 
 def newest_turn(episode: Episode) -> dict[str, Any]:
-    """Columns of a trajectory of the newest turn alone, under the context that it was written in."""
+    """Return the record columns of the newest turn alone, under the context that it was sampled in."""
     turn = {k: v for k, v in episode.turns[-1].items() if k not in ("context", "observation")}
     return {
-        "prompt": list(_read(episode)),
+        "prompt": list(_context_of_newest(episode)),
         "prompt_text": None,
         "turns": [turn],
-        "final_state": episode.said.state,
+        "final_state": episode.time_step.state,
     }
 
 
 def _record(episode: Episode, chain: _Chain, score: float | None, session: Session) -> dict[str, Any]:
-    """A candidate as a trajectory of its newest turn, under the context that it was written in."""
+    """Build a candidate's record: a trajectory of its newest turn alone."""
     number = len(episode.turns) - 1
     group = f"{group_of(session, chain.draw)}/{chain.number}.{number}"
     info: dict[str, Any] = {"end": episode.end, "chain": chain.number, "turn": number}

@@ -1,4 +1,4 @@
-"""Single-step sub-goals (Hi-Agent): a planner is rewarded for one action under its sub-goal."""
+"""Single-step sub-goals (Hi-Agent): a planner is rewarded for a single action under its sub-goal."""
 
 from __future__ import annotations
 
@@ -10,51 +10,42 @@ from typing import Any, Literal
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Completion, Conversation, Message, Request, Session, StreamKey, Task
 from gxpo.parts.registry import part
-from gxpo.sampling.rollouts.build import (
-    Count,
-    Episode,
-    Limit,
-    RolloutPart,
-    Text,
-    action,
-    group_of,
-    name_draws,
-    record,
-    stream,
-)
+from gxpo.sampling.rollouts.attempts import Episode
+from gxpo.sampling.rollouts.build import Count, Limit, RolloutPart, Text, action, group_of, name_draws, record, stream
 from gxpo.sampling.rollouts.context import opened, with_system
 from gxpo.sampling.rollouts.episodes import Play
-from gxpo.sampling.rollouts.expert_prefix import Place, carry_out, chosen, expert_ways
+from gxpo.sampling.rollouts.expert_prefix import Place, carry_out, draw_places, expert_ways
 from gxpo.sampling.rollouts.graph import SHARED
-from gxpo.sampling.rollouts.plan_episodes import EXECUTOR, PLANNER, TOLD, check_prompts, filled
+from gxpo.sampling.rollouts.plan_episodes import EXECUTOR, PLANNER, SUB_GOAL_PROMPT, check_prompts, filled
 from gxpo.sampling.rollouts.reference import EXPERTS
 
 
 @part("subgoal_steps", stage="rollout")
 @dataclass(frozen=True)
 class SubgoalSteps(RolloutPart):
-    """At each of `steps` places on an expert's way: `group_size` sub-goals, one action under each; and `executions`
-    actions under one of them.
+    """Sub-goals at places on an expert's way, with one action under each, and `executions` actions under one of them.
+
+    There are `group_size` sub-goals at each of `steps` places:
 
     high  "s{step}/{task}/t{turn}": a sub-goal, which is trained, and an action under it, which is not. The outcome is
-          what the environment pays for the action (its task's reward)
+          the environment's reward of the action
     low   "s{step}/{task}/t{turn}/low": actions under the first sub-goal of the place, trained; outcome 0
 
-    Both note in info what happened, as 0 or 1, for a reward to weigh (`reward.shape.noted`):
+    Both note in info, as 0 or 1, for a reward to weigh (`reward.shape.noted`):
     "execution"  the action led to the state that the expert's leads to; where states are unknown, it is the same action
-    "format"     of high: the sub-goal ended by itself and says something; of low: the environment could read the action
+    "format"     high: the sub-goal ended by itself and is not empty; low: the environment could read the action
 
     Planner and executor read the newest observation alone, each in a context of its own, new every time. The
     environment is put back to the place for every action. No episode is played, so the cost is G actions a place and
     not G to the power of the turns. Held-out tasks are attempted as episodes: at every turn a sub-goal, then an action.
 
     group_size      G
-    executions      of the low group; 0: the executor is not trained
-    steps           places a task, drawn on the expert's way; 0: all of it
+    executions      actions of the low group; 0: the executor is not trained
+    steps           places of each task, drawn on the expert's way; 0: all of them
     plan_tokens     longest sub-goal
-    plan_prompt     what the planner is asked, with {prompt}, the observation; "": that itself
-    execute_prompt  what the executor is told, with {prompt} and {plan}
-    policy          "shared": one policy speaks for both; "per_role": each trains an adapter of its own
+    plan_prompt     the planner's prompt, with {prompt}, the observation; "": the observation itself
+    execute_prompt  the executor's prompt, with {prompt} and {plan}
+    policy          "shared": one policy for both; "per_role": each trains an adapter of its own
 
     At a place before turn t, the sub-goal i has the stream (seed, step, draw, i, path (t,)), the action under it
     the same with turn 1, member j of the low group (seed, step, draw, 0, path (t, j)).
@@ -67,7 +58,7 @@ class SubgoalSteps(RolloutPart):
     steps: Limit = 1
     plan_tokens: Count = 16
     plan_prompt: str = ""
-    execute_prompt: Text = TOLD
+    execute_prompt: Text = SUB_GOAL_PROMPT
     policy: Literal["shared", "per_role"] = "shared"
 
     provides = ("states",)
@@ -84,27 +75,29 @@ class SubgoalSteps(RolloutPart):
 
     @property
     def max_turns(self) -> int:
-        """The most actions that a trajectory has."""
+        """Most actions of a trajectory."""
         return 2
 
     def evaluation(self, samples: int) -> _InTurns:
-        """How held-out tasks are attempted."""
+        """Return the rollout for held-out tasks: whole episodes, a sub-goal and an action every turn."""
         return _InTurns(self, samples)
 
     def of(self, role: str) -> str:
-        """The policy that speaks for a role."""
+        """Return the name of a role's policy."""
         return SHARED if self.policy == "shared" else role
 
-    def asked(self, template: str, observation: str | Sequence[Message], plan: str, session: Session) -> Conversation:
-        """A conversation that stands before the answer to one observation."""
+    def conversation_about(
+        self, template: str, observation: str | Sequence[Message], plan: str, session: Session
+    ) -> Conversation:
+        """Start a conversation of one observation, to be answered next."""
         assert session.envs is not None
-        shown = opened(session.envs.instructions, filled(template, observation, plan))
-        return session.chat.start(with_system(session.chat, session.system, shown), session.envs.tools)
+        messages = opened(session.envs.instructions, filled(template, observation, plan))
+        return session.chat.start(with_system(session.chat, session.system, messages), session.envs.tools)
 
     def plan(
         self, conversations: Sequence[Conversation], keys: Sequence[Sequence[StreamKey]], session: Session
     ) -> list[list[Completion]]:
-        """Sub-goals, as sampled in each conversation."""
+        """Sample sub-goals in each conversation."""
         short = min(self.plan_tokens, session.sampling.max_new_tokens)
         requests = self._requests(conversations, keys, PLANNER)
         return session.sample(requests, dataclasses.replace(session.sampling, max_new_tokens=short))
@@ -112,7 +105,7 @@ class SubgoalSteps(RolloutPart):
     def act(
         self, conversations: Sequence[Conversation], keys: Sequence[Sequence[StreamKey]], session: Session
     ) -> list[list[Completion]]:
-        """Actions, as sampled in each conversation."""
+        """Sample actions in each conversation."""
         return session.sample(self._requests(conversations, keys, EXECUTOR))
 
     def _requests(
@@ -121,55 +114,76 @@ class SubgoalSteps(RolloutPart):
         policy = self.of(role)
         return [Request(tuple(c.context), tuple(k), policy=policy) for c, k in zip(conversations, keys, strict=True)]
 
-    def turn(self, role: str, conversation: Conversation, said: Completion, trained: bool) -> dict[str, Any]:
-        """A turn of a record."""
+    def turn(self, role: str, conversation: Conversation, completion: Completion, trained: bool) -> dict[str, Any]:
+        """Build a turn of a record."""
         context = {"context": list(conversation.context), "trainable": trained}
-        return {"agent": role, "policy": self.of(role), **context, **action(said)}
+        return {"agent": role, "policy": self.of(role), **context, **action(completion)}
 
     # ------------------------------------------------------------ single steps
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         with _play(session, restorable=True) as play:
-            places = chosen(expert_ways(play, tasks, name_draws(tasks)), self.steps, session)
-            planners = [self.asked(self.plan_prompt, place.said.observation, "", session) for place in places]
+            # the planner: `group_size` sub-goals at every place, each with one action of the executor
+            places = draw_places(expert_ways(play, tasks, name_draws(tasks)), self.steps, session)
+            planners = [
+                self.conversation_about(self.plan_prompt, place.time_step.observation, "", session) for place in places
+            ]
             keys = [[_key(place, i, (), session) for i in range(self.group_size)] for place in places]
             plans = self.plan(planners, keys, session)
             steps = [
-                _Step(place, planner, said, session.decode(said.tokens).strip(), [dataclasses.replace(key, turn=1)])
-                for place, planner, own, found in zip(places, planners, keys, plans, strict=True)
-                for said, key in zip(found, own, strict=True)
+                _Step(
+                    place,
+                    planner,
+                    completion,
+                    session.decode(completion.tokens).strip(),
+                    [dataclasses.replace(key, turn=1)],
+                )
+                for place, planner, place_keys, completions in zip(places, planners, keys, plans, strict=True)
+                for completion, key in zip(completions, place_keys, strict=True)
             ]
+            # the low group: further actions under each place's first sub-goal
             firsts = steps[:: self.group_size] if self.executions else []
             for first in firsts:
-                low = [_key(first.place, 0, (j,), session) for j in range(self.executions)]
-                steps.append(dataclasses.replace(first, keys=low, low=True))
-            executors = [self.asked(self.execute_prompt, s.place.said.observation, s.goal, session) for s in steps]
-            actions = self.act(executors, [step.keys for step in steps], session)
-            tried = [
-                _Tried(step, executor, said, key)
-                for step, executor, found in zip(steps, executors, actions, strict=True)
-                for said, key in zip(found, step.keys, strict=True)
+                low_keys = [_key(first.place, 0, (j,), session) for j in range(self.executions)]
+                steps.append(dataclasses.replace(first, keys=low_keys, low=True))
+            # all actions are sampled in one call, and each is carried out in an environment of its own
+            executors = [
+                self.conversation_about(self.execute_prompt, s.place.time_step.observation, s.goal, session)
+                for s in steps
             ]
-            for t, fork in zip(tried, carry_out(play, [(t.step.place, t.key, t.said) for t in tried]), strict=True):
+            actions = self.act(executors, [step.keys for step in steps], session)
+            attempts = [
+                _Tried(step, executor, completion, key)
+                for step, executor, completions in zip(steps, executors, actions, strict=True)
+                for completion, key in zip(completions, step.keys, strict=True)
+            ]
+            for t, fork in zip(
+                attempts, carry_out(play, [(t.step.place, t.key, t.completion) for t in attempts]), strict=True
+            ):
                 t.fork = fork
-        return session.score(Forest.from_records([self._record(t, session) for t in tried]))
+        return session.score(Forest.from_records([self._record(t, session) for t in attempts]))
 
     def _record(self, t: _Tried, session: Session) -> dict[str, Any]:
-        step, place, said = t.step, t.step.place, t.fork.said
+        """Build the record of an action under a sub-goal, with the sub-goal's turn unless it is of the low group."""
+        step, place, answer = t.step, t.step.place, t.fork.time_step
         group = f"{group_of(session, place.draw)}/t{place.turn}" + ("/low" if step.low else "")
         number = t.key.path[-1] if step.low else t.key.attempt
-        state = place.said.state
-        act = self.turn(EXECUTOR, t.executor, t.said, step.low)
-        act |= {"state": None if state is None else f"{state}|{step.goal}", "reward": said.reward}
-        if said.action_error:
-            act["info"] = {"action_error": said.action_error}
-        plan = {
-            **self.turn(PLANNER, step.planner, step.said, True),
+        state = place.time_step.state
+        # another sub-goal is another decision, so it is part of the executor's state
+        action_turn = self.turn(EXECUTOR, t.executor, t.completion, step.low)
+        action_turn |= {"state": None if state is None else f"{state}|{step.goal}", "reward": answer.reward}
+        if answer.action_error:
+            action_turn["info"] = {"action_error": answer.action_error}
+        plan_turn = {
+            **self.turn(PLANNER, step.planner, step.completion, True),
             "state": None if state is None else f"plan:{state}",
         }
-        first, *rest = [act] if step.low else [plan, act]
-        readable = said.action_error != "malformed" if step.low else step.said.finish == "stop" and bool(step.goal)
+        first, *rest = [action_turn] if step.low else [plan_turn, action_turn]
+        # the format is that of the turn which is trained
+        is_readable = (
+            answer.action_error != "malformed" if step.low else step.completion.finish == "stop" and bool(step.goal)
+        )
         info: dict[str, Any] = {
-            "format": float(readable),
+            "format": float(is_readable),
             "execution": float(place.agrees(t.fork)),
             "sub_goal": step.goal,
         }
@@ -179,11 +193,12 @@ class SubgoalSteps(RolloutPart):
             "reward": 0.0 if step.low else None,
             "rewards": {}
             if step.low
-            else {"env": said.reward if said.reward is not None else float(bool(said.success))},
-            "truncated": t.said.finish == "length",
-            "final_state": said.state,
+            else {"env": answer.reward if answer.reward is not None else float(bool(answer.success))},
+            "truncated": t.completion.finish == "length",
+            "final_state": answer.state,
             "info": info,
         }
+        # a broken environment leaves the attempt unscored
         if t.fork.failure is not None:
             columns["info"] |= {"failure": t.fork.failure}
             columns |= {"reward": None, "rewards": {"env": None}}
@@ -192,11 +207,11 @@ class SubgoalSteps(RolloutPart):
 
 @dataclass(frozen=True)
 class _Step:
-    """A sub-goal at a place, and the streams of the actions under it."""
+    """A sub-goal at a place, with the streams of the actions under it."""
 
     place: Place
     planner: Conversation
-    said: Completion
+    completion: Completion
     goal: str
     keys: list[StreamKey]
     low: bool = False
@@ -204,17 +219,17 @@ class _Step:
 
 @dataclass(eq=False)
 class _Tried:
-    """An action under a sub-goal, and what came of it."""
+    """An action under a sub-goal, and the episode that it was carried out in."""
 
     step: _Step
     executor: Conversation
-    said: Completion
+    completion: Completion
     key: StreamKey
     fork: Episode = None  # type: ignore[assignment]  # set before anything reads it
 
 
 def _play(session: Session, *, restorable: bool = False) -> Play:
-    """Episodes in whose contexts nothing gathers: both agents read the newest observation alone."""
+    """Make a play whose contexts hold the newest observation alone, which is all that both agents read."""
     play = Play(session, restorable=restorable)
     play.rules = dataclasses.replace(session.episode, context="window", window=0)
     return play
@@ -226,7 +241,7 @@ def _key(place: Place, attempt: int, path: tuple[int, ...], session: Session) ->
 
 @dataclass(frozen=True)
 class _InTurns:
-    """`samples` episodes of each task: at every turn a sub-goal from the planner, then an action of the executor."""
+    """Rollout for held-out tasks: `samples` episodes each, with a sub-goal and then an action every turn."""
 
     part: SubgoalSteps
     samples: int
@@ -238,30 +253,36 @@ class _InTurns:
             rows: dict[int, list[dict[str, Any]]] = {id(e): [] for e in episodes}
             while running := play.running(episodes):
                 turns = [rows[id(e)] for e in running]
-                planners = [part.asked(part.plan_prompt, e.said.observation, "", session) for e in running]
+                # the planner reads the observation, the executor the observation and its sub-goal: two streams a turn
+                planners = [
+                    part.conversation_about(part.plan_prompt, e.time_step.observation, "", session) for e in running
+                ]
                 keys = [[dataclasses.replace(e.key, turn=len(t))] for e, t in zip(running, turns, strict=True)]
-                plans = [said for (said,) in part.plan(planners, keys, session)]
-                goals = [session.decode(said.tokens).strip() for said in plans]
+                plans = [completion for (completion,) in part.plan(planners, keys, session)]
+                goals = [session.decode(completion.tokens).strip() for completion in plans]
                 executors = [
-                    part.asked(part.execute_prompt, e.said.observation, goal, session)
+                    part.conversation_about(part.execute_prompt, e.time_step.observation, goal, session)
                     for e, goal in zip(running, goals, strict=True)
                 ]
                 keys = [[dataclasses.replace(key, turn=key.turn + 1)] for (key,) in keys]
-                actions = [said for (said,) in part.act(executors, keys, session)]
-                for own, planner, plan, executor, act in zip(turns, planners, plans, executors, actions, strict=True):
-                    own += [part.turn(PLANNER, planner, plan, True), part.turn(EXECUTOR, executor, act, True)]
-                    own[-2]["info"] = {"aside": "plan"}
+                actions = [completion for (completion,) in part.act(executors, keys, session)]
+                # turns are collected here, because the play records one agent's alone
+                for episode_turns, planner, plan, executor, act in zip(
+                    turns, planners, plans, executors, actions, strict=True
+                ):
+                    episode_turns += [part.turn(PLANNER, planner, plan, True), part.turn(EXECUTOR, executor, act, True)]
+                    episode_turns[-2]["info"] = {"aside": "plan"}
                 play.take(running, actions)
             sampling = dataclasses.asdict(session.sampling)
             return session.score(Forest.from_records([_with_plans(e, rows[id(e)], sampling) for e in episodes]))
 
 
 def _with_plans(episode: Episode, turns: list[dict[str, Any]], sampling: dict[str, Any]) -> dict[str, Any]:
-    """The episode's record with both agents' turns in the place of its own."""
+    """Build the episode's record with both agents' turns in the place of its own."""
     row = episode.record(sampling)
-    if not turns:  # it ended before anybody spoke
+    if not turns:  # it ended before its first turn
         return row
-    for own, said in zip(turns[1::2], episode.turns, strict=False):
-        own |= {key: said[key] for key in ("state", "reward", "info") if key in said}
+    for turn, played_turn in zip(turns[1::2], episode.turns, strict=False):
+        turn |= {key: played_turn[key] for key in ("state", "reward", "info") if key in played_turn}
     first, *rest = turns
     return row | {"prompt": first["context"], "turns": [{k: v for k, v in first.items() if k != "context"}, *rest]}

@@ -1,4 +1,4 @@
-"""Turn-level groups of a team (AT-GRPO): K candidates for every agent's turn, going on along the best."""
+"""Turn-level groups of a team (AT-GRPO): K candidates for every role's turn; the team goes on with the best."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gxpo.sampling.rollouts.team import TeamPolicies, Teamwork, Walk
 
 
 def mixed(team: Tensor, local: Tensor, alpha: float = 1.0) -> Tensor:
-    """[n] alpha * team + local: the reward of each candidate. Source: AT-GRPO, arXiv 2510.11062.
+    """Reward [n] of each candidate: alpha * team + local. Source: AT-GRPO, arXiv 2510.11062.
 
     >>> mixed(torch.tensor([1., 0., 0., 1.]), torch.tensor([.5, .25, 0., 1.])).tolist()
     [1.5, 0.25, 0.0, 2.0]
@@ -30,7 +30,7 @@ def mixed(team: Tensor, local: Tensor, alpha: float = 1.0) -> Tensor:
 @part("team_cells", stage="rollout")
 @dataclass(frozen=True)
 class TeamCells(Teamwork):
-    """At every turn of a team's attempt `group_size` candidates are sampled under one context; they are a group.
+    """Groups of `group_size` candidates under one context, at every turn of a team's attempt.
 
     graph, policy, frozen   see `Team`
     alpha                   weight of the team's reward beside the role's own
@@ -40,14 +40,14 @@ class TeamCells(Teamwork):
 
         alpha * team + local
 
-    team   the task's reward of what the team's answer would be if this candidate stood and nobody spoke after it; for a
-           role that has no `answer` that is the answer before it, the same for all candidates, so only `local` tells
-           them apart (an answer that nobody has given yet is the empty text)
-    local  what the role's `local` says of it; 0 where it has none
+    team   the task's reward of the team's answer as it would be if this candidate were the last turn. A role without
+           `answer` leaves the answer as it was before (the empty text at first), the same for all candidates, so only
+           `local` distinguishes them
+    local  the role's `local` reward of the candidate; 0 if it has none
 
-    All rewards of a cell are there before one candidate, the first of the best, is taken and the team goes on with it:
-    n agents and T rounds cost `group_size` n T samples. A role that is frozen says one thing a turn, which is not
-    returned. Held-out tasks are attempted by the team as in `Team`, one sample a turn.
+    All rewards of a cell are known before the team goes on with one candidate, the first of the best: n agents and T
+    rounds cost `group_size` n T samples. A frozen role has one candidate a turn, which is not returned. Held-out tasks
+    are attempted by the team as in `Team`, one sample a turn.
     """
 
     group_size: Count = 8
@@ -58,37 +58,44 @@ class TeamCells(Teamwork):
 
     @property
     def max_turns(self) -> int:
-        """The most actions that a trajectory can have; `calls` are the cells of a task."""
+        """Most actions of a trajectory; `calls` is the number of a task's cells."""
         return 1
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         walks = [_Cells(self.cast, task, draw, session) for task, draw in zip(tasks, name_draws(tasks), strict=True)]
-        grown: list[Forest] = []
+        scored_forests: list[Forest] = []
         while walking := [w for w in walks if not w.stops()]:
-            found = session.sample([w.request(self.group_size) for w in walking])
-            cells = [(w, c) for w, c in zip(walking, found, strict=True) if not w.silent]
-            best = dict.fromkeys(walking, 0)
+            # one turn of every team at once; frozen roles have a single candidate and no cell
+            candidates_by_walk = session.sample([w.request(self.group_size) for w in walking])
+            cells = [(w, c) for w, c in zip(walking, candidates_by_walk, strict=True) if not w.next_role_is_frozen]
+            best_index = dict.fromkeys(walking, 0)
+            # scored before going on, since the best candidate of each cell is the one that the next role reads
             if cells:
                 forest = self._scored(cells, session)
-                grown.append(forest)
+                scored_forests.append(forest)
                 for i, (walk, candidates) in enumerate(cells):
                     size = len(candidates)
-                    best[walk] = first_best(forest.outcome[i * size : (i + 1) * size].tolist())
-            for walk, candidates in zip(walking, found, strict=True):
-                walk.take(candidates[best[walk]])
-        if not grown:
+                    best_index[walk] = first_best(forest.outcome[i * size : (i + 1) * size].tolist())
+            for walk, candidates in zip(walking, candidates_by_walk, strict=True):
+                walk.take(candidates[best_index[walk]])
+        if not scored_forests:
             raise ConfigError("no team had room for an action: raise env.max_context, or lower sampling.max_new_tokens")
-        return Forest.concat(grown)
+        return Forest.concat(scored_forests)
 
     def _scored(self, cells: Sequence[tuple[_Cells, list[Completion]]], session: Session) -> Forest:
-        """The candidates of these cells, with their rewards."""
+        """Return the candidates of these cells, with their rewards."""
         records = [r for walk, candidates in cells for r in walk.records(candidates)]
-        said = [(walk, walk.heard(c)) for walk, candidates in cells for c in candidates]
-        forest = session.score(Forest.from_records(records), [walk.answered(texts) for walk, texts in said])
+        texts_by_candidate = [(walk, walk.texts_after(c)) for walk, candidates in cells for c in candidates]
+        forest = session.score(
+            Forest.from_records(records), [walk.answer_after(texts) for walk, texts in texts_by_candidate]
+        )
         columns = {name: forest.components[:, i] for i, name in enumerate(forest.component_names)}
         scores = {**columns, "outcome": forest.outcome, "success": forest.success}
         local = torch.tensor(
-            [walk.local(texts, {k: float(v[r]) for k, v in scores.items()}) for r, (walk, texts) in enumerate(said)],
+            [
+                walk.local(texts, {k: float(v[r]) for k, v in scores.items()})
+                for r, (walk, texts) in enumerate(texts_by_candidate)
+            ],
             dtype=torch.float64,
         )
         return forest.with_rewards(
@@ -97,34 +104,37 @@ class TeamCells(Teamwork):
 
 
 class _Cells(Walk):
-    """A walk whose every turn is a group of candidates."""
+    """A walk with a group of candidates at every turn."""
 
     def __init__(self, cast: TeamPolicies, task: Task, draw: str, session: Session) -> None:
         super().__init__(cast, task, session)
         self.draw = draw
 
     @property
-    def silent(self) -> bool:
-        """Whether the role that speaks next is not trained."""
+    def next_role_is_frozen(self) -> bool:
+        """True if the next role's tokens are not trained."""
         return self.role is not None and self.role.name in self.cast.frozen
 
     def request(self, candidates: int) -> Request:
         assert self.role is not None
-        streams = (stream(self.session, self.draw, k, (), self.calls) for k in range(1 if self.silent else candidates))
+        streams = (
+            stream(self.session, self.draw, k, (), self.calls)
+            for k in range(1 if self.next_role_is_frozen else candidates)
+        )
         return Request(self.context, tuple(streams), policy=self.cast.of(self.role))
 
-    def local(self, said: Mapping[str, str], scores: Mapping[str, float]) -> float:
-        """The role's own reward of a text."""
+    def local(self, texts: Mapping[str, str], scores: Mapping[str, float]) -> float:
+        """Return the role's own reward of its text."""
         assert self.role is not None
-        return 0.0 if self.role.local is None else float(self.role.local(said, scores))
+        return 0.0 if self.role.local is None else float(self.role.local(texts, scores))
 
     def records(self, candidates: Sequence[Completion]) -> list[dict[str, Any]]:
-        """A line of `gxpo.rollouts/1` for each candidate."""
+        """Build a `gxpo.rollouts/1` record for each candidate."""
         assert self.role is not None
         group = f"{group_of(self.session, self.draw)}/{self.calls}:{self.role.name}"
         lines = []
-        for k, said in enumerate(candidates):
-            line = self.line(f"{group}/{k}", group, [self.turn(said, whole=True)])
-            answer = self.answered(self.heard(said))
-            lines.append(line | {"truncated": said.finish == "length", "info": {"answer": answer}})
+        for k, candidate in enumerate(candidates):
+            line = self.line(f"{group}/{k}", group, [self.turn(candidate, with_context=True)])
+            answer = self.answer_after(self.texts_after(candidate))
+            lines.append(line | {"truncated": candidate.finish == "length", "info": {"answer": answer}})
         return lines

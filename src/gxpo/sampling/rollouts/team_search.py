@@ -1,4 +1,4 @@
-"""Tree search over a team's calls (MASPRM): every agent's turn is a node with several children."""
+"""Tree search over a team's calls (MASPRM): every role's turn is a node with several children."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from gxpo.sampling.rollouts.team import TeamPolicies, Teamwork, Walk
 
 
 class _Branch(Walk):
-    """A walk that can be gone on with in several ways."""
+    """A walk that can branch."""
 
-    def with_said(self, completion: Completion) -> _Branch:
-        """Another walk, in which this was said next."""
+    def branch(self, completion: Completion) -> _Branch:
+        """Return a copy of the walk that goes on with this action."""
         twin = copy.copy(self)
-        twin._spoken = set(self._spoken)
+        twin._past_speakers = set(self._past_speakers)
         twin._running = {name: context.copy() for name, context in self._running.items()}
         twin.take(completion)
         return twin
 
 
 class _Call(NamedTuple):
-    walk: _Branch  # after it
+    walk: _Branch  # after the call
     turn: dict[str, Any]
 
 
 class Calls(Grower):
-    """Calls of a team, one a piece; a frozen role says one thing."""
+    """Grower of a team's calls, one a piece; a frozen role has a single child."""
 
     def __init__(self, session: Session, width: int, cast: TeamPolicies) -> None:
         super().__init__(session, width)
@@ -45,7 +45,7 @@ class Calls(Grower):
         for tree in trees:
             walk = _Branch(self.cast, tree.task, self.session)
             tree.root.piece = _Call(walk, {})
-            if walk.stops():  # not even the first context has room: the attempt is there, and counted
+            if walk.stops():  # not even the first context has room: an empty turn, so that the attempt is counted
                 walk.role = self.cast.graph.roles[0]
                 call = _Call(walk, walk.turn(Completion([], [], "none")))
                 tree.leaves.append(tree.root.add(call, (), terminal=True, cut=True))
@@ -57,14 +57,20 @@ class Calls(Grower):
         for tree, node in batch:
             walk: _Branch = node.piece.walk
             assert walk.role is not None
-            ways = 1 if walk.role.name in self.cast.frozen else self.width
-            requests.append(Request(walk.context, self.streams(tree, node, ways), policy=self.cast.of(walk.role)))
-        for (tree, node), found in zip(batch, self.session.sample(requests), strict=True):
+            # a frozen role is not trained, so alternatives of its turn would be compared for nothing
+            n_children = 1 if walk.role.name in self.cast.frozen else self.width
+            requests.append(Request(walk.context, self.streams(tree, node, n_children), policy=self.cast.of(walk.role)))
+        for (tree, node), completions in zip(batch, self.session.sample(requests), strict=True):
             walk = node.piece.walk
-            for done in found:
-                after = walk.with_said(done)
-                node.add(_Call(after, walk.turn(done)), done.logprobs, terminal=after.stops(), cut=after.cut)
-                tree.spent += len(done.tokens)
+            for completion in completions:
+                next_walk = walk.branch(completion)
+                node.add(
+                    _Call(next_walk, walk.turn(completion)),
+                    completion.logprobs,
+                    terminal=next_walk.stops(),
+                    cut=next_walk.cut,
+                )
+                tree.spent += len(completion.tokens)
 
     def record(self, tree: SearchTree, leaf: Node, base: Node | None, shared: int) -> dict[str, Any]:
         walk: _Branch = leaf.piece.walk
@@ -73,7 +79,7 @@ class Calls(Grower):
         name = self.name(tree, leaf)
         return walk.line(name, tree.group, turns, fork, path=list(leaf.path), tree_tokens=tree.spent)
 
-    def judged(self, leaves: Sequence[tuple[SearchTree, Node]]) -> Forest:
+    def score_leaves(self, leaves: Sequence[tuple[SearchTree, Node]]) -> Forest:
         forest = Forest.from_records([self.record(tree, leaf, None, 0) for tree, leaf in leaves])
         return self.session.score(forest, [leaf.piece.walk.answer for _, leaf in leaves])
 
@@ -81,8 +87,9 @@ class Calls(Grower):
 @part("team_search", stage="rollout")
 @dataclass(frozen=True)
 class TeamSearch(Searching, Teamwork):
-    """`Searching` where a piece is a call of a team's role: the group is the attempts of one tree, scored by the team's
-    answer. An attempt is written as in `Team`, its turns with their agent, policy and context.
+    """Tree search (`Searching`) over the calls of a team's roles; the group is the attempts of one tree.
+
+    Attempts are scored by the team's answer, and recorded as in `Team`, each turn with its agent, policy and context.
 
     graph, policy, frozen   see `Team`; a frozen role has one child instead of `width`
 

@@ -26,28 +26,28 @@ from gxpo.sampling.rollouts.build import (
 
 @dataclass(eq=False)
 class _Thinking:
-    """One thinking about a drawn task, where it is cut, and the answers at each cut."""
+    """One thinking about a drawn task, its cuts, and the answers at each cut."""
 
     task: Task
     draw: str
     number: int
     prompt: tuple[int, ...]
-    said: Completion
-    cuts: list[int]  # tokens kept; the last is all of it, and stands for all later budgets
-    closing: list[tuple[int, ...]]  # what is put after each cut
+    completion: Completion
+    cuts: list[int]  # tokens up to each cut; the last is all of it, and stands for all later budgets
+    closing: list[tuple[int, ...]]  # tokens put after each cut
     answers: list[list[Completion]] = dataclasses.field(default_factory=list)
 
 
 @part("thinking_budgets", stage="rollout")
 @dataclass(frozen=True)
 class ThinkingBudgets(RolloutPart):
-    """`group_size` thinkings of each task, each cut at `budgets` lengths; at each cut `summaries` answers.
+    """`group_size` thinkings of each task, each cut at `budgets` lengths, with `summaries` answers at each cut.
 
     group_size      thinkings a task
     budgets         S: with B tokens for the thinking, it is cut after B s / S of them (rounded up), s = 1 .. S
     summaries       A, answers at each cut
-    summary_tokens  the longest answer; B is what is left of `sampling.max_new_tokens`
-    closing         what ends a thinking: sampled, it is part of it; after a cut it is put there, untrained
+    summary_tokens  longest answer; B is the rest of `sampling.max_new_tokens`
+    closing         text that ends a thinking: sampled, it is part of it; after a cut it is inserted, untrained
 
     All of a task's answers are one group "s{step}/{task}", each a trajectory of two turns: the thinking up to the cut
     and the answer, which alone is judged. A thinking is stored once; cuts are declared forks of it, and its segments
@@ -71,11 +71,11 @@ class ThinkingBudgets(RolloutPart):
     single_turn = True
 
     def evaluation(self, samples: int) -> ThinkingBudgets:
-        """How held-out tasks are attempted: `samples` uncut thinkings of each, with an answer."""
+        """Return the rollout for held-out tasks: `samples` uncut thinkings of each, with one answer."""
         return dataclasses.replace(self, group_size=samples, budgets=1, summaries=1)
 
     def check_sampling(self, sampling: Sampling) -> None:
-        """Refuse actions that leave too few tokens to think."""
+        """Raise ConfigError if actions leave too few tokens to think."""
         if sampling.max_new_tokens - self.summary_tokens < self.budgets:
             raise ConfigError(
                 f"sampling.max_new_tokens={sampling.max_new_tokens} less rollout.summary_tokens={self.summary_tokens} "
@@ -85,56 +85,61 @@ class ThinkingBudgets(RolloutPart):
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         self.check_sampling(session.sampling)
-        thinkings = self._thought(tasks, session.sampling.max_new_tokens - self.summary_tokens, session)
-        self._answered(thinkings, session)
+        thinkings = self._sample_thinkings(tasks, session.sampling.max_new_tokens - self.summary_tokens, session)
+        self._sample_answers(thinkings, session)
         forest = Forest.from_records([row for t in thinkings for row in _records(t, self.budgets, session)])
-        said = [answer for t in thinkings for cut in reversed(t.answers) for answer in cut]
-        return session.score(forest, [session.decode(answer.tokens) for answer in said])
+        judged_answers = [answer for t in thinkings for cut in reversed(t.answers) for answer in cut]
+        return session.score(forest, [session.decode(answer.tokens) for answer in judged_answers])
 
     # ------------------------------------------------------------ sampling
-    def _thought(self, tasks: Sequence[Task], room: int, session: Session) -> list[_Thinking]:
+    def _sample_thinkings(self, tasks: Sequence[Task], room: int, session: Session) -> list[_Thinking]:
+        """Sample the thinkings, and place their cuts."""
         draws, prompts = name_draws(tasks), [session.encode(task) for task in tasks]
-        asked = requests(prompts, draws, self.group_size, session)
+        thinking_requests = requests(prompts, draws, self.group_size, session)
         sampling = dataclasses.replace(
             session.sampling, max_new_tokens=room, stop=(*session.sampling.stop, self.closing)
         )
-        closing, out = session.tokenize(self.closing, markup=True), []
+        closing, thinkings = session.tokenize(self.closing, markup=True), []
         limits = [-(-room * s // self.budgets) for s in range(1, self.budgets + 1)]
-        for task, draw, prompt, found in zip(tasks, draws, prompts, session.sample(asked, sampling), strict=True):
-            for i, said in enumerate(found):
-                cuts = [limit for limit in limits if limit < len(said.tokens)] + [len(said.tokens)]
-                closed = self.closing in session.decode(said.tokens)
-                after = [closing] * (len(cuts) - 1) + [() if closed else closing]
-                out.append(_Thinking(task, draw, i, prompt, said, cuts, after))
-        return out
+        for task, draw, prompt, completions in zip(
+            tasks, draws, prompts, session.sample(thinking_requests, sampling), strict=True
+        ):
+            # a thinking that ended within a budget is whole there: the later budgets would cut nothing off
+            for i, completion in enumerate(completions):
+                cuts = [limit for limit in limits if limit < len(completion.tokens)] + [len(completion.tokens)]
+                closes_itself = self.closing in session.decode(completion.tokens)
+                closings = [closing] * (len(cuts) - 1) + [() if closes_itself else closing]
+                thinkings.append(_Thinking(task, draw, i, prompt, completion, cuts, closings))
+        return thinkings
 
-    def _answered(self, thinkings: Sequence[_Thinking], session: Session) -> None:
-        """Answers at every cut, all of them together."""
+    def _sample_answers(self, thinkings: Sequence[_Thinking], session: Session) -> None:
+        """Sample the answers at every cut, all in one call."""
         places = [(t, s) for t in thinkings for s in range(len(t.cuts))]
-        asked = []
+        answer_requests = []
         for t, s in places:
             keys = (stream(session, t.draw, t.number, (s, a), 1) for a in range(self.summaries))
-            asked.append(Request((*t.prompt, *t.said.tokens[: t.cuts[s]], *t.closing[s]), tuple(keys)))
+            answer_requests.append(Request((*t.prompt, *t.completion.tokens[: t.cuts[s]], *t.closing[s]), tuple(keys)))
         sampling = dataclasses.replace(session.sampling, max_new_tokens=self.summary_tokens)
-        for (t, _), found in zip(places, session.sample(asked, sampling), strict=True):
-            t.answers.append(found)
+        for (t, _), cut_answers in zip(places, session.sample(answer_requests, sampling), strict=True):
+            t.answers.append(cut_answers)
 
 
 def _records(t: _Thinking, budgets: int, session: Session) -> Iterator[dict[str, Any]]:
-    """A thinking's answers as lines of `gxpo.rollouts/1`: those to the whole of it first, of which the others fork."""
+    """Yield the records of a thinking's answers: first those after all of it, from which the others fork."""
     group, last = group_of(session, t.draw), len(t.cuts) - 1
     name = f"{group}/{t.number}"
     for s in reversed(range(len(t.cuts))):
         for a, answer in enumerate(t.answers[s]):
+            # the very first answer stores the thinking; the rest leave it at its end, or within it at their cut
             turn = {"observation": list(t.closing[s]) or None, **action(answer)}
             columns: dict[str, Any] = {"fork": {"of": f"{name}.{last}.0", "turn": 0, "token": None}, "turns": [turn]}
             if s < last:
                 columns["fork"]["token"] = t.cuts[s]
                 columns["turns"] = [{"action": [], "finish": "length"}, turn]
             elif a == 0:
-                begins = [0, *t.cuts[:-1]] if t.said.tokens else []
-                thought = {**action(t.said), "state": t.task.id, "segments": begins}
-                columns = {"prompt": list(t.prompt), "turns": [thought, turn]}
+                begins = [0, *t.cuts[:-1]] if t.completion.tokens else []
+                thinking_turn = {**action(t.completion), "state": t.task.id, "segments": begins}
+                columns = {"prompt": list(t.prompt), "turns": [thinking_turn, turn]}
             yield record(
                 t.task,
                 group,

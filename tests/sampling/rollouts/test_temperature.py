@@ -13,8 +13,8 @@ from tests.sampling.rollouts.resumed import check_resumed
 import gxpo
 from gxpo.base.errors import CheckpointError, ConfigError
 from gxpo.forest.forest import Forest
-from gxpo.sampling.rollouts.hot_cold import HotColdReplay
-from gxpo.sampling.rollouts.independent import Independent
+from gxpo.sampling.rollouts.rounds import Independent
+from gxpo.sampling.rollouts.temperature import HotColdReplay
 
 
 class Heated(StepSession):

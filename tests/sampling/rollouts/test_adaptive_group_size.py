@@ -20,7 +20,7 @@ import gxpo
 from gxpo.base.errors import CheckpointError, ConfigError
 from gxpo.sampling.rollouts.adaptive_group_size import AdaptiveGroupSize, allot, knapsack
 from gxpo.sampling.rollouts.group_values import failures, mean_error, mean_error_by_variance, mixed, mixed_gain
-from gxpo.sampling.rollouts.independent import Independent
+from gxpo.sampling.rollouts.rounds import Independent
 
 
 # ---------------------------------------------------------------- what is worth how much

@@ -19,10 +19,7 @@ from gxpo.base.errors import ConfigError, TaskError
 from gxpo.forest.forest import Forest
 from gxpo.learning.torch import TorchLearner
 from gxpo.parts.protocols import StreamKey, Task
-from gxpo.sampling.rollouts.hint import hints_of, prefix
-from gxpo.sampling.rollouts.independent import Independent
-from gxpo.sampling.rollouts.rounds import all_wrong
-from gxpo.sampling.rollouts.wording import reworded
+from gxpo.sampling.rollouts.rounds import Independent, all_wrong
 
 nan = float("nan")
 GLUED = "{prompt}{hint}"
@@ -46,16 +43,6 @@ def needs(**enough: str):
     return say
 
 
-# ---------------------------------------------------------------- which hints
-def test_a_solution_is_cut_between_words() -> None:
-    text = "Natalia sold 48/2 = 24 clips in May.\nShe sold 72 in all."  # 55 characters: 14, 28 and 41 of them
-    assert [prefix(text, f) for f in (0.25, 0.5, 0.75, 1.0)] == [
-        "Natalia sold", "Natalia sold 48/2 = 24 clips", "Natalia sold 48/2 = 24 clips in May.\nShe", text,
-    ]  # fmt: skip
-    assert prefix(text, 0.25, "characters") == "Natalia sold 4" and prefix(text, 0.05) == "Nat"
-    assert prefix("a  bcd", 0.5) == "a" and prefix(text, 0.0) == ""
-
-
 def test_a_hint_stands_apart_from_the_question_under_a_heading() -> None:
     task = Task("t", "How many in April and May?", info={"solution": "Natalia sold 48/2 = 24 clips in May."})
     session = GrowingSession(lambda c, s: "no", right, solution={"t": "Natalia sold 48/2 = 24 clips in May."})
@@ -69,41 +56,6 @@ def test_a_hint_stands_apart_from_the_question_under_a_heading() -> None:
         session.calls.clear()
         part.grow([task], session)
         assert session.decode(session.calls[1][0][0].prompt) == asked
-
-
-def test_prefixes_are_of_characters_and_halves_go_to_the_even_number() -> None:
-    # 0.25 * 10 = 2.5 -> 2, 0.5 * 10 = 5, 0.75 * 10 = 7.5 -> 8
-    assert [prefix("abcdefghij", f) for f in (0.25, 0.5, 0.75, 1.0)] == ["ab", "abcde", "abcdefgh", "abcdefghij"]
-
-
-def test_hints_are_the_tasks_own_or_prefixes_of_its_solution() -> None:
-    session = GrowingSession(lambda c, s: "", right, solution={"a": "12345678"})
-    (task,) = tasks("a")
-    assert hints_of(task, session.solution, (0.25, 0.75)) == ["12", "123456"]
-    assert hints_of(with_info(task, hints=["x", "y"]), session.solution, (0.5,)) == ["x", "y"]
-    assert hints_of(with_info(task, hints=[]), session.solution, (0.5,)) == []
-    # three tiers of chunks: each chunk is shown with those before it in its tier
-    tiers = [["k1", "k2"], ["p1"], "s"]
-    assert hints_of(with_info(task, hints=tiers), session.solution, ()) == ["k1", "k1 k2", "p1", "s"]
-    with pytest.raises(TaskError, match=r"task 'b' has no hints: give info\['hints'\]"):
-        hints_of(tasks("b")[0], session.solution, (0.5,))
-    for wrong in ("text", [1], [["a", 2]]):
-        with pytest.raises(TaskError, match="is a list of texts"):
-            hints_of(with_info(task, hints=wrong), session.solution, (0.5,))
-
-
-def test_a_hint_goes_into_the_text_or_into_the_users_last_message() -> None:
-    chat = Task("c", ({"role": "user", "content": "one"}, {"role": "assistant", "content": "two"},
-                      {"role": "user", "content": "three"}, {"role": "tool", "content": "four"}))  # fmt: skip
-    assert reworded(Task("t", "{q}"), "{prompt} Hint: {hint}", hint="{h}").prompt == "{q} Hint: {h}"
-    assert [m["content"] for m in reworded(chat, "{prompt}|{hint}", hint="h").prompt] == [
-        "one",
-        "two",
-        "three|h",
-        "four",
-    ]
-    with pytest.raises(TaskError, match="neither a text nor a chat"):
-        reworded(Task("i", (1, 2)), "{prompt}{hint}", hint="h")
 
 
 @pytest.mark.parametrize("template", ["{prompt}", "{prompt}{hint}{answer}", "{prompt}{hint", "{}{hint}"])

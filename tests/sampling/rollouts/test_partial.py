@@ -132,7 +132,7 @@ def test_a_step_s_forest_does_not_change_later() -> None:
 
 def test_what_it_can_t_do_is_refused() -> None:
     part = PartialRollouts(group_size=1, windows=3)
-    with pytest.raises(TaskError, match="no JSON"):
+    with pytest.raises(TaskError, match="is not JSON"):
         part.grow([Task("1", "1", answer=torch.zeros(1))], Writing(1))
     with pytest.raises(ConfigError, match=r"rollout\.windows"):
         PartialRollouts(windows=0)

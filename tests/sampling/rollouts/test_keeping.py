@@ -10,7 +10,7 @@ from tests.sampling.rollouts.scripted_session import ScriptedSession
 import gxpo
 from gxpo.base.errors import ConfigError
 from gxpo.parts.protocols import Task
-from gxpo.sampling.rollouts.independent import Independent
+from gxpo.sampling.rollouts.rounds import Independent
 
 TASKS = [Task("a", "?"), Task("b", "?")]
 

@@ -18,7 +18,7 @@ from gxpo.base.errors import CheckpointError, ConfigError
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Completion, Request, Sampling, StreamKey
 from gxpo.sampling.rollouts.baseline import BaselineRollouts
-from gxpo.sampling.rollouts.independent import Independent
+from gxpo.sampling.rollouts.rounds import Independent
 
 ALWAYS = lambda stream: 1  # noqa: E731
 

@@ -19,7 +19,7 @@ from gxpo.forest.forest import Forest
 from gxpo.learning.torch import TorchLearner
 from gxpo.parts.protocols import Sampling, StreamKey
 from gxpo.sampling.rollouts.cut_and_regenerate import CutAndRegenerate, flawed_step, least_probable, step_begins
-from gxpo.sampling.rollouts.independent import Independent
+from gxpo.sampling.rollouts.rounds import Independent
 
 CutAndRegenerate = partial(CutAndRegenerate, delimiter=",")  # which ends the steps here
 
