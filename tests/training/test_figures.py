@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gxpo.forest.forest import Forest
-from gxpo.training.step import of_rollouts, of_sources, of_updates
+from gxpo.training.step_figures import rollout_figures, source_figures, update_figures
 
 NAN = float("nan")
 
@@ -20,11 +20,11 @@ def forest(outcome, success=None, **more) -> Forest:
 
 def test_rewards_within_groups_and_their_ends():
     # deviations with n - 1: of 0 and 1 sqrt(1/2), of three equal ones 0; the single scored one of the third has none
-    found = of_rollouts(forest([[0.0, 1.0, NAN], [0.7, 0.7, 0.7], [3.0, NAN]]), torch.zeros(8))
+    found = rollout_figures(forest([[0.0, 1.0, NAN], [0.7, 0.7, 0.7], [3.0, NAN]]), torch.zeros(8))
     assert found["reward_std"] == pytest.approx(0.5**0.5 / 2)
     assert (found["reward_min"], found["reward_max"]) == (0.0, 3.0)
     assert "zero_signal_all_right" not in found and "zero_signal_all_wrong" not in found
-    none = of_rollouts(forest([[NAN, NAN]]), torch.zeros(2))
+    none = rollout_figures(forest([[NAN, NAN]]), torch.zeros(2))
     assert (none["reward_std"], none["reward_min"], none["reward_max"]) == (None, None, None)
 
 
@@ -32,7 +32,7 @@ def test_zero_signal_groups_are_told_apart_by_their_verdicts():
     """All right, all wrong, mixed, unknown, all right with one unknown; the last two of ten have credit."""
     success = [[1, 1], [0, 0], [0, 1], [NAN, NAN], [1, NAN], [0, 0]]
     credit = torch.tensor([0.0] * 10 + [-0.5, 0.5], dtype=torch.float64)
-    found = of_rollouts(forest([[0.5, 0.5]] * 6, success), credit)
+    found = rollout_figures(forest([[0.5, 0.5]] * 6, success), credit)
     assert found["zero_signal_groups"] == pytest.approx(5 / 6)
     assert found["zero_signal_all_right"] == pytest.approx(2 / 6)
     assert found["zero_signal_all_wrong"] == pytest.approx(1 / 6)  # the other one has a signal: its credit is not 0
@@ -40,7 +40,7 @@ def test_zero_signal_groups_are_told_apart_by_their_verdicts():
 
 def test_borrowed_rollouts_are_compared_but_earn_nothing():
     held = forest([[0.0, 1.0, 9.0]], [[0, 1, 1]]).replace(origin=["policy", "policy", "replay"])
-    found = of_rollouts(held, torch.zeros(3))
+    found = rollout_figures(held, torch.zeros(3))
     assert (found["reward_max"], found["reward_mean"]) == (1.0, 0.5)
     assert found["reward_std"] == pytest.approx(0.5**0.5)
 
@@ -48,10 +48,10 @@ def test_borrowed_rollouts_are_compared_but_earn_nothing():
 def test_entropy_of_what_was_sampled_in_this_step():
     # -log p of 0.2, 0.4 and 0.9 nats; the last has no sampler
     drawn = forest([[1.0, 0.0], [1.0, 0.0]], logprobs=[[[-0.2], [-0.4]], [[-0.9], [None]]], policy_version=3)
-    assert of_sources(drawn, 3)["entropy_sampled"] == pytest.approx(0.5)
-    assert of_sources(drawn, 4)["entropy_sampled"] is None  # of an earlier step, every one
+    assert source_figures(drawn, 3)["entropy_sampled"] == pytest.approx(0.5)
+    assert source_figures(drawn, 4)["entropy_sampled"] is None  # of an earlier step, every one
 
 
 def test_a_step_without_update_compares_nothing():
-    found = of_updates([], [], (None, None))
+    found = update_figures([], [], (None, None))
     assert found["sampler_gap"] is None and found["sampler_gap_mean"] is None and "weights_moved" not in found

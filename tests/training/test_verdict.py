@@ -3,7 +3,7 @@
 import pytest
 
 import gxpo
-from gxpo.training.step import Tally
+from gxpo.training.step_figures import Tally
 
 
 def row(trajectories=8, unscored=0, groups=2, silent=0.5, updates=1, **more):

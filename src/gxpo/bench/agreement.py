@@ -141,7 +141,7 @@ def _compared(path: str, settings: Settings, steps: list[Step], after: dict[str,
     from gxpo.algorithms.signals import Signals
     from gxpo.learning.torch import TorchLearner
     from gxpo.methods.compose import method
-    from gxpo.training.session import BoundLearner
+    from gxpo.training.bound_learner import BoundLearner
 
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     own = TorchLearner(model, lr=settings.lr, betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=MAX_GRAD_NORM)

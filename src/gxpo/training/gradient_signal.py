@@ -22,9 +22,9 @@ from gxpo.forest.forest import Forest
 from gxpo.parts.definition import Stated
 from gxpo.parts.protocols import Budget
 from gxpo.sampling.rollouts import Independent
+from gxpo.training.bound_learner import BoundLearner
 from gxpo.training.config import Resolved, resolve
 from gxpo.training.loop import Trainer
-from gxpo.training.session import BoundLearner
 from gxpo.training.statistics import left_out
 
 SKETCH = 1 << 18  # numbers that stand for a gradient of more parameters than that
@@ -192,7 +192,7 @@ def _related(m: Measured, base: Measured) -> Measured:
 def gradients(trainer: Trainer, forest: Forest, tools: SignalTools) -> Tensor:
     """[tasks, D] what the rollouts of each task add to the gradient of the step's objective, or sketches of it whose
     inner products are the same on average."""
-    read, signals, credit, weight = trainer.credited(forest, tools)
+    read, signals, credit, weight = trainer.assign_credit(forest, tools)
     bound = BoundLearner(trainer.learner, trainer.method, read, signals, tools.step)
     slopes = bound.slopes(read, credit, weight)
     slopes = {n: g for n, g in slopes.items() if n == "logprob" or bool((g != 0).any())}

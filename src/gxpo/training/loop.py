@@ -83,8 +83,8 @@ class Trainer(Stages):
         self.config_text = self.resolved.to_yaml(self.out)
         self.inputs = inputs.hashes(self.resolved.keys, self.source, self.out)
         if self.settings.async_.max_staleness:
-            self.overlap = overlap_of(self, self.out, notify)
-            self._open.callback(self.overlap.close)
+            self.pipeline = overlap_of(self, self.out, notify)
+            self._open.callback(self.pipeline.close)
         self._begun = self.resumed = False
         self._saved: int | None = None  # step of the newest checkpoint that was written or read here
         self.stopped: str | None = None  # why the run ended before its last step
@@ -95,7 +95,7 @@ class Trainer(Stages):
     # ------------------------------------------------------------ evaluation
     def evaluate(self) -> Evaluation:
         """Figures on the held-out tasks, which are the same for every seed and step, and on a pool of training ones."""
-        with self.overlap.alone(self.step_number) if self.overlap is not None else nullcontext():
+        with self.pipeline.alone(self.step_number) if self.pipeline is not None else nullcontext():
             return self._evaluate()
 
     def _evaluate(self) -> Evaluation:
@@ -164,9 +164,9 @@ class Trainer(Stages):
                 if main:
                     self._write(row, last)
                     self.calls.step(row, self.run)
-                halt = doctor is not None and doctor(row, warned=self.warned)
+                halt = doctor is not None and doctor(row, warned=self.has_warned)
                 stop = self._ends(watch, row, "the doctor found a critical cause (doctor.stop)" if halt else None)
-                if len(self._trouble) >= t.max_nonfinite_steps:
+                if len(self.skip_reasons) >= t.max_nonfinite_steps:
                     self._give_up()
                 if (
                     last
@@ -221,7 +221,7 @@ class Trainer(Stages):
 
     def _give_up(self) -> None:
         """Ends a run none of whose last steps could be taken. Resumed, it goes on behind them and counts anew."""
-        skipped, self._trouble = self._trouble, []
+        skipped, self.skip_reasons = self.skip_reasons, []
         self.save()
         raise ModelError(
             f"{len(skipped)} steps in a row (up to step {self.step_number}) moved nothing: {skipped[-1]}. "
@@ -230,7 +230,7 @@ class Trainer(Stages):
 
     def _stepped(self) -> dict[str, Any]:
         """The next step. Where servers sample and too few of them are left, the steps before it are saved."""
-        if self.overlap is not None or not isinstance(self.engine, OpenAIEngine):
+        if self.pipeline is not None or not isinstance(self.engine, OpenAIEngine):
             return self.step()  # what is sampled ahead is in the ledger
         before = copy.deepcopy(self._state())
         try:
@@ -247,9 +247,9 @@ class Trainer(Stages):
         """The step's line and, where they are due, its rollouts."""
         every = self.settings.trainer.rollouts_every
         self.metrics_file.append(row)
-        if self.last is not None and every and (row["step"] % every == 0 or last):
+        if self.last_step is not None and every and (row["step"] % every == 0 or last):
             (self.out / "rollouts").mkdir(exist_ok=True)
-            forest = annotated(*self.last)
+            forest = annotated(*self.last_step)
             dump(forest, self.out / "rollouts" / f"step-{row['step']:06d}.jsonl")
             self._show(forest, row["step"], "train")
 
@@ -294,7 +294,7 @@ class Trainer(Stages):
         if self._saved != self.step_number:
             self.save()
         runtime.first("")  # until it is there
-        self.last = None
+        self.last_step = None
         with no_loading_bars():
             path = checkpoint.at_step(self.out, self.step_number)
             self.next_phase(self.tracker, self.step_number, self.spent, path)
@@ -378,12 +378,12 @@ class Trainer(Stages):
         if runtime.rank() == 0:
             self._own()
             self._check_place()
-        if self.overlap is not None:
-            self.overlap.drain()
+        if self.pipeline is not None:
+            self.pipeline.drain()
         saved = self._checkpoint(self._state()) if self._saves else None
         self._saved = self.step_number
-        if self.overlap is not None:
-            self.overlap.ledger.tidy(min(checkpoint.steps(self.out)))
+        if self.pipeline is not None:
+            self.pipeline.ledger.tidy(min(checkpoint.steps(self.out)))
         return saved
 
     @property
@@ -412,7 +412,7 @@ class Trainer(Stages):
             "method": self.method.state_dict(),
             "empty_steps": self.empty_steps,
             "nonfinite_steps": self.nonfinite_steps,
-            "trouble": self._trouble,
+            "trouble": self.skip_reasons,
             "budget": vars(self.budget),
             "unscored": self.unscored,
             **({"rewards": rewards} if (rewards := self.rewards.state_dict()) else {}),
@@ -420,7 +420,7 @@ class Trainer(Stages):
             **({"best": self.best.state_dict()} if self.best is not None else {}),
             **({"early": self.early.best.state_dict()} if self.early is not None else {}),
             **({"callbacks": states} if (states := self.calls.state()) else {}),
-            **({"async": self.overlap.state()} if self.overlap is not None else {}),
+            **({"async": self.pipeline.state()} if self.pipeline is not None else {}),
             **({"phases": self.tracker.state_dict()} if self.tracker is not None else {}),
         }
 
@@ -470,7 +470,7 @@ class Trainer(Stages):
             inputs.refuse_changes(self.out, recorded, {k: self.inputs[k] for k in recorded})
         self.step_number = self._saved = state["step"]
         self.empty_steps = state["empty_steps"]
-        self.nonfinite_steps, self._trouble = state.get("nonfinite_steps", 0), list(state.get("trouble", []))
+        self.nonfinite_steps, self.skip_reasons = state.get("nonfinite_steps", 0), list(state.get("trouble", []))
         self.budget = Budget(**state["budget"])
         self.seconds = state.get("seconds", 0.0)
         self.rewards.counts.update(state["unscored"])
@@ -480,8 +480,8 @@ class Trainer(Stages):
         if self.early is not None and "early" in state:
             self.early.best.load_state_dict(state["early"])
         self.calls.load(state.get("callbacks", {}))
-        if self.overlap is not None:
-            self.overlap.resume(state["async"], self.step_number)
+        if self.pipeline is not None:
+            self.pipeline.resume(state["async"], self.step_number)
         if runtime.rank() == 0:
             self._cut()
 

@@ -111,7 +111,7 @@ class Progress(Callback):
             self.console.print(f"could not be scored: {counts}", style="yellow")
             for kind, message in run.trainer.rewards.messages.items():
                 self.console.print(f"  first {kind}: {message}", style="yellow")
-        for kind, message in run.trainer.lost.items():
+        for kind, message in run.trainer.lost_episodes.items():
             self.console.print(f"first {kind}: {message}", style="yellow")
         if over_limit:
             self.console.print(f"counted as wrong, too large to be checked: {over_limit}", style="yellow")

@@ -169,7 +169,7 @@ class Resources:
     settings: RunSettings
     method: Method
     envs: Envs | None
-    sampled: SampledTasks | None
+    sampled_tasks: SampledTasks | None
 
     def __init__(self, resolved: Resolved, reward: Any, source: Any, notify: Callable[[str], None]) -> None:
         self.resolved, self._given, self._notify = resolved, (reward, source), notify
@@ -211,8 +211,8 @@ class Resources:
         with ExitStack() as opened:
             opened.callback(self.world.close)
             preflight.check_world(method, self.world, s.task, s.eval.tasks, s.chat.template)
-            self.sampled = None if method.sampler is None else setup.sampled_of(s, method.sampler, self.world)
-            self.source = self.world.source if self.sampled is None else self.sampled
+            self.sampled_tasks = None if method.sampler is None else setup.sampled_of(s, method.sampler, self.world)
+            self.source = self.world.source if self.sampled_tasks is None else self.sampled_tasks
             count_from(self.source, self.first_step)
             preflight.check_model(s)
             external = Externals(s, setup.device_of(s.learner.device), self._notify)
@@ -266,14 +266,14 @@ class Resources:
         self.source, lines = setup.fitted(s, method, self.source, policy, refuses=self._refuses_long)
         for line in lines:
             self._notify(line)
-        if lines and self.sampled is not None and self.source is self.sampled:  # its tasks are others now
-            self.source = self.sampled = setup.sampled_of(s, method.sampler, self.world)
+        if lines and self.sampled_tasks is not None and self.source is self.sampled_tasks:  # its tasks are others now
+            self.source = self.sampled_tasks = setup.sampled_of(s, method.sampler, self.world)
             count_from(self.source, self.first_step)
 
     @property
     def exhausted(self) -> str | None:
         """Why no further step has a task, where the sampler has dropped all of them."""
-        return None if self.sampled is None else self.sampled.exhausted
+        return None if self.sampled_tasks is None else self.sampled_tasks.exhausted
 
     def keep_order(self, state: Mapping[str, Any]) -> None:
         """Draw tasks in the order of the run of this checkpoint's state; one without `first_step` counted from 0."""

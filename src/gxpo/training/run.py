@@ -18,7 +18,7 @@ from gxpo.training.directory import EVALUATIONS, METRICS, find
 from gxpo.training.metrics import MetricsFile
 from gxpo.training.start import parameters_of, verified
 from gxpo.training.statistics import paired_interval
-from gxpo.training.step import Tally
+from gxpo.training.step_figures import Tally
 
 _BEST = ("metric", "value", "step")
 

@@ -204,6 +204,6 @@ def _go(trainer: Trainer, watch: Watch | None, screen: Display) -> Run:
         screen.say(f"interrupted at step {run.step}, which is saved: gxpo.resume({str(run.path)!r}) goes on")
         if not interactive():
             raise KeyboardInterrupt
-    if not trainer.warned and (problem := run.problem):
+    if not trainer.has_warned and (problem := run.problem):
         warnings.warn(problem, stacklevel=3)
     return run
