@@ -55,7 +55,7 @@ from gxpo.conformance.losses import losses, objectives
 from gxpo.doctor import evidence
 from gxpo.explain import rollout_page
 from gxpo.methods import PAPERS
-from gxpo.training import demo
+from gxpo.training import config
 
 for name in suites.names():
     suites.suite(name)
@@ -63,7 +63,7 @@ for name in names():
     golden(name)
 for name in objectives():
     losses(name)
-demo.settings()
+config.demo_settings()
 evidence.read()
 rollout_page.assets()
 len(PAPERS)

@@ -94,10 +94,10 @@ def demo(
     Example: gxpo demo --method dr_grpo
     """
     from gxpo.training import config
-    from gxpo.training.demo import settings
+    from gxpo.training.config import demo_settings
     from gxpo.training.directory import free
 
-    given = settings(seed=seed, method=method, steps=steps)
+    given = demo_settings(seed=seed, method=method, steps=steps)
     resolved = config.resolve(given)
     _run(resolved, out or free(Path(f"runs/demo-{method}-seed{seed}")), as_json)
 
@@ -181,10 +181,10 @@ def evaluate(
     from gxpo.training import checkpoint, config
     from gxpo.training.best import best_of
     from gxpo.training.loop import Trainer
-    from gxpo.training.start import checkpoint_of, verified
+    from gxpo.training.start import checkpoint_of, read_verified_config
 
     run = found_run(run)
-    given, _ = verified(run)
+    given, _ = read_verified_config(run)
     values = {"eval.tasks": tasks, "eval.samples": samples, "trainer.callbacks": [], "logging.options": {}}
     given |= {k: config.Stated(v, "argument") for k, v in values.items() if v is not None}
     found = checkpoint_of(run, best_of(run)["step"]) if best else checkpoint.latest(run)

@@ -33,7 +33,7 @@ from gxpo.sampling.rollouts.build import RolloutPart
 from gxpo.training.asynchronous.checks import check_asynchronous
 from gxpo.training.best import rules_of
 from gxpo.training.callbacks.named import check as check_callbacks
-from gxpo.training.cluster_checks import check_cluster
+from gxpo.training.cluster import check_cluster
 from gxpo.training.config import Resolved
 from gxpo.training.external import Externals, check_externals
 from gxpo.training.models import flow, prompt_lengths
@@ -78,8 +78,8 @@ def check_optimiser(s: RunSettings) -> None:
     """Refuse an optimiser that can't step what the run trains."""
     kind = s.learner.optimiser
     unfit = {f"model {s.model}": flow.is_flow(s.model), "LoRA's factors": s.learner.lora_rank > 0}
-    for what in (name for name, asked in unfit.items() if asked and kind == "muon"):
-        raise ConfigError(f"learner.optimiser=muon moves whole hidden matrices, and not {what}: use another")
+    for obstacle in (name for name, is_set in unfit.items() if is_set and kind == "muon"):
+        raise ConfigError(f"learner.optimiser=muon moves whole hidden matrices, and not {obstacle}: use another")
     if kind != "adamw" and s.learner.states != "float32":
         raise ConfigError(f"learner.optimiser={kind} holds float32 states: leave out learner.states={s.learner.states}")
 
@@ -88,9 +88,9 @@ def check_rendered(s: RunSettings) -> None:
     """Refuse what can't be put into prompts that are rendered already."""
     if s.chat.template != RENDERED:
         return
-    for what, is_set in (("chat.system", s.chat.system is not None), ("chat.kwargs", bool(s.chat.kwargs))):
+    for setting, is_set in (("chat.system", s.chat.system is not None), ("chat.kwargs", bool(s.chat.kwargs))):
         if is_set:
-            raise ConfigError(f"{what}: prompts of chat.template=rendered are whole conversations: leave it out")
+            raise ConfigError(f"{setting}: prompts of chat.template=rendered are whole conversations: leave it out")
 
 
 def warn_of_prompts(world: World, template: str, chat: Any = None) -> None:
@@ -119,9 +119,9 @@ def check_ratios(method: Method) -> None:
 def reads_ratio(term: Any) -> bool:
     """Whether a term divides by the probability that a token was sampled with, and has no way without."""
     surrogate = getattr(term, "surrogate", None)
-    over = getattr(term, "ratio_over", None) in ("proximal", "behaviour")
+    has_ratio = getattr(term, "ratio_over", None) in ("proximal", "behaviour")
     return (
-        over
+        has_ratio
         and getattr(term, "on_unknown_behaviour", "") == "error"
         and getattr(term, "ratio_weighted", True)
         and not getattr(surrogate, "on_policy", False)
@@ -166,17 +166,17 @@ def check_device(name: str) -> None:
 def learns_from_one(method: Method) -> bool:
     """Whether groups of one rollout, some right and some wrong, are given any credit; True where made-up rollouts
     can't tell, because a part reads more than outcomes or is not gxpo's own."""
-    told = [*method.terms.values(), *getattr(method.credit, "parts", [method.credit])]
-    own = all(type(part).__module__.startswith("gxpo.") for part in told)
-    if not own or not method.reads_credit or any(map(learns_from_equal_groups, told)):
+    parts = [*method.terms.values(), *getattr(method.credit, "parts", [method.credit])]
+    are_built_in = all(type(part).__module__.startswith("gxpo.") for part in parts)
+    if not are_built_in or not method.reads_credit or any(map(learns_from_equal_groups, parts)):
         return True
     if method.kl_reward is not None or any(getattr(method.credit, name, ()) for name in ("needs", "requires")):
         return True
     forest = Forest.from_completions([[1], [2], [3], [4]], [[[5, 6]]] * 4, rewards=[[0.0], [1.0], [0.0], [1.0]])
-    made = method.fill(horizon=2.0, max_length=2, total_steps=1)
+    filled = method.fill(horizon=2.0, max_length=2, total_steps=1)
     try:
-        shaped = made.shaped(forest.with_rewards(forest.outcome, success=forest.outcome))
-        return bool(made.advantages(shaped).any())
+        shaped = filled.shaped(forest.with_rewards(forest.outcome, success=forest.outcome))
+        return bool(filled.advantages(shaped).any())
     except GxpoError:  # it reads what these rollouts lack
         return True
 
@@ -210,8 +210,8 @@ def check_world(method: Method, world: World, task: str, held_out: int = 0, temp
     check_task = getattr(method.rollout, "check_task", None)
     if check_task is not None:
         knows = "expert's way" if world.envs is not None and "expert" in world.envs.provides else None
-        for given in getattr(world.source, "training", None) or world.source.draw(1, 1):
-            check_task(given, lambda t: solution_of(world.source, t) or knows)
+        for task_to_check in getattr(world.source, "training", None) or world.source.draw(1, 1):
+            check_task(task_to_check, lambda t: solution_of(world.source, t) or knows)
 
 
 def check_lengths(s: RunSettings, method: Method, world: World) -> None:
@@ -246,9 +246,9 @@ def _rehearse(resolved: Resolved) -> None:
             if method.sampler is not None:
                 sampled_of(s, method.sampler, world)
         check_model(s)
-        given = RolloutPart.hook(method.rollout, "components")
+        components = RolloutPart.hook(method.rollout, "components")
         options = Externals(s, device_of(s.learner.device)).options()
-        check_named(s.rewards, None if world is None else world.source, options, given)
+        check_named(s.rewards, None if world is None else world.source, options, components)
     finally:
         if world is not None:
             world.close()

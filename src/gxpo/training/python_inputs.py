@@ -27,7 +27,7 @@ MODEL, TASKS, HELD_OUT, REWARDS, SOURCE = GIVEN
 
 
 @dataclass
-class Given:
+class Objects:
     """Objects of a run, and the files that hold them.
 
     source  a task source, or what makes one, where the configuration names a Python object
@@ -84,7 +84,7 @@ class Arguments:
         """How a run directory without a name is called after tasks that are objects; None for names."""
         if self.task is None or isinstance(self.task, str):
             return None
-        return _named(self.task) if self._is_source else "tasks"
+        return _name_of(self.task) if self._is_source else "tasks"
 
     @property
     def has_objects(self) -> bool:
@@ -115,7 +115,7 @@ class Arguments:
             keys[key] = Stated(self._reward_value(out), "argument")
         return keys
 
-    def given(self, settings: RunSettings) -> Given:
+    def given(self, settings: RunSettings) -> Objects:
         """The objects and the files; raises for rows that are no tasks."""
         columns, _ = Columns.among(settings.tasks.options)
         texts: dict[str, str] = {}
@@ -130,9 +130,9 @@ class Arguments:
                 texts[SOURCE] = text
             else:
                 source = self.task
-        made = Given(source, None if self._all_named else self.reward, self.model, None, texts)
-        made._kept = None if self.model is None else weakref.ref(self.model)
-        return made
+        objects = Objects(source, None if self._names_suffice else self.reward, self.model, None, texts)
+        objects._kept = None if self.model is None else weakref.ref(self.model)
+        return objects
 
     # ------------------------------------------------------------ tasks
     def _task_key(self, out: Path) -> Stated:
@@ -144,7 +144,7 @@ class Arguments:
             return Stated(name, "argument")
         if source_text.module_text([self.task]) is not None:
             return Stated(f"{out / SOURCE}:{self.task.__name__}", "argument")
-        return Stated(f"python:{_named(self.task)}", "argument")
+        return Stated(f"python:{_name_of(self.task)}", "argument")
 
     # ------------------------------------------------------------ rewards
     @property
@@ -163,32 +163,32 @@ class Arguments:
         return any(not isinstance(x, str) for x in self._rewards)
 
     @property
-    def _all_named(self) -> bool:
+    def _names_suffice(self) -> bool:
         """Whether the configuration alone brings all of them back, so that a run uses from the start what a resumed one
         will."""
-        written = self._rewards_text is not None
-        return all(isinstance(x, str) or written or source_text.file_name(x) is not None for x in self._rewards)
+        has_text = self._rewards_text is not None
+        return all(isinstance(x, str) or has_text or source_text.file_name(x) is not None for x in self._rewards)
 
     @property
     def _rewards_text(self) -> str | None:
         """The module of those that stand in no file of their own; None without any, or where it can't be written."""
-        found = [x for x in self._rewards if not isinstance(x, str) and source_text.file_name(x) is None]
-        return source_text.module_text(found) if found else None
+        unnamed = [x for x in self._rewards if not isinstance(x, str) and source_text.file_name(x) is None]
+        return source_text.module_text(unnamed) if unnamed else None
 
     def _reward_value(self, out: Path) -> Any:
-        written = self._rewards_text is not None
+        has_text = self._rewards_text is not None
         names: dict[str, float] = {}
         for reward, weight in self._rewards.items():
             if not (isinstance(reward, str) or callable(reward) or is_rubric(reward)):
                 raise ConfigError(f"reward: {reward!r} is neither a function nor a name nor a rubric of verifiers")
             name = reward if isinstance(reward, str) else source_text.file_name(reward)
             if name is None:
-                name = f"{out / REWARDS}:{_named(reward)}" if written else f"python:{_named(reward)}"
+                name = f"{out / REWARDS}:{_name_of(reward)}" if has_text else f"python:{_name_of(reward)}"
             if name in names:
                 raise ConfigError(f"reward: two are named {name.rpartition(':')[2]!r}; rename one")
             names[name] = weight
         return next(iter(names)) if self._one_reward else names
 
 
-def _named(value: Any) -> str:
+def _name_of(value: Any) -> str:
     return getattr(value, "__name__", type(value).__name__).strip("<>")

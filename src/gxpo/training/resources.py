@@ -43,7 +43,7 @@ OBSERVATION = 256  # tokens taken as the length of a prompt where tasks are inst
 MICROBATCH, UPDATING, SAMPLING = "learner.tokens_per_microbatch", "learner.products", "sampling.products"
 
 
-def measured(resolved: Resolved, policy: Policy, source: TaskSource, notify: Notify) -> Resolved:
+def measure_auto(resolved: Resolved, policy: Policy, source: TaskSource, notify: Notify) -> Resolved:
     """The settings with numbers and dtypes in the place of `auto`; learner and engine work by them from now on.
 
     `auto` stays where there is nothing to choose, such as the dtype of a float32 model's products.
@@ -60,16 +60,16 @@ def _with_products(resolved: Resolved, policy: Policy, notify: Notify) -> Resolv
     if (s.sampling.products or s.learner.products) == "auto" and isinstance(engine, TorchEngine):
         samples = s.tasks.per_step * getattr(resolved.method.rollout, "group_size", 1)
         trials[SAMPLING] = engine.products_trial(max(1, samples // runtime.world()))
-    said = {key: [trial.choice, str(trial)] for key, trial in trials.items() if trial is not None}
-    said = json.loads(runtime.gather(json.dumps(said).encode())[0])
-    if UPDATING in said and isinstance(learner, TorchLearner):
-        learner.use_products(said[UPDATING][0])
-    if SAMPLING in said and isinstance(engine, TorchEngine):
-        engine.use_products(said[SAMPLING][0])
-    if said:
-        lines = ", ".join(f"{key}: {line}" for key, (_, line) in said.items())
+    choices = {key: [trial.choice, str(trial)] for key, trial in trials.items() if trial is not None}
+    choices = json.loads(runtime.gather(json.dumps(choices).encode())[0])
+    if UPDATING in choices and isinstance(learner, TorchLearner):
+        learner.use_products(choices[UPDATING][0])
+    if SAMPLING in choices and isinstance(engine, TorchEngine):
+        engine.use_products(choices[SAMPLING][0])
+    if choices:
+        lines = ", ".join(f"{key}: {line}" for key, (_, line) in choices.items())
         notify(f"matrix products, measured once and fixed in config.yaml: {lines}")
-    return _fixed(resolved, {key: choice for key, (choice, _) in said.items()})
+    return _with_values(resolved, {key: choice for key, (choice, _) in choices.items()})
 
 
 def _with_microbatch(resolved: Resolved, policy: Policy, source: TaskSource, notify: Notify) -> Resolved:
@@ -84,17 +84,17 @@ def _with_microbatch(resolved: Resolved, policy: Policy, source: TaskSource, not
     )
     size = int(runtime.gather(str(size).encode())[0])
     policy.learner.tokens_per_microbatch = size
-    return _fixed(resolved, {MICROBATCH: size})
+    return _with_values(resolved, {MICROBATCH: size})
 
 
-def _fixed(resolved: Resolved, values: Mapping[str, Any]) -> Resolved:
+def _with_values(resolved: Resolved, values: Mapping[str, Any]) -> Resolved:
     """With these values of settings, whose origins say that they were measured."""
     s: RunSettings = resolved.settings
     for key, value in values.items():
         section, _, name = key.partition(".")
         s = s.model_copy(update={section: getattr(s, section).model_copy(update={name: value})})
     keys = {k: Stated(v, f"measured ({resolved.keys[k].origin})") for k, v in values.items()}
-    phases = tuple(_fixed(one, values) for one in resolved.phases)
+    phases = tuple(_with_values(one, values) for one in resolved.phases)
     return replace(resolved, settings=s, keys=resolved.keys | keys, phases=phases)
 
 
@@ -119,33 +119,33 @@ class SharedEnvs:
         self.tools, self.provides = envs.tools, envs.provides
 
     def reset(self, seeds: Mapping[str, int]) -> Steps:
-        return self._shared(lambda: self.envs.reset(seeds))
+        return self._in_first_process(lambda: self.envs.reset(seeds))
 
     def step(self, actions: Mapping[str, Reply]) -> Steps:
-        return self._shared(lambda: self.envs.step(actions))
+        return self._in_first_process(lambda: self.envs.step(actions))
 
     def finish(self, names: Sequence[str]) -> None:
         if runtime.rank() == 0:
             self.envs.finish(names)
 
     def snapshot(self, names: Sequence[str]) -> dict[str, str | EnvFailure]:
-        return self._shared(lambda: self.envs.snapshot(names))
+        return self._in_first_process(lambda: self.envs.snapshot(names))
 
     def restore(self, snapshots: Mapping[str, str]) -> dict[str, EnvFailure | None]:
-        return self._shared(lambda: self.envs.restore(snapshots))
+        return self._in_first_process(lambda: self.envs.restore(snapshots))
 
     def expert(self, names: Sequence[str]) -> dict[str, str | EnvFailure | None]:
-        return self._shared(lambda: self.envs.expert(names))
+        return self._in_first_process(lambda: self.envs.expert(names))
 
     def legal(self, names: Sequence[str]) -> dict[str, list[str] | EnvFailure]:
-        return self._shared(lambda: self.envs.legal(names))
+        return self._in_first_process(lambda: self.envs.legal(names))
 
-    def _shared(self, act: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        own: dict[str, Any] = {}
+    def _in_first_process(self, act: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        answers: dict[str, Any] = {}
         if runtime.rank() == 0:
-            own = {name: _packed(answer) for name, answer in act().items()}
-        everyone = json.loads(runtime.gather(json.dumps(own).encode())[0])
-        return {name: _unpacked(*answer) for name, answer in everyone.items()}
+            answers = {name: _packed(answer) for name, answer in act().items()}
+        gathered = json.loads(runtime.gather(json.dumps(answers).encode())[0])
+        return {name: _unpacked(*answer) for name, answer in gathered.items()}
 
 
 def _packed(answer: Any) -> tuple[str, Any]:
@@ -172,16 +172,16 @@ class Resources:
     sampled_tasks: SampledTasks | None
 
     def __init__(self, resolved: Resolved, reward: Any, source: Any, notify: Callable[[str], None]) -> None:
-        self.resolved, self._given, self._notify = resolved, (reward, source), notify
+        self.resolved, self._objects_given, self._notify = resolved, (reward, source), notify
         self.tracker = PhaseTracker(resolved) if resolved.phases else None
-        self._open = ExitStack()
+        self._exit_stack = ExitStack()
         self.directory = Path()  # of the run whose checkpoint it begins with
-        self._refuses_long = True  # prompts; not where a run goes on whose config.yaml does not say so
+        self._refuses_long_prompts = True  # prompts; not where a run goes on whose config.yaml does not say so
         self.first_step = FIRST_STEP  # of the first epoch of its tasks; a resumed run's is its checkpoint's
 
     def close(self) -> None:
         """End the processes of rewards, environments and sampling."""
-        self._open.close()
+        self._exit_stack.close()
 
     @property
     def now(self) -> Resolved:
@@ -203,13 +203,13 @@ class Resources:
         reference  parameters of its reference policy where that is `previous`; None: those that it begins with
         """
         now = self.now
-        s, method = now.settings, self._reading(now.method)
+        s, method = now.settings, self._with_rollout_folder(now.method)
         preflight.check_settings(s, method)
         self.sampling = setup.sampling_of(s)
         reward, source = self._objects(now)
         self.world = setup.world_of(s, source)
-        with ExitStack() as opened:
-            opened.callback(self.world.close)
+        with ExitStack() as exit_stack:
+            exit_stack.callback(self.world.close)
             preflight.check_world(method, self.world, s.task, s.eval.tasks, s.chat.template)
             self.sampled_tasks = None if method.sampler is None else setup.sampled_of(s, method.sampler, self.world)
             self.source = self.world.source if self.sampled_tasks is None else self.sampled_tasks
@@ -224,9 +224,9 @@ class Resources:
                 options=external.options(),
                 given=RolloutPart.hook(method.rollout, "components"),
             )
-            opened.callback(self.rewards.close)
+            exit_stack.callback(self.rewards.close)
             policy = setup.policy_of(now, self._notify)
-            opened.callback(getattr(policy.engine, "close", lambda: None))
+            exit_stack.callback(getattr(policy.engine, "close", lambda: None))
             if keep:
                 load_learner(policy.learner, Path(str(start)))
             elif start is not None:
@@ -241,10 +241,10 @@ class Resources:
                 preflight.warn_of_prompts(self.world, s.chat.template, self.chat)
             self.episode = setup.episode_of(s, self.world, policy)
             if self.world.envs is None:
-                self._fit(s, method, policy)
+                self._fit_prompts(s, method, policy)
             if measure:
-                self.resolved = measured(self.resolved, policy, self.source, self._notify)
-            self._open = opened.pop_all()
+                self.resolved = measure_auto(self.resolved, policy, self.source, self._notify)
+            self._exit_stack = exit_stack.pop_all()
         self.settings = s = self.now.settings
         envs = self.world.envs
         self.envs = envs if envs is None or runtime.world() == 1 else SharedEnvs(envs)
@@ -261,9 +261,9 @@ class Resources:
         for part in self.method.signals.values():
             part.bind(tools)
 
-    def _fit(self, s: RunSettings, method: Method, policy: setup.Policy) -> None:
+    def _fit_prompts(self, s: RunSettings, method: Method, policy: setup.Policy) -> None:
         """Look at the prompts of all tasks before the first step, and do with those too long what the settings say."""
-        self.source, lines = setup.fitted(s, method, self.source, policy, refuses=self._refuses_long)
+        self.source, lines = setup.fitted(s, method, self.source, policy, refuses=self._refuses_long_prompts)
         for line in lines:
             self._notify(line)
         if lines and self.sampled_tasks is not None and self.source is self.sampled_tasks:  # its tasks are others now
@@ -280,28 +280,31 @@ class Resources:
         self.first_step = int(state.get("first_step", 0))
         count_from(self.source, self.first_step)
 
-    def _reading(self, method: Method) -> Method:
+    def _with_rollout_folder(self, method: Method) -> Method:
         """The method, with the folder of what its rollout reads of earlier phases."""
         if self.tracker is None or getattr(method.rollout, "file", None) not in OF_PHASES:
             return method
         folder = folder_of(self.directory, self.tracker.number)
         return replace(method, rollout=replace(method.rollout, file=str(folder)))
 
-    def _objects(self, now: Resolved) -> tuple[Any, Any]:
+    def _objects(self, resolved: Resolved) -> tuple[Any, Any]:
         """The reward and the task source that were given as objects, unless the phase states its own."""
-        own = () if now.phase is None else now.phase.keys
-        reward, source = self._given
-        return None if "reward" in own or "scoring.weights" in own else reward, None if "task" in own else source
+        phase_keys = () if resolved.phase is None else resolved.phase.keys
+        reward, source = self._objects_given
+        return (
+            None if "reward" in phase_keys or "scoring.weights" in phase_keys else reward,
+            None if "task" in phase_keys else source,
+        )
 
     def set_up_as(self, run: Path) -> None:
         """Make what is needed for the newest checkpoint of a run to be loaded: that of its phase."""
         reference, self.directory = None, run
-        self._refuses_long = self.resolved.keys["tasks.too_long"].origin != "default"
+        self._refuses_long_prompts = self.resolved.keys["tasks.too_long"].origin != "default"
         if self.tracker is not None:
             path = Path(runtime.first(str(checkpoint.latest(run)) if runtime.rank() == 0 else ""))
             self.tracker.load_state_dict(checkpoint.state_of(path)["phases"])
             if self.tracker.phase.reference == "previous":
-                reference = parameters_of(run, self.tracker.began)
+                reference = parameters_of(run, self.tracker.start_step)
         self.set_up(None, measure=False, reference=reference)
 
     def next_phase(self, tracker: PhaseTracker, step: int, spent: float, path: Path) -> None:
@@ -318,25 +321,25 @@ class Resources:
         ):
             collect(self.directory, self.resolved.phases, tracker.begins, step)
         runtime.first("")
-        self._open.close()
+        self._exit_stack.close()
         del self.learner, self.engine, self.method
         give_back()
         tracker.enter(step, spent, updates)
         start = self.settings.init_from if tracker.phase.weights == "reset" else path
         self.set_up(start, measure=False, keep=tracker.phase.optimiser == "keep")
         self.rewards.counts.update(counts)
-        if _of_rewards(before) == _of_rewards(self.now):
+        if _reward_settings(before) == _reward_settings(self.now):
             self.rewards.load_state_dict(rewards)
-        if _of_tasks(before) == _of_tasks(self.now):
+        if _task_settings(before) == _task_settings(self.now):
             self.source.load_state_dict(source)
 
 
-def _of_tasks(one: Resolved) -> tuple[Any, ...]:
+def _task_settings(one: Resolved) -> tuple[Any, ...]:
     """What decides which tasks are drawn: where it is the same, the source goes on."""
     s = one.settings
     return s.task, s.tasks, s.env, one.method.sampler
 
 
-def _of_rewards(one: Resolved) -> tuple[Any, ...]:
+def _reward_settings(one: Resolved) -> tuple[Any, ...]:
     s = one.settings
     return s.reward, s.scoring, s.task

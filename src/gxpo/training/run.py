@@ -16,7 +16,7 @@ from gxpo.training import config, export, run_views
 from gxpo.training.checkup import verdict_of
 from gxpo.training.directory import EVALUATIONS, METRICS, find
 from gxpo.training.metrics import MetricsFile
-from gxpo.training.start import parameters_of, verified
+from gxpo.training.start import parameters_of, read_verified_config
 from gxpo.training.statistics import paired_interval
 from gxpo.training.step_figures import Tally
 
@@ -118,7 +118,7 @@ class Run:
     @cached_property
     def resolved(self) -> config.Resolved:
         """Its configuration: settings, method, and where each key came from."""
-        return self.trainer.resolved if self.trainer is not None else config.resolve(verified(self.path)[0])
+        return self.trainer.resolved if self.trainer is not None else config.resolve(read_verified_config(self.path)[0])
 
     @property
     def _parameters(self) -> Mapping[str, Any]:

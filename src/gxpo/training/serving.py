@@ -36,7 +36,7 @@ from gxpo.training.config import Resolved
 from gxpo.training.directory import CONFIG
 from gxpo.training.interrupts import ServerInterrupts
 from gxpo.training.session import Session
-from gxpo.training.start import load_learner, verified
+from gxpo.training.start import load_learner, read_verified_config
 from gxpo.training.step import Stages
 from gxpo.training.texts import with_texts
 
@@ -80,12 +80,12 @@ class EpisodeFile:
         if os.pread(self._file, 1, size - 1) != b"\n":
             os.write(self._file, b"\n")
 
-    def name(self, wanted: str) -> str:
+    def name(self, preferred: str) -> str:
         """An id that is not in the file: `wanted`, else wanted#1, wanted#2, ..."""
-        name, n = wanted, 0
+        name, n = preferred, 0
         while name in self.names:
             n += 1
-            name = f"{wanted}#{n}"
+            name = f"{preferred}#{n}"
         self.names.add(name)
         return name
 
@@ -142,15 +142,15 @@ Notify = Callable[[str], None]
 @contextmanager
 def stages_of(what: str, sets: list[str], notify: Notify) -> Iterator[Stages]:
     """The stages of a configuration file, of a run directory's newest checkpoint, or of a model by its name."""
-    path, given = Path(what), config.parse_set(sets)
+    path, settings = Path(what), config.parse_set(sets)
     run = path.is_dir() and (path / CONFIG).is_file()
     if run:
-        keys, _ = verified(path)
-        resolved = config.resolve(config.over(keys, given))
+        keys, _ = read_verified_config(path)
+        resolved = config.resolve(config.over(keys, settings))
     elif path.suffix in (".yaml", ".yml"):
-        resolved = config.resolve(config.over(config.read(path), given))
+        resolved = config.resolve(config.over(config.read(path), settings))
     else:
-        resolved = config.resolve(config.over({"model": config.Stated(what, "argument")}, given))
+        resolved = config.resolve(config.over({"model": config.Stated(what, "argument")}, settings))
     stages = _Loaded(resolved, path if run else None, notify)
     try:
         yield stages
@@ -203,7 +203,7 @@ def serve(
     allowed = host_names(hosts, "--allow-host")
     session = _session(stages, temperature)
     recorder = _EpisodeRecorder(session, stages, None if out is None else EpisodeFile(out), notify)
-    queue = CallQueue(patience=0.0, most_calls=1 << 30, newcomer=recorder.newcomer)
+    queue = CallQueue(patience=0.0, most_calls=1 << 30, newcomer=recorder.new_attempt)
     until = math.inf if seconds is None else time.monotonic() + seconds
     with ServerInterrupts(notify) as interrupts:
         try:
@@ -254,7 +254,7 @@ class _EpisodeRecorder:
         self._starts: Counter[str] = Counter()  # episodes under each key
         self._decode = decoder(stages.tokenizer, stages.chat)
 
-    def newcomer(self, key: str) -> Attempt:
+    def new_attempt(self, key: str) -> Attempt:
         """An episode begins under a key."""
         session, number, total = self.session, self._starts[key], self._total
         self._starts[key] += 1
@@ -315,10 +315,10 @@ def play(stages: Stages, n: int, out: Path | None) -> tuple[Forest, Callable[[Se
         raise ConfigError("--play needs an agent: set rollout=agent and rollout.run=my_agent.py:run")
     session = _session(stages, None)
     forest = session.score(rollout.grow(session.draw(n), session))
-    shown = with_texts(forest, session.decode)
+    forest_with_texts = with_texts(forest, session.decode)
     if out is not None:
-        dump(shown, out)
-    return shown, session.decode
+        dump(forest_with_texts, out)
+    return forest_with_texts, session.decode
 
 
 def transcript(forest: Forest, row: int, decode: Callable[[Sequence[int]], str]) -> str:

@@ -33,7 +33,7 @@ from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.sampling.engines.vllm import VllmEngine
 from gxpo.sampling.engines.vllm_pictures import own_processor
 from gxpo.sampling.rollouts.build import RolloutPart
-from gxpo.training import cluster, cluster_checks, models
+from gxpo.training import cluster, models
 from gxpo.training.config import Resolved
 from gxpo.training.export import lora_settings
 from gxpo.training.models import flow, prompt_lengths
@@ -52,7 +52,7 @@ def engine_of(
     notify: Callable[[str], None],
 ) -> LanguageEngine:
     """Who samples the learner's policy, drawing as `sampling` says; `notify` is told who was taken, and why."""
-    asked, rows, options = s.sampling.engine, s.sampling.batch_rows, s.sampling.engine_options
+    engine_name, rows, options = s.sampling.engine, s.sampling.batch_rows, s.sampling.engine_options
     model = learner.model if learner.samples is None else learner.samples
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
     vision = vision_of(causal)
@@ -67,14 +67,14 @@ def engine_of(
         sees=vision is not None,
         own_pictures=None if vision is None else own_processor(vision),
     )
-    choice = choose(asked, run, python=s.sampling.engine_python, servers=s.sampling.servers)
-    if asked == "auto" and not of_the_house(s.model):
+    choice = choose(engine_name, run, python=s.sampling.engine_python, servers=s.sampling.servers)
+    if engine_name == "auto" and not of_the_house(s.model):
         notify(f"sampling with {choice.engine}: {choice.why}")
     (policy, *_) = learner.policies
     if choice.engine == "openai":
         return _servers(s, model, tokenizer, policy, causal.get_input_embeddings().weight.shape[0], notify)
     if choice.engine == "torch":
-        if options and asked == "torch":
+        if options and engine_name == "torch":
             raise ConfigError("sampling.engine_options are for sampling.engine=vllm or openai, and it is torch")
         return TorchEngine(
             model,
@@ -115,8 +115,8 @@ def _servers(
     """OpenAI-compatible servers; weights are published to them where a folder for that is named."""
     options = s.sampling.engine_options
     if unknown := [name for name in options if name not in OPTIONS]:
-        known = f"{', '.join(OPTIONS[:-1])} and {OPTIONS[-1]}"
-        raise ConfigError(f"sampling.engine_options of openai are {known}, not {', '.join(unknown)}")
+        option_names = f"{', '.join(OPTIONS[:-1])} and {OPTIONS[-1]}"
+        raise ConfigError(f"sampling.engine_options of openai are {option_names}, not {', '.join(unknown)}")
     if not s.sampling.servers:
         raise ConfigError("sampling.engine=openai needs sampling.servers")
     if "weights" in options and (runtime.world() > 1 or s.cluster.backend != "local"):
@@ -149,7 +149,7 @@ def device_of(name: str) -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def world_of(s: RunSettings, given: Any = None) -> World:
+def world_of(s: RunSettings, source: Any = None) -> World:
     """Where tasks come from, and their environment; `given`: a task source of the user's, as an object."""
     return worlds.make(
         s.task,
@@ -159,7 +159,7 @@ def world_of(s: RunSettings, given: Any = None) -> World:
         workers=s.env.workers,
         timeout=s.env.timeout,
         concurrency=s.env.concurrency,
-        given=given,
+        given=source,
     )
 
 
@@ -196,8 +196,8 @@ class Policy:
         if isinstance(self.learner, RemoteLearner):
             return self.longest or 1 << 30
         config = getattr(self.learner.model, "config", None)  # a flow has none, and no limit
-        found = None if config is None else positions(config.get_text_config())[0]
-        return found or 1 << 30
+        n_positions = None if config is None else positions(config.get_text_config())[0]
+        return n_positions or 1 << 30
 
 
 def policy_of(resolved: Resolved, notify: Notify) -> Policy:
@@ -209,18 +209,20 @@ def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
     """A causal language model."""
     s, method = resolved.settings, resolved.method
     device = device_of(s.learner.device)
-    if s.cluster.backend in cluster_checks.ENGINES:
+    if s.cluster.backend in cluster.ENGINES:
         return _remote_policy(resolved, device, notify)
 
     def warming(check: models.Check) -> None:
-        seen = "" if check.accuracy is None else f", accuracy {check.accuracy:.2f}"
-        notify(f"warm-up of the tiny model (once, then cached): step {check.step}, loss {check.loss:.2f}{seen}")
+        accuracy_text = "" if check.accuracy is None else f", accuracy {check.accuracy:.2f}"
+        notify(
+            f"warm-up of the tiny model (once, then cached): step {check.step}, loss {check.loss:.2f}{accuracy_text}"
+        )
 
     loaded = models.load(s.model, task=s.task, device=device, dtype=s.learner.dtype, progress=warming, notify=notify)
     if s.task and (unread := models.unread_style(s.model, s.task, s.tasks.options)):
         notify(unread)
     _check_tower(s, loaded.model)
-    talk = _chat(s, loaded.tokenizer, loaded.model)
+    chat_format = _chat(s, loaded.tokenizer, loaded.model)
     sharded: dict[str, Any] = {"sampled": s.sampling.engine != "openai"} if s.cluster.backend == "fsdp" else {}
     learner = (ShardedLearner if sharded else TorchLearner)(
         loaded.model,
@@ -239,14 +241,14 @@ def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
         policies=getattr(method.rollout, "policies", None),
     )
     engine = engine_of(s, learner, loaded.tokenizer, device, sampling_of(s), notify)
-    return Policy(loaded.tokenizer, learner, engine, talk, device)
+    return Policy(loaded.tokenizer, learner, engine, chat_format, device)
 
 
 def _check_tower(s: RunSettings, model: Any) -> None:
     """Freeze the vision tower if that is asked for; `ConfigError` for settings of one where there is none."""
     vision, freeze = vision_of(model), s.learner.freeze_vision_tower
-    for name, asked in (("freeze_vision_tower", freeze), ("images_per_microbatch", s.learner.images_per_microbatch)):
-        if asked and vision is None:
+    for name, is_set in (("freeze_vision_tower", freeze), ("images_per_microbatch", s.learner.images_per_microbatch)):
+        if is_set and vision is None:
             raise ConfigError(f"learner.{name}: {s.model} has no tower: leave it out")
     if freeze and s.learner.lora_rank > 0:
         raise ConfigError("learner.freeze_vision_tower: adapters train what learner.lora_targets names: name it there")
@@ -288,8 +290,8 @@ def _flow_policy(resolved: Resolved, notify: Notify) -> Policy:
         "chat.system": s.chat.system is not None,
         f"sampling.engine={s.sampling.engine}": s.sampling.engine in ("vllm", "openai"),
     }
-    for what in (name for name, asked in unfit.items() if asked):
-        raise ConfigError(f"model {s.model} can't have {what}: leave it out")
+    for obstacle in (name for name, is_set in unfit.items() if is_set):
+        raise ConfigError(f"model {s.model} can't have {obstacle}: leave it out")
     device = device_of(s.learner.device)
     model = flow.load(s.model, dtype=s.learner.dtype, notify=notify)
     learner = FlowLearner(model, **_learning(resolved, device))

@@ -144,7 +144,7 @@ class Stages(Resources):
             "memory_peak_mb": peak_megabytes(),
         }
         if self.tracker is not None:
-            self.tracker.take(row)
+            self.tracker.add_row(row)
         return row
 
     # ------------------------------------------------------------ 1. tasks, rollouts, rewards

@@ -26,8 +26,10 @@ def with_texts(forest: Forest, decode: Decode) -> Forest:
 def annotated(forest: Forest, credit: Tensor, session: Session) -> Forest:
     """The forest with texts, and under `info` each trajectory's mean advantage and the right answer to its task, where
     one is known."""
-    shown = torch.zeros(forest.n_trajectories, dtype=torch.float64)
-    shown[forest.path_trajectory] = grouped.mean(credit, forest.ids("trajectory", axis="P"), forest.path_trainable)
-    known = [{} if a is None else {"answer": a} for a in session.answers(forest)]
-    rows = zip(known, forest.info, shown.tolist(), strict=True)
+    advantage_R = torch.zeros(forest.n_trajectories, dtype=torch.float64)
+    advantage_R[forest.path_trajectory] = grouped.mean(
+        credit, forest.ids("trajectory", axis="P"), forest.path_trainable
+    )
+    answer_info = [{} if a is None else {"answer": a} for a in session.answers(forest)]
+    rows = zip(answer_info, forest.info, advantage_R.tolist(), strict=True)
     return with_texts(forest, session.decode).replace(info=[{**a, **info, "advantage": x} for a, info, x in rows])
