@@ -1,4 +1,4 @@
-"""Policies whose weights a training engine holds (`cluster.backend: tinker | verl`), and checks of `cluster.*` settings."""
+"""Policies whose weights a training engine holds (`cluster.backend: tinker | verl`), and checks of `cluster`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ REFRESH = 0.2  # seconds between two drawings of a bar
 
 
 def display(progress: bool | str | None) -> Display:
-    """Choose the display. None: a bar in a terminal or notebook, else lines. True: a bar. False: lines. "none": nothing."""
+    """Choose the display. None: a bar in a terminal or notebook, else lines; True: a bar; False: lines; "none"."""
     if progress not in (None, True, False, "none"):
         raise ConfigError(f'progress={progress!r}: True (a bar), False (a line now and then), None or "none"')
     if progress == "none" or runtime.environment("RANK", 0) > 0:
@@ -42,7 +42,7 @@ def in_notebook() -> bool:
 
 @contextmanager
 def no_loading_bars() -> Iterator[None]:
-    """Context without the loading bars of transformers, which would fill a log; afterwards they are as the caller set them."""
+    """Context without the loading bars of transformers, which would fill a log; the caller's setting returns."""
     logging = need("transformers.utils.logging", "train")
     were_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -1,5 +1,7 @@
-"""Graceful interruption: stop and save after the current step on SIGINT (Ctrl-C, a notebook's stop) or SIGTERM; abort on
-a second SIGINT."""
+"""Graceful interruption: stop and save after the current step on SIGINT (Ctrl-C, a notebook's stop) or SIGTERM.
+
+A second SIGINT aborts at once.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ class ServerInterrupts:
 
 
 def for_python_script(notify: Callable[[str], None]) -> Interrupts:
-    """Interrupts for a script or notebook that calls `gxpo.train`: SIGINT alone, and only in place of Python's own handler."""
+    """Interrupts for a script or notebook with `gxpo.train`: SIGINT alone, and only in place of Python's own handler."""
     has_default_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return Interrupts(notify, (signal.SIGINT,) if has_default_handler else ())
 

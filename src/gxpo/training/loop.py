@@ -1,4 +1,4 @@
-"""A training run in its directory: steps, evaluations, checkpoints, resume. One step is in `gxpo.training.step`."""
+"""A training run in its directory: steps, evaluations, checkpoints, resume. A single step is in `step.py`."""
 
 from __future__ import annotations
 
@@ -61,12 +61,14 @@ class Trainer(Stages):
         given: Objects | None = None,
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
+        # One name of the directory in all processes; the first one may have found another free.
         s = resolved.settings
         runtime.start(alone=s.cluster.by_processes)
         reuse_freed()
         self.out = Path(runtime.first(str(out or s.out or default(s.task, resolved.method.name, s.seed))))
         if not resume:
             refuse_another(self.out)
+        # Rules, callbacks and phases are checked before anything is loaded.
         self.best, self.early = rules_of(s.trainer)
         main = runtime.rank() == 0
         self.calls = Dispatcher(make(s.trainer.callbacks, s.logging.options), callbacks) if main else Dispatcher({})
@@ -79,6 +81,7 @@ class Trainer(Stages):
                 self.set_up_as(self.out)
             else:
                 self.set_up(s.init_from, measure=True)
+        # After loading: `auto` settings are measured now, and the file records them.
         self.config_text = self.resolved.to_yaml(self.out)
         self.inputs = inputs.hashes(self.resolved.keys, self.source, self.out)
         if self.settings.async_.max_staleness:
@@ -93,7 +96,7 @@ class Trainer(Stages):
 
     # ------------------------------------------------------------ evaluation
     def evaluate(self) -> Evaluation:
-        """Figures on the held-out tasks, which are the same for every seed and step, and on a pool of training ones."""
+        """Evaluate on the held-out tasks, which are the same for every seed and step, and on a pool of training ones."""
         with self.pipeline.alone(self.step_number) if self.pipeline is not None else nullcontext():
             return self._evaluate()
 
@@ -114,8 +117,8 @@ class Trainer(Stages):
 
     # ------------------------------------------------------------ the whole run
     def train(self, watch: Callable[[dict[str, Any]], bool | None] | None = None) -> None:
-        """Steps until `trainer.steps` or a budget is spent; `watch` sees every line and ends the run early by returning
-        True."""
+        """Take steps until `trainer.steps` or a budget is spent; `watch` gets every line, and ends the run early by
+        returning True."""
         try:
             self._train(watch)
         finally:
@@ -137,7 +140,9 @@ class Trainer(Stages):
     def _loop(self, watch: Callable[[dict[str, Any]], bool | None] | None) -> None:
         t, e = self.settings.trainer, self.settings.eval
         main = runtime.rank() == 0
+        # All processes stop after the same step, so each decision to stop is shared.
         is_over = runtime.any_of(self.stopped is not None)
+        # The evaluation before training is the row of step 0; a resumed run has it already.
         if not self._has_begun:
             row = {"step": 0} | self._run_evaluation(0)
             self._note_best(row)
@@ -149,16 +154,19 @@ class Trainer(Stages):
         while not self.finished and not is_over:
             spent_before, phase_before = self.spent * e.points, self.now
             row = self._step_or_save()
+            # The doctor compares steps of one method: a new phase gets a new one.
             if doctor is not None and self.now is not phase_before:
                 doctor = self._checkup()
             self.seconds += row["time_step_s"]
             self.stopped = self.stopped or self.exhausted
+            # A directory that was deleted meanwhile is noticed before and after the writes, and loses no step.
             with self._watched_directory():
                 best = self._note_best(row)
                 due = (e.every and row["step"] % e.every == 0) or int(self.spent * e.points) > int(spent_before)
                 if self.finished or due or self._phase_is_over:
                     row |= self._run_evaluation(row["step"])
                     best = self._note_best(row) or best
+                # Lines and rollouts first, the checkpoint last: a resumed run cuts what is after its checkpoint.
                 last = self.finished
                 if main:
                     self._write(row, last)
@@ -179,7 +187,7 @@ class Trainer(Stages):
                     self.save()
 
     def _note_best(self, row: dict[str, Any]) -> bool:
-        """Whether the line is the best so far by `trainer.keep_best`; `trainer.stop_early` takes it, too."""
+        """Add a line to `trainer.keep_best` and `trainer.stop_early`; return True if it is the best so far."""
         for best in (self.best, self.early and self.early.best):
             if best is not None and best.value is None:
                 best.check_name(row)
@@ -214,23 +222,23 @@ class Trainer(Stages):
         return ended or self.step_number >= self.settings.trainer.steps or self.spent >= 1.0
 
     def _checkup(self) -> Checkup:
-        """The doctor, told what is written of this phase: the evaluation before it and, after a resume, all lines."""
+        """Build the doctor from what is written of this phase: the evaluation before it and, after a resume, all lines."""
         first_step = 0 if self.tracker is None else self.tracker.start_step
         before = [row for row in self.evaluations.read() if row["step"] == first_step]
         rows = [row for row in self.metrics_file.read() if row["step"] > first_step]
         return Checkup(self.out, self.now, [*before, *rows])
 
     def _stop_nonfinite(self) -> None:
-        """Ends a run none of whose last steps could be taken. Resumed, it goes on behind them and counts anew."""
+        """Save and end a run whose last steps were all skipped. Resumed, it goes on after them and counts anew."""
         skipped, self.skip_reasons = self.skip_reasons, []
         self.save()
         raise ModelError(
             f"{len(skipped)} steps in a row (up to step {self.step_number}) moved nothing: {skipped[-1]}. "
-            f"`gxpo resume {self.out}` goes on behind them; trainer.max_nonfinite_steps says how many are allowed"
+            f"`gxpo resume {self.out}` goes on after them; trainer.max_nonfinite_steps is how many are allowed"
         )
 
     def _step_or_save(self) -> dict[str, Any]:
-        """The next step. Where servers sample and too few of them are left, the steps before it are saved."""
+        """Take the next step; if too few sampling servers are left for it, save the steps before it."""
         if self.pipeline is not None or not isinstance(self.engine, OpenAIEngine):
             return self.step()  # what is sampled ahead is in the ledger
         before = copy.deepcopy(self._state())
@@ -245,7 +253,7 @@ class Trainer(Stages):
             raise SamplersLost(f"{error} (step {self.step_number} is saved: gxpo resume {self.out})") from error
 
     def _write(self, row: dict[str, Any], last: bool) -> None:
-        """The step's line and, where they are due, its rollouts."""
+        """Write the step's line of metrics and, where they are due, its rollouts."""
         every = self.settings.trainer.rollouts_every
         self.metrics_file.append(row)
         if self.last_step is not None and every and (row["step"] % every == 0 or last):
@@ -255,7 +263,7 @@ class Trainer(Stages):
             self._show(forest, row["step"], "train")
 
     def _show(self, forest: Forest, step: int, name: str) -> None:
-        """Some of the rollouts to the callbacks that read them."""
+        """Pass some of the rollouts to the callbacks that read them."""
         if most := self.settings.logging.samples:
             table = partial(samples.rows, step=step, set=name, most=most)
             self.calls.samples(lambda: table(forest.to_records()), self.run)
@@ -263,8 +271,7 @@ class Trainer(Stages):
     def _should_stop(
         self, watch: Callable[[dict[str, Any]], bool | None] | None, row: dict[str, Any], halt: str | None = None
     ) -> bool:
-        """Whether to stop: if the watch of any process says so, or a callback, or `halt` says why, all processes stop
-        after the same step."""
+        """Return True if all processes have to stop after this step: because of a watch, a callback, or `halt`."""
         if watch is not None and watch(row):
             halt = halt or "watch returned True"
         self.stopped = self.stopped or halt
@@ -307,7 +314,7 @@ class Trainer(Stages):
     # ------------------------------------------------------------ the directory
     @contextmanager
     def _objects_written(self, *, write: bool) -> Iterator[None]:
-        """Around loading: the files of what was given as objects are in the run directory, and gone if it fails."""
+        """Context of loading: files of Python objects are in the run directory, and removed if loading fails."""
         if not write or self.objects.empty:
             yield
             return
@@ -343,7 +350,7 @@ class Trainer(Stages):
 
     @contextmanager
     def _watched_directory(self) -> Iterator[None]:
-        """Around writes: notices a deleted directory before and after them, and if it is why they failed."""
+        """Context of writes: notice a deleted directory before and after them, and if it is why they failed."""
         self._check_directory()
         try:
             yield
@@ -375,7 +382,7 @@ class Trainer(Stages):
 
     # ------------------------------------------------------------ checkpoints
     def save(self) -> Path | None:
-        """Everything a resumed run needs; written whole or not at all."""
+        """Write a checkpoint with everything that a resumed run needs, whole or not at all."""
         if runtime.rank() == 0:
             self._take_lock()
             self._check_directory()
@@ -389,7 +396,7 @@ class Trainer(Stages):
 
     @property
     def _is_writer(self) -> bool:
-        """Whether this process writes a part of a checkpoint."""
+        """True if this process writes a part of a checkpoint."""
         return runtime.rank() == 0 or isinstance(self.learner, WritesFiles)
 
     def reconfigure(self, text: str) -> None:
@@ -401,7 +408,7 @@ class Trainer(Stages):
             checkpoint.write_atomic(self.out / CONFIG, text)
 
     def _state(self, before: str | None = None) -> dict[str, Any]:
-        """What a checkpoint holds beside tensors."""
+        """State of a checkpoint beside its tensors, as JSON."""
         return {
             "step": self.step_number,
             "config": config_sums(self.config_text, before),
@@ -461,6 +468,7 @@ class Trainer(Stages):
         config_text         what config.yaml says, as `start.verified` read it
         allow_changed_data  whether the task source may have other rows than the checkpoint's
         """
+        # The checkpoint must be of this configuration and, unless allowed, of the same data and code.
         self._has_begun, self.resumed, self.config_text = True, True, config_text
         self._take_lock()
         newest = Path(runtime.first(str(checkpoint.latest(self.out)) if runtime.rank() == 0 else ""))
@@ -469,6 +477,7 @@ class Trainer(Stages):
         if not allow_changed_data:
             recorded = {k: v for k, v in state.get("inputs", {}).items() if k in self.inputs}
             inputs.refuse_changes(self.out, recorded, {k: self.inputs[k] for k in recorded})
+        # Some states have keys only where a setting asks for them; counters of an older run begin at 0.
         self.step_number = self._saved_step = state["step"]
         self.empty_steps = state["empty_steps"]
         self.nonfinite_steps, self.skip_reasons = state.get("nonfinite_steps", 0), list(state.get("trouble", []))
@@ -487,7 +496,7 @@ class Trainer(Stages):
             self._cut_files()
 
     def _cut_files(self) -> None:
-        """Drop what was written after the checkpoint."""
+        """Delete what was written after the checkpoint."""
         self.metrics_file.cut(self.step_number)
         self.evaluations.cut(self.step_number)
         for path in (p for name in ("rollouts", "evaluations") for p in (self.out / name).glob("step-*")):
@@ -496,6 +505,6 @@ class Trainer(Stages):
                 path.unlink()
 
     def close(self) -> None:
-        """End what the stages began, and give the run's directory free."""
+        """End the processes of the stages, and release the lock of the run directory."""
         super().close()
         self._lock.release()

@@ -22,7 +22,7 @@ Value = int | float | str | None
 
 @dataclass(frozen=True)
 class Metric:
-    """What a name stands for: its meaning, its unit, and the set that the statistic is over."""
+    """Description of a metric: its meaning, its unit, and the set that the statistic is over."""
 
     meaning: str
     unit: str
@@ -411,7 +411,7 @@ def metric(name: str) -> Metric | None:
 
 
 def meaning(name: str) -> str | None:
-    """What a metric says, with unit and set, in one line; None if unknown."""
+    """Describe a metric with unit and set in one line; None if unknown."""
     entry = metric(name)
     return None if entry is None else str(entry)
 
@@ -462,12 +462,12 @@ class MetricsFile:
         return len(lines) - len(lines_kept)
 
     def read(self) -> list[dict[str, Any]]:
-        """The rows, see `read`."""
+        """Read the rows, see `read`."""
         return read(self.path)
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file ([] where there is none yet), without a last line that has no end yet."""
+    """Read the rows of a metrics file ([] where there is none yet), without a last line that has no end yet."""
     path = Path(path)
     return _rows(path, path.read_bytes().splitlines(keepends=True)) if path.exists() else []
 

@@ -55,7 +55,7 @@ class Until:
             ) from None
 
     def is_met(self, readings: Sequence[float]) -> bool:
-        """Whether it holds after these readings of the phase."""
+        """Return True if the condition holds after these readings of the phase."""
         if len(readings) < self.over:
             return False
         mean = sum(readings[-self.over :]) / self.over
@@ -93,7 +93,7 @@ class Phase:
 
 
 def expand(value: Any) -> list[Phase]:
-    """The phases that a value of the key `phases` states, in order, with repetitions written out.
+    """Parse a value of the key `phases` into phases, in order, with repetitions written out.
 
     Raises ConfigError that names the entry.
     """
@@ -150,7 +150,7 @@ def _phase(entry: Mapping[str, Any], place: str) -> Phase:
 
 
 def may_change(key: str) -> bool:
-    """Whether a phase may state a key: of the method's parts any, of the run's settings those of `SECTIONS`."""
+    """Return True if a phase may state a key: any of the method's parts, and settings of `SECTIONS` and `SETTINGS`."""
     return key not in RUN_KEYS or key in SETTINGS or key.partition(".")[0] in SECTIONS
 
 

@@ -1,4 +1,4 @@
-"""Where a run is in its phases: the one that holds, since which step, and whether it is over."""
+"""Progress of a run through its phases: the current one, since which step, and when it ends. Also checks of phases."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PhaseTracker:
 
     @property
     def phase(self) -> Phase:
-        """The phase that holds."""
+        """The current phase."""
         return self.phases[self.number]
 
     @property
@@ -52,7 +52,7 @@ class PhaseTracker:
         return self.number == len(self.phases) - 1
 
     def add_row(self, row: Mapping[str, Any]) -> None:
-        """Take a step's line. Warns where the first one of a phase has no figure that its `until` reads."""
+        """Add a step's line; warn if the first one of a phase lacks the metric of its `until`."""
         until = self.phase.until
         self.add_reading(row)
         if (
@@ -65,14 +65,14 @@ class PhaseTracker:
         warnings.warn(f"phase {self.number + 1}: until {until}: its first step has no such figure", stacklevel=3)
 
     def add_reading(self, figures: Mapping[str, Any]) -> None:
-        """Take a step's figures, or those of an evaluation after one."""
+        """Add the reading of `until` from the figures of a step or an evaluation."""
         until = self.phase.until
         value = None if until is None else figures.get(until.metric)
         if until is not None and isinstance(value, (int, float)) and math.isfinite(value):
             self.readings = [*self.readings, float(value)][-until.over :]
 
     def is_over(self, step: int, spent: float) -> bool:
-        """Whether the phase has ended after this step. spent: share of the run's budget, 0 without one."""
+        """Return True if the phase ends after this step. spent: share of the run's budget, 0 without one."""
         if step <= self.start_step:
             return False
         if self.phase.until is not None and self.phase.until.is_met(self.readings):
@@ -86,7 +86,7 @@ class PhaseTracker:
         return spent > 0.0 and spent - self.spent >= (1.0 - self.spent) / open_ones
 
     def enter(self, step: int, spent: float, updates: int) -> None:
-        """The next phase begins after this step. updates: optimiser steps so far."""
+        """Begin the next phase after this step. updates: optimiser steps so far."""
         self.begins.append(step)
         self.spent, self.readings = spent, []
         if self.phase.optimiser == "fresh":
@@ -147,9 +147,10 @@ def check_phases(resolved: Resolved) -> None:
 
 
 def _check(resolved: Resolved, previous: Resolved) -> None:
-    """Refuse a phase that asks for what it can't have. before: the phase before it, or itself."""
+    """Refuse a phase with settings it can't have. previous: the phase before it, or itself."""
     s, phase = resolved.settings, resolved.phase
     assert phase is not None
+    # Settings of the whole run: they were read when it began.
     for key in (k for k in RUN_KEYS if not may_change(k)):
         if resolved.keys[key].value != previous.keys[key].value:
             statement = f"{resolved.keys[key].origin} sets {key}={show(resolved.keys[key].value)}"
@@ -160,6 +161,7 @@ def _check(resolved: Resolved, previous: Resolved) -> None:
     if s.optim.schedule != "constant" and (phase.steps is None or phase.optimiser == "keep"):
         what = "steps" if phase.steps is None else "optimiser: fresh"
         raise ConfigError(f"optim.schedule={s.optim.schedule} is of one phase: state its {what}")
+    # Moments can only be kept for the same parameters under the same optimiser.
     if phase.optimiser == "keep" and (previous.settings.learner, previous.method.value_heads) != (
         s.learner,
         resolved.method.value_heads,

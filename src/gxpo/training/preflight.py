@@ -1,4 +1,4 @@
-"""What is wrong with a run, as far as that can be known before anything is sampled.
+"""Checks of a run before anything is sampled.
 
 `check_settings` looks at what is stated alone; a trainer calls it first, then `check_world` and `check_model` when it
 has the tasks, and loads the model after that. `rehearse` is all of it for a run that is only shown (`--dry-run`): it
@@ -47,6 +47,7 @@ LOOKED_AT = 2000  # prompts in which markers of templates are looked for
 def check_settings(s: RunSettings, method: Method) -> None:
     """Refuse a device that does not exist, a model of another kind, groups that can teach the method nothing, and
     sampling that the rollout can't work with."""
+    # Checks of single settings; what depends on tasks or on the model comes later.
     device = device_of(s.learner.device)
     check_device(device)
     if s.learner.attention == "flex" and device in NO_FLEX_BACKWARD:
@@ -117,7 +118,7 @@ def check_ratios(method: Method) -> None:
 
 
 def reads_ratio(term: Any) -> bool:
-    """Whether a term divides by the probability that a token was sampled with, and has no way without."""
+    """Return True if a term divides by the probability of a token when sampled, and can't do without it."""
     surrogate = getattr(term, "surrogate", None)
     has_ratio = getattr(term, "ratio_over", None) in ("proximal", "behaviour")
     return (
@@ -164,8 +165,11 @@ def check_device(name: str) -> None:
 
 
 def learns_from_one(method: Method) -> bool:
-    """Whether groups of one rollout, some right and some wrong, are given any credit; True where made-up rollouts
-    can't tell, because a part reads more than outcomes or is not gxpo's own."""
+    """Return True if groups of one rollout, some right and some wrong, get any credit.
+
+    Tried on made-up rollouts; also True where these can't tell, because a part reads more than outcomes or is not
+    gxpo's own.
+    """
     parts = [*method.terms.values(), *getattr(method.credit, "parts", [method.credit])]
     are_built_in = all(type(part).__module__.startswith("gxpo.") for part in parts)
     if not are_built_in or not method.reads_credit or any(map(learns_from_equal_groups, parts)):
@@ -182,7 +186,8 @@ def learns_from_one(method: Method) -> bool:
 
 
 def check_world(method: Method, world: World, task: str, held_out: int = 0, template: str = "auto") -> None:
-    """Refuse a method whose needs nobody meets. `held_out`: tasks that evaluations sample; `template`: of the chat."""
+    """Refuse a method that requires what neither rollout nor task provides. `held_out`: tasks that evaluations sample; `template`: of the chat."""
+    # Who provides what the method requires: rollout, segmenter, task source, environments.
     parts = [method.rollout, world.source, world.envs]
     provided = {x for part in (*parts, method.segmenter) for x in getattr(part, "provides", ())}
     advice = "choose a task that does"
@@ -205,6 +210,7 @@ def check_world(method: Method, world: World, task: str, held_out: int = 0, temp
         raise ConfigError(
             f"chat.template=rendered is for tasks whose prompts are texts, and those of {task} are episodes"
         )
+    # Rollouts may need something of each task, such as a reference answer: better known now than at its step.
     if (check_held_out := getattr(method.rollout, "check_held_out", None)) is not None:
         check_held_out(world.source.held_out(held_out))
     check_task = getattr(method.rollout, "check_task", None)
@@ -225,7 +231,7 @@ def check_lengths(s: RunSettings, method: Method, world: World) -> None:
 
 
 def rehearse(resolved: Resolved) -> None:
-    """All checks of a run that is not going to be started from here."""
+    """Run all checks of a run that is only shown (`--dry-run`)."""
     check_phases(resolved)
     rules_of(resolved.settings.trainer)
     check_callbacks(resolved.settings.trainer.callbacks, resolved.settings.logging.options)
@@ -234,7 +240,7 @@ def rehearse(resolved: Resolved) -> None:
 
 
 def _rehearse(resolved: Resolved) -> None:
-    """The checks of one phase, or of a run without phases."""
+    """Run the checks of one phase, or of a run without phases."""
     s, method = resolved.settings, resolved.method
     check_settings(s, method)
     world = worlds.foreseen(s.task, seed=s.seed, options=s.tasks.options, per_step=s.tasks.per_step)

@@ -1,4 +1,4 @@
-"""What a run will cost, from two real steps of it in a directory that is thrown away."""
+"""Estimate of a run's cost from two real steps of it, in a directory that is deleted afterwards."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def probe(resolved: Resolved, *, notify: Callable[[str], None] = lambda line: No
         try:
             notify("probing two steps (--no-probe: none)")
             memory = Memory(trainer.device)
+            # The first step sets things up (compilation, caches), so times are the second's.
             first, second = trainer.step(), trainer.step()
             update = second if second["optimiser_steps"] else forced_update(trainer)
             peak = memory.peak()
@@ -89,7 +90,7 @@ def probe(resolved: Resolved, *, notify: Callable[[str], None] = lambda line: No
 
 
 class Everywhere:
-    """An advantage of 1 for every token, with the targets that `credit` hands over."""
+    """Credit of 1 for every token, with the targets that another credit part provides."""
 
     def __init__(self, credit: Any) -> None:
         self.provides = getattr(credit, "provides", ())
@@ -100,13 +101,13 @@ class Everywhere:
 
 
 def forced_update(trainer: Trainer) -> dict[str, Any]:
-    """One more step, with an advantage of 1 for every token, so that there is something to update."""
+    """Take one more step, with an advantage of 1 for every token, so that there is something to update."""
     trainer.method = dataclasses.replace(trainer.method, credit=Everywhere(trainer.method.credit))
     return trainer.step()
 
 
 def has_budget(s: RunSettings) -> bool:
-    """Whether a budget ends the run."""
+    """Return True if a budget may end the run before `trainer.steps`."""
     return any(x is not None for x in (s.trainer.max_tokens, s.trainer.max_updates, s.trainer.max_seconds))
 
 
@@ -120,7 +121,7 @@ def steps_until_end(s: RunSettings, tokens: int, updates: int, seconds: float) -
 
 
 def n_times(steps: int, every: int) -> int:
-    """How often something happens that is done before the first step, every n-th step (0: never) and after the last."""
+    """Number of times for something done before the first step, every n-th step (0: never) and after the last."""
     return 2 + ((steps - 1) // every if every else 0)
 
 
@@ -137,7 +138,7 @@ def writing_speed(folder: Path, size: int) -> float:
 
 
 class Memory:
-    """Memory of the device from now on, MiB: allocated by torch on cuda, otherwise resident of this process."""
+    """Peak memory of the device from now on, MiB: allocated by torch on cuda, otherwise resident of this process."""
 
     def __init__(self, device: str) -> None:
         self.cuda = str(device).startswith("cuda")

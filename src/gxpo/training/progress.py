@@ -1,4 +1,4 @@
-"""What the command line shows of a run while it goes on, and when it has ended."""
+"""Output of `gxpo train` on the command line: lines while the run goes on, a summary at its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WIDTH = 120  # columns of the lines where there is no terminal
 
 
 class Progress(Callback):
-    """Of the command line: a line every few steps and at every evaluation, above a bar where there is a terminal.
+    """Progress on the command line: a line every few steps and at every evaluation, above a bar where there is a terminal.
 
     A context manager, and a callback of the run; `interrupts` is the `watch`.
     """
@@ -36,7 +36,7 @@ class Progress(Callback):
 
     @property
     def signal(self) -> int | None:
-        """The first that asked the run to end."""
+        """The first signal that asked the run to end; None without."""
         return self.interrupts.signal
 
     def __enter__(self) -> Progress:
@@ -47,7 +47,7 @@ class Progress(Callback):
         self.interrupts.__exit__(*error)
 
     def say(self, line: str) -> None:
-        """A line before the first step."""
+        """Print a line before the first step."""
         if not self.quiet:
             self.console.print(line, style="dim")
 
@@ -70,7 +70,7 @@ class Progress(Callback):
         self._bar.on_end(run, error)
 
     def close(self, run: Any, *, as_json: bool = False) -> None:
-        """The closing lines, of the first process: before and after, where everything is, how to go on."""
+        """Print the closing lines: accuracy before and after, problems, paths, how to go on; as JSON on request."""
         if runtime.rank() != 0:
             return
         held_out = run.evaluations
@@ -78,6 +78,7 @@ class Progress(Callback):
         gain = run.gain
         counts = {k: v for k, v in run.trainer.rewards.counts.items() if v}
         n_over_limit = counts.pop(LIMIT, 0)
+        # One summary for both forms; its keys are read by scripts.
         diagnosis = run.diagnosis
         summary = {
             "out": str(run.path),
@@ -100,6 +101,7 @@ class Progress(Callback):
         if as_json:
             say(json.dumps(summary))
             return
+        # For people: the gain first, then what could not be scored, then whether anything could be learned.
         if held_out:
             self.console.print(
                 f"held-out accuracy {first['eval_accuracy']:.3f} -> {last['eval_accuracy']:.3f} "
@@ -115,6 +117,7 @@ class Progress(Callback):
             self.console.print(f"first {kind}: {message}", style="yellow")
         if n_over_limit:
             self.console.print(f"counted as wrong, too large to be checked: {n_over_limit}", style="yellow")
+        # The doctor's first finding may say the same as `problem`, and closer: then it is left to it.
         first = set(diagnosis.findings[0].ids) if diagnosis and diagnosis.sick else set()
         if run.problem and (run.tally.all_unscored or not first & NOTHING_LEARNED):
             self.console.print(run.problem, style="bold red")

@@ -37,7 +37,7 @@ CHARTS: tuple[tuple[str, str, bool, dict[str, str]], ...] = (
 
 
 def write_report(run: Path | str, diagnosis: Diagnosis | None = None) -> Path:
-    """Write `report.html` of a run directory from what stands in it so far; gives its path.
+    """Write `report.html` of a run directory from its files so far; return its path.
 
     Reads metrics.jsonl, evaluations.jsonl (held-out figures, the first before any step), config.yaml and the first and
     the last file of rollouts/. Everything that a model or a user wrote is escaped. `diagnosis`: the doctor's, which
@@ -63,7 +63,7 @@ def write_report(run: Path | str, diagnosis: Diagnosis | None = None) -> Path:
 
 
 def _names(config: str, directory: str) -> tuple[str, list[str]]:
-    """The page's title and the facts under it: method, model and task, as the configuration names them."""
+    """Title of the page and the facts under it: method, model and task from the configuration."""
     values = dict(re.findall(r"^(method|model|task|seed):[ \t]+(.*?)(?:[ \t]+#.*)?$", config, re.MULTILINE))
     title_words = [str(values[k]) for k in ("method", "model", "task") if k in values]
     title = f"{title_words[0]} on {title_words[-1]}" if len(title_words) == 3 else f"gxpo run {directory}"
@@ -72,7 +72,7 @@ def _names(config: str, directory: str) -> tuple[str, list[str]]:
 
 
 def summary(rows: Sequence[Row], evaluations: Sequence[Row]) -> list[tuple[str, str]]:
-    """Closing figures of a run as (what, value)."""
+    """Closing figures of a run as rows of (label, value)."""
     out: list[tuple[str, str]] = [("steps", str(rows[-1]["step"]) if rows else "none yet")]
     measured = [e for e in evaluations if e.get("eval_accuracy") is not None]
     if measured:
@@ -87,6 +87,7 @@ def summary(rows: Sequence[Row], evaluations: Sequence[Row]) -> list[tuple[str, 
         for name, value in last.items():
             if name.startswith("eval_pass_at_") and value is not None:
                 out.append((f"held-out pass@{name.removeprefix('eval_pass_at_')}", f"{value:.3f}"))
+    # Counters in the last line cover the run; unscored rollouts and times are of each step.
     if not rows:
         return out
     end = rows[-1]
@@ -122,7 +123,7 @@ def _duration(seconds: float) -> str:
 
 
 def curves(rows: Sequence[Row], evaluations: Sequence[Row], only: Collection[str] | None = None) -> list[Html]:
-    """The charts of a run, `only` those with these titles, and a line about those that it has no values for."""
+    """Draw the charts of a run (`only`: those with these titles), and a line that names those without values."""
     plots, missing = [], []
     for title, unit, share, names in CHARTS:
         if only is not None and title not in only:
@@ -167,7 +168,7 @@ def samples(folder: Path) -> list[Html]:
 
 
 def rollout_table(path: Path) -> Html:
-    """The best and the worst rollouts of a file."""
+    """Table of the best and worst rollouts of a file."""
     records, unread = [], 0
     for line in path.read_bytes().splitlines():
         try:
@@ -188,7 +189,7 @@ def rollout_table(path: Path) -> Html:
 
 
 def _best_and_worst(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The best and the worst rollout of the first groups that have two, then of any."""
+    """Choose the best and worst rollout of the first groups that have two, then of any."""
     records_in_contrast = contrasts(records)
     groups = list(dict.fromkeys(map(group_of, records_in_contrast)))[:SHOWN_GROUPS]
     return [r for r in records_in_contrast if group_of(r) in groups]

@@ -1,4 +1,4 @@
-"""Resources of a run or of one of its phases: tasks, rewards, policy and engine, made anew where a phase begins."""
+"""Loading of a run's tasks, rewards, policy and engine; anew for each phase. Also settings measured once (`auto`)."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from gxpo.training.setup import Notify, Policy
 from gxpo.training.start import load_learner, parameters_of, start_from
 
 # ---------------------------------------------------------------- measured
-# Settings that are `auto`, as what is fastest here: measured once, alike in all processes, fixed in config.yaml.
+# Settings that are `auto` become what is fastest here: measured once, equal in all processes, fixed in config.yaml.
 OBSERVATION = 256  # tokens taken as the length of a prompt where tasks are instances of an environment
 MICROBATCH, UPDATING, SAMPLING = "learner.tokens_per_microbatch", "learner.products", "sampling.products"
 
 
 def measure_auto(resolved: Resolved, policy: Policy, source: TaskSource, notify: Notify) -> Resolved:
-    """The settings with numbers and dtypes in the place of `auto`; learner and engine work by them from now on.
+    """Replace `auto` in the settings by measured numbers and dtypes, and set learner and engine accordingly.
 
     `auto` stays where there is nothing to choose, such as the dtype of a float32 model's products.
     """
@@ -52,7 +52,7 @@ def measure_auto(resolved: Resolved, policy: Policy, source: TaskSource, notify:
 
 
 def _with_products(resolved: Resolved, policy: Policy, notify: Notify) -> Resolved:
-    """The dtype in which matrices are multiplied, in updates and while sampling."""
+    """Measure the dtype of matrix products in updates and while sampling."""
     s, learner, engine = resolved.settings, policy.learner, policy.engine
     trials: dict[str, Trial | None] = {}
     if s.learner.products == "auto" and isinstance(learner, TorchLearner):
@@ -61,6 +61,7 @@ def _with_products(resolved: Resolved, policy: Policy, notify: Notify) -> Resolv
         samples = s.tasks.per_step * getattr(resolved.method.rollout, "group_size", 1)
         trials[SAMPLING] = engine.products_trial(max(1, samples // runtime.world()))
     choices = {key: [trial.choice, str(trial)] for key, trial in trials.items() if trial is not None}
+    # Trials are timed, so processes may choose differently: the first one's choice holds for all.
     choices = json.loads(runtime.gather(json.dumps(choices).encode())[0])
     if UPDATING in choices and isinstance(learner, TorchLearner):
         learner.use_products(choices[UPDATING][0])
@@ -73,11 +74,11 @@ def _with_products(resolved: Resolved, policy: Policy, notify: Notify) -> Resolv
 
 
 def _with_microbatch(resolved: Resolved, policy: Policy, source: TaskSource, notify: Notify) -> Resolved:
-    """How many tokens go through the model together in an update."""
+    """Measure how many tokens go through the model together in an update."""
     s = resolved.settings
     if s.learner.tokens_per_microbatch != "auto":
         return resolved
-    notify("trying out learner.tokens_per_microbatch (once; the number then stands in config.yaml)")
+    notify("measuring learner.tokens_per_microbatch (once; the number is then in config.yaml)")
     longest = max((_length(task.prompt, policy.tokenizer) for task in source.held_out(8)), default=0) or OBSERVATION
     size = tokens_per_microbatch(
         policy.learner, longest, s.sampling.max_new_tokens, getattr(resolved.method.rollout, "group_size", 1)
@@ -88,7 +89,7 @@ def _with_microbatch(resolved: Resolved, policy: Policy, source: TaskSource, not
 
 
 def _with_values(resolved: Resolved, values: Mapping[str, Any]) -> Resolved:
-    """With these values of settings, whose origins say that they were measured."""
+    """Set these settings, in each phase too, with an origin that says that they were measured."""
     s: RunSettings = resolved.settings
     for key, value in values.items():
         section, _, name = key.partition(".")
@@ -99,19 +100,19 @@ def _with_values(resolved: Resolved, values: Mapping[str, Any]) -> Resolved:
 
 
 def _length(prompt: str | tuple[int, ...] | tuple[Message, ...], tokenizer: Any) -> int:
-    """Tokens of a prompt, but for what a chat template adds."""
+    """Count the tokens of a prompt, without those that a chat template adds."""
     if isinstance(prompt, str):
         return len(tokenizer.encode(prompt)) if prompt else 0
     return sum(1 if isinstance(x, int) else len(tokenizer.encode(str(x.get("content") or ""))) for x in prompt)
 
 
 # ---------------------------------------------------------------- shared envs
-# Environments under several processes: one of them acts, all see what comes of it.
+# Environments under several processes: the first one acts, all see the results.
 Steps = dict[str, "TimeStep | EnvFailure"]
 
 
 class SharedEnvs:
-    """`envs` of the first process, for all processes that play the same episodes at the same time."""
+    """Environments of the first process, shared by all processes, which play the same episodes in step."""
 
     def __init__(self, envs: Envs) -> None:
         self.envs = envs
@@ -164,7 +165,7 @@ def _unpacked(kind: str, value: Any) -> Any:
 
 # ---------------------------------------------------------------- resources
 class Resources:
-    """Tasks, rewards, policy, engine and method of a run, or of the phase that holds."""
+    """Tasks, rewards, policy, engine and method of a run, or of its current phase."""
 
     settings: RunSettings
     method: Method
@@ -185,7 +186,7 @@ class Resources:
 
     @property
     def now(self) -> Resolved:
-        """The configuration of the run, or of the phase that holds."""
+        """The configuration of the run, or of its current phase."""
         return self.resolved if self.tracker is None else self.resolved.phases[self.tracker.number]
 
     def set_up(
@@ -196,7 +197,7 @@ class Resources:
         keep: bool = False,
         reference: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Make what is needed from here on; `_open` closes it.
+        """Load everything that steps need; `close` ends it.
 
         start      a run or checkpoint whose parameters it begins with; `keep`: and whose optimiser's state
         measure    whether what `auto` means has to be found out
@@ -204,6 +205,7 @@ class Resources:
         """
         now = self.now
         s, method = now.settings, self._with_rollout_folder(now.method)
+        # From cheap to dear: what the settings alone contradict, then the tasks, then rewards, and the model last.
         preflight.check_settings(s, method)
         self.sampling = setup.sampling_of(s)
         reward, source = self._objects(now)
@@ -225,6 +227,7 @@ class Resources:
                 given=RolloutPart.hook(method.rollout, "components"),
             )
             exit_stack.callback(self.rewards.close)
+            # The policy, and the parameters that it begins with: its own, another run's, or the phase before's.
             policy = setup.policy_of(now, self._notify)
             exit_stack.callback(getattr(policy.engine, "close", lambda: None))
             if keep:
@@ -237,6 +240,7 @@ class Resources:
             self.tokenizer, self.learner, self.engine = policy.tokenizer, policy.learner, policy.engine
             self.chat, self.device = policy.chat, policy.device
             self.rewards.read_with(raw_decoder(self.tokenizer))
+            # Only with tokenizer and chat format can prompts be looked at, and long ones be refused or left out.
             if runtime.rank() == 0:
                 preflight.warn_of_prompts(self.world, s.chat.template, self.chat)
             self.episode = setup.episode_of(s, self.world, policy)
@@ -245,6 +249,7 @@ class Resources:
             if measure:
                 self.resolved = measure_auto(self.resolved, policy, self.source, self._notify)
             self._exit_stack = exit_stack.pop_all()
+        # Settings and method come after the measurements, which may have replaced `auto` in them.
         self.settings = s = self.now.settings
         envs = self.world.envs
         self.envs = envs if envs is None or runtime.world() == 1 else SharedEnvs(envs)
@@ -262,7 +267,7 @@ class Resources:
             part.bind(tools)
 
     def _fit_prompts(self, s: RunSettings, method: Method, policy: setup.Policy) -> None:
-        """Look at the prompts of all tasks before the first step, and do with those too long what the settings say."""
+        """Refuse or leave out tasks whose prompts are too long (`tasks.too_long`), before the first step."""
         self.source, lines = setup.fitted(s, method, self.source, policy, refuses=self._refuses_long_prompts)
         for line in lines:
             self._notify(line)
@@ -272,7 +277,7 @@ class Resources:
 
     @property
     def exhausted(self) -> str | None:
-        """Why no further step has a task, where the sampler has dropped all of them."""
+        """Reason why no further step has a task, if the sampler has dropped all of them; else None."""
         return None if self.sampled_tasks is None else self.sampled_tasks.exhausted
 
     def keep_order(self, state: Mapping[str, Any]) -> None:
@@ -281,14 +286,14 @@ class Resources:
         count_from(self.source, self.first_step)
 
     def _with_rollout_folder(self, method: Method) -> Method:
-        """The method, with the folder of what its rollout reads of earlier phases."""
+        """Point a rollout that reads earlier phases to the folder of their files."""
         if self.tracker is None or getattr(method.rollout, "file", None) not in OF_PHASES:
             return method
         folder = folder_of(self.directory, self.tracker.number)
         return replace(method, rollout=replace(method.rollout, file=str(folder)))
 
     def _objects(self, resolved: Resolved) -> tuple[Any, Any]:
-        """The reward and the task source that were given as objects, unless the phase states its own."""
+        """Reward and task source given as Python objects; None where the phase states its own."""
         phase_keys = () if resolved.phase is None else resolved.phase.keys
         reward, source = self._objects_given
         return (
@@ -297,7 +302,7 @@ class Resources:
         )
 
     def set_up_as(self, run: Path) -> None:
-        """Make what is needed for the newest checkpoint of a run to be loaded: that of its phase."""
+        """Load everything for the phase of a run's newest checkpoint, so that this can be loaded."""
         reference, self.directory = None, run
         self._refuses_long_prompts = self.resolved.keys["tasks.too_long"].origin != "default"
         if self.tracker is not None:
@@ -320,7 +325,8 @@ class Resources:
             and getattr(self.resolved.phases[tracker.number + 1].method.rollout, "file", "") in OF_PHASES
         ):
             collect(self.directory, self.resolved.phases, tracker.begins, step)
-        runtime.first("")
+        runtime.first("")  # the files are there for all processes
+        # Two policies would not fit into memory: the old one goes before the new one is loaded.
         self._exit_stack.close()
         del self.learner, self.engine, self.method
         give_back()
@@ -335,7 +341,7 @@ class Resources:
 
 
 def _task_settings(one: Resolved) -> tuple[Any, ...]:
-    """What decides which tasks are drawn: where it is the same, the source goes on."""
+    """Settings that decide which tasks are drawn; where they are equal, the next phase goes on with the source."""
     s = one.settings
     return s.task, s.tasks, s.env, one.method.sampler
 

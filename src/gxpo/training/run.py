@@ -42,16 +42,16 @@ class Run:
 
     @property
     def resumed(self) -> bool:
-        """Whether it went on from a checkpoint in this process."""
+        """True if it went on from a checkpoint in this process."""
         return self.trainer is not None and self.trainer.resumed
 
     @property
     def stopped(self) -> str | None:
-        """Why it ended before its last step (or is about to); None where it did not."""
+        """Reason why it ended before its last step (or is about to); None if it did not."""
         return None if self.trainer is None else self.trainer.stopped
 
     def stop(self, reason: str) -> None:
-        """For callbacks: end the run after this step; it is saved, and `gxpo resume` goes on."""
+        """End the run after this step, for callbacks; it is saved, and `gxpo resume` goes on."""
         if self.trainer is not None:
             self.trainer.stopped = self.trainer.stopped or reason
 
@@ -93,19 +93,19 @@ class Run:
 
     @property
     def tally(self) -> Tally:
-        """What was unscored, without signal or without an update in all of its steps."""
+        """Counts over all of its steps: unscored rollouts, groups without signal, updates."""
         return Tally.of(self.metrics)
 
     @property
     def problem(self) -> str | None:
-        """Why nothing can have been learned in it, in a line: no rollout was scored, or no group had a signal. None
-        where something could."""
+        """Reason in a line why nothing can have been learned: no rollout scored, or no group with a signal. None where
+        something could."""
         method = self.trainer.method if self.trainer is not None else self.resolved.method
         return self.tally.problem(method, None if self.trainer is None else self.trainer.failures)
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
-        """What `gxpo doctor` finds in it; None where that failed, which is warned of."""
+        """Diagnosis of `gxpo doctor`; None if that failed, with a warning."""
         return verdict_of(self.path)
 
     @property

@@ -42,7 +42,7 @@ def table_of(run: Path, which: str) -> Any:
 
 
 def samples(run: Path) -> list[dict[str, Any]]:
-    """A flat row for each rollout in rollouts/: texts, outcome, components, advantage."""
+    """Flatten each rollout in rollouts/ to a row: texts, outcome, components, advantage."""
     rows = []
     for path in sorted((run / "rollouts").glob("step-*.jsonl")):
         step = int(path.stem.rpartition("-")[2])
@@ -84,6 +84,7 @@ def plot(run: Path, title: str, path: str | Path | None = None) -> Any:
             self.savefig(buffer, format="png", dpi=90)
             return buffer.getvalue()
 
+    # Charts without values are left out, so the grid is as large as what there is to show.
     metrics, evaluations = rows_of(run)
     panels = []
     for name, unit, share, series in CHARTS:
@@ -128,7 +129,7 @@ def _line(rows: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float], lis
 
 
 def html(run: Path, title: str, verdict: str | None) -> str:
-    """What a notebook shows of a run: verdict, curves, the best and the worst rollouts of its last written step."""
+    """HTML for notebooks: verdict, curves, the best and worst rollouts of the last written step."""
     metrics, evaluations = rows_of(run)
     paragraphs = [paragraph(Html("<b>"), title, Html("</b>"))]
     if verdict is not None:

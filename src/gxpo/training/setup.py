@@ -1,4 +1,4 @@
-"""What a run needs before its first step: the world, the policy in its learner and engine, the chat format."""
+"""Construction of a run's world, policy (learner, engine, chat format) and episode rules from its settings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ from gxpo.training.export import lora_settings
 from gxpo.training.models import flow, prompt_lengths
 
 # ---------------------------------------------------------------- engine
-# Who samples a run's language model: the engine that was chosen, as the settings say.
 LanguageEngine = TorchEngine | VllmEngine | OpenAIEngine
 
 
@@ -51,7 +50,7 @@ def engine_of(
     sampling: Sampling,
     notify: Callable[[str], None],
 ) -> LanguageEngine:
-    """Who samples the learner's policy, drawing as `sampling` says; `notify` is told who was taken, and why."""
+    """Build the engine that samples the learner's policy; `notify` is told which one was chosen, and why."""
     engine_name, rows, options = s.sampling.engine, s.sampling.batch_rows, s.sampling.engine_options
     model = learner.model if learner.samples is None else learner.samples
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -70,6 +69,7 @@ def engine_of(
     choice = choose(engine_name, run, python=s.sampling.engine_python, servers=s.sampling.servers)
     if engine_name == "auto" and not of_the_house(s.model):
         notify(f"sampling with {choice.engine}: {choice.why}")
+    # Engines outside of this process sample one policy, the first; the engine here samples all of them.
     (policy, *_) = learner.policies
     if choice.engine == "openai":
         return _servers(s, model, tokenizer, policy, causal.get_input_embeddings().weight.shape[0], notify)
@@ -112,7 +112,8 @@ def _servers(
     vocabulary: int,
     notify: Callable[[str], None],
 ) -> OpenAIEngine:
-    """OpenAI-compatible servers; weights are published to them where a folder for that is named."""
+    """Build the engine of OpenAI-compatible servers; weights are published to them if a folder for that is named."""
+    # Refused here, before the engine waits for servers.
     options = s.sampling.engine_options
     if unknown := [name for name in options if name not in OPTIONS]:
         option_names = f"{', '.join(OPTIONS[:-1])} and {OPTIONS[-1]}"
@@ -150,7 +151,7 @@ def device_of(name: str) -> str:
 
 
 def world_of(s: RunSettings, source: Any = None) -> World:
-    """Where tasks come from, and their environment; `given`: a task source of the user's, as an object."""
+    """Build the task source and its environments; `source`: a task source of the user's, as an object."""
     return worlds.make(
         s.task,
         seed=s.seed,
@@ -174,14 +175,14 @@ def sampled_of(s: RunSettings, sampler: Any, world: World) -> SampledTasks:
 
 
 def sampling_of(s: RunSettings) -> Sampling:
-    """How actions are drawn in training."""
+    """Sampling settings of training."""
     names = {"temperature", "top_k", "top_p", "max_new_tokens"}
     return Sampling(**s.sampling.model_dump(include=names), stop=tuple(s.sampling.stop))
 
 
 @dataclass
 class Policy:
-    """The model that is trained, and how it is sampled and spoken to."""
+    """The model that is trained, with tokenizer, learner, engine and chat format."""
 
     tokenizer: Any
     learner: TorchLearner | FlowLearner | RemoteLearner
@@ -201,12 +202,12 @@ class Policy:
 
 
 def policy_of(resolved: Resolved, notify: Notify) -> Policy:
-    """Loads the model; what can be wrong with it and is not known by its name (`preflight`) is found here."""
+    """Load the model into learner and engine; errors that its name alone does not show (`preflight`) come up here."""
     return _flow_policy(resolved, notify) if flow.is_flow(resolved.settings.model) else _text_policy(resolved, notify)
 
 
 def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
-    """A causal language model."""
+    """Load a causal language model."""
     s, method = resolved.settings, resolved.method
     device = device_of(s.learner.device)
     if s.cluster.backend in cluster.ENGINES:
@@ -257,7 +258,7 @@ def _check_tower(s: RunSettings, model: Any) -> None:
 
 
 def _remote_policy(resolved: Resolved, device: str, notify: Notify) -> Policy:
-    """A language model whose weights a training engine holds."""
+    """Load a language model whose weights a training engine holds."""
     s, learning = resolved.settings, _learning(resolved, device)
     if s.cluster.backend == "tinker":
         tokenizer, learner, engine, longest = cluster.tinker_policy(s, learning, notify)
@@ -280,7 +281,7 @@ def _chat(s: RunSettings, tokenizer: Any, model: Any = None) -> Chat:
 
 
 def _flow_policy(resolved: Resolved, notify: Notify) -> Policy:
-    """A sampler that denoises."""
+    """Load a flow, which denoises instead of writing tokens."""
     s, method = resolved.settings, resolved.method
     unfit = {
         "learner.dtype=bfloat16": s.learner.dtype == "bfloat16",
@@ -300,7 +301,7 @@ def _flow_policy(resolved: Resolved, notify: Notify) -> Policy:
 
 
 def _learning(resolved: Resolved, device: str) -> dict[str, Any]:
-    """What every learner is told."""
+    """Options that every learner takes."""
     s, method = resolved.settings, resolved.method
     size = s.learner.tokens_per_microbatch
     return {

@@ -17,7 +17,7 @@ PARAMETER = "parameter/"  # before the names of parameters; others are the optim
 
 
 class Shards(Mapping[str, Tensor]):
-    """Name -> whole tensor of the files in a directory; each is put together from its shards when it is asked for."""
+    """Mapping of names to whole tensors from the files in a directory; each is joined from its shards on access."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -19,7 +19,7 @@ _INSTALLED = tuple(sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib", "p
 
 
 class _Unwritable(Exception):
-    """Something in it can't be written as source."""
+    """Raised for a value that can't be written as source."""
 
 
 def file_name(value: Any) -> str | None:
@@ -56,7 +56,7 @@ def module_text(values: Iterable[Any]) -> str | None:
 
 
 class _Writer:
-    """Collects statements, each after those that it needs."""
+    """Collector of statements, each after those that it needs."""
 
     def __init__(self) -> None:
         self.imports: list[str] = []
@@ -64,12 +64,12 @@ class _Writer:
         self._bound: dict[str, Any] = {}
 
     def text(self) -> str:
-        """The module."""
+        """Join the statements to the text of a module."""
         head = ["from __future__ import annotations", *dict.fromkeys(self.imports)]
         return "\n".join(head) + "\n\n\n" + "\n\n\n".join(self.statements) + "\n"
 
     def bind(self, name: str, value: Any) -> None:
-        """Write what gives `name` this value."""
+        """Add the statement that gives `name` this value."""
         if name in self._bound:
             if self._bound[name] is not value:
                 raise _Unwritable
@@ -93,7 +93,7 @@ class _Writer:
 
     @staticmethod
     def _is_unimportable(value: Any) -> bool:
-        """Whether it can be found by its source alone: of the script, or of a module that no name leads to."""
+        """Return True if it can't be imported: it is of the script, or of a module that does not lead to it by name."""
         module = sys.modules.get(value.__module__)
         return value.__module__ == "__main__" or getattr(module, value.__qualname__.split(".")[0], None) is None
 
@@ -133,7 +133,7 @@ class _Writer:
 
 
 def _names_read(tree: ast.AST) -> list[str]:
-    """Names that a definition reads, but for annotations and what it binds itself."""
+    """Names that a definition reads, without annotations and names that it binds itself."""
     bound = {x.arg for x in ast.walk(tree) if isinstance(x, ast.arg)}
     bound |= {x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and not isinstance(x.ctx, ast.Load)}
     shared = {n for x in ast.walk(tree) if isinstance(x, (ast.Global, ast.Nonlocal)) for n in x.names}

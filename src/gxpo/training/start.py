@@ -1,4 +1,4 @@
-"""Starting where another run stands: its settings below the new ones, its parameters, nothing else of it."""
+"""Starting from another run: its settings below the new ones, and its parameters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NOTE = re.compile(r"\((?P<origin>[^()]*)\)$")
 
 
 def read_verified_config(run: Path, *, allow_changed_data: bool = True) -> tuple[dict[str, Stated], str]:
-    """Keys and text of a run's config.yaml, checked against its newest checkpoint before anything they name is loaded.
+    """Read keys and text of a run's config.yaml, checked against its newest checkpoint before anything they name is loaded.
 
     Raises `CheckpointError` if config.yaml differs or, unless `allow_changed_data`, a file that it names.
     """
@@ -54,7 +54,7 @@ def refuse_other_config(run: Path, text: str, state: Mapping[str, Any]) -> None:
 
 
 def checkpoint_of(path: Path, step: int | None = None) -> Path:
-    """The newest whole checkpoint of a run directory, or that of `step`; a checkpoint's own directory is itself."""
+    """Path of the newest whole checkpoint of a run, or of that of `step`; a checkpoint's directory is returned as it is."""
     run = run_of(path)
     if run != Path(path):
         checkpoint.verify(Path(path))
@@ -72,8 +72,8 @@ def checkpoint_of(path: Path, step: int | None = None) -> Path:
 
 
 def parameters_of(path: Path, step: int | None = None) -> Mapping[str, Tensor]:
-    """Name -> trained parameter (on the CPU, at the precision it was updated in) of a run's checkpoint; of shards each
-    is put together when it is asked for."""
+    """Load the trained parameters by name (on the CPU, at the precision it was updated in) of a run's checkpoint; sharded ones are
+    joined on access."""
     checkpoint_path = checkpoint_of(path, step)
     engine = checkpoint_path / checkpoint.ENGINE
     if engine.is_dir() and not any(engine.glob("*.safetensors")):
@@ -85,7 +85,7 @@ def parameters_of(path: Path, step: int | None = None) -> Mapping[str, Tensor]:
 
 
 def load_learner(learner: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Give a learner what a checkpoint has of it; the checkpoint's own tensors and state."""
+    """Load a checkpoint into a learner; return its tensors and state."""
     tensors, state = checkpoint.load(path)
     if (path / checkpoint.ENGINE).is_dir() != isinstance(learner, WritesFiles):
         raise CheckpointError(f"{path} was written with another cluster.backend: resume it with that, or use init_from")
@@ -115,7 +115,7 @@ def start_from(learner: Any, path: str | Path) -> None:
 
 
 def inherited(run: Path, settings: Mapping[str, Stated], *, composed: bool = False) -> dict[str, Stated]:
-    """What `run`'s config.yaml says, under what is `given`; every origin is RUN/config.yaml:LINE.
+    """Merge the keys of another run's config.yaml below the given ones; their origins are RUN/config.yaml:LINE.
 
     A key that nobody had stated there (a default, or a value that a method brought: its origin is noted behind the
     line) is not taken where what it depends on is given anew: all such keys under another `method` or `compat`, and a
@@ -143,7 +143,7 @@ def inherited(run: Path, settings: Mapping[str, Stated], *, composed: bool = Fal
 
 
 def _origin(lines: list[str], place: str) -> str:
-    """The origin that a run wrote behind the key of `at`, FILE:LINE; through inheritance, the first one."""
+    """Origin that a run noted behind a key; through inheritance, the first one. `place`: FILE:LINE of the key."""
     number = place.rpartition(":")[2]
     comment = lines[int(number) - 1].rpartition("# ")[2].strip() if number.isdigit() else ""
     note = _NOTE.search(comment)

@@ -101,6 +101,7 @@ def train(
             out = _directory_of(resolved, None)
         given = Objects(reward=reward) if callable(reward) else None
     screen = display(progress)
+    # Loading may take minutes (downloads, warm-up): the display shows its lines until the first step.
     say = notify or screen.say
     with no_loading_bars():
         trainer = Trainer(resolved, out=out, given=given, notify=say, callbacks=[*callbacks, screen])
@@ -111,7 +112,7 @@ def train(
 
 
 def _directory_of(resolved: config.Resolved, label: str | None) -> Path:
-    """A run directory that nobody has named: beside the run that this one starts from, or a new one under runs/."""
+    """Choose a new run directory: beside the run that this one starts from, or under runs/."""
     s = resolved.settings
     runtime.start()
     if s.out is not None:
@@ -124,8 +125,8 @@ def _directory_of(resolved: config.Resolved, label: str | None) -> Path:
 
 
 def keys_from_run(from_run: str | Path, settings: Mapping[str, Stated], *, composed: bool = False) -> dict[str, Stated]:
-    """The keys of a run that starts from the newest checkpoint of `from_run` (or from that checkpoint): what is
-    `given` over the other run's, and which checkpoint."""
+    """Keys of a run that starts from the newest checkpoint of `from_run` (or from that checkpoint): the given ones over
+    the other run's, and `init_from`."""
     path = Path(from_run)
     phased = config.read(run_of(path) / CONFIG).get("phases")
     if phased is not None and phased.value and not composed and not {"method", "phases"} & settings.keys():
@@ -160,6 +161,7 @@ def resume(
     out = Path(out)
     keys, text = read_verified_config(out, allow_changed_data=allow_changed_data)
     resolved = config.resolve(keys)
+    # More steps change config.yaml; where a schedule or phases depend on the total, that would change the past too.
     extended = steps is not None and steps != resolved.settings.trainer.steps
     if extended:
         if resolved.phases:
