@@ -159,8 +159,10 @@ def _shard_entries(partial: Path) -> dict[str, Any]:
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Load the tensors (on the CPU, all finite) and the state of the directory `path`, checked against its manifest; what is
-    under `engine/` is read by the engine that wrote it, or by `gxpo.training.shards`."""
+    """Load the tensors (on the CPU, all finite) and the state of the directory `path`, checked against its manifest.
+
+    Files under `engine/` are read by the engine that wrote them, or by `gxpo.training.shards`.
+    """
     path = Path(path)
     PICTURES.look_in(pictures_of(path.parent.parent))
     entries = _manifest(path)

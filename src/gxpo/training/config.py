@@ -103,7 +103,7 @@ class Resolved:
         return yamltext.dump({**document, "versions": versions()}, origins)
 
     def _as_entry(self, run: Mapping[str, Stated]) -> dict[str, Any]:
-        """Write a phase as an entry of `phases`: its rules, every key of its parts, and settings that are not the run's."""
+        """Write a phase as an entry of `phases`: its rules, all keys of its parts, settings that are not the run's."""
         assert self.phase is not None
         rules = {"steps": self.phase.steps, "until": self.phase.until and str(self.phase.until)}
         rules |= {name: getattr(self.phase, name) for name in ("reference", "optimiser", "weights")}
@@ -327,8 +327,8 @@ def _refuse_earlier_rollouts(one: Resolved) -> Resolved:
     if getattr(one.method.rollout, "file", None) in OF_PHASES:
         file_setting = one.keys["rollout.file"]
         raise ConfigError(
-            f"{_origin_prefix(file_setting)}rollout.file={file_setting.value}: it reads the rollouts of a phase, and there is none before: "
-            "state phases, of which the first samples, or name a .jsonl file or a folder of them"
+            f"{_origin_prefix(file_setting)}rollout.file={file_setting.value}: it reads the rollouts "
+            "of an earlier phase, and there is none: state phases, of which the first samples, or name a .jsonl file or a folder of them"
         )
     return one
 
@@ -392,8 +392,8 @@ def _resolve_phases(keys_given: Mapping[str, Stated], composed: Method | None, p
         total_steps = keys_given.get("trainer.steps", Stated(total, "phases"))
         if total_steps.value != total:
             raise ConfigError(
-                f"{_origin_prefix(total_steps)}trainer.steps={show(total_steps.value)}, and the phases take {total} steps: leave it out, or "
-                "change the steps of a phase (one that states none has a share of trainer.steps)"
+                f"{_origin_prefix(total_steps)}trainer.steps={show(total_steps.value)}, and the phases take "
+                f"{total} steps: leave it out, or change the steps of a phase (one that states none has a share of trainer.steps)"
             )
         resolved_phases = [_with_steps(one, replace(total_steps, value=total)) for one in resolved_phases]
     spec = run.get("method", resolved_phases[0].keys["method"])
@@ -438,8 +438,8 @@ def _validate(keys: Mapping[str, Stated]) -> RunSettings:
         if key in schedules:
             instead = "set optim.schedule" if key == "optim.lr" else "set it to one number"
             raise ConfigError(
-                f"{_origin_prefix(entry)}{key}: a schedule moves numbers of the method's parts, and this is a setting of the "
-                f"whole run: {instead}"
+                f"{_origin_prefix(entry)}{key}: a schedule moves numbers of the method's parts, and this is a setting "
+                f"of the whole run: {instead}"
             )
         if key in infinite:
             raise ConfigError(f"{_origin_prefix(entry)}{key}: numbers must be finite (got {show(entry.value)})")

@@ -81,9 +81,10 @@ def externals_of(s: RunSettings) -> dict[str, External]:
                 raise ConfigError(f"teacher.models.{name} has no {key!r}{hint}")
         if name in external_by_name or "role" not in options:
             raise ConfigError(
-                f"teacher.models.{name}: " + ("teacher.model has that name; take another" if name in external_by_name else
-                f"say its role, one of {', '.join(ROLES)}")
-            )  # fmt: skip
+                f"teacher.models.{name}: teacher.model has that name; choose another"
+                if name in external_by_name
+                else f"teacher.models.{name}: set its role, one of {', '.join(ROLES)}"
+            )
         external_by_name[name] = External(name, **options)
     return external_by_name
 
@@ -95,8 +96,8 @@ def check_externals(s: RunSettings, method: Method) -> None:
     for name in used:
         if name not in external_by_name or external_by_name[name].role != "teacher":
             raise ConfigError(
-                f"a signal reads the teacher {name!r}, which is not there{did_you_mean(name, external_by_name)}: name a "
-                "checkpoint, "
+                f"a signal reads the teacher {name!r}, which is not there{did_you_mean(name, external_by_name)}: "
+                "name a checkpoint, "
                 + ("teacher.model=DIR" if name == TEACHER else f"teacher.models.{name}={{role: teacher, model: DIR}}")
             )
     judges = set(_judge_names(s.scoring.options.get(JUDGE, {}), external_by_name))
@@ -151,9 +152,9 @@ class Checkpoint:
         """See `gxpo.base.judges.Judge`."""
         return self.load(self.external).ask(messages)
 
-    def logprob(self, prompt: str, said: str, answer: str) -> float:
+    def logprob(self, prompt: str, text: str, answer: str) -> float:
         """See `gxpo.base.judges.Believer`."""
-        return self.load(self.external).logprob(prompt, said, answer)
+        return self.load(self.external).logprob(prompt, text, answer)
 
 
 @dataclass
@@ -203,8 +204,9 @@ class Externals:
         """The judge of that name."""
         external = self.external_by_name.get(name)
         if external is None or external.role != "judge":
+            hint = did_you_mean(name, self.external_by_name)
             raise ConfigError(
-                f"scoring.options.judge: by={name} is no judge of the section teacher{did_you_mean(name, self.external_by_name)}; "
+                f"scoring.options.judge: by={name} is no judge of the section teacher{hint}; "
                 f"set teacher.models.{name}={{role: judge, model: DIR}} (or server, or ask)"
             )
         if external.ask is not None:

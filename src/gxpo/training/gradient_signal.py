@@ -209,7 +209,7 @@ def gradients(trainer: Trainer, forest: Forest, tools: SignalTools) -> Tensor:
             continue
         part = bound.learner.gradient(
             forest_in_context,
-            lambda x, own=is_of_task: torch.stack([(slopes[n] * x[n])[own].sum() for n in slopes]).sum(),
+            lambda x, mask=is_of_task: torch.stack([(slopes[n] * x[n])[mask].sum() for n in slopes]).sum(),
             names=tuple(slopes),
             active=has_slope_P & is_of_task,
             **bound.given(signals),

@@ -92,7 +92,7 @@ class ServerInterrupts:
 
 
 def for_python_script(notify: Callable[[str], None]) -> Interrupts:
-    """Interrupts for a script or notebook with `gxpo.train`: SIGINT alone, and only in place of Python's own handler."""
+    """Interrupts for a script with `gxpo.train`: SIGINT alone, and only in place of Python's own handler."""
     has_default_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return Interrupts(notify, (signal.SIGINT,) if has_default_handler else ())
 

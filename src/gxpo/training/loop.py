@@ -96,7 +96,7 @@ class Trainer(Stages):
 
     # ------------------------------------------------------------ evaluation
     def evaluate(self) -> Evaluation:
-        """Evaluate on the held-out tasks, which are the same for every seed and step, and on a pool of training ones."""
+        """Evaluate on the held-out tasks, the same for every seed and step, and on a pool of training ones."""
         with self.pipeline.alone(self.step_number) if self.pipeline is not None else nullcontext():
             return self._evaluate()
 
@@ -222,7 +222,7 @@ class Trainer(Stages):
         return ended or self.step_number >= self.settings.trainer.steps or self.spent >= 1.0
 
     def _checkup(self) -> Checkup:
-        """Build the doctor from what is written of this phase: the evaluation before it and, after a resume, all lines."""
+        """Build the doctor from the files of this phase: the evaluation before it and, after a resume, all lines."""
         first_step = 0 if self.tracker is None else self.tracker.start_step
         before = [row for row in self.evaluations.read() if row["step"] == first_step]
         rows = [row for row in self.metrics_file.read() if row["step"] > first_step]

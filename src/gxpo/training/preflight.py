@@ -186,7 +186,11 @@ def learns_from_one(method: Method) -> bool:
 
 
 def check_world(method: Method, world: World, task: str, held_out: int = 0, template: str = "auto") -> None:
-    """Refuse a method that requires what neither rollout nor task provides. `held_out`: tasks that evaluations sample; `template`: of the chat."""
+    """Refuse a method that requires what neither rollout nor task provides.
+
+    held_out   number of tasks that evaluations sample
+    template   of the chat
+    """
     # Who provides what the method requires: rollout, segmenter, task source, environments.
     parts = [method.rollout, world.source, world.envs]
     provided = {x for part in (*parts, method.segmenter) for x in getattr(part, "provides", ())}

@@ -21,7 +21,7 @@ WIDTH = 120  # columns of the lines where there is no terminal
 
 
 class Progress(Callback):
-    """Progress on the command line: a line every few steps and at every evaluation, above a bar where there is a terminal.
+    """Progress on the command line: a line every few steps and at every evaluation; in a terminal above a bar.
 
     A context manager, and a callback of the run; `interrupts` is the `watch`.
     """

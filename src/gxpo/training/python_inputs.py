@@ -164,13 +164,13 @@ class Arguments:
 
     @property
     def _names_suffice(self) -> bool:
-        """True if the configuration alone can load all rewards: then a run uses from the start what a resumed one will."""
+        """True if the configuration alone can load all rewards: then a run uses them so from the start."""
         has_text = self._rewards_text is not None
         return all(isinstance(x, str) or has_text or source_text.file_name(x) is not None for x in self._rewards)
 
     @property
     def _rewards_text(self) -> str | None:
-        """Source of a module with the rewards that have no file of their own; None without any, or if it can't be written."""
+        """Source of a module with the rewards that have no file; None without any, or if it can't be written."""
         unnamed = [x for x in self._rewards if not isinstance(x, str) and source_text.file_name(x) is None]
         return source_text.module_text(unnamed) if unnamed else None
 

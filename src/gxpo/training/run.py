@@ -38,7 +38,7 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """Every key of config.yaml with its value."""
-        return {key: stated.value for key, stated in self.resolved.keys.items()}
+        return {key: setting.value for key, setting in self.resolved.keys.items()}
 
     @property
     def resumed(self) -> bool:

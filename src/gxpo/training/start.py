@@ -24,7 +24,7 @@ _NOTE = re.compile(r"\((?P<origin>[^()]*)\)$")
 
 
 def read_verified_config(run: Path, *, allow_changed_data: bool = True) -> tuple[dict[str, Stated], str]:
-    """Read keys and text of a run's config.yaml, checked against its newest checkpoint before anything they name is loaded.
+    """Read a run's config.yaml (keys, text), checked against its newest checkpoint before anything it names is loaded.
 
     Raises `CheckpointError` if config.yaml differs or, unless `allow_changed_data`, a file that it names.
     """
@@ -54,7 +54,7 @@ def refuse_other_config(run: Path, text: str, state: Mapping[str, Any]) -> None:
 
 
 def checkpoint_of(path: Path, step: int | None = None) -> Path:
-    """Path of the newest whole checkpoint of a run, or of that of `step`; a checkpoint's directory is returned as it is."""
+    """Path of a run's newest whole checkpoint, or that of `step`; a checkpoint's own directory is returned unchanged."""
     run = run_of(path)
     if run != Path(path):
         checkpoint.verify(Path(path))
@@ -72,8 +72,8 @@ def checkpoint_of(path: Path, step: int | None = None) -> Path:
 
 
 def parameters_of(path: Path, step: int | None = None) -> Mapping[str, Tensor]:
-    """Load the trained parameters by name (on the CPU, at the precision it was updated in) of a run's checkpoint; sharded ones are
-    joined on access."""
+    """Load the trained parameters of a run's checkpoint by name, on the CPU, at the precision they were updated in;
+    sharded ones are joined on access."""
     checkpoint_path = checkpoint_of(path, step)
     engine = checkpoint_path / checkpoint.ENGINE
     if engine.is_dir() and not any(engine.glob("*.safetensors")):

@@ -72,7 +72,7 @@ def train(
 
     Raises GxpoError subclasses whose message says what to change.
     """
-    given = None
+    objects = None
     if resolved is None:
         arguments = Arguments(model, tokenizer, task, eval_task, reward)
         values = {"trainer.steps": steps, "seed": seed, "method": method if isinstance(method, str) else None}
@@ -93,18 +93,18 @@ def train(
             out = _directory_of(resolved, arguments.label)
         if arguments.has_objects:
             resolved = resolve_in(Path(out))
-            given = arguments.given(resolved.settings)
+            objects = arguments.given(resolved.settings)
     elif from_run is not None:
         raise ConfigError("from_run: what is resolved already has its init_from; see gxpo.training.train.keys_from_run")
     else:
         if out is None and resolved.settings.init_from is not None:
             out = _directory_of(resolved, None)
-        given = Objects(reward=reward) if callable(reward) else None
+        objects = Objects(reward=reward) if callable(reward) else None
     screen = display(progress)
     # Loading may take minutes (downloads, warm-up): the display shows its lines until the first step.
     say = notify or screen.say
     with no_loading_bars():
-        trainer = Trainer(resolved, out=out, given=given, notify=say, callbacks=[*callbacks, screen])
+        trainer = Trainer(resolved, out=out, given=objects, notify=say, callbacks=[*callbacks, screen])
     say(f"run directory: {trainer.out}")
     for line in dict.fromkeys(line for method in resolved.methods for line in method.without):
         say(line)
@@ -173,9 +173,9 @@ def resume(
             )
         resolved = config.resolve(keys | {"trainer.steps": Stated(steps, "resume")})
     screen = display(progress)
-    given = Objects(source=task, reward=reward)
+    objects = Objects(source=task, reward=reward)
     with no_loading_bars():
-        trainer = Trainer(resolved, out=out, resume=True, given=given, callbacks=[*callbacks, screen])
+        trainer = Trainer(resolved, out=out, resume=True, given=objects, callbacks=[*callbacks, screen])
     try:
         trainer.resume(text, allow_changed_data=allow_changed_data)
         if extended:
