@@ -328,7 +328,8 @@ def _refuse_earlier_rollouts(one: Resolved) -> Resolved:
         file_setting = one.keys["rollout.file"]
         raise ConfigError(
             f"{_origin_prefix(file_setting)}rollout.file={file_setting.value}: it reads the rollouts "
-            "of an earlier phase, and there is none: state phases, of which the first samples, or name a .jsonl file or a folder of them"
+            "of an earlier phase, and there is none: state phases, of which the first samples, or name a .jsonl "
+            "file or a folder of them"
         )
     return one
 
@@ -393,7 +394,8 @@ def _resolve_phases(keys_given: Mapping[str, Stated], composed: Method | None, p
         if total_steps.value != total:
             raise ConfigError(
                 f"{_origin_prefix(total_steps)}trainer.steps={show(total_steps.value)}, and the phases take "
-                f"{total} steps: leave it out, or change the steps of a phase (one that states none has a share of trainer.steps)"
+                f"{total} steps: leave it out, or change the steps of a phase (one that states none "
+                "has a share of trainer.steps)"
             )
         resolved_phases = [_with_steps(one, replace(total_steps, value=total)) for one in resolved_phases]
     spec = run.get("method", resolved_phases[0].keys["method"])

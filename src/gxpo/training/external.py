@@ -152,9 +152,9 @@ class Checkpoint:
         """See `gxpo.base.judges.Judge`."""
         return self.load(self.external).ask(messages)
 
-    def logprob(self, prompt: str, text: str, answer: str) -> float:
+    def logprob(self, prompt: str, said: str, answer: str) -> float:
         """See `gxpo.base.judges.Believer`."""
-        return self.load(self.external).logprob(prompt, text, answer)
+        return self.load(self.external).logprob(prompt, said, answer)
 
 
 @dataclass

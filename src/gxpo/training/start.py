@@ -54,7 +54,7 @@ def refuse_other_config(run: Path, text: str, state: Mapping[str, Any]) -> None:
 
 
 def checkpoint_of(path: Path, step: int | None = None) -> Path:
-    """Path of a run's newest whole checkpoint, or that of `step`; a checkpoint's own directory is returned unchanged."""
+    """Path of a run's newest whole checkpoint, or that of `step`; a checkpoint's own directory as it is."""
     run = run_of(path)
     if run != Path(path):
         checkpoint.verify(Path(path))
