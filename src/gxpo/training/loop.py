@@ -68,7 +68,6 @@ class Trainer(Stages):
         self.out = Path(runtime.first(str(out or s.out or default(s.task, resolved.method.name, s.seed))))
         if not resume:
             refuse_another(self.out)
-        # Rules, callbacks and phases are checked before anything is loaded.
         self.best, self.early = rules_of(s.trainer)
         main = runtime.rank() == 0
         self.calls = Dispatcher(make(s.trainer.callbacks, s.logging.options), callbacks) if main else Dispatcher({})
@@ -91,8 +90,7 @@ class Trainer(Stages):
         self._saved_step: int | None = None  # step of the newest checkpoint that was written or read here
         self.stopped: str | None = None  # why the run ended before its last step
         self.seconds = 0.0  # of training so far, over resumes
-        self.metrics_file = MetricsFile(self.out / METRICS)
-        self.evaluations = MetricsFile(self.out / EVALUATIONS)
+        self.metrics_file, self.evaluations = MetricsFile(self.out / METRICS), MetricsFile(self.out / EVALUATIONS)
 
     # ------------------------------------------------------------ evaluation
     def evaluate(self) -> Evaluation:
@@ -117,8 +115,7 @@ class Trainer(Stages):
 
     # ------------------------------------------------------------ the whole run
     def train(self, watch: Callable[[dict[str, Any]], bool | None] | None = None) -> None:
-        """Take steps until `trainer.steps` or a budget is spent; `watch` gets every line, and ends the run early by
-        returning True."""
+        """Take steps until `trainer.steps` or a budget is spent; `watch` gets every line, and may return True to stop."""
         try:
             self._train(watch)
         finally:
@@ -177,13 +174,8 @@ class Trainer(Stages):
                 )
                 if len(self.skip_reasons) >= t.max_nonfinite_steps:
                     self._stop_nonfinite()
-                if (
-                    last
-                    or is_over
-                    or best
-                    or self._phase_is_over
-                    or (t.checkpoint_every and row["step"] % t.checkpoint_every == 0)
-                ):
+                is_due = t.checkpoint_every and row["step"] % t.checkpoint_every == 0
+                if last or is_over or best or self._phase_is_over or is_due:
                     self.save()
 
     def _note_best(self, row: dict[str, Any]) -> bool:
@@ -364,9 +356,7 @@ class Trainer(Stages):
         if that is taken, beside it."""
         if not self._lock.is_held or (self._lock.is_in_place() and (self.out / CONFIG).is_file()):
             return
-        if runtime.world() > 1 and isinstance(
-            self.learner, WritesFiles
-        ):  # a checkpoint would need the other processes, too
+        if runtime.world() > 1 and isinstance(self.learner, WritesFiles):  # a checkpoint would need all processes
             raise CheckpointError(f"{self.out} was deleted or replaced while its run went on: start it again")
         deleted, self.out = self.out, free(self.out)
         self._lock.release()
