@@ -115,7 +115,7 @@ class Trainer(Stages):
 
     # ------------------------------------------------------------ the whole run
     def train(self, watch: Callable[[dict[str, Any]], bool | None] | None = None) -> None:
-        """Take steps until `trainer.steps` or a budget is spent; `watch` gets every line, and may return True to stop."""
+        """Step until `trainer.steps` or a spent budget; `watch` sees every line, and may return True to stop."""
         try:
             self._train(watch)
         finally:
