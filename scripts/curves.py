@@ -16,7 +16,7 @@ from typing import Any
 from gxpo.base.page.chart import svg_chart
 from gxpo.parts.definition import Stated
 from gxpo.training import config
-from gxpo.training.demo import settings
+from gxpo.training.config import demo_settings
 from gxpo.training.progress import Progress
 from gxpo.training.run import Run
 from gxpo.training.statistics import mean_interval
@@ -70,7 +70,7 @@ def main() -> None:
         paths = []
         for seed in SEEDS:
             path = arguments.out / f"{kind}-seed{seed}"
-            given = settings(seed=seed, method=arguments.method, steps=arguments.steps)
+            given = demo_settings(seed=seed, method=arguments.method, steps=arguments.steps)
             given["scoring.shuffle"] = Stated(shuffled, "curves")
             steps = config.resolve(given).settings.trainer.steps
             run_or_go_on(path, given, steps)

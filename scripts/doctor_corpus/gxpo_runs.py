@@ -148,13 +148,13 @@ def optimiser_elsewhere(trainer: Any) -> None:
 
 
 def _credit(trainer: Any, change: Callable[..., Any]) -> None:
-    credited = trainer.credited
+    credited = trainer.assign_credit
 
     def wrapped(forest: Any, tools: Any) -> Any:
         read, signals, credit, weight = credited(forest, tools)
         return read, signals, change(read, credit), weight
 
-    trainer.credited = wrapped
+    trainer.assign_credit = wrapped
 
 
 def advantage_sign(trainer: Any) -> None:

@@ -11,7 +11,7 @@ from gxpo.algorithms.signals import Signals, SignalTools
 from gxpo.learning.torch import TorchLearner
 from gxpo.models.tiny import tiny_model
 from gxpo.training import models
-from gxpo.training.session import Batch
+from gxpo.training.bound_learner import Batch
 
 PROMPTS = ["12+3=", "4+5=", "77+1=", "9-2="]
 TOKENIZER = models.load("tiny:cold", task="arithmetic", dtype="float32").tokenizer

@@ -13,8 +13,8 @@ from gxpo.forest import records
 from gxpo.forest.forest import Forest
 from gxpo.learning.flow import FlowLearner
 from gxpo.sampling.rollouts.denoise import Denoise, DenoiseTree
+from gxpo.training.bound_learner import BoundLearner
 from gxpo.training.models import flow
-from gxpo.training.session import BoundLearner
 
 ROWS = grown(Denoise(3))
 TREE = grown(DenoiseTree(seeds=2, branches=2))

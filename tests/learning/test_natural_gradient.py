@@ -15,7 +15,7 @@ from gxpo.algorithms.signals import Signals
 from gxpo.base.errors import ConfigError
 from gxpo.learning.natural_gradient import NaturalGradient, conjugate_gradient, flat, mean_kl, named
 from gxpo.learning.torch import TorchLearner
-from gxpo.training.session import BoundLearner
+from gxpo.training.bound_learner import BoundLearner
 
 TINY = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
         "num_key_value_heads": 1}  # fmt: skip

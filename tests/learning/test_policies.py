@@ -23,7 +23,7 @@ from gxpo.learning.lora import LoraSettings, parameters_of_policy
 from gxpo.learning.torch import TorchLearner
 from gxpo.parts.protocols import Request, Sampling, StreamKey
 from gxpo.sampling.engines.torch import TorchEngine
-from gxpo.training.session import BoundLearner
+from gxpo.training.bound_learner import BoundLearner
 
 TWO = {"solver": "trained", "verifier": "trained"}
 FROZEN = {"solver": "trained", "verifier": "frozen"}

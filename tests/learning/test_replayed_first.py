@@ -14,7 +14,7 @@ from gxpo.forest.forest import Forest
 from gxpo.learning.base import Epochs
 from gxpo.learning.torch import TorchLearner
 from gxpo.parts.protocols import StepInfo
-from gxpo.training.session import BoundLearner
+from gxpo.training.bound_learner import BoundLearner
 
 METHOD = "pipo"
 

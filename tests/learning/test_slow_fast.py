@@ -19,7 +19,7 @@ from gxpo.learning.base import Epochs
 from gxpo.learning.slow_fast import SlowFast, reposition, surge
 from gxpo.learning.torch import TorchLearner
 from gxpo.parts.protocols import StepInfo
-from gxpo.training.session import BoundLearner
+from gxpo.training.bound_learner import BoundLearner
 
 FOREST = Forest.from_completions([[2]], [[[5], [6]]], [0.0, 1.0])
 ONES = torch.ones(2, dtype=torch.float64)

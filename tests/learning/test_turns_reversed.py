@@ -20,7 +20,7 @@ from gxpo.learning.base import Epochs
 from gxpo.learning.torch import TorchLearner
 from gxpo.learning.turns_reversed import TurnsReversed, turn_numbers, turn_ratio
 from gxpo.parts.protocols import StepInfo
-from gxpo.training.session import BoundLearner
+from gxpo.training.bound_learner import BoundLearner
 
 
 def column(*x):

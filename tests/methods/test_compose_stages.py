@@ -218,7 +218,7 @@ def test_step_rewards_of_ones_own_are_added_to_the_steps(tmp_path):
     m = gxpo.method("gigpo", {"reward.step.paid": EachStep, "segment": "chunks", "segment.tokens": 2})
     run = gxpo.train("tiny:cold", "arithmetic", m, 1, lambda tokens: float(len(tokens)), out=tmp_path / "run",
                      set={"tasks.per_step": 2, "sampling.max_new_tokens": 5, "eval.tasks": 2})  # fmt: skip
-    assert run.trainer.last is not None
-    forest = run.trainer.last[0]
+    assert run.trainer.last_step is not None
+    forest = run.trainer.last_step[0]
     assert forest.step_reward[:-1].tolist() == list(range(forest.n_steps - 1))
     assert int(forest.segment.max()) == 2

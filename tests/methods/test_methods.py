@@ -19,7 +19,7 @@ from gxpo.learning.torch import TorchLearner
 from gxpo.methods import METHODS
 from gxpo.methods.method import controls
 from gxpo.parts.definition import EVIDENCE, Definition, same
-from gxpo.training.session import BoundLearner
+from gxpo.training.bound_learner import BoundLearner
 
 NAMES = sorted(METHODS)
 FLOWS = {"flow_grpo", "tempflow_grpo"}  # of samplers that act in latents: their own tests train them

@@ -56,7 +56,7 @@ from gxpo.doctor import evidence, remedies
 from gxpo.explain import rollout_page
 from gxpo.explain.symptoms import SYMPTOMS
 from gxpo.methods import PAPERS
-from gxpo.training import demo
+from gxpo.training import config
 
 for name in suites.names():
     suites.suite(name)
@@ -64,7 +64,7 @@ for name in names():
     golden(name)
 for name in objectives():
     losses(name)
-demo.settings()
+config.demo_settings()
 evidence.read()
 for source in (*remedies.SOURCES, "any"):
     remedies.remedy_table(source)

@@ -15,7 +15,7 @@ from gxpo.algorithms.signals import Signals
 from gxpo.base.errors import GxpoError
 from gxpo.learning.torch import TorchLearner
 from gxpo.methods import METHODS
-from gxpo.training.session import BoundLearner
+from gxpo.training.bound_learner import BoundLearner
 
 ALL = bool(os.environ.get("GXPO_ALL_PAIRS"))
 

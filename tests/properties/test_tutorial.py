@@ -9,7 +9,7 @@ import pytest
 from tests import command_line
 
 from gxpo.parts.definition import Stated
-from gxpo.training import demo
+from gxpo.training import config
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / "tutorial.md", ROOT / "docs" / "tutorial-2.md"]
@@ -92,8 +92,8 @@ def test_what_is_typed_resolves_and_what_is_checked_is_so(tmp_path, monkeypatch)
 @pytest.mark.filterwarnings("ignore")
 def test_the_whole_of_it(tmp_path, monkeypatch):
     begun(tmp_path, monkeypatch)
-    small = demo.settings
-    monkeypatch.setattr(demo, "settings", lambda **given: small(**given) | {"eval.tasks": Stated(8, "test")})
+    small = config.demo_settings
+    monkeypatch.setattr(config, "demo_settings", lambda **given: small(**given) | {"eval.tasks": Stated(8, "test")})
     said = follow(monkeypatch, whole=True)
     assert "(proved)" in of(said, "doctor", "runs/sick").splitlines()[0]  # of two groups a step it can't tell more
     assert "zero_signal" in of(said, "explain", "--json")

@@ -18,24 +18,24 @@ def reading(step, value, name="eval_accuracy"):
 
 def test_the_first_of_equal_readings_is_the_best():
     best = Best("trainer.keep_best", "eval_accuracy")
-    seen = [best.see(reading(i, x)) for i, x in enumerate([0.2, 0.5, 0.5, None, float("nan"), 0.4, 0.6])]
+    seen = [best.add_row(reading(i, x)) for i, x in enumerate([0.2, 0.5, 0.5, None, float("nan"), 0.4, 0.6])]
     assert seen == [True, True, False, False, False, False, True]
     assert (best.value, best.step) == (0.6, 6)
-    assert not best.see({"step": 7, "reward_mean": 9.0}) and best.waited == 0  # a line without it is no reading
+    assert not best.add_row({"step": 7, "reward_mean": 9.0}) and best.waited == 0  # a line without it is no reading
 
 
 def test_less_is_better_where_it_is_said():
     best = Best("trainer.keep_best", "min:eval_length")
-    assert [best.see(reading(i, x, "eval_length")) for i, x in enumerate([8.0, 9.0, 7.0])] == [True, False, True]
+    assert [best.add_row(reading(i, x, "eval_length")) for i, x in enumerate([8.0, 9.0, 7.0])] == [True, False, True]
 
 
 def test_a_line_that_is_read_twice_counts_once():
     patience = Patience("eval_accuracy", 2, 0.1)
     for step, value in [(0, 0.5), (1, 0.55), (1, 0.55)]:  # .05 is less than min_delta
-        patience.best.see(reading(step, value))
-    assert not patience.over and patience.best.waited == 1
-    patience.best.see(reading(2, 0.5))
-    assert patience.over
+        patience.best.add_row(reading(step, value))
+    assert not patience.is_over and patience.best.waited == 1
+    patience.best.add_row(reading(2, 0.5))
+    assert patience.is_over
     assert patience.reason == "eval_accuracy has not improved in 2 readings: best eval_accuracy 0.5 at step 0"
 
 

@@ -8,7 +8,7 @@ import pytest
 import gxpo
 from gxpo.base.errors import CheckpointError, ConfigError
 from gxpo.training import config, models
-from gxpo.training.cluster_checks import check_cluster
+from gxpo.training.cluster import check_cluster
 from gxpo.training.config import Stated
 
 REWARD = f"{Path(__file__).with_name('parity_reward.py')}:parity"

@@ -16,7 +16,7 @@ from gxpo.base.errors import ConfigError
 from gxpo.training import figures
 from gxpo.training.display import Display, Lines, NotebookBar, TerminalBar, display, html
 from gxpo.training.figures import Latest, Table, clock
-from gxpo.training.interrupts import Interrupts, interactive
+from gxpo.training.interrupts import Interrupts, is_interactive
 from gxpo.training.metrics import NAMES
 
 ROW = {"step": 1, "reward_mean": 0.5, "zero_signal_groups": 0.25, "clip_fraction": 0.0, "approx_kl": 0.001,
@@ -93,7 +93,7 @@ def test_what_is_shown_is_by_what_there_is(monkeypatch):
     assert type(display(None)) is TerminalBar and type(display(False)) is Lines
     shell = type("Shell", (), {"kernel": None})()
     monkeypatch.setitem(sys.modules, "IPython", type("IPython", (), {"get_ipython": staticmethod(lambda: shell)}))
-    assert type(display(None)) is NotebookBar and type(display(False)) is Lines and interactive()
+    assert type(display(None)) is NotebookBar and type(display(False)) is Lines and is_interactive()
     monkeypatch.setenv("RANK", "1")
     assert type(display(True)) is Display
     with pytest.raises(ConfigError, match=r"progress='bar': True"):

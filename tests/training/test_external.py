@@ -122,7 +122,7 @@ def test_a_teacher_with_another_tokenizer_is_refused(checkpoint: Path, tmp_path:
     [
         ({"teacher.model": "tiny:cold"}, "nothing reads the teacher 'teacher'"),
         (DISTILS, "reads the teacher 'teacher', which is not there"),
-        ({"teacher.models": {"j": {"model": "tiny:cold"}}}, "say its role"),
+        ({"teacher.models": {"j": {"model": "tiny:cold"}}}, "set its role"),
         ({"teacher.models": {"j": {"role": "jugde", "model": "x"}}}, "it is one of teacher, judge"),
         ({"teacher.models": {"j": {"role": "judge"}}}, "one of model"),
         ({"teacher.models": {"j": {"role": "teacher", "server": "http://x", "model": "y"}}}, "scores given tokens"),

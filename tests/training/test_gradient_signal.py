@@ -14,10 +14,10 @@ from gxpo.cli.app import app
 from gxpo.parts.definition import Stated
 from gxpo.parts.protocols import Budget
 from gxpo.training import gradient_signal as meter
+from gxpo.training.bound_learner import BoundLearner
 from gxpo.training.config import resolve
 from gxpo.training.gradient_signal import Measured, agreement_of, measure, recommended, signal_of
 from gxpo.training.loop import Trainer
-from gxpo.training.session import BoundLearner
 
 COLD = {
     "model": "tiny:cold",
@@ -77,7 +77,7 @@ def test_the_tasks_gradients_add_up_to_the_steps(trainer, method):
     forest = t.shape(session.score(t.method.rollout.grow(session.draw(5), session)))
     tools = t.tools(1, session)
     parts = meter.gradients(t, forest, tools)
-    read, signals, credit, weight = t.credited(forest, tools)
+    read, signals, credit, weight = t.assign_credit(forest, tools)
     whole = BoundLearner(t.learner, t.method, read, signals, 1).gradient(read, credit, weight)
     total = meter._sketched(whole)
     assert parts.shape == (5, len(total))

@@ -115,7 +115,7 @@ def test_a_second_phase_is_a_run_from_the_first_ones_parameters(tmp_path, reward
     whole = train(tmp_path / "a", reward, phases=phases).path
     first = train(tmp_path / "b", reward, phases=phases[:1]).path
     trainer = Trainer(
-        config.resolve(gxpo.training.train.continued(first, {"method": Stated("dpo", "test")})), out=tmp_path / "c"
+        config.resolve(gxpo.training.train.keys_from_run(first, {"method": Stated("dpo", "test")})), out=tmp_path / "c"
     )
     try:
         start = trainer.learner.snapshot()
@@ -216,7 +216,7 @@ def test_a_key_can_be_dropped():
 def test_a_run_with_phases_is_continued_by_what_is_said(calm):
     with pytest.raises(ConfigError, match="had phases"):
         gxpo.train(from_run=calm, steps=1)
-    keys = gxpo.training.train.continued(calm, {"method": Stated("grpo", "test")})
+    keys = gxpo.training.train.keys_from_run(calm, {"method": Stated("grpo", "test")})
     assert "phases" not in keys and config.resolve(keys).phases == ()
 
 

@@ -64,7 +64,7 @@ def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("steps", "every", "count"), [(1, 0, 2), (1, 1, 2), (4, 2, 3), (5, 2, 4), (5, 5, 2), (6, 5, 3), (3, 0, 2)]
 )
 def test_occasions(steps: int, every: int, count: int) -> None:
-    assert probe.occasions(steps, every) == count
+    assert probe.n_times(steps, every) == count
     by_hand = {0, steps} | {s for s in range(1, steps + 1) if every and s % every == 0}
     assert count == len(by_hand)
 
@@ -94,4 +94,4 @@ def test_size_of_a_checkpoint(tmp_path: Path, lora: LoraSettings | None) -> None
 )
 def test_a_budget_says_how_many_steps(keys: dict[str, float], steps: int) -> None:
     settings = resolved(**{"trainer.steps": 10, **keys}).settings
-    assert probe.steps_of(settings, tokens=100, updates=2, seconds=0.5) == steps
+    assert probe.steps_until_end(settings, tokens=100, updates=2, seconds=0.5) == steps

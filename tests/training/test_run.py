@@ -10,7 +10,7 @@ from tests.thorough import some
 import gxpo
 from gxpo.base.errors import CheckpointError, ConfigError
 from gxpo.training import checkpoint
-from gxpo.training.lock import Lock
+from gxpo.training.directory import Lock
 from gxpo.training.metrics import comparable
 from gxpo.training.run import Run
 

@@ -8,8 +8,7 @@ from gxpo.forest.forest import Forest
 from gxpo.models.chat import PlainChat
 from gxpo.parts.protocols import Completion, Sampling, Task
 from gxpo.training.models import character_tokenizer
-from gxpo.training.packed_completions import pack, unpack
-from gxpo.training.session import Session
+from gxpo.training.session import Session, pack, unpack
 
 
 class Lengths:

@@ -14,7 +14,7 @@ from gxpo.base.errors import CheckpointError, ConfigError, GxpoError
 from gxpo.parts.definition import Stated
 from gxpo.training import checkpoint, config, metrics
 from gxpo.training.start import inherited, parameters_of
-from gxpo.training.train import continued, free
+from gxpo.training.train import free, keys_from_run
 
 SMALL = {
     "tasks.per_step": 2,
@@ -139,7 +139,7 @@ def test_origins_survive_a_second_inheritance(old: gxpo.Run, tmp_path: Path) -> 
 def test_a_file_wins_over_the_run(old: gxpo.Run, tmp_path: Path) -> None:
     path = tmp_path / "new.yaml"
     path.write_text("trainer: {steps: 7}\n")
-    keys = continued(old.path, config.read(path) | config.parse_set(["seed=3"]))
+    keys = keys_from_run(old.path, config.read(path) | config.parse_set(["seed=3"]))
     resolved = config.resolve(keys)
     assert (resolved.settings.trainer.steps, resolved.settings.seed, resolved.settings.tasks.per_step) == (7, 3, 2)
     assert resolved.keys["trainer.steps"].origin == f"{path}:1"
@@ -160,8 +160,8 @@ def test_a_reward_of_python_is_asked_for_again(old: gxpo.Run, tmp_path: Path) ->
     (tmp_path / "config.yaml").write_text(config.resolve(keys).to_yaml())
     shutil.copytree(old.path / "checkpoints", tmp_path / "checkpoints")
     with pytest.raises(ConfigError, match=r"was a Python object \(python:mine\): give it again"):
-        continued(tmp_path, {})
-    assert continued(tmp_path, {"reward": Stated("correct", "--set")})["reward"].value == "correct"
+        keys_from_run(tmp_path, {})
+    assert keys_from_run(tmp_path, {"reward": Stated("correct", "--set")})["reward"].value == "correct"
 
 
 def test_free(tmp_path: Path) -> None:

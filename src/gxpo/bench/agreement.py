@@ -143,7 +143,7 @@ def _compare_steps(path: str, settings: Settings, steps: list[Step], after: dict
     from gxpo.algorithms.signals import Signals
     from gxpo.learning.torch import TorchLearner
     from gxpo.methods.compose import method
-    from gxpo.training.session import BoundLearner
+    from gxpo.training.bound_learner import BoundLearner
 
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     torch_learner = TorchLearner(

@@ -293,7 +293,7 @@ class WorldMeasurement:
             # Methods that sample alike have the same rollouts to the bit, so they share the expensive truth.
             key = repr([r["turns"] for r in forest.to_records()])
             if key not in self.truths:
-                self.truths[key] = true_advantages(forest, session.known, session, world.samples)
+                self.truths[key] = true_advantages(forest, session.tasks_by_id, session, world.samples)
             truth = self.truths[key]
         finally:
             trainer.close()
@@ -337,7 +337,7 @@ def rolled_out(trainer: Trainer, tasks: int) -> tuple[Forest, Tensor, int, Sessi
     session = trainer.session(number, seed=trainer.settings.seed, sampling=trainer.sampling, budget=budget)
     forest = session.segment(trainer.method.rollout.grow(session.draw(tasks), session))
     forest = trainer.shape(session.score(forest))
-    _, _, credit, _ = trainer.credited(forest, trainer.tools(number, session))
+    _, _, credit, _ = trainer.assign_credit(forest, trainer.tools(number, session))
     return forest, credit, budget.generated_tokens, session
 
 

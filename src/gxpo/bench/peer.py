@@ -78,7 +78,7 @@ def gxpo_step(model: str, length: int, group: int, folder: str, settings: Mappin
 
     def step() -> dict[str, Any]:
         row = trainer.step()
-        tokens = trainer.last[0].n_tokens if trainer.last else 0
+        tokens = trainer.last_step[0].n_tokens if trainer.last_step else 0
         keys = ("time_sample_s", "time_update_s", "generated_tokens", "unique_token_ratio", "loss", "grad_norm")
         return {k: row[k] for k in keys if k in row} | {"tokens": tokens}
 

@@ -97,10 +97,10 @@ def demo(
     Example: gxpo demo --method dr_grpo
     """
     from gxpo.training import config
-    from gxpo.training.demo import settings
+    from gxpo.training.config import demo_settings
     from gxpo.training.directory import free
 
-    values = settings(seed=seed, method=method, steps=steps)
+    values = demo_settings(seed=seed, method=method, steps=steps)
     resolved = config.resolve(values)
     _train_and_report(resolved, out or free(Path(f"runs/demo-{method}-seed{seed}")), as_json)
 
@@ -186,10 +186,10 @@ def evaluate(
     from gxpo.training import checkpoint, config
     from gxpo.training.best import best_of
     from gxpo.training.loop import Trainer
-    from gxpo.training.start import checkpoint_of, verified
+    from gxpo.training.start import checkpoint_of, read_verified_config
 
     run = found_run(run)
-    run_keys, _ = verified(run)
+    run_keys, _ = read_verified_config(run)
     # Callbacks and loggers belong to training: an evaluation must not write to the run's trackers.
     overrides = {"eval.tasks": tasks, "eval.samples": samples, "trainer.callbacks": [], "logging.options": {}}
     run_keys |= {k: config.Stated(v, "argument") for k, v in overrides.items() if v is not None}

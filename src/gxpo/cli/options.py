@@ -99,9 +99,9 @@ def resolved_of(config_file: Path | None, sets: list[str] | None, from_run: Path
         )
     values = config.over(config.read(config_file) if config_file is not None else {}, config.parse_set(sets or []))
     if from_run is not None:
-        from gxpo.training.train import continued
+        from gxpo.training.train import keys_from_run
 
-        values = continued(found_run(from_run), values)
+        values = keys_from_run(found_run(from_run), values)
     return config.resolve(values)
 
 

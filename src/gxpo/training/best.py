@@ -41,8 +41,8 @@ class Best:
         self.waited = 0
         self._read: int | None = None
 
-    def see(self, row: Mapping[str, Any]) -> bool:
-        """Take a line; whether it is the best so far. A line that has been taken counts once."""
+    def add_row(self, row: Mapping[str, Any]) -> bool:
+        """Add a line of metrics; return True if it is the best so far. A line that was added before counts once."""
         value, step = row.get(self.name), int(row["step"])
         if step == self._read or not isinstance(value, (int, float)) or not math.isfinite(value):
             return False
@@ -53,14 +53,15 @@ class Best:
         self.waited += 1
         return False
 
-    def missing(self, row: Mapping[str, Any]) -> None:
-        """ConfigError where the first evaluation has no figure of that name, a warning where step 1 has none."""
+    def check_name(self, row: Mapping[str, Any]) -> None:
+        """Raise ConfigError if the first evaluation lacks the metric; warn if step 1 does."""
         if self.name in row:
             return
         if row["step"] == 0 and self.name.startswith("eval_"):
-            there = [name for name in row if name.startswith("eval_")]
+            eval_names = [name for name in row if name.startswith("eval_")]
+            hint = did_you_mean(self.name, eval_names)
             raise ConfigError(
-                f"{self.key}={self.name}: the evaluation gives {', '.join(there)}{did_you_mean(self.name, there)}; "
+                f"{self.key}={self.name}: the evaluation gives {', '.join(eval_names)}{hint}; "
                 "pass@k needs eval.samples=k or more"
             )
         if row["step"] == 1 and not self.name.startswith("eval_"):
@@ -84,22 +85,22 @@ class Patience:
         self.best, self.patience = Best("trainer.stop_early.metric", metric, least=least), patience
 
     @property
-    def over(self) -> bool:
-        """Whether the run is to end."""
+    def is_over(self) -> bool:
+        """True if the run is to end."""
         return self.best.waited >= self.patience
 
-    def again(self) -> None:
-        """Wait anew: somebody wants the run to go on."""
+    def reset(self) -> None:
+        """Start waiting anew, for a run that is resumed on purpose."""
         self.best.waited = 0
 
     @property
     def reason(self) -> str:
-        """What is said where it is over."""
+        """A line that says why the run ends."""
         return f"{self.best.name} has not improved in {self.best.waited} readings: best {self.best}"
 
 
 def rules_of(t: TrainerSettings) -> tuple[Best | None, Patience | None]:
-    """What `trainer.keep_best` and `trainer.stop_early` ask for."""
+    """Build the rules of `trainer.keep_best` and `trainer.stop_early`; None for each that is not set."""
     early = t.stop_early
     return (
         None if t.keep_best is None else Best("trainer.keep_best", t.keep_best),
@@ -109,7 +110,7 @@ def rules_of(t: TrainerSettings) -> tuple[Best | None, Patience | None]:
 
 def best_of(run: Path) -> dict[str, Any]:
     """{"metric", "value", "step"} of the checkpoint that a run keeps as its best. ConfigError without one."""
-    found = checkpoint.newest_state(run).get("best")
-    if found is None or found["value"] is None:
+    best = checkpoint.newest_state(run).get("best")
+    if best is None or best["value"] is None:
         raise ConfigError(f"{run} has kept no best checkpoint: train with --set trainer.keep_best=eval_accuracy")
-    return {name: found[name] for name in ("metric", "value", "step")}
+    return {name: best[name] for name in ("metric", "value", "step")}

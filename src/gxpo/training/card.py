@@ -28,43 +28,45 @@ GXPO = """@misc{gxpo,
 def model_card(resolved: config.Resolved, run: Path, step: int, *, adapter: bool = False) -> str:
     """README.md of the parameters after `step` of `run`, which is read for evaluations and versions."""
     settings = resolved.settings
-    own = {d.name: (d, method.remains[d.name]) for method in resolved.methods for d in method.definitions}
-    what = "LoRA adapter" if adapter else "LoRA, merged" if settings.learner.lora_rank else "every parameter trained"
+    method_by_name = {d.name: (d, method.remains[d.name]) for method in resolved.methods for d in method.definitions}
+    trained_part = (
+        "LoRA adapter" if adapter else "LoRA, merged" if settings.learner.lora_rank else "every parameter trained"
+    )
     model, task = _called(settings.model, run), _called(settings.task, run)
     parts = [
         _header(settings.model, adapter=adapter),
         f"# {model} after {step} steps of {resolved.label} on {task}",
-        f"Base model: `{model}` ({what}). Trained with gxpo {__version__} by reinforcement learning on "
+        f"Base model: `{model}` ({trained_part}). Trained with gxpo {__version__} by reinforcement learning on "
         f"`{task}`, seed {settings.seed}.",
         USE.format(name="."),
         "## Held-out accuracy",
         _evaluation(run, step),
         "## Method",
-        *(_method(d, left) for d, left in own.values()),
+        *(_method(d, replaced) for d, replaced in method_by_name.values()),
         "## Settings",
         "`gxpo.yaml` holds the same with the origin of each; `gxpo train gxpo.yaml --out runs/again` repeats the run.",
         _settings(resolved),
         "## Versions",
         ", ".join(f"{name} {version}" for name, version in _versions(run).items()),
         "## Citation",
-        "\n".join(["```bibtex", *(d.bibtex for d, _ in own.values()), GXPO % __version__, "```"]),
+        "\n".join(["```bibtex", *(d.bibtex for d, _ in method_by_name.values()), GXPO % __version__, "```"]),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _called(name: str, run: Path) -> str:
-    """A model or a task by its name; one that was given as an object, and is in the run directory, by its architecture
-    or the name of its file."""
+    """Display name of a model or task. One that was given as an object lies in the run directory: its architecture, or
+    the name of its file."""
     path = Path(name)
     if path.parent != run:
         return name
     config_file = path / "config.json"
-    known = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
-    return (known.get("architectures") or [path.name])[0]
+    model_config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
+    return (model_config.get("architectures") or [path.name])[0]
 
 
 def _header(model: str, *, adapter: bool) -> str:
-    """The fields that the hub reads. A base model is named only where it is an id of the hub: owner/name."""
+    """Front matter of the card for the hub. A base model is named only where it is an id of the hub: owner/name."""
     on_the_hub = model.count("/") == 1 and not model.startswith((".", "/", "~")) and not Path(model).exists()
     lines = [
         "---",
@@ -78,7 +80,7 @@ def _header(model: str, *, adapter: bool) -> str:
 
 
 def _evaluation(run: Path, step: int) -> str:
-    """Before and after, each with its interval, and the paired difference."""
+    """Table of held-out accuracy before and after with intervals, and the paired difference."""
     rows = {r["step"]: r for r in metrics.read(run / "evaluations.jsonl") if r.get("eval_accuracy") is not None}
     last = max((s for s in rows if s <= step), default=0)
     if not last or 0 not in rows:
@@ -105,7 +107,7 @@ def _verdicts(run: Path, step: int) -> Mapping[str, float]:
 
 
 def _method(definition: Any, remains: str) -> str:
-    """What a method is; where other settings took its place in this run, what they left of it."""
+    """Section of one method: idea, formula, evidence; or what the run's settings changed of it."""
     lines = [
         f"**{definition.name}** ({definition.title}"
         + (f", [arXiv {definition.arxiv}](https://arxiv.org/abs/{definition.arxiv})" if definition.arxiv else "")
@@ -121,7 +123,7 @@ def _method(definition: Any, remains: str) -> str:
 
 
 def _settings(resolved: config.Resolved) -> str:
-    rows = [f"| `{key}` | {_cell(stated.value)} |" for key, stated in resolved.keys.items()]
+    rows = [f"| `{key}` | {_cell(setting.value)} |" for key, setting in resolved.keys.items()]
     return "\n".join(["| key | value |", "|---|---|", *rows])
 
 
@@ -130,10 +132,10 @@ def _cell(value: Any) -> str:
 
 
 def _versions(run: Path) -> dict[str, str]:
-    """Of the run, and of the gxpo that exports."""
+    """Versions of software in the run, and of the gxpo that exports."""
     keys = config.read(run / "config.yaml")
-    stated = keys["versions"].value if "versions" in keys else {}
-    return {**{str(k): str(v) for k, v in stated.items()}, "exported by gxpo": __version__}
+    run_versions = keys["versions"].value if "versions" in keys else {}
+    return {**{str(k): str(v) for k, v in run_versions.items()}, "exported by gxpo": __version__}
 
 
 def _number(value: Any) -> str:

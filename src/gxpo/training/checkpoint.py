@@ -52,7 +52,7 @@ def save(
     tensors: Mapping[str, Tensor],
     state: Mapping[str, Any],
     keep: int,
-    also: Collection[int] = (),
+    also_keep: Collection[int] = (),
     engine: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write the checkpoint of `step` and return its directory; the newest `keep` up to `step` stay, and those of the
@@ -69,10 +69,12 @@ def save(
         raise CheckpointError(f"keep is {keep}: at least one checkpoint must be kept")
     final = at_step(run, step)
     folder = final.parent
+    # Everything is written under a hidden name; one rename at the end makes the checkpoint visible.
     partial = folder / f"{_PARTIAL}{final.name}"
-    first = engine is None or runtime.rank() == 0
-    files = {TENSORS: _tensor_bytes(tensors), STATE: _state_bytes(state)} if first else {}
-    if pictures := REF.findall(files.get(STATE, b"").decode()):  # of stored rollouts
+    writes_files = engine is None or runtime.rank() == 0
+    files = {TENSORS: _tensor_bytes(tensors), STATE: _state_bytes(state)} if writes_files else {}
+    # Stored rollouts in the state name their pictures, which have to outlive memory: beside the rollouts.
+    if pictures := REF.findall(files.get(STATE, b"").decode()):
         with _saving(run, step, partial):
             PICTURES.save((f"sha256:{digest}.{kind}" for digest, kind in pictures), pictures_of(run))
     if engine is None:
@@ -80,19 +82,21 @@ def save(
             _prepare(run, partial)
             _complete(final, partial, step, files, {})
     else:
+        # Every process takes part in each action, and all fail where one fails: none is left waiting at a barrier.
         with _saving(run, step, partial):
-            _agreed(lambda: _prepare(run, partial) if first else None)
-            _agreed(lambda: engine(partial / ENGINE))
-            shards = _agreed(lambda: _shard_entries(partial))
-            _agreed(lambda: _complete(final, partial, step, files, shards) if first else None)
-    if first:
-        _prune(folder, step, keep, also)
+            _in_all_processes(lambda: _prepare(run, partial) if writes_files else None)
+            _in_all_processes(lambda: engine(partial / ENGINE))
+            shards = _in_all_processes(lambda: _shard_entries(partial))
+            _in_all_processes(lambda: _complete(final, partial, step, files, shards) if writes_files else None)
+    # Only now: a kill before this line leaves one checkpoint too many, never one too few.
+    if writes_files:
+        _prune(folder, step, keep, also_keep)
     return final
 
 
 @contextmanager
 def _saving(run: Path, step: int, partial: Path) -> Iterator[None]:
-    """Around writes: a failure removes what is half written, and says what to do."""
+    """Context of writing a checkpoint: a failure removes the partial files, and its message says what to do."""
     try:
         yield
     except BaseException as error:
@@ -115,7 +119,7 @@ def _prepare(run: Path, partial: Path) -> None:
 def _complete(
     final: Path, partial: Path, step: int, files: Mapping[str, bytes], shards: Mapping[str, dict[str, Any]]
 ) -> None:
-    """The files of one process and the manifest, the last of them; then one rename."""
+    """Write the files of one process, then the manifest; then make the checkpoint visible by one rename."""
     entries = {**{name: _entry(data) for name, data in files.items()}, **shards}
     manifest = json.dumps({"format": FORMAT, "step": step, "files": entries}, indent=1).encode()
     for name, data in {**files, MANIFEST: manifest}.items():
@@ -129,34 +133,36 @@ def _complete(
 
 
 # ---------------------------------------------------------------- files that several processes write
-def _agreed(action: Callable[[], T]) -> T:
-    """What an action gives, once it has been done in every process; it fails in all where it fails in one."""
-    found, error = None, None
+def _in_all_processes(action: Callable[[], T]) -> T:
+    """Run an action in every process and return its result here; if it fails in one, it fails in all."""
+    result, error = None, None
     try:
-        found = action()
+        result = action()
     except Exception as caught:
         error = caught
-    said = runtime.first_of("" if error is None else str(error) or type(error).__name__)
+    failure = runtime.first_of("" if error is None else str(error) or type(error).__name__)
     if error is not None:
         raise error
-    if said:
-        raise CheckpointError(f"checkpoint not saved: another process reports {said}")
-    return cast("T", found)
+    if failure:
+        raise CheckpointError(f"checkpoint not saved: another process reports {failure}")
+    return cast("T", result)
 
 
 def _shard_entries(partial: Path) -> dict[str, Any]:
     """Entries of the files under `engine/`; each process reads its share of them."""
     files = sorted(f.relative_to(partial).as_posix() for f in (partial / ENGINE).rglob("*") if f.is_file())
-    mine = {name: _file_entry(partial / name) for name in files[runtime.rank() :: runtime.world()]}
+    entries = {name: _file_entry(partial / name) for name in files[runtime.rank() :: runtime.world()]}
     for folder in [partial / ENGINE, *(f for f in (partial / ENGINE).rglob("*") if f.is_dir())]:
         _sync_directory(folder)
-    shares = [json.loads(blob) for blob in runtime.gather(json.dumps(mine).encode())]
+    shares = [json.loads(blob) for blob in runtime.gather(json.dumps(entries).encode())]
     return {name: entry for share in shares for name, entry in sorted(share.items())}
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors (on the CPU, all finite) and the state of the directory `path`, checked against its manifest; what is
-    under `engine/` is read by whoever wrote it, or by `gxpo.training.shards`."""
+    """Load the tensors (on the CPU, all finite) and the state of the directory `path`, checked against its manifest.
+
+    Files under `engine/` are read by the engine that wrote them, or by `gxpo.training.shards`.
+    """
     path = Path(path)
     PICTURES.look_in(pictures_of(path.parent.parent))
     entries = _manifest(path)
@@ -174,29 +180,29 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def pictures_of(run: Path) -> Path:
-    """Where a run's pictures lie: beside its rollouts."""
+    """Folder of a run's pictures, beside its rollouts."""
     return run / "rollouts" / media.FOLDER
 
 
 def pictures_kept(run: Path) -> AbstractContextManager[None]:
-    """Within it pictures of stored rollouts may leave memory for the run's folder of pictures."""
+    """Context in which pictures of stored rollouts may leave memory for the run's folder of pictures."""
     return PICTURES.kept_in(pictures_of(run))
 
 
 def newest_state(run: Path) -> dict[str, Any]:
-    """The state of the newest checkpoint of `run` whose state is whole; of the tensors nothing is read."""
+    """Load the state of the newest checkpoint of `run` whose state is whole; no tensors are read."""
     damage: list[CheckpointError] = []
-    for _, path in sorted(_found(Path(run) / FOLDER).items(), reverse=True):
+    for _, path in sorted(_checkpoints(Path(run) / FOLDER).items(), reverse=True):
         try:
             return state_of(path)
         except CheckpointError as error:
             if path.exists():
                 damage.append(error)
-    raise _none(run, damage)
+    raise _no_checkpoint(run, damage)
 
 
 def state_of(path: Path) -> dict[str, Any]:
-    """The state of the checkpoint directory `path`; of the tensors nothing is read."""
+    """Load the state of the checkpoint directory `path`; no tensors are read."""
     path = Path(path)
     entries, content = _manifest(path), _read(path / STATE)
     _compare(path / STATE, _entry(content), entries[STATE])
@@ -210,7 +216,7 @@ def at_step(run: Path, step: int) -> Path:
 
 def steps(run: Path) -> list[int]:
     """Steps of the checkpoints of `run`, damaged ones included."""
-    return sorted(_found(Path(run) / FOLDER))
+    return sorted(_checkpoints(Path(run) / FOLDER))
 
 
 def verify(path: Path) -> None:
@@ -219,16 +225,16 @@ def verify(path: Path) -> None:
     entries = _manifest(path)
     for name in entries:
         try:
-            found = _file_entry(path / name)
+            entry = _file_entry(path / name)
         except OSError as error:
             raise CheckpointError(f"damaged checkpoint: {path / name}: {_reason(error)}") from error
-        _compare(path / name, found, entries[name])
+        _compare(path / name, entry, entries[name])
 
 
 def latest(run: Path) -> Path:
     """The newest whole checkpoint of `run`; a newer damaged one is reported by a warning, and raises if it is all."""
     damage: list[CheckpointError] = []
-    for _, path in sorted(_found(Path(run) / FOLDER).items(), reverse=True):
+    for _, path in sorted(_checkpoints(Path(run) / FOLDER).items(), reverse=True):
         try:
             verify(path)
         except CheckpointError as error:
@@ -238,11 +244,11 @@ def latest(run: Path) -> Path:
         for error in damage:
             warnings.warn(f"{error}; using the older {path.name} instead", stacklevel=2)
         return path
-    raise _none(run, damage)
+    raise _no_checkpoint(run, damage)
 
 
-def _none(run: Path, damage: list[CheckpointError]) -> CheckpointError:
-    """What to raise where no checkpoint of `run` can be used."""
+def _no_checkpoint(run: Path, damage: list[CheckpointError]) -> CheckpointError:
+    """Build the error for a run without a usable checkpoint."""
     if damage:
         return CheckpointError(f"{damage[0]}; no older checkpoint of {run} is whole: start the run again")
     return CheckpointError(
@@ -277,7 +283,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         raise
 
 
-def _found(folder: Path) -> dict[int, Path]:
+def _checkpoints(folder: Path) -> dict[int, Path]:
     """Step -> directory. A checkpoint moved aside by a save that was killed before its rename still counts."""
     out = {}
     for prefix in (_REPLACED, ""):
@@ -289,10 +295,10 @@ def _found(folder: Path) -> dict[int, Path]:
 
 
 def _prune(folder: Path, step: int, keep: int, also: Collection[int]) -> None:
-    found = _found(folder)
-    kept = {*sorted((s for s in found if s <= step), reverse=True)[:keep], *also}
+    path_by_step = _checkpoints(folder)
+    steps_kept = {*sorted((s for s in path_by_step if s <= step), reverse=True)[:keep], *also}
     try:
-        for path in (path for s, path in found.items() if s not in kept):
+        for path in (path for s, path in path_by_step.items() if s not in steps_kept):
             # Hidden before it is taken apart: a half removed checkpoint would look damaged.
             os.rename(path, folder / f"{_REMOVED}{path.name}")
         clean(folder.parent)
@@ -352,11 +358,11 @@ def _manifest(path: Path) -> dict[str, Any]:
         files = manifest["files"]
         shards = [name for name in files if _ENGINE_FILE.fullmatch(name)]
         entries = {name: dict(files[name]) for name in (TENSORS, STATE, *shards)}
-        known = manifest["format"] == FORMAT
+        is_known_format = manifest["format"] == FORMAT
         step = int(manifest["step"])
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"damaged checkpoint: {path / MANIFEST} is not a manifest") from error
-    if not known:
+    if not is_known_format:
         raise CheckpointError(f"{path} has format {manifest['format']!r}, this gxpo reads {FORMAT!r}")
     match = _NAME.fullmatch(path.name.removeprefix(_REPLACED))
     if match and int(match[1]) != step:
@@ -364,10 +370,10 @@ def _manifest(path: Path) -> dict[str, Any]:
     return entries
 
 
-def _compare(path: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
-    if found["size"] != expected.get("size"):
-        raise CheckpointError(f"damaged checkpoint: {path} has {found['size']} bytes, not {expected.get('size')}")
-    if found["sha256"] != expected.get("sha256"):
+def _compare(path: Path, entry: dict[str, Any], expected: dict[str, Any]) -> None:
+    if entry["size"] != expected.get("size"):
+        raise CheckpointError(f"damaged checkpoint: {path} has {entry['size']} bytes, not {expected.get('size')}")
+    if entry["sha256"] != expected.get("sha256"):
         raise CheckpointError(f"damaged checkpoint: the checksum of {path} differs")
 
 
@@ -381,9 +387,9 @@ def _read(path: Path) -> bytes:
 def _write(path: Path, data: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        remaining = memoryview(data)
+        while remaining:
+            remaining = remaining[os.write(descriptor, remaining) :]
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

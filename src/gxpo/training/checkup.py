@@ -32,22 +32,22 @@ class Checkup:
 
     def __init__(self, run: Path, resolved: Resolved, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         s = resolved.settings.doctor
-        keys = {name: stated.value for name, stated in resolved.keys.items()}
+        keys = {name: setting.value for name, setting in resolved.keys.items()}
         self.run = run
         self.live = Live("gxpo", keys, every=s.every, stop_on=("critical",) if s.stop else ())
-        self._unread: list[Path] = []
-        self._reads = True
+        self._unread_files: list[Path] = []
+        self._reads_rollouts = True
         for row in rows:
             self.live.row(int(row["step"]), {k: v for k, v in row.items() if k != "step"})
 
     def __call__(self, row: Mapping[str, Any], *, warned: bool = False) -> bool:
-        """Takes a step's line, and what stands in rollouts/ of it; whether the run is to end. `warned`: it was said
-        that nothing is learned."""
+        """Add a step's line and its file in rollouts/; return True if the run is to end. `warned`: the user has been
+        told that nothing is learned."""
         step = int(row["step"])
         self.live.row(step, {k: v for k, v in row.items() if k != "step"})
-        written = self.run / "rollouts" / f"step-{step:06d}.jsonl"
-        if self._reads and written.is_file():
-            self._unread.append(written)
+        rollout_file = self.run / "rollouts" / f"step-{step:06d}.jsonl"
+        if self._reads_rollouts and rollout_file.is_file():
+            self._unread_files.append(rollout_file)
         if warned:
             self.live.warned_ids |= NOTHING_LEARNED
         if self.live.due(step):
@@ -57,27 +57,27 @@ class Checkup:
         return self.live.stop
 
     def _report(self) -> None:
-        """The report so far; counted with the checks, which leave out some where they take too long."""
-        began = time.perf_counter()
+        """Write the report so far; its time counts with the checks, which skip some where they take too long."""
+        start = time.perf_counter()
         try:
             write_report(self.run, self.live.diagnosis)
         except Exception as error:
             warnings.warn(f"report.html can't be written: {error}", stacklevel=3)
-        self.live.spent += time.perf_counter() - began
+        self.live.spent += time.perf_counter() - start
 
     def _read(self) -> None:
         try:
-            for path in self._unread:
-                found = read_json([dump(path, self.run)], "gxpo", A_STEP)
-                self.live.rollouts(found.rows, of=round(found.of))
+            for path in self._unread_files:
+                sample = read_json([dump(path, self.run)], "gxpo", A_STEP)
+                self.live.rollouts(sample.rows, of=round(sample.of))
         except Exception as error:  # a run goes on without its doctor
-            self._reads = False
+            self._reads_rollouts = False
             warnings.warn(f"doctor: rollouts can't be read: {type(error).__name__}: {error}", stacklevel=3)
-        self._unread = []
+        self._unread_files = []
 
 
 def verdict_of(run: Path) -> Diagnosis | None:
-    """What `gxpo doctor RUN` finds in a run directory; None, and a warning, where it fails."""
+    """Diagnose a run directory as `gxpo doctor RUN` does; None, and a warning, if that fails."""
     try:
         return diagnose(read(run))
     except Exception as error:  # a run that has ended is not to fail for what is said of it

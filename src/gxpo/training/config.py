@@ -83,19 +83,19 @@ class Resolved:
     @property
     def steps(self) -> int:
         """Steps of the run, or of a phase that states them."""
-        own = None if self.phase is None else self.phase.steps
-        return own or self.settings.trainer.steps
+        phase_steps = None if self.phase is None else self.phase.steps
+        return phase_steps or self.settings.trainer.steps
 
     def to_yaml(self, home: Path | None = None) -> str:
-        """YAML that resolves to the same run, with the origin of each key as a comment.
+        """Write YAML that resolves to the same run, with the origin of each key as a comment.
 
         home  the directory of the file, a run's own: files in it are named from there, so that it can be moved
         """
         keys = self.keys
         if self.phases:  # the phases have the parts' keys
             keys = {k: s for k, s in keys.items() if k in RUN_KEYS or k in _OTHER}
-            stated = [one._as_entry(keys) for one in self.phases]
-            keys["phases"] = replace(keys["phases"], value=stated)
+            phase_entries = [one._as_entry(keys) for one in self.phases]
+            keys["phases"] = replace(keys["phases"], value=phase_entries)
         document = {k: _plain(s.value) for k, s in keys.items()}
         if home is not None:
             document = {k: _renamed(k, v, f"{home}/", HERE) for k, v in document.items()}
@@ -103,17 +103,17 @@ class Resolved:
         return yamltext.dump({**document, "versions": versions()}, origins)
 
     def _as_entry(self, run: Mapping[str, Stated]) -> dict[str, Any]:
-        """A phase as an entry of `phases`: its rules, every key of its parts, and settings that are not the run's."""
+        """Write a phase as an entry of `phases`: its rules, all keys of its parts, settings that are not the run's."""
         assert self.phase is not None
         rules = {"steps": self.phase.steps, "until": self.phase.until and str(self.phase.until)}
         rules |= {name: getattr(self.phase, name) for name in ("reference", "optimiser", "weights")}
-        own = {k: s.value for k, s in self.keys.items() if k not in RUN_KEYS or s.value != run[k].value}
-        keys = {k: _plain(v) for k, v in own.items() if k not in ("phases", "compat", "versions")}
+        changed = {k: s.value for k, s in self.keys.items() if k not in RUN_KEYS or s.value != run[k].value}
+        keys = {k: _plain(v) for k, v in changed.items() if k not in ("phases", "compat", "versions")}
         return {k: v for k, v in rules.items() if v is not None} | keys
 
 
 def _plain(value: Any) -> Any:
-    """A value that YAML can hold: of a part its name."""
+    """Convert a value to one that YAML can hold: a part becomes its name."""
     return value if isinstance(value, (int, float, str, list, tuple, dict, type(None))) else show(value)
 
 
@@ -122,7 +122,7 @@ _FILES = ("model", "task", "tasks.options", "reward", "scoring.weights")  # sett
 
 
 def _renamed(key: str, value: Any, before: str, after: str) -> Any:
-    """The value of a setting that may name files, with `after` in the place of `before` where a name begins so."""
+    """Replace the prefix `before` by `after` in names of files, in a setting that may name some."""
     if key not in _FILES:
         return value
     if isinstance(value, Mapping):
@@ -131,26 +131,26 @@ def _renamed(key: str, value: Any, before: str, after: str) -> Any:
 
 
 def named_from(text: str, home: Path) -> str:
-    """The text of a run's config.yaml for another directory: files of the run by their paths."""
+    """Rewrite a run's config.yaml for use from another directory: files of the run by their paths."""
     return re.sub(rf"(?<![\w./]){HERE}(?=\w)", f"{home}/", text)
 
 
 def versions() -> dict[str, str]:
     """Versions of the software that determines a run's numbers."""
-    found = {"python": platform.python_version()}
+    version_by_name = {"python": platform.python_version()}
     for name in _RECORDED:
         try:
-            found[name] = metadata.version(name)
+            version_by_name[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return version_by_name
 
 
 def read(path: str | Path) -> dict[str, Stated]:
-    """Leaf keys of a YAML file, each with its line."""
+    """Read a YAML file: its leaf keys, each with its line as origin."""
     path = Path(path)
     if not path.is_file():
-        raise ConfigError(f"{path}: {'not a file' if path.exists() else 'no such file'}{_configurations(path)}")
+        raise ConfigError(f"{path}: {'not a file' if path.exists() else 'no such file'}{_near_files(path)}")
     if path.suffix in DATA:
         raise ConfigError(
             f"{path}: data, and a configuration (.yaml) is asked for: say task: {path} in it, or --set task={path}; "
@@ -167,20 +167,20 @@ def read(path: str | Path) -> dict[str, Stated]:
         return {}
     if not isinstance(document, Mapping):
         raise ConfigError(f"{path}: a configuration is a mapping of keys to values")
-    keys = [(canonical(key), stated) for key, stated in leaves("", document, str(path), str(path))]
-    values = [yamltext.plain(stated.value, f"{stated.origin}: {key}") for key, stated in keys]
-    out = _once([(key, Stated(value, s.origin)) for (key, s), value in zip(keys, values, strict=True)])
+    keys = [(canonical(key), setting) for key, setting in leaves("", document, str(path), str(path))]
+    values = [yamltext.plain(setting.value, f"{setting.origin}: {key}") for key, setting in keys]
+    out = _merge_file_keys([(key, Stated(value, s.origin)) for (key, s), value in zip(keys, values, strict=True)])
     return {k: replace(s, value=_renamed(k, s.value, HERE, f"{path.parent}/")) for k, s in out.items()}
 
 
 def parse_set(items: Sequence[str]) -> dict[str, Stated]:
     """`--set key=value` arguments; values are YAML. Entries of mappings stay by themselves: see `over`."""
-    stated: list[tuple[str, Any]] = []
+    items_as_set: list[tuple[str, Any]] = []
     for item in items:
         key, sign, text = item.partition("=")
         key = key.strip()
         if key.startswith(DROP) and not sign:
-            stated.append((key, None))
+            items_as_set.append((key, None))
             continue
         if not sign or not key:
             raise ConfigError(f"--set {item}: write --set KEY=VALUE, or --set {DROP}KEY to drop what is stated")
@@ -188,9 +188,9 @@ def parse_set(items: Sequence[str]) -> dict[str, Stated]:
             value = yamltext.load(text, f"--set {key}") if text.strip() else ""
         except YAMLError:
             value = text
-        stated.append((key, yamltext.plain(value, f"--set {key}")))
+        items_as_set.append((key, yamltext.plain(value, f"--set {key}")))
     out: dict[str, Stated] = {}
-    for key, value in stated:
+    for key, value in items_as_set:
         for leaf, entry in leaves(key, value, "--set"):
             name = canonical(leaf)
             out.pop(name, None)  # in the order of the last statements: see `over`
@@ -205,108 +205,116 @@ def over(below: Mapping[str, Stated], above: Mapping[str, Stated]) -> dict[str, 
     """Merge two sets of keys; `above` wins, in its order: an entry of a mapping (`tasks.options.digits`) joins those
     before it, and a whole mapping takes their place."""
     out, settings, silent = dict(below), settings_of(above), silent_keys(above)
-    for key, stated in above.items():
+    for key, setting in above.items():
         if key not in silent or not (key in out or is_section(key, out)):
-            _state(key, stated, settings[key], out)
+            _set_key(key, setting, settings[key], out)
     return out
 
 
-def _once(keys: Sequence[tuple[str, Stated]]) -> dict[str, Stated]:
-    """The keys of one file by name. ConfigError where one is stated twice, by itself or within its mapping."""
+def _merge_file_keys(keys: Sequence[tuple[str, Stated]]) -> dict[str, Stated]:
+    """Merge the keys of one file; ConfigError if one is set twice, by itself or within its mapping."""
     settings, silent, out = settings_of(key for key, _ in keys), silent_keys(dict(keys)), dict[str, Stated]()
-    for key, stated in keys:
-        whole, names = settings[key]
-        value = out[whole].value if whole in out else None
+    for key, entry in keys:
+        mapping_key, names = settings[key]
+        value = out[mapping_key].value if mapping_key in out else None
         for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None
-        if value is not None or (not names and whole in out):
-            raise ConfigError(f"{stated.origin}: {key} is set twice")
+        if value is not None or (not names and mapping_key in out):
+            raise ConfigError(f"{entry.origin}: {key} is set twice")
         if key in silent and is_section(key, out):
             continue
-        _state(key, stated, settings[key], out)
+        _set_key(key, entry, settings[key], out)
     return out
 
 
-def _state(key: str, stated: Stated, setting: tuple[str, list[str]], out: dict[str, Stated]) -> None:
+def _set_key(key: str, entry: Stated, setting: tuple[str, list[str]], out: dict[str, Stated]) -> None:
     """Put a key into `out`; an entry of a mapping goes into a copy of what is stated there, and `~KEY` drops a key."""
+    # `~KEY` drops the key and everything under it.
     if key.startswith(DROP):
         name = key.removeprefix(DROP)
         dropped = [k for k in out if k == name or k.startswith(f"{name}.")]
         for k in dropped:
             del out[k]
         if not dropped:  # there may be something below
-            out[key] = stated
+            out[key] = entry
         return
-    whole, names = setting
-    other = _INSTEAD.get(whole, "")
-    if other in out and out[other].value is not None and stated.value is not None:
+    mapping_key, names = setting
+    exclusive_key = _INSTEAD.get(mapping_key, "")
+    # `reward` and `scoring.weights` exclude each other: the later statement wins, but an entry has nothing to join.
+    if exclusive_key in out and out[exclusive_key].value is not None and entry.value is not None:
         if names:
-            raise _no_entries(key, stated, other, out[other])
-        del out[other]
+            raise _no_entries_error(key, entry, exclusive_key, out[exclusive_key])
+        del out[exclusive_key]
     if not names:
-        out[key] = stated
+        out[key] = entry
         return
-    held = out.get(whole, Stated(None, stated.origin))
-    mapping = inner = {} if held.value is None else held.value
+    # An entry of a mapping: down to its place, refusing a value on the way that has no entries.
+    current = out.get(mapping_key, Stated(None, entry.origin))
+    mapping = inner = {} if current.value is None else current.value
     for i, name in enumerate(names):
         if not isinstance(inner, Mapping):
-            raise _no_entries(key, stated, ".".join([whole, *names[:i]]), replace(held, value=inner))
+            raise _no_entries_error(key, entry, ".".join([mapping_key, *names[:i]]), replace(current, value=inner))
         inner = inner.get(name, {})
-    origins = dict.fromkeys((held.origin, stated.origin))
-    out[whole] = Stated(_with(mapping, names, stated.value), ", ".join(origins))
+    origins = dict.fromkeys((current.origin, entry.origin))
+    out[mapping_key] = Stated(_with(mapping, names, entry.value), ", ".join(origins))
 
 
 def _with(mapping: Mapping[str, Any], names: list[str], value: Any) -> dict[str, Any]:
-    """A copy of nested mappings with a value at the end of `names`."""
+    """Copy nested mappings with a value at the end of the path `names`."""
     head, *rest = names
     return {**mapping, head: _with(mapping.get(head, {}), rest, value) if rest else value}
 
 
-def _no_entries(key: str, stated: Stated, of: str, held: Stated) -> ConfigError:
-    return ConfigError(f"{_at(stated)}{key}: {of} is {show(held.value)}, which has no entries ({held.origin})")
+def _no_entries_error(key: str, entry: Stated, parent: str, current: Stated) -> ConfigError:
+    return ConfigError(
+        f"{_origin_prefix(entry)}{key}: {parent} is {show(current.value)}, which has no entries ({current.origin})"
+    )
 
 
-def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> Resolved:
+def resolve(settings: Mapping[str, Stated], *, composed: Method | None = None) -> Resolved:
     """Resolve the settings and method of a run. `composed`: a method built in Python, instead of the key `method`;
     keys of the method go over those that it was composed with."""
-    places = [f"{_at(s)}{k}" for k, s in given.items()]
-    plain = [yamltext.plain(s.value, place) for s, place in zip(given.values(), places, strict=True)]
-    given = dotted({k: replace(s, value=value) for (k, s), value in zip(given.items(), plain, strict=True)})
-    return _resolved(over({}, {canonical(k): s for k, s in given.items()}), composed)
+    places = [f"{_origin_prefix(s)}{k}" for k, s in settings.items()]
+    plain = [yamltext.plain(s.value, place) for s, place in zip(settings.values(), places, strict=True)]
+    settings = dotted({k: replace(s, value=value) for (k, s), value in zip(settings.items(), plain, strict=True)})
+    return _resolved(over({}, {canonical(k): s for k, s in settings.items()}), composed)
 
 
-def _resolved(given: Mapping[str, Stated], composed: Method | None = None) -> Resolved:
-    """The settings and method of a run, from plain values by canonical keys: what `over` gives."""
-    below = _below_phases(given, composed)
-    stated = given.get("phases", below.pop("phases", None))
-    if stated is None or not stated.value:
-        return _check_sampled(_resolve(given, composed))
-    return _in_phases(over(below, given), composed, stated)
+def _resolved(settings: Mapping[str, Stated], composed: Method | None = None) -> Resolved:
+    """Resolve a run, with phases or without, from plain values by canonical keys (a result of `over`)."""
+    method_keys = _keys_of_method_with_phases(settings, composed)
+    phases = settings.get("phases", method_keys.pop("phases", None))
+    if phases is None or not phases.value:
+        return _refuse_earlier_rollouts(_resolve(settings, composed))
+    return _resolve_phases(over(method_keys, settings), composed, phases)
 
 
-def _resolve(given: Mapping[str, Stated], composed: Method | None) -> Resolved:
-    """The settings and method of a run, or of one phase."""
-    spec, compat = given.get("method", Stated("grpo", "default")), given.get("compat", Stated(None, "default"))
+def _resolve(settings_given: Mapping[str, Stated], composed: Method | None) -> Resolved:
+    """Resolve the settings and method of a run without phases, or of one phase."""
+    spec, compat = (
+        settings_given.get("method", Stated("grpo", "default")),
+        settings_given.get("compat", Stated(None, "default")),
+    )
     if not isinstance(spec.value, str):
         raise ConfigError(f"method={spec.value!r} ({spec.origin}) is not a method's name")
-    own = {k: s for k, s in given.items() if k in RUN_KEYS}
-    staged = _staged(given)
-    for key, stated in given.items():
-        if key not in own and key not in staged and not _is_known(key, stated):
+    stated_run_keys = {k: s for k, s in settings_given.items() if k in RUN_KEYS}
+    part_keys = _part_keys(settings_given)
+    for key, entry in settings_given.items():
+        if key not in stated_run_keys and key not in part_keys and not _is_known(key, entry):
             if key.startswith(DROP):
                 name = key.removeprefix(DROP)
-                raise ConfigError(f"{_at(stated)}{key}: {name} is not stated: there is nothing to drop")
-            rules = RULES if stated.origin.startswith("phases[") else ()
-            raise ConfigError(f"{_at(stated)}unknown key {key!r}{near_key(key, rules)}")
+                raise ConfigError(f"{_origin_prefix(entry)}{key}: {name} is not stated: there is nothing to drop")
+            rules = RULES if entry.origin.startswith("phases[") else ()
+            raise ConfigError(f"{_origin_prefix(entry)}unknown key {key!r}{near_key(key, rules)}")
     if composed is None:
-        composed = method(spec.value, staged, compat=compat.value)
-    elif staged or compat.value is not None:
-        composed = method(composed, staged, compat=compat.value)
-    if JOINED in own and JOINED in composed.run_keys:
-        own[JOINED] = joined(own[JOINED], composed.run_keys[JOINED].value)
-    own = over(composed.run_keys, own)
-    settings = _validate(own)
-    merged = {k: Stated(v, "default") for k, v in RUN_KEYS.items()} | own
+        composed = method(spec.value, part_keys, compat=compat.value)
+    elif part_keys or compat.value is not None:
+        composed = method(composed, part_keys, compat=compat.value)
+    if JOINED in stated_run_keys and JOINED in composed.run_keys:
+        stated_run_keys[JOINED] = joined(stated_run_keys[JOINED], composed.run_keys[JOINED].value)
+    stated_run_keys = over(composed.run_keys, stated_run_keys)
+    settings = _validate(stated_run_keys)
+    merged = {k: Stated(v, "default") for k, v in RUN_KEYS.items()} | stated_run_keys
     check_allowed(composed.rollout, merged)
     keys = {"method": Stated(composed.name, spec.origin), **merged, **composed.keys}
     if compat.value is not None:
@@ -314,83 +322,86 @@ def _resolve(given: Mapping[str, Stated], composed: Method | None) -> Resolved:
     return Resolved(settings, composed, keys)
 
 
-def _check_sampled(one: Resolved) -> Resolved:
-    """A run without phases, or the first of them, as it is. ConfigError where it trains on the rollouts of a phase
-    before."""
+def _refuse_earlier_rollouts(one: Resolved) -> Resolved:
+    """Refuse to train on rollouts of an earlier phase where there is none; return the configuration unchanged."""
     if getattr(one.method.rollout, "file", None) in OF_PHASES:
-        stated = one.keys["rollout.file"]
+        file_setting = one.keys["rollout.file"]
         raise ConfigError(
-            f"{_at(stated)}rollout.file={stated.value}: it reads the rollouts of a phase, and there is none before: "
-            "state phases, of which the first samples, or name a .jsonl file or a folder of them"
+            f"{_origin_prefix(file_setting)}rollout.file={file_setting.value}: it reads the rollouts "
+            "of an earlier phase, and there is none: state phases, of which the first samples, or name a .jsonl "
+            "file or a folder of them"
         )
     return one
 
 
-def _is_known(key: str, stated: Stated) -> bool:
+def _is_known(key: str, entry: Stated) -> bool:
     """True if a key that states neither a setting nor a part is known: an empty section, a word for the whole run."""
-    return key in _OTHER or (stated.is_silent and is_section(key, RUN_KEYS))
+    return key in _OTHER or (entry.is_silent and is_section(key, RUN_KEYS))
 
 
-def _staged(given: Mapping[str, Stated]) -> dict[str, Stated]:
-    """The keys of the method's parts."""
-    return {k: s for k, s in given.items() if k not in RUN_KEYS and k not in _OTHER and stage_of(k) is not None}
+def _part_keys(keys: Mapping[str, Stated]) -> dict[str, Stated]:
+    """Select the keys of the method's parts."""
+    return {k: s for k, s in keys.items() if k not in RUN_KEYS and k not in _OTHER and stage_of(k) is not None}
 
 
 # ---------------------------------------------------------------- phases
-def _below_phases(given: Mapping[str, Stated], composed: Method | None) -> dict[str, Stated]:
-    """The keys of the run's method where it states phases: of the run, below those that are given; else none."""
+def _keys_of_method_with_phases(settings: Mapping[str, Stated], composed: Method | None) -> dict[str, Stated]:
+    """Keys that the method brings for the run if it has phases of its own; they go below the given ones."""
     if composed is not None:
         return {k: s for k, s in composed.run_keys.items() if k == "phases"}
     from gxpo.methods import METHODS
 
-    spec = given["method"].value if "method" in given else None
-    stating = (METHODS.get(word.split("@")[0].strip()) for word in spec.split("+")) if isinstance(spec, str) else ()
-    found = next((d for d in stating if d is not None and "phases" in d.keys), None)
-    return {} if found is None else {k: Stated(v, found.name) for k, v in found.keys.items()}
+    spec = settings["method"].value if "method" in settings else None
+    definitions = (METHODS.get(word.split("@")[0].strip()) for word in spec.split("+")) if isinstance(spec, str) else ()
+    definition = next((d for d in definitions if d is not None and "phases" in d.keys), None)
+    return {} if definition is None else {k: Stated(v, definition.name) for k, v in definition.keys.items()}
 
 
-def _in_phases(given: Mapping[str, Stated], composed: Method | None, stated: Stated) -> Resolved:
-    """A run with phases: each is resolved by itself, its keys over the run's.
+def _resolve_phases(keys_given: Mapping[str, Stated], composed: Method | None, phases: Stated) -> Resolved:
+    """Resolve a run with phases: each by itself, its keys over the run's.
 
     A key of a part that the run states reaches the phases whose composition has it; one that no phase has is unknown.
     """
-    run = {k: s for k, s in given.items() if k != "phases"}
-    plan = expand(yamltext.plain(stated.value, f"{_at(stated)}phases"))
+    run = {k: s for k, s in keys_given.items() if k != "phases"}
+    plan = expand(yamltext.plain(phases.value, f"{_origin_prefix(phases)}phases"))
     if "+" in getattr(run.get("method"), "value", "") and all("method" in p.keys for p in plan):
         raise ConfigError(
             f"method={run['method'].value}: its phases name their own methods, so the rest would do nothing: state "
             "phases in the file, with the compositions in them"
         )
-    staged = _staged(run)
-    found, lacking = [], dict(staged)
+    part_keys = _part_keys(run)
+    resolved_phases, unused_keys = [], dict(part_keys)
+    # A key of a part holds for each phase whose method has it; it is an error only if no phase has it.
     for number, phase in enumerate(plan, 1):
-        keys = {k: replace(s, optional=s.optional or k in staged) for k, s in run.items()}
+        keys = {k: replace(s, optional=s.optional or k in part_keys) for k, s in run.items()}
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".* is left out: .* has no such key")
                 one = _resolve(over(keys, phase.keys), None if "method" in phase.keys else composed)
-                one = _check_sampled(one) if number == 1 else one
+                one = _refuse_earlier_rollouts(one) if number == 1 else one
         except ConfigError as error:
             raise ConfigError(f"phase {number}: {error}") from None
-        lacking = {k: s for k, s in lacking.items() if k not in (*one.keys, *SECTIONS)}
-        found.append(replace(one, phase=phase))
-    for key, held in lacking.items():
-        known = [k for one in found for k in one.keys]
-        raise ConfigError(f"{_at(held)}unknown key {key!r} in every phase{did_you_mean(key, known)}")
+        unused_keys = {k: s for k, s in unused_keys.items() if k not in (*one.keys, *SECTIONS)}
+        resolved_phases.append(replace(one, phase=phase))
+    for key, entry in unused_keys.items():
+        phase_keys = [k for one in resolved_phases for k in one.keys]
+        raise ConfigError(f"{_origin_prefix(entry)}unknown key {key!r} in every phase{did_you_mean(key, phase_keys)}")
+    # Where every phase states its steps, they are the run's; trainer.steps may repeat the sum, not contradict it.
     steps = [phase.steps for phase in plan]
     if None not in steps:
         total = sum(x or 0 for x in steps)
-        asked = given.get("trainer.steps", Stated(total, "phases"))
-        if asked.value != total:
+        total_steps = keys_given.get("trainer.steps", Stated(total, "phases"))
+        if total_steps.value != total:
             raise ConfigError(
-                f"{_at(asked)}trainer.steps={show(asked.value)}, and the phases take {total} steps: leave it out, or "
-                "change the steps of a phase (one that states none has a share of trainer.steps)"
+                f"{_origin_prefix(total_steps)}trainer.steps={show(total_steps.value)}, and the phases take "
+                f"{total} steps: leave it out, or change the steps of a phase (one that states none "
+                "has a share of trainer.steps)"
             )
-        found = [_with_steps(one, replace(asked, value=total)) for one in found]
-    spec = run.get("method", found[0].keys["method"])
-    keys = {**found[0].keys, "method": spec, "phases": stated}
+        resolved_phases = [_with_steps(one, replace(total_steps, value=total)) for one in resolved_phases]
+    spec = run.get("method", resolved_phases[0].keys["method"])
+    keys = {**resolved_phases[0].keys, "method": spec, "phases": phases}
     keys |= {k: run.get(k, Stated(v, "default")) for k, v in RUN_KEYS.items() if k != "phases" and may_change(k)}
-    return Resolved(found[0].settings, found[0].method, keys, tuple(found))
+    return Resolved(resolved_phases[0].settings, resolved_phases[0].method, keys, tuple(resolved_phases))
 
 
 def _with_steps(one: Resolved, steps: Stated) -> Resolved:
@@ -407,49 +418,60 @@ def near_key(key: str, further: Sequence[str] = ()) -> str:
     return did_you_mean(key, [*RUN_KEYS, *_OTHER, *SECTIONS, *method("grpo").keys, *further])
 
 
-def _configurations(path: Path) -> str:
-    """Names of YAML files where `path` was looked for, for the error that it is not there."""
-    there = sorted(p.name for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
-    if hint := did_you_mean(path.name, there):
+def _near_files(path: Path) -> str:
+    """Hint for a missing configuration: a close name, or the YAML files in its folder."""
+    names = sorted(p.name for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
+    if hint := did_you_mean(path.name, names):
         return hint
-    return f"; there are {', '.join(there[:5])}" if there else "; gxpo demo needs no configuration"
+    return f"; there are {', '.join(names[:5])}" if names else "; gxpo demo needs no configuration"
 
 
-def _at(stated: Stated) -> str:
-    return "" if stated.origin == "default" else f"{stated.origin}: "
+def _origin_prefix(entry: Stated) -> str:
+    return "" if entry.origin == "default" else f"{entry.origin}: "
 
 
 def _validate(keys: Mapping[str, Stated]) -> RunSettings:
-    """The settings of a run from those that are stated."""
+    """Build the validated settings of a run; ConfigError names the key, its value and where it was set."""
+    # Refused here and not by pydantic, which would report a type and not what to do.
     nested: dict[str, Any] = {}
-    moving = {k for k, s in keys.items() if is_schedule(s.value)}
+    schedules = {k for k, s in keys.items() if is_schedule(s.value)}
     infinite = {k for k, s in keys.items() if not finite(s.value)}
-    for key, stated in keys.items():
-        if key in moving:
+    for key, entry in keys.items():
+        if key in schedules:
             instead = "set optim.schedule" if key == "optim.lr" else "set it to one number"
             raise ConfigError(
-                f"{_at(stated)}{key}: a schedule moves numbers of the method's parts, and this is a setting of the "
-                f"whole run: {instead}"
+                f"{_origin_prefix(entry)}{key}: a schedule moves numbers of the method's parts, and this is a setting "
+                f"of the whole run: {instead}"
             )
         if key in infinite:
-            raise ConfigError(f"{_at(stated)}{key}: numbers must be finite (got {show(stated.value)})")
+            raise ConfigError(f"{_origin_prefix(entry)}{key}: numbers must be finite (got {show(entry.value)})")
         *sections, leaf = key.split(".")
         target = nested
         for section in sections:
             target = target.setdefault(section, {})
-        target[leaf] = stated.value
+        target[leaf] = entry.value
     try:
         return RunSettings.model_validate(nested)
     except ValidationError as error:
+        # Report the longest prefix of the location that is a key of the user's: a mapping's entry has no origin.
         first = error.errors()[0]
         parts = [str(p) for p in first["loc"]]
         key = next((k for n in range(len(parts), 0, -1) if (k := ".".join(parts[:n])) in keys), ".".join(parts))
-        stated = keys.get(key)
-        place = _at(stated) if stated else ""
-        got = f" (got {show(stated.value)})" if stated else ""
-        raise ConfigError(f"{place}{key}: {first['msg'].lower()}{got}") from None
+        entry = keys.get(key)
+        place = _origin_prefix(entry) if entry else ""
+        value_text = f" (got {show(entry.value)})" if entry else ""
+        raise ConfigError(f"{place}{key}: {first['msg'].lower()}{value_text}") from None
 
 
 def load(path: str | Path | None = None, sets: Sequence[str] = ()) -> Resolved:
     """Load and resolve a YAML file with `--set` arguments."""
     return _resolved(over(read(path) if path is not None else {}, parse_set(sets)))
+
+
+def demo_settings(*, seed: int = 0, method: str | None = None, steps: int | None = None) -> dict[str, Stated]:
+    """The keys of `gxpo demo`: those of `demo.yaml` beside this file, with these on top."""
+    keys = read(Path(__file__).with_name("demo.yaml"))
+    for key, value in (("seed", seed), ("method", method), ("trainer.steps", steps)):
+        if value is not None:
+            keys[key] = Stated(value, "argument")
+    return keys

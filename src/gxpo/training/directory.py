@@ -1,18 +1,24 @@
-"""Run directories: names for new ones, finding an existing one, and what one must not hold."""
+"""Run directories: names for new ones, lookup of existing ones, what one must not hold, and its lock."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gxpo.base.errors import CheckpointError, ConfigError
 from gxpo.parts.definition import Stated
 from gxpo.training import checkpoint
 
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
 CONFIG, METRICS, EVALUATIONS = "config.yaml", "metrics.jsonl", "evaluations.jsonl"
+LOCK = ".lock"
 HOME = Path("runs")
 GIVEN = ("model", "tasks.jsonl", "held_out.jsonl", "rewards.py", "tasks.py")  # of runs begun with Python objects
-_WRITTEN = (checkpoint.FOLDER, "rollouts", "evaluations", METRICS, EVALUATIONS, CONFIG, ".lock", *GIVEN)
+_WRITTEN = (checkpoint.FOLDER, "rollouts", "evaluations", METRICS, EVALUATIONS, CONFIG, LOCK, *GIVEN)
 
 
 def name_for(config_file: Path, sets: Mapping[str, Stated]) -> Path:
@@ -31,7 +37,7 @@ def name_for(config_file: Path, sets: Mapping[str, Stated]) -> Path:
 
 
 def default(task: str, method: str, seed: int) -> Path:
-    """Directory of a run that nobody has named."""
+    """Default directory of a run."""
     return HOME / f"{task}-{method}-seed{seed}".replace(":", "-").replace("/", "-")
 
 
@@ -52,13 +58,13 @@ def find(path: Path) -> Path:
     if path.exists() or path.parent.name == checkpoint.FOLDER:
         return path
     runs = _runs(path.parent)
-    begun = [run for run in runs if run.name.startswith(path.name)]
-    if len(begun) == 1:
-        return begun[0]
-    if begun:
-        raise CheckpointError(f"{path} is ambiguous: it may be {_listed(begun)}")
-    there = f"there is {_listed(runs)}" if runs else f"{path.parent} holds no run (gxpo train CONFIG makes one)"
-    raise CheckpointError(f"there is no run {path}; {there}")
+    matches = [run for run in runs if run.name.startswith(path.name)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise CheckpointError(f"{path} is ambiguous: it may be {_join_paths(matches)}")
+    hint = f"there is {_join_paths(runs)}" if runs else f"{path.parent} holds no run (gxpo train CONFIG makes one)"
+    raise CheckpointError(f"there is no run {path}; {hint}")
 
 
 def run_of(path: Path) -> Path:
@@ -73,7 +79,7 @@ def config_of(run: Path) -> Path:
     """The config.yaml of a run directory; `CheckpointError` where it has none."""
     path = Path(run) / CONFIG
     if not path.is_file():
-        inside = f"; in it are {_listed(found)}" if (found := _runs(Path(run))) else ""
+        inside = f"; in it are {_join_paths(runs_inside)}" if (runs_inside := _runs(Path(run))) else ""
         raise CheckpointError(f"{run} is not a run directory: it has no {CONFIG}{inside}")
     return path
 
@@ -97,10 +103,52 @@ def refuse_links(run: Path) -> None:
             )
 
 
+# ---------------------------------------------------------------- lock
+class Lock:
+    """Exclusive lock of a run directory; the system releases it when the process ends, however that happens."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = Path(run)
+        self._lock: BaseFileLock | None = None
+        self._file: os.stat_result | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """True between `acquire` and `release`."""
+        return self._lock is not None
+
+    def acquire(self) -> None:
+        """Take the lock; `ConfigError` if another process holds it."""
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(self.run / LOCK, thread_local=False)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ConfigError(
+                f"{self.run} is being written by another process: wait for it, end it, or give another --out"
+            ) from None
+        self._lock, self._file = lock, os.stat(self.run / LOCK)
+
+    def release(self) -> None:
+        """Give the lock free; nothing happens if it is not held."""
+        if self._lock is not None:
+            self._lock.release()
+        self._lock = self._file = None
+
+    def is_in_place(self) -> bool:
+        """True if the locked file is still the one in the directory; not if that was deleted or replaced."""
+        try:
+            return self._file is not None and os.path.samestat(self._file, os.stat(self.run / LOCK))
+        except FileNotFoundError:
+            return False
+
+
+# ---------------------------------------------------------------- listing
 def _runs(folder: Path) -> list[Path]:
     return sorted(config.parent for config in folder.glob(f"*/{CONFIG}"))
 
 
-def _listed(runs: list[Path], most: int = 20) -> str:
-    rest = f" and {len(runs) - most} more" if len(runs) > most else ""
-    return ", ".join(map(str, runs[:most])) + rest
+def _join_paths(runs: list[Path], most: int = 20) -> str:
+    remainder = f" and {len(runs) - most} more" if len(runs) > most else ""
+    return ", ".join(map(str, runs[:most])) + remainder

@@ -14,7 +14,7 @@ from gxpo.base import runtime
 from gxpo.base.errors import ConfigError, need
 from gxpo.base.terminal import console, escaped, say
 from gxpo.training.callbacks import Callback
-from gxpo.training.figures import LIVE, Latest, written
+from gxpo.training.figures import LIVE, Latest, format_value
 
 SECONDS = 60.0  # between two lines where there is no bar, evaluations aside
 BAR = 10  # columns
@@ -22,44 +22,44 @@ REFRESH = 0.2  # seconds between two drawings of a bar
 
 
 def display(progress: bool | str | None) -> Display:
-    """None: a bar where there is a terminal or a notebook, else lines. True: a bar. False: lines. "none": nothing."""
+    """Choose the display. None: a bar in a terminal or notebook, else lines; True: a bar; False: lines; "none"."""
     if progress not in (None, True, False, "none"):
         raise ConfigError(f'progress={progress!r}: True (a bar), False (a line now and then), None or "none"')
     if progress == "none" or runtime.environment("RANK", 0) > 0:
         return Display()
-    if progress is not False and notebook():
+    if progress is not False and in_notebook():
         return NotebookBar()
     if progress or (progress is None and sys.stderr.isatty()):
         return TerminalBar()
     return Lines()
 
 
-def notebook() -> bool:
-    """Whether this is the kernel of a notebook."""
+def in_notebook() -> bool:
+    """Return True in the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 
 
 @contextmanager
 def no_loading_bars() -> Iterator[None]:
-    """Context manager: transformers draws no bars, which a log would have in it; those of the caller's stay as set."""
+    """Context without the loading bars of transformers, which would fill a log; the caller's setting returns."""
     logging = need("transformers.utils.logging", "train")
-    shown = logging.is_progress_bar_enabled()
+    were_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if were_enabled:
             logging.enable_progress_bar()
 
 
 class Display(Callback):
-    """Shows nothing."""
+    """A display that shows nothing; base of the others."""
 
     latest: Latest
 
     def say(self, line: str) -> None:
-        """A line beside the progress."""
+        """Print a line beside the progress."""
 
     def on_start(self, run: Any) -> None:
         self.latest = Latest(run)
@@ -69,15 +69,15 @@ class Lines(Display):
     """A line after every evaluation, and else once a minute; no control characters, for logs."""
 
     def __init__(self) -> None:
-        self._said = 0.0
+        self._last_line = 0.0
 
     def say(self, line: str) -> None:
-        say(line, err=not notebook())
+        say(line, err=not in_notebook())
 
     def on_step(self, row: Mapping[str, Any], run: Any) -> None:
         self.latest.take(row)
-        if "eval_accuracy" in row or time.monotonic() - self._said >= SECONDS:
-            self._said = time.monotonic()
+        if "eval_accuracy" in row or time.monotonic() - self._last_line >= SECONDS:
+            self._last_line = time.monotonic()
             self.say(self.latest.text())
 
 
@@ -117,7 +117,7 @@ class NotebookBar(Display):
 
     def __init__(self) -> None:
         self._handle: Any = None
-        self._drawn = 0.0
+        self._last_drawn = 0.0
 
     def say(self, line: str) -> None:
         say(line)
@@ -128,7 +128,7 @@ class NotebookBar(Display):
 
     def on_step(self, row: Mapping[str, Any], run: Any) -> None:
         self.latest.take(row)
-        if time.monotonic() - self._drawn >= REFRESH:
+        if time.monotonic() - self._last_drawn >= REFRESH:
             self._draw()
 
     def on_end(self, run: Any, error: BaseException | None) -> None:
@@ -136,20 +136,20 @@ class NotebookBar(Display):
 
     def _draw(self) -> None:
         self._handle.update(self._data(), raw=True)
-        self._drawn = time.monotonic()
+        self._last_drawn = time.monotonic()
 
     def _data(self) -> dict[str, str]:
         return {"text/plain": escaped(self.latest.text()), "text/html": html(self.latest)}
 
 
 def html(latest: Latest) -> str:
-    """A bar, and the newest figures under their names; of the held-out accuracy the first one, too."""
+    """HTML of a bar and the newest figures, with the first held-out accuracy beside the newest."""
     run = latest.run
     steps = run.trainer.settings.trainer.steps
     names = [name for name in LIVE if name in latest.figures]
     cells = []
     for name in names:
-        first, now = written(name, latest.first[name]), written(name, latest.figures[name])
+        first, now = format_value(name, latest.first[name]), format_value(name, latest.figures[name])
         cells.append(f"{first} &rarr; {now}" if name == "eval_accuracy" and first != now else now)
     head = "".join(f"<th style='text-align:right'>{name}</th>" for name in names)
     body = "".join(f"<td style='text-align:right'>{cell}</td>" for cell in cells)

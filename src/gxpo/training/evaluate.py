@@ -14,24 +14,24 @@ from gxpo.sampling.rollouts import Independent
 from gxpo.training import statistics
 from gxpo.training.session import Session
 
-LOOKED_AT = 256  # attempts of which it is asked what the pictures tell
-SHOWN = 8  # tasks whose attempts are kept to be read
+LOOKED_AT = 256  # attempts on which the use of pictures is measured
+SHOWN = 8  # tasks whose attempts are kept as samples
 EVALUATION = -1  # the step of evaluation's streams: the same draws in every evaluation of a run
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`verdicts`: each task's mean, for paired comparisons; `shown`: the attempts at the first few tasks."""
+    """Result of an evaluation: figures, each task's mean verdict for paired comparisons, and samples of attempts."""
 
     figures: dict[str, float]
     verdicts: dict[str, float]
-    shown: Forest
+    samples: Forest
 
 
 def evaluate(
     tasks: Sequence[Task], samples: int, session: Session, attempts: Callable[[int], Rollout] = Independent
 ) -> Evaluation:
-    """`samples` attempts at each task, made by the rollout part `attempts(samples)`.
+    """Evaluate a policy on tasks: `samples` attempts at each, by the rollout part `attempts(samples)`.
 
     `eval_accuracy` is the mean verdict of the verifier (the outcome, where there is none), with its interval over
     tasks; `eval_pass_at_k` is unbiased. An attempt that could not be scored counts as wrong here, and is counted.
@@ -39,23 +39,26 @@ def evaluate(
     session.know(tasks)
     forest = session.score(attempts(samples).grow(tasks, session))
     verdict = forest.success if bool(forest.success.isfinite().any()) else forest.outcome
-    table = torch.nan_to_num(verdict, nan=0.0).reshape(len(tasks), samples)
-    out = {"eval_tasks": float(len(tasks)), "eval_accuracy": float(table.mean())}
-    binary = bool(((table == 0) | (table == 1)).all())
-    if binary and samples == 1:
-        low, high = statistics.wilson_interval(int(table.sum()), len(tasks))
+    verdict_table = torch.nan_to_num(verdict, nan=0.0).reshape(len(tasks), samples)
+    figures = {"eval_tasks": float(len(tasks)), "eval_accuracy": float(verdict_table.mean())}
+    # Wilson's interval is for shares of right answers; means of several samples, or of other scores, take Student's.
+    is_binary = bool(((verdict_table == 0) | (verdict_table == 1)).all())
+    if is_binary and samples == 1:
+        low, high = statistics.wilson_interval(int(verdict_table.sum()), len(tasks))
     else:
-        low, high = statistics.mean_interval(table.mean(1).tolist())
-    out |= {"eval_low": low, "eval_high": high, "eval_unscored": float((~forest.scored).sum())}
-    for k in [2**i for i in range(1, 12) if 2**i <= samples] if binary else ():
-        correct = table.sum(1).to(torch.int64).tolist()
-        out[f"eval_pass_at_{k}"] = sum(statistics.pass_at_k(samples, c, k) for c in correct) / len(tasks)
+        low, high = statistics.mean_interval(verdict_table.mean(1).tolist())
+    figures |= {"eval_low": low, "eval_high": high, "eval_unscored": float((~forest.scored).sum())}
+    # pass@k at powers of 2 alone: each k needs verdicts of 0 or 1.
+    for k in [2**i for i in range(1, 12) if 2**i <= samples] if is_binary else ():
+        correct = verdict_table.sum(1).to(torch.int64).tolist()
+        figures[f"eval_pass_at_{k}"] = sum(statistics.pass_at_k(samples, c, k) for c in correct) / len(tasks)
     for i, name in enumerate(forest.component_names):
-        out[f"eval_{name}"] = float(torch.nan_to_num(forest.components[:, i], nan=0.0).mean())
-    out["eval_length"] = float(forest.lengths().to(torch.float64).mean())
-    out["eval_turns"] = forest.n_steps / forest.n_trajectories
-    some = forest.select(range(min(LOOKED_AT, forest.n_trajectories)))
-    if some.media and (kl := picture_kl(some, session.learner)) is not None:
-        out["eval_picture_kl"] = kl
-    verdicts = dict(zip((t.id for t in tasks), table.mean(1).tolist(), strict=True))
-    return Evaluation(out, verdicts, forest.select(range(min(SHOWN, len(tasks)) * samples)))
+        figures[f"eval_{name}"] = float(torch.nan_to_num(forest.components[:, i], nan=0.0).mean())
+    figures["eval_length"] = float(forest.lengths().to(torch.float64).mean())
+    figures["eval_turns"] = forest.n_steps / forest.n_trajectories
+    # Masking the pictures costs a forward pass for each attempt, so it is measured on some of them.
+    looked_at = forest.select(range(min(LOOKED_AT, forest.n_trajectories)))
+    if looked_at.media and (kl := picture_kl(looked_at, session.learner)) is not None:
+        figures["eval_picture_kl"] = kl
+    verdicts = dict(zip((t.id for t in tasks), verdict_table.mean(1).tolist(), strict=True))
+    return Evaluation(figures, verdicts, forest.select(range(min(SHOWN, len(tasks)) * samples)))

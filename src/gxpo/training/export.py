@@ -1,4 +1,4 @@
-"""Leaving: a checkpoint as a directory that transformers or peft load."""
+"""Export of a checkpoint to a directory that transformers or peft load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gxpo.training.card import model_card
 from gxpo.training.directory import run_of
 from gxpo.training.models import flow
 from gxpo.training.shards import View
-from gxpo.training.start import checkpoint_of, parameters_of, verified
+from gxpo.training.start import checkpoint_of, parameters_of, read_verified_config
 
 DTYPES = ("float32", "bfloat16", "float64")
 
@@ -43,11 +43,11 @@ def export(
     """
     run = Path(run)
     home = run_of(run)
-    found = checkpoint_of(run, step)
-    keys, _ = verified(home)
+    path = checkpoint_of(run, step)
+    keys, _ = read_verified_config(home)
     resolved = config.resolve(keys)
-    at = int(found.name.rpartition("-")[2])
-    return write(resolved, parameters_of(found), home, at, directory, adapter=adapter, dtype=dtype)
+    export_step = int(path.name.rpartition("-")[2])
+    return write(resolved, parameters_of(path), home, export_step, directory, adapter=adapter, dtype=dtype)
 
 
 def write(
@@ -60,7 +60,8 @@ def write(
     adapter: bool = False,
     dtype: str | None = None,
 ) -> Path:
-    """`export` of these parameters, as they were after `step` of `run`; a value head stays behind."""
+    """Write these parameters, as they were after `step` of `run`, as `export` does; a value head is left out."""
+    # Everything that can be refused is, before a model is loaded.
     settings, target = resolved.settings, Path(directory)
     if flow.is_flow(settings.model):
         raise ConfigError(
@@ -76,14 +77,15 @@ def write(
     policies = getattr(resolved.method.rollout, "policies", {ALONE: "trained"})
     names = trained_policies(policies)
     parameters = View(parameters, leave_out=VALUE_HEAD)
+    # Written beside the target and renamed, so that a kill leaves no half export under its name.
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     try:
         partial.mkdir(parents=True)
         for name in names:
-            own = parameters_of_policy(name, parameters, policies) if len(policies) > 1 else parameters
+            policy_parameters = parameters_of_policy(name, parameters, policies) if len(policies) > 1 else parameters
             folder = partial if len(names) == 1 else partial / name
             folder.mkdir(exist_ok=True)
-            _write_one(folder, settings, own, adapter=adapter, dtype=dtype)
+            _write_one(folder, settings, policy_parameters, adapter=adapter, dtype=dtype)
             text = config.named_from((run / "config.yaml").read_text(encoding="utf-8"), run)
             (folder / "gxpo.yaml").write_text(text, encoding="utf-8")
             (folder / "README.md").write_text(model_card(resolved, run, step, adapter=adapter), encoding="utf-8")
@@ -106,7 +108,7 @@ def write(
 def _write_one(
     folder: Path, settings: RunSettings, parameters: Mapping[str, Tensor], *, adapter: bool, dtype: str | None
 ) -> None:
-    """The files that transformers or peft load."""
+    """Write the files that transformers or peft load."""
     model, tokenizer = trained(settings, parameters, adapter=adapter, dtype=dtype)
     if adapter:  # not the embeddings: peft would ask a model hub whether they have grown
         model.save_pretrained(folder, save_embedding_layers=False)
@@ -117,7 +119,7 @@ def _write_one(
 
 
 def _overview(policies: Mapping[str, str], base: str) -> str:
-    """README.md above the directories of several policies."""
+    """README.md over the directories of several policies."""
     lines = [
         f"- `{name}`: "
         + (f"[its own directory]({name})" if kind == "trained" else f"frozen, the model `{base}` itself")
@@ -129,7 +131,7 @@ def _overview(policies: Mapping[str, str], base: str) -> str:
 def trained(
     settings: RunSettings, parameters: Mapping[str, Tensor], *, adapter: bool = False, dtype: str | None = None
 ) -> tuple[Any, Any]:
-    """A model of its own with these parameters (LoRA: merged in at least float32, or, `adapter`, as peft's), and its
+    """Load a separate model with these parameters (LoRA: merged in at least float32, or, `adapter`, as peft's), and its
     tokenizer. Nothing of a live trainer is touched."""
     loaded = models.load(settings.model, task=settings.task, dtype=settings.learner.dtype)
     if settings.chat.template not in ("auto", "none", RENDERED):
@@ -141,17 +143,17 @@ def trained(
     model: Any = loaded.model
     lora = lora_settings(settings)
     if lora is None:
-        _put(model, parameters, full)
+        _load_parameters(model, parameters, full)
     else:
         base = loaded.path or (None if settings.model.startswith("tiny") else settings.model)
         model = with_lora(model, lora, base=None if base is None else str(base))
-        _put(model, parameters, full)
+        _load_parameters(model, parameters, full)
         model = model if adapter else merged(model)
     return _cast(model, kind), loaded.tokenizer
 
 
 def lora_settings(settings: RunSettings) -> LoraSettings | None:
-    """The adapters that a run trains, None where it trains every parameter."""
+    """Settings of the adapters that a run trains; None if it trains every parameter."""
     s, targets = settings.learner, settings.learner.lora_targets
     if not s.lora_rank:
         return None
@@ -163,22 +165,24 @@ def lora_settings(settings: RunSettings) -> LoraSettings | None:
     )
 
 
-def _put(model: Any, parameters: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+def _load_parameters(model: Any, parameters: Mapping[str, Tensor], dtype: torch.dtype) -> None:
     """Set the trained parameters of a model that is first brought to `dtype`: all of them, each with its shape."""
-    named = {name: p for name, p in _cast(model, dtype).named_parameters() if p.requires_grad}
-    for name in sorted(named.keys() | parameters.keys()):
-        here, there = (tuple(x[name].shape) if name in x else None for x in (named, parameters))
-        if here != there:
+    parameter_by_name = {name: p for name, p in _cast(model, dtype).named_parameters() if p.requires_grad}
+    for name in sorted(parameter_by_name.keys() | parameters.keys()):
+        model_shape, checkpoint_shape = (
+            tuple(x[name].shape) if name in x else None for x in (parameter_by_name, parameters)
+        )
+        if model_shape != checkpoint_shape:
             raise ModelError(
-                f"checkpoint and model differ: {name} is {there} in the checkpoint and {here} in the model; has the "
-                "directory of `model` changed since the run?"
+                f"checkpoint and model differ: {name} is {checkpoint_shape} in the checkpoint and {model_shape} in the "
+                "model; has the directory of `model` changed since the run?"
             )
         with torch.no_grad():
-            named[name].copy_(parameters[name])
+            parameter_by_name[name].copy_(parameters[name])
 
 
 def _cast(model: Any, dtype: torch.dtype) -> Any:
-    """Parameters (not buffers: rotary tables stay exact) in `dtype`, and the config says so."""
+    """Cast parameters to `dtype`; buffers stay exact (rotary tables)."""
     for p in model.parameters():
         p.data = p.data.to(dtype)
     return model

@@ -51,100 +51,101 @@ class External:
     def __post_init__(self) -> None:
         where = f"teacher.models.{self.name}"
         one_of(f"{where}.role", self.role, ROLES)
-        named = [x for x in SOURCES if getattr(self, x) is not None and not (x == "model" and self.server)]
-        if len(named) != 1:
+        sources = [x for x in SOURCES if getattr(self, x) is not None and not (x == "model" and self.server)]
+        if len(sources) != 1:
             raise ConfigError(f"{where}: give one of model (a checkpoint), server (with model) and ask")
         if self.sees and self.server is None:
             raise ConfigError(f"{where}.sees {SEES}")
-        if self.role == "teacher" and named != ["model"]:
+        if self.role == "teacher" and sources != ["model"]:
             raise ConfigError(
-                f"{where}: a teacher scores given tokens, which a {named[0]} does not: give a checkpoint, model=DIR, "
+                f"{where}: a teacher scores given tokens, which a {sources[0]} does not: give a checkpoint, model=DIR, "
                 "or set role: judge"
             )
 
     @property
     def checkpoint(self) -> str | None:
-        """The checkpoint that it is; None where it is none."""
+        """The name of its checkpoint; None for a server or a function."""
         return None if self.server is not None else self.model
 
 
 def externals_of(s: RunSettings) -> dict[str, External]:
-    """Models of the section `teacher` by name."""
-    found: dict[str, External] = {}
+    """Build the external models of the section `teacher`, by name."""
+    external_by_name: dict[str, External] = {}
     if s.teacher.model is not None:
-        found[TEACHER] = External(TEACHER, "teacher", s.teacher.model)
-    known = {f.name for f in dataclasses.fields(External)} - {"name"}
+        external_by_name[TEACHER] = External(TEACHER, "teacher", s.teacher.model)
+    field_names = {f.name for f in dataclasses.fields(External)} - {"name"}
     for name, options in s.teacher.models.items():
         for key in options:
-            if key not in known:
-                there = did_you_mean(key, known) or f"; there is {', '.join(sorted(known))}"
-                raise ConfigError(f"teacher.models.{name} has no {key!r}{there}")
-        if name in found or "role" not in options:
+            if key not in field_names:
+                hint = did_you_mean(key, field_names) or f"; there is {', '.join(sorted(field_names))}"
+                raise ConfigError(f"teacher.models.{name} has no {key!r}{hint}")
+        if name in external_by_name or "role" not in options:
             raise ConfigError(
-                f"teacher.models.{name}: " + ("teacher.model has that name; take another" if name in found else
-                f"say its role, one of {', '.join(ROLES)}")
-            )  # fmt: skip
-        found[name] = External(name, **options)
-    return found
+                f"teacher.models.{name}: teacher.model has that name; choose another"
+                if name in external_by_name
+                else f"teacher.models.{name}: set its role, one of {', '.join(ROLES)}"
+            )
+        external_by_name[name] = External(name, **options)
+    return external_by_name
 
 
 def check_externals(s: RunSettings, method: Method) -> None:
     """Refuse models that can't be what they are for, that do not exist, or that nothing uses; nothing is loaded."""
-    found = externals_of(s)
+    external_by_name = externals_of(s)
     used = {x for part in method.signals.values() for x in SignalPart.hook(part, "external")}
     for name in used:
-        if name not in found or found[name].role != "teacher":
+        if name not in external_by_name or external_by_name[name].role != "teacher":
             raise ConfigError(
-                f"a signal reads the teacher {name!r}, which is not there{did_you_mean(name, found)}: name a "
-                "checkpoint, "
+                f"a signal reads the teacher {name!r}, which is not there{did_you_mean(name, external_by_name)}: "
+                "name a checkpoint, "
                 + ("teacher.model=DIR" if name == TEACHER else f"teacher.models.{name}={{role: teacher, model: DIR}}")
             )
-    judging = set(_asked_for(s.scoring.options.get(JUDGE, {}), found))
-    for name, external in found.items():
+    judges = set(_judge_names(s.scoring.options.get(JUDGE, {}), external_by_name))
+    for name, external in external_by_name.items():
         if external.role == "teacher" and name not in used:
             raise ConfigError(
                 f"nothing reads the teacher {name!r}: distil from it with signal.teacher=teacher_model and "
                 "objective=distillation (or objective.add.distil=distillation), or leave it out"
             )
-        if external.role == "judge" and name not in judging:
+        if external.role == "judge" and name not in judges:
             raise ConfigError(f"nothing asks the judge {name!r}: set scoring.options.judge.by={name}, or leave it out")
         if external.checkpoint is not None:
             check_name(external.checkpoint, s.task)
 
 
-def _asked_for(options: Mapping[str, Any], found: Mapping[str, External]) -> list[str]:
-    """Names of the judges that the options of the reward name, or mean."""
-    names = [x for place in _places(options) if isinstance(x := place.get("by"), str)]
-    default = _default(found)
-    return names + ([default] if default is not None and not _says_who(options) else [])
+def _judge_names(options: Mapping[str, Any], external_by_name: Mapping[str, External]) -> list[str]:
+    """Names of the judges that the options of the reward name, or leave to the only one."""
+    names = [x for place in _judge_options(options) if isinstance(x := place.get("by"), str)]
+    default = _only_judge(external_by_name)
+    return names + ([default] if default is not None and not _names_a_judge(options) else [])
 
 
-def _places(options: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Where the options may say who judges."""
+def _judge_options(options: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The mappings in the options that may name a judge: themselves, panel, held-out judges, refresh."""
     entries = [*options.get("panel", ()), *options.get("held_out", ()), options.get("refresh", {})]
     return [options, *(x for x in entries if isinstance(x, Mapping))]
 
 
-def _says_who(options: Mapping[str, Any]) -> bool:
+def _names_a_judge(options: Mapping[str, Any]) -> bool:
     return any(options.get(x) is not None for x in ("by", "ask", "server"))
 
 
-def _default(found: Mapping[str, External]) -> str | None:
-    """The only judge, which need not be named."""
-    judges = [name for name, x in found.items() if x.role == "judge"]
+def _only_judge(external_by_name: Mapping[str, External]) -> str | None:
+    """Name of the only judge, which need not be stated; None without one, or with several."""
+    judges = [name for name, x in external_by_name.items() if x.role == "judge"]
     return judges[0] if len(judges) == 1 else None
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Judge that loads its checkpoint when it is first asked."""
+    """Judge that loads its checkpoint on its first question."""
 
     external: External
     load: Callable[[External], LocalJudge]
 
     @property
     def sees(self) -> bool:
-        """Whether it is shown pictures."""
+        """True if it is shown pictures."""
         return self.load(self.external).sees
 
     def ask(self, messages: Messages) -> str:
@@ -169,57 +170,60 @@ class Externals:
     _judges: dict[str, LocalJudge] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.found = externals_of(self.settings)
+        self.external_by_name = externals_of(self.settings)
 
     def options(self) -> dict[str, dict[str, Any]]:
         """`scoring.options` with judges in the place of their names."""
-        given = self.settings.scoring.options
-        default = _default(self.found)
-        if JUDGE not in given and default is None:
-            return given
-        own = dict(given.get(JUDGE, {}))
-        if default is not None and not _says_who(own):
-            own["by"] = default
+        reward_options = self.settings.scoring.options
+        default = _only_judge(self.external_by_name)
+        if JUDGE not in reward_options and default is None:
+            return reward_options
+        judge_options = dict(reward_options.get(JUDGE, {}))
+        if default is not None and not _names_a_judge(judge_options):
+            judge_options["by"] = default
         for key in ("panel", "held_out"):
-            if isinstance(own.get(key), (list, tuple)):
-                own[key] = [self._lent(x) for x in own[key]]
-        if isinstance(own.get("refresh"), Mapping):
-            own["refresh"] = self._lent(own["refresh"])
-        return given | ({JUDGE: self._lent(own)} if JUDGE in given or self._asked else {})
+            if isinstance(judge_options.get(key), (list, tuple)):
+                judge_options[key] = [self._with_judge(x) for x in judge_options[key]]
+        if isinstance(judge_options.get("refresh"), Mapping):
+            judge_options["refresh"] = self._with_judge(judge_options["refresh"])
+        return reward_options | (
+            {JUDGE: self._with_judge(judge_options)} if JUDGE in reward_options or self._uses_judge else {}
+        )
 
     @property
-    def _asked(self) -> bool:
-        """Whether the reward "judge" is among the run's."""
+    def _uses_judge(self) -> bool:
+        """True if the reward "judge" is among the run's."""
         rewards = self.settings.rewards
         return rewards == JUDGE or (isinstance(rewards, Mapping) and JUDGE in rewards)
 
-    def _lent(self, options: Any) -> Any:
+    def _with_judge(self, options: Any) -> Any:
         by = options.get("by") if isinstance(options, Mapping) else None
         return options if not isinstance(by, str) else {**options, "by": self.judge(by)}
 
     def judge(self, name: str) -> Judge:
         """The judge of that name."""
-        external = self.found.get(name)
+        external = self.external_by_name.get(name)
         if external is None or external.role != "judge":
+            hint = did_you_mean(name, self.external_by_name)
             raise ConfigError(
-                f"scoring.options.judge: by={name} is no judge of the section teacher{did_you_mean(name, self.found)}; "
+                f"scoring.options.judge: by={name} is no judge of the section teacher{hint}; "
                 f"set teacher.models.{name}={{role: judge, model: DIR}} (or server, or ask)"
             )
         if external.ask is not None:
             return FunctionJudge(function_of(external.ask))
         if external.server is None:
-            return Checkpoint(external, self._local)
+            return Checkpoint(external, self._local_judge)
         x = external
         limits: dict[str, Any] = {"timeout": x.timeout, "retries": x.retries, "sees": x.sees}
         return Server(external.server, x.model or "", x.key_from, x.temperature, x.max_tokens, **limits)
 
-    def _local(self, external: External) -> LocalJudge:
+    def _local_judge(self, external: External) -> LocalJudge:
         if external.name not in self._judges:
-            found = self._loaded(external)
-            self._judges[external.name] = LocalJudge(found.model, found.tokenizer, external.max_tokens)
+            loaded = self._load(external)
+            self._judges[external.name] = LocalJudge(loaded.model, loaded.tokenizer, external.max_tokens)
         return self._judges[external.name]
 
-    def _loaded(self, external: External) -> Any:
+    def _load(self, external: External) -> Any:
         name, task = external.checkpoint, self.settings.task
         assert name is not None
         return load(name, task=task, device=self.device, dtype=external.dtype, notify=self.notify)
@@ -229,17 +233,17 @@ class Externals:
         equal."""
         if not isinstance(policy, TorchLearner):
             raise ConfigError("a teacher reads token ids beside a policy in this process: set cluster.backend=local")
-        external = self.found[name]
-        found = self._loaded(external)
-        if found.tokenizer.get_vocab() != tokenizer.get_vocab():
+        external = self.external_by_name[name]
+        loaded = self._load(external)
+        if loaded.tokenizer.get_vocab() != tokenizer.get_vocab():
             raise ModelError(
                 f"teacher {name} ({external.model}) has another tokenizer than the policy ({self.settings.model}), so "
                 "its log-probs are of other tokens: take a teacher with the same one"
             )
-        if found.model.get_input_embeddings().num_embeddings > policy.vocabulary:  # rows that no token has
-            found.model.resize_token_embeddings(policy.vocabulary)
+        if loaded.model.get_input_embeddings().num_embeddings > policy.vocabulary:  # rows that no token has
+            loaded.model.resize_token_embeddings(policy.vocabulary)
         return TorchLearner(
-            found.model,
+            loaded.model,
             lr=0.0,
             tokens_per_microbatch=policy.tokens_per_microbatch,
             device=policy.device,

@@ -32,25 +32,25 @@ class Table:
     columns: list[str] = field(default_factory=list)
 
     def lines(self, row: Mapping[str, Any]) -> list[str]:
-        """The line of a row, and before it the heading where it is the first or has other columns."""
+        """Format a row; before it the heading, if it is the first row or has other columns."""
         columns = self.columns if row["step"] == 0 and self.columns else self._fitting(row)
         head = [] if columns == self.columns else [GAP.join(f"{c:>{_width(c)}}" for c in columns)]
         self.columns = columns
         return [*head, GAP.join(_cell(name, row.get(name)) for name in columns)]
 
     def _fitting(self, row: Mapping[str, Any]) -> list[str]:
-        """`kl`, to the reference, in place of the step's own `approx_kl` where the row has it."""
-        left = "approx_kl" if row.get("kl") is not None else "kl"
-        found: list[str] = []
+        """Choose the columns that fit the width: `kl`, to the reference, in place of `approx_kl` if the row has it."""
+        omitted = "approx_kl" if row.get("kl") is not None else "kl"
+        names: list[str] = []
         room = self.width + len(GAP)
         for name in FORMATS:
-            if name == left:
+            if name == omitted:
                 continue
             room -= _width(name) + len(GAP)
             if room < 0:
                 break
-            found.append(name)
-        return found
+            names.append(name)
+        return names
 
 
 def _width(name: str) -> int:
@@ -58,11 +58,11 @@ def _width(name: str) -> int:
 
 
 def _cell(name: str, value: Any) -> str:
-    return f"{'' if value is None else written(name, value):>{_width(name)}}"
+    return f"{'' if value is None else format_value(name, value):>{_width(name)}}"
 
 
-def written(name: str, value: float) -> str:
-    """A figure as it is shown."""
+def format_value(name: str, value: float) -> str:
+    """Format a figure for display."""
     return FORMATS[name].format(value).strip()
 
 
@@ -74,7 +74,7 @@ class Latest:
 
     def __init__(self, run: Any) -> None:
         self.run, self.figures, self.first = run, dict[str, float](), dict[str, float]()
-        self._began, self._share = time.monotonic(), self.share
+        self._start, self._share_before = time.monotonic(), self.share
 
     def take(self, row: Mapping[str, Any]) -> None:
         for name in LIVE:
@@ -82,19 +82,19 @@ class Latest:
                 self.figures[name] = row[name]
                 self.first.setdefault(name, row[name])
         if row["step"] == 0:
-            self._began = time.monotonic()  # the evaluation before training says nothing about steps
+            self._start = time.monotonic()  # the evaluation before training says nothing about steps
 
     @property
     def share(self) -> float:
-        """Of the run that is done: of its steps, or of its budget where that is spent sooner."""
+        """Share of the run that is done: of its steps, or of its budget if that is spent sooner."""
         trainer = self.run.trainer
         return min(1.0, max(self.run.step / trainer.settings.trainer.steps, trainer.spent))
 
     @property
     def left(self) -> str:
         """Time left, "" where it is not known yet."""
-        gone, done = time.monotonic() - self._began, self.share - self._share
-        return f"{clock(gone * (1 - self.share) / done)} left" if done > 0 and self.share < 1 else ""
+        elapsed, done = time.monotonic() - self._start, self.share - self._share_before
+        return f"{clock(elapsed * (1 - self.share) / done)} left" if done > 0 and self.share < 1 else ""
 
     def text(self, width: int | None = None) -> str:
         """One line: the step, the time that is left, and as many figures as fit `width` columns."""
@@ -102,10 +102,10 @@ class Latest:
         line = GAP.join(x for x in (f"step {self.run.step}/{steps}", self.left) if x)
         for name in LIVE:
             if name in self.figures:
-                longer = f"{line}{GAP}{name} {written(name, self.figures[name])}"
-                if width is not None and len(longer) > width:
+                extended = f"{line}{GAP}{name} {format_value(name, self.figures[name])}"
+                if width is not None and len(extended) > width:
                     break
-                line = longer
+                line = extended
         return line
 
 
@@ -114,5 +114,5 @@ def clock(seconds: float) -> str:
     >>> clock(3725.4)
     '1:02:05'
     """
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+    total = round(seconds)
+    return f"{total // 3600}:{total // 60 % 60:02d}:{total % 60:02d}"

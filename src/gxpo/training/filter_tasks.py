@@ -46,6 +46,7 @@ def filter_tasks(
             raise ConfigError(f"{path} is there already: give another --out")
     if not 0 <= low <= high <= 1 or rollouts < 1:
         raise ConfigError(f"a band of success rates is 0 <= low <= high <= 1, not {low} to {high} of {rollouts}")
+    # The run's own stages without a trainer: the policy, reward and sampling are its, and no directory is made.
     runtime.start(group_of_one=resolved.settings.cluster.by_processes)
     stages = Stages(resolved, reward=None, notify=notify)
     stages.set_up(resolved.settings.init_from, measure=True)
@@ -56,22 +57,24 @@ def filter_tasks(
             )
         source = stages.world.source
         tasks = list(getattr(source, "training", None) or source.draw(n, 1))
+        # In batches of a step, so that memory is that of a step; tasks without a verdict get no rate.
         budget, rates = Budget(), {}
         for batch in _batches(tasks, resolved.settings.tasks.per_step):
-            rates |= _measured(stages, batch, rollouts, budget)
+            rates |= _success_rates(stages, batch, rollouts, budget)
             notify(f"{len(rates)} of {len(tasks)} tasks attempted")
-        kept = [t for t in tasks if t.id in rates and low - 1e-9 <= rates[t.id] <= high + 1e-9]
-        lines = [{**plain_row(t, t.id), RATE: rates[t.id]} for t in kept]
-        others = [plain_row(t, t.id) for t in source.held_out(resolved.settings.eval.tasks)]
+        # A rate is a float quotient: 1e-9 keeps those at the ends of the band.
+        within_band = [t for t in tasks if t.id in rates and low - 1e-9 <= rates[t.id] <= high + 1e-9]
+        lines = [{**plain_row(t, t.id), RATE: rates[t.id]} for t in within_band]
+        held_out_rows = [plain_row(t, t.id) for t in source.held_out(resolved.settings.eval.tasks)]
     finally:
         stages.close()
     if runtime.rank() == 0:
-        write_atomic(held_out, _text(others))
-        write_atomic(out, _text(lines))
+        write_atomic(held_out, _json_lines(held_out_rows))
+        write_atomic(out, _json_lines(lines))
     return {
         "tasks": len(tasks),
         "measured": len(rates),
-        "kept": len(kept),
+        "kept": len(within_band),
         "below": sum(rate < low - 1e-9 for rate in rates.values()),
         "above": sum(rate > high + 1e-9 for rate in rates.values()),
         "all_wrong": sum(rate == 0 for rate in rates.values()),
@@ -87,8 +90,8 @@ def _batches(tasks: Sequence[Task], size: int) -> Iterator[Sequence[Task]]:
         yield tasks[begin : begin + size]
 
 
-def _measured(stages: Stages, tasks: Sequence[Task], rollouts: int, budget: Budget) -> dict[str, float]:
-    """The success rates of those tasks that have a verdict."""
+def _success_rates(stages: Stages, tasks: Sequence[Task], rollouts: int, budget: Budget) -> dict[str, float]:
+    """Attempt the tasks; return the success rates of those with a verdict."""
     session = stages.session(0, seed=stages.settings.seed, sampling=stages.sampling, budget=budget)
     session.know(tasks)
     forest = session.score(Independent(rollouts).grow(tasks, session))
@@ -96,5 +99,5 @@ def _measured(stages: Stages, tasks: Sequence[Task], rollouts: int, budget: Budg
     return {task: sum(v.verdicts) / len(v.verdicts) for task, v in visits_of(forest).items()}
 
 
-def _text(rows: Sequence[Any]) -> str:
+def _json_lines(rows: Sequence[Any]) -> str:
     return "".join(f"{json.dumps(row, ensure_ascii=False, allow_nan=False)}\n" for row in rows)

@@ -22,9 +22,9 @@ from gxpo.forest.forest import Forest
 from gxpo.parts.definition import Stated
 from gxpo.parts.protocols import Budget
 from gxpo.sampling.rollouts import Independent
+from gxpo.training.bound_learner import BoundLearner
 from gxpo.training.config import Resolved, resolve
 from gxpo.training.loop import Trainer
-from gxpo.training.session import BoundLearner
 from gxpo.training.statistics import left_out
 
 SKETCH = 1 << 18  # numbers that stand for a gradient of more parameters than that
@@ -116,42 +116,42 @@ def measure(
     """
     if min(sizes, default=0) < 1:
         raise ConfigError(f"group sizes are whole numbers above 0, not {', '.join(map(str, sizes)) or 'none'}")
-    out: list[Measured] = []
+    rows: list[Measured] = []
     base: Tensor | None = None  # the gradients of the first row
-    shared: Forest | None = None  # independent attempts, not yet cut into any method's segments
+    nested_forest: Forest | None = None  # independent attempts, not yet cut into any method's segments
     for method in methods:
-        given = {"model": model, "task": task, "method": method, "tasks.per_step": tasks, **(keys or {})}
-        nested = isinstance(_resolved(given, max(sizes)).method.rollout, Independent)
+        run_keys = {"model": model, "task": task, "method": method, "tasks.per_step": tasks, **(keys or {})}
+        nested = isinstance(_resolved(run_keys, max(sizes)).method.rollout, Independent)
         for size in [max(sizes)] if nested else sizes:
             with tempfile.TemporaryDirectory(prefix="gxpo-signal-") as folder:
-                trainer = Trainer(_resolved(given, size), out=Path(folder) / "run", notify=notify)
+                trainer = Trainer(_resolved(run_keys, size), out=Path(folder) / "run", notify=notify)
                 try:
                     budget = Budget()
                     session = trainer.session(1, seed=trainer.settings.seed, sampling=trainer.sampling, budget=budget)
-                    drawn = session.draw(tasks)
-                    forest = shared if nested else None
+                    session_tasks = session.draw(tasks)
+                    forest = nested_forest if nested else None
                     if forest is None:
-                        forest = session.score(trainer.method.rollout.grow(drawn, session))
+                        forest = session.score(trainer.method.rollout.grow(session_tasks, session))
                     if nested:
-                        shared = forest
+                        nested_forest = forest
                     forest = session.segment(forest)
                     tools = trainer.tools(1, session)
-                    for own in sizes if nested else [size]:
-                        sub = forest.select(_first(forest, own)) if nested else forest
-                        tokens = sub.n_entries if nested else budget.generated_tokens
-                        parts = gradients(trainer, trainer.shape(sub), tools)
+                    for group_size in sizes if nested else [size]:
+                        subset = forest.select(_first(forest, group_size)) if nested else forest
+                        tokens = subset.n_entries if nested else budget.generated_tokens
+                        parts = gradients(trainer, trainer.shape(subset), tools)
                         base = parts if base is None else base
-                        found = _measured(method, own, parts, tokens / tasks)
-                        notify(f"{method}, groups of {own}: agreement {found.agreement:.3f}")
-                        out.append(replace(found, along=cosine_of(parts, base)))
+                        measured = _measured(method, group_size, parts, tokens / tasks)
+                        notify(f"{method}, groups of {group_size}: agreement {measured.agreement:.3f}")
+                        rows.append(replace(measured, along=cosine_of(parts, base)))
                 finally:
                     trainer.close()
-    return [_related(m, out[0]) for m in out]
+    return [_related(m, rows[0]) for m in rows]
 
 
-def _resolved(given: Mapping[str, Any], size: int) -> Resolved:
-    stated = {k: v if isinstance(v, Stated) else Stated(v, "gxpo signal") for k, v in given.items()}
-    return resolve({**stated, "rollout.group_size": Stated(size, "--sizes")})
+def _resolved(keys: Mapping[str, Any], size: int) -> Resolved:
+    settings = {k: v if isinstance(v, Stated) else Stated(v, "gxpo signal") for k, v in keys.items()}
+    return resolve({**settings, "rollout.group_size": Stated(size, "--sizes")})
 
 
 def _first(forest: Forest, size: int) -> Tensor:
@@ -192,24 +192,26 @@ def _related(m: Measured, base: Measured) -> Measured:
 def gradients(trainer: Trainer, forest: Forest, tools: SignalTools) -> Tensor:
     """[tasks, D] what the rollouts of each task add to the gradient of the step's objective, or sketches of it whose
     inner products are the same on average."""
-    read, signals, credit, weight = trainer.credited(forest, tools)
-    bound = BoundLearner(trainer.learner, trainer.method, read, signals, tools.step)
-    slopes = bound.slopes(read, credit, weight)
+    forest_in_context, signals, advantage_P, weight_P = trainer.assign_credit(forest, tools)
+    bound = BoundLearner(trainer.learner, trainer.method, forest_in_context, signals, tools.step)
+    slopes = bound.slopes(forest_in_context, advantage_P, weight_P)
     slopes = {n: g for n, g in slopes.items() if n == "logprob" or bool((g != 0).any())}
-    place = {name: i for i, name in enumerate(dict.fromkeys(read.task))}
-    owner = torch.tensor([place[name] for name in read.task])[read.path_trajectory]
-    pushed = torch.stack([(slope != 0).reshape(len(owner), -1).any(1) for slope in slopes.values()]).any(0)
+    index_by_task = {name: i for i, name in enumerate(dict.fromkeys(forest_in_context.task))}
+    task_index_P = torch.tensor([index_by_task[name] for name in forest_in_context.task])[
+        forest_in_context.path_trajectory
+    ]
+    has_slope_P = torch.stack([(slope != 0).reshape(len(task_index_P), -1).any(1) for slope in slopes.values()]).any(0)
     rows: list[Tensor | None] = []
-    for i in range(len(place)):
-        own = owner == i
-        if not bool((pushed & own).any()):
+    for i in range(len(index_by_task)):
+        is_of_task = task_index_P == i
+        if not bool((has_slope_P & is_of_task).any()):
             rows.append(None)
             continue
         part = bound.learner.gradient(
-            read,
-            lambda x, own=own: torch.stack([(slopes[n] * x[n])[own].sum() for n in slopes]).sum(),
+            forest_in_context,
+            lambda x, mask=is_of_task: torch.stack([(slopes[n] * x[n])[mask].sum() for n in slopes]).sum(),
             names=tuple(slopes),
-            active=pushed & own,
+            active=has_slope_P & is_of_task,
             **bound.given(signals),
         )
         rows.append(_sketched(part))
@@ -231,9 +233,9 @@ def _sketched(gradient: Mapping[str, Tensor]) -> Tensor:
     return out
 
 
-def recommended(found: Sequence[Measured]) -> tuple[Measured | None, bool]:
+def recommended(rows: Sequence[Measured]) -> tuple[Measured | None, bool]:
     """The one that needs the fewest tokens to agree, and whether errors leave no doubt that it beats the second."""
-    ordered = sorted((m for m in found if m.tokens_to_agree is not None), key=lambda m: m.tokens_to_agree or 0.0)
+    ordered = sorted((m for m in rows if m.tokens_to_agree is not None), key=lambda m: m.tokens_to_agree or 0.0)
     if not ordered:
         return None, False
     if len(ordered) == 1:
@@ -244,6 +246,6 @@ def recommended(found: Sequence[Measured]) -> tuple[Measured | None, bool]:
     return first, gap > 2 * left_out([x / first.tokens_per_task - y / second.tokens_per_task for x, y in pairs])
 
 
-def as_rows(found: Sequence[Measured]) -> list[dict[str, Any]]:
+def as_rows(rows: Sequence[Measured]) -> list[dict[str, Any]]:
     """For JSON."""
-    return [{k: v for k, v in asdict(m).items() if k != "without"} for m in found]
+    return [{k: v for k, v in asdict(m).items() if k != "without"} for m in rows]

@@ -33,22 +33,22 @@ def hashes(keys: Mapping[str, Stated], source: Any = None, home: Path | None = N
     Files in GXPO_METHODS count if the method is one of theirs.
     """
     begin = None if home is None else f"{home}/"
-    found = {
+    digest_by_path = {
         HERE + path[len(begin) :] if begin is not None and path.startswith(begin) else path: of_file(path)
         for path in _paths(keys)
     }
     if hasattr(source, "fingerprint"):
-        found[source.name] = source.fingerprint()
-    return {path: digest for path, digest in found.items() if digest is not None}
+        digest_by_path[source.name] = source.fingerprint()
+    return {path: digest for path, digest in digest_by_path.items() if digest is not None}
 
 
 def of_file(path: str, home: Path | None = None) -> str | None:
     """SHA-256 of a file's content, None if there is no such file; `home`: the run that `run:` names files of."""
-    found = Path(path).expanduser()
+    location = Path(path).expanduser()
     if home is not None and path.startswith(HERE):
-        found = home / path.removeprefix(HERE)
+        location = home / path.removeprefix(HERE)
     try:
-        with open(found, "rb") as file:
+        with open(location, "rb") as file:
             digest = hashlib.sha256()
             while block := file.read(1 << 20):
                 digest.update(block)
@@ -57,9 +57,9 @@ def of_file(path: str, home: Path | None = None) -> str | None:
     return digest.hexdigest()
 
 
-def refuse_changes(run: Path, recorded: Mapping[str, str], found: Mapping[str, str | None]) -> None:
+def refuse_changes(run: Path, recorded: Mapping[str, str], digests: Mapping[str, str | None]) -> None:
     """`CheckpointError` that names every file which differs from what the checkpoint of `run` recorded."""
-    changed = [f"{name}{'' if found[name] else ' (missing)'}" for name in found if found[name] != recorded[name]]
+    changed = [f"{name}{'' if digests[name] else ' (missing)'}" for name in digests if digests[name] != recorded[name]]
     if changed:
         raise CheckpointError(
             f"changed since the checkpoint of {run}: {', '.join(changed)}; restore, or resume with "
@@ -68,21 +68,21 @@ def refuse_changes(run: Path, recorded: Mapping[str, str], found: Mapping[str, s
 
 
 def _paths(keys: Mapping[str, Stated]) -> list[str]:
-    """The files that are there, each once."""
-    found = list(_method_files(str(keys["method"].value) if "method" in keys else ""))
-    for key, stated in keys.items():
+    """Existing files that the values of these keys name, each once."""
+    paths = list(_method_files(str(keys["method"].value) if "method" in keys else ""))
+    for key, setting in keys.items():
         if key in _OTHER or key.split(".")[0] == "versions":
             continue
-        for text in _texts(stated.value):
-            where, name = split(text)
-            found += [path for path in (text, where) if _is_file(path)]
+        for text in _texts(setting.value):
+            path_text, name = split(text)
+            paths += [path for path in (text, path_text) if _is_file(path)]
             if name and stage_of(key) is not None:
-                found += _module_file(where)
-    return list(dict.fromkeys(found))
+                paths += _module_file(path_text)
+    return list(dict.fromkeys(paths))
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The strings in a value; a part or a function as config.yaml writes it."""
+    """Strings within a value; a part or a function as config.yaml writes it."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from (*_texts(key), *_texts(inner))
@@ -94,7 +94,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _is_file(text: str) -> bool:
-    """Whether a text is the path of an existing file; a bare word such as `grpo` is not meant as one."""
+    """Return True if a text is the path of an existing file; a bare word such as `grpo` is not taken as one."""
     if "." not in text and "/" not in text:
         return False
     try:

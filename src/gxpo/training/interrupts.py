@@ -1,4 +1,7 @@
-"""SIGINT (Ctrl-C, a notebook's stop button) and SIGTERM end a run after its step, saved; a second SIGINT at once."""
+"""Graceful interruption: stop and save after the current step on SIGINT (Ctrl-C, a notebook's stop) or SIGTERM.
+
+A second SIGINT aborts at once.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ from gxpo.base import runtime
 
 
 class Interrupts:
-    """A context manager, and a `watch` for `gxpo.train` that says True once a signal has come.
+    """A context manager that catches signals, and a `watch` for `gxpo.train` that is True once one has come.
 
-    say      called with a line when it comes
+    notify   called with a line when it comes
     signals  those that are taken over inside the context; of a thread that is not the main one, none
     signal   the first that came, or None
     """
 
-    def __init__(self, say: Callable[[str], None], signals: Sequence[int] = (signal.SIGINT, signal.SIGTERM)) -> None:
-        self.say, self.signals = say, signals
+    def __init__(self, notify: Callable[[str], None], signals: Sequence[int] = (signal.SIGINT, signal.SIGTERM)) -> None:
+        self.notify, self.signals = notify, signals
         self.signal: int | None = None
         self._previous: dict[int, Any] = {}
 
@@ -45,7 +48,7 @@ class Interrupts:
                 raise KeyboardInterrupt
             return
         self.signal = number
-        self.say("stopping after this step" + ("; once more to stop at once" if number == signal.SIGINT else ""))
+        self.notify("stopping after this step" + ("; once more to stop at once" if number == signal.SIGINT else ""))
 
 
 class ServerInterrupts:
@@ -88,13 +91,13 @@ class ServerInterrupts:
             self.notify("ending after the calls under way" + ("; once more at once" if number == signal.SIGINT else ""))
 
 
-def of_python(say: Callable[[str], None]) -> Interrupts:
-    """For `gxpo.train` in somebody's script or notebook: SIGINT alone, and only where Python's own handler has it."""
-    own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    return Interrupts(say, (signal.SIGINT,) if own else ())
+def for_python_script(notify: Callable[[str], None]) -> Interrupts:
+    """Interrupts for a script with `gxpo.train`: SIGINT alone, and only in place of Python's own handler."""
+    has_default_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return Interrupts(notify, (signal.SIGINT,) if has_default_handler else ())
 
 
-def interactive() -> bool:
-    """Whether a person types the next line: in a notebook, IPython or Python's prompt."""
+def is_interactive() -> bool:
+    """Return True in a notebook, IPython or the Python prompt."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None or hasattr(sys, "ps1") or bool(sys.flags.interactive)

@@ -22,7 +22,7 @@ Value = int | float | str | None
 
 @dataclass(frozen=True)
 class Metric:
-    """What a name stands for: its meaning, its unit, and the set that the statistic is over."""
+    """Description of a metric: its meaning, its unit, and the set that the statistic is over."""
 
     meaning: str
     unit: str
@@ -405,15 +405,15 @@ def metric(name: str) -> Metric | None:
         return NAMES[name]
     for prefix, word in PREFIXES:
         if name.startswith(prefix) and len(name) > len(prefix):
-            found = NAMES[prefix + word]
-            return replace(found, meaning=found.meaning.replace(word, name.removeprefix(prefix)))
+            entry = NAMES[prefix + word]
+            return replace(entry, meaning=entry.meaning.replace(word, name.removeprefix(prefix)))
     return None
 
 
 def meaning(name: str) -> str | None:
-    """What a metric says, with unit and set, in one line; None if unknown."""
-    found = metric(name)
-    return None if found is None else str(found)
+    """Describe a metric with unit and set in one line; None if unknown."""
+    entry = metric(name)
+    return None if entry is None else str(entry)
 
 
 def comparable(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -429,15 +429,15 @@ class MetricsFile:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a line, keys in the order given; a number that is not finite becomes null, a nested value is refused."""
-        line = json.dumps({k: _plain(k, v) for k, v in row.items()}, allow_nan=False).encode() + b"\n"
+        line = json.dumps({k: _as_json(k, v) for k, v in row.items()}, allow_nan=False).encode() + b"\n"
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             try:
                 size = os.fstat(descriptor).st_size
                 try:
-                    rest = memoryview(line)
-                    while rest:
-                        rest = rest[os.write(descriptor, rest) :]
+                    remaining = memoryview(line)
+                    while remaining:
+                        remaining = remaining[os.write(descriptor, remaining) :]
                     os.fsync(descriptor)  # no checkpoint may be on the disk before the lines of its steps
                 except OSError:
                     os.ftruncate(descriptor, size)
@@ -454,18 +454,20 @@ class MetricsFile:
         if not self.path.exists():
             return 0
         lines = self.path.read_bytes().splitlines(keepends=True)
-        kept = [line for line, row in zip(lines, _rows(self.path, lines), strict=False) if row.get("step", 0) <= step]
-        if len(kept) < len(lines):
-            write_atomic(self.path, b"".join(kept))
-        return len(lines) - len(kept)
+        lines_kept = [
+            line for line, row in zip(lines, _rows(self.path, lines), strict=False) if row.get("step", 0) <= step
+        ]
+        if len(lines_kept) < len(lines):
+            write_atomic(self.path, b"".join(lines_kept))
+        return len(lines) - len(lines_kept)
 
     def read(self) -> list[dict[str, Any]]:
-        """The rows, see `read`."""
+        """Read the rows, see `read`."""
         return read(self.path)
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file ([] where there is none yet), without a last line that has no end yet."""
+    """Read the rows of a metrics file ([] where there is none yet), without a last line that has no end yet."""
     path = Path(path)
     return _rows(path, path.read_bytes().splitlines(keepends=True)) if path.exists() else []
 
@@ -485,7 +487,7 @@ def _rows(path: Path, lines: list[bytes]) -> list[dict[str, Any]]:
     return rows
 
 
-def _plain(name: str, value: Any) -> Value:
+def _as_json(name: str, value: Any) -> Value:
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # a scalar of torch or numpy
         value = value.item()
     if isinstance(value, float):

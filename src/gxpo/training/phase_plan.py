@@ -33,7 +33,7 @@ class Until:
     """A condition on a metric: the mean of its last `over` readings in the phase is at least, or at most, `bound`.
 
     >>> until = Until.parse("success_rate >= 0.8 over 2")
-    >>> until.met([0.9]), until.met([0.5, 0.8]), until.met([0.7, 0.9])
+    >>> until.is_met([0.9]), until.met([0.5, 0.8]), until.met([0.7, 0.9])
     (False, False, True)
     """
 
@@ -45,17 +45,17 @@ class Until:
     @classmethod
     def parse(cls, text: Any) -> Until:
         """From `METRIC >= NUMBER`, or with `<=`, and `over N` behind it; ConfigError otherwise."""
-        found = _UNTIL.fullmatch(text) if isinstance(text, str) else None
+        match = _UNTIL.fullmatch(text) if isinstance(text, str) else None
         try:
-            return cls(found[1], found[2], float(found[3]), int(found[4] or 1))  # type: ignore[index]
+            return cls(match[1], match[2], float(match[3]), int(match[4] or 1))  # type: ignore[index]
         except (TypeError, ValueError):
             raise ConfigError(
                 f"until is {text!r}: write METRIC >= NUMBER (or <=), and over N for the mean of N readings, as in "
                 "success_rate >= 0.8 over 5"
             ) from None
 
-    def met(self, readings: Sequence[float]) -> bool:
-        """Whether it holds after these readings of the phase."""
+    def is_met(self, readings: Sequence[float]) -> bool:
+        """Return True if the condition holds after these readings of the phase."""
         if len(readings) < self.over:
             return False
         mean = sum(readings[-self.over :]) / self.over
@@ -93,55 +93,55 @@ class Phase:
 
 
 def expand(value: Any) -> list[Phase]:
-    """The phases that a value of the key `phases` states, in order, with repetitions written out.
+    """Parse a value of the key `phases` into phases, in order, with repetitions written out.
 
     Raises ConfigError that names the entry.
     """
-    found = _expand(value, "phases")
-    if len(found) > MOST:
-        raise ConfigError(f"phases: {len(found)} of them, at most {MOST} are allowed: lower repeat")
-    return found
+    phases = _expand(value, "phases")
+    if len(phases) > MOST:
+        raise ConfigError(f"phases: {len(phases)} of them, at most {MOST} are allowed: lower repeat")
+    return phases
 
 
-def _expand(value: Any, at: str, depth: int = 0) -> list[Phase]:
+def _expand(value: Any, parent: str, depth: int = 0) -> list[Phase]:
     if not isinstance(value, (list, tuple)) or not value or not all(isinstance(x, Mapping) for x in value):
-        raise ConfigError(f"{at}: write a list of mappings, as [{{method: dpo, steps: 10}}, {{method: grpo}}]")
-    out: list[Phase] = []
+        raise ConfigError(f"{parent}: write a list of mappings, as [{{method: dpo, steps: 10}}, {{method: grpo}}]")
+    phases: list[Phase] = []
     for number, entry in enumerate(value, 1):
-        here = f"{at}[{number}]"
+        place = f"{parent}[{number}]"
         if "repeat" not in entry and "phases" not in entry:
-            out.append(_phase(entry, here))
+            phases.append(_phase(entry, place))
             continue
         if set(entry) != {"repeat", "phases"}:
-            raise ConfigError(f"{here}: a repetition has repeat and phases, and nothing else")
-        times = _positive(entry["repeat"], f"{here}.repeat")
+            raise ConfigError(f"{place}: a repetition has repeat and phases, and nothing else")
+        times = _positive_int(entry["repeat"], f"{place}.repeat")
         if depth >= 3:
-            raise ConfigError(f"{here}: repetitions are nested too deep: write them out")
-        inner = _expand(entry["phases"], f"{here}.phases", depth + 1)
+            raise ConfigError(f"{place}: repetitions are nested too deep: write them out")
+        inner = _expand(entry["phases"], f"{place}.phases", depth + 1)
         if len(inner) * times > MOST:
-            raise ConfigError(f"{here}: {len(inner) * times} phases, at most {MOST} are allowed: lower repeat")
-        out += inner * times
-    return out
+            raise ConfigError(f"{place}: {len(inner) * times} phases, at most {MOST} are allowed: lower repeat")
+        phases += inner * times
+    return phases
 
 
-def _phase(entry: Mapping[str, Any], at: str) -> Phase:
-    keys = dotted({k: Stated(v, at) for k, v in entry.items() if k not in RULES})
+def _phase(entry: Mapping[str, Any], place: str) -> Phase:
+    keys = dotted({k: Stated(v, place) for k, v in entry.items() if k not in RULES})
     for key in keys:
         if not may_change(key):
-            raise ConfigError(f"{at}: {key} holds for the whole run: state it beside phases, not in one of them")
+            raise ConfigError(f"{place}: {key} holds for the whole run: state it beside phases, not in one of them")
     try:
         until = None if entry.get("until") is None else Until.parse(entry["until"])
     except ConfigError as error:
-        raise ConfigError(f"{at}: {error}") from None
+        raise ConfigError(f"{place}: {error}") from None
     reference, optimiser = entry.get("reference", "start"), entry.get("optimiser", "fresh")
-    one_of(f"{at}.reference", reference, REFERENCES)
-    one_of(f"{at}.optimiser", optimiser, OPTIMISERS)
+    one_of(f"{place}.reference", reference, REFERENCES)
+    one_of(f"{place}.optimiser", optimiser, OPTIMISERS)
     weights = entry.get("weights", "keep")
-    one_of(f"{at}.weights", weights, WEIGHTS)
+    one_of(f"{place}.weights", weights, WEIGHTS)
     steps = entry.get("steps")
     return Phase(
         keys,
-        None if steps is None else _positive(steps, f"{at}.steps"),
+        None if steps is None else _positive_int(steps, f"{place}.steps"),
         until,
         cast("Literal['start', 'previous']", reference),
         cast("Literal['fresh', 'keep']", optimiser),
@@ -150,11 +150,11 @@ def _phase(entry: Mapping[str, Any], at: str) -> Phase:
 
 
 def may_change(key: str) -> bool:
-    """Whether a phase may state a key: of the method's parts any, of the run's settings those of `SECTIONS`."""
+    """Return True if a phase may state a key: any of the method's parts, and settings of `SECTIONS` and `SETTINGS`."""
     return key not in RUN_KEYS or key in SETTINGS or key.partition(".")[0] in SECTIONS
 
 
-def _positive(value: Any, key: str) -> int:
+def _positive_int(value: Any, key: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{key} is {value!r}: a whole number, 1 or more")
     return value
@@ -173,7 +173,7 @@ def shares(phases: Sequence[Phase], steps: int) -> list[int]:
     return out
 
 
-def share(phases: Sequence[Phase], left: int) -> int:
+def share(phases: Sequence[Phase], steps_left: int) -> int:
     """Steps of the first of `phases`, which states none, where `left` steps are left for all of them; at least 1."""
     open_ones = sum(phase.steps is None for phase in phases)
-    return max(1, (left - sum(phase.steps or 0 for phase in phases)) // open_ones)
+    return max(1, (steps_left - sum(phase.steps or 0 for phase in phases)) // open_ones)

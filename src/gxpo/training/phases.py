@@ -1,4 +1,4 @@
-"""Where a run is in its phases: the one that holds, since which step, and whether it is over."""
+"""Progress of a run through its phases: the current one, since which step, and when it ends. Also checks of phases."""
 
 from __future__ import annotations
 
@@ -38,50 +38,55 @@ class PhaseTracker:
         return len(self.begins) - 1
 
     @property
-    def began(self) -> int:
+    def start_step(self) -> int:
         """Steps that had been taken when the phase began."""
         return self.begins[-1]
 
     @property
     def phase(self) -> Phase:
-        """The phase that holds."""
+        """The current phase."""
         return self.phases[self.number]
 
     @property
-    def last(self) -> bool:
+    def is_last(self) -> bool:
         return self.number == len(self.phases) - 1
 
-    def take(self, row: Mapping[str, Any]) -> None:
-        """Take a step's line. Warns where the first one of a phase has no figure that its `until` reads."""
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        """Add a step's line; warn if the first one of a phase lacks the metric of its `until`."""
         until = self.phase.until
-        self.see(row)
-        if until is None or until.metric in row or until.metric.startswith("eval_") or row["step"] != self.began + 1:
+        self.add_reading(row)
+        if (
+            until is None
+            or until.metric in row
+            or until.metric.startswith("eval_")
+            or row["step"] != self.start_step + 1
+        ):
             return
         warnings.warn(f"phase {self.number + 1}: until {until}: its first step has no such figure", stacklevel=3)
 
-    def see(self, figures: Mapping[str, Any]) -> None:
-        """Take a step's figures, or those of an evaluation after one."""
+    def add_reading(self, figures: Mapping[str, Any]) -> None:
+        """Add the reading of `until` from the figures of a step or an evaluation."""
         until = self.phase.until
         value = None if until is None else figures.get(until.metric)
         if until is not None and isinstance(value, (int, float)) and math.isfinite(value):
             self.readings = [*self.readings, float(value)][-until.over :]
 
-    def over(self, step: int, spent: float) -> bool:
-        """Whether the phase has ended after this step. spent: share of the run's budget, 0 without one."""
-        if step <= self.began:
+    def is_over(self, step: int, spent: float) -> bool:
+        """Return True if the phase ends after this step. spent: share of the run's budget, 0 without one."""
+        if step <= self.start_step:
             return False
-        if self.phase.until is not None and self.phase.until.met(self.readings):
+        if self.phase.until is not None and self.phase.until.is_met(self.readings):
             return True
         if self.phase.steps is not None:
-            return step - self.began >= self.phase.steps
+            return step - self.start_step >= self.phase.steps
         ahead = self.phases[self.number :]
-        if step - self.began >= share(ahead, self.steps - self.began):
+        if step - self.start_step >= share(ahead, self.steps - self.start_step):
             return True
         open_ones = sum(phase.steps is None for phase in ahead)
         return spent > 0.0 and spent - self.spent >= (1.0 - self.spent) / open_ones
 
     def enter(self, step: int, spent: float, updates: int) -> None:
-        """The next phase begins after this step. updates: optimiser steps so far."""
+        """Begin the next phase after this step. updates: optimiser steps so far."""
         self.begins.append(step)
         self.spent, self.readings = spent, []
         if self.phase.optimiser == "fresh":
@@ -106,14 +111,14 @@ def collect(run: Path, phases: Sequence[Resolved], begins: Sequence[int], now: i
     begins  steps before each phase that has begun; now: the step that ended the last of them
     """
     reader = phases[len(begins)]
-    which = reader.method.rollout.file
+    selection = reader.method.rollout.file
     folder = folder_of(run, len(begins))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     ends = [*begins[1:], now]
     for number, (first, end) in enumerate(zip(begins, ends, strict=True)):
-        sampled = getattr(phases[number].method.rollout, "file", None) is None
-        if number == len(begins) - 1 if which == "previous" else sampled:
+        is_sampled = getattr(phases[number].method.rollout, "file", None) is None
+        if number == len(begins) - 1 if selection == "previous" else is_sampled:
             for step in range(first + 1, end + 1):
                 shutil.copy(run / "rollouts" / f"step-{step:06d}.jsonl", folder)
     return folder
@@ -141,30 +146,32 @@ def check_phases(resolved: Resolved) -> None:
             raise ConfigError(f"phase {number}: {error}") from None
 
 
-def _check(one: Resolved, before: Resolved) -> None:
-    """Refuse a phase that asks for what it can't have. before: the phase before it, or itself."""
-    s, phase = one.settings, one.phase
+def _check(resolved: Resolved, previous: Resolved) -> None:
+    """Refuse a phase with settings it can't have. previous: the phase before it, or itself."""
+    s, phase = resolved.settings, resolved.phase
     assert phase is not None
+    # Settings of the whole run: they were read when it began.
     for key in (k for k in RUN_KEYS if not may_change(k)):
-        if one.keys[key].value != before.keys[key].value:
-            stated = f"{one.keys[key].origin} sets {key}={show(one.keys[key].value)}"
-            raise ConfigError(f"{stated}, which holds for the whole run: state it beside phases")
-    policies = getattr(one.method.rollout, "policies", None)
-    if policies != getattr(before.method.rollout, "policies", None):
+        if resolved.keys[key].value != previous.keys[key].value:
+            statement = f"{resolved.keys[key].origin} sets {key}={show(resolved.keys[key].value)}"
+            raise ConfigError(f"{statement}, which holds for the whole run: state it beside phases")
+    policies = getattr(resolved.method.rollout, "policies", None)
+    if policies != getattr(previous.method.rollout, "policies", None):
         raise ConfigError("its rollout trains other policies than the phase before: they are the run's")
     if s.optim.schedule != "constant" and (phase.steps is None or phase.optimiser == "keep"):
         what = "steps" if phase.steps is None else "optimiser: fresh"
         raise ConfigError(f"optim.schedule={s.optim.schedule} is of one phase: state its {what}")
-    if phase.optimiser == "keep" and (before.settings.learner, before.method.value_heads) != (
+    # Moments can only be kept for the same parameters under the same optimiser.
+    if phase.optimiser == "keep" and (previous.settings.learner, previous.method.value_heads) != (
         s.learner,
-        one.method.value_heads,
+        resolved.method.value_heads,
     ):
         raise ConfigError("optimiser: keep, and another optimiser or other value heads: say optimiser: fresh")
     if phase.reference == "previous":
-        _check_reference(one, policies)
+        _check_reference(resolved, policies)
     if phase.weights == "reset" and "previous" in (phase.reference, phase.optimiser.replace("keep", "previous")):
         raise ConfigError("weights: reset goes with optimiser: fresh and reference: start")
-    if (file := getattr(one.method.rollout, "file", None)) in OF_PHASES and s.trainer.rollouts_every != 1:
+    if (file := getattr(resolved.method.rollout, "file", None)) in OF_PHASES and s.trainer.rollouts_every != 1:
         raise ConfigError(f"rollout.file={file} reads what is written of every step: set trainer.rollouts_every=1")
     if phase.until is not None:
         _check_until(phase.until)

@@ -1,4 +1,4 @@
-"""What is wrong with a run, as far as that can be known before anything is sampled.
+"""Checks of a run before anything is sampled.
 
 `check_settings` looks at what is stated alone; a trainer calls it first, then `check_world` and `check_model` when it
 has the tasks, and loads the model after that. `rehearse` is all of it for a run that is only shown (`--dry-run`): it
@@ -33,7 +33,7 @@ from gxpo.sampling.rollouts.build import RolloutPart
 from gxpo.training.asynchronous.checks import check_asynchronous
 from gxpo.training.best import rules_of
 from gxpo.training.callbacks.named import check as check_callbacks
-from gxpo.training.cluster_checks import check_cluster
+from gxpo.training.cluster import check_cluster
 from gxpo.training.config import Resolved
 from gxpo.training.external import Externals, check_externals
 from gxpo.training.models import flow, prompt_lengths
@@ -47,6 +47,7 @@ LOOKED_AT = 2000  # prompts in which markers of templates are looked for
 def check_settings(s: RunSettings, method: Method) -> None:
     """Refuse a device that does not exist, a model of another kind, groups that can teach the method nothing, and
     sampling that the rollout can't work with."""
+    # Checks of single settings; what depends on tasks or on the model comes later.
     device = device_of(s.learner.device)
     check_device(device)
     if s.learner.attention == "flex" and device in NO_FLEX_BACKWARD:
@@ -78,8 +79,8 @@ def check_optimiser(s: RunSettings) -> None:
     """Refuse an optimiser that can't step what the run trains."""
     kind = s.learner.optimiser
     unfit = {f"model {s.model}": flow.is_flow(s.model), "LoRA's factors": s.learner.lora_rank > 0}
-    for what in (name for name, asked in unfit.items() if asked and kind == "muon"):
-        raise ConfigError(f"learner.optimiser=muon moves whole hidden matrices, and not {what}: use another")
+    for obstacle in (name for name, is_set in unfit.items() if is_set and kind == "muon"):
+        raise ConfigError(f"learner.optimiser=muon moves whole hidden matrices, and not {obstacle}: use another")
     if kind != "adamw" and s.learner.states != "float32":
         raise ConfigError(f"learner.optimiser={kind} holds float32 states: leave out learner.states={s.learner.states}")
 
@@ -88,9 +89,9 @@ def check_rendered(s: RunSettings) -> None:
     """Refuse what can't be put into prompts that are rendered already."""
     if s.chat.template != RENDERED:
         return
-    for what, is_set in (("chat.system", s.chat.system is not None), ("chat.kwargs", bool(s.chat.kwargs))):
+    for setting, is_set in (("chat.system", s.chat.system is not None), ("chat.kwargs", bool(s.chat.kwargs))):
         if is_set:
-            raise ConfigError(f"{what}: prompts of chat.template=rendered are whole conversations: leave it out")
+            raise ConfigError(f"{setting}: prompts of chat.template=rendered are whole conversations: leave it out")
 
 
 def warn_of_prompts(world: World, template: str, chat: Any = None) -> None:
@@ -117,11 +118,11 @@ def check_ratios(method: Method) -> None:
 
 
 def reads_ratio(term: Any) -> bool:
-    """Whether a term divides by the probability that a token was sampled with, and has no way without."""
+    """Return True if a term divides by the probability of a token when sampled, and can't do without it."""
     surrogate = getattr(term, "surrogate", None)
-    over = getattr(term, "ratio_over", None) in ("proximal", "behaviour")
+    has_ratio = getattr(term, "ratio_over", None) in ("proximal", "behaviour")
     return (
-        over
+        has_ratio
         and getattr(term, "on_unknown_behaviour", "") == "error"
         and getattr(term, "ratio_weighted", True)
         and not getattr(surrogate, "on_policy", False)
@@ -164,25 +165,33 @@ def check_device(name: str) -> None:
 
 
 def learns_from_one(method: Method) -> bool:
-    """Whether groups of one rollout, some right and some wrong, are given any credit; True where made-up rollouts
-    can't tell, because a part reads more than outcomes or is not gxpo's own."""
-    told = [*method.terms.values(), *getattr(method.credit, "parts", [method.credit])]
-    own = all(type(part).__module__.startswith("gxpo.") for part in told)
-    if not own or not method.reads_credit or any(map(learns_from_equal_groups, told)):
+    """Return True if groups of one rollout, some right and some wrong, get any credit.
+
+    Tried on made-up rollouts; also True where these can't tell, because a part reads more than outcomes or is not
+    gxpo's own.
+    """
+    parts = [*method.terms.values(), *getattr(method.credit, "parts", [method.credit])]
+    are_built_in = all(type(part).__module__.startswith("gxpo.") for part in parts)
+    if not are_built_in or not method.reads_credit or any(map(learns_from_equal_groups, parts)):
         return True
     if method.kl_reward is not None or any(getattr(method.credit, name, ()) for name in ("needs", "requires")):
         return True
     forest = Forest.from_completions([[1], [2], [3], [4]], [[[5, 6]]] * 4, rewards=[[0.0], [1.0], [0.0], [1.0]])
-    made = method.fill(horizon=2.0, max_length=2, total_steps=1)
+    filled = method.fill(horizon=2.0, max_length=2, total_steps=1)
     try:
-        shaped = made.shaped(forest.with_rewards(forest.outcome, success=forest.outcome))
-        return bool(made.advantages(shaped).any())
+        shaped = filled.shaped(forest.with_rewards(forest.outcome, success=forest.outcome))
+        return bool(filled.advantages(shaped).any())
     except GxpoError:  # it reads what these rollouts lack
         return True
 
 
 def check_world(method: Method, world: World, task: str, held_out: int = 0, template: str = "auto") -> None:
-    """Refuse a method whose needs nobody meets. `held_out`: tasks that evaluations sample; `template`: of the chat."""
+    """Refuse a method that requires what neither rollout nor task provides.
+
+    held_out   number of tasks that evaluations sample
+    template   of the chat
+    """
+    # Who provides what the method requires: rollout, segmenter, task source, environments.
     parts = [method.rollout, world.source, world.envs]
     provided = {x for part in (*parts, method.segmenter) for x in getattr(part, "provides", ())}
     advice = "choose a task that does"
@@ -205,13 +214,14 @@ def check_world(method: Method, world: World, task: str, held_out: int = 0, temp
         raise ConfigError(
             f"chat.template=rendered is for tasks whose prompts are texts, and those of {task} are episodes"
         )
+    # Rollouts may need something of each task, such as a reference answer: better known now than at its step.
     if (check_held_out := getattr(method.rollout, "check_held_out", None)) is not None:
         check_held_out(world.source.held_out(held_out))
     check_task = getattr(method.rollout, "check_task", None)
     if check_task is not None:
         knows = "expert's way" if world.envs is not None and "expert" in world.envs.provides else None
-        for given in getattr(world.source, "training", None) or world.source.draw(1, 1):
-            check_task(given, lambda t: solution_of(world.source, t) or knows)
+        for task_to_check in getattr(world.source, "training", None) or world.source.draw(1, 1):
+            check_task(task_to_check, lambda t: solution_of(world.source, t) or knows)
 
 
 def check_lengths(s: RunSettings, method: Method, world: World) -> None:
@@ -225,7 +235,7 @@ def check_lengths(s: RunSettings, method: Method, world: World) -> None:
 
 
 def rehearse(resolved: Resolved) -> None:
-    """All checks of a run that is not going to be started from here."""
+    """Run all checks of a run that is only shown (`--dry-run`)."""
     check_phases(resolved)
     rules_of(resolved.settings.trainer)
     check_callbacks(resolved.settings.trainer.callbacks, resolved.settings.logging.options)
@@ -234,7 +244,7 @@ def rehearse(resolved: Resolved) -> None:
 
 
 def _rehearse(resolved: Resolved) -> None:
-    """The checks of one phase, or of a run without phases."""
+    """Run the checks of one phase, or of a run without phases."""
     s, method = resolved.settings, resolved.method
     check_settings(s, method)
     world = worlds.make_if_safe(s.task, seed=s.seed, options=s.tasks.options, per_step=s.tasks.per_step)
@@ -246,9 +256,9 @@ def _rehearse(resolved: Resolved) -> None:
             if method.sampler is not None:
                 sampled_of(s, method.sampler, world)
         check_model(s)
-        given = RolloutPart.hook(method.rollout, "components")
+        components = RolloutPart.hook(method.rollout, "components")
         options = Externals(s, device_of(s.learner.device)).options()
-        check_named(s.rewards, None if world is None else world.source, options, given)
+        check_named(s.rewards, None if world is None else world.source, options, components)
     finally:
         if world is not None:
             world.close()

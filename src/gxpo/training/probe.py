@@ -1,4 +1,4 @@
-"""What a run will cost, from two real steps of it in a directory that is thrown away."""
+"""Estimate of a run's cost from two real steps of it, in a directory that is deleted afterwards."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def probe(resolved: Resolved, *, notify: Callable[[str], None] = lambda line: No
         try:
             notify("probing two steps (--no-probe: none)")
             memory = Memory(trainer.device)
+            # The first step sets things up (compilation, caches), so times are the second's.
             first, second = trainer.step(), trainer.step()
             update = second if second["optimiser_steps"] else forced_update(trainer)
             peak = memory.peak()
@@ -49,9 +50,9 @@ def probe(resolved: Resolved, *, notify: Callable[[str], None] = lambda line: No
             trainer.close()
         speed = writing_speed(Path(folder), min(size, SAMPLE))
     generated = second["generated_tokens"] - first["generated_tokens"]
-    steps = steps_of(s, generated, max(1, update["optimiser_steps"]), second["time_step_s"])
-    n_evaluations = occasions(steps, s.eval.every) + (s.eval.points - 1 if s.eval.points and limited(s) else 0)
-    n_checkpoints = occasions(steps, s.trainer.checkpoint_every)
+    steps = steps_until_end(s, generated, max(1, update["optimiser_steps"]), second["time_step_s"])
+    n_evaluations = n_times(steps, s.eval.every) + (s.eval.points - 1 if s.eval.points and has_budget(s) else 0)
+    n_checkpoints = n_times(steps, s.trainer.checkpoint_every)
     completions = s.eval.tasks * s.eval.samples
     per_completion = (second["time_sample_s"] + second["time_score_s"]) / second["trajectories"]
     evaluation_s, checkpoint_s = completions * per_completion, size / speed
@@ -89,7 +90,7 @@ def probe(resolved: Resolved, *, notify: Callable[[str], None] = lambda line: No
 
 
 class Everywhere:
-    """An advantage of 1 for every token, with the targets that `credit` hands over."""
+    """Credit of 1 for every token, with the targets that another credit part provides."""
 
     def __init__(self, credit: Any) -> None:
         self.provides = getattr(credit, "provides", ())
@@ -100,27 +101,27 @@ class Everywhere:
 
 
 def forced_update(trainer: Trainer) -> dict[str, Any]:
-    """One more step, with an advantage of 1 for every token, so that there is something to update."""
+    """Take one more step, with an advantage of 1 for every token, so that there is something to update."""
     trainer.method = dataclasses.replace(trainer.method, credit=Everywhere(trainer.method.credit))
     return trainer.step()
 
 
-def limited(s: RunSettings) -> bool:
-    """Whether a budget ends the run."""
+def has_budget(s: RunSettings) -> bool:
+    """Return True if a budget may end the run before `trainer.steps`."""
     return any(x is not None for x in (s.trainer.max_tokens, s.trainer.max_updates, s.trainer.max_seconds))
 
 
-def steps_of(s: RunSettings, tokens: int, updates: int, seconds: float) -> int:
+def steps_until_end(s: RunSettings, tokens: int, updates: int, seconds: float) -> int:
     """Steps until the run ends, if each costs as much: by `trainer.steps` or the budget that is spent first."""
-    t, found = s.trainer, [float(s.trainer.steps)]
+    t, limits = s.trainer, [float(s.trainer.steps)]
     for limit, cost in ((t.max_tokens, tokens), (t.max_updates, updates), (t.max_seconds, seconds)):
         if limit is not None and cost > 0:
-            found.append(math.ceil(limit / cost))
-    return int(min(found))
+            limits.append(math.ceil(limit / cost))
+    return int(min(limits))
 
 
-def occasions(steps: int, every: int) -> int:
-    """How often something happens that is done before the first step, every n-th step (0: never) and after the last."""
+def n_times(steps: int, every: int) -> int:
+    """Number of times for something done before the first step, every n-th step (0: never) and after the last."""
     return 2 + ((steps - 1) // every if every else 0)
 
 
@@ -131,13 +132,13 @@ def checkpoint_bytes(learner: Any) -> int:
 
 def writing_speed(folder: Path, size: int) -> float:
     """Bytes a second at which a checkpoint of `size` bytes is written to `folder`."""
-    began = time.perf_counter()
+    start = time.perf_counter()
     checkpoint.save(folder, 0, {"x": torch.zeros(max(1, size // 4))}, {}, 1)
-    return size / (time.perf_counter() - began)
+    return size / (time.perf_counter() - start)
 
 
 class Memory:
-    """Memory of the device from now on, MiB: allocated by torch on cuda, otherwise resident of this process."""
+    """Peak memory of the device from now on, MiB: allocated by torch on cuda, otherwise resident of this process."""
 
     def __init__(self, device: str) -> None:
         self.cuda = str(device).startswith("cuda")

@@ -1,4 +1,4 @@
-"""What the command line shows of a run while it goes on, and when it has ended."""
+"""Output of `gxpo train` on the command line: lines while the run goes on, a summary at its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WIDTH = 120  # columns of the lines where there is no terminal
 
 
 class Progress(Callback):
-    """Of the command line: a line every few steps and at every evaluation, above a bar where there is a terminal.
+    """Progress on the command line: a line every few steps and at every evaluation; in a terminal above a bar.
 
     A context manager, and a callback of the run; `interrupts` is the `watch`.
     """
@@ -36,7 +36,7 @@ class Progress(Callback):
 
     @property
     def signal(self) -> int | None:
-        """The first that asked the run to end."""
+        """The first signal that asked the run to end; None without."""
         return self.interrupts.signal
 
     def __enter__(self) -> Progress:
@@ -47,7 +47,7 @@ class Progress(Callback):
         self.interrupts.__exit__(*error)
 
     def say(self, line: str) -> None:
-        """A line before the first step."""
+        """Print a line before the first step."""
         if not self.quiet:
             self.console.print(line, style="dim")
 
@@ -58,8 +58,8 @@ class Progress(Callback):
         self._bar.on_start(run)
 
     def on_step(self, row: Mapping[str, Any], run: Any) -> None:
-        shown = row["step"] % self.every == 0 or row["step"] == 1 or "eval_accuracy" in row
-        if shown and not self.quiet:
+        is_shown = row["step"] % self.every == 0 or row["step"] == 1 or "eval_accuracy" in row
+        if is_shown and not self.quiet:
             *head, line = self.table.lines(row)
             for heading in head:
                 self.console.print(heading, style="bold")
@@ -70,14 +70,15 @@ class Progress(Callback):
         self._bar.on_end(run, error)
 
     def close(self, run: Any, *, as_json: bool = False) -> None:
-        """The closing lines, of the first process: before and after, where everything is, how to go on."""
+        """Print the closing lines: accuracy before and after, problems, paths, how to go on; as JSON on request."""
         if runtime.rank() != 0:
             return
-        lines = run.evaluations
-        first, last = (lines[0], lines[-1]) if lines else ({}, {})
+        held_out = run.evaluations
+        first, last = (held_out[0], held_out[-1]) if held_out else ({}, {})
         gain = run.gain
         counts = {k: v for k, v in run.trainer.rewards.counts.items() if v}
-        over_limit = counts.pop(LIMIT, 0)
+        n_over_limit = counts.pop(LIMIT, 0)
+        # One summary for both forms; its keys are read by scripts.
         diagnosis = run.diagnosis
         summary = {
             "out": str(run.path),
@@ -90,7 +91,7 @@ class Progress(Callback):
             "gain_low": gain and gain[1],
             "gain_high": gain and gain[2],
             "unscored": counts,
-            "over_limit": over_limit,
+            "over_limit": n_over_limit,
             "stopped": run.stopped,
             "best": run.best,
             "problem": run.problem,
@@ -100,7 +101,8 @@ class Progress(Callback):
         if as_json:
             say(json.dumps(summary))
             return
-        if lines:
+        # For people: the gain first, then what could not be scored, then whether anything could be learned.
+        if held_out:
             self.console.print(
                 f"held-out accuracy {first['eval_accuracy']:.3f} -> {last['eval_accuracy']:.3f} "
                 f"(95% {last['eval_low']:.3f} to {last['eval_high']:.3f}, {last['eval_tasks']:.0f} tasks)"
@@ -111,10 +113,11 @@ class Progress(Callback):
             self.console.print(f"could not be scored: {counts}", style="yellow")
             for kind, message in run.trainer.rewards.messages.items():
                 self.console.print(f"  first {kind}: {message}", style="yellow")
-        for kind, message in run.trainer.lost.items():
+        for kind, message in run.trainer.lost_episodes.items():
             self.console.print(f"first {kind}: {message}", style="yellow")
-        if over_limit:
-            self.console.print(f"counted as wrong, too large to be checked: {over_limit}", style="yellow")
+        if n_over_limit:
+            self.console.print(f"counted as wrong, too large to be checked: {n_over_limit}", style="yellow")
+        # The doctor's first finding may say the same as `problem`, and closer: then it is left to it.
         first = set(diagnosis.findings[0].ids) if diagnosis and diagnosis.sick else set()
         if run.problem and (run.tally.all_unscored or not first & NOTHING_LEARNED):
             self.console.print(run.problem, style="bold red")
@@ -124,8 +127,8 @@ class Progress(Callback):
             self.console.print(f"stopped early: {run.stopped}")
         self.console.print(f"run: {run.path}  report: {run.path}/report.html")
         if not run.trainer.finished:
-            why = f" ({run.stopped})" if self.signal is None and run.stopped is not None else ""
-            self.console.print(f"stopped at step {run.trainer.step_number}{why}; go on with: gxpo resume {run.path}")
+            reason = f" ({run.stopped})" if self.signal is None and run.stopped is not None else ""
+            self.console.print(f"stopped at step {run.trainer.step_number}{reason}; go on with: gxpo resume {run.path}")
         if diagnosis:
             for line in closing(diagnosis, str(run.path)):
                 self.console.print(line, style="bold" if diagnosis.sick else None)

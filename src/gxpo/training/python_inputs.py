@@ -27,8 +27,8 @@ MODEL, TASKS, HELD_OUT, REWARDS, SOURCE = GIVEN
 
 
 @dataclass
-class Given:
-    """Objects of a run, and the files that hold them.
+class Objects:
+    """Python objects of a run, and the files that hold them.
 
     source  a task source, or what makes one, where the configuration names a Python object
     reward  the rewards as they were given (functions, rubrics, names, with weights), where it does not name them all
@@ -42,11 +42,11 @@ class Given:
 
     @property
     def empty(self) -> bool:
-        """Whether there are no files to write."""
+        """True if there are no files to write."""
         return self._model is None and not self._texts
 
     def write(self, out: Path) -> None:
-        """Put the files into a run directory, each whole or not at all."""
+        """Write the files into a run directory, each whole or not at all."""
         for name, text in self._texts.items():
             write_atomic(out / name, text)
         model = self._model or (self._kept and self._kept())
@@ -57,7 +57,7 @@ class Given:
             self._model = None  # the run reads the files: the object is the caller's alone again
 
     def remove(self, out: Path) -> None:
-        """Take the files away again: the run has not begun."""
+        """Remove the files of a run that has not begun."""
         for name in self._texts:
             (out / name).unlink(missing_ok=True)
         shutil.rmtree(out / MODEL, ignore_errors=True)
@@ -81,14 +81,14 @@ class Arguments:
 
     @property
     def label(self) -> str | None:
-        """How a run directory without a name is called after tasks that are objects; None for names."""
+        """Name of a run directory after tasks that are objects; None for tasks by name."""
         if self.task is None or isinstance(self.task, str):
             return None
-        return _named(self.task) if self._is_source else "tasks"
+        return _name_of(self.task) if self._is_source else "tasks"
 
     @property
     def has_objects(self) -> bool:
-        """Whether anything was given that is no name."""
+        """True if any argument is an object and not a name."""
         objects = (x for x in (self.task, self.eval_task) if x is not None and not isinstance(x, str))
         return self.model is not None or any(True for _ in objects) or self._has_objects
 
@@ -115,8 +115,8 @@ class Arguments:
             keys[key] = Stated(self._reward_value(out), "argument")
         return keys
 
-    def given(self, settings: RunSettings) -> Given:
-        """The objects and the files; raises for rows that are no tasks."""
+    def given(self, settings: RunSettings) -> Objects:
+        """Collect the objects and the texts of their files; raises for rows that are no tasks."""
         columns, _ = Columns.among(settings.tasks.options)
         texts: dict[str, str] = {}
         for name, what, rows in ((TASKS, "task", self.task), (HELD_OUT, "eval_task", self.eval_task)):
@@ -130,9 +130,9 @@ class Arguments:
                 texts[SOURCE] = text
             else:
                 source = self.task
-        made = Given(source, None if self._all_named else self.reward, self.model, None, texts)
-        made._kept = None if self.model is None else weakref.ref(self.model)
-        return made
+        objects = Objects(source, None if self._names_suffice else self.reward, self.model, None, texts)
+        objects._kept = None if self.model is None else weakref.ref(self.model)
+        return objects
 
     # ------------------------------------------------------------ tasks
     def _task_key(self, out: Path) -> Stated:
@@ -144,7 +144,7 @@ class Arguments:
             return Stated(name, "argument")
         if source_text.module_text([self.task]) is not None:
             return Stated(f"{out / SOURCE}:{self.task.__name__}", "argument")
-        return Stated(f"python:{_named(self.task)}", "argument")
+        return Stated(f"python:{_name_of(self.task)}", "argument")
 
     # ------------------------------------------------------------ rewards
     @property
@@ -163,32 +163,31 @@ class Arguments:
         return any(not isinstance(x, str) for x in self._rewards)
 
     @property
-    def _all_named(self) -> bool:
-        """Whether the configuration alone brings all of them back, so that a run uses from the start what a resumed one
-        will."""
-        written = self._rewards_text is not None
-        return all(isinstance(x, str) or written or source_text.file_name(x) is not None for x in self._rewards)
+    def _names_suffice(self) -> bool:
+        """True if the configuration alone can load all rewards: then a run uses them so from the start."""
+        has_text = self._rewards_text is not None
+        return all(isinstance(x, str) or has_text or source_text.file_name(x) is not None for x in self._rewards)
 
     @property
     def _rewards_text(self) -> str | None:
-        """The module of those that stand in no file of their own; None without any, or where it can't be written."""
-        found = [x for x in self._rewards if not isinstance(x, str) and source_text.file_name(x) is None]
-        return source_text.module_text(found) if found else None
+        """Source of a module with the rewards that have no file; None without any, or if it can't be written."""
+        unnamed = [x for x in self._rewards if not isinstance(x, str) and source_text.file_name(x) is None]
+        return source_text.module_text(unnamed) if unnamed else None
 
     def _reward_value(self, out: Path) -> Any:
-        written = self._rewards_text is not None
+        has_text = self._rewards_text is not None
         names: dict[str, float] = {}
         for reward, weight in self._rewards.items():
             if not (isinstance(reward, str) or callable(reward) or is_rubric(reward)):
                 raise ConfigError(f"reward: {reward!r} is neither a function nor a name nor a rubric of verifiers")
             name = reward if isinstance(reward, str) else source_text.file_name(reward)
             if name is None:
-                name = f"{out / REWARDS}:{_named(reward)}" if written else f"python:{_named(reward)}"
+                name = f"{out / REWARDS}:{_name_of(reward)}" if has_text else f"python:{_name_of(reward)}"
             if name in names:
                 raise ConfigError(f"reward: two are named {name.rpartition(':')[2]!r}; rename one")
             names[name] = weight
         return next(iter(names)) if self._one_reward else names
 
 
-def _named(value: Any) -> str:
+def _name_of(value: Any) -> str:
     return getattr(value, "__name__", type(value).__name__).strip("<>")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,8 +13,8 @@ from gxpo.base.page.chart import Point
 from gxpo.doctor.finding import Diagnosis
 from gxpo.doctor.html import verdict_panel
 from gxpo.training import metrics
+from gxpo.training.callbacks.samples import completion_of, contrasts, group_of, prompt_of
 from gxpo.training.checkpoint import write_atomic
-from gxpo.training.report_samples import samples
 
 Row = Mapping[str, Any]
 
@@ -36,7 +37,7 @@ CHARTS: tuple[tuple[str, str, bool, dict[str, str]], ...] = (
 
 
 def write_report(run: Path | str, diagnosis: Diagnosis | None = None) -> Path:
-    """Write `report.html` of a run directory from what stands in it so far; gives its path.
+    """Write `report.html` of a run directory from its files so far; return its path.
 
     Reads metrics.jsonl, evaluations.jsonl (held-out figures, the first before any step), config.yaml and the first and
     the last file of rollouts/. Everything that a model or a user wrote is escaped. `diagnosis`: the doctor's, which
@@ -62,16 +63,16 @@ def write_report(run: Path | str, diagnosis: Diagnosis | None = None) -> Path:
 
 
 def _names(config: str, directory: str) -> tuple[str, list[str]]:
-    """The page's title and the facts under it: method, model and task, as the configuration names them."""
-    stated = dict(re.findall(r"^(method|model|task|seed):[ \t]+(.*?)(?:[ \t]+#.*)?$", config, re.MULTILINE))
-    named = [str(stated[k]) for k in ("method", "model", "task") if k in stated]
-    title = f"{named[0]} on {named[-1]}" if len(named) == 3 else f"gxpo run {directory}"
-    facts = [f"model {stated['model']}"] if "model" in stated else []
-    return title, [*facts, *([f"seed {stated['seed']}"] if "seed" in stated else []), f"run {directory}"]
+    """Title of the page and the facts under it: method, model and task from the configuration."""
+    values = dict(re.findall(r"^(method|model|task|seed):[ \t]+(.*?)(?:[ \t]+#.*)?$", config, re.MULTILINE))
+    title_words = [str(values[k]) for k in ("method", "model", "task") if k in values]
+    title = f"{title_words[0]} on {title_words[-1]}" if len(title_words) == 3 else f"gxpo run {directory}"
+    facts = [f"model {values['model']}"] if "model" in values else []
+    return title, [*facts, *([f"seed {values['seed']}"] if "seed" in values else []), f"run {directory}"]
 
 
 def summary(rows: Sequence[Row], evaluations: Sequence[Row]) -> list[tuple[str, str]]:
-    """Closing figures of a run as (what, value)."""
+    """Closing figures of a run as rows of (label, value)."""
     out: list[tuple[str, str]] = [("steps", str(rows[-1]["step"]) if rows else "none yet")]
     measured = [e for e in evaluations if e.get("eval_accuracy") is not None]
     if measured:
@@ -86,6 +87,7 @@ def summary(rows: Sequence[Row], evaluations: Sequence[Row]) -> list[tuple[str, 
         for name, value in last.items():
             if name.startswith("eval_pass_at_") and value is not None:
                 out.append((f"held-out pass@{name.removeprefix('eval_pass_at_')}", f"{value:.3f}"))
+    # Counters in the last line cover the run; unscored rollouts and times are of each step.
     if not rows:
         return out
     end = rows[-1]
@@ -121,8 +123,8 @@ def _duration(seconds: float) -> str:
 
 
 def curves(rows: Sequence[Row], evaluations: Sequence[Row], only: Collection[str] | None = None) -> list[Html]:
-    """The charts of a run, `only` those with these titles, and a line about those that it has no values for."""
-    drawn, missing = [], []
+    """Draw the charts of a run (`only`: those with these titles), and a line that names those without values."""
+    plots, missing = [], []
     for title, unit, share, names in CHARTS:
         if only is not None and title not in only:
             continue
@@ -139,13 +141,77 @@ def curves(rows: Sequence[Row], evaluations: Sequence[Row], only: Collection[str
             bands["accuracy"] = [(float(r["step"]), float(r["eval_low"]), float(r["eval_high"])) for r in source
                                  if r.get("eval_low") is not None and r.get("eval_high") is not None]  # fmt: skip
         caption = "; ".join(f"{label}: {metrics.meaning(names[label])}" for label in series)
-        still = all(y == 0 for points in series.values() for _, y in points)  # such as the KL within an only update
-        least = (0.0, 1.0) if share or still else (0.0, 0.0) if title == "Speed" else None
-        drawn.append((svg_chart(series, title=title, y_label=unit, bands=bands, y_range=least), caption))
-    if not drawn:
+        is_zero = all(y == 0 for points in series.values() for _, y in points)  # such as the KL within an only update
+        fixed_range = (0.0, 1.0) if share or is_zero else (0.0, 0.0) if title == "Speed" else None
+        plots.append((svg_chart(series, title=title, y_label=unit, bands=bands, y_range=fixed_range), caption))
+    if not plots:
         return [paragraph("No step has ended yet.")]
-    return [charts(drawn), *([paragraph(f"Not measured: {', '.join(missing).lower()}.", soft=True)] if missing else [])]
+    return [charts(plots), *([paragraph(f"Not measured: {', '.join(missing).lower()}.", soft=True)] if missing else [])]
 
 
 def _points(rows: Iterable[Row], name: str) -> list[Point]:
     return [(float(r["step"]), float(r[name])) for r in rows if r.get(name) is not None]
+
+
+# ---------------------------------------------------------------- sample rollouts
+LONGEST_TEXT = 2000  # characters of a prompt or completion that are shown
+SHOWN_GROUPS = 4  # groups of which the best and the worst rollout are shown
+COLUMNS = ("task", "prompt", "completion", "outcome", "components", "advantage")
+
+
+def samples(folder: Path) -> list[Html]:
+    """Tables of the first and the last file of rollouts in the folder."""
+    files = sorted(folder.glob("step-*.jsonl"))
+    if not files:
+        return [paragraph("No rollouts written yet.")]
+    return [rollout_table(path) for path in dict.fromkeys((files[0], files[-1]))]
+
+
+def rollout_table(path: Path) -> Html:
+    """Table of the best and worst rollouts of a file."""
+    records, unread = [], 0
+    for line in path.read_bytes().splitlines():
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict):
+            records.append(record)
+        else:
+            unread += 1
+    examples = _best_and_worst(records)
+    note = f"; {unread} lines of {path.name} can't be read" if unread else ""
+    heading = (
+        f"{path.stem.replace('-', ' ')}: best and worst rollout of {len({group_of(r) for r in examples})} groups{note}"
+    )
+    rows = [_sample_row(r) for r in examples]
+    return table(COLUMNS, rows, numbers=("outcome", "advantage"), caption=heading, wide=True)
+
+
+def _best_and_worst(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Choose the best and worst rollout of the first groups that have two, then of any."""
+    records_in_contrast = contrasts(records)
+    groups = list(dict.fromkeys(map(group_of, records_in_contrast)))[:SHOWN_GROUPS]
+    return [r for r in records_in_contrast if group_of(r) in groups]
+
+
+def _sample_row(record: Mapping[str, Any]) -> tuple[str, ...]:
+    rewards, info = record.get("rewards"), record.get("info")
+    components = "\n".join(f"{k}: {_number(v)}" for k, v in rewards.items()) if isinstance(rewards, dict) else ""
+    advantage = info.get("advantage") if isinstance(info, dict) else None
+    return (
+        _short(str(record.get("task") or group_of(record))),
+        preformatted(_short(prompt_of(record))),
+        preformatted(_short(completion_of(record))),
+        "unscored" if record.get("reward") is None else _number(record["reward"]),
+        preformatted(components),
+        "" if advantage is None else _number(advantage),
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} [and {len(text) - LONGEST_TEXT} characters]"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else str(value)

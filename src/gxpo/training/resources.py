@@ -1,4 +1,4 @@
-"""Resources of a run or of one of its phases: tasks, rewards, policy and engine, made anew where a phase begins."""
+"""Loading of a run's tasks, rewards, policy and engine; anew for each phase. Also settings measured once (`auto`)."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from gxpo.training.setup import Notify, Policy
 from gxpo.training.start import load_learner, parameters_of, start_from
 
 # ---------------------------------------------------------------- measured
-# Settings that are `auto`, as what is fastest here: measured once, alike in all processes, fixed in config.yaml.
+# Settings that are `auto` become what is fastest here: measured once, equal in all processes, fixed in config.yaml.
 OBSERVATION = 256  # tokens taken as the length of a prompt where tasks are instances of an environment
 MICROBATCH, UPDATING, SAMPLING = "learner.tokens_per_microbatch", "learner.products", "sampling.products"
 
 
-def measured(resolved: Resolved, policy: Policy, source: TaskSource, notify: Notify) -> Resolved:
-    """The settings with numbers and dtypes in the place of `auto`; learner and engine work by them from now on.
+def measure_auto(resolved: Resolved, policy: Policy, source: TaskSource, notify: Notify) -> Resolved:
+    """Replace `auto` in the settings by measured numbers and dtypes, and set learner and engine accordingly.
 
     `auto` stays where there is nothing to choose, such as the dtype of a float32 model's products.
     """
@@ -52,7 +52,7 @@ def measured(resolved: Resolved, policy: Policy, source: TaskSource, notify: Not
 
 
 def _with_products(resolved: Resolved, policy: Policy, notify: Notify) -> Resolved:
-    """The dtype in which matrices are multiplied, in updates and while sampling."""
+    """Measure the dtype of matrix products in updates and while sampling."""
     s, learner, engine = resolved.settings, policy.learner, policy.engine
     trials: dict[str, Trial | None] = {}
     if s.learner.products == "auto" and isinstance(learner, TorchLearner):
@@ -60,58 +60,59 @@ def _with_products(resolved: Resolved, policy: Policy, notify: Notify) -> Resolv
     if (s.sampling.products or s.learner.products) == "auto" and isinstance(engine, TorchEngine):
         samples = s.tasks.per_step * getattr(resolved.method.rollout, "group_size", 1)
         trials[SAMPLING] = engine.products_trial(max(1, samples // runtime.world()))
-    said = {key: [trial.choice, str(trial)] for key, trial in trials.items() if trial is not None}
-    said = json.loads(runtime.gather(json.dumps(said).encode())[0])
-    if UPDATING in said and isinstance(learner, TorchLearner):
-        learner.use_products(said[UPDATING][0])
-    if SAMPLING in said and isinstance(engine, TorchEngine):
-        engine.use_products(said[SAMPLING][0])
-    if said:
-        lines = ", ".join(f"{key}: {line}" for key, (_, line) in said.items())
+    choices = {key: [trial.choice, str(trial)] for key, trial in trials.items() if trial is not None}
+    # Trials are timed, so processes may choose differently: the first one's choice holds for all.
+    choices = json.loads(runtime.gather(json.dumps(choices).encode())[0])
+    if UPDATING in choices and isinstance(learner, TorchLearner):
+        learner.use_products(choices[UPDATING][0])
+    if SAMPLING in choices and isinstance(engine, TorchEngine):
+        engine.use_products(choices[SAMPLING][0])
+    if choices:
+        lines = ", ".join(f"{key}: {line}" for key, (_, line) in choices.items())
         notify(f"matrix products, measured once and fixed in config.yaml: {lines}")
-    return _fixed(resolved, {key: choice for key, (choice, _) in said.items()})
+    return _with_values(resolved, {key: choice for key, (choice, _) in choices.items()})
 
 
 def _with_microbatch(resolved: Resolved, policy: Policy, source: TaskSource, notify: Notify) -> Resolved:
-    """How many tokens go through the model together in an update."""
+    """Measure how many tokens go through the model together in an update."""
     s = resolved.settings
     if s.learner.tokens_per_microbatch != "auto":
         return resolved
-    notify("trying out learner.tokens_per_microbatch (once; the number then stands in config.yaml)")
+    notify("measuring learner.tokens_per_microbatch (once; the number is then in config.yaml)")
     longest = max((_length(task.prompt, policy.tokenizer) for task in source.held_out(8)), default=0) or OBSERVATION
     size = tokens_per_microbatch(
         policy.learner, longest, s.sampling.max_new_tokens, getattr(resolved.method.rollout, "group_size", 1)
     )
     size = int(runtime.gather(str(size).encode())[0])
     policy.learner.tokens_per_microbatch = size
-    return _fixed(resolved, {MICROBATCH: size})
+    return _with_values(resolved, {MICROBATCH: size})
 
 
-def _fixed(resolved: Resolved, values: Mapping[str, Any]) -> Resolved:
-    """With these values of settings, whose origins say that they were measured."""
+def _with_values(resolved: Resolved, values: Mapping[str, Any]) -> Resolved:
+    """Set these settings, in each phase too, with an origin that says that they were measured."""
     s: RunSettings = resolved.settings
     for key, value in values.items():
         section, _, name = key.partition(".")
         s = s.model_copy(update={section: getattr(s, section).model_copy(update={name: value})})
     keys = {k: Stated(v, f"measured ({resolved.keys[k].origin})") for k, v in values.items()}
-    phases = tuple(_fixed(one, values) for one in resolved.phases)
+    phases = tuple(_with_values(one, values) for one in resolved.phases)
     return replace(resolved, settings=s, keys=resolved.keys | keys, phases=phases)
 
 
 def _length(prompt: str | tuple[int, ...] | tuple[Message, ...], tokenizer: Any) -> int:
-    """Tokens of a prompt, but for what a chat template adds."""
+    """Count the tokens of a prompt, without those that a chat template adds."""
     if isinstance(prompt, str):
         return len(tokenizer.encode(prompt)) if prompt else 0
     return sum(1 if isinstance(x, int) else len(tokenizer.encode(str(x.get("content") or ""))) for x in prompt)
 
 
 # ---------------------------------------------------------------- shared envs
-# Environments under several processes: one of them acts, all see what comes of it.
+# Environments under several processes: the first one acts, all see the results.
 Steps = dict[str, "TimeStep | EnvFailure"]
 
 
 class SharedEnvs:
-    """`envs` of the first process, for all processes that play the same episodes at the same time."""
+    """Environments of the first process, shared by all processes, which play the same episodes in step."""
 
     def __init__(self, envs: Envs) -> None:
         self.envs = envs
@@ -119,33 +120,33 @@ class SharedEnvs:
         self.tools, self.provides = envs.tools, envs.provides
 
     def reset(self, seeds: Mapping[str, int]) -> Steps:
-        return self._shared(lambda: self.envs.reset(seeds))
+        return self._in_first_process(lambda: self.envs.reset(seeds))
 
     def step(self, actions: Mapping[str, Reply]) -> Steps:
-        return self._shared(lambda: self.envs.step(actions))
+        return self._in_first_process(lambda: self.envs.step(actions))
 
     def finish(self, names: Sequence[str]) -> None:
         if runtime.rank() == 0:
             self.envs.finish(names)
 
     def snapshot(self, names: Sequence[str]) -> dict[str, str | EnvFailure]:
-        return self._shared(lambda: self.envs.snapshot(names))
+        return self._in_first_process(lambda: self.envs.snapshot(names))
 
     def restore(self, snapshots: Mapping[str, str]) -> dict[str, EnvFailure | None]:
-        return self._shared(lambda: self.envs.restore(snapshots))
+        return self._in_first_process(lambda: self.envs.restore(snapshots))
 
     def expert(self, names: Sequence[str]) -> dict[str, str | EnvFailure | None]:
-        return self._shared(lambda: self.envs.expert(names))
+        return self._in_first_process(lambda: self.envs.expert(names))
 
     def legal(self, names: Sequence[str]) -> dict[str, list[str] | EnvFailure]:
-        return self._shared(lambda: self.envs.legal(names))
+        return self._in_first_process(lambda: self.envs.legal(names))
 
-    def _shared(self, act: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        own: dict[str, Any] = {}
+    def _in_first_process(self, act: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        answers: dict[str, Any] = {}
         if runtime.rank() == 0:
-            own = {name: _packed(answer) for name, answer in act().items()}
-        everyone = json.loads(runtime.gather(json.dumps(own).encode())[0])
-        return {name: _unpacked(*answer) for name, answer in everyone.items()}
+            answers = {name: _packed(answer) for name, answer in act().items()}
+        gathered = json.loads(runtime.gather(json.dumps(answers).encode())[0])
+        return {name: _unpacked(*answer) for name, answer in gathered.items()}
 
 
 def _packed(answer: Any) -> tuple[str, Any]:
@@ -164,28 +165,28 @@ def _unpacked(kind: str, value: Any) -> Any:
 
 # ---------------------------------------------------------------- resources
 class Resources:
-    """Tasks, rewards, policy, engine and method of a run, or of the phase that holds."""
+    """Tasks, rewards, policy, engine and method of a run, or of its current phase."""
 
     settings: RunSettings
     method: Method
     envs: Envs | None
-    sampled: SampledTasks | None
+    sampled_tasks: SampledTasks | None
 
     def __init__(self, resolved: Resolved, reward: Any, source: Any, notify: Callable[[str], None]) -> None:
-        self.resolved, self._given, self._notify = resolved, (reward, source), notify
+        self.resolved, self._objects_given, self._notify = resolved, (reward, source), notify
         self.tracker = PhaseTracker(resolved) if resolved.phases else None
-        self._open = ExitStack()
+        self._exit_stack = ExitStack()
         self.directory = Path()  # of the run whose checkpoint it begins with
-        self._refuses_long = True  # prompts; not where a run goes on whose config.yaml does not say so
+        self._refuses_long_prompts = True  # prompts; not where a run goes on whose config.yaml does not say so
         self.first_step = FIRST_STEP  # of the first epoch of its tasks; a resumed run's is its checkpoint's
 
     def close(self) -> None:
         """End the processes of rewards, environments and sampling."""
-        self._open.close()
+        self._exit_stack.close()
 
     @property
     def now(self) -> Resolved:
-        """The configuration of the run, or of the phase that holds."""
+        """The configuration of the run, or of its current phase."""
         return self.resolved if self.tracker is None else self.resolved.phases[self.tracker.number]
 
     def set_up(
@@ -196,23 +197,24 @@ class Resources:
         keep: bool = False,
         reference: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Make what is needed from here on; `_open` closes it.
+        """Load everything that steps need; `close` ends it.
 
         start      a run or checkpoint whose parameters it begins with; `keep`: and whose optimiser's state
         measure    whether what `auto` means has to be found out
         reference  parameters of its reference policy where that is `previous`; None: those that it begins with
         """
         now = self.now
-        s, method = now.settings, self._reading(now.method)
+        s, method = now.settings, self._with_rollout_folder(now.method)
+        # From cheap to dear: what the settings alone contradict, then the tasks, then rewards, and the model last.
         preflight.check_settings(s, method)
         self.sampling = setup.sampling_of(s)
         reward, source = self._objects(now)
         self.world = setup.world_of(s, source)
-        with ExitStack() as opened:
-            opened.callback(self.world.close)
+        with ExitStack() as exit_stack:
+            exit_stack.callback(self.world.close)
             preflight.check_world(method, self.world, s.task, s.eval.tasks, s.chat.template)
-            self.sampled = None if method.sampler is None else setup.sampled_of(s, method.sampler, self.world)
-            self.source = self.world.source if self.sampled is None else self.sampled
+            self.sampled_tasks = None if method.sampler is None else setup.sampled_of(s, method.sampler, self.world)
+            self.source = self.world.source if self.sampled_tasks is None else self.sampled_tasks
             count_from(self.source, self.first_step)
             preflight.check_model(s)
             external = Externals(s, setup.device_of(s.learner.device), self._notify)
@@ -224,9 +226,10 @@ class Resources:
                 options=external.options(),
                 given=RolloutPart.hook(method.rollout, "components"),
             )
-            opened.callback(self.rewards.close)
+            exit_stack.callback(self.rewards.close)
+            # The policy, and the parameters that it begins with: its own, another run's, or the phase before's.
             policy = setup.policy_of(now, self._notify)
-            opened.callback(getattr(policy.engine, "close", lambda: None))
+            exit_stack.callback(getattr(policy.engine, "close", lambda: None))
             if keep:
                 load_learner(policy.learner, Path(str(start)))
             elif start is not None:
@@ -237,14 +240,16 @@ class Resources:
             self.tokenizer, self.learner, self.engine = policy.tokenizer, policy.learner, policy.engine
             self.chat, self.device = policy.chat, policy.device
             self.rewards.read_with(raw_decoder(self.tokenizer))
+            # Only with tokenizer and chat format can prompts be looked at, and long ones be refused or left out.
             if runtime.rank() == 0:
                 preflight.warn_of_prompts(self.world, s.chat.template, self.chat)
             self.episode = setup.episode_of(s, self.world, policy)
             if self.world.envs is None:
-                self._fit(s, method, policy)
+                self._fit_prompts(s, method, policy)
             if measure:
-                self.resolved = measured(self.resolved, policy, self.source, self._notify)
-            self._open = opened.pop_all()
+                self.resolved = measure_auto(self.resolved, policy, self.source, self._notify)
+            self._exit_stack = exit_stack.pop_all()
+        # Settings and method come after the measurements, which may have replaced `auto` in them.
         self.settings = s = self.now.settings
         envs = self.world.envs
         self.envs = envs if envs is None or runtime.world() == 1 else SharedEnvs(envs)
@@ -261,47 +266,50 @@ class Resources:
         for part in self.method.signals.values():
             part.bind(tools)
 
-    def _fit(self, s: RunSettings, method: Method, policy: setup.Policy) -> None:
-        """Look at the prompts of all tasks before the first step, and do with those too long what the settings say."""
-        self.source, lines = setup.fitted(s, method, self.source, policy, refuses=self._refuses_long)
+    def _fit_prompts(self, s: RunSettings, method: Method, policy: setup.Policy) -> None:
+        """Refuse or leave out tasks whose prompts are too long (`tasks.too_long`), before the first step."""
+        self.source, lines = setup.fitted(s, method, self.source, policy, refuses=self._refuses_long_prompts)
         for line in lines:
             self._notify(line)
-        if lines and self.sampled is not None and self.source is self.sampled:  # its tasks are others now
-            self.source = self.sampled = setup.sampled_of(s, method.sampler, self.world)
+        if lines and self.sampled_tasks is not None and self.source is self.sampled_tasks:  # its tasks are others now
+            self.source = self.sampled_tasks = setup.sampled_of(s, method.sampler, self.world)
             count_from(self.source, self.first_step)
 
     @property
     def exhausted(self) -> str | None:
-        """Why no further step has a task, where the sampler has dropped all of them."""
-        return None if self.sampled is None else self.sampled.exhausted
+        """Reason why no further step has a task, if the sampler has dropped all of them; else None."""
+        return None if self.sampled_tasks is None else self.sampled_tasks.exhausted
 
     def keep_order(self, state: Mapping[str, Any]) -> None:
         """Draw tasks in the order of the run of this checkpoint's state; one without `first_step` counted from 0."""
         self.first_step = int(state.get("first_step", 0))
         count_from(self.source, self.first_step)
 
-    def _reading(self, method: Method) -> Method:
-        """The method, with the folder of what its rollout reads of earlier phases."""
+    def _with_rollout_folder(self, method: Method) -> Method:
+        """Point a rollout that reads earlier phases to the folder of their files."""
         if self.tracker is None or getattr(method.rollout, "file", None) not in OF_PHASES:
             return method
         folder = folder_of(self.directory, self.tracker.number)
         return replace(method, rollout=replace(method.rollout, file=str(folder)))
 
-    def _objects(self, now: Resolved) -> tuple[Any, Any]:
-        """The reward and the task source that were given as objects, unless the phase states its own."""
-        own = () if now.phase is None else now.phase.keys
-        reward, source = self._given
-        return None if "reward" in own or "scoring.weights" in own else reward, None if "task" in own else source
+    def _objects(self, resolved: Resolved) -> tuple[Any, Any]:
+        """Reward and task source given as Python objects; None where the phase states its own."""
+        phase_keys = () if resolved.phase is None else resolved.phase.keys
+        reward, source = self._objects_given
+        return (
+            None if "reward" in phase_keys or "scoring.weights" in phase_keys else reward,
+            None if "task" in phase_keys else source,
+        )
 
     def set_up_as(self, run: Path) -> None:
-        """Make what is needed for the newest checkpoint of a run to be loaded: that of its phase."""
+        """Load everything for the phase of a run's newest checkpoint, so that this can be loaded."""
         reference, self.directory = None, run
-        self._refuses_long = self.resolved.keys["tasks.too_long"].origin != "default"
+        self._refuses_long_prompts = self.resolved.keys["tasks.too_long"].origin != "default"
         if self.tracker is not None:
             path = Path(runtime.first(str(checkpoint.latest(run)) if runtime.rank() == 0 else ""))
             self.tracker.load_state_dict(checkpoint.state_of(path)["phases"])
             if self.tracker.phase.reference == "previous":
-                reference = parameters_of(run, self.tracker.began)
+                reference = parameters_of(run, self.tracker.start_step)
         self.set_up(None, measure=False, reference=reference)
 
     def next_phase(self, tracker: PhaseTracker, step: int, spent: float, path: Path) -> None:
@@ -317,26 +325,27 @@ class Resources:
             and getattr(self.resolved.phases[tracker.number + 1].method.rollout, "file", "") in OF_PHASES
         ):
             collect(self.directory, self.resolved.phases, tracker.begins, step)
-        runtime.first("")
-        self._open.close()
+        runtime.first("")  # the files are there for all processes
+        # Two policies would not fit into memory: the old one goes before the new one is loaded.
+        self._exit_stack.close()
         del self.learner, self.engine, self.method
         give_back()
         tracker.enter(step, spent, updates)
         start = self.settings.init_from if tracker.phase.weights == "reset" else path
         self.set_up(start, measure=False, keep=tracker.phase.optimiser == "keep")
         self.rewards.counts.update(counts)
-        if _of_rewards(before) == _of_rewards(self.now):
+        if _reward_settings(before) == _reward_settings(self.now):
             self.rewards.load_state_dict(rewards)
-        if _of_tasks(before) == _of_tasks(self.now):
+        if _task_settings(before) == _task_settings(self.now):
             self.source.load_state_dict(source)
 
 
-def _of_tasks(one: Resolved) -> tuple[Any, ...]:
-    """What decides which tasks are drawn: where it is the same, the source goes on."""
+def _task_settings(one: Resolved) -> tuple[Any, ...]:
+    """Settings that decide which tasks are drawn; where they are equal, the next phase goes on with the source."""
     s = one.settings
     return s.task, s.tasks, s.env, one.method.sampler
 
 
-def _of_rewards(one: Resolved) -> tuple[Any, ...]:
+def _reward_settings(one: Resolved) -> tuple[Any, ...]:
     s = one.settings
     return s.reward, s.scoring, s.task

@@ -16,9 +16,9 @@ from gxpo.training import config, export, run_views
 from gxpo.training.checkup import verdict_of
 from gxpo.training.directory import EVALUATIONS, METRICS, find
 from gxpo.training.metrics import MetricsFile
-from gxpo.training.start import parameters_of, verified
+from gxpo.training.start import parameters_of, read_verified_config
 from gxpo.training.statistics import paired_interval
-from gxpo.training.step import Tally
+from gxpo.training.step_figures import Tally
 
 _BEST = ("metric", "value", "step")
 
@@ -38,20 +38,20 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """Every key of config.yaml with its value."""
-        return {key: stated.value for key, stated in self.resolved.keys.items()}
+        return {key: setting.value for key, setting in self.resolved.keys.items()}
 
     @property
     def resumed(self) -> bool:
-        """Whether it went on from a checkpoint in this process."""
+        """True if it went on from a checkpoint in this process."""
         return self.trainer is not None and self.trainer.resumed
 
     @property
     def stopped(self) -> str | None:
-        """Why it ended before its last step (or is about to); None where it did not."""
+        """Reason why it ended before its last step (or is about to); None if it did not."""
         return None if self.trainer is None else self.trainer.stopped
 
     def stop(self, reason: str) -> None:
-        """For callbacks: end the run after this step; it is saved, and `gxpo resume` goes on."""
+        """End the run after this step, for callbacks; it is saved, and `gxpo resume` goes on."""
         if self.trainer is not None:
             self.trainer.stopped = self.trainer.stopped or reason
 
@@ -93,19 +93,19 @@ class Run:
 
     @property
     def tally(self) -> Tally:
-        """What was unscored, without signal or without an update in all of its steps."""
+        """Counts over all of its steps: unscored rollouts, groups without signal, updates."""
         return Tally.of(self.metrics)
 
     @property
     def problem(self) -> str | None:
-        """Why nothing can have been learned in it, in a line: no rollout was scored, or no group had a signal. None
-        where something could."""
+        """Reason in a line why nothing can have been learned: no rollout scored, or no group with a signal. None where
+        something could."""
         method = self.trainer.method if self.trainer is not None else self.resolved.method
         return self.tally.problem(method, None if self.trainer is None else self.trainer.failures)
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
-        """What `gxpo doctor` finds in it; None where that failed, which is warned of."""
+        """Diagnosis of `gxpo doctor`; None if that failed, with a warning."""
         return verdict_of(self.path)
 
     @property
@@ -118,7 +118,7 @@ class Run:
     @cached_property
     def resolved(self) -> config.Resolved:
         """Its configuration: settings, method, and where each key came from."""
-        return self.trainer.resolved if self.trainer is not None else config.resolve(verified(self.path)[0])
+        return self.trainer.resolved if self.trainer is not None else config.resolve(read_verified_config(self.path)[0])
 
     @property
     def _parameters(self) -> Mapping[str, Any]:

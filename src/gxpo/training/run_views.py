@@ -10,11 +10,10 @@ from typing import Any
 
 from gxpo.base.errors import ConfigError, need, one_of
 from gxpo.base.page import Html, folded, paragraph, table
-from gxpo.training import report_samples
 from gxpo.training.callbacks.samples import completion_of, prompt_of
 from gxpo.training.directory import EVALUATIONS, METRICS
 from gxpo.training.metrics import read
-from gxpo.training.report import CHARTS, curves, summary
+from gxpo.training.report import CHARTS, curves, rollout_table, summary
 
 TABLES = ("metrics", "evaluations", "samples")
 SHOWN = ("Held-out accuracy", "Training reward", "Groups without signal", "Completion length")  # charts of a notebook
@@ -43,15 +42,15 @@ def table_of(run: Path, which: str) -> Any:
 
 
 def samples(run: Path) -> list[dict[str, Any]]:
-    """A flat row for each rollout in rollouts/: texts, outcome, components, advantage."""
-    out = []
+    """Flatten each rollout in rollouts/ to a row: texts, outcome, components, advantage."""
+    rows = []
     for path in sorted((run / "rollouts").glob("step-*.jsonl")):
         step = int(path.stem.rpartition("-")[2])
         for line in path.read_text(encoding="utf-8").splitlines():
             record = json.loads(line)
             turns = record.get("turns") or [{}]
             info = record.get("info") or {}
-            out.append(
+            rows.append(
                 {
                     "step": step,
                     "task": record.get("task"),
@@ -67,7 +66,7 @@ def samples(run: Path) -> list[dict[str, Any]]:
                     "finish": turns[-1].get("finish"),
                 }
             )
-    return out
+    return rows
 
 
 def plot(run: Path, title: str, path: str | Path | None = None) -> Any:
@@ -81,30 +80,31 @@ def plot(run: Path, title: str, path: str | Path | None = None) -> Any:
         """Shown by a notebook also before pyplot is imported."""
 
         def _repr_png_(self) -> bytes:
-            held = io.BytesIO()
-            self.savefig(held, format="png", dpi=90)
-            return held.getvalue()
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png", dpi=90)
+            return buffer.getvalue()
 
+    # Charts without values are left out, so the grid is as large as what there is to show.
     metrics, evaluations = rows_of(run)
-    drawn = []
+    panels = []
     for name, unit, share, series in CHARTS:
         source = evaluations if name == "Held-out accuracy" else metrics
         lines = {label: _line(source, key) for label, key in series.items()}
         lines = {label: points for label, points in lines.items() if points[0]}
         if lines:
-            drawn.append((name, unit, share, lines))
-    if not drawn:
+            panels.append((name, unit, share, lines))
+    if not panels:
         raise ConfigError(f"{run}: no step has ended yet, so there is nothing to plot")
-    across = min(3, len(drawn))
-    down = -(-len(drawn) // across)
+    across = min(3, len(panels))
+    down = -(-len(panels) // across)
     figure = Picture(figsize=(4.2 * across, 2.9 * down), layout="constrained")
-    for i, (name, unit, share, lines) in enumerate(drawn):
+    for i, (name, unit, share, lines) in enumerate(panels):
         axes = figure.add_subplot(down, across, i + 1)
         for label, (x, y) in lines.items():
             axes.plot(x, y, marker="o" if len(x) <= 60 else None, markersize=2.5, linewidth=1.4, label=label)
         if name == "Held-out accuracy":
-            whole = [r for r in evaluations if r.get("eval_low") is not None and r.get("eval_high") is not None]
-            x, low, high = ([r[k] for r in whole] for k in ("step", "eval_low", "eval_high"))
+            with_interval = [r for r in evaluations if r.get("eval_low") is not None and r.get("eval_high") is not None]
+            x, low, high = ([r[k] for r in with_interval] for k in ("step", "eval_low", "eval_high"))
             axes.fill_between(x, low, high, alpha=0.16)
         if share:
             axes.set_ylim(-0.03, 1.03)
@@ -129,15 +129,15 @@ def _line(rows: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float], lis
 
 
 def html(run: Path, title: str, verdict: str | None) -> str:
-    """What a notebook shows of a run: verdict, curves, the best and the worst rollouts of its last written step."""
+    """HTML for notebooks: verdict, curves, the best and worst rollouts of the last written step."""
     metrics, evaluations = rows_of(run)
-    said = [paragraph(Html("<b>"), title, Html("</b>"))]
+    paragraphs = [paragraph(Html("<b>"), title, Html("</b>"))]
     if verdict is not None:
-        said.append(paragraph(verdict))
+        paragraphs.append(paragraph(verdict))
     files = sorted((run / "rollouts").glob("step-*.jsonl"))
-    body = Html("".join(said))
+    body = Html("".join(paragraphs))
     body += Html("".join(curves(metrics, evaluations, SHOWN)))
     if files:
-        body += folded("Sample rollouts", report_samples.table_of(files[-1]), open=True)
+        body += folded("Sample rollouts", rollout_table(files[-1]), open=True)
     body += folded("Figures", table(("", ""), summary(metrics, evaluations)))
     return f'<div class="gxpo">{STYLE}{body}</div>'

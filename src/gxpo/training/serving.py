@@ -1,4 +1,4 @@
-"""A model, a configuration's or a run's, behind the endpoint, without training: `gxpo serve`."""
+"""`gxpo serve`: the model of a configuration or a run behind an OpenAI-compatible endpoint, without training."""
 
 from __future__ import annotations
 
@@ -36,12 +36,11 @@ from gxpo.training.config import Resolved
 from gxpo.training.directory import CONFIG
 from gxpo.training.interrupts import ServerInterrupts
 from gxpo.training.session import Session
-from gxpo.training.start import load_learner, verified
+from gxpo.training.start import load_learner, read_verified_config
 from gxpo.training.step import Stages
 from gxpo.training.texts import with_texts
 
 # ---------------------------------------------------------------- episode file
-# Append episodes to a file of records as each ends: whole lines, so that a kill loses no episode that has ended.
 SYNC = 1.0  # seconds after which the next line is also forced to the disk, as it is at the end
 
 
@@ -71,7 +70,7 @@ class EpisodeFile:
             self._go_on(size)
 
     def _go_on(self, size: int) -> None:
-        """Read what is in the file already: its lines have to be records, and theirs are names that are taken."""
+        """Read the records that are in the file already: their ids are taken."""
         try:
             self.names |= set(records.load(self.path).id)
         except RecordError as error:
@@ -80,12 +79,12 @@ class EpisodeFile:
         if os.pread(self._file, 1, size - 1) != b"\n":
             os.write(self._file, b"\n")
 
-    def name(self, wanted: str) -> str:
+    def name(self, preferred: str) -> str:
         """An id that is not in the file: `wanted`, else wanted#1, wanted#2, ..."""
-        name, n = wanted, 0
+        name, n = preferred, 0
         while name in self.names:
             n += 1
-            name = f"{wanted}#{n}"
+            name = f"{preferred}#{n}"
         self.names.add(name)
         return name
 
@@ -97,7 +96,7 @@ class EpisodeFile:
         self._write(sync=time.monotonic() >= self._last_sync + SYNC)
 
     def close(self) -> None:
-        """Write what is left, and have it on the disk."""
+        """Write the remaining lines, flush them to the disk, and close the file."""
         try:
             self._write(sync=True)
         finally:
@@ -141,16 +140,16 @@ Notify = Callable[[str], None]
 
 @contextmanager
 def stages_of(what: str, sets: list[str], notify: Notify) -> Iterator[Stages]:
-    """The stages of a configuration file, of a run directory's newest checkpoint, or of a model by its name."""
-    path, given = Path(what), config.parse_set(sets)
+    """Load the stages of a configuration file, a run directory's newest checkpoint, or a model by its name."""
+    path, settings = Path(what), config.parse_set(sets)
     run = path.is_dir() and (path / CONFIG).is_file()
     if run:
-        keys, _ = verified(path)
-        resolved = config.resolve(config.over(keys, given))
+        keys, _ = read_verified_config(path)
+        resolved = config.resolve(config.over(keys, settings))
     elif path.suffix in (".yaml", ".yml"):
-        resolved = config.resolve(config.over(config.read(path), given))
+        resolved = config.resolve(config.over(config.read(path), settings))
     else:
-        resolved = config.resolve(config.over({"model": config.Stated(what, "argument")}, given))
+        resolved = config.resolve(config.over({"model": config.Stated(what, "argument")}, settings))
     stages = _Loaded(resolved, path if run else None, notify)
     try:
         yield stages
@@ -159,7 +158,7 @@ def stages_of(what: str, sets: list[str], notify: Notify) -> Iterator[Stages]:
 
 
 class _Loaded(Stages):
-    """Stages that take no step."""
+    """Stages that are loaded and take no step."""
 
     def __init__(self, resolved: Resolved, run: Path | None, notify: Notify) -> None:
         runtime.start(group_of_one=resolved.settings.cluster.by_processes)
@@ -189,7 +188,7 @@ def serve(
     hosts: Sequence[str] = (),
     seconds: float | None = None,
 ) -> int:
-    """Answer calls until SIGINT or SIGTERM comes, or for so many seconds; gives how many episodes there were.
+    """Answer calls until SIGINT or SIGTERM, or for so many seconds; return the number of episodes.
 
     Any key is an episode, or goes on with one. It ends with its posted reward, after `queue.IDLE` seconds without a
     call, or with the server.
@@ -203,7 +202,8 @@ def serve(
     allowed = host_names(hosts, "--allow-host")
     session = _session(stages, temperature)
     recorder = _EpisodeRecorder(session, stages, None if out is None else EpisodeFile(out), notify)
-    queue = CallQueue(patience=0.0, most_calls=1 << 30, newcomer=recorder.newcomer)
+    queue = CallQueue(patience=0.0, most_calls=1 << 30, newcomer=recorder.new_attempt)
+    # Signals abort only the sampling of a batch; records of ended episodes are written whatever comes.
     until = math.inf if seconds is None else time.monotonic() + seconds
     with ServerInterrupts(notify) as interrupts:
         try:
@@ -226,7 +226,7 @@ def serve(
 
 
 def _answer(queue: CallQueue, calls: Sequence[Call], session: Session, notify: Notify) -> None:
-    """Answer calls. What goes wrong with a batch costs its calls alone."""
+    """Answer a batch of calls; an error fails these calls alone."""
     try:
         respond(queue, calls, session, action)
     except Exception as error:
@@ -243,7 +243,7 @@ def _message(error: Exception) -> str:
 
 
 class _EpisodeRecorder:
-    """The episodes of a server, written down as they end.
+    """Recorder of a server's episodes, which are written as they end.
 
     count  those that have got replies and are over
     """
@@ -254,8 +254,8 @@ class _EpisodeRecorder:
         self._starts: Counter[str] = Counter()  # episodes under each key
         self._decode = decoder(stages.tokenizer, stages.chat)
 
-    def newcomer(self, key: str) -> Attempt:
-        """An episode begins under a key."""
+    def new_attempt(self, key: str) -> Attempt:
+        """Begin an episode under a key."""
         session, number, total = self.session, self._starts[key], self._total
         self._starts[key] += 1
         self._total += 1
@@ -281,14 +281,14 @@ class _EpisodeRecorder:
                 attempt.record_future.set_result(None)
 
     def close(self, ended: Sequence[Attempt]) -> None:
-        """Write what has ended with the server; RecordError where that can't be done."""
+        """Write the episodes that end with the server; RecordError if that fails."""
         self.write(ended)
         if self.file is not None:
             self.file.close()
 
 
 def _record(attempt: Attempt, turns: Sequence[dict[str, Any]], name: str, session: Session) -> dict[str, Any]:
-    """The episode as a record, with what was posted as its outcome."""
+    """Build the record of an episode, with the posted reward as its outcome."""
     outcome = outcome_of(attempt.posted)
     first, *rest = turns
     columns = {"reward": outcome.reward, "success": outcome.success, "rewards": dict(outcome.rewards)}
@@ -315,14 +315,14 @@ def play(stages: Stages, n: int, out: Path | None) -> tuple[Forest, Callable[[Se
         raise ConfigError("--play needs an agent: set rollout=agent and rollout.run=my_agent.py:run")
     session = _session(stages, None)
     forest = session.score(rollout.grow(session.draw(n), session))
-    shown = with_texts(forest, session.decode)
+    forest_with_texts = with_texts(forest, session.decode)
     if out is not None:
-        dump(shown, out)
-    return shown, session.decode
+        dump(forest_with_texts, out)
+    return forest_with_texts, session.decode
 
 
 def transcript(forest: Forest, row: int, decode: Callable[[Sequence[int]], str]) -> str:
-    """What the model read, token ids as text, and wrote in one trajectory, turn by turn."""
+    """Transcript of one trajectory, turn by turn: context and action as text."""
     record = forest.to_records()[row]
     lines, read = [], list(record.get("prompt") or [])
     for turn in record["turns"]:

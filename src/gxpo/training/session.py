@@ -1,26 +1,29 @@
-"""What a step lends its parts: a `Session` to the rollout (draw, sample, score), a `BoundLearner` to the update."""
+"""Sampling, scoring and tokenising for the rollout part of one step: `Session`.
+
+Also the step's scores (`StepScores`): no trajectory is judged twice, and none loses its score where it is written down
+again. Optimiser steps are in `bound_learner.py`.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gxpo.algorithms.segments import Segmenter, SegmentTools
-from gxpo.algorithms.signals import Signals
 from gxpo.base import runtime
 from gxpo.base.errors import ConfigError, GxpoError, ModelError, PictureError, TaskError
 from gxpo.environments.tasks.source import solution_of
 from gxpo.forest.forest import Forest
-from gxpo.learning.accumulate import gradient_of
-from gxpo.methods.method import Loss, Method
 from gxpo.models.chat import PlainChat
 from gxpo.models.chat.plain import Tokens, decoder
 from gxpo.parts.definition import show
@@ -34,24 +37,24 @@ from gxpo.parts.protocols import (
     Envs,
     EpisodeRules,
     Message,
-    PolicyTokens,
     Request,
     Sampling,
-    StepInfo,
     Task,
     TaskSource,
 )
 from gxpo.sampling.rollouts.context import prompt_messages
-from gxpo.sampling.rollouts.logged import LOGGED
 from gxpo.sampling.rollouts.wording import reworded
-from gxpo.training.culprit import largest_slope
-from gxpo.training.misread import without_misread
-from gxpo.training.packed_completions import pack, unpack
-from gxpo.training.step_scores import StepScores, with_scores
 
 
 class Session:
-    """The stages as one step of the trainer sees them."""
+    """What a rollout part may use in one step: tasks, sampling, environments, scoring, tokenising.
+
+    Implements `gxpo.parts.protocols.Session`.
+
+    chat       None: prompts are encoded as they are
+    learner    the policy, where the segmenter reads its entropies
+    on_scored  called with each forest of trajectories that are scored for the first time
+    """
 
     def __init__(
         self,
@@ -70,32 +73,33 @@ class Session:
         episode: EpisodeRules | None = None,
         segmenter: Segmenter | None = None,
         learner: Any = None,
-        seen: Callable[[Forest], None] | None = None,
+        on_scored: Callable[[Forest], None] | None = None,
     ) -> None:
-        """See `protocols.Session`. Without `chat` prompts are encoded as they are. `learner`: the policy, where the
-        segmenter asks for its entropies. `seen` is called with all that is scored."""
         self.source, self.engine, self.rewards, self.tokenizer = source, engine, rewards, tokenizer
         self.seed, self.step, self.system, self.envs = seed, step, system, envs
         self.chat: Chat = PlainChat(tokenizer) if chat is None else chat
+        # The template's end of a turn stops sampling beside the ids of the configuration.
         self.sampling = replace(sampling, stop_ids=tuple(dict.fromkeys((*sampling.stop_ids, *self.chat.stop_ids))))
         self.episode = episode or EpisodeRules()
-        self.budget = budget if budget is not None else Budget()
-        self._segmenter, self.learner, self._seen = segmenter, learner, seen
-        self._drawn: list[Task] = []
+        self.budget = budget if budget is not None else Budget()  # not `or`: the run's own is to be counted in
+        self._segmenter, self.learner, self._on_scored = segmenter, learner, on_scored
+        self._step_tasks: list[Task] = []  # in the order of the draws
         self._tasks: dict[str, Task] = {}
         self._scores = StepScores()
 
+    # ------------------------------------------------------------ tasks
     def draw(self, n: int) -> list[Task]:
-        """The next `n` tasks of this step; asking again goes on where the last call ended."""
-        begin = len(self._drawn)
-        self._drawn = self.source.draw(begin + n, self.step)
-        fresh = self._drawn[begin:]
-        self.know(fresh)
-        return fresh
+        """Draw the next `n` tasks of this step; a further call goes on where the last one ended."""
+        # A source is a function of the step: it gives the same first tasks again, and more.
+        begin = len(self._step_tasks)
+        self._step_tasks = self.source.draw(begin + n, self.step)
+        new_tasks = self._step_tasks[begin:]
+        self.know(new_tasks)
+        return new_tasks
 
     @property
-    def known(self) -> Mapping[str, Task]:
-        """The tasks of this step by id: what was drawn, and what `know` was told."""
+    def tasks_by_id(self) -> Mapping[str, Task]:
+        """The tasks of this step by id: those drawn, and those added by `know`."""
         return self._tasks
 
     @property
@@ -107,16 +111,31 @@ class Session:
         """Remember tasks, so that rollouts of them can be scored."""
         self._tasks |= {t.id: t for t in tasks}
 
+    def solution(self, task: Task) -> str | None:
+        """A worked solution: the task's own `info["solution"]`, or what its source can write; None without."""
+        return solution_of(self.source, task)
+
+    def answers(self, forest: Forest) -> list[str | None]:
+        """The reference answer to each trajectory's task as a text: the task's own, or its source's."""
+        answer_of = getattr(self.source, "answer", lambda task: None)
+        answer_by_task: dict[str, str | None] = {}
+        for name in dict.fromkeys(forest.task):
+            task = self._tasks.get(name)
+            answer = None if task is None else answer_of(task) if task.answer is None else task.answer
+            answer_by_task[name] = None if answer is None else str(answer)
+        return [answer_by_task[name] for name in forest.task]
+
+    # ------------------------------------------------------------ texts and token ids
     def encode(self, task: Task) -> tuple[int, ...]:
-        """The prompt's token ids: a text is a message of the user's; ids are left as they are."""
+        """The prompt's token ids: a text becomes one user message; ids are left as they are."""
         prompt = task.prompt
         if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
             return cast("tuple[int, ...]", prompt)
-        previous = self._tasks.get(task.id)
-        if previous is not None and previous.prompt != prompt and getattr(self.chat, "is_rendered", False):
+        original = self._tasks.get(task.id)
+        if original is not None and original.prompt != prompt and getattr(self.chat, "is_rendered", False):
             raise ConfigError(
-                "chat.template=rendered: this method's rollout puts prompts in other words, and a rendered prompt is a "
-                "whole conversation: give messages, or take a rollout that does not"
+                "chat.template=rendered: this method's rollout rewrites prompts, and a rendered prompt is a whole "
+                "conversation: give messages, or choose a rollout that leaves prompts as they are"
             )
         try:
             messages = prompt_messages(self.chat, self.system, cast("str | tuple[Message, ...]", prompt))
@@ -124,8 +143,17 @@ class Session:
         except (ModelError, PictureError) as error:
             raise TaskError(f"task {task.id!r}: {error}") from error
 
+    def reword(self, task: str, template: str, fields: Mapping[str, str]) -> tuple[int, ...] | None:
+        """Token ids of this step's task under another template (`wording.reworded`); None where that can't be done: an
+        episode, an unknown task, a prompt that is neither a text nor a chat with a text of the user's."""
+        original = None if self.envs is not None else self._tasks.get(task)
+        try:
+            return None if original is None else self.encode(reworded(original, template, **fields))
+        except TaskError:
+            return None
+
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out that are no content (`gxpo.models.chat.plain.decoder`)."""
+        """Text of token ids, without special tokens that are no content (`gxpo.models.chat.plain.decoder`)."""
         return self._decode(tokens)
 
     @cached_property
@@ -137,69 +165,41 @@ class Session:
         return getattr(self.chat, "tokens", None) or Tokens(self.tokenizer)
 
     def tokenize(self, text: str, *, markup: bool = False) -> tuple[int, ...]:
-        """Ids of a text as it stands, without a template. The names of special tokens in it stay text, unless `markup`:
-        for texts of the configuration, such as what ends a thinking."""
+        """Token ids of a text, without a template. The names of special tokens in it stay text, unless `markup`: for
+        texts of the configuration, such as the end of a thinking block."""
         return self._tokens.encode(text if markup else self._tokens.typed(text))
 
-    def solution(self, task: Task) -> str | None:
-        """A worked solution: the task's own `info["solution"]`, or what its source can write."""
-        return solution_of(self.source, task)
+    def texts(self, forest: Forest) -> list[str]:
+        """The text of each trajectory's actions."""
+        tokens_by_row: list[list[int]] = [[] for _ in range(forest.n_trajectories)]
+        for r, token in zip(forest.path_trajectory.tolist(), forest.token[forest.path_token].tolist(), strict=True):
+            tokens_by_row[r].append(token)
+        return [self.decode(tokens) for tokens in tokens_by_row]
 
-    def answers(self, forest: Forest) -> list[str | None]:
-        """The right answer to each trajectory's task as a text: the task's own, or what its source knows of it."""
-        known = getattr(self.source, "answer", lambda task: None)
-        found: dict[str, str | None] = {}
-        for name in dict.fromkeys(forest.task):
-            task = self._tasks.get(name)
-            answer = None if task is None else known(task) if task.answer is None else task.answer
-            found[name] = None if answer is None else str(answer)
-        return [found[name] for name in forest.task]
-
-    def asked(self, task: str, template: str, said: Mapping[str, str]) -> tuple[int, ...] | None:
-        """Token ids of this step's task, asked in other words (`again.reworded`); None where that can't be done: an
-        episode, a task that is not known, a prompt that is neither a text nor a chat with a text of the user's."""
-        found = None if self.envs is not None else self._tasks.get(task)
-        try:
-            return None if found is None else self.encode(reworded(found, template, **said))
-        except TaskError:
-            return None
-
+    # ------------------------------------------------------------ sampling
     def sample(self, requests: Sequence[Request], sampling: Sampling | None = None) -> list[list[Completion]]:
-        """Completions of each request, in order; under several processes each samples its share."""
+        """Sample completions of each request, in order; under several processes each samples its share."""
         sampling = self.sampling if sampling is None else sampling
         rank, world = runtime.rank(), runtime.world()
-        # what an engine keeps for an episode is of use only where its next turn is sampled, too
-        place = [zlib.crc32(r.keep[0].encode()) % world if r.keep else i % world for i, r in enumerate(requests)]
-        mine = self.engine.sample([r for r, p in zip(requests, place, strict=True) if p == rank], sampling)
+        # An engine keeps an episode's cache between turns, which is of use only in the process of its next turn:
+        # requests that keep one go by its name, the others in turn.
+        rank_of = [zlib.crc32(r.keep[0].encode()) % world if r.keep else i % world for i, r in enumerate(requests)]
+        share = self.engine.sample([r for r, owner in zip(requests, rank_of, strict=True) if owner == rank], sampling)
         if world == 1:
-            out = mine
+            completions = share
         else:
-            shares = [iter(unpack(blob)) for blob in runtime.gather(pack(mine))]
-            out = [next(shares[p]) for p in place]
-        self.budget.generated_tokens += sum(len(c.tokens) for group in out for c in group)
+            shares = [iter(unpack(blob)) for blob in runtime.gather(pack(share))]
+            completions = [next(shares[owner]) for owner in rank_of]
+        self.budget.generated_tokens += sum(len(c.tokens) for group in completions for c in group)
         self.budget.rollouts += sum(stream.turn == 0 for request in requests for stream in request.streams)
-        return out
+        return completions
 
     def release(self, names: Sequence[str]) -> None:
-        """The engine may forget what it kept under these names."""
+        """Let the engine forget what it kept under these names."""
         self.engine.release(names)
 
-    def texts(self, forest: Forest) -> list[str]:
-        """What each trajectory's actions say."""
-        entries = forest.path_trajectory.tolist()
-        tokens: list[list[int]] = [[] for _ in range(forest.n_trajectories)]
-        for r, token in zip(entries, forest.token[forest.path_token].tolist(), strict=True):
-            tokens[r].append(token)
-        return [self.decode(t) for t in tokens]
-
-    def segment(self, forest: Forest) -> Forest:
-        """The forest cut into the method's segments; as it is where there is no segmenter, or where it has segments."""
-        if self._segmenter is None or bool((forest.segment >= 0).any()):
-            return forest
-        return self._segmenter(forest, SegmentTools(self.decode, self.learner))
-
-    def grown(self, rollout: Any, tasks: Sequence[Task]) -> Forest:
-        """A rollout's forest of these tasks; GxpoError where it gives no forest."""
+    def grow(self, rollout: Any, tasks: Sequence[Task]) -> Forest:
+        """Run a rollout part on these tasks; GxpoError if it returns no forest."""
         with naming("rollout", rollout, name=show):
             forest = rollout.grow(tasks, self)
         if not isinstance(forest, Forest):
@@ -207,40 +207,49 @@ class Session:
             raise GxpoError(f"{what} gave {type(forest).__name__}; grow and merge have to give a Forest")
         return forest
 
+    def segment(self, forest: Forest) -> Forest:
+        """Cut the forest into the method's segments, if it has a segmenter and the forest is not cut yet."""
+        if self._segmenter is None or bool((forest.segment >= 0).any()):
+            return forest
+        return self._segmenter(forest, SegmentTools(self.decode, self.learner))
+
+    # ------------------------------------------------------------ scoring
     def score(self, forest: Forest, texts: Sequence[str] | None = None) -> Forest:
-        """The forest with outcomes, components and success.
+        """Score trajectories: the forest with outcomes, components and success.
 
         A trajectory that brings a finite outcome keeps what it has. One that was scored before in this step, with the
-        same actions, keeps that score, or stays unscored, whether or not it brings it. `texts` are judged in the place
-        of all that was said.
+        same actions, keeps that score, or stays unscored, whether or not it brings it. `texts`: the text to judge of
+        each trajectory, instead of all its actions.
         """
-        forest = self._scores.recalled(forest)
-        new, judged = ~self._scores.is_met(forest), ~self._scores.is_judged(forest)
-        scored_forest = self._judged(forest, judged, texts)
+        # A rollout may score its attempts one by one and the whole forest again at the end: earlier scores come back.
+        forest = self._scores.restore(forest)
+        is_new_R, needs_score_R = ~self._scores.is_met(forest), ~self._scores.is_judged(forest)
+        scored_forest = self._with_judged_rows(forest, needs_score_R, texts)
         if MISREAD in scored_forest.step_finish:
             scored_forest = without_misread(scored_forest)
-        self._scores.note(forest, scored_forest, judged)
-        if self._seen is not None and bool(new.any()):
-            self._seen(scored_forest.select(new))
+        self._scores.note(forest, scored_forest, needs_score_R)
+        if self._on_scored is not None and bool(is_new_R.any()):
+            self._on_scored(scored_forest.select(is_new_R))
         return scored_forest
 
     def recall(self, forest: Forest) -> Forest:
-        """The forest of attempts as they were played, with the scores that some got before in this step."""
-        return self._scores.recalled(forest, written=True)
+        """Give attempts, as they were played, the scores that `score` gave them in this step; nothing is scored."""
+        return self._scores.restore(forest, as_played=True)
 
-    def _judged(self, forest: Forest, fresh: torch.Tensor, texts: Sequence[str] | None) -> Forest:
-        """The forest with these rows ([R] bool) scored."""
-        if not bool(fresh.any()):
+    def _with_judged_rows(self, forest: Forest, needs_score_R: Tensor, texts: Sequence[str] | None) -> Forest:
+        """Score the rows of the mask; the others stay as they are."""
+        if not bool(needs_score_R.any()):
             return forest
-        rows = fresh.nonzero().squeeze(1)
-        new = forest.select(rows)
-        said: list[str] = self.texts(new) if texts is None else [texts[int(r)] for r in rows]
-        scored = self._score(new, said)
+        rows = needs_score_R.nonzero().squeeze(1)
+        subset = forest.select(rows)
+        row_texts: list[str] = self.texts(subset) if texts is None else [texts[int(r)] for r in rows]
+        scored = self._judge(subset, row_texts)
         return scored if len(rows) == forest.n_trajectories else with_scores(forest, rows, scored)
 
-    def _score(self, forest: Forest, texts: Sequence[str]) -> Forest:
-        """All trajectories scored, by the first process for all of them."""
-        blob: dict[str, Any] = {}
+    def _judge(self, forest: Forest, texts: Sequence[str]) -> Forest:
+        """Score all trajectories, in the first process for all."""
+        # Rewards run once: judges cost money, code is executed, and all processes have to learn from one number.
+        payload: dict[str, Any] = {}
         if runtime.rank() == 0:
             if unknown := [name for name in forest.task if name not in self._tasks]:
                 raise GxpoError(
@@ -248,251 +257,205 @@ class Session:
                     "of further tasks, session.know(tasks)"
                 )
             scored = self.rewards.score(forest, texts, [self._tasks[t] for t in forest.task])
-            broken = torch.tensor(["failure" in info for info in forest.info], dtype=torch.bool)
-            scored = scored.replace(outcome=scored.outcome.masked_fill(broken, torch.nan))
+            # An attempt that broke off for a reason that is not the policy's must not count as a failure of the policy.
+            has_failed_R = torch.tensor(["failure" in info for info in forest.info], dtype=torch.bool)
+            scored = scored.replace(outcome=scored.outcome.masked_fill(has_failed_R, torch.nan))
             if runtime.world() == 1:
                 return scored
-            blob = {
+            payload = {
                 "names": scored.component_names,
                 "outcome": scored.outcome.tolist(),
                 "components": scored.components.tolist(),
                 "success": scored.success.tolist(),
             }
-        blob = json.loads(runtime.gather(json.dumps(blob).encode())[0])
-        block = torch.tensor(blob["components"], dtype=torch.float64).reshape(forest.n_trajectories, -1)
+        # JSON writes floats exactly, so the other processes have the same bits.
+        payload = json.loads(runtime.gather(json.dumps(payload).encode())[0])
+        columns = torch.tensor(payload["components"], dtype=torch.float64).reshape(forest.n_trajectories, -1)
         return forest.with_rewards(
-            torch.tensor(blob["outcome"], dtype=torch.float64),
-            components={k: block[:, i] for i, k in enumerate(blob["names"])},
-            success=torch.tensor(blob["success"], dtype=torch.float64),
+            torch.tensor(payload["outcome"], dtype=torch.float64),
+            components={name: columns[:, i] for i, name in enumerate(payload["names"])},
+            success=torch.tensor(payload["success"], dtype=torch.float64),
         )
 
 
-# ---------------------------------------------------------------- optimiser steps of one method
-@dataclass(frozen=True)
-class Batch:
-    """The trajectories of one optimiser step, and everything that the method's loss reads of them.
+# ---------------------------------------------------------------- completions between processes
+def pack(groups: list[list[Completion]]) -> bytes:
+    """Encode completions as JSON for other processes, floats exactly."""
 
-    proximal  [P] log-probs of the proximal policy; None: stop_gradient(current)
+    def array_entry(array: Any) -> dict[str, Any]:
+        array = np.asarray(array)
+        return {"dtype": str(array.dtype), "shape": array.shape, "values": array.reshape(-1).tolist()}
+
+    return json.dumps([[asdict(c) for c in group] for group in groups], default=array_entry).encode()
+
+
+def unpack(blob: bytes) -> list[list[Completion]]:
+    """Decode what `pack` has encoded."""
+
+    def array(entry: dict[str, Any]) -> Any:
+        if set(entry) != {"dtype", "shape", "values"}:
+            return entry
+        return np.asarray(entry["values"], dtype=entry["dtype"]).reshape(entry["shape"])
+
+    return [[Completion(**row) for row in group] for group in json.loads(blob, object_hook=array)]
+
+
+# ---------------------------------------------------------------- actions sampled under another prompt
+MISREAD_MESSAGE = "sampled under another prompt: the engine read its pictures as other ids than the learner"
+
+
+def without_misread(forest: Forest) -> Forest:
+    """Unscore every trajectory with an action of `Completion.finish` "misread", and those that share such an action.
+
+    Their outcome and success are nan, and `info["failure"]` says why.
+    """
+    finishes = zip(forest.step_trajectory.tolist(), forest.step_finish, strict=True)
+    rows = sorted({r for r, finish in finishes if finish == MISREAD})
+    if not rows:
+        return forest
+    index = torch.tensor(rows)
+    info = list(forest.info)
+    for r in rows:
+        info[r] = {"failure": MISREAD_MESSAGE, **info[r]}
+    return forest.replace(
+        outcome=forest.outcome.index_fill(0, index, torch.nan),
+        success=forest.success.index_fill(0, index, torch.nan),
+        info=info,
+    )
+
+
+# ---------------------------------------------------------------- scores of one step
+class Verdict(NamedTuple):
+    """Success and named components of a trajectory; unknown ones are left out."""
+
+    success: float | None
+    components: Mapping[str, float]
+
+
+class Score(NamedTuple):
+    """A trajectory's score.
+
+    content  hash of its actions when it was judged: an attempt that has gone on since has another
+    before   verdict and components that it brought, such as an environment's
+    after    verdict and components with its score
     """
 
-    method: Method
-    forest: Forest
-    credit: Tensor
-    weight: Tensor
-    signals: Signals
-    proximal: Tensor | None
-    step: int
-
-    def policy(self, x: Mapping[str, Tensor]) -> PolicyTokens:
-        """The outputs, and what is known of the other policies."""
-        return PolicyTokens(
-            x["logprob"],
-            self.forest.path_behaviour_logprob,
-            self.signals.get("reference_logprob"),
-            x.get("entropy"),
-            proximal_logprob=x["logprob"].detach() if self.proximal is None else self.proximal,
-            value=x.get("value"),
-            outputs=x,
-        )
-
-    def evaluate(self, x: Mapping[str, Tensor], method: Method | None = None) -> Loss:
-        """L(x), of this method or of another one, and what its terms report."""
-        read = self.credit, self.weight, self.signals, self.step
-        return (method or self.method).evaluate(self.forest, self.policy(x), *read)
-
-    def loss(self, x: Mapping[str, Tensor], method: Method | None = None) -> Tensor:
-        """L(x) alone."""
-        return self.evaluate(x, method).value
-
-    @cached_property
-    def active(self) -> Tensor:
-        """[P] bool: entries whose outputs the loss reads."""
-        return self.method.active(self.forest, self.credit, self.weight, self.signals)
-
-    def figures(self, x: Mapping[str, Tensor]) -> dict[str, float]:
-        """What the terms report, and the mean entropy (nats) of the trained tokens that went through the model."""
-        # rows without credit were not run; whatever stands for them is multiplied by zero
-        filled = {name: torch.nan_to_num(v, nan=0.0) for name, v in x.items()}
-        found = self.evaluate(filled).metrics
-        if "entropy" not in x:  # a training engine may give none
-            return found
-        entropy = x["entropy"][self.forest.path_trainable]
-        entropy = entropy[entropy.isfinite()]
-        return found | ({"entropy": float(entropy.mean())} if entropy.numel() else {})
+    content: int
+    outcome: float
+    before: Verdict
+    after: Verdict
 
 
-class BoundLearner:
-    """The learner with the step's method and signals bound to it: what an `Update` moves parameters with.
+class StepScores:
+    """The scores of one step, by trajectory id."""
 
-    Implements `protocols.StepRunner`. The proximal policy is the learner's at the start of the step. On the first
-    optimiser step it is stop_gradient(current): the ratio is exactly 1 and costs no forward pass. Afterwards it is what
-    that first step saw, or, where the first step saw a part of the rollouts only, a forward pass made before anything
-    moved (`proximal`, where the step's signals have needed it already).
-    """
+    def __init__(self) -> None:
+        self._score_by_id: dict[str, Score | None] = {}  # None: it brought its outcome, and was not judged
 
-    def __init__(
-        self,
-        learner: Any,
-        method: Method,
-        forest: Forest,
-        signals: Signals,
-        step: int,
-        proximal: Tensor | None = None,
-    ) -> None:
-        self.learner, self.method, self.forest, self.signals, self.step_number = learner, method, forest, signals, step
-        self.proximal = proximal
-        self.infos: list[StepInfo] = []
-        self.metrics: list[dict[str, float]] = []
-        self.trouble = ""  # why the last of the optimiser steps that were skipped was
-        # |proximal - behaviour| log-prob among the tokens of the first optimiser step; None: nothing was compared
-        self.sampler_gap: float | None = None  # the largest
-        self.sampler_gap_mean: float | None = None
-        self.mismatch_kl: float | None = None  # of all of them that a sampler is known of, in nats a token
-        # an output whose own signal is nan throughout is one that nobody reads in this step
-        unread = {n for n in method.outputs if n.at and n in signals and bool(signals[n].isnan().all())}
-        shown = () if "entropy" not in getattr(learner, "gives", ("entropy",)) else ("entropy",)
-        self._names = tuple(n for n in dict.fromkeys((*method.outputs, *shown)) if n not in unread)
+    def is_met(self, forest: Forest) -> Tensor:
+        """[R] bool: an attempt of that id was scored before."""
+        return torch.tensor([name in self._score_by_id for name in forest.id], dtype=torch.bool)
 
-    def step(self, forest: Forest, credit: Tensor, weight: Tensor, trajectories: Tensor | None = None) -> StepInfo:
-        """One optimiser step on these trajectories (all of the forest by default)."""
-        first, whole = self._unmoved, trajectories is None
-        if first and not whole and self.proximal is None:
-            self.proximal = self.learner.outputs(forest, ("logprob",))["logprob"]
-        batch = self._batch(forest, credit, weight, None if first else self.proximal, trajectories)
-        info = self.learner.step(batch.forest, batch.loss, active=batch.active, **self._reads(batch))
-        if first and whole and self.proximal is None and not (info.empty or info.nonfinite):
-            self.proximal = info.outputs["logprob"].nan_to_num(nan=0.0)
-        return self._counted(batch, info, info.outputs.get("logprob"))
+    def is_judged(self, forest: Forest) -> Tensor:
+        """[R] bool: the trajectory has an outcome, or was scored before with the same actions."""
+        is_judged_R = forest.scored.clone()
+        rows = [r for r in (~is_judged_R).nonzero().squeeze(1).tolist() if forest.id[r] in self._score_by_id]
+        for r, content in zip(rows, _contents(forest, rows) if rows else (), strict=True):
+            score = self._score_by_id[forest.id[r]]
+            is_judged_R[r] = score is None or score.content == content
+        return is_judged_R
 
-    def logprob(self) -> Tensor:
-        """[P] detached log-probs of all the step's rollouts by the policy as it is now; one more forward pass.
+    def restore(self, forest: Forest, *, as_played: bool = False) -> Forest:
+        """Give trajectories without an outcome the scores that they got before.
 
-        Asked for before the first optimiser step, it is the proximal policy.
+        as_played  the forest comes from the attempts as they were played. Otherwise somebody may have taken an outcome
+                   away on purpose, so a score returns only where all that came with it is missing; `info["failure"]`
+                   keeps it away
         """
-        return self._now(self.forest, ("logprob",))["logprob"]
-
-    def renew(self) -> None:
-        """From here on the proximal policy of a step is the policy before it: its ratio is exactly 1."""
-        self.proximal = None
-
-    def snapshot(self) -> dict[str, Tensor]:
-        """A copy of the parameters."""
-        return self.learner.snapshot()
-
-    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
-        """Set the parameters to a snapshot's."""
-        self.learner.restore(snapshot)
-
-    # ------------------------------------------------------------ for updates that take their own steps
-    def evaluate(self, forest: Forest, credit: Tensor, weight: Tensor) -> StepInfo:
-        """The objective (`loss`) and the outputs of the policy as it is now: a forward pass, no step.
-
-        Asked for before the first step, it is the proximal policy.
-        """
-        x = self._now(forest, self._names, **self.given(self.signals))
-        return StepInfo(empty=False, loss=float(self._batch(forest, credit, weight, self.proximal).loss(x)), outputs=x)
-
-    def gradient(
-        self, forest: Forest, credit: Tensor, weight: Tensor, slope: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """By parameter name, for the policy as it is now, without a step: of the objective, or, with `slope` [P], of
-        sum_p slope_p logprob_p."""
-        short = [p.dtype for p in self.learner.optimiser.named.values() if torch.finfo(p.dtype).bits < 32]
-        if short:
-            raise ConfigError(
-                f"this update moves parameters by less than {short[0]} can tell: set learner.dtype=float32, or train "
-                "with another update"
+        if not self._score_by_id or bool(forest.scored.all()):
+            return forest
+        score_by_row: dict[int, Score] = {}
+        ambiguous_ids: list[str] = []
+        unscored_rows = (~forest.scored).nonzero().squeeze(1).tolist()
+        rows = [
+            r
+            for r in unscored_rows
+            if self._score_by_id.get(forest.id[r]) is not None and "failure" not in forest.info[r]
+        ]
+        verdicts = _verdicts(forest) if rows else []
+        for r, content in zip(rows, _contents(forest, rows) if rows else (), strict=True):
+            score = self._score_by_id[forest.id[r]]
+            # Other actions or another verdict than before: this is not the trajectory that was scored.
+            if score is None or score.content != content or verdicts[r] != score.before:
+                continue
+            # A reward that added the outcome alone leaves no trace by which a lost one and one taken away differ.
+            if as_played or score.after != score.before:
+                score_by_row[r] = score
+            elif not math.isnan(score.outcome):
+                ambiguous_ids.append(forest.id[r])
+        if ambiguous_ids:
+            warnings.warn(
+                f"{len(ambiguous_ids)} rollouts were scored before in this step and come without an outcome, the first "
+                f"{ambiguous_ids[0]!r}: they stay unscored; give back what session.score gave, or set info['failure']",
+                stacklevel=4,
             )
-        if slope is not None:
-            return self.learner.gradient(forest, lambda x: (slope * x["logprob"]).sum(), active=slope != 0)
-        batch = self._batch(forest, credit, weight, self.proximal)
-        return self.learner.gradient(forest, batch.loss, active=batch.active, **self._reads(batch))
-
-    def slopes(self, forest: Forest, credit: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        """dL/dx of each output [P] for the policy as it is now: the objective's gradient is the sum of slope times
-        gradient of the output."""
-        x = self.learner.outputs(forest, self._names, **self.given(self.signals))
-        return gradient_of(self._batch(forest, credit, weight, self.proximal).loss, x)
-
-    def record(self, forest: Forest, credit: Tensor, weight: Tensor, info: StepInfo) -> StepInfo:
-        """Counts a step that the update has taken by itself; its figures are of `info.outputs`."""
-        return self._counted(self._batch(forest, credit, weight, self.proximal), info, self.proximal)
-
-    # ------------------------------------------------------------ what a step is made of
-    @property
-    def _unmoved(self) -> bool:
-        """Whether no optimiser step has been taken: one that was skipped has moved nothing."""
-        return all(i.nonfinite for i in self.infos)
-
-    def _batch(
-        self,
-        forest: Forest,
-        credit: Tensor,
-        weight: Tensor,
-        proximal: Tensor | None,
-        trajectories: Tensor | None = None,
-    ) -> Batch:
-        if trajectories is None:
-            return Batch(self.method, forest, credit, weight, self.signals, proximal, self.step_number)
-        entries = forest.entries_of(trajectories)
-        return Batch(
-            self.method,
-            forest.select(trajectories),
-            credit[entries],
-            weight[entries],
-            self.signals.select(forest, trajectories),
-            None if proximal is None else proximal[entries],
-            self.step_number,
+        if not score_by_row:
+            return forest
+        index, scores = torch.tensor(list(score_by_row)), list(score_by_row.values())
+        names = dict.fromkeys(name for score in scores for name in score.after.components)
+        scored = forest.select(index).with_rewards(
+            _column([score.outcome for score in scores]),
+            components={n: _column([score.after.components.get(n) for score in scores]) for n in names},
+            success=_column([score.after.success for score in scores]),
         )
+        return with_scores(forest, index, scored)
 
-    def _reads(self, batch: Batch) -> dict[str, Any]:
-        """What the learner is to compute for the loss."""
-        return {"names": self._names, "couples": self.method.couples, **self.given(batch.signals)}
+    def note(self, before: Forest, after: Forest, judged: Tensor) -> None:
+        """Remember all trajectories; `judged` [R] bool are those that have got their scores now."""
+        for name in after.id:
+            self._score_by_id.setdefault(name, None)
+        if not bool(judged.any()):
+            return
+        rows, outcome = judged.nonzero().squeeze(1).tolist(), after.outcome.tolist()
+        verdicts_before, verdicts_after = _verdicts(before), _verdicts(after)
+        for r, content in zip(rows, _contents(before, rows), strict=True):
+            self._score_by_id[after.id[r]] = Score(content, outcome[r], verdicts_before[r], verdicts_after[r])
 
-    def given(self, held: Signals) -> dict[str, dict[str, Tensor]]:
-        """The signals that outputs of the loss are made with, where a term names any (`TermPart.given`)."""
-        return {"given": {name: held[name] for name in self.method.given}} if self.method.given else {}
 
-    def _now(self, forest: Forest, names: Iterable[str], **given: Any) -> dict[str, Tensor]:
-        """Outputs of the policy as it is now; before the first optimiser step it is the proximal one."""
-        found = self.learner.outputs(forest, tuple(names), **given)
-        if not self.infos and self.proximal is None:
-            self.proximal = found["logprob"]
-        return found
+def with_scores(forest: Forest, rows: Tensor, scored: Forest) -> Forest:
+    """Put the scores of `scored` into these rows of the forest; a component that a row does not have is nan there."""
+    columns = {}
+    for name in dict.fromkeys((*forest.component_names, *scored.component_names)):
+        columns[name] = torch.full((forest.n_trajectories,), torch.nan, dtype=torch.float64)
+        if name in forest.component_names:
+            columns[name] = forest.components[:, forest.component_names.index(name)].clone()
+        if name in scored.component_names:
+            columns[name][rows] = scored.components[:, scored.component_names.index(name)]
+    return forest.with_rewards(
+        forest.outcome.index_copy(0, rows, scored.outcome),
+        components=columns,
+        success=forest.success.index_copy(0, rows, scored.success),
+    )
 
-    def _counted(self, batch: Batch, info: StepInfo, before: Tensor | None) -> StepInfo:
-        """Notes an optimiser step, its figures and, of the first one, how far the sampler is from `before` [P]."""
-        first = self._unmoved
-        self.infos.append(info)
-        if info.nonfinite:
-            steepest = largest_slope(batch.method, batch.loss, info.outputs, batch.active, batch.forest)
-            self.trouble = (
-                f"the gradient is not finite (first in {info.nonfinite}); the largest slope is {steepest}: look at "
-                "that reward and log-prob, or lower optim.lr"
-            )
-            warnings.warn(f"step {self.step_number}: no optimiser step was taken: {self.trouble}", stacklevel=4)
-        elif not info.empty:
-            self.metrics.append(batch.figures(info.outputs))
-            if first and before is not None:
-                self._compare(before, batch.forest)
-        return info
 
-    def _compare(self, logprob: Tensor, forest: Forest) -> None:
-        """Notes the largest and the mean difference to the sampler among trained tokens that it sampled in this step,
-        in this context, and the divergence from it among those of any age: the mean of r - 1 - log r, r = proximal /
-        behaviour, an estimate of KL(behaviour || proximal)."""
-        node = forest.token_node[forest.path_token]
-        alike = forest.path_trainable
-        if self.method.context == "trained":
-            alike = alike & (forest.sampled_under[node] < 0)
-        if LOGGED in forest.origin:  # their versions count another run's updates
-            own = torch.tensor([origin != LOGGED for origin in forest.origin], dtype=torch.bool)
-            alike = alike & forest.to_path(own, "R")
-        apart = logprob - forest.path_behaviour_logprob
-        gap = apart[alike & (forest.policy_version[node] == self.step_number - 1)].abs()
-        gap = gap[gap.isfinite()]
-        if gap.numel():
-            self.sampler_gap, self.sampler_gap_mean = float(gap.max()), float(gap.mean())
-        apart = apart[alike & apart.isfinite()]
-        if apart.numel():
-            self.mismatch_kl = float((apart.expm1() - apart).mean())
+def _contents(forest: Forest, rows: Sequence[int]) -> list[int]:
+    """Hash the actions and the number of turns of each of these trajectories."""
+    tokens = forest.token[forest.path_token].numpy()
+    entries, turns = forest._entry_begin.tolist(), forest._step_begin.tolist()
+    return [hash((tokens[entries[r] : entries[r + 1]].tobytes(), turns[r + 1] - turns[r])) for r in rows]
+
+
+def _verdicts(forest: Forest) -> list[Verdict]:
+    """The verdict on each trajectory: everything it has beside its outcome."""
+    rows = zip(forest.success.tolist(), forest.components.tolist(), strict=True)
+    return [
+        Verdict(
+            None if math.isnan(success) else success,
+            {n: x for n, x in zip(forest.component_names, values, strict=True) if not math.isnan(x)},
+        )
+        for success, values in rows
+    ]
+
+
+def _column(values: Sequence[float | None]) -> Tensor:
+    return torch.tensor([math.nan if x is None else x for x in values], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What a run needs before its first step: the world, the policy in its learner and engine, the chat format."""
+"""Construction of a run's world, policy (learner, engine, chat format) and episode rules from its settings."""
 
 from __future__ import annotations
 
@@ -33,13 +33,12 @@ from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.sampling.engines.vllm import VllmEngine
 from gxpo.sampling.engines.vllm_pictures import own_processor
 from gxpo.sampling.rollouts.build import RolloutPart
-from gxpo.training import cluster, cluster_checks, models
+from gxpo.training import cluster, models
 from gxpo.training.config import Resolved
 from gxpo.training.export import lora_settings
 from gxpo.training.models import flow, prompt_lengths
 
 # ---------------------------------------------------------------- engine
-# Who samples a run's language model: the engine that was chosen, as the settings say.
 LanguageEngine = TorchEngine | VllmEngine | OpenAIEngine
 
 
@@ -51,8 +50,8 @@ def engine_of(
     sampling: Sampling,
     notify: Callable[[str], None],
 ) -> LanguageEngine:
-    """Who samples the learner's policy, drawing as `sampling` says; `notify` is told who was taken, and why."""
-    asked, rows, options = s.sampling.engine, s.sampling.batch_rows, s.sampling.engine_options
+    """Build the engine that samples the learner's policy; `notify` is told which one was chosen, and why."""
+    engine_name, rows, options = s.sampling.engine, s.sampling.batch_rows, s.sampling.engine_options
     model = learner.model if learner.samples is None else learner.samples
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
     vision = vision_of(causal)
@@ -67,14 +66,15 @@ def engine_of(
         sees=vision is not None,
         own_pictures=None if vision is None else own_processor(vision),
     )
-    choice = choose(asked, run, python=s.sampling.engine_python, servers=s.sampling.servers)
-    if asked == "auto" and not of_the_house(s.model):
+    choice = choose(engine_name, run, python=s.sampling.engine_python, servers=s.sampling.servers)
+    if engine_name == "auto" and not of_the_house(s.model):
         notify(f"sampling with {choice.engine}: {choice.why}")
+    # Engines outside of this process sample one policy, the first; the engine here samples all of them.
     (policy, *_) = learner.policies
     if choice.engine == "openai":
         return _servers(s, model, tokenizer, policy, causal.get_input_embeddings().weight.shape[0], notify)
     if choice.engine == "torch":
-        if options and asked == "torch":
+        if options and engine_name == "torch":
             raise ConfigError("sampling.engine_options are for sampling.engine=vllm or openai, and it is torch")
         return TorchEngine(
             model,
@@ -112,11 +112,12 @@ def _servers(
     vocabulary: int,
     notify: Callable[[str], None],
 ) -> OpenAIEngine:
-    """OpenAI-compatible servers; weights are published to them where a folder for that is named."""
+    """Build the engine of OpenAI-compatible servers; weights are published to them if a folder for that is named."""
+    # Refused here, before the engine waits for servers.
     options = s.sampling.engine_options
     if unknown := [name for name in options if name not in OPTIONS]:
-        known = f"{', '.join(OPTIONS[:-1])} and {OPTIONS[-1]}"
-        raise ConfigError(f"sampling.engine_options of openai are {known}, not {', '.join(unknown)}")
+        option_names = f"{', '.join(OPTIONS[:-1])} and {OPTIONS[-1]}"
+        raise ConfigError(f"sampling.engine_options of openai are {option_names}, not {', '.join(unknown)}")
     if not s.sampling.servers:
         raise ConfigError("sampling.engine=openai needs sampling.servers")
     if "weights" in options and (runtime.world() > 1 or s.cluster.backend != "local"):
@@ -149,8 +150,8 @@ def device_of(name: str) -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def world_of(s: RunSettings, given: Any = None) -> World:
-    """Where tasks come from, and their environment; `given`: a task source of the user's, as an object."""
+def world_of(s: RunSettings, source: Any = None) -> World:
+    """Build the task source and its environments; `source`: a task source of the user's, as an object."""
     return worlds.make(
         s.task,
         seed=s.seed,
@@ -159,7 +160,7 @@ def world_of(s: RunSettings, given: Any = None) -> World:
         workers=s.env.workers,
         timeout=s.env.timeout,
         concurrency=s.env.concurrency,
-        given=given,
+        given=source,
     )
 
 
@@ -174,14 +175,14 @@ def sampled_of(s: RunSettings, sampler: Any, world: World) -> SampledTasks:
 
 
 def sampling_of(s: RunSettings) -> Sampling:
-    """How actions are drawn in training."""
+    """Sampling settings of training."""
     names = {"temperature", "top_k", "top_p", "max_new_tokens"}
     return Sampling(**s.sampling.model_dump(include=names), stop=tuple(s.sampling.stop))
 
 
 @dataclass
 class Policy:
-    """The model that is trained, and how it is sampled and spoken to."""
+    """The model that is trained, with tokenizer, learner, engine and chat format."""
 
     tokenizer: Any
     learner: TorchLearner | FlowLearner | RemoteLearner
@@ -196,31 +197,33 @@ class Policy:
         if isinstance(self.learner, RemoteLearner):
             return self.longest or 1 << 30
         config = getattr(self.learner.model, "config", None)  # a flow has none, and no limit
-        found = None if config is None else positions(config.get_text_config())[0]
-        return found or 1 << 30
+        n_positions = None if config is None else positions(config.get_text_config())[0]
+        return n_positions or 1 << 30
 
 
 def policy_of(resolved: Resolved, notify: Notify) -> Policy:
-    """Loads the model; what can be wrong with it and is not known by its name (`preflight`) is found here."""
+    """Load the model into learner and engine; errors that its name alone does not show (`preflight`) come up here."""
     return _flow_policy(resolved, notify) if flow.is_flow(resolved.settings.model) else _text_policy(resolved, notify)
 
 
 def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
-    """A causal language model."""
+    """Load a causal language model."""
     s, method = resolved.settings, resolved.method
     device = device_of(s.learner.device)
-    if s.cluster.backend in cluster_checks.ENGINES:
+    if s.cluster.backend in cluster.ENGINES:
         return _remote_policy(resolved, device, notify)
 
     def warming(check: models.Check) -> None:
-        seen = "" if check.accuracy is None else f", accuracy {check.accuracy:.2f}"
-        notify(f"warm-up of the tiny model (once, then cached): step {check.step}, loss {check.loss:.2f}{seen}")
+        accuracy_text = "" if check.accuracy is None else f", accuracy {check.accuracy:.2f}"
+        notify(
+            f"warm-up of the tiny model (once, then cached): step {check.step}, loss {check.loss:.2f}{accuracy_text}"
+        )
 
     loaded = models.load(s.model, task=s.task, device=device, dtype=s.learner.dtype, progress=warming, notify=notify)
     if s.task and (unread := models.unread_style(s.model, s.task, s.tasks.options)):
         notify(unread)
     _check_tower(s, loaded.model)
-    talk = _chat(s, loaded.tokenizer, loaded.model)
+    chat_format = _chat(s, loaded.tokenizer, loaded.model)
     sharded: dict[str, Any] = {"sampled": s.sampling.engine != "openai"} if s.cluster.backend == "fsdp" else {}
     learner = (ShardedLearner if sharded else TorchLearner)(
         loaded.model,
@@ -239,14 +242,14 @@ def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
         policies=getattr(method.rollout, "policies", None),
     )
     engine = engine_of(s, learner, loaded.tokenizer, device, sampling_of(s), notify)
-    return Policy(loaded.tokenizer, learner, engine, talk, device)
+    return Policy(loaded.tokenizer, learner, engine, chat_format, device)
 
 
 def _check_tower(s: RunSettings, model: Any) -> None:
     """Freeze the vision tower if that is asked for; `ConfigError` for settings of one where there is none."""
     vision, freeze = vision_of(model), s.learner.freeze_vision_tower
-    for name, asked in (("freeze_vision_tower", freeze), ("images_per_microbatch", s.learner.images_per_microbatch)):
-        if asked and vision is None:
+    for name, is_set in (("freeze_vision_tower", freeze), ("images_per_microbatch", s.learner.images_per_microbatch)):
+        if is_set and vision is None:
             raise ConfigError(f"learner.{name}: {s.model} has no tower: leave it out")
     if freeze and s.learner.lora_rank > 0:
         raise ConfigError("learner.freeze_vision_tower: adapters train what learner.lora_targets names: name it there")
@@ -255,7 +258,7 @@ def _check_tower(s: RunSettings, model: Any) -> None:
 
 
 def _remote_policy(resolved: Resolved, device: str, notify: Notify) -> Policy:
-    """A language model whose weights a training engine holds."""
+    """Load a language model whose weights a training engine holds."""
     s, learning = resolved.settings, _learning(resolved, device)
     if s.cluster.backend == "tinker":
         tokenizer, learner, engine, longest = cluster.tinker_policy(s, learning, notify)
@@ -278,7 +281,7 @@ def _chat(s: RunSettings, tokenizer: Any, model: Any = None) -> Chat:
 
 
 def _flow_policy(resolved: Resolved, notify: Notify) -> Policy:
-    """A sampler that denoises."""
+    """Load a flow, which denoises instead of writing tokens."""
     s, method = resolved.settings, resolved.method
     unfit = {
         "learner.dtype=bfloat16": s.learner.dtype == "bfloat16",
@@ -288,8 +291,8 @@ def _flow_policy(resolved: Resolved, notify: Notify) -> Policy:
         "chat.system": s.chat.system is not None,
         f"sampling.engine={s.sampling.engine}": s.sampling.engine in ("vllm", "openai"),
     }
-    for what in (name for name, asked in unfit.items() if asked):
-        raise ConfigError(f"model {s.model} can't have {what}: leave it out")
+    for obstacle in (name for name, is_set in unfit.items() if is_set):
+        raise ConfigError(f"model {s.model} can't have {obstacle}: leave it out")
     device = device_of(s.learner.device)
     model = flow.load(s.model, dtype=s.learner.dtype, notify=notify)
     learner = FlowLearner(model, **_learning(resolved, device))
@@ -298,7 +301,7 @@ def _flow_policy(resolved: Resolved, notify: Notify) -> Policy:
 
 
 def _learning(resolved: Resolved, device: str) -> dict[str, Any]:
-    """What every learner is told."""
+    """Options that every learner takes."""
     s, method = resolved.settings, resolved.method
     size = s.learner.tokens_per_microbatch
     return {

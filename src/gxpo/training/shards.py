@@ -17,7 +17,7 @@ PARAMETER = "parameter/"  # before the names of parameters; others are the optim
 
 
 class Shards(Mapping[str, Tensor]):
-    """Name -> whole tensor of the files in a directory; each is put together from its shards when it is asked for."""
+    """Mapping of names to whole tensors from the files in a directory; each is joined from its shards on access."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,12 +37,12 @@ class Shards(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         from torch.distributed.checkpoint.state_dict_loader import load
 
-        known = self._metadata[name]
-        found = {name: torch.empty(known.size, dtype=known.properties.dtype)}
+        metadata = self._metadata[name]
+        tensors = {name: torch.empty(metadata.size, dtype=metadata.properties.dtype)}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            load(found, storage_reader=self._reader(), no_dist=True)
-        return found[name]
+            load(tensors, storage_reader=self._reader(), no_dist=True)
+        return tensors[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._metadata)

@@ -19,7 +19,7 @@ _INSTALLED = tuple(sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib", "p
 
 
 class _Unwritable(Exception):
-    """Something in it can't be written as source."""
+    """Raised for a value that can't be written as source."""
 
 
 def file_name(value: Any) -> str | None:
@@ -46,8 +46,8 @@ def module_text(values: Iterable[Any]) -> str | None:
                 raise _Unwritable
             writer.bind(value.__name__, value)
         text = writer.text()
-        alone = sys.modules["gxpo_captured"] = types.ModuleType("gxpo_captured")  # where dataclasses look for it
-        exec(compile(text, "rewards.py", "exec"), vars(alone))
+        module = sys.modules["gxpo_captured"] = types.ModuleType("gxpo_captured")  # where dataclasses look for it
+        exec(compile(text, "rewards.py", "exec"), vars(module))
     except Exception:  # whatever it is, the caller has to do without
         return None
     finally:
@@ -56,7 +56,7 @@ def module_text(values: Iterable[Any]) -> str | None:
 
 
 class _Writer:
-    """Collects statements, each after those that it needs."""
+    """Collector of statements, each after those that it needs."""
 
     def __init__(self) -> None:
         self.imports: list[str] = []
@@ -64,12 +64,12 @@ class _Writer:
         self._bound: dict[str, Any] = {}
 
     def text(self) -> str:
-        """The module."""
+        """Join the statements to the text of a module."""
         head = ["from __future__ import annotations", *dict.fromkeys(self.imports)]
         return "\n".join(head) + "\n\n\n" + "\n\n\n".join(self.statements) + "\n"
 
     def bind(self, name: str, value: Any) -> None:
-        """Write what gives `name` this value."""
+        """Add the statement that gives `name` this value."""
         if name in self._bound:
             if self._bound[name] is not value:
                 raise _Unwritable
@@ -78,32 +78,37 @@ class _Writer:
         if isinstance(value, types.ModuleType):
             alias = "" if value.__name__ == name else f" as {name}"
             self._import(value, f"import {value.__name__}{alias}")
-        elif isinstance(value, (types.FunctionType, type)) and self._is_own(value):
+        elif isinstance(value, (types.FunctionType, type)) and self._is_unimportable(value):
             self._define(name, value)
-        elif self._from_elsewhere(name, value):
+        elif self._import_from(name, value):
             return
         elif isinstance(value, re.Pattern):
             self.imports.append("import re")
             self.statements.append(f"{name} = re.compile({value.pattern!r}, {int(value.flags)})")
         else:
-            written = repr(value)
-            if len(written) > LONGEST or ast.literal_eval(written) != value:
+            literal = repr(value)
+            if len(literal) > LONGEST or ast.literal_eval(literal) != value:
                 raise _Unwritable
-            self.statements.append(f"{name} = {written}")
+            self.statements.append(f"{name} = {literal}")
 
     @staticmethod
-    def _is_own(value: Any) -> bool:
-        """Whether it can be found by its source alone: of the script, or of a module that no name leads to."""
+    def _is_unimportable(value: Any) -> bool:
+        """Return True if it can't be imported: it is of the script, or of a module that does not lead to it by name."""
         module = sys.modules.get(value.__module__)
         return value.__module__ == "__main__" or getattr(module, value.__qualname__.split(".")[0], None) is None
 
-    def _from_elsewhere(self, name: str, value: Any) -> bool:
+    def _import_from(self, name: str, value: Any) -> bool:
         module = sys.modules.get(getattr(value, "__module__", None) or "")
-        own = getattr(value, "__name__", None)
-        if module is None or own is None or module.__name__ == "__main__" or getattr(module, own, None) is not value:
+        own_name = getattr(value, "__name__", None)
+        if (
+            module is None
+            or own_name is None
+            or module.__name__ == "__main__"
+            or getattr(module, own_name, None) is not value
+        ):
             return False
-        alias = "" if own == name else f" as {name}"
-        self._import(module, f"from {module.__name__} import {own}{alias}")
+        alias = "" if own_name == name else f" as {name}"
+        self._import(module, f"from {module.__name__} import {own_name}{alias}")
         return True
 
     def _import(self, module: types.ModuleType, statement: str) -> None:
@@ -120,15 +125,15 @@ class _Writer:
             raise _Unwritable
         source = textwrap.dedent(inspect.getsource(value))
         scope = value.__globals__ if isinstance(value, types.FunctionType) else vars(sys.modules[value.__module__])
-        for read in _reads(ast.parse(source)):
+        for read in _names_read(ast.parse(source)):
             if read != name and read in scope and not (read not in self._bound and hasattr(builtins, read)
                                                        and scope[read] is getattr(builtins, read)):  # fmt: skip
                 self.bind(read, scope[read])
         self.statements.append(source.rstrip())
 
 
-def _reads(tree: ast.AST) -> list[str]:
-    """Names that a definition reads, but for annotations and what it binds itself."""
+def _names_read(tree: ast.AST) -> list[str]:
+    """Names that a definition reads, without annotations and names that it binds itself."""
     bound = {x.arg for x in ast.walk(tree) if isinstance(x, ast.arg)}
     bound |= {x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and not isinstance(x.ctx, ast.Load)}
     shared = {n for x in ast.walk(tree) if isinstance(x, (ast.Global, ast.Nonlocal)) for n in x.names}
@@ -136,7 +141,7 @@ def _reads(tree: ast.AST) -> list[str]:
     for x in ast.walk(tree):
         for part in (getattr(x, "annotation", None), getattr(x, "returns", None)):
             notes |= {id(y) for y in ast.walk(part)} if part is not None else set()
-    found = (
+    names_read = (
         x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load) and id(x) not in notes
     )
-    return [name for name in dict.fromkeys(found) if name not in bound - shared] + sorted(shared)
+    return [name for name in dict.fromkeys(names_read) if name not in bound - shared] + sorted(shared)

@@ -1,4 +1,4 @@
-"""Starting where another run stands: its settings below the new ones, its parameters, nothing else of it."""
+"""Starting from another run: its settings below the new ones, and its parameters."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ OWN = ("out", "init_from", "logging.name", "phases", "versions")  # of one run a
 _NOTE = re.compile(r"\((?P<origin>[^()]*)\)$")
 
 
-def verified(run: Path, *, allow_changed_data: bool = True) -> tuple[dict[str, Stated], str]:
-    """Keys and text of a run's config.yaml, checked against its newest checkpoint before anything they name is loaded.
+def read_verified_config(run: Path, *, allow_changed_data: bool = True) -> tuple[dict[str, Stated], str]:
+    """Read a run's config.yaml (keys, text), checked against its newest checkpoint before anything it names is loaded.
 
     Raises `CheckpointError` if config.yaml differs or, unless `allow_changed_data`, a file that it names.
     """
@@ -45,8 +45,8 @@ def config_sums(text: str, before: str | None = None) -> list[int]:
 
 def refuse_other_config(run: Path, text: str, state: Mapping[str, Any]) -> None:
     """`CheckpointError` unless `text`, the run's config.yaml, is one that the checkpoint of this state belongs to."""
-    known = state["config"]
-    if zlib.crc32(text.encode()) not in (known if isinstance(known, list) else [known]):
+    recorded = state["config"]
+    if zlib.crc32(text.encode()) not in (recorded if isinstance(recorded, list) else [recorded]):
         raise CheckpointError(
             f"{run}/{CONFIG} is not the configuration of its checkpoint: restore it, or start another run with "
             "`gxpo train`"
@@ -54,44 +54,46 @@ def refuse_other_config(run: Path, text: str, state: Mapping[str, Any]) -> None:
 
 
 def checkpoint_of(path: Path, step: int | None = None) -> Path:
-    """The newest whole checkpoint of a run directory, or that of `step`; a checkpoint's own directory is itself."""
+    """Path of a run's newest whole checkpoint, or that of `step`; a checkpoint's own directory as it is."""
     run = run_of(path)
     if run != Path(path):
         checkpoint.verify(Path(path))
         return Path(path)
     if step is None:
         return checkpoint.latest(run)
-    found = checkpoint.at_step(run, step)
-    folder = found.parent
-    if not found.is_dir():
-        there = ", ".join(str(int(p.name.split("-")[1])) for p in sorted(folder.glob("step-*"))) or "none"
-        raise CheckpointError(f"{run} has no checkpoint of step {step}; there is {there} (trainer.keep_checkpoints)")
-    return found
+    path_of_step = checkpoint.at_step(run, step)
+    folder = path_of_step.parent
+    if not path_of_step.is_dir():
+        steps_saved = ", ".join(str(int(p.name.split("-")[1])) for p in sorted(folder.glob("step-*"))) or "none"
+        raise CheckpointError(
+            f"{run} has no checkpoint of step {step}; there is {steps_saved} (trainer.keep_checkpoints)"
+        )
+    return path_of_step
 
 
 def parameters_of(path: Path, step: int | None = None) -> Mapping[str, Tensor]:
-    """Name -> trained parameter (on the CPU, at the precision it was updated in) of a run's checkpoint; of shards each
-    is put together when it is asked for."""
-    found = checkpoint_of(path, step)
-    engine = found / checkpoint.ENGINE
+    """Load the trained parameters of a run's checkpoint by name, on the CPU, at the precision they were updated in;
+    sharded ones are joined on access."""
+    checkpoint_path = checkpoint_of(path, step)
+    engine = checkpoint_path / checkpoint.ENGINE
     if engine.is_dir() and not any(engine.glob("*.safetensors")):
         raise CheckpointError(
             f"{engine} is in the format of the training engine that wrote it (cluster.backend), which alone can read it"
         )
-    tensors: Mapping[str, Tensor] = Shards(engine) if engine.is_dir() else checkpoint.load(found)[0]
+    tensors: Mapping[str, Tensor] = Shards(engine) if engine.is_dir() else checkpoint.load(checkpoint_path)[0]
     return View(tensors, PARAMETER)
 
 
 def load_learner(learner: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Give a learner what a checkpoint has of it; the checkpoint's own tensors and state."""
+    """Load a checkpoint into a learner; return its tensors and state."""
     tensors, state = checkpoint.load(path)
     if (path / checkpoint.ENGINE).is_dir() != isinstance(learner, WritesFiles):
         raise CheckpointError(f"{path} was written with another cluster.backend: resume it with that, or use init_from")
     if isinstance(learner, WritesFiles):
         learner.load(path / checkpoint.ENGINE, state["learner"])
     else:
-        own = {name: x for name, x in tensors.items() if not name.startswith("signal/")}
-        learner.load_tensors(own, state["learner"])
+        learner_tensors = {name: x for name, x in tensors.items() if not name.startswith("signal/")}
+        learner.load_tensors(learner_tensors, state["learner"])
     return tensors, state
 
 
@@ -100,11 +102,11 @@ def start_from(learner: Any, path: str | Path) -> None:
 
     A value head is taken over where both have one, and stays as it is or behind where one has none.
     """
-    found = parameters_of(Path(path))
+    parameters = parameters_of(Path(path))
     heads = {name: x for name, x in learner.snapshot().items() if name.startswith(VALUE_HEAD)}
-    found = {name: found[name] for name in found if name in heads or not name.startswith(VALUE_HEAD)}
+    parameters = {name: parameters[name] for name in parameters if name in heads or not name.startswith(VALUE_HEAD)}
     try:
-        learner.restore(heads | found)
+        learner.restore(heads | parameters)
     except CheckpointError as error:
         raise CheckpointError(
             f"init_from {path} does not fit: {error}; start with its model and learner.lora_* settings, or export it "
@@ -112,8 +114,8 @@ def start_from(learner: Any, path: str | Path) -> None:
         ) from error
 
 
-def inherited(run: Path, given: Mapping[str, Stated], *, composed: bool = False) -> dict[str, Stated]:
-    """What `run`'s config.yaml says, under what is `given`; every origin is RUN/config.yaml:LINE.
+def inherited(run: Path, settings: Mapping[str, Stated], *, composed: bool = False) -> dict[str, Stated]:
+    """Merge the keys of another run's config.yaml below the given ones; their origins are RUN/config.yaml:LINE.
 
     A key that nobody had stated there (a default, or a value that a method brought: its origin is noted behind the
     line) is not taken where what it depends on is given anew: all such keys under another `method` or `compat`, and a
@@ -121,26 +123,28 @@ def inherited(run: Path, given: Mapping[str, Stated], *, composed: bool = False)
     a warning. `composed`: the method is given as an object, so none of its keys is taken.
     """
     path = run / CONFIG
-    there, lines = config.read(path), path.read_text(encoding="utf-8").splitlines()
-    words = str(there["method"].value).split("+") if "method" in there else []
+    keys, lines = config.read(path), path.read_text(encoding="utf-8").splitlines()
+    words = str(keys["method"].value).split("+") if "method" in keys else []
     methods = {"default", *words, *(w.split("@")[0] for w in words)}
-    another = any(k in given and given[k].value != getattr(there.get(k), "value", None) for k in ("method", "compat"))
+    is_other_method = any(
+        k in settings and settings[k].value != getattr(keys.get(k), "value", None) for k in ("method", "compat")
+    )
     out: dict[str, Stated] = {}
-    for key, stated in there.items():
-        origin = _origin(lines, stated.origin)
-        unstated = origin in methods
-        replaced = another or any(key.startswith(f"{k}.") for k in given)
+    for key, setting in keys.items():
+        origin = _origin(lines, setting.origin)
+        is_default = origin in methods
+        is_replaced = is_other_method or any(key.startswith(f"{k}.") for k in settings)
         of_method = key in ("method", "compat") or (key not in RUN_KEYS and stage_of(key) is not None)
-        if key in OWN or key.split(".")[0] == "versions" or (unstated and replaced) or (composed and of_method):
+        if key in OWN or key.split(".")[0] == "versions" or (is_default and is_replaced) or (composed and of_method):
             continue
-        noted = f"{stated.origin} ({origin})" if unstated else stated.origin
-        out[key] = Stated(stated.value, noted, optional=replaced and of_method)
-    return config.over(out, given)
+        origin_note = f"{setting.origin} ({origin})" if is_default else setting.origin
+        out[key] = Stated(setting.value, origin_note, optional=is_replaced and of_method)
+    return config.over(out, settings)
 
 
-def _origin(lines: list[str], at: str) -> str:
-    """The origin that a run wrote behind the key of `at`, FILE:LINE; through inheritance, the first one."""
-    number = at.rpartition(":")[2]
+def _origin(lines: list[str], place: str) -> str:
+    """Origin that a run noted behind a key; through inheritance, the first one. `place`: FILE:LINE of the key."""
+    number = place.rpartition(":")[2]
     comment = lines[int(number) - 1].rpartition("# ")[2].strip() if number.isdigit() else ""
     note = _NOTE.search(comment)
     return note["origin"] if note else comment

@@ -1,4 +1,4 @@
-"""Forests with texts beside token ids, for files and people."""
+"""Texts beside token ids, for rollouts that are written to files or shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def with_texts(forest: Forest, decode: Decode) -> Forest:
-    """The forest with texts beside the ids of prompts and actions."""
+    """Add the texts of prompts and actions to a forest."""
     prompts = {n: decode(forest.context(n)) for n in set(forest.prompt_node.tolist())}
     return forest.replace(
         prompt_text=[prompts[n] for n in forest.prompt_node.tolist()],
@@ -24,10 +24,11 @@ def with_texts(forest: Forest, decode: Decode) -> Forest:
 
 
 def annotated(forest: Forest, credit: Tensor, session: Session) -> Forest:
-    """The forest with texts, and under `info` each trajectory's mean advantage and the right answer to its task, where
-    one is known."""
-    shown = torch.zeros(forest.n_trajectories, dtype=torch.float64)
-    shown[forest.path_trajectory] = grouped.mean(credit, forest.ids("trajectory", axis="P"), forest.path_trainable)
-    known = [{} if a is None else {"answer": a} for a in session.answers(forest)]
-    rows = zip(known, forest.info, shown.tolist(), strict=True)
+    """Add texts and, under `info`, each trajectory's mean advantage and the reference answer where one is known."""
+    advantage_R = torch.zeros(forest.n_trajectories, dtype=torch.float64)
+    advantage_R[forest.path_trajectory] = grouped.mean(
+        credit, forest.ids("trajectory", axis="P"), forest.path_trainable
+    )
+    answer_info = [{} if a is None else {"answer": a} for a in session.answers(forest)]
+    rows = zip(answer_info, forest.info, advantage_R.tolist(), strict=True)
     return with_texts(forest, session.decode).replace(info=[{**a, **info, "advantage": x} for a, info, x in rows])

@@ -15,12 +15,12 @@ from gxpo.training import config
 from gxpo.training.callbacks import Callback
 from gxpo.training.directory import CONFIG, default, free, run_of
 from gxpo.training.display import Display, display, no_loading_bars
-from gxpo.training.interrupts import interactive, of_python
+from gxpo.training.interrupts import for_python_script, is_interactive
 from gxpo.training.loop import Trainer
-from gxpo.training.python_inputs import Arguments, Given
+from gxpo.training.python_inputs import Arguments, Objects
 from gxpo.training.report import write_report
 from gxpo.training.run import Run
-from gxpo.training.start import checkpoint_of, inherited, verified
+from gxpo.training.start import checkpoint_of, inherited, read_verified_config
 
 Watch = Callable[[dict[str, Any]], "bool | None"]
 
@@ -72,7 +72,7 @@ def train(
 
     Raises GxpoError subclasses whose message says what to change.
     """
-    given = None
+    objects = None
     if resolved is None:
         arguments = Arguments(model, tokenizer, task, eval_task, reward)
         values = {"trainer.steps": steps, "seed": seed, "method": method if isinstance(method, str) else None}
@@ -82,57 +82,58 @@ def train(
         if composed is not None and "method" in (set or {}):
             raise ConfigError("set names a method beside method=: leave one out")
 
-        def at(place: Path) -> config.Resolved:
-            stated = arguments.keys(place) | keys
+        def resolve_in(place: Path) -> config.Resolved:
+            settings = arguments.keys(place) | keys
             if from_run is not None:
-                stated = continued(from_run, stated, composed=composed is not None)
-            return config.resolve(stated, composed=composed)
+                settings = keys_from_run(from_run, settings, composed=composed is not None)
+            return config.resolve(settings, composed=composed)
 
-        resolved = at(Path("RUN"))
+        resolved = resolve_in(Path("RUN"))
         if out is None:
-            out = _place(resolved, arguments.label)
+            out = _directory_of(resolved, arguments.label)
         if arguments.has_objects:
-            resolved = at(Path(out))
-            given = arguments.given(resolved.settings)
+            resolved = resolve_in(Path(out))
+            objects = arguments.given(resolved.settings)
     elif from_run is not None:
-        raise ConfigError("from_run: what is resolved already has its init_from; see gxpo.training.train.continued")
+        raise ConfigError("from_run: what is resolved already has its init_from; see gxpo.training.train.keys_from_run")
     else:
         if out is None and resolved.settings.init_from is not None:
-            out = _place(resolved, None)
-        given = Given(reward=reward) if callable(reward) else None
+            out = _directory_of(resolved, None)
+        objects = Objects(reward=reward) if callable(reward) else None
     screen = display(progress)
+    # Loading may take minutes (downloads, warm-up): the display shows its lines until the first step.
     say = notify or screen.say
     with no_loading_bars():
-        trainer = Trainer(resolved, out=out, given=given, notify=say, callbacks=[*callbacks, screen])
+        trainer = Trainer(resolved, out=out, given=objects, notify=say, callbacks=[*callbacks, screen])
     say(f"run directory: {trainer.out}")
     for line in dict.fromkeys(line for method in resolved.methods for line in method.without):
         say(line)
-    return _go(trainer, watch, screen)
+    return _run_to_end(trainer, watch, screen)
 
 
-def _place(resolved: config.Resolved, label: str | None) -> Path:
-    """A run directory that nobody has named: beside the run that this one starts from, or a new one under runs/."""
+def _directory_of(resolved: config.Resolved, label: str | None) -> Path:
+    """Choose a new run directory: beside the run that this one starts from, or under runs/."""
     s = resolved.settings
     runtime.start()
     if s.out is not None:
         return Path(s.out)
     if s.init_from is not None:
-        found = free(run_of(Path(s.init_from)))
+        path = free(run_of(Path(s.init_from)))
     else:
-        found = free(default(label or s.task, resolved.method.name, s.seed))
-    return Path(runtime.first(str(found)))
+        path = free(default(label or s.task, resolved.method.name, s.seed))
+    return Path(runtime.first(str(path)))
 
 
-def continued(from_run: str | Path, given: Mapping[str, Stated], *, composed: bool = False) -> dict[str, Stated]:
-    """The keys of a run that starts from the newest checkpoint of `from_run` (or from that checkpoint): what is
-    `given` over the other run's, and which checkpoint."""
+def keys_from_run(from_run: str | Path, settings: Mapping[str, Stated], *, composed: bool = False) -> dict[str, Stated]:
+    """Keys of a run that starts from the newest checkpoint of `from_run` (or from that checkpoint): the given ones over
+    the other run's, and `init_from`."""
     path = Path(from_run)
     phased = config.read(run_of(path) / CONFIG).get("phases")
-    if phased is not None and phased.value and not composed and not {"method", "phases"} & given.keys():
+    if phased is not None and phased.value and not composed and not {"method", "phases"} & settings.keys():
         raise ConfigError(f"{path} had phases: say what the new run does, as --set method=NAME or --set phases=[...]")
-    keys = inherited(run_of(path), given, composed=composed)
+    keys = inherited(run_of(path), settings, composed=composed)
     for name in ("reward", "task"):
-        if name not in given and str(getattr(keys.get(name), "value", None)).startswith("python:"):
+        if name not in settings and str(getattr(keys.get(name), "value", None)).startswith("python:"):
             raise ConfigError(
                 f"the {name} of {path} was a Python object ({keys[name].value}): give it again, or put it into a file "
                 f"({name}=my_file.py:NAME)"
@@ -158,8 +159,9 @@ def resume(
     `reward` and `task`: functions, rubrics and task sources that can't be found again, given again.
     """
     out = Path(out)
-    keys, text = verified(out, allow_changed_data=allow_changed_data)
+    keys, text = read_verified_config(out, allow_changed_data=allow_changed_data)
     resolved = config.resolve(keys)
+    # More steps change config.yaml; where a schedule or phases depend on the total, that would change the past too.
     extended = steps is not None and steps != resolved.settings.trainer.steps
     if extended:
         if resolved.phases:
@@ -171,28 +173,28 @@ def resume(
             )
         resolved = config.resolve(keys | {"trainer.steps": Stated(steps, "resume")})
     screen = display(progress)
-    given = Given(source=task, reward=reward)
+    objects = Objects(source=task, reward=reward)
     with no_loading_bars():
-        trainer = Trainer(resolved, out=out, resume=True, given=given, callbacks=[*callbacks, screen])
+        trainer = Trainer(resolved, out=out, resume=True, given=objects, callbacks=[*callbacks, screen])
     try:
         trainer.resume(text, allow_changed_data=allow_changed_data)
         if extended:
             if trainer.early is not None:
-                trainer.early.again()
+                trainer.early.reset()
             trainer.reconfigure(resolved.to_yaml(trainer.out))
     except BaseException:
         trainer.close()
         raise
-    return _go(trainer, watch, screen)
+    return _run_to_end(trainer, watch, screen)
 
 
-def _go(trainer: Trainer, watch: Watch | None, screen: Display) -> Run:
-    def watched(row: dict[str, Any]) -> bool:
+def _run_to_end(trainer: Trainer, watch: Watch | None, screen: Display) -> Run:
+    def watch_or_interrupt(row: dict[str, Any]) -> bool:
         return bool(watch is not None and watch(row)) or interrupts(row)
 
-    with of_python(screen.say) as interrupts:
+    with for_python_script(screen.say) as interrupts:
         try:
-            trainer.train(watched)
+            trainer.train(watch_or_interrupt)
         finally:
             trainer.close()
         run = Run(trainer.out, trainer)
@@ -202,8 +204,8 @@ def _go(trainer: Trainer, watch: Watch | None, screen: Display) -> Run:
             write_report(trainer.out, run.diagnosis)
     if interrupts.signal is not None:
         screen.say(f"interrupted at step {run.step}, which is saved: gxpo.resume({str(run.path)!r}) goes on")
-        if not interactive():
+        if not is_interactive():
             raise KeyboardInterrupt
-    if not trainer.warned and (problem := run.problem):
+    if not trainer.has_warned and (problem := run.problem):
         warnings.warn(problem, stacklevel=3)
     return run

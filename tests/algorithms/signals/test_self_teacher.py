@@ -262,7 +262,7 @@ def session(**fields: Any) -> Session:
 
 
 def test_a_task_is_asked_in_other_words() -> None:
-    asked, said = session().asked, {"solution": "3 {or} so"}
+    asked, said = session().reword, {"solution": "3 {or} so"}
     assert asked("text", "{prompt}", {}) == encoded("1+2=")
     assert asked("text", "{prompt} ({solution})", said) == encoded("1+2= (3 {or} so)")
     assert asked("chat", "{prompt} ({solution})", said) == encoded("first.q (3 {or} so)")
@@ -310,7 +310,7 @@ def test_where_the_right_answer_stands(fields: dict[str, str], context: str, tol
     part = SelfTeacher(of="failed", **fields)  # type: ignore[arg-type]
     part.memory["model"] = Model()
     forest = grown("4", "<think>x</think> 3", "three", context=context)
-    tools = SignalTools(None, lambda ids: "".join(map(chr, ids)), 0, asked=session().asked)  # type: ignore[arg-type]
+    tools = SignalTools(None, lambda ids: "".join(map(chr, ids)), 0, asked=session().reword)  # type: ignore[arg-type]
     found = part.compute(forest, Signals.of(forest), tools)
     assert "".join(map(chr, written_out(read[0], 0))) == told
     assert found["teacher_entropy"].isfinite().sum() == 1

@@ -299,7 +299,7 @@ def test_the_component_that_it_reads_may_have_its_name(tmp_path):
 
     keys = {"tasks.per_step": 2, "sampling.max_new_tokens": 6, "eval.tasks": 2, "scoring.workers": 1}
     run = gxpo.train("tiny:cold", "arithmetic", "spectral_po", 1, first_error_shares, out=tmp_path / "run", set=keys)
-    assert run.trainer.last is not None
-    forest = run.trainer.last[0]
+    assert run.trainer.last_step is not None
+    forest = run.trainer.last_step[0]
     columns = dict(zip(forest.component_names, forest.components.unbind(1), strict=True))
     assert columns["correct_prefix"].tolist() != columns["correct_prefix_shaped"].tolist() == forest.outcome.tolist()

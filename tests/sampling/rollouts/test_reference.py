@@ -271,8 +271,8 @@ def test_a_cold_model_learns_to_write_the_worked_solutions(method: str, tmp_path
         assert row["unscored"] == 0 and row["origin_demonstration"] == pytest.approx(1 / 3)
         assert row["reward_correct"] == 0 and row["on_policy"] == 1 and row["sampler_gap"] < 1e-4
         assert ("shaped_share" in row) == (method == "luffy")
-    assert run.trainer.last is not None
-    forest = run.trainer.last[0]
+    assert run.trainer.last_step is not None
+    forest = run.trainer.last_step[0]
     given = [r for r, origin in enumerate(forest.origin) if origin == "demonstration"]
     eos = run.trainer.tokenizer.eos_token_id
     assert all(forest.action(r)[-1] == eos and eos not in forest.action(r)[:-1] for r in given)

@@ -296,7 +296,7 @@ class Pipeline:
             learner=None,
         )
         session.know(group.tasks)
-        forest = session.grown(stage.rollout, group.tasks)
+        forest = session.grow(stage.rollout, group.tasks)
         if not Segmenter.hook(stage.segmenter, "reads_entropy"):  # else by the learner, in the step that trains it
             forest = session.segment(forest)
         if not forest.n_trajectories:

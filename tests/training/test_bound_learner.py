@@ -19,8 +19,8 @@ from gxpo.learning.slow_fast import SlowFast
 from gxpo.learning.torch import TorchLearner
 from gxpo.learning.turns_reversed import TurnsReversed
 from gxpo.training import checkpoint
+from gxpo.training.bound_learner import BoundLearner
 from gxpo.training.metrics import comparable, read
-from gxpo.training.session import BoundLearner
 
 SPIKE = """
 import math
