@@ -57,8 +57,8 @@ def test_nothing_fits():
 
 def test_a_size_that_would_take_the_free_memory_is_not_tried(monkeypatch):
     used = iter([0, 100, 100, 400])  # before and after each size: 1,024 tokens took 100 bytes, 2,048 took 300
-    monkeypatch.setattr(measure, "_taken", lambda device, mark=False: next(used))
-    monkeypatch.setattr(measure, "_free", lambda device: 900)
+    monkeypatch.setattr(measure, "_memory_in_use", lambda device, mark=False: next(used))
+    monkeypatch.setattr(measure, "_free_memory", lambda device: 900)
     learner = Scripted(lambda size: size)
     assert learner.measured(seconds=1e9) == 2048  # 2 * 300 > 0.6 * 900
 

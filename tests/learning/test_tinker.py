@@ -16,7 +16,7 @@ from gxpo.base.errors import CheckpointError, ConfigError, ModelError
 from gxpo.conformance.engines import check, forest
 from gxpo.learning.remote import RemoteLearner
 from gxpo.learning.remote.probe import probe
-from gxpo.learning.remote.tinker import WAYS, Reduction
+from gxpo.learning.remote.tinker import DIVISORS, Reduction
 from gxpo.learning.torch import TorchLearner
 from gxpo.parts.protocols import Request, Sampling, StreamKey, TokenRow
 
@@ -61,7 +61,7 @@ def test_the_engine_conforms_whatever_the_server_divides_by() -> None:
             assert [r.tolerance for r in results if r.name.startswith("gradient")] == [1e-5] * 5
 
 
-@pytest.mark.parametrize("way", sorted(set(WAYS) - {"sum", MEAN}))
+@pytest.mark.parametrize("way", sorted(set(DIVISORS) - {"sum", MEAN}))
 def test_reductions_are_told_apart(way: str) -> None:
     with served(reduction=way) as (_, engine):
         assert engine.reduction.name == way

@@ -42,15 +42,15 @@ class Padded:
 def padded(sheet: Sheet) -> Padded:
     """The rows of a sheet padded, for models that take a mask."""
     lengths = torch.tensor(sheet.lengths)
-    held = torch.arange(int(lengths.max()))[None] < lengths[:, None]
-    index = torch.zeros(held.shape, dtype=torch.int64)
-    index[held] = sheet.index
+    held_mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+    index = torch.zeros(held_mask.shape, dtype=torch.int64)
+    index[held_mask] = sheet.index
     packed, (enter, leave) = sheet.packing.packed, sheet.packing.spans
     node = packed.node_of_token[index]
     return Padded(
-        tokens=torch.where(held, packed.token[index], 0),
-        position=torch.where(held, sheet.packing.position[..., index], 0),
-        held=held,
+        tokens=torch.where(held_mask, packed.token[index], 0),
+        position=torch.where(held_mask, sheet.packing.position[..., index], 0),
+        held=held_mask,
         enter=enter[node],
         leave=leave[node],
     )
@@ -79,16 +79,16 @@ def states_after(readout: Readout, sheet: Sheet, layers: Sequence[int], *, block
     if blocks and torch.is_grad_enabled() and device.type in NO_FLEX_BACKWARD:
         raise ModelError(f"FlexAttention has no backward pass on {device.type}: set learner.attention=dense")
     rows = padded(sheet)
-    position, held = rows.position.to(device), rows.held.to(device)
+    position, is_token = rows.position.to(device), rows.held.to(device)
     mask: Any
     if sheet.packing.layout == "flat":
-        mask = held.to(torch.int64)
+        mask = is_token.to(torch.int64)
     elif blocks:
         ends = tree_ends(rows.enter, rows.leave, rows.held)
         mask = masks_of(readout.causal.config.get_text_config(), ends.to(device), position)
     else:
         mask = additive(may_attend(rows).to(device), parameter.dtype)
-    return [x[held] for x in readout.states_after(rows.tokens.to(device), mask, position, layers)]
+    return [x[is_token] for x in readout.states_after(rows.tokens.to(device), mask, position, layers)]
 
 
 def why_flat(readout: Readout) -> str | None:
@@ -104,9 +104,9 @@ def why_flat(readout: Readout) -> str | None:
     if getattr(readout.causal, "_is_stateful", False):
         return "it has recurrent layers"
     if layers is not None:
-        other = sorted(set(layers) - {"full_attention"})
-        if other:
-            return f"it has {' and '.join(other)} layers"
+        unsupported = sorted(set(layers) - {"full_attention"})
+        if unsupported:
+            return f"it has {' and '.join(unsupported)} layers"
     elif getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         return f"it attends within a window of {config.sliding_window} tokens"
     kernel = getattr(config, "_attn_implementation", None)

@@ -89,14 +89,14 @@ class Epochs(UpdatePart):
 
     def _parts(self, forest: Forest, coefficient: Tensor) -> list[Tensor] | list[None]:
         """Trajectories of each optimiser step; None: all."""
-        group = forest.ids("group", axis="R")
-        early = torch.tensor([origin == self.first for origin in forest.origin], dtype=torch.bool)
-        if not bool(early.any()):
-            parts = deal(group, self.minibatches)
+        group_R = forest.ids("group", axis="R")
+        is_early_R = torch.tensor([origin == self.first for origin in forest.origin], dtype=torch.bool)
+        if not bool(is_early_R.any()):
+            parts = deal(group_R, self.minibatches)
             return parts if len(parts) > 1 else [None] * len(parts)
-        moved = bool(coefficient[forest.to_path(early, "R")].any())
-        kinds = [kind.nonzero().squeeze(1) for kind in ([early] if moved else []) + [~early]]
-        return [rows[part] for rows in kinds for part in deal(dense(group[rows]), self.minibatches)]
+        has_advantage = bool(coefficient[forest.to_path(is_early_R, "R")].any())
+        row_sets = [kind.nonzero().squeeze(1) for kind in ([is_early_R] if has_advantage else []) + [~is_early_R]]
+        return [rows[part] for rows in row_sets for part in deal(dense(group_R[rows]), self.minibatches)]
 
 
 # ---------------------------------------------------------------- learners
@@ -152,8 +152,8 @@ class InProcess:
                 from gxpo.base.finite import first_not_finite
 
                 own = {name: local(g) for name, g in self.optimiser.gradients().items()}
-                where = runtime.first_of(first_not_finite(own) or "") or "the sum of its squares"
-                return replace(info, grad_norm=norm, nonfinite=where)
+                culprit = runtime.first_of(first_not_finite(own) or "") or "the sum of its squares"
+                return replace(info, grad_norm=norm, nonfinite=culprit)
             return replace(info, grad_norm=norm, moved=self.optimiser.moved)
         finally:
             self.optimiser.zero()
@@ -194,7 +194,7 @@ class InProcess:
         active [P] bool: tokens whose outputs L reads (None: all). The others are not run; their outputs are nan.
         cuts: micro-batches given as sets of entries.
         """
-        beside = () if not given else (given,)
+        given_args = () if not given else (given,)
         for name, x in (given or {}).items():
             if len(x) != forest.n_entries:
                 raise ValueError(f"{name} has {len(x)} rows; the forest has {forest.n_entries} path tokens")
@@ -202,22 +202,22 @@ class InProcess:
             active = torch.ones(forest.n_entries, dtype=torch.bool)
         if active.shape != (forest.n_entries,) or active.dtype != torch.bool:
             raise ValueError(f"active must be bool [{forest.n_entries}], not {active.dtype} {tuple(active.shape)}")
-        unit = unit_of(forest, couples)
+        unit_P = unit_of(forest, couples)
         entries = active.nonzero().squeeze(1)
         if not entries.numel():
             return StepInfo(empty=True)
         packing = self._packing(forest)
         batches = self._microbatches(packing, entries, cuts)
-        start = constants(forest, names)
-        whole = whole_units(unit, batches)
-        if two_pass is False and not whole:
+        start_values = constants(forest, names)
+        units_whole = whole_units(unit_P, batches)
+        if two_pass is False and not units_whole:
             raise ModelError(f"these micro-batches cut through a {couples}: the gradient needs two passes")
-        way = in_one_pass if whole and not two_pass else in_two_passes
-        x = way(
-            lambda b: self._live(b, names, *beside),
+        accumulate = in_one_pass if units_whole and not two_pass else in_two_passes
+        x = accumulate(
+            lambda b: self._live(b, names, *given_args),
             batches,
             loss,
-            start,
+            start_values,
             self.optimiser.collect,
             lockstep=self.lockstep,
         )

@@ -110,12 +110,12 @@ def trained_policies(policies: Mapping[str, str]) -> tuple[str, ...]:
 def parameters_of_policy(policy: str, parameters: Mapping[str, Any], policies: Mapping[str, str]) -> dict[str, Any]:
     """Parameters of one policy of a run with several, under the names that they would have in a run of that policy
     alone."""
-    own = adapter_of(policy)
-    others = {adapter_of(name) for name in trained_policies(policies)} - {own}
+    adapter = adapter_of(policy)
+    other_adapters = {adapter_of(name) for name in trained_policies(policies)} - {adapter}
     return {
-        ".".join(DEFAULT if word == own else word for word in name.split(".")): x
+        ".".join(DEFAULT if word == adapter else word for word in name.split(".")): x
         for name, x in parameters.items()
-        if not others & set(name.split("."))
+        if not other_adapters & set(name.split("."))
     }
 
 

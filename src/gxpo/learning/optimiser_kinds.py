@@ -54,7 +54,7 @@ class SignMomentum(torch.optim.Optimizer):
                 average.lerp_(p.grad, 1 - second)
 
 
-def made(kind: str, groups: Sequence[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float) -> Any:
+def make_optimiser(kind: str, groups: Sequence[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float) -> Any:
     """A torch optimiser over parameter groups."""
     fused = next(iter(groups))["params"][0].device.type in ("cpu", "cuda")
     if kind == "adamw":
@@ -71,11 +71,11 @@ def states_of(kind: str, betas: tuple[float, float]) -> tuple[str, ...]:
     return () if kind == "sgd" and not betas[0] else _STATES[kind]
 
 
-def betas_of(kind: str, stated: Sequence[float] | None) -> tuple[float, float]:
+def betas_of(kind: str, betas: Sequence[float] | None) -> tuple[float, float]:
     """The betas that were stated, or the optimiser's own."""
     if kind not in KINDS:
         raise ConfigError(f"learner.optimiser is {kind!r}; it is one of {', '.join(KINDS)}")
-    return BETAS[kind] if stated is None else (stated[0], stated[1])
+    return BETAS[kind] if betas is None else (betas[0], betas[1])
 
 
 def is_hidden(name: str, p: Tensor, apart: Sequence[str]) -> bool:

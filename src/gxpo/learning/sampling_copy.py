@@ -29,8 +29,8 @@ class SamplingCopy:
     ) -> None:
         self.model: Any = (alias(model) if share == "all" else _copied(model, frozen=share != "frozen")).eval()
         self.policies = dict(policies)
-        self._own = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self.names = frozenset(self._own)
+        self._parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.names = frozenset(self._parameters)
         self.model.requires_grad_(False)
         self._adapters = Adapters(self.model, self.policies) if len(self.policies) > 1 else None
 
@@ -42,7 +42,7 @@ class SamplingCopy:
     def put(self, values: Iterable[tuple[str, Tensor]]) -> None:
         """Set trained parameters, one after the other."""
         for name, x in values:
-            self._own[name].copy_(x)
+            self._parameters[name].copy_(x)
 
 
 def alias(model: Any) -> Any:

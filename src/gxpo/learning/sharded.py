@@ -49,16 +49,16 @@ class ShardedLearner(TorchLearner):
                 f"learner.states={settings['states']} is not for cluster.backend=fsdp, which shards float32 states: "
                 "leave it out"
             )
-        self._sampled, self._stale = sampled, False
+        self._needs_copy, self._is_stale = sampled, False
         self._copy: SamplingCopy | None = None
         super().__init__(model, **settings)
 
-    def _frozen(self) -> Any:
+    def _frozen_copy(self) -> Any:
         return alias(self.model).requires_grad_(False)
 
-    def _place(self) -> None:
+    def _place_parameters(self) -> None:
         """Shard the model and its reference; the parameters' names stay."""
-        if self._sampled:
+        if self._needs_copy:
             self._copy = SamplingCopy(self.model, self.policies, share="all")
         models = [self._readout, *([self._reference] if self._reference not in (None, self._readout) else [])]
         for readout in models:
@@ -83,21 +83,21 @@ class ShardedLearner(TorchLearner):
         try:
             return super().outputs(forest, names, policy=policy, given=given)
         finally:
-            self._drop()
+            self._reshard()
 
     def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
         with torch.no_grad():
             try:
                 return within(self._readout.causal, super().hidden, forest, layer)
             finally:
-                self._drop()
+                self._reshard()
 
     def logits(self, states: Tensor) -> Tensor:
         with torch.no_grad():
             try:
                 return within(self._readout.causal, super().logits, states)
             finally:
-                self._drop()
+                self._reshard()
 
     def _forward(
         self,
@@ -108,7 +108,7 @@ class ShardedLearner(TorchLearner):
     ) -> dict[str, Tensor]:
         return within(readout.causal, super()._forward, batch, names, readout, given)
 
-    def _drop(self) -> None:
+    def _reshard(self) -> None:
         """Forget gathered parameters that no backward pass will drop: the optimiser moves the shards."""
         for readout in (self._readout, self._reference):
             if readout is not None:
@@ -125,18 +125,18 @@ class ShardedLearner(TorchLearner):
     @torch.no_grad()
     def publish(self) -> None:
         """Bring the samplers' copy up to date, if anything has moved; all processes together."""
-        if not self._stale or self._copy is None:
+        if not self._is_stale or self._copy is None:
             return
-        named = self.optimiser.named.items()
-        self._copy.put((name, whole(p.detach())) for name, p in named if name in self._copy.names)
-        self._stale = False
+        parameters = self.optimiser.named.items()
+        self._copy.put((name, whole_tensor(p.detach())) for name, p in parameters if name in self._copy.names)
+        self._is_stale = False
 
-    def step(self, *args: Any, **given: Any) -> Any:
-        self._stale = True
-        return super().step(*args, **given)
+    def step(self, *args: Any, **settings: Any) -> Any:
+        self._is_stale = True
+        return super().step(*args, **settings)
 
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
-        self._stale = True
+        self._is_stale = True
         super().restore(snapshot)
 
     # ------------------------------------------------------------ what can't be had
@@ -170,13 +170,13 @@ class ShardedLearner(TorchLearner):
         steps = meta.get("steps")
         if not isinstance(steps, int) or steps < 0:
             raise CheckpointError(f"the learner's part of the checkpoint has steps {steps!r}; it must be a number >= 0")
-        found = {name: torch.empty_like(x).detach() for name, x in self.optimiser.expected(steps).items()}
+        tensors = {name: torch.empty_like(x).detach() for name, x in self.optimiser.expected(steps).items()}
         try:
-            load(found, storage_reader=HuggingFaceStorageReader(str(path)))
+            load(tensors, storage_reader=HuggingFaceStorageReader(str(path)))
         except (RuntimeError, ValueError, KeyError, AssertionError) as error:
             raise CheckpointError(f"{path} is not of this model: {' '.join(str(error).split())[:300]}") from error
-        self.optimiser.load_tensors(found, steps)
-        self._stale = True
+        self.optimiser.load_tensors(tensors, steps)
+        self._is_stale = True
 
 
 # ---------------------------------------------------------------- FSDP2
@@ -187,24 +187,24 @@ class _Call:
         self.function = function
 
 
-def within(module: nn.Module, function: Callable[..., Any], *given: Any) -> Any:
+def within(module: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function while a sharded module's parameters are whole; its gradients go through the module's hooks."""
-    return module(_Call(function), *given)
+    return module(_Call(function), *arguments)
 
 
-def _dispatched(module: nn.Module) -> None:
+def _accept_calls(module: nn.Module) -> None:
     """Let a module run what `within` gives it in the place of its own forward pass."""
-    own = module.forward
+    model_forward = module.forward
 
-    def forward(first: Any = None, *rest: Any, **named: Any) -> Any:
+    def forward(first: Any = None, *rest: Any, **keywords: Any) -> Any:
         if isinstance(first, _Call):
-            return first.function(*rest, **named)
-        return own(*(() if first is None else (first,)), *rest, **named)
+            return first.function(*rest, **keywords)
+        return model_forward(*(() if first is None else (first,)), *rest, **keywords)
 
     module.forward = forward
 
 
-def whole(x: Tensor) -> Tensor:
+def whole_tensor(x: Tensor) -> Tensor:
     """The whole tensor of a shard, by a gather of all processes."""
     full: Any = getattr(x, "full_tensor", None)
     return x if full is None else full()
@@ -218,36 +218,36 @@ def _shard(readout: Readout, device: torch.device, *, trained: bool) -> None:
     causal = readout.causal
     mesh = init_device_mesh(device.type, (runtime.group_size(),))
     dtype = next(causal.parameters()).dtype
-    rounds = trained and torch.finfo(dtype).bits < 32
+    is_rounded = trained and torch.finfo(dtype).bits < 32
     policy = MixedPrecisionPolicy(
-        param_dtype=dtype if rounds else None,
-        reduce_dtype=torch.float32 if rounds else None,
+        param_dtype=dtype if is_rounded else None,
+        reduce_dtype=torch.float32 if is_rounded else None,
         cast_forward_inputs=False,  # rotary tables stay exact
     )
     modules = [*layers_of(causal), causal]
     for module in modules:
-        _dispatched(module)
+        _accept_calls(module)
         # the model's own parameters stay until the backward pass of a micro-batch, or `reshard`
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=module is not causal)
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
-    if rounds:
+    if is_rounded:
         causal.to(torch.float32)
 
 
 def layers_of(causal: Any) -> list[nn.Module]:
     """Layers of a transformers model, of one that sees also those of its tower; none where they can't be told."""
     config, text, vision = causal.config, backbone_of(causal), vision_of(causal)
-    own = _stack(causal if text is None else text, config.get_text_config().num_hidden_layers)
+    text_layers = _stack(causal if text is None else text, config.get_text_config().num_hidden_layers)
     if vision is None:
-        return own
+        return text_layers
     tower = config.vision_config
     depth = getattr(tower, "num_hidden_layers", None) or getattr(tower, "depth", 0)
-    return [*own, *_stack(vision.model, depth, beside=text)]
+    return [*text_layers, *_stack(vision.model, depth, outside=text)]
 
 
-def _stack(module: nn.Module, depth: int, *, beside: nn.Module | None = None) -> list[nn.Module]:
+def _stack(module: nn.Module, depth: int, *, outside: nn.Module | None = None) -> list[nn.Module]:
     """The first list of so many modules, outside of `beside`."""
-    other = set() if beside is None else set(beside.modules())
-    stacks = (m for m in module.modules() if isinstance(m, nn.ModuleList) and len(m) == depth and m not in other)
+    excluded = set() if outside is None else set(outside.modules())
+    stacks = (m for m in module.modules() if isinstance(m, nn.ModuleList) and len(m) == depth and m not in excluded)
     return list(next(stacks, ()))

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from gxpo.learning.architecture import padded
 from gxpo.learning.packing import MicroBatch, Sheet
 from gxpo.learning.readout import Readout
-from gxpo.models.decoder.soft import fed, log_density
+from gxpo.models.decoder.soft import log_density, mixed_embeddings
 
 Y, WEIGHT = "soft_y", "soft_weight"  # extras [T, K]: nan at ordinary tokens
 
@@ -30,11 +30,11 @@ def soft_inputs(readout: Readout, sheet: Sheet) -> AbstractContextManager[None]:
     if readout.decoder is None:
         places = padded(sheet).held.reshape(-1).nonzero().squeeze(1)[rows]
     ids = extras["support"][sheet.index[rows]]
-    return fed(readout.causal.get_input_embeddings(), places, ids, weight[rows].nan_to_num(nan=0.0))
+    return mixed_embeddings(readout.causal.get_input_embeddings(), places, ids, weight[rows].nan_to_num(nan=0.0))
 
 
 def with_densities(
-    found: Mapping[str, Tensor],
+    outputs: Mapping[str, Tensor],
     batch: MicroBatch,
     reading: Tensor,
     readout: Readout,
@@ -48,13 +48,13 @@ def with_densities(
     reading [E]: which of the n each entry of the batch is; states [n, H] in which they are chosen; temperature [n]
     """
     forest = batch.packing.forest
-    if Y not in forest.extras or "logprob" not in found:
-        return found
+    if Y not in forest.extras or "logprob" not in outputs:
+        return outputs
     token = torch.zeros(len(temperature), dtype=torch.int64)
     token[reading] = forest.path_token[batch.entries]
-    soft = forest.extras[Y][token].isfinite().any(1)
-    if not bool(soft.any()):
-        return found
+    is_soft = forest.extras[Y][token].isfinite().any(1)
+    if not bool(is_soft.any()):
+        return outputs
     device = states.device
     weight = readout.head_weight()
 
@@ -64,14 +64,14 @@ def with_densities(
         inside = z.gather(1, support.clamp_min(0)).masked_fill(support < 0, -torch.inf)
         return log_density(y.to(device), inside.double().log_softmax(1))
 
-    parts = soft.nonzero().squeeze(1).split(max(1, logits_at_once // readout.vocabulary))
+    parts = is_soft.nonzero().squeeze(1).split(max(1, logits_at_once // readout.vocabulary))
     pieces = []
     for rows in parts:
         support, y = forest.extras["support"][token[rows]].to(device), forest.extras[Y][token[rows]].to(device)
-        at = rows.to(device)
-        args = (states[at], temperature.to(device)[at], support, y)
-        again = len(parts) > 1 and torch.is_grad_enabled()
-        pieces.append(checkpoint(density, *args, use_reentrant=False) if again else density(*args))
+        device_rows = rows.to(device)
+        arguments = (states[device_rows], temperature.to(device)[device_rows], support, y)
+        recompute = len(parts) > 1 and torch.is_grad_enabled()
+        pieces.append(checkpoint(density, *arguments, use_reentrant=False) if recompute else density(*arguments))
     rows = torch.cat(parts).to(device)
     densities = torch.cat(pieces)
-    return {**found, "logprob": found["logprob"].to(densities).index_copy(0, rows, densities)}
+    return {**outputs, "logprob": outputs["logprob"].to(densities).index_copy(0, rows, densities)}

@@ -82,27 +82,27 @@ class TurnsReversed(UpdatePart):
 
     def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:
         before, after = turn_numbers(forest)
-        number = after if self.count == "end" else -before
-        turns = number[forest.path_trainable].unique().tolist()
+        turn_P = after if self.count == "end" else -before
+        turns = turn_P[forest.path_trainable].unique().tolist()
         if len(turns) < 2:
             return [learner.step(forest, credit, weight)]
-        old, infos = learner.logprob(), []
-        factor = torch.ones(forest.n_trajectories, dtype=old.dtype)
+        old_logprob, infos = learner.logprob(), []
+        correction_R = torch.ones(forest.n_trajectories, dtype=old_logprob.dtype)
         for k in turns:
-            here = number == k
-            infos.append(learner.step(only(forest, here), credit * forest.to_path(factor, "R"), weight * here))
+            in_turn_P = turn_P == k
+            infos.append(learner.step(only(forest, in_turn_P), credit * forest.to_path(correction_R, "R"), weight * in_turn_P))
             if infos[-1].empty or k == turns[-1]:
                 continue
-            moved, now = (here & forest.path_trainable).nonzero().squeeze(1), learner.logprob()
-            of = forest.path_trajectory[moved]
-            ratio = turn_ratio((now - old)[moved], of, forest.n_trajectories, self.reduce)
-            factor = self._held(factor * self._held(ratio))
+            turn_tokens, now = (in_turn_P & forest.path_trainable).nonzero().squeeze(1), learner.logprob()
+            trajectory_of_token = forest.path_trajectory[turn_tokens]
+            ratio = turn_ratio((now - old_logprob)[turn_tokens], trajectory_of_token, forest.n_trajectories, self.reduce)
+            correction_R = self._clip(correction_R * self._clip(ratio))
             if self.old == "turn":
-                old = now
+                old_logprob = now
                 learner.renew()
         return infos
 
-    def _held(self, ratio: Tensor) -> Tensor:
+    def _clip(self, ratio: Tensor) -> Tensor:
         return ratio.clamp(1 - self.correction_low, 1 + self.correction_high)
 
 

@@ -13,8 +13,8 @@ def cache_directory(cache: str | os.PathLike[str] | None = None) -> Path:
     """The cache directory: `cache`, else $GXPO_CACHE, else $XDG_CACHE_HOME/gxpo, else ~/.cache/gxpo."""
     if cache is not None:
         return Path(cache)
-    if own := os.environ.get("GXPO_CACHE"):
-        return Path(own)
+    if environment_path := os.environ.get("GXPO_CACHE"):
+        return Path(environment_path)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gxpo"
 
 

@@ -53,13 +53,13 @@ class ModelObject:
     def save(self, folder: Path) -> None:
         """Write both as transformers has them."""
         logging: Any = need("transformers.utils.logging", "train")
-        bars = logging.is_progress_bar_enabled()
+        has_bars = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()
         try:
             self.model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
         finally:
-            if bars:
+            if has_bars:
                 logging.enable_progress_bar()
         for file in folder.rglob("*"):  # safetensors makes its files unreadable for others
             file.chmod(0o755 if file.is_dir() else 0o644)
@@ -73,17 +73,17 @@ def _check_model(model: Any) -> None:
             f"model: a {kind} of peft: give the base model and set learner.lora_rank, or give model.merge_and_unload()"
         )
     if isinstance(model, type) or not isinstance(model, transformers.PreTrainedModel):
-        what = f"the class {model.__name__}" if isinstance(model, type) else f"a {kind}"
+        subject = f"the class {model.__name__}" if isinstance(model, type) else f"a {kind}"
         raise ModelError(
-            f"model: {what} is no model of transformers: give a PreTrainedModel with a head for causal language "
+            f"model: {subject} is no model of transformers: give a PreTrainedModel with a head for causal language "
             "modelling, as AutoModelForCausalLM.from_pretrained(...) returns it, a directory or a name"
         )
-    known = transformers.AutoModelForCausalLM._model_mapping  # with what register() has added
-    if type(model.config) not in known or not isinstance(model, known[type(model.config)]):
-        of_config = known[type(model.config)].__name__ if type(model.config) in known else None
+    class_by_config = transformers.AutoModelForCausalLM._model_mapping  # with what register() has added
+    if type(model.config) not in class_by_config or not isinstance(model, class_by_config[type(model.config)]):
+        loaded_class = class_by_config[type(model.config)].__name__ if type(model.config) in class_by_config else None
         advice = (
-            f"give a {of_config}"
-            if of_config is not None
+            f"give a {loaded_class}"
+            if loaded_class is not None
             else "register it: AutoConfig.register(...), AutoModelForCausalLM.register(...)"
         )
         raise ModelError(f"model: a {kind} is not what AutoModelForCausalLM loads for its configuration: {advice}")

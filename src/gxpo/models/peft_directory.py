@@ -84,7 +84,7 @@ def config_home(path: Path) -> Path:
     return base_of(path) if is_adapter(path) else path
 
 
-def whole(path: Path, kind_of: Callable[[Any], Any]) -> Path:
+def merged_directory(path: Path, kind_of: Callable[[Any], Any]) -> Path:
     """The directory itself; of an adapter, one in gxpo's cache with base and adapter merged, made on the first call.
 
     kind_of  config -> class of transformers that loads the base

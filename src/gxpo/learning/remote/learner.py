@@ -18,7 +18,7 @@ from gxpo.learning.optimiser import Schedule
 from gxpo.learning.remote.rows import Rows
 from gxpo.parts.protocols import LossFunction, Output, StepInfo, TrainEngine
 
-READ = ("logprob", "entropy")  # outputs that a training engine may give
+OUTPUTS = ("logprob", "entropy")  # outputs that a training engine may give
 
 
 class RemoteLearner:
@@ -45,7 +45,7 @@ class RemoteLearner:
         self.optimiser = Steps(lr, schedule or Schedule())
         self.max_grad_norm = max_grad_norm
         self.policies = {"main": "trained"}
-        self.gives = tuple(name for name in READ if name in engine.abilities)
+        self.gives = tuple(name for name in OUTPUTS if name in engine.abilities)
 
     # ------------------------------------------------------------ what the policy says
     def outputs(
@@ -75,15 +75,15 @@ class RemoteLearner:
 
     def _forward(self, rows: Rows, names: Sequence[str], policy: str) -> dict[str, Tensor]:
         """[E] outputs of the rows' entries."""
-        found: dict[str, list[Tensor]] = {name: [] for name in names}
+        readings: dict[str, list[Tensor]] = {name: [] for name in names}
         for chunk in rows.chunks(self.tokens_per_microbatch):
-            own = [rows.rows[i] for i in chunk]
-            out = self.engine.forward(own, tuple(names), policy)
+            chunk_rows = [rows.rows[i] for i in chunk]
+            out = self.engine.forward(chunk_rows, tuple(names), policy)
             for name in names:
-                if [x.numel() for x in out[name]] != [row.read.numel() for row in own]:
+                if [x.numel() for x in out[name]] != [row.read.numel() for row in chunk_rows]:
                     raise ModelError(f"the training engine returned {name} of another number of tokens than was asked")
-                found[name] += out[name]
-        return {name: rows.gathered(parts) for name, parts in found.items()}
+                readings[name] += out[name]
+        return {name: rows.gathered(parts) for name, parts in readings.items()}
 
     # ------------------------------------------------------------ steps
     def step(
@@ -129,15 +129,15 @@ class RemoteLearner:
         for name, value in self._forward(rows, names, "current").items():
             x[name] = x[name].index_copy(0, entries, value)
         slope = gradient_of(loss, x)
-        parts = {name: rows.scattered(g[entries]) for name, g in slope.items() if bool(g[entries].any())}
-        pulls = 0
+        row_slopes = {name: rows.scattered(g[entries]) for name, g in slope.items() if bool(g[entries].any())}
+        pull_count = 0
         self.engine.discard()
         try:
-            for chunk in rows.chunks(self.tokens_per_microbatch) if parts else ():
+            for chunk in rows.chunks(self.tokens_per_microbatch) if row_slopes else ():
                 self.engine.pull(
-                    [rows.rows[i] for i in chunk], {name: [part[i] for i in chunk] for name, part in parts.items()}
+                    [rows.rows[i] for i in chunk], {name: [part[i] for i in chunk] for name, part in row_slopes.items()}
                 )
-                pulls += 1
+                pull_count += 1
         except BaseException:
             self.engine.discard()
             raise
@@ -148,7 +148,7 @@ class RemoteLearner:
             loss=value,
             tokens_forward=rows.tokens,
             tokens_flat=rows.tokens,
-            microbatches=pulls,
+            microbatches=pull_count,
             outputs={name: v.masked_fill(~active, torch.nan) for name, v in x.items()},
         )
 
@@ -229,8 +229,8 @@ def unsupported(method: Any, abilities: frozenset[str], update: Any = None) -> s
     needs, outputs = set(method.needs), [Output(name) for name in method.outputs]
     if method.value_heads:
         return "it trains a value head"
-    if other := [o for o in outputs if o not in READ]:
-        return f"it reads the output {str(other[0])!r}"
+    if unknown := [o for o in outputs if o not in OUTPUTS]:
+        return f"it reads the output {str(unknown[0])!r}"
     if lacking := [o for o in outputs if o not in abilities and o != "entropy"]:
         return f"it reads the output {str(lacking[0])!r}"
     if "entropy" in set(map(str, outputs)) | needs and "entropy" not in abilities:

@@ -66,16 +66,16 @@ class Probe:
 
     def trouble(self, tolerance: float) -> str | None:
         """What is wrong, in a line; None: nothing."""
-        wanted = {"scale": 1.0, "twice": 2.0, "apart": 2.0, "cancelled": 0.0}
-        off = [
-            f"{k} {getattr(self, k):.4g} instead of {v:g}" for k, v in wanted.items() if not self._near(k, v, tolerance)
+        expected = {"scale": 1.0, "twice": 2.0, "apart": 2.0, "cancelled": 0.0}
+        mismatches = [
+            f"{k} {getattr(self, k):.4g} instead of {v:g}" for k, v in expected.items() if not self._near(k, v, tolerance)
         ]
-        if off and off[0].startswith("scale") and self.fixed_eps is not None:
-            off[0] += f" if the eps of its AdamW is {self.fixed_eps:g}"
-        return ", ".join(off) or None
+        if mismatches and mismatches[0].startswith("scale") and self.fixed_eps is not None:
+            mismatches[0] += f" if the eps of its AdamW is {self.fixed_eps:g}"
+        return ", ".join(mismatches) or None
 
-    def _near(self, name: str, wanted: float, tolerance: float) -> bool:
-        return abs(getattr(self, name) - wanted) <= tolerance * max(wanted, 1.0)
+    def _near(self, name: str, expected: float, tolerance: float) -> bool:
+        return abs(getattr(self, name) - expected) <= tolerance * max(expected, 1.0)
 
 
 def probe(engine: TrainEngine, row: TokenRow, *, move: float = MOVE, scratch: Path | None = None) -> Probe:
@@ -88,13 +88,13 @@ def probe(engine: TrainEngine, row: TokenRow, *, move: float = MOVE, scratch: Pa
         saved = Path(folder) / "engine"
         engine.save(saved)
         try:
-            return _probed(engine, TokenRow(row.tokens, row.read[:1], row.temperature[:1]), saved, move)
+            return _measure_probe(engine, TokenRow(row.tokens, row.read[:1], row.temperature[:1]), saved, move)
         finally:
             engine.discard()
             engine.load(saved)
 
 
-def _probed(engine: TrainEngine, row: TokenRow, saved: Path, move: float) -> Probe:
+def _measure_probe(engine: TrainEngine, row: TokenRow, saved: Path, move: float) -> Probe:
     def norm(*pulls: Sequence[float]) -> float:
         """The norm that the engine reports after pulls of the row with these slopes."""
         engine.discard()
@@ -102,37 +102,37 @@ def _probed(engine: TrainEngine, row: TokenRow, saved: Path, move: float) -> Pro
             engine.pull([row] * len(slopes), {"logprob": [_slope(s) for s in slopes]})
         return engine.step(0.0, None, eps=EPS)
 
-    def moved(how: Descent, sign: float) -> float:
+    def moved(descent: Descent, sign: float) -> float:
         """Nats by which a step from the saved state moves the token."""
         engine.load(saved)
         before = _value(engine, row)
-        engine.pull([row], {"logprob": [_slope(sign * how.slope)]})
-        engine.step(how.lr, None, eps=how.eps)
+        engine.pull([row], {"logprob": [_slope(sign * descent.slope)]})
+        engine.step(descent.lr, None, eps=descent.eps)
         return _value(engine, row) - before
 
-    once = norm([1.0])
-    if not once > 0:
+    norm_once = norm([1.0])
+    if not norm_once > 0:
         raise ModelError(
-            f"the training engine reports the gradient norm {once:.3g} for a token with slope 1: does `pull` leave a "
+            f"the training engine reports the gradient norm {norm_once:.3g} for a token with slope 1: does `pull` leave a "
             "gradient, and does `step` report its norm before clipping?"
         )
     twice, apart, cancelled = norm([1.0, 1.0]), norm([1.0], [1.0]), norm([1.0, -1.0])
-    fixed = None if heeds_eps(moved(unheeded(once, move), 1.0), move) else own_eps(engine)
-    how = Descent.by(move / once**2, once, fixed)
+    fixed = None if heeds_eps(moved(step_if_eps_ignored(norm_once, move), 1.0), move) else own_eps(engine)
+    descent = Descent.by(move / norm_once**2, norm_once, fixed)
     # what weight decay and curvature do is the same for both signs; a slope of 1 is followed downwards
-    by = (moved(how, -1.0) - moved(how, 1.0)) / 2
-    scale = float("nan") if by == 0 else move / by
-    return Probe(scale, twice / once, apart / once, cancelled / once, once, fixed)
+    moved_nats = (moved(descent, -1.0) - moved(descent, 1.0)) / 2
+    scale = float("nan") if moved_nats == 0 else move / moved_nats
+    return Probe(scale, twice / norm_once, apart / norm_once, cancelled / norm_once, norm_once, fixed)
 
 
-def unheeded(norm: float, move: float = MOVE) -> Descent:
+def step_if_eps_ignored(norm: float, move: float = MOVE) -> Descent:
     """A step that moves the token by a thousandth of `move` under the eps that it asks for, and by more than `move`
     under a small one, when AdamW follows signs."""
     return Descent(1.0, move / norm, EPS * max(1.0, norm))
 
 
 def heeds_eps(moved: float, move: float = MOVE) -> bool:
-    """Whether the engine took the eps of `unheeded`, from the nats by which the token moved."""
+    """Whether the engine took the eps of `step_if_eps_ignored`, from the nats by which the token moved."""
     return abs(moved) <= move / 2
 
 
@@ -153,11 +153,11 @@ def check(
     engine: TrainEngine, row: TokenRow, *, tolerance: float = 0.02, move: float = MOVE, scratch: Path | None = None
 ) -> Probe:
     """`probe`; `ModelError` unless the engine is right to within `tolerance`."""
-    found = probe(engine, row, move=move, scratch=scratch)
-    if (trouble := found.trouble(tolerance)) is not None:
+    result = probe(engine, row, move=move, scratch=scratch)
+    if (trouble := result.trouble(tolerance)) is not None:
         raise ModelError(
             f"the training engine's gradient is not the sum that was asked for: {trouble} (a scale of 1 / ranks: their "
             "number is forgotten; twice 1: a mean over rows; a scale near 1 where the engine computes in bfloat16: set "
             "learner.dtype=bfloat16)"
         )
-    return found
+    return result

@@ -22,8 +22,8 @@ def register() -> None:
     fsdp: Any = need("verl.workers.engine.fsdp.transformer_impl", "verl")
     if "cpu" in engines.EngineRegistry._engines["language_model"]["fsdp2"]:
         return
-    known = engines.EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
-    known(fsdp.FSDPEngineWithLMHead)
+    registration = engines.EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
+    registration(fsdp.FSDPEngineWithLMHead)
 
 
 def platform() -> None:

@@ -35,7 +35,7 @@ class Format:
     channels: bool = False
 
 
-def _bad(why: str, name: str = "") -> list[ToolCall]:
+def _unreadable(why: str, name: str = "") -> list[ToolCall]:
     return [ToolCall(name, error=why)]
 
 
@@ -43,22 +43,22 @@ def blocks(
     text: str, open_: str, close: str, inside: Callable[[str], list[ToolCall]], lone_end: bool = False
 ) -> Parsed:
     """Parse every `open_ ... close`; with `lone_end` the last one may end where the text ends."""
-    content, kept, calls, at = [], [], [], 0
-    while (begin := text.find(open_, at)) >= 0:
+    content_parts, kept_parts, calls, position = [], [], [], 0
+    while (begin := text.find(open_, position)) >= 0:
         inner = begin + len(open_)
         end = text.find(close, inner)
         after = end + len(close) if end >= 0 else len(text)
         if end < 0 and not lone_end:
-            found = _bad(f"the call is not closed by {close}")
+            block_calls = _unreadable(f"the call is not closed by {close}")
         else:
-            found = inside(text[inner : end if end >= 0 else len(text)])
-        content.append(text[at:begin])
-        kept.append(text[at:begin] if all(c.error is None for c in found) else text[at:after])
-        calls += found
-        at = after
+            block_calls = inside(text[inner : end if end >= 0 else len(text)])
+        content_parts.append(text[position:begin])
+        kept_parts.append(text[position:begin] if all(c.error is None for c in block_calls) else text[position:after])
+        calls += block_calls
+        position = after
     if not calls:
         return Parsed(text, text)
-    return Parsed("".join([*content, text[at:]]).strip(), "".join([*kept, text[at:]]).strip(), tuple(calls))
+    return Parsed("".join([*content_parts, text[position:]]).strip(), "".join([*kept_parts, text[position:]]).strip(), tuple(calls))
 
 
 def call_of(data: Any) -> ToolCall:
@@ -90,9 +90,9 @@ def _objects(text: str) -> list[ToolCall]:
     """Calls from one JSON object, or a list of them."""
     data = _json(text)
     if data is None:
-        return _bad("the call is not JSON")
+        return _unreadable("the call is not JSON")
     items = data if isinstance(data, list) else [data]
-    return [call_of(d) for d in items] or _bad("the list of calls is empty")
+    return [call_of(d) for d in items] or _unreadable("the list of calls is empty")
 
 
 def _typed(text: str, kind: str | None) -> Any:
@@ -118,12 +118,12 @@ PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
 
 def _parameters(body: str) -> tuple[list[tuple[str, str]], str]:
     """Pairs of every `<parameter=key>value</parameter>`, and what stands between them."""
-    pairs, between, at, close = [], [], 0, "</parameter>"
-    while (head := PARAMETER.search(body, at)) is not None and (end := body.find(close, head.end())) >= 0:
+    pairs, between, position, close = [], [], 0, "</parameter>"
+    while (head := PARAMETER.search(body, position)) is not None and (end := body.find(close, head.end())) >= 0:
         pairs.append((head[1].strip(), _unframed(body[head.end() : end])))
-        between.append(body[at : head.start()])
-        at = end + len(close)
-    return pairs, "".join([*between, body[at:]])
+        between.append(body[position : head.start()])
+        position = end + len(close)
+    return pairs, "".join([*between, body[position:]])
 
 
 def qwen_xml(text: str, types: Types) -> Parsed:
@@ -133,11 +133,11 @@ def qwen_xml(text: str, types: Types) -> Parsed:
         body = block.strip()
         match = FUNCTION.match(body)
         if not match:
-            return _bad("a call is <function=name>...</function>")
+            return _unreadable("a call is <function=name>...</function>")
         name = match[1].strip()
         pairs, between = _parameters(body[match.end() :].removesuffix("</function>"))
         if between.strip():
-            return _bad("a parameter is <parameter=key>value</parameter>", name)
+            return _unreadable("a parameter is <parameter=key>value</parameter>", name)
         kinds = types.get(name, {})
         return [ToolCall(name, {k: _typed(v, kinds.get(k)) for k, v in pairs})]
 
@@ -149,16 +149,16 @@ BETWEEN = re.compile(r"</arg_key>\s*<arg_value>")
 
 def _arguments(block: str) -> tuple[list[tuple[str, str]], str]:
     """Pairs of every `<arg_key>key</arg_key><arg_value>value</arg_value>`, and what stands between them."""
-    pairs, between, at, open_, close = [], [], 0, "<arg_key>", "</arg_value>"
-    while (begin := block.find(open_, at)) >= 0:
+    pairs, between, position, open_, close = [], [], 0, "<arg_key>", "</arg_value>"
+    while (begin := block.find(open_, position)) >= 0:
         middle = BETWEEN.search(block, begin)
         end = block.find(close, middle.end()) if middle is not None else -1
         if middle is None or end < 0:
             break
         pairs.append((block[begin + len(open_) : middle.start()].strip(), block[middle.end() : end]))
-        between.append(block[at:begin])
-        at = end + len(close)
-    return pairs, "".join([*between, block[at:]])
+        between.append(block[position:begin])
+        position = end + len(close)
+    return pairs, "".join([*between, block[position:]])
 
 
 def glm(text: str, types: Types) -> Parsed:
@@ -168,7 +168,7 @@ def glm(text: str, types: Types) -> Parsed:
         name = block.partition("<arg_key>")[0].strip()
         pairs, between = _arguments(block)
         if not name or between.strip() != name:
-            return _bad("a call is a name and pairs of <arg_key> and <arg_value>")
+            return _unreadable("a call is a name and pairs of <arg_key> and <arg_value>")
         kinds = types.get(name, {})
         return [ToolCall(name, {k: _typed(v, kinds.get(k)) for k, v in pairs})]
 
@@ -182,25 +182,25 @@ def llama(text: str, types: Types) -> Parsed:
         head, body = "", text
         if not re.match(r'\s*\{\s*"(name|type|function)"', text):
             return Parsed(text, text)
-    calls, decoder, at = [], json.JSONDecoder(), 0
-    while at < len(body):
-        if body[at] in "; \n\t":
-            at += 1
+    calls, decoder, position = [], json.JSONDecoder(), 0
+    while position < len(body):
+        if body[position] in "; \n\t":
+            position += 1
             continue
         try:
-            data, at = decoder.raw_decode(body, at)
+            data, position = decoder.raw_decode(body, position)
         except (ValueError, RecursionError):
-            calls += _bad("the call is not JSON")
+            calls += _unreadable("the call is not JSON")
             break
         calls.append(call_of(data))
-    calls = calls or _bad("the call is empty")
+    calls = calls or _unreadable("the call is empty")
     return Parsed(head.strip(), head.strip() if all(c.error is None for c in calls) else text, tuple(calls))
 
 
 WORD = re.compile(r"[^\[{\s]*")
 
 
-def _named(part: str) -> tuple[str, str] | None:
+def _name_and_arguments(part: str) -> tuple[str, str] | None:
     """Name and arguments of `name[CALL_ID]id[ARGS]{...}`, in which the id and `[ARGS]` may be missing; None for another
     text."""
     rest = part.strip()
@@ -222,11 +222,11 @@ def mistral(text: str, types: Types) -> Parsed:
     else:
         calls = []
         for part in body.split("[TOOL_CALLS]"):
-            call_fields = _named(part)
-            read = call_of({"name": call_fields[0], "arguments": call_fields[1]}) if call_fields else None
-            calls += [read] if read else _bad("a call is a name, [ARGS] and a JSON object")
-    good = all(c.error is None for c in calls)
-    return Parsed(head.strip(), head.strip() if good else text, tuple(calls))
+            call_fields = _name_and_arguments(part)
+            call = call_of({"name": call_fields[0], "arguments": call_fields[1]}) if call_fields else None
+            calls += [call] if call else _unreadable("a call is a name, [ARGS] and a JSON object")
+    is_readable = all(c.error is None for c in calls)
+    return Parsed(head.strip(), head.strip() if is_readable else text, tuple(calls))
 
 
 def _fenced(text: str) -> tuple[str, str] | None:
@@ -244,7 +244,7 @@ def deepseek(text: str, types: Types) -> Parsed:
     def inside(block: str) -> list[ToolCall]:
         left, separator, right = block.partition("<\uff5ctool\u2581sep\uff5c>")
         if not separator:
-            return _bad("a call has a <\uff5ctool\u2581sep\uff5c> between its name and its arguments")
+            return _unreadable("a call has a <\uff5ctool\u2581sep\uff5c> between its name and its arguments")
         name, body = _fenced(right) or (left, right)
         return [call_of({"name": name.strip(), "arguments": body})]
 
@@ -287,7 +287,7 @@ RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 
 def harmony(text: str, types: Types) -> Parsed:
     """Channels (gpt-oss): analysis is thinking, final is content, commentary to a recipient is a call."""
-    content, reasoning, calls, kept = [], [], [], []
+    content_parts, reasoning, calls, kept_parts = [], [], [], []
     heads = list(SEGMENT.finditer(text))
     if not heads:
         return Parsed(text, text)
@@ -295,19 +295,19 @@ def harmony(text: str, types: Types) -> Parsed:
         body = text[head.end() : next_.start() if next_ else len(text)]
         body = re.sub(r"<\|(end|call|return)\|>$", "", body)
         channel = head[2] or ""
-        to = RECIPIENT.search(f"{head[1] or ''} {channel}")
-        if to:
-            call = call_of({"name": to[1], "arguments": body})
+        recipient = RECIPIENT.search(f"{head[1] or ''} {channel}")
+        if recipient:
+            call = call_of({"name": recipient[1], "arguments": body})
             calls.append(call)
-            kept += [] if call.error is None else [body]
+            kept_parts += [] if call.error is None else [body]
         elif channel.strip() == "analysis":
             reasoning.append(body)
         else:
-            content.append(body)
+            content_parts.append(body)
     if heads[0].start() > 0:
-        content.insert(0, text[: heads[0].start()])
-    said = "".join(content)
-    return Parsed(said, "".join([said, *kept]), tuple(calls), "".join(reasoning) or None)
+        content_parts.insert(0, text[: heads[0].start()])
+    said = "".join(content_parts)
+    return Parsed(said, "".join([said, *kept_parts]), tuple(calls), "".join(reasoning) or None)
 
 
 TAG = re.compile(r"([A-Za-z_][\w.\-]*)\s*\((.*)\)", re.DOTALL)
@@ -319,7 +319,7 @@ def tags(text: str, types: Types) -> Parsed:
     def inside(block: str) -> list[ToolCall]:
         match = TAG.fullmatch(block.strip())
         if not match:
-            return _bad('a call is name({"key": value})')
+            return _unreadable('a call is name({"key": value})')
         return [call_of({"name": match[1], "arguments": match[2].strip() or "{}"})]
 
     return blocks(text, "<tool>", "</tool>", inside)

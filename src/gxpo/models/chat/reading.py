@@ -30,15 +30,15 @@ class Reading:
 def read(text: str, form: Format | None, types: Types, tools: bool, opened: str | None = None) -> Reading:
     """Parse an action. `form`: format of calls (None: there are none); without `tools` nothing is taken for a call."""
     if form is not None and form.channels:
-        found = form.find(text, types)
-        calls = found.calls if tools else ()
-        return Reading(found.content, found.content, found.kept, found.reasoning, calls=calls)
+        parsed = form.find(text, types)
+        calls = parsed.calls if tools else ()
+        return Reading(parsed.content, parsed.content, parsed.kept, parsed.reasoning, calls=calls)
     thought = reasoning.split(text, opened)
     rest = thought.rest.lstrip("\n") if thought.lead else thought.rest
     if form is None or not tools:
         return Reading(rest, rest, rest, thought.reasoning, thought.lead, thought.close)
-    found = form.find(rest, types)
-    return Reading(rest, found.content, found.kept, thought.reasoning, thought.lead, thought.close, found.calls)
+    parsed = form.find(rest, types)
+    return Reading(rest, parsed.content, parsed.kept, thought.reasoning, thought.lead, thought.close, parsed.calls)
 
 
 def same(a: Reading, b: Reading) -> bool:

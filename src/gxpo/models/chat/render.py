@@ -31,13 +31,13 @@ def _limited(seconds: float) -> Iterator[None]:
     def end(*_: object) -> None:
         raise Endless(f"the chat template comes to no end: it was stopped after {seconds:g} seconds")
 
-    before = signal.signal(signal.SIGVTALRM, end)
+    previous_handler = signal.signal(signal.SIGVTALRM, end)
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)  # again, should the first be lost in a finaliser
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before or signal.SIG_DFL)
+        signal.signal(signal.SIGVTALRM, previous_handler or signal.SIG_DFL)
 
 
 class Template:
@@ -60,7 +60,7 @@ class Template:
         where it does not end.
         """
         refs = [ref for m in messages for ref in media.split(_text(m))[1::2]]
-        text = self._rendered(messages, tools, answer)
+        text = self._apply(messages, tools, answer)
         if not refs:
             return text
         if self.picture:
@@ -68,15 +68,15 @@ class Template:
             if len(pieces) == len(refs) + 1:
                 marks = [*(f"{media.MARK[0]}{ref}{media.MARK[1]}" for ref in refs), ""]
                 return "".join(piece + mark for piece, mark in zip(pieces, marks, strict=True))
-            found = len(pieces) - 1
+            picture_count = len(pieces) - 1
         else:
-            shown = media.split(text)[1::2]
-            if shown == refs:
+            rendered_refs = media.split(text)[1::2]
+            if rendered_refs == refs:
                 return text
-            found = len(shown)
-        raise ModelError(f"the chat template writes {found} pictures where the messages have {len(refs)}")
+            picture_count = len(rendered_refs)
+        raise ModelError(f"the chat template writes {picture_count} pictures where the messages have {len(refs)}")
 
-    def _rendered(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: bool) -> str:
+    def _apply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: bool) -> str:
         try:
             with _limited(LONGEST):
                 return self.tokenizer.apply_chat_template(
@@ -90,12 +90,12 @@ class Template:
         except Endless:
             raise
         except Exception as error:  # a template is foreign code and may raise anything
-            said = " ".join(str(error).split()) or type(error).__name__
+            reason = " ".join(str(error).split()) or type(error).__name__
             roles = ", ".join(str(m.get("role")) for m in messages[-6:])
             more = "..., " if len(messages) > 6 else ""
             calls = any(m.get("tool_calls") for m in messages)
-            way = "; chat.tools=tags writes the tool calls of the history as text" if calls else ""
-            raise ModelError(f"the chat template refuses the messages ({more}{roles}): {said}{way}") from error
+            remedy = "; chat.tools=tags writes the tool calls of the history as text" if calls else ""
+            raise ModelError(f"the chat template refuses the messages ({more}{roles}): {reason}{remedy}") from error
 
     def _form(self, message: Message) -> dict[str, Any]:
         """A message as the template wants it."""
@@ -115,24 +115,24 @@ def in_parts(message: Message, pictures: bool = False) -> dict[str, Any]:
         return dict(message)
     if not pictures:
         return {**message, "content": [{"type": "text", "text": content}]}
-    found: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
     for i, piece in enumerate(media.split(content)):
         if i % 2:
-            found.append({"type": "image"})
+            parts.append({"type": "image"})
         elif piece:
-            found.append({"type": "text", "text": piece})
-    return {**message, "content": found}
+            parts.append({"type": "text", "text": piece})
+    return {**message, "content": parts}
 
 
 def source(tokenizer: Any, template: str | Path | None) -> str:
     """Jinja source of `template`: itself, a file's, or (None) the tokenizer's own."""
     if template is None:
-        own = tokenizer.chat_template
-        if isinstance(own, dict):
-            own = own.get("default")
-        if not own:
+        own_template = tokenizer.chat_template
+        if isinstance(own_template, dict):
+            own_template = own_template.get("default")
+        if not own_template:
             raise ModelError("the tokenizer has no chat template: give one (template=FILE.jinja), or template='none'")
-        return own
+        return own_template
     if isinstance(template, str) and ("{%" in template or "{{" in template):
         return template
     try:
@@ -144,8 +144,8 @@ def source(tokenizer: Any, template: str | Path | None) -> str:
 
 
 def has_template(tokenizer: Any) -> bool:
-    own = getattr(tokenizer, "chat_template", None)
-    return bool(own.get("default") if isinstance(own, dict) else own)
+    own_template = getattr(tokenizer, "chat_template", None)
+    return bool(own_template.get("default") if isinstance(own_template, dict) else own_template)
 
 
 def unused(word: str, *texts: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gxpo.base import media
 from gxpo.base.errors import ModelError
-from gxpo.models.chat.facts import Facts, find_out
+from gxpo.models.chat.facts import Facts, facts_of_template
 from gxpo.models.chat.markers import ENDS, turns_in
 from gxpo.models.chat.plain import PlainConversation, Tokens
 from gxpo.models.chat.reasoning import opened_by
@@ -76,7 +76,7 @@ class RenderedConversation(PlainConversation):
 def _facts_of(tokenizer: Any, tokens: Tokens, template: str) -> Facts | None:
     """Properties of the tokenizer's own template; None where it has none that can be read."""
     try:
-        return find_out(Template(tokenizer, template, {}), tokens) if template else None
+        return facts_of_template(Template(tokenizer, template, {}), tokens) if template else None
     except ModelError:
         return None
 
@@ -128,7 +128,7 @@ def prompt_warnings(tasks: Iterable[Task], chat: Any = None, template: str = "au
         for kind, text in _texts(task):
             markup_by_kind.setdefault(kind, []).append((task.id, markup_of(text, chat)))
     if template == RENDERED:
-        return _of_rendered(markup_by_kind.get("text", []), chat)
+        return _rendered_warnings(markup_by_kind.get("text", []), chat)
     out = []
     for kind, remedy in (
         ("text", "set chat.template=rendered, which takes them as they are, or give messages"),
@@ -148,18 +148,18 @@ def prompt_warnings(tasks: Iterable[Task], chat: Any = None, template: str = "au
     return out
 
 
-def _of_rendered(prompts: Sequence[tuple[str, Markup | None]], chat: Any) -> list[str]:
+def _rendered_warnings(prompts: Sequence[tuple[str, Markup | None]], chat: Any) -> list[str]:
     """Lines about prompts that are said to be rendered."""
     out = []
-    if bare := [name for name, markup in prompts if markup is None]:
+    if unmarked := [name for name, markup in prompts if markup is None]:
         out.append(
-            f"{len(bare)} prompt(s) hold no marker of a chat template: {_some(bare)}; chat.template=rendered puts none "
+            f"{len(unmarked)} prompt(s) hold no marker of a chat template: {_some(unmarked)}; chat.template=rendered puts none "
             "around them: leave it at auto, or render them"
         )
     foreign = [
-        (name, Markup(strange, True))
+        (name, Markup(unknown_names, True))
         for name, markup in prompts
-        if markup is not None and (strange := tuple(n for n in markup.names if not _is_known(n, chat)))
+        if markup is not None and (unknown_names := tuple(n for n in markup.names if not _is_known(n, chat)))
     ]
     if foreign:
         out.append(

@@ -23,7 +23,7 @@ from typing import Any
 from gxpo.base import media
 from gxpo.base.errors import ConfigError, GxpoError, ModelError
 from gxpo.models.chat import tools as toolbox
-from gxpo.models.chat.facts import find_out, shows_pictures, tries
+from gxpo.models.chat.facts import facts_of_template, render_or_none, shows_pictures
 from gxpo.models.chat.formats import TAGS, Format
 from gxpo.models.chat.messages import (
     has_calls,
@@ -58,7 +58,7 @@ class Action:
     prefix: str = ""
 
     @property
-    def whole(self) -> str:
+    def full_text(self) -> str:
         return self.prefix + self.text
 
     @property
@@ -97,11 +97,11 @@ class TemplateConversation:
         self._has_tools = bool(tools)
         typed = chat.tokens.typed  # what others wrote has no special tokens: those are the template's
         self._tools = tuple(typed(list(tools))) if chat.tools_format == "native" else ()  # messages for the template
-        self._shown, text = self._opening(messages, tools)
+        self._template_messages, text = self._opening(messages, tools)
         self._prefix = self._prefill(text, prefill)
         self._text = text + self._prefix
         self._actions: list[Action] = []
-        self._said: Message = {}  # the last action's message, as given to the template
+        self._action_message: Message = {}  # the last action's message, as given to the template
         self._waits_for_action = True
         self._calls = 0
         self.context: tuple[int, ...] = chat.tokens.encode(self._text)
@@ -117,7 +117,7 @@ class TemplateConversation:
                 raise
             # some templates want ids of nine letters and digits
             renumbered = pair_answers(opening_messages, renumber=True)
-            text = tries(chat.template, *renumbered, tools=self._tools)
+            text = render_or_none(chat.template, *renumbered, tools=self._tools)
             if text is None:
                 raise
             opening_messages = renumbered
@@ -154,18 +154,18 @@ class TemplateConversation:
             inside = split(prefix, opened).close
             sampled_reading = self.chat.read(text, self._types, self._has_tools, inside)
             reading = sampled_reading if len(sampled_reading.calls) == len(whole_reading.calls) else whole_reading
-        calls = tuple(self._numbered(c) for c in whole_reading.calls)
+        calls = tuple(self._with_id(c) for c in whole_reading.calls)
         self._actions.append(Action(ids, text, stop, whole_reading, prefix))
         self.context += ids
-        self._said = self._message(self._actions[-1], whole_reading.kept, calls)
+        self._action_message = self._message(self._actions[-1], whole_reading.kept, calls)
         clean, plain = self.chat.tokens.without_special, self.chat.tokens.plain
-        self.messages.append(plain(self._said))
+        self.messages.append(plain(self._action_message))
         self._waits_for_action = False
         thinking = clean(reading.reasoning) if reading.reasoning is not None else None
         calls = tuple(ToolCall(plain(c.name), plain(c.arguments), c.id, c.error) for c in calls)
         return Reply(clean(reading.content), thinking, calls)
 
-    def _numbered(self, call: ToolCall) -> ToolCall:
+    def _with_id(self, call: ToolCall) -> ToolCall:
         """Nine letters and digits, as the strictest templates want."""
         self._calls += 1
         return ToolCall(call.name, call.arguments, f"call{self._calls - 1:05d}", call.error)
@@ -178,7 +178,7 @@ class TemplateConversation:
             message[key] = reading.reasoning
         elif reading.reasoning is not None and reading.lead:  # the template knows thinking as text only, if at all
             joined = f"{reading.lead}\n\n{body}" if body else reading.lead
-            message["content"] = action.whole if body == reading.said else joined
+            message["content"] = action.full_text if body == reading.said else joined
         if well_formed := toolbox.structured(calls, self.chat.facts.arguments_as_json):
             message["tool_calls"] = well_formed
         return message
@@ -188,8 +188,8 @@ class TemplateConversation:
         action = self._actions[-1]
         if self.chat.tools_format == "tags":  # calls by tags are text of the content
             return [self._message(action, action.reading.said, ())]
-        raw_message: Message = {"role": "assistant", "content": action.whole}
-        message = self._said
+        raw_message: Message = {"role": "assistant", "content": action.full_text}
+        message = self._action_message
         return [message] if message == raw_message else [message, raw_message]
 
     def observe(self, messages: Sequence[Message]) -> ContextUpdate:
@@ -201,14 +201,14 @@ class TemplateConversation:
             raise GxpoError("observe() comes after act(): messages before the first action belong to start()")
         action = self._actions[-1]
         messages, prefill = without_prefill([media.with_marks(m) for m in normal_messages(messages)])
-        messages = toolbox.answered(messages, self._last_calls())
-        form, new, text = self._rendered(self.chat.tokens.typed(self.chat.later_messages(messages)))
+        messages = toolbox.with_call_ids(messages, self._last_calls())
+        form, new, text = self._render_history(self.chat.tokens.typed(self.chat.later_messages(messages)))
         prefix = self._prefill(text, prefill)
         bridge = self._bridge(form, new, text)
         before = self.context
         rebuild = not bridge.same and self.chat.rewrites == "rebuild"
         if rebuild:
-            self.context = ids = self._rebuilt(text + prefix)
+            self.context = ids = self._rebuild_ids(text + prefix)
             self.rebuilt += 1
         else:
             ids = self.chat.tokens.encode_after(bridge.text + prefix, action.stop)
@@ -218,7 +218,7 @@ class TemplateConversation:
             if self.context[: len(before)] != before or before[len(before) - len(action.ids) :] != action.ids:
                 raise GxpoError("a conversation has lost tokens that the policy had seen: please report the template")
         self.messages += messages
-        self._shown += [form, *new]
+        self._template_messages += [form, *new]
         self._prefix, self._text = prefix, text + prefix
         self._waits_for_action = True
         return ContextUpdate(ids, rebuild)
@@ -228,7 +228,7 @@ class TemplateConversation:
         first = self._calls - len(calls)
         return [ToolCall(c.name, c.arguments, f"call{first + i:05d}", c.error) for i, c in enumerate(calls)]
 
-    def _rendered(self, messages: Sequence[Message]) -> tuple[Message, list[Message], str]:
+    def _render_history(self, messages: Sequence[Message]) -> tuple[Message, list[Message], str]:
         """The form of the last action that the template accepts, the new messages, and the whole text."""
         refusals = []
         for form in self._forms():
@@ -241,19 +241,19 @@ class TemplateConversation:
         raise refusals[0]
 
     def _render(self, more: Sequence[Message], answer: bool = True) -> str:
-        return self.chat.template.render([*self._shown, *more], self._tools, answer)
+        return self.chat.template.render([*self._template_messages, *more], self._tools, answer)
 
     def _bridge(self, form: Message, new: Sequence[Message], text: str) -> Bridge:
         action = self._actions[-1]
-        seen = self._text + action.text
-        if text.startswith(seen):
-            rest = text[len(seen) :]
+        visible_text = self._text + action.text
+        if text.startswith(visible_text):
+            rest = text[len(visible_text) :]
             if action.stop is None:
                 return Bridge(rest, "text")
             closing = self.chat.closing(action.stop)
             if closing is not None and (end := closing.match(rest)):
-                own = end[0] == self.chat.tokens.text_of(action.stop)
-                return Bridge(rest[end.end() :], "text" if own else "meaning")
+                is_own_stop = end[0] == self.chat.tokens.text_of(action.stop)
+                return Bridge(rest[end.end() :], "text" if is_own_stop else "meaning")
         return self._bridge_by_mark(form, new, text)
 
     def _bridge_by_mark(self, form: Message, new: Sequence[Message], text: str) -> Bridge:
@@ -261,14 +261,14 @@ class TemplateConversation:
         tail = self._after_mark(form, new, text)
         aligned = text.endswith(tail)
         history = text[: len(text) - len(tail)]
-        kept = aligned and self._says_the_same(history)
+        is_kept = aligned and self._has_same_meaning(history)
         closing = self.chat.closing(action.stop)
         end = closing.match(tail) if closing is not None else None
         if action.stop is not None:
             tail = tail[end.end() :] if end else tail
         elif action.reading.close is not None:
-            tail = self._thought_closed(history if kept else "") + tail
-        return Bridge(tail, "meaning" if kept else "")
+            tail = self._thought_end(history if is_kept else "") + tail
+        return Bridge(tail, "meaning" if is_kept else "")
 
     def _after_mark(self, form: Message, new: Sequence[Message], text: str) -> str:
         """Text that the template puts after an action, found with a marker word at the action's end."""
@@ -276,14 +276,14 @@ class TemplateConversation:
         calls = form.get("tool_calls")
         if calls:
             marked = self._render([{**form, "tool_calls": [*calls[:-1], self._marked_call(calls[-1], mark)]}, *new])
-            _, found, tail = marked.partition(mark)
-            if found:
+            _, separator, tail = marked.partition(mark)
+            if separator:
                 return self._after_call(tail)
         marked = self._render(
             [{"role": "assistant", "content": mark, **({"tool_calls": calls} if calls else {})}, *new]
         )
-        _, found, tail = marked.rpartition(mark)
-        if not found:
+        _, separator, tail = marked.rpartition(mark)
+        if not separator:
             raise ModelError(
                 "the chat template does not write the text of an action: it can't be used for a conversation"
             )
@@ -302,7 +302,7 @@ class TemplateConversation:
         ends = [i for e in facts.ends if (i := tail.find(e)) >= 0]
         return tail[min(ends) :] if ends else tail
 
-    def _says_the_same(self, history: str) -> bool:
+    def _has_same_meaning(self, history: str) -> bool:
         """Whether the history holds all that the policy was shown, and an action that reads as the last one does."""
         action = self._actions[-1]
         before = self._text[: len(self._text) - len(action.prefix)]
@@ -312,29 +312,29 @@ class TemplateConversation:
         opened = opened_by(before[:common])
         return same(self.chat.read(history[common:], self._types, self._has_tools, opened), action.reading)
 
-    def _thought_closed(self, history: str) -> str:
+    def _thought_end(self, history: str) -> str:
         """End of a thought that was cut: the template's, else the closing tag alone."""
         reading = self._actions[-1].reading
         thought = (reading.reasoning or "").strip()
-        _, found, rest = history.rpartition(thought) if thought else ("", "", "")
-        if found and reading.close is not None and reading.close in rest:
+        _, separator, rest = history.rpartition(thought) if thought else ("", "", "")
+        if separator and reading.close is not None and reading.close in rest:
             return rest
         return f"\n{reading.close}\n\n"
 
-    def _rebuilt(self, text: str) -> tuple[int, ...]:
+    def _rebuild_ids(self, text: str) -> tuple[int, ...]:
         """Ids of a text; an action that is still in it letter by letter keeps its sampled ids."""
         tokens = self.chat.tokens
         header = self.chat.facts.generation_prompt
         ids: tuple[int, ...] = ()
-        at = 0
+        position = 0
         for action in self._actions:
-            place = text.find(header + action.whole, at) if action.text else -1
+            place = text.find(header + action.full_text, position) if action.text else -1
             begin = place + len(header) + len(action.prefix)
-            if place < 0 or begin < at:
+            if place < 0 or begin < position:
                 continue
-            ids += self._piece(text[at:begin], at) + action.text_ids
-            at = begin + len(action.text)
-        return ids + (self._piece(text[at:], at) if text[at:] else tokens.encode(""))
+            ids += self._piece(text[position:begin], position) + action.text_ids
+            position = begin + len(action.text)
+        return ids + (self._piece(text[position:], position) if text[position:] else tokens.encode(""))
 
     def _piece(self, text: str, at: int) -> tuple[int, ...]:
         return self.chat.tokens.encode_after(text) if at else self.chat.tokens.encode(text)
@@ -379,7 +379,7 @@ class TemplateChat:
         self.tokenizer, self.rewrites = tokenizer, rewrites
         self.tokens = Tokens(tokenizer, rows_of, picture)
         self.template = Template(tokenizer, source(tokenizer, template), kwargs or {})
-        self.facts = find_out(self.template, self.tokens)
+        self.facts = facts_of_template(self.template, self.tokens)
         self.tokens.guard(self.facts.frame)
         if picture in self.tokens.markers and shows_pictures(self.template, picture):
             self.template.picture = picture
@@ -412,8 +412,8 @@ class TemplateChat:
         native = self.facts.form
         if form is TAGS and native is not None and native.channels:
             spoken = read(text, native, types, False)
-            found = TAGS.find(spoken.content, types) if tools else None
-            return replace(spoken, content=found.content, kept=found.kept, calls=found.calls) if found else spoken
+            parsed = TAGS.find(spoken.content, types) if tools else None
+            return replace(spoken, content=parsed.content, kept=parsed.kept, calls=parsed.calls) if parsed else spoken
         return read(text, form, types, tools, opened)
 
     def opening_messages(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -442,7 +442,7 @@ class TemplateChat:
     def closing(self, stop: int | None) -> re.Pattern[str] | None:
         """End of an action at the beginning of a text: the part that an action ending in `stop` has written itself."""
         if stop not in self._closing:
-            own = [self.tokens.text_of(stop)] if stop is not None else []
-            words = sorted({*self.facts.ends, *own}, key=len, reverse=True)
+            stop_texts = [self.tokens.text_of(stop)] if stop is not None else []
+            words = sorted({*self.facts.ends, *stop_texts}, key=len, reverse=True)
             self._closing[stop] = re.compile(rf"\s*({'|'.join(map(re.escape, words))})") if words else None
         return self._closing[stop]

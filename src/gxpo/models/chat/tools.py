@@ -52,8 +52,8 @@ def with_instructions(messages: Sequence[Message], tools: Sequence[Schema], syst
     """Append the instructions to the system message; in a format without one, insert them before the first message."""
     text, messages = instructions(tools), list(messages)
     if not system:
-        at = next((i for i, m in enumerate(messages) if m.get("role") != "system"), 0)
-        messages[at] = {**messages[at], "content": f"{text}\n\n{messages[at]['content']}"}
+        first_turn = next((i for i, m in enumerate(messages) if m.get("role") != "system"), 0)
+        messages[first_turn] = {**messages[first_turn], "content": f"{text}\n\n{messages[first_turn]['content']}"}
     elif messages[0].get("role") == "system":
         messages[0] = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
     else:
@@ -81,7 +81,7 @@ def as_user(messages: Sequence[Message]) -> list[Message]:
     return out
 
 
-def answered(messages: Sequence[Message], calls: Sequence[ToolCall]) -> list[Message]:
+def with_call_ids(messages: Sequence[Message], calls: Sequence[ToolCall]) -> list[Message]:
     """Assign tool results without a call id to the calls in order: templates ask for id and name."""
     out: list[Message] = []
     waiting = iter(calls)

@@ -136,7 +136,7 @@ def backbone_of(causal: Any) -> Any:
     return next((getattr(inner, name) for name in TEXT_PARTS if hasattr(inner, name)), inner)
 
 
-def plain(*modules: Any) -> bool:
+def are_plain_linears(*modules: Any) -> bool:
     """Whether these are linear maps without bias or adapters."""
     return all(type(m) is nn.Linear and m.bias is None for m in modules)
 
@@ -194,8 +194,8 @@ class Layer:
     @property
     def norms_of_heads(self) -> list[Any]:
         """Norms of queries and keys; empty if there are none."""
-        found = (getattr(self.attention, name, None) for name in ("q_norm", "k_norm"))
-        return [norm for norm in found if norm is not None]
+        norms = (getattr(self.attention, name, None) for name in ("q_norm", "k_norm"))
+        return [norm for norm in norms if norm is not None]
 
     @property
     def multiple(self) -> float:
@@ -218,13 +218,13 @@ class Layer:
 def layers_of(causal: Any, family: Family) -> list[Layer]:
     """The layers of a supported model, first to last."""
     config, model = causal.config.get_text_config(), backbone_of(causal)
-    kinds = getattr(config, "layer_types", None)
+    layer_types = getattr(config, "layer_types", None)
     act = ACTIVATIONS.get(getattr(config, family.activation, None) or "")
     ropes = getattr(model.rotary_emb, "rope_type", None)
     found = []
     for i, module in enumerate(model.layers):
         attention = getattr(module, family.attention)
-        kind = FULL if kinds is None else kinds[i]
+        kind = FULL if layer_types is None else layer_types[i]
         rope = kind if isinstance(ropes, dict) else ONE_ROPE
         cap = getattr(attention, family.cap) if family.cap else None
         size = getattr(attention, "head_dim", None) or attention.head_size
@@ -236,10 +236,10 @@ def layers_of(causal: Any, family: Family) -> list[Layer]:
 
 def window_of(config: Any, layer: int) -> int | None:
     """Tokens that a layer sees, itself included; None: all before it."""
-    kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
-    if kinds is None:
+    layer_types, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    if layer_types is None:
         return window if getattr(config, "use_sliding_window", True) else None
-    return window if kinds[layer] == WINDOWED else None
+    return window if layer_types[layer] == WINDOWED else None
 
 
 def why_not(causal: Any) -> str | None:
@@ -249,14 +249,14 @@ def why_not(causal: Any) -> str | None:
         return f"{name} is not one of the architectures with a fast forward pass (docs/models.md)"
     if backbone_of(causal) is None or not len(backbone_of(causal).layers):
         return "it has no layers"
-    if set_ := [key for key in family.must_be_none if getattr(config, key, None) is not None]:
-        return f"its {set_[0]} is set"
+    if set_keys := [key for key in family.must_be_none if getattr(config, key, None) is not None]:
+        return f"its {set_keys[0]} is set"
     if hasattr(backbone_of(causal).rotary_emb, "mrope_section") and any(
         window_of(config, i) is not None for i in range(len(backbone_of(causal).layers))
     ):
         return "it has sliding windows, and with m-RoPE positions do not count tokens"
-    other = sorted(set(getattr(config, "layer_types", None) or ()) - {FULL, WINDOWED})
-    return f"it has {' and '.join(other)} layers" if other else None
+    unknown = sorted(set(getattr(config, "layer_types", None) or ()) - {FULL, WINDOWED})
+    return f"it has {' and '.join(unknown)} layers" if unknown else None
 
 
 # ---------------------------------------------------------------- logits, and how long a context may be

@@ -25,7 +25,7 @@ class Rows(Protocol):
     def rows(self, ids: Tensor) -> Tensor: ...
 
 
-def read(vision: Rows, embedding: Any, tokens: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+def embed_with_pictures(vision: Rows, embedding: Any, tokens: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
     """What the first layer reads [..., H] of tokens [...], which of them are rows of pictures [...] bool, and what is
     added to these [n, H] behind each of the first layers; from one run of the tower for each picture."""
     rows = tokens >= media.FIRST
@@ -36,33 +36,33 @@ def read(vision: Rows, embedding: Any, tokens: Tensor) -> tuple[Tensor, Tensor, 
     return out.index_put((rows,), first), rows, later
 
 
-def hand_over(inner: Any, text: Any) -> None:
+def register_hooks(inner: Any, text: Any) -> None:
     """Let transformers' forward passes of a model and of its language model read rows of pictures by their ids."""
-    inner.register_forward_pre_hook(_to_model, with_kwargs=True)
-    text.register_forward_pre_hook(_to_text, with_kwargs=True)
+    inner.register_forward_pre_hook(_before_model, with_kwargs=True)
+    text.register_forward_pre_hook(_before_text, with_kwargs=True)
 
 
-def _shown(module: Any, given: dict[str, Any]) -> bool:
-    tokens = given.get("input_ids")
+def _has_picture_rows(module: Any, keywords: dict[str, Any]) -> bool:
+    tokens = keywords.get("input_ids")
     return tokens is not None and module.get_input_embeddings().vision.needs_rows(tokens >= media.FIRST)
 
 
 # hooks find what a model sees with in the module: copies of a model then see with towers of their own
-def _to_model(module: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    if not _shown(module, given):
+def _before_model(module: Any, args: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    if not _has_picture_rows(module, keywords):
         return None
-    vision, tokens = module.get_input_embeddings().vision, given["input_ids"]
+    vision, tokens = module.get_input_embeddings().vision, keywords["input_ids"]
     rows = tokens >= media.FIRST
     first, *later = vision.rows(tokens[rows]).chunk(1 + vision.deep, -1)
-    found = SimpleNamespace(pooler_output=[first], deepstack_features=[[x] for x in later])
-    given = {**given, "input_ids": tokens.masked_fill(rows, vision.placeholder), "mm_encoder_outputs": {"image": found}}
-    return args, given
+    tower_outputs = SimpleNamespace(pooler_output=[first], deepstack_features=[[x] for x in later])
+    keywords = {**keywords, "input_ids": tokens.masked_fill(rows, vision.placeholder), "mm_encoder_outputs": {"image": tower_outputs}}
+    return args, keywords
 
 
-def _to_text(module: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    if not _shown(module, given):
+def _before_text(module: Any, args: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    if not _has_picture_rows(module, keywords):
         return None
     embedding = module.get_input_embeddings()
-    out, rows, later = read(embedding.vision, embedding, given["input_ids"])
-    given = {**given, "input_ids": None, "inputs_embeds": out}
-    return args, {**given, "visual_pos_masks": rows, "deepstack_visual_embeds": later}
+    out, rows, later = embed_with_pictures(embedding.vision, embedding, keywords["input_ids"])
+    keywords = {**keywords, "input_ids": None, "inputs_embeds": out}
+    return args, {**keywords, "visual_pos_masks": rows, "deepstack_visual_embeds": later}

@@ -27,9 +27,9 @@ PROBE = 15  # tokens of the probe
 NARROW = 6  # window of the probe of a model whose window is wider than it
 
 
-def directly(module: Any, function: Callable[..., Tensor], *given: Any) -> Tensor:
+def directly(module: Any, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
     """`Within` for parameters that are there."""
-    return function(*given)
+    return function(*arguments)
 
 
 class Decoder:
@@ -97,11 +97,11 @@ class Decoder:
         for decoder, window in ((self, None), *self._narrowed(causal)):
             with with_window(causal, window):
                 own = decoder.states(tokens, torch.arange(PROBE), [Chain(0, PROBE, PROBE)])
-                theirs = self.model(input_ids=tokens[None], use_cache=False).last_hidden_state[0]
-                if not near(own, theirs):
+                model_states = self.model(input_ids=tokens[None], use_cache=False).last_hidden_state[0]
+                if not near(own, model_states):
                     return False
                 logits = causal(input_ids=tokens[None], use_cache=False).logits[0]
-            if not near(self.head(theirs), logits):
+            if not near(self.head(model_states), logits):
                 return False
         return True
 
@@ -137,25 +137,25 @@ class Decoder:
         self, tokens: Tensor, position: Tensor, chains: list[Chain], layers: Sequence[int]
     ) -> list[Tensor]:
         """Hidden states after each of several layers, from one pass that ends with the last of them."""
-        x, added = self._read(tokens)
+        x, add_deep = self._first_input(tokens)
         tables, product = self.tables(x, position), self.product
         plans = self._plans(chains, position, x.dtype)
-        found: dict[int, Tensor] = {}
+        states_by_layer: dict[int, Tensor] = {}
         for i, layer in enumerate(self.layers):
             if i in layers:
-                found[i] = x
-                if found.keys() >= set(layers):
-                    return [found[layer] for layer in layers]
+                states_by_layer[i] = x
+                if states_by_layer.keys() >= set(layers):
+                    return [states_by_layer[layer] for layer in layers]
             run: Callable[..., Tensor] = partial(self.within, layer.module, self._layer)
-            given = (layer, x, *tables[layer.rope], plans[layer.window], product)
+            arguments = (layer, x, *tables[layer.rope], plans[layer.window], product)
             if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(run, *given, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
                 assert isinstance(x, Tensor)
             else:
-                x = run(*given)
-            x = added(x, i)
-        last = self.norm(x)
-        return [found.get(layer, last) for layer in layers]
+                x = run(*arguments)
+            x = add_deep(x, i)
+        last_states = self.norm(x)
+        return [states_by_layer.get(layer, last_states) for layer in layers]
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[n, H] what the first layer reads."""
@@ -163,13 +163,13 @@ class Decoder:
         name = self.family.embedding_scale
         return x * getattr(self.model, name) if name else x
 
-    def _read(self, tokens: Tensor) -> tuple[Tensor, Callable[[Tensor, int], Tensor]]:
+    def _first_input(self, tokens: Tensor) -> tuple[Tensor, Callable[[Tensor, int], Tensor]]:
         """[n, H] what the first layer reads, and what is to be done to the states behind each layer."""
         if self.deep is None:
             return self.embed(tokens), lambda x, layer: x
         out, rows, later = deepstack.read(self.deep, self.embedding, tokens)
-        at = rows.nonzero().squeeze(1)
-        return out, lambda x, layer: x.index_add(0, at, later[layer]) if layer < len(later) else x
+        picture_index = rows.nonzero().squeeze(1)
+        return out, lambda x, layer: x.index_add(0, picture_index, later[layer]) if layer < len(later) else x
 
     def norm(self, x: Tensor) -> Tensor:
         """[n, H] as the head reads it."""
@@ -191,8 +191,8 @@ class Decoder:
         each."""
         if self.triples is None:
             return torch.cat([torch.arange(len(prompt)) for prompt in prompts]), None
-        found = [self.triples.positions(prompt) for prompt in prompts]
-        return torch.cat([position for position, _ in found], 1), torch.tensor([after for _, after in found])
+        prompt_positions = [self.triples.positions(prompt) for prompt in prompts]
+        return torch.cat([position for position, _ in prompt_positions], 1), torch.tensor([after for _, after in prompt_positions])
 
     def _plans(self, chains: list[Chain], position: Tensor, dtype: torch.dtype) -> dict[int | None, Plan]:
         """Attention blocks by window."""
@@ -204,16 +204,16 @@ class Decoder:
     @torch.no_grad()
     def prefill(self, tokens: Tensor, position: Tensor, chains: list[Chain]) -> tuple[Tensor, list[Tensor]]:
         """Prefill: [n, H] hidden states as the head reads them, and keys and values [n, 2 kv, D] of each layer."""
-        x, added = self._read(tokens)
-        tables, product, held = self.tables(x, position), self.product, []
+        x, add_deep = self._first_input(tokens)
+        tables, product, keys_and_values = self.tables(x, position), self.product, []
         plans = self._plans(chains, position, x.dtype)
         for i, layer in enumerate(self.layers):
             cos, sin = (table.to(x.dtype) for table in tables[layer.rope])
             qkv = queries_keys_values(layer, x, product)
-            out, _, turn = attend(qkv, cos, sin, plans[layer.window], layer.heads)
-            held.append(turn[:, layer.heads.queries :])
-            x = added(add_mlp(layer, add_attention(layer, x, out.flatten(1), product), product, x), i)
-        return self.norm(x), held
+            out, _, rotated = attend(qkv, cos, sin, plans[layer.window], layer.heads)
+            keys_and_values.append(rotated[:, layer.heads.queries :])
+            x = add_deep(add_mlp(layer, add_attention(layer, x, out.flatten(1), product), product, x), i)
+        return self.norm(x), keys_and_values
 
     def _layer(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, plan: Plan, product: torch.dtype) -> Tensor:
         qkv = queries_keys_values(layer, x, product)
@@ -230,13 +230,13 @@ def with_window(causal: Any, window: int | None) -> Iterator[None]:
     backbone = backbone_of(causal)
     if backbone.config is not causal.config:
         raise RuntimeError("the windows of a model that sees are not tried")
-    before = (causal.config, backbone.config)
+    configs = (causal.config, backbone.config)
     try:
-        causal.config = backbone.config = narrow = copy.copy(before[1])
+        causal.config = backbone.config = narrow = copy.copy(configs[1])
         narrow.sliding_window = window
         yield
     finally:
-        causal.config, backbone.config = before
+        causal.config, backbone.config = configs
 
 
 def near(x: Tensor, y: Tensor) -> bool:

@@ -24,35 +24,35 @@ def steps(ids: Tensor, grid_of: Callable[[int], Grid]) -> tuple[Tensor, Tensor]:
     grid_of  grid of the picture with a key (`gxpo.base.media.key_of_row`)
     """
     advance, offset = torch.ones_like(ids), ids.new_zeros(3, ids.numel())
-    at = (ids >= media.FIRST).nonzero().squeeze(1)
-    if not at.numel():
+    picture_index = (ids >= media.FIRST).nonzero().squeeze(1)
+    if not picture_index.numel():
         return advance, offset
-    own = ids[at] - media.FIRST
-    keys, which = torch.unique(own // media.ROWS, return_inverse=True)
-    row = own % media.ROWS
+    picture_row = ids[picture_index] - media.FIRST
+    keys, which = torch.unique(picture_row // media.ROWS, return_inverse=True)
+    row = picture_row % media.ROWS
     _, high, wide = torch.tensor([grid_of(key) for key in keys.tolist()], device=ids.device)[which].unbind(1)
     longest = torch.maximum(high, wide)
-    first = row == 0
-    advance[at] = torch.where(first, longest, 0)
-    place = torch.stack([row // (high * wide), row // wide % high, row % wide])
-    offset[:, at] = place - torch.where(first, 0, longest)  # the picture's first row has moved on the others
+    is_first_row = row == 0
+    advance[picture_index] = torch.where(is_first_row, longest, 0)
+    position = torch.stack([row // (high * wide), row // wide % high, row % wide])
+    offset[:, picture_index] = position - torch.where(is_first_row, 0, longest)  # the picture's first row has moved on the others
     return advance, offset
 
 
-def along(advance: Tensor, offset: Tensor) -> Tensor:
+def positions_along(advance: Tensor, offset: Tensor) -> Tensor:
     """[3, n] positions of a list of tokens from its `steps`; the next token's is advance.sum()."""
     return advance.cumsum(0) - advance + offset
 
 
-def in_tree(advance: Tensor, offset: Tensor, first_token: Tensor, parent: Tensor, node: Tensor) -> Tensor:
+def positions_in_tree(advance: Tensor, offset: Tensor, first_token: Tensor, parent: Tensor, node: Tensor) -> Tensor:
     """[3, T] positions of the tokens of a forest, each along its root's path.
 
     first_token [N + 1], parent [N] (-1: a root), of nodes that come after their parents; node [T]: of each token
     """
-    after = torch.cat([advance.new_zeros(1), advance.cumsum(0)])
-    moved = (after[first_token[1:]] - after[first_token[:-1]]).tolist()
+    cumulative = torch.cat([advance.new_zeros(1), advance.cumsum(0)])
+    advance_N = (cumulative[first_token[1:]] - cumulative[first_token[:-1]]).tolist()
     start: list[int] = []
     for above in parent.tolist():
-        start.append(0 if above < 0 else start[above] + moved[above])
-    begin = torch.tensor(start, dtype=advance.dtype, device=advance.device) - after[first_token[:-1]]
-    return after[:-1] + begin[node] + offset
+        start.append(0 if above < 0 else start[above] + advance_N[above])
+    begin = torch.tensor(start, dtype=advance.dtype, device=advance.device) - cumulative[first_token[:-1]]
+    return cumulative[:-1] + begin[node] + offset

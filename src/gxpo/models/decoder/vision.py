@@ -103,14 +103,14 @@ class Vision:
 
     def _through_tower(self, pictures: Sequence[Pixels]) -> list[Tensor]:
         given, like = self.processor.inputs(pictures), next(self.model.parameters())
-        here = {k: x.to(like.device, like.dtype if x.is_floating_point() else None) for k, x in given.items()}
-        found = self.model.get_image_features(**here, return_dict=True)
-        first = [x.reshape(-1, x.shape[-1]) for x in found.pooler_output]  # a tensor, or one a picture
+        tower_inputs = {k: x.to(like.device, like.dtype if x.is_floating_point() else None) for k, x in given.items()}
+        output = self.model.get_image_features(**tower_inputs, return_dict=True)
+        first = [x.reshape(-1, x.shape[-1]) for x in output.pooler_output]  # a tensor, or one a picture
         if not self.deep:
             return first
-        return [torch.cat(own, -1) for own in zip(first, *found.deepstack_features, strict=True)]
+        return [torch.cat(features, -1) for features in zip(first, *output.deepstack_features, strict=True)]
 
-    def _for_others(self, runs: int) -> list[Tensor]:
+    def _blank_runs(self, runs: int) -> list[Tensor]:
         """[0, H] for each run of the tower that this process makes because another one has pictures left; a backward
         pass through it gives the tower's parameters gradients of 0."""
         blank = np.full((BLANK, BLANK, 3), 127, dtype=np.uint8)  # prepared, not 0: Idefics3 drops what is 0 as padding
@@ -138,15 +138,15 @@ class Vision:
 
     def rows(self, ids: Tensor) -> Tensor:
         """[n, H] rows of pictures by id [n], as of `features`; n may be 0."""
-        own = ids.cpu() - media.FIRST
-        keys, place = torch.unique(own // media.ROWS, return_inverse=True)
+        row_number = ids.cpu() - media.FIRST
+        keys, picture_index = torch.unique(row_number // media.ROWS, return_inverse=True)
         runs = -(-len(keys) // self.at_once)
-        more = 0 if self.runs is None else self.runs(runs) - runs  # before this process's own: all of them agree first
-        found = self.features([media.PICTURES.ref_of(key) for key in keys.tolist()]) + self._for_others(more)
+        extra_runs = 0 if self.runs is None else self.runs(runs) - runs  # before this process's own: all of them agree first
+        found = self.features([media.PICTURES.ref_of(key) for key in keys.tolist()]) + self._blank_runs(extra_runs)
         if not found:
             return self.model.get_input_embeddings().weight.new_zeros(0, self.width)
         begin = torch.tensor([0, *(len(x) for x in found[:-1])]).cumsum(0)
-        return torch.cat(found).index_select(0, (begin[place] + own % media.ROWS).to(ids.device))
+        return torch.cat(found).index_select(0, (begin[picture_index] + row_number % media.ROWS).to(ids.device))
 
 
 @lru_cache(maxsize=1 << 16)

@@ -14,7 +14,7 @@ from gxpo.base.errors import ModelError, did_you_mean, need
 from gxpo.base.finite import first_not_finite
 from gxpo.models import peft_directory, smollm2
 from gxpo.models.decoder.vision import READ, install
-from gxpo.models.processors import NearestProcessor, around, load_processor, rows_of
+from gxpo.models.processors import NearestProcessor, ids_around, load_processor, rows_of
 from gxpo.models.tiny_vision import PATCH, SIZE
 from gxpo.models.tokenizer import IMAGE, character_tokenizer
 from gxpo.training.models.warmup import WARMUPS, Check, Recipe, recipe_of, untrained, warm_start
@@ -98,7 +98,7 @@ def load(
     elif is_path(name):
         path = Path(name).expanduser()
         check_directory(path)
-        path = peft_directory.whole(path, _kind)
+        path = peft_directory.merged_directory(path, _kind)
         loaded = Loaded(*_from_pretrained(str(path), dtype), name=name, path=path)
     else:
         loaded = Loaded(*_from_pretrained(name, dtype), name=name, path=None)
@@ -147,7 +147,7 @@ def describe(name: str, *, task: str, notify: Callable[[str], None] = lambda lin
     elif Path(name).exists() or name.startswith((".", "/", "~")):
         path = Path(name).expanduser()
         check_directory(path)
-        path = peft_directory.whole(path, _kind)
+        path = peft_directory.merged_directory(path, _kind)
     try:
         config = transformers.AutoConfig.from_pretrained(str(path or name), trust_remote_code=False)
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path or name), trust_remote_code=False)
@@ -312,7 +312,7 @@ def _from_pretrained(name: str, dtype: str) -> tuple[Any, Any]:
     if sees:
         path = Path(name) if Path(name).is_dir() else None
         vision = install(model, load_processor(name, path, config))
-        vision.around = around(config.model_type, tokenizer)
+        vision.around = ids_around(config.model_type, tokenizer)
         _template(tokenizer, path)
     return model.eval(), tokenizer
 
