@@ -64,7 +64,7 @@ def pairs(mask, rows, length):
 
 def ends_of(sheet):
     rows = padded(sheet)
-    return tree_ends(rows.enter, rows.leave, rows.held), rows.position
+    return tree_ends(rows.enter, rows.leave, rows.is_token), rows.position
 
 
 def test_a_prompt_with_two_branches():

@@ -6,23 +6,23 @@ from tests.learning.llamas import small_llama
 
 from gxpo.base.errors import ModelError
 from gxpo.forest.forest import Forest
-from gxpo.learning.rounded import CHUNK, RoundedAdamW, rounded
+from gxpo.learning.optimiser_kinds import CHUNK, RoundedAdamW, round_stochastically
 from gxpo.learning.torch import TorchLearner
 
 
 def test_rounding_keeps_the_expectation():
     # 65536 noises, each once: the mean of the rounded values is the value, exactly; neighbours of 1 are 2^-7 apart
     x = torch.full((65536,), 1.0 + 0.3 * 2.0**-7)
-    found = rounded(x.clone(), torch.arange(65536, dtype=torch.int32))
+    found = round_stochastically(x.clone(), torch.arange(65536, dtype=torch.int32))
     assert sorted(set(found.tolist())) == [1.0, 1.0 + 2.0**-7]
     assert abs(float(found.double().mean()) - float(x[0])) < 2.0**-7 / 65536
-    negative = rounded(-x, torch.arange(65536, dtype=torch.int32))
+    negative = round_stochastically(-x, torch.arange(65536, dtype=torch.int32))
     assert abs(float(negative.double().mean()) + float(x[0])) < 2.0**-7 / 65536
 
 
 def test_values_of_bfloat16_stay():
     x = torch.randn(1000).to(torch.bfloat16).to(torch.float32)
-    assert torch.equal(rounded(x.clone(), torch.randint(0, 65536, (1000,), dtype=torch.int32)), x)
+    assert torch.equal(round_stochastically(x.clone(), torch.randint(0, 65536, (1000,), dtype=torch.int32)), x)
 
 
 def by_hand(p, gradients, lr, betas, eps, decay):

@@ -101,7 +101,9 @@ def test_readings_at_two_temperatures_come_back_in_their_places() -> None:
     found = verl_rows.readings_by_row(rows, parts, {"logprob": [[-2.0], [-1.0, -3.0], [-4.0]]})
     assert [x.tolist() for x in found["logprob"]] == [[-1.0, -2.0, -3.0], [-4.0]]
     slopes = [torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.4])]
-    wide = [x.tolist() for x in verl_rows._slopes_by_token([*parts, parts[0]], slopes, part_count=3)]  # the last fills a process
+    wide = [
+        x.tolist() for x in verl_rows._slopes_by_token([*parts, parts[0]], slopes, part_count=3)
+    ]  # the last fills a process
     assert wide == [pytest.approx(x) for x in ([0, 0.2, 0, 0], [0.1, 0, 0.3, 0], [0.4, 0], [0, 0, 0, 0])]
 
 

@@ -11,7 +11,7 @@ from gxpo.base.errors import ModelError
 from gxpo.bench.random_models import KINDS, TINY, Sizes
 from gxpo.learning.lora import LoraSettings, merged
 from gxpo.models.decoder.forward import Decoder
-from gxpo.models.tokenizer import character_tokenizer
+from gxpo.models.tiny import character_tokenizer
 from gxpo.parts.protocols import Request, Sampling, StreamKey
 from gxpo.sampling.engines import network
 from gxpo.sampling.engines.torch import TorchEngine

@@ -16,7 +16,7 @@ from gxpo.base.errors import ModelError, TaskError
 from gxpo.environments.tasks.listed import ListedTasks
 from gxpo.explain.task_report import report
 from gxpo.models.chat import PlainChat, TemplateChat
-from gxpo.models.tokenizer import character_tokenizer
+from gxpo.models.tiny import character_tokenizer
 from gxpo.parts.protocols import Task
 from gxpo.training.config import Resolved, load
 from gxpo.training.models.prompt_lengths import FittingTasks, PromptLengths, fit

@@ -15,7 +15,7 @@ from gxpo.models import smollm2
 
 @pytest.fixture(autouse=True)
 def nothing_installed(monkeypatch):
-    monkeypatch.setattr(smollm2, "_installed", lambda: None)
+    monkeypatch.setattr(smollm2, "_installed_file", lambda: None)
 
 
 def wheel_of(content: bytes):

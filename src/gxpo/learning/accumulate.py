@@ -25,7 +25,7 @@ from gxpo.parts.protocols import LossFunction
 
 
 def whole_units(unit: Tensor, batches: Sequence[MicroBatch]) -> bool:
-    """True if no unit (dense ids over P) is split between two micro-batches."""
+    """Return True if no unit (dense ids over P) is split between two micro-batches."""
     pairs = [torch.unique(unit[batch.entries]) for batch in batches]
     return torch.cat(pairs).unique().numel() == sum(p.numel() for p in pairs) if pairs else True
 
@@ -34,7 +34,7 @@ Forward = Callable[[MicroBatch], Mapping[str, Tensor]]  # named outputs of the m
 
 
 def unit_of(forest: Forest, couples: str) -> Tensor:
-    """[P] dense ids of sets of action tokens that may influence each other's derivative."""
+    """[P] dense ids of the sets of action tokens within which derivatives are coupled."""
     if couples == "token":
         return torch.arange(forest.n_entries)
     if couples == "trajectory":
@@ -55,9 +55,9 @@ def constants(forest: Forest, names: Sequence[str]) -> dict[str, Tensor]:
 def outputs_of(
     forward: Forward, batches: Sequence[MicroBatch], start: Mapping[str, Tensor], *, lockstep: bool = False
 ) -> dict[str, Tensor]:
-    """Outputs [P] of all micro-batches, divided among the processes; `start` for tokens in none of them.
+    """Outputs [P] of all micro-batches, computed by all processes; `start` for tokens in none of them.
 
-    lockstep  every process makes equally many passes, as sharded parameters need; a last one may be made for nothing
+    lockstep  every process makes equally many passes, as sharded parameters need; a last one may be unused
     """
     with torch.no_grad():
         own_passes = [(batch, forward(batch), real) for batch, real in _batches_of_rank(batches, lockstep)]
@@ -73,13 +73,14 @@ def in_one_pass(
     *,
     lockstep: bool = False,
 ) -> dict[str, Tensor]:
-    """Accumulate the gradient of `loss` over micro-batches of whole units; gives the outputs [P]."""
+    """Accumulate the gradient of `loss` over micro-batches of whole units; return the outputs [P]."""
     own_outputs = []
     for batch, real in _batches_of_rank(batches, lockstep):
         live = forward(batch)
-        if not real:
+        if not real:  # in lockstep: this process only keeps the collectives of the others going
             _backward(_zero_of(live, start), collect)
             continue
+        # L sees all of P, with this micro-batch's tokens live and the others as constants
         x = {name: start[name].index_copy(0, batch.entries, live[name]) for name in start}
         value = loss(x)
         _backward(value + _zero_of(live, start) if lockstep else value, collect)
@@ -96,15 +97,18 @@ def in_two_passes(
     *,
     lockstep: bool = False,
 ) -> dict[str, Tensor]:
-    """Accumulate the gradient of `loss` over any micro-batches, in two passes; gives the outputs [P]."""
+    """Accumulate the gradient of `loss` over any micro-batches, in two passes; return the outputs [P]."""
     x = outputs_of(forward, batches, start, lockstep=lockstep)
     slope = gradient_of(loss, x)
+    # a micro-batch whose slopes are all 0 needs no forward pass, except in lockstep
     for batch, real in _batches_of_rank(batches, lockstep):
         g = {name: slope[name][batch.entries] for name in x}
         has_slope = real and any(bool(part.any()) for part in g.values())
         if has_slope or lockstep:
             live = forward(batch)
-            value = torch.stack([(g[name] * live[name]).sum() for name in x]).sum() if has_slope else _zero_of(live, start)
+            value = (
+                torch.stack([(g[name] * live[name]).sum() for name in x]).sum() if has_slope else _zero_of(live, start)
+            )
             _backward(value, collect)
     return x
 
@@ -116,11 +120,13 @@ def gradient_of(loss: LossFunction, x: Mapping[str, Tensor]) -> dict[str, Tensor
     if not value.requires_grad:
         return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
     gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-    return {n: torch.zeros_like(leaf) if g is None else g for (n, leaf), g in zip(leaves.items(), gradients, strict=True)}
+    return {
+        n: torch.zeros_like(leaf) if g is None else g for (n, leaf), g in zip(leaves.items(), gradients, strict=True)
+    }
 
 
 def _batches_of_rank(batches: Sequence[MicroBatch], lockstep: bool) -> list[tuple[MicroBatch, bool]]:
-    """This process's micro-batches, and whether each is its own.
+    """Micro-batches that this process runs, and True for those whose result counts.
 
     In lockstep every process has equally many, and those that go through the model together are of one policy: the
     parameters whose gradients are summed are the same everywhere.
@@ -137,7 +143,7 @@ def _batches_of_rank(batches: Sequence[MicroBatch], lockstep: bool) -> list[tupl
 
 
 def _zero_of(live: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
-    """0, with a gradient of 0 in every parameter that the outputs depend on."""
+    """Return 0 with a gradient of 0 in every parameter that the outputs depend on."""
     return torch.stack([live[name].nan_to_num(0.0, 0.0, 0.0).sum() for name in names]).sum() * 0.0
 
 
@@ -148,7 +154,9 @@ def _backward(value: Tensor, collect: Callable[[], None]) -> None:
 
 
 def _merge(
-    own_outputs: Sequence[tuple[MicroBatch, Mapping[str, Tensor]]], batches: Sequence[MicroBatch], start: Mapping[str, Tensor]
+    own_outputs: Sequence[tuple[MicroBatch, Mapping[str, Tensor]]],
+    batches: Sequence[MicroBatch],
+    start: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
     merged = {name: torch.zeros_like(x) for name, x in start.items()}
     for batch, outputs in own_outputs:

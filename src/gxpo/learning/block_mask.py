@@ -1,4 +1,4 @@
-"""Tree attention on GPUs without an [L, L] mask: FlexAttention with block masks made from depth-first intervals.
+"""Tree attention on GPUs without an [L, L] mask: FlexAttention with block masks from depth-first intervals.
 
 Tokens of a row lie depth first, so the queries that attend to a key k are one stretch of the row: k itself and all that
 lies below it, `k <= q < end[k]`. One integer a token is the whole mask (the column-wise form of FlashMask, Wang et al.,
@@ -31,10 +31,10 @@ Masks = BlockMask | dict[str, BlockMask]  # one for all layers, or one for each 
 
 
 def tree_ends(enter: Tensor, leave: Tensor, is_token: Tensor) -> Tensor:
-    """[B, L] place in its row behind the last token below each token: q attends to k exactly if k <= q < end[k].
+    """[B, L] index in its row behind the last descendant of each token: q attends to k exactly if k <= q < end[k].
 
-    enter, leave [B, L]: depth-first interval of each token's node, rows in depth-first order; held [B, L] bool: False
-    on padding, which lies at the end of a row and attends to itself
+    enter, leave [B, L]: depth-first interval of each token's node, rows in depth-first order; is_token [B, L] bool:
+    False on padding, which lies at the end of a row and attends to itself
     """
     order = torch.arange(enter.shape[1], device=enter.device).expand(enter.shape)
     beyond = torch.iinfo(enter.dtype).max
@@ -43,21 +43,25 @@ def tree_ends(enter: Tensor, leave: Tensor, is_token: Tensor) -> Tensor:
 
 
 def block_mask(end: Tensor, position: Tensor, window: int | None = None, *, block: int = BLOCK) -> BlockMask:
-    """The mask of rows with these `tree_ends` [B, L]; with a window a query at position p sees positions above
-    p - window alone. position [B, L]: depths. Every block that holds an allowed pair is in it; a block is full only if
-    all its pairs are allowed."""
+    """Block mask of rows with these `tree_ends` [B, L]; within a window a query at p sees positions above p - window.
+
+    position [B, L]: depths. Every block with an allowed pair is listed; a block is full only if all pairs are allowed.
+    """
     length = end.shape[1]
     blocks = -(-length // block)
     highest, lowest = _extremes(end, block)
     first_query = torch.arange(blocks, device=end.device) * block  # the first query of each block
+    # below the diagonal, the largest `end` of a key block tells if any pair is allowed, the smallest if all are
     is_below = first_query[:, None] > first_query[None]
     has_pairs = is_below & (highest[:, None, :] > first_query[None, :, None])
     is_full = is_below & (lowest[:, None, :] >= first_query[None, :, None] + block)
+    # a window cuts by depth: compare the closest and the farthest pair of two blocks
     if window is not None:
         deepest, shallowest = _extremes(position, block)
         has_pairs &= shallowest[:, :, None] - deepest[:, None, :] < window
         is_full &= deepest[:, :, None] - shallowest[:, None, :] < window
     is_full &= first_query[:, None] + block <= length  # the last block may be shorter
+    # the diagonal always holds pairs (a token sees itself), and is never full
     has_pairs |= torch.eye(blocks, dtype=torch.bool, device=end.device)
 
     def allowed(row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -74,7 +78,7 @@ def block_mask(end: Tensor, position: Tensor, window: int | None = None, *, bloc
 
 
 def _extremes(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """[B, blocks] largest and smallest number of each block of x [B, L]."""
+    """[B, blocks] largest and smallest value of each block of x [B, L]."""
     missing = -x.shape[1] % block
     x = torch.cat([x, x[:, -1:].expand(-1, missing)], 1).unflatten(1, (-1, block))
     return x.amax(2), x.amin(2)
@@ -94,7 +98,7 @@ def mask_bytes(mask: BlockMask) -> int:
 
 
 def _closure_tensors(function: Callable[..., Any]) -> list[Tensor]:
-    """Tensors in the closure of a function, and of those that it calls."""
+    """Tensors in the closure of a function and of the functions that it calls."""
     contents = [cell.cell_contents for cell in function.__closure__ or ()]
     inner = [x for f in contents if callable(f) and not isinstance(f, Tensor) for x in _closure_tensors(f)]
     return list({id(x): x for x in (*(x for x in contents if isinstance(x, Tensor)), *inner)}.values())
@@ -102,19 +106,21 @@ def _closure_tensors(function: Callable[..., Any]) -> list[Tensor]:
 
 # ---------------------------------------------------------------- transformers
 def masks_of(config: Any, end: Tensor, position: Tensor) -> Masks:
-    """What a transformers model of that configuration takes as its attention mask."""
+    """Attention mask for a transformers model: one for all layers, or one for each type of layer."""
     window = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None)
     if layer_types is None:
         return block_mask(end, position, window if getattr(config, "use_sliding_window", True) else None)
-    mask_by_kind = {kind: block_mask(end, position, window if kind == WINDOWED else None) for kind in sorted(set(layer_types))}
+    mask_by_kind = {
+        kind: block_mask(end, position, window if kind == WINDOWED else None) for kind in sorted(set(layer_types))
+    }
     return mask_by_kind[FULL] if set(mask_by_kind) == {FULL} else mask_by_kind
 
 
 def switch(causal: Any) -> str | None:
-    """Make a model attend by block masks where it is given some; why it can't, or None.
+    """Switch a model to the kernel that takes block masks; return the reason if it can't be switched, else None.
 
-    With any other mask it computes what it did before.
+    With any other mask it computes the same as without the switch.
     """
     config = causal.config.get_text_config()
     name = type(causal).__name__
@@ -136,6 +142,7 @@ def switch(causal: Any) -> str | None:
 
 @cache
 def _register() -> None:
+    """Register the kernel with transformers, once for the process."""
     masking = need("transformers.masking_utils", "train")
     need("transformers.modeling_utils", "train").ALL_ATTENTION_FUNCTIONS.register(KERNEL, attend)
     masking.ALL_MASK_ATTENTION_FUNCTIONS.register(KERNEL, masking.ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
@@ -164,7 +171,7 @@ def attend(
 
 
 def _refuse(options: Mapping[str, Any]) -> None:
-    """`ValueError` for what transformers may ask of attention and a block mask does not do."""
+    """Raise ValueError for options of transformers that attention by block masks does not support."""
     requests = {"dropout": bool(options.get("dropout"))}
     requests |= {name: options.get(name) is not None for name in ("s_aux", "position_bias", "cache")}
     for name in (name for name, is_set in requests.items() if is_set):

@@ -20,8 +20,8 @@ ODD, OTHER = -7046029254386353131, -4658895280553007687  # multipliers of splitm
 def fingerprint(parameters: Mapping[str, Tensor]) -> int:
     """Sum modulo 2^53 (exact in float64), over all elements, of a mix of tensor name, index in the whole tensor, bits.
 
-    named  name -> tensor, or shard of one (`DTensor` sharded along its first axis). Every process gets the sum over
-           all shards, each counted once: tensors that are no shards count in the first process alone
+    parameters  name -> tensor, or shard of one (`DTensor` sharded along its first axis). Every process gets the sum
+                over all shards, each counted once: tensors that are no shards count in the first process alone
 
     A sum can be taken in any order, so two processes' shards and one process's whole tensors give the same number.
     """
@@ -38,7 +38,7 @@ def fingerprint(parameters: Mapping[str, Tensor]) -> int:
 
 
 def shard_of(x: Tensor) -> tuple[Tensor | None, int]:
-    """This process's part of a tensor and the index of its first element in the whole; (None, 0): it has none."""
+    """This process's part of a tensor and the index of its first element in the whole; (None, 0) without a part."""
     to_local: Any = getattr(x, "to_local", None)
     if to_local is None:
         return (x, 0) if runtime.rank() == 0 else (None, 0)
@@ -50,7 +50,7 @@ def shard_of(x: Tensor) -> tuple[Tensor | None, int]:
 
 
 def _mixed_sum(x: Tensor, begin: int, seed: int) -> Tensor:
-    """Sum of mixed elements; `begin`: index of the first one."""
+    """Sum of the mixed elements of a shard; `begin`: index of its first element in the whole tensor."""
     bits = x.contiguous().view(-1).view(WORDS[x.element_size()])
     out = torch.zeros((), dtype=torch.int64, device=x.device)
     for at in range(0, bits.numel(), AT_ONCE):

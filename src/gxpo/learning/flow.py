@@ -1,4 +1,4 @@
-"""Learner of a flow: log-densities of its denoising steps, computed from the stored latents."""
+"""Learner for flow models: log-densities of denoising steps, computed from the stored latents."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Steps:
 
     @property
     def stored(self) -> int:
-        """Number of stored tokens in it."""
+        """Number of steps for which the network runs."""
         return int(self.inner.sum())
 
 
 class FlowPacking:
-    """The stored tokens of one forest, each with the previous latent and the condition."""
+    """Stored tokens of a forest, each with the previous latent and the condition."""
 
     def __init__(self, forest: Forest, limit: int, conditions: int) -> None:
         self.forest, self.limit = forest, limit
@@ -64,7 +64,8 @@ class FlowPacking:
         acted_conditions = self.condition[action_tokens]
         if action_tokens.numel() and not bool(((acted_conditions >= 0) & (acted_conditions < conditions)).all()):
             raise ModelError(
-                f"conditions {int(acted_conditions.min())}..{int(acted_conditions.max())} of {conditions}: each prompt is one condition's id"
+                f"conditions {int(acted_conditions.min())}..{int(acted_conditions.max())} of {conditions}: each prompt "
+                "is one condition's id"
             )
         if not bool(forest.extras["noise_scale"][action_tokens].isfinite().all()):
             raise ModelError("some actions have no noise_scale: a flow can't learn from actions that are not latents")
@@ -100,7 +101,7 @@ class FlowPacking:
         )
 
     def flat_tokens(self, entries: Tensor) -> int:
-        """Number of stored tokens for the network without sharing."""
+        """Number of network evaluations for these action tokens without sharing."""
         return int(self.inner[self.forest.path_token[entries]].sum())
 
 
@@ -138,6 +139,7 @@ class FlowLearner(InProcess):
         self.model = model.to(self.device).eval()
         if optimiser == "muon":
             raise ConfigError("learner.optimiser=muon is for language models' hidden matrices: use another for a flow")
+        # kept for `beside`, which makes a second learner of the same kind
         self._optimiser_settings: dict[str, Any] = {
             "kind": optimiser,
             "betas": betas,

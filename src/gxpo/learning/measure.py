@@ -1,4 +1,4 @@
-"""Automatic micro-batch size: measured once, on rollouts as long as the run's."""
+"""Automatic micro-batch size, measured once on rollouts as long as the run's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tokens_per_microbatch(
     seconds: float = 60.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> int:
-    """The smallest size whose speed is within 5% of the best; `learner` is left as it was.
+    """Find the smallest size whose speed is within 5% of the best; `learner` is left as it was.
 
     learner     a `TorchLearner`; its `tokens_per_microbatch` is changed while this runs
     prompt, action, group_size   lengths of the made-up rollouts, as in the run at their longest
@@ -45,14 +45,19 @@ def tokens_per_microbatch(
             forest = forest.replace(policy_names=tuple(getattr(learner, "policies", {"main": "trained"}))[:1])
             memory_before = _memory_in_use(learner.device, mark=True)
             try:
-                _gradient(learner, forest)  # the first time allocates
+                _gradient(learner, forest)  # the first pass allocates memory and is not timed
                 pass_start = clock()
                 _gradient(learner, forest)
             except ModelError:
                 break
             speed_by_size[size] = forest.n_tokens / (clock() - pass_start)
+            # the next size is twice as large: stop before it runs out of memory
             memory_used = _memory_in_use(learner.device) - memory_before
-            if 2 * memory_used > ROOM * _free_memory(learner.device) or clock() - start_time > seconds or _has_levelled(speed_by_size):
+            if (
+                2 * memory_used > ROOM * _free_memory(learner.device)
+                or clock() - start_time > seconds
+                or _has_levelled(speed_by_size)
+            ):
                 break
     finally:
         learner.tokens_per_microbatch = original_size
@@ -65,7 +70,7 @@ def tokens_per_microbatch(
 
 
 def _has_levelled(speed_by_size: dict[int, float]) -> bool:
-    """Whether the last two doublings brought no more speed."""
+    """Return True if the last two doublings brought no more speed."""
     speeds = list(speed_by_size.values())
     return len(speeds) > 2 and max(speeds[-2:]) * ENOUGH <= max(speeds[:-2])
 
@@ -95,7 +100,7 @@ def _memory_in_use(device: torch.device, *, mark: bool = False) -> float:
 
 
 def _free_memory(device: torch.device) -> int:
-    """Bytes that are free."""
+    """Free memory in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:

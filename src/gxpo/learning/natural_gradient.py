@@ -102,12 +102,13 @@ class NaturalGradient(UpdatePart):
         if not bool(gradient.any()):
             return [learner.record(forest, credit, weight, StepInfo(empty=True))]
         if not bool(gradient.isfinite().all()):
-            found = replace(start_info, grad_norm=math.inf, nonfinite=first_not_finite(slopes) or "")
-            return [learner.record(forest, credit, weight, found)]
+            info = replace(start_info, grad_norm=math.inf, nonfinite=first_not_finite(slopes) or "")
+            return [learner.record(forest, credit, weight, info)]
         theta = flatten(start_parameters)
         is_trained_P = forest.path_trainable & forest.to_path(forest.scored, "R")
         old_logprob = start_info.outputs["logprob"][is_trained_P]
 
+        # F v = J^T (J v) / n: J v by central differences, J^T of it as one gradient
         def along(v: Tensor) -> Tensor:
             """[n] J v: the derivative of the tokens' log-probs along v."""
             width = torch.finfo(theta.dtype).eps ** (1 / 3) * max(1.0, float(theta.norm())) / float(v.norm())
@@ -118,22 +119,28 @@ class NaturalGradient(UpdatePart):
             return (sides[0] - sides[1]) / (2 * width)
 
         def damped(v: Tensor) -> Tensor:
+            """(F + damping I) v, the product that conjugate gradients need."""
             slope = torch.zeros(forest.n_entries, dtype=torch.float64)
             slope[is_trained_P] = along(v) / len(old_logprob)
             learner.restore(start_parameters)
             return flatten(learner.gradient(forest, credit, weight, slope)) + self.damping * v
 
+        # section 6: solve for the direction, then scale it so that the quadratic model of the KL reaches the radius
         direction = conjugate_gradient(damped, gradient, self.iterations)
         curvature = float(along(direction).square().mean()) if bool(direction.any()) else 0.0
         if self.damped_length:
             curvature += self.damping * _dot(direction, direction)
         full_length = math.sqrt(2 * self.radius / curvature) if curvature > 0 else 0.0
+        # appendix C: backtrack until the loss falls and the measured KL is within the slack; else take no step
         accepted = start_info
         for k in range(self.backtracks + 1 if full_length else 0):
             learner.restore(unflatten(theta - full_length * self.shrink**k * direction, start_parameters))
-            found = learner.evaluate(forest, credit, weight)
-            if found.loss < start_info.loss and mean_kl(found.outputs["logprob"][is_trained_P], old_logprob) <= self.slack * self.radius:
-                accepted = found
+            trial = learner.evaluate(forest, credit, weight)
+            if (
+                trial.loss < start_info.loss
+                and mean_kl(trial.outputs["logprob"][is_trained_P], old_logprob) <= self.slack * self.radius
+            ):
+                accepted = trial
                 break
         if accepted is start_info:
             learner.restore(start_parameters)

@@ -1,4 +1,4 @@
-"""Optimiser over named parameters, its learning rate schedule, its state for checkpoints; whole tensors or shards."""
+"""Optimiser over named parameters: learning rate schedule, clipping, state for checkpoints; whole tensors or shards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gxpo.base import runtime
 from gxpo.base.errors import CheckpointError, ConfigError, ModelError, did_you_mean
-from gxpo.learning.optimiser_kinds import betas_of, is_hidden, make_optimiser, states_of
+from gxpo.learning.optimiser_kinds import RoundedAdamW, betas_of, is_hidden, make_optimiser, states_of
 
 SHAPES = ("constant", "cosine", "linear")
 
@@ -38,7 +38,7 @@ class Schedule:
             raise ConfigError(f"a {self.shape} schedule needs a total of steps above its warm-up of {self.warmup}")
 
     def __call__(self, step: int) -> float:
-        """`step` counts optimiser steps already taken."""
+        """Multiple of the learning rate after `step` optimiser steps."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         if self.shape == "constant" or self.total is None:
@@ -48,7 +48,7 @@ class Schedule:
 
 
 States = Literal["float32", "bfloat16"]
-SAMPLED = 1 << 16  # weights that are looked at to say what share of them a step moved
+SAMPLED = 1 << 16  # weights compared before and after a step, to estimate the share of them that it moved
 
 
 class Optimiser:
@@ -82,6 +82,7 @@ class Optimiser:
         self.lr, self.schedule, self.max_grad_norm = lr, schedule or Schedule(), max_grad_norm
         self.steps = 0
         self.moved: float | None = None  # share of the parameters that the last step changed
+        # bfloat16 states round stochastically in place; float32 states need master copies of 16-bit parameters
         is_rounded = states == "bfloat16"
         if is_rounded and any(p.dtype != torch.bfloat16 for p in self.named.values()):
             raise ModelError("learner.states=bfloat16 needs learner.dtype=bfloat16: there is nothing to save otherwise")
@@ -90,6 +91,7 @@ class Optimiser:
         betas = betas_of(kind, betas)
         self._master = {name: p if is_rounded else self._full_precision(p) for name, p in self.named.items()}
         self._without_master = [p for name, p in self.named.items() if self._master[name] is p]
+        # Muon is for hidden matrices alone: embeddings, heads and vectors stay with AdamW
         self._kind_by_name = {
             n: "adamw" if kind == "muon" and not is_hidden(n, p, apart) else kind for n, p in self._master.items()
         }
@@ -97,12 +99,15 @@ class Optimiser:
             raise ModelError(
                 "learner.optimiser=muon makes whole matrices orthogonal, and these are sharded: use another"
             )
+        # torch takes one weight decay and learning rate a group, and mixes no shards with whole tensors
         groups: dict[tuple[str, float, float, bool], list[Tensor]] = {}
         for name, p in self._master.items():
             multiple = next((m for prefix, m in (multiples or {}).items() if name.startswith(prefix)), 1.0)
             key = self._kind_by_name[name], weight_decay if p.dim() >= 2 else 0.0, multiple, is_shard(p)
             groups.setdefault(key, []).append(p)
-        self._state_names = {name: states_of(parameter_kind, betas) for name, parameter_kind in self._kind_by_name.items()}
+        self._state_names = {
+            name: states_of(parameter_kind, betas) for name, parameter_kind in self._kind_by_name.items()
+        }
         self._inner_by_kind: dict[str, Any] = {}
         self._multiples: dict[str, list[float]] = {}
         for parameter_kind in dict.fromkeys(self._kind_by_name.values()):
@@ -110,14 +115,15 @@ class Optimiser:
             by_group = [{"params": params, "weight_decay": decay} for (_, decay, _, _), params in kind_groups.items()]
             self._multiples[parameter_kind] = [multiple for _, _, multiple, _ in kind_groups]
             if is_rounded:
-                from gxpo.learning.rounded import RoundedAdamW
-
                 self._inner_by_kind[parameter_kind] = RoundedAdamW(by_group, lr=lr, betas=betas, eps=eps)
             else:
-                self._inner_by_kind[parameter_kind] = make_optimiser(parameter_kind, by_group, lr=lr, betas=betas, eps=eps)
+                self._inner_by_kind[parameter_kind] = make_optimiser(
+                    parameter_kind, by_group, lr=lr, betas=betas, eps=eps
+                )
 
     @staticmethod
     def _full_precision(p: nn.Parameter) -> nn.Parameter:
+        """The parameter itself, or a float32 copy if it has fewer than 32 bits."""
         if torch.finfo(p.dtype).bits >= 32:
             return p
         return nn.Parameter(p.detach().to(torch.float32))
@@ -149,14 +155,18 @@ class Optimiser:
         runtime.all_sum([g for g in self.gradients().values() if not is_shard(g)])
 
     def _norm(self, dtype: torch.dtype | None = None) -> float:
-        """Global norm of the gradients; with `dtype`, each parameter's is computed in it."""
+        """Global norm of the gradients; `dtype`: in which each parameter's norm is computed."""
         gradient_list = list(self.gradients().values())
         if dtype is None and not any(map(is_shard, gradient_list)):
             return float(torch.nn.utils.get_total_norm(gradient_list))
         dtype = dtype or torch.float64
-        whole_norm = math.hypot(*(float(torch.linalg.vector_norm(g, dtype=dtype)) for g in gradient_list if not is_shard(g)))
+        whole_norm = math.hypot(
+            *(float(torch.linalg.vector_norm(g, dtype=dtype)) for g in gradient_list if not is_shard(g))
+        )
         shard_norms = [torch.linalg.vector_norm(local(g), dtype=dtype) for g in gradient_list if is_shard(g)]
-        squares = torch.stack([x.cpu().double().square() for x in shard_norms]).sum() if shard_norms else torch.zeros(())
+        squares = (
+            torch.stack([x.cpu().double().square() for x in shard_norms]).sum() if shard_norms else torch.zeros(())
+        )
         runtime.all_sum([squares])
         return math.hypot(whole_norm, math.sqrt(float(squares)))
 
@@ -167,9 +177,9 @@ class Optimiser:
         return self.lr * self.schedule(self.steps)
 
     def step(self) -> float:
-        """One optimiser step; gives the global gradient norm before clipping.
+        """Take one optimiser step; return the global gradient norm before clipping.
 
-        Where that is not finite, nothing is changed: neither parameters nor moments nor the count of steps.
+        If the norm is not finite, nothing changes: neither parameters nor moments nor the count of steps.
         """
         gradients, limit = self.gradients(), self.max_grad_norm or 0.0
         norm = self._norm()
@@ -183,6 +193,7 @@ class Optimiser:
         for kind, inner in self._inner_by_kind.items():
             for group, multiple in zip(inner.param_groups, self._multiples[kind], strict=True):
                 group["lr"] = multiple * self.current_lr
+        # parameters without copies change in place: compare a sample of them to tell if the step moved anything
         before = self._sample()
         for inner in self._inner_by_kind.values():
             inner.step()
@@ -198,7 +209,7 @@ class Optimiser:
 
     @torch.no_grad()
     def _sample(self) -> Tensor | None:
-        """Some weights of each parameter that has no copy, the same ones at every step; None: all have one."""
+        """A sample of the weights of parameters without copies, the same at every step; None if all have copies."""
         if not self._without_master:
             return None
         stride = max(1, sum(p.numel() for p in self._without_master) // SAMPLED)
@@ -206,11 +217,11 @@ class Optimiser:
 
     @property
     def copies(self) -> bool:
-        """Whether low-precision parameters are updated through float32 copies."""
+        """True if low-precision parameters are updated through float32 copies."""
         return len(self._without_master) < len(self.named)
 
     def _write_back(self) -> tuple[float, int]:
-        """Round the float32 copies to the model's parameters; how many of how many have changed."""
+        """Round the float32 copies into the model's parameters; return how many changed, and of how many."""
         changed = total = 0
         with torch.no_grad():
             for name, p in self.named.items():
@@ -246,7 +257,7 @@ class Optimiser:
         return out
 
     def expected(self, steps: int) -> dict[str, Tensor]:
-        """The names that `tensors` has after so many steps, each with a tensor of its shape, dtype and place."""
+        """Names of `tensors` after so many steps, each with a tensor of its shape, dtype and device."""
         out: dict[str, Tensor] = {f"parameter/{name}": full for name, full in self._master.items()}
         for name, full in self._master.items() if steps else ():
             out |= {f"{state}/{name}": full for state in self._state_names[name]}
@@ -266,18 +277,18 @@ class Optimiser:
 
 
 def is_shard(x: Tensor) -> bool:
-    """Whether a tensor is this process's shard of one (a `DTensor`)."""
+    """Return True if a tensor is a shard (a `DTensor`)."""
     return hasattr(x, "to_local")
 
 
 def local(x: Tensor) -> Tensor:
-    """What this process holds of a tensor."""
+    """This process's part of a tensor: its shard, or all of it."""
     to_local: Any = getattr(x, "to_local", None)
     return x if to_local is None else to_local()
 
 
 def put(p: Tensor, value: Tensor) -> None:
-    """Copy a value to a parameter; of a whole value a shard takes its own rows."""
+    """Copy a value into a parameter; a shard takes its own rows of a whole value."""
     if is_shard(p) and not is_shard(value):
         shard = local(p)
         begin = min(runtime.rank() * -(-p.shape[0] // runtime.world()), p.shape[0])

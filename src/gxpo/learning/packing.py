@@ -1,4 +1,4 @@
-"""Micro-batches of a forest: its unique tokens in rows, and the action tokens that are read from each."""
+"""Pack a forest into micro-batches: rows of unique tokens, and the action tokens that are read from each."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ class MicroBatch(Sheet):
 
 
 class Packing:
-    """Rows and micro-batches of one forest.
+    """Rows and micro-batches of a forest.
 
     layout "packed": a row holds a tree (or, if it is longer than `limit`, part of its leaves with all their
     ancestors), every token once, depth first; "flat": a row holds the path to one leaf, for models whose layers don't
-    take an ancestor mask. Tokens after the last one that something is read from are left out. `padded` says whether
-    rows are padded to the longest that goes with them, which then counts against `limit`. position [T] of the stored
-    tokens, of m-RoPE [3, T]; None: their depths. images: distinct pictures that a micro-batch shows at most (None: any
-    number), but for a path that alone shows more: only what shows no further one goes with it.
+    take an ancestor mask. Tokens behind the last one that is read are left out. padded: rows are padded to the longest
+    of their micro-batch, and padding counts against `limit`. position [T] of the stored tokens, of m-RoPE [3, T]; None:
+    their depths. images: at most so many distinct pictures in a micro-batch (None: any number), except for a single
+    path that shows more, which is joined only by rows that show no further picture.
     """
 
     def __init__(
@@ -118,6 +118,7 @@ class Packing:
     @cached_property
     def spans(self) -> tuple[Tensor, Tensor]:
         """[N], [N]: depth-first intervals; a is b or an ancestor exactly if enter[a] <= enter[b] < leave[a]."""
+        # parents come first: sizes of subtrees from the last node back, then places from the first on
         size = [1] * len(self._parent)
         for node in range(len(size) - 1, -1, -1):
             if self._parent[node] >= 0:
@@ -134,7 +135,7 @@ class Packing:
 
     @cached_property
     def settings(self) -> tuple[Tensor, Tensor]:
-        """[R], [R]: temperature, and whether the support was truncated, from the trajectories' sampling settings."""
+        """[R], [R] bool: temperature and truncated support, from the trajectories' sampling settings."""
         temperature, truncated = [], []
         for name, sampling in zip(self.forest.id, self.forest.sampling, strict=True):
             value = sampling.get("temperature")
@@ -151,7 +152,7 @@ class Packing:
 
     # ------------------------------------------------------------ rows
     def rows(self, entries: Tensor) -> list[Row]:
-        """Rows from which all these action tokens can be read, each in one of them."""
+        """Rows from which all these action tokens can be read, each token in exactly one row."""
         if not entries.numel():
             return []
         read_at = self.read_at(entries)
@@ -172,7 +173,7 @@ class Packing:
         return out
 
     def read_at(self, entries: Tensor) -> Tensor:
-        """Stored token whose hidden state predicts each action token."""
+        """[E] stored token whose hidden state predicts each action token."""
         read_at = self.packed.predecessor[self.forest.path_token[entries]]
         if bool((read_at < 0).any()):
             r = int(self.forest.path_trajectory[entries[read_at < 0][0]])
@@ -183,7 +184,7 @@ class Packing:
         return read_at
 
     def _tokens_needed(self, read_at: Tensor) -> dict[int, int]:
-        """Number of tokens needed of each node; nodes in order, ancestors whole."""
+        """Tokens needed of each node, in order of nodes: ancestors whole, others up to the last token that is read."""
         size = self.forest.first_token.diff()
         ends = torch.zeros(self.forest.n_nodes, dtype=torch.int64).scatter_reduce_(
             0, self.packed.node_of_token[read_at], self._offset[read_at] + 1, "amax"
@@ -196,7 +197,7 @@ class Packing:
         return {node: count[node] for node in range(len(count)) if is_needed[node]}
 
     def _row_nodes(self, tokens_needed: dict[int, int]) -> Iterable[list[int]]:
-        """Nodes of each row."""
+        """Yield the nodes of each row."""
         enter = self.spans[0]
         inner_nodes = {self._parent[node] for node in tokens_needed}
         leaves = sorted((node for node in tokens_needed if node not in inner_nodes), key=lambda node: int(enter[node]))
@@ -207,6 +208,7 @@ class Packing:
             path = [leaf]
             while (up := self._parent[path[-1]]) >= 0:
                 path.append(up)
+            # a leaf joins the row of its tree if its further nodes fit; else a new row repeats its whole path
             new = [node for node in path if node not in nodes]
             new_length = length + sum(tokens_needed[node] for node in new)
             is_full = new_length > self.limit or self._exceeds_images(pictures, self._pictures_of_nodes(new))
@@ -223,18 +225,20 @@ class Packing:
     # ------------------------------------------------------------ pictures
     @cached_property
     def _pictures(self) -> dict[int, set[int]]:
-        """Keys of the pictures that nodes show, if their number is bounded."""
+        """Keys of the pictures in each node; empty if their number has no limit."""
         keys_by_node: dict[int, set[int]] = {}
         if self.images is None:
             return keys_by_node
         is_picture_T = self.packed.token >= media.FIRST
-        node_and_key = torch.stack([self.packed.node_of_token[is_picture_T], (self.packed.token[is_picture_T] - media.FIRST) // media.ROWS])
+        node_and_key = torch.stack(
+            [self.packed.node_of_token[is_picture_T], (self.packed.token[is_picture_T] - media.FIRST) // media.ROWS]
+        )
         for node, key in torch.unique(node_and_key, dim=1).T.tolist():
             keys_by_node.setdefault(node, set()).add(key)
         return keys_by_node
 
     def _pictures_of_nodes(self, nodes: Iterable[int]) -> frozenset[int]:
-        """Keys of the pictures that these nodes show, if their number is bounded."""
+        """Keys of the pictures in these nodes; empty if their number has no limit."""
         return frozenset().union(*(self._pictures.get(node, ()) for node in nodes))
 
     def _pictures_of_row(self, row: Row) -> frozenset[int]:
@@ -242,7 +246,7 @@ class Packing:
         return self._pictures_of_nodes(torch.unique_consecutive(nodes).tolist())
 
     def _exceeds_images(self, pictures: frozenset[int], further: frozenset[int]) -> bool:
-        """Whether further pictures would be too many."""
+        """Return True if further pictures would exceed the limit."""
         return self.images is not None and not further <= pictures and len(pictures | further) > self.images
 
     # ------------------------------------------------------------ micro-batches
@@ -263,8 +267,8 @@ class Packing:
         return [self._batch(rows) for rows in self._together(self.rows(entries), at_least)]
 
     def _together(self, rows: list[Row], at_least: int = 1) -> list[list[Row]]:
-        """Rows of similar length, of at most `limit` tokens together, padding included where there is any, that show at
-        most `images` pictures."""
+        """Group rows of similar length into micro-batches of at most `limit` tokens, padding included, and `images`
+        pictures."""
         rows = sorted(rows, key=lambda row: -row.tokens.numel())
         limit = self.limit
         if at_least > 1:
@@ -283,7 +287,7 @@ class Packing:
         return batches
 
     def everything(self) -> Iterator[Sheet]:
-        """Every stored token of every trajectory, the last ones of actions too, in sheets of at most `limit` tokens."""
+        """Yield every stored token of every trajectory, last ones of actions included, in sheets of `limit` tokens."""
         sizes = self.forest.first_token.diff().tolist()
         node_sizes = {n: sizes[n] for n in torch.unique(self.forest.visits[1]).tolist()}
         first = self.forest.first_token.tolist()
@@ -338,7 +342,7 @@ class Packing:
         return _chains(begin.tolist(), end.tolist(), enter, leave, row_start[1:][row].tolist())
 
     def _readings(self, entries: Tensor) -> tuple[Tensor, Tensor]:
-        """[E] distinct (stored token, temperature) of each row of P, and [Q] one row of each."""
+        """[E] reading of each entry, one for each distinct (stored token, temperature); [Q] first entry of each."""
         temperature_id = torch.unique(self.settings[0], return_inverse=True)[1][self.forest.path_trajectory[entries]]
         key = self.forest.path_token[entries] * (int(temperature_id.max()) + 1) + temperature_id
         distinct, reading = torch.unique(key, return_inverse=True)
@@ -348,7 +352,7 @@ class Packing:
         return reading, first
 
     def _places(self, rows: list[Row]) -> Tensor:
-        """[E] position in the flat list at which each row of P is read."""
+        """[E] index in the flat list of the token at which each entry is read."""
         place_of_token = torch.empty(self.forest.n_tokens, dtype=torch.int64)
         out, start = [], 0
         for row in rows:
@@ -358,7 +362,7 @@ class Packing:
         return torch.cat(out)
 
     def _support(self, entries: Tensor, first: Tensor) -> Tensor | None:
-        """[Q, K] allowed ids of entries[first]; None where none has a stored support. Refuses what can't be right."""
+        """[Q, K] allowed ids of entries[first]; None if no entry has a stored support. Checks that none is missing."""
         token, trajectory = self.forest.path_token[entries], self.forest.path_trajectory[entries]
         support = self.forest.extras.get("support")
         stored = None if support is None else support[token]
@@ -379,15 +383,16 @@ class Packing:
         return stored[first]
 
     def by_policy(self, entries: Tensor) -> dict[str, Tensor]:
-        """These action tokens by the policy that wrote them; one context may come before tokens of several policies."""
+        """Group action tokens by the policy that wrote them; tokens of several policies may share a context."""
         policy = self.forest.policy[self.packed.node_of_token[self.forest.path_token[entries]]]
         return {self.forest.policy_names[p]: entries[policy == p] for p in policy.unique().tolist()}
 
     # ------------------------------------------------------------ accounting
     def flat_tokens(self, entries: Tensor) -> int:
-        """Number of tokens in separate forward passes of every trajectory for these action tokens."""
+        """Number of tokens that separate forward passes of every trajectory would take for these action tokens."""
         if not entries.numel():
             return 0
+        # the deepest read token of each (trajectory, node), without those whose path goes on in another one
         read_at, n = self.read_at(entries), self.forest.n_nodes
         owner, node = self.forest.path_trajectory[entries], self.packed.node_of_token[read_at]
         pairs, place = torch.unique(owner * n + node, return_inverse=True)
@@ -404,8 +409,8 @@ class Packing:
 
 
 def _chains(begin: list[int], end: list[int], enter: list[int], leave: list[int], row_end: list[int]) -> list[Chain]:
-    """Chains from pieces in depth-first order: flat ranges [begin, end) and intervals [enter, leave) of their nodes."""
-    below_ends = list(row_end)  # where what is below each piece ends
+    """Chains from pieces in depth-first order, with flat ranges [begin, end) and node intervals [enter, leave)."""
+    below_ends = list(row_end)  # end of the descendants of each piece
     open_pieces: list[int] = []
     for i, place in enumerate(begin):
         while open_pieces and (row_end[open_pieces[-1]] <= place or leave[open_pieces[-1]] <= enter[i]):
@@ -413,7 +418,9 @@ def _chains(begin: list[int], end: list[int], enter: list[int], leave: list[int]
         open_pieces.append(i)
     chains: list[Chain] = []
     for i, below_end in enumerate(below_ends):
-        if chains and chains[-1].below == below_end:  # all that is below the last one is this piece and what is below it
+        if (
+            chains and chains[-1].below == below_end
+        ):  # all that is below the last one is this piece and what is below it
             chains[-1] = Chain(chains[-1].start, end[i], below_end)
         else:
             chains.append(Chain(begin[i], end[i], below_end))

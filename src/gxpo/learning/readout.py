@@ -13,14 +13,14 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from gxpo.base.errors import ModelError
-from gxpo.models.decoder.architecture import Head, backbone_of, are_plain_linears, positions
+from gxpo.models.decoder.architecture import Head, are_plain_linears, backbone_of, positions
 from gxpo.models.decoder.forward import Decoder, Kernels, Products, with_zeros
 from gxpo.models.decoder.vision import triples_of
 from gxpo.parts.protocols import Output
 
 
 # ---------------------------------------------------------------- divergence
-# Divergence (KL, generalised JSD) of the policy from a stored top-K distribution, the remaining mass in one bin.
+# KL and generalised JSD of the policy from a stored top-K distribution, the remaining mass in one bin.
 def generalised_jensen_shannon(student: Tensor, teacher: Tensor, alpha: float) -> Tensor:
     """[n] (1 - alpha) KL(S || M) + alpha KL(T || M) with M = (1 - alpha) S + alpha T; at 0 KL(T || S), at 1 KL(S || T).
 
@@ -79,9 +79,9 @@ def scaled(logits: Tensor, temperature: Tensor) -> Tensor:
 
 
 class Chosen(Function):
-    """log p(target) [n] and, where `wanted`, entropy [n] (nats) of p = softmax(z), z = logits [n, V] / temperature [n].
+    """log p(target) [n] and, if needed, entropy [n] (nats) of p = softmax(z), z = logits [n, V] / temperature [n].
 
-    Holds the logits as they came. With respect to z the first has gradient onehot(target) - p, the second
+    Keeps the logits in their own dtype. With respect to z the first has gradient onehot(target) - p, the second
     -p (log p + entropy).
     """
 
@@ -125,15 +125,15 @@ class Chosen(Function):
 OUTPUTS = ("logprob", "entropy", "mean_logprob", "value")
 AT_LAYERS = ("logprob", "entropy", "mean_logprob")  # may be followed by "@LAYER"
 WITH_NUMBER = ("divergence", "likeliest", "likeliest_logprob")  # are followed by "@ALPHA", "@K", "@K"
-BY_HAND = {"logprob", "entropy"}  # over the whole vocabulary
-TEACHER = ("teacher_ids", "teacher_logprob")  # what a divergence is to
+BY_HAND = {"logprob", "entropy"}  # with hand-written gradients, over the whole vocabulary
+TEACHER = ("teacher_ids", "teacher_logprob")  # the stored distribution of a divergence
 
 
 class Readout:
     """A causal language model split into its body, which runs once per token, and its head.
 
-    `states` gives what a token leaves behind, `logits` turns chosen rows of it into logits. Where the split does not
-    reproduce the model's own logits (tried once, on a short probe), states are the whole model's logits; said once.
+    `states` gives hidden states, `logits` turns chosen rows of them into logits. Where the split does not reproduce the
+    model's own logits (tried once, on a short probe), states are the whole model's logits, and a warning tells so.
 
     head     the last linear map; None: the model names none
     decoder  computes the states of the models that it knows on flat lists of tokens; None: there is none, and `states`
@@ -156,6 +156,7 @@ class Readout:
         self.positions, self.limited_by = positions(config)
         self.triples = triples_of(causal)
         self._backbone, self._head = backbone_of(causal), Head.of(causal)
+        # a head that does more than a linear map, a scale and a cap would give other logits than the model
         self.split = self._reproduces_logits() if split is None else split
         if not self.split:
             warnings.warn(
@@ -170,8 +171,10 @@ class Readout:
             self._checkpoint_layers()
 
     def _checkpoint_layers(self) -> None:
-        """Makes the model of transformers compute its layers again in the backward pass; it does so in training mode
-        alone, in which it differs by nothing else: there is no dropout."""
+        """Make the transformers model recompute its layers in the backward pass.
+
+        It does so in training mode alone, which changes nothing else: there is no dropout.
+        """
         if not getattr(self.causal, "supports_gradient_checkpointing", False):
             raise ModelError(f"{self.name} can't recompute its layers: leave learner.recompute out")
         enable = getattr(self.causal, "activation_checkpointing_enable", self.causal.gradient_checkpointing_enable)
@@ -180,7 +183,7 @@ class Readout:
 
     @property
     def head(self) -> Any:
-        """The last map, as it is now: adapters replace it."""
+        """The last linear map; looked up each time, since adapters replace it."""
         return None if self._head is None else self._head.module
 
     @property
@@ -214,7 +217,7 @@ class Readout:
         return [out.last_hidden_state if layer == -1 else out.hidden_states[layer] for layer in layers]
 
     def layer_of(self, spec: str) -> int:
-        """Layer index of "@3" (from 1, after which the head reads) or "@0.25" (share of the depth, rounded, at least
+        """Layer index of "3" (from 1, after which the head reads) or "0.25" (share of the depth, rounded, at least
         layer 1); -1 for the last, whose states are normed already."""
         try:
             layer = max(1, round(float(spec) * self.depth)) if "." in spec else int(spec)
@@ -230,7 +233,7 @@ class Readout:
         return -1 if layer == self.depth else layer
 
     def normed(self, states: Tensor, layer: int, normed: bool = True) -> Tensor:
-        """Hidden states [n, H] after that layer with the final norm, as the head reads them."""
+        """Hidden states [n, H] after a layer with the final norm, as the head reads them; `normed` False: without."""
         return self._final_norm(states) if normed and layer != -1 else states
 
     @cached_property
@@ -251,7 +254,11 @@ class Readout:
             for hook in hooks:
                 hook.remove()
         for name, module in reversed(children):
-            if isinstance(out := output_by_name.get(name), Tensor) and last_states is not None and torch.equal(out, last_states):
+            if (
+                isinstance(out := output_by_name.get(name), Tensor)
+                and last_states is not None
+                and torch.equal(out, last_states)
+            ):
                 return module
         raise ModelError(f"{self.name}: its final norm can't be told apart, so its inner layers have no policy")
 
@@ -292,6 +299,7 @@ class Readout:
 
     @torch.no_grad()
     def _reproduces_logits(self) -> bool:
+        """Return True if head(body(tokens)) gives the model's own logits on a short probe."""
         if self._backbone is None or self.head is None:
             return False
         device = next(self.causal.parameters()).device
@@ -304,7 +312,8 @@ class Readout:
         except (AttributeError, TypeError, RuntimeError):
             return False
         return split_logits.shape == model_logits.shape and bool(
-            (split_logits - model_logits).abs().max() <= 32 * torch.finfo(model_logits.dtype).eps * model_logits.abs().max()
+            (split_logits - model_logits).abs().max()
+            <= 32 * torch.finfo(model_logits.dtype).eps * model_logits.abs().max()
         )
 
 
@@ -371,6 +380,7 @@ def read(
     whole vocabulary. Computed in float32 at least, in chunks of `logits_at_once` logits, which the backward pass
     computes again instead of holding more of them.
     """
+    # a mistake in lengths would otherwise be broadcast or cut off silently
     _check_names(names, heads, given)
     n = target.shape[0]
     if states.shape[:1] != (n,) or temperature.shape != (n,) or (support is not None and support.shape[:1] != (n,)):
@@ -381,11 +391,15 @@ def read(
     teacher = None if given is None else tuple(given[name] for name in TEACHER if name in given)
     if teacher and any(x.shape[0] != n for x in teacher):
         raise ValueError(f"{' and '.join(TEACHER)} must have a row for each of the {n} tokens that are read")
+    # value heads read the hidden state itself and need no logits
     values: dict[str, Tensor] = {}
     if head is not None and any(name in names for name in heads):
         values = {name: x for name, x in zip(heads, head(states).unbind(1), strict=True) if name in names}
     names = [name for name in names if name not in values]
-    has_free_support = torch.ones(n, dtype=torch.bool, device=target.device) if support is None else (support < 0).all(1)
+    # tokens with and without a stored support go in chunks of their own, each of `logits_at_once` logits
+    has_free_support = (
+        torch.ones(n, dtype=torch.bool, device=target.device) if support is None else (support < 0).all(1)
+    )
     rows_per_chunk = max(1, logits_at_once // readout.vocabulary)
     chunks = [(rows, None) for rows in has_free_support.nonzero().squeeze(1).split(rows_per_chunk)]
     if support is not None:
@@ -394,6 +408,7 @@ def read(
     if not chunks:
         shapes = {name: readout.columns(name) for name in names}
         return values | {name: states.new_zeros((0,) if k is None else (0, k)) for name, k in shapes.items()}
+    # recomputing logits costs time: only where holding those of all chunks would cost more memory than a chunk
     weight = readout.head_weight()
     logits_bytes = n * readout.vocabulary * (states.dtype if weight is None else weight.dtype).itemsize
     by_hand = support is None and {*names} <= BY_HAND  # holds the logits as they are: of 16 bits, twice as many
@@ -401,7 +416,16 @@ def read(
     pieces = []
     for rows, allowed in chunks:
         teacher_rows = tuple(x[rows] for x in teacher) if teacher else None
-        arguments = (readout, states[rows], target[rows], temperature[rows], allowed, tuple(names), weight, teacher_rows)
+        arguments = (
+            readout,
+            states[rows],
+            target[rows],
+            temperature[rows],
+            allowed,
+            tuple(names),
+            weight,
+            teacher_rows,
+        )
         if recompute:
             pieces.append(checkpoint(_read_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
         else:
@@ -420,10 +444,12 @@ def _read_chunk(
     weight: Tensor | None,
     teacher: tuple[Tensor, ...] | None = None,
 ) -> list[Tensor]:
+    """Outputs of a chunk, in the order of `names`; see `read`."""
     logits = readout.logits(states, weight)
     if support is None and {*names} <= BY_HAND:
         logprob, entropy = Chosen.apply(logits, target, temperature, "entropy" in names)
         return [entropy if name == "entropy" else logprob for name in names]
+    # from here on autograd keeps float32 copies, which the hand-written gradients above avoid
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     z = vocabulary_z = z / temperature[:, None].to(z)
     target_logit = z.gather(1, target[:, None]).squeeze(1)
@@ -437,6 +463,7 @@ def _read_chunk(
     if "mean_logprob" in names:
         mean = z.mean(1) if support is None else z.masked_fill(support < 0, 0.0).sum(1) / (support >= 0).sum(1)
         out["mean_logprob"] = mean - log_total
+    # these ids index the vocabulary, not the columns of the support
     for output in map(Output, names):
         if output.kind == "divergence":
             assert teacher is not None
@@ -445,7 +472,9 @@ def _read_chunk(
         elif output.at and output not in out:
             ids = _likeliest(z.detach(), support, min(_count(output), readout.vocabulary))
             out[Output("likeliest", output.at)] = ids.to(z)
-            out[Output("likeliest_logprob", output.at)] = with_rest(vocabulary_z.detach(), log_total.detach(), ids, support)
+            out[Output("likeliest_logprob", output.at)] = with_rest(
+                vocabulary_z.detach(), log_total.detach(), ids, support
+            )
     return [out[name] for name in names]
 
 

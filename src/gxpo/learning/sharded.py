@@ -1,4 +1,4 @@
-"""Learner whose parameters, gradients and optimiser states are sharded over processes by FSDP2."""
+"""FSDP2 learner: parameters, gradients and optimiser states sharded over processes."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class ShardedLearner(TorchLearner):
 
     Each layer of the model, and of its vision tower, is gathered for its forward and backward pass and then dropped,
     everything else (embedding, norm, head, projector) for the pass of a micro-batch. Gradients are summed over
-    processes, never averaged, and all processes make equally many passes: one that has no micro-batch left makes a pass
-    for nothing, and one that has no picture left while others have runs the tower on a blank one.
+    processes, never averaged, and all processes make equally many passes: one without a micro-batch left makes an
+    unused pass, and one without a picture left, while others have some, runs the tower on a blank one.
 
     Parameters below 32 bits are kept, moved and summed in float32 shards, and gathered in their own dtype: 16 bytes a
     parameter divided by the number of processes, where `TorchLearner` holds 18 in each. Samplers in this process read a
     whole copy, which `publish` brings up to date, one parameter at a time; it is the model as it was loaded, so that no
     process ever holds a second one.
 
-    sampled  whether samplers in this process need that copy
+    sampled  samplers in this process need that copy
 
     Needs a process group (`gxpo.base.runtime.start`), of one process at least.
     """
@@ -109,7 +109,7 @@ class ShardedLearner(TorchLearner):
         return within(readout.causal, super()._forward, batch, names, readout, given)
 
     def _reshard(self) -> None:
-        """Forget gathered parameters that no backward pass will drop: the optimiser moves the shards."""
+        """Drop gathered parameters that no backward pass will drop: the optimiser moves the shards."""
         for readout in (self._readout, self._reference):
             if readout is not None:
                 readout.causal.reshard()
@@ -124,7 +124,7 @@ class ShardedLearner(TorchLearner):
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Bring the samplers' copy up to date, if anything has moved; all processes together."""
+        """Update the samplers' copy if a step has been taken since; all processes together."""
         if not self._is_stale or self._copy is None:
             return
         parameters = self.optimiser.named.items()
@@ -139,12 +139,12 @@ class ShardedLearner(TorchLearner):
         self._is_stale = True
         super().restore(snapshot)
 
-    # ------------------------------------------------------------ what can't be had
+    # ------------------------------------------------------------ unsupported
     def beside(self, *, lr: float) -> TorchLearner:
-        raise ConfigError("a part with a second model is not for cluster.backend=fsdp: use cluster.backend=local")
+        raise ConfigError("a part with a second model does not run on cluster.backend=fsdp: use cluster.backend=local")
 
     def products_trial(self) -> None:
-        """Products are as they are: every process has to use the same."""
+        """None: a trial could choose differently in each process."""
         return None
 
     # ------------------------------------------------------------ state
@@ -152,7 +152,7 @@ class ShardedLearner(TorchLearner):
         return {"weights_fingerprint": fingerprint(self.optimiser.named)}
 
     def weights_crc(self) -> int:
-        raise ConfigError("sharded parameters have no CRC of all bytes: see `checksum`")
+        raise ConfigError("sharded parameters have no CRC of all bytes: use `checksum`")
 
     def save(self, path: Path) -> None:
         """Write parameters and moments below `path`, each process its shards, in safetensors files; all together."""
@@ -181,7 +181,7 @@ class ShardedLearner(TorchLearner):
 
 # ---------------------------------------------------------------- FSDP2
 class _Call:
-    """A function for a module to run as its forward pass, with its parameters whole."""
+    """Function that a module runs in place of its forward pass, with its parameters whole."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -193,7 +193,7 @@ def within(module: nn.Module, function: Callable[..., Any], *arguments: Any) -> 
 
 
 def _accept_calls(module: nn.Module) -> None:
-    """Let a module run what `within` gives it in the place of its own forward pass."""
+    """Make a module run the function that `within` passes in place of its own forward pass."""
     model_forward = module.forward
 
     def forward(first: Any = None, *rest: Any, **keywords: Any) -> Any:
@@ -205,7 +205,7 @@ def _accept_calls(module: nn.Module) -> None:
 
 
 def whole_tensor(x: Tensor) -> Tensor:
-    """The whole tensor of a shard, by a gather of all processes."""
+    """Gather the whole tensor of a shard from all processes."""
     full: Any = getattr(x, "full_tensor", None)
     return x if full is None else full()
 
@@ -236,7 +236,7 @@ def _shard(readout: Readout, device: torch.device, *, trained: bool) -> None:
 
 
 def layers_of(causal: Any) -> list[nn.Module]:
-    """Layers of a transformers model, of one that sees also those of its tower; none where they can't be told."""
+    """Layers of a transformers model and of its vision tower; empty if they can't be told."""
     config, text, vision = causal.config, backbone_of(causal), vision_of(causal)
     text_layers = _stack(causal if text is None else text, config.get_text_config().num_hidden_layers)
     if vision is None:
@@ -247,7 +247,7 @@ def layers_of(causal: Any) -> list[nn.Module]:
 
 
 def _stack(module: nn.Module, depth: int, *, outside: nn.Module | None = None) -> list[nn.Module]:
-    """The first list of so many modules, outside of `beside`."""
+    """First module list of this depth that does not lie in `outside`."""
     excluded = set() if outside is None else set(outside.modules())
     stacks = (m for m in module.modules() if isinstance(m, nn.ModuleList) and len(m) == depth and m not in excluded)
     return list(next(stacks, ()))

@@ -75,7 +75,7 @@ class SlowFast(UpdatePart):
 
     @property
     def plain(self) -> bool:
-        """Whether the entropy has risen: every later step is a single plain one."""
+        """True once the entropy has surged: every later step is a single plain one."""
         return self._memory["plain"]
 
     def optimiser_steps(self, groups: int) -> int:

@@ -18,7 +18,7 @@ Y, WEIGHT = "soft_y", "soft_weight"  # extras [T, K]: nan at ordinary tokens
 
 
 def soft_inputs(readout: Readout, sheet: Sheet) -> AbstractContextManager[None]:
-    """Context manager: the model reads the sheet's soft tokens as mixtures of the embeddings of their support."""
+    """Context manager: the model reads soft tokens of a sheet as mixtures of their support's embeddings."""
     extras = sheet.packing.forest.extras
     if WEIGHT not in extras:
         return nullcontext()
@@ -28,7 +28,7 @@ def soft_inputs(readout: Readout, sheet: Sheet) -> AbstractContextManager[None]:
         return nullcontext()
     places = rows
     if readout.decoder is None:
-        places = padded(sheet).held.reshape(-1).nonzero().squeeze(1)[rows]
+        places = padded(sheet).is_token.reshape(-1).nonzero().squeeze(1)[rows]
     ids = extras["support"][sheet.index[rows]]
     return mixed_embeddings(readout.causal.get_input_embeddings(), places, ids, weight[rows].nan_to_num(nan=0.0))
 
@@ -42,8 +42,9 @@ def with_densities(
     temperature: Tensor,
     logits_at_once: int,
 ) -> Mapping[str, Tensor]:
-    """Outputs [n] of a micro-batch with the "logprob" of soft tokens replaced by the `log_density` of their noise under
-    p, the policy's distribution on the support that they were sampled on.
+    """Replace the "logprob" of soft tokens in the outputs [n] of a micro-batch by the `log_density` of their noise.
+
+    The density is under p, the policy's distribution on the support that they were sampled on.
 
     reading [E]: which of the n each entry of the batch is; states [n, H] in which they are chosen; temperature [n]
     """
@@ -55,6 +56,7 @@ def with_densities(
     is_soft = forest.extras[Y][token].isfinite().any(1)
     if not bool(is_soft.any()):
         return outputs
+    # stored noise is y = log p + g: the density needs the policy's log p on the same support
     device = states.device
     weight = readout.head_weight()
 
@@ -64,6 +66,7 @@ def with_densities(
         inside = z.gather(1, support.clamp_min(0)).masked_fill(support < 0, -torch.inf)
         return log_density(y.to(device), inside.double().log_softmax(1))
 
+    # in chunks, as `read` does: never [all soft tokens, vocabulary] at once
     parts = is_soft.nonzero().squeeze(1).split(max(1, logits_at_once // readout.vocabulary))
     pieces = []
     for rows in parts:

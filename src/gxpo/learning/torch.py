@@ -18,7 +18,7 @@ from gxpo.base.errors import ConfigError, ModelError
 from gxpo.base.runtime import memory_is_short
 from gxpo.forest.forest import Forest
 from gxpo.learning.accumulate import outputs_of
-from gxpo.learning.architecture import states_after, untrained_loss, why_flat, why_not_blocks
+from gxpo.learning.architecture import layout_for, states_after, untrained_loss, why_not_blocks
 from gxpo.learning.base import InProcess, acting
 from gxpo.learning.block_mask import FLEX_FROM, KERNEL, Attention
 from gxpo.learning.lora import ALONE, Adapters, LoraSettings, adapter_of, trained_policies, with_lora
@@ -35,7 +35,7 @@ VALUE_HEAD = "value_head."  # before the names of its parameters
 
 
 class TorchLearner(InProcess):
-    """Holds and optimises the parameters of a transformers causal language model.
+    """Learner over the parameters of a transformers causal language model.
 
     model     a causal language model; kept in eval mode (no dropout: a ratio of 1 must be exactly 1)
     lr, optimiser, betas, eps, weight_decay, max_grad_norm, schedule, warmup_steps, total_steps   see `Optimiser` and
@@ -57,7 +57,7 @@ class TorchLearner(InProcess):
     kernels   "auto": the forward pass of `models.decoder` for the models that it knows; "transformers": theirs for all
     products  dtype in which that multiplies matrices (see `gxpo.models.decoder.forward.Decoder`)
     recompute hold one hidden state a token and layer in an update, and compute what lies between them again
-    states    of the optimiser: "float32" copies and moments, or "bfloat16" (see `gxpo.learning.rounded`)
+    states    of the optimiser: "float32" copies and moments, or "bfloat16" (see `RoundedAdamW`)
 
     With torch.distributed initialised every process must hold the same parameters and be given the same forest; they
     share the micro-batches, and every process takes the same step.
@@ -111,12 +111,14 @@ class TorchLearner(InProcess):
         self._kernels: dict[str, Any] = {"kernels": kernels, "products": products, "recompute": recompute}
         self._readout = Readout(self.model, **self._kernels)
         self.attention: Attention = attention
+        # "auto" tries block masks on the first rows from this length on
         self._blocks_from = {"dense": math.inf, "flex": 0}.get(
             attention, FLEX_FROM if self.device.type == "cuda" and self._readout.decoder is None else math.inf
         )
-        self.layout: Layout = _layout_for(self._readout, layout, attention)
+        self.layout: Layout = layout_for(self._readout, layout, attention)
         if (notice := untrained_loss(model)) is not None:
             warnings.warn(notice, stacklevel=2)
+        # with adapters the reference is the model with adapters off, without them a frozen copy
         self._reference: Readout | None = None
         self.policies = dict(policies or {ALONE: "trained"})
         trained = trained_policies(self.policies)
@@ -138,7 +140,7 @@ class TorchLearner(InProcess):
         self.value_heads = tuple(value_heads)
         if value_heads:
             self.value_head = _value_head(self._readout, len(self.value_heads), next(self.model.parameters()))
-        self._place_parameters()
+        self._place_parameters()  # before the optimiser sees them: sharding replaces parameters
         self.optimiser = Optimiser(
             {name: p for name, p in self._named_parameters() if p.requires_grad},
             lr=lr,
@@ -162,31 +164,31 @@ class TorchLearner(InProcess):
         return [*(f"{name}." for name in names), VALUE_HEAD]
 
     def _frozen_copy(self) -> Any:
-        """A copy of the model as it is now."""
+        """Frozen copy of the model as it is now, for the reference."""
         return copy.deepcopy(self.model).requires_grad_(False)
 
     def _place_parameters(self) -> None:
-        """Before the optimiser is made: where the parameters are to be."""
+        """Place the parameters (hook of subclasses, called before the optimiser is made)."""
 
     @property
     def samples(self) -> Any:
-        """The model that samplers in this process read."""
+        """Model that samplers in this process read."""
         return self.model
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters of the model and of the value heads, which are the rows of one matrix."""
+        """Named parameters of the model and of the value heads (the rows of one matrix)."""
         yield from self.model.named_parameters()
         if self.value_head is not None:
             yield from ((VALUE_HEAD + name, p) for name, p in self.value_head.named_parameters())
 
     @property
     def vocabulary(self) -> int:
-        """Number of ids that the model reads."""
+        """Vocabulary size of the model."""
         return self._readout.vocabulary
 
     def beside(self, *, lr: float) -> TorchLearner:
-        """Create another learner of the same kind from a copy of the parameters, with its own optimiser; no reference,
-        no value head, a constant learning rate."""
+        """Create a second learner from a copy of the parameters, with its own optimiser; no reference, no value head, a
+        constant learning rate."""
         self._refuse_several_policies("a second model from a copy of the policy")
         return TorchLearner(
             copy.deepcopy(self._readout.causal),
@@ -222,6 +224,7 @@ class TorchLearner(InProcess):
             self._reference = Readout(frozen, split=self._readout.split, **self._kernels)
         if self._reference is None:
             raise ModelError("no reference policy is kept: make the learner with reference=True")
+        # the optimiser names parameters as the wrapped model does, the reference as the bare one
         name_by_id = {id(p): name for name, p in self._readout.causal.named_parameters()}
         reference_parameters = dict(self._reference.causal.named_parameters())
         for name, p in self.optimiser.named.items():
@@ -237,7 +240,7 @@ class TorchLearner(InProcess):
                 readout.decoder.products = products
 
     def products_trial(self) -> Trial | None:
-        """Measure which dtype is faster in an update; None: there is no choice."""
+        """Measure which dtype of matrix products is faster in an update; None without a choice."""
         decoder = self._readout.decoder
         if decoder is None:
             return None
@@ -253,8 +256,9 @@ class TorchLearner(InProcess):
         return self.acting(policy)
 
     def _refuse_several_policies(self, what: str) -> None:
+        """Raise ModelError if there are several policies."""
         if self._adapters is not None:
-            raise ModelError(f"{what} is of one policy, and there are several: {', '.join(self.policies)}")
+            raise ModelError(f"{what} needs a single policy, and there are several: {', '.join(self.policies)}")
 
     def _microbatches(
         self, packing: Packing, entries: Tensor, cuts: Sequence[Tensor] | None = None
@@ -272,7 +276,7 @@ class TorchLearner(InProcess):
             out += [replace(b, policy=policy) for b in packing.microbatches(policy_entries, cuts=cuts, at_least=least)]
         return out
 
-    # ------------------------------------------------------------ what the policy says
+    # ------------------------------------------------------------ outputs
     def outputs(
         self,
         forest: Forest,
@@ -290,6 +294,7 @@ class TorchLearner(InProcess):
         likeliest ids, and their log-probs and that of all others; "divergence@A" is to the teacher that is `given` (see
         `gxpo.learning.readout.read`).
         """
+        # the reference reads all tokens, of several current policies each its own
         readout, adapters = self._policy(policy)
         every_entry, packing = torch.arange(forest.n_entries), self._packing(forest)
         if policy == "current":
@@ -325,8 +330,8 @@ class TorchLearner(InProcess):
         learner's device, float32 at least."""
         self._refuse_several_policies("the logits of a hidden state")
         head_input = states.to(self.device, next(self.model.parameters()).dtype)
-        found = self._readout.logits(head_input, self._readout.head_weight())
-        return found.to(torch.promote_types(found.dtype, torch.float32))
+        head_output = self._readout.logits(head_input, self._readout.head_weight())
+        return head_output.to(torch.promote_types(head_output.dtype, torch.float32))
 
     def _short_memory(self, doing: str) -> AbstractContextManager[None]:
         size, has_vision = self.tokens_per_microbatch, hasattr(self._readout.causal.config, "vision_config")
@@ -338,6 +343,7 @@ class TorchLearner(InProcess):
         )
 
     def _policy(self, policy: str) -> tuple[Readout, Any]:
+        """Readout of a policy, and the context manager in which its adapters are set."""
         if policy == "current":
             return self._readout, nullcontext()
         if policy != "reference":
@@ -356,6 +362,8 @@ class TorchLearner(InProcess):
         readout: Readout,
         given: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
+        """Outputs [E] of a micro-batch's entries, float64, with gradient where it is enabled."""
+
         def to_device(x: Tensor) -> Tensor:
             return x.to(self.device)
 
@@ -367,8 +375,9 @@ class TorchLearner(InProcess):
         state_index, target, temperature, support, reading = (
             batch.place, batch.target, batch.temperature, batch.support, batch.reading
         )  # fmt: skip
+        # readings are distinct (token, temperature); constants in `given` may differ between entries that share one
         given_rows: dict[str, Tensor] | None = None
-        if given:  # entries that share a reading may differ in it
+        if given:
             state_index, target, temperature = state_index[reading], target[reading], temperature[reading]
             support, reading = None if support is None else support[reading], torch.arange(len(reading))
             given_rows = {name: to_device(x[batch.entries]) for name, x in given.items()}
@@ -389,7 +398,9 @@ class TorchLearner(InProcess):
             )
             if soft:
                 outputs = with_densities(outputs, batch, reading, readout, rows, temperature, self.logits_at_once)
-            out |= {name: outputs[kind].to("cpu", torch.float64)[reading] for name, kind in layers[layer, normed].items()}
+            out |= {
+                name: outputs[kind].to("cpu", torch.float64)[reading] for name, kind in layers[layer, normed].items()
+            }
         return out
 
     def _live(self, batch: MicroBatch, names: Sequence[str], *given: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -398,14 +409,13 @@ class TorchLearner(InProcess):
         return self._forward(batch, names, self._readout, *given)
 
     def _states(self, sheet: Sheet, readout: Readout, layers: Sequence[int] = (-1,)) -> list[Tensor]:
-        """[n, H] hidden states of a sheet's tokens after each layer."""
+        """Hidden states [n, H] of a sheet's tokens after each of these layers."""
         if readout.decoder is not None:
             return readout.decoder.states_after(sheet.tokens, sheet.position, sheet.chains, layers)
         return states_after(readout, sheet, layers, blocks=self._uses_blocks(sheet))
 
     def _uses_blocks(self, sheet: Sheet) -> bool:
-        """Whether these rows go through with block masks. A model that may have them is tried when its first rows are
-        long enough."""
+        """Return True if these rows take block masks; the model is tried at the first rows that are long enough."""
         if self.layout == "flat" or self._blocks_from == math.inf:
             return False
         longest = max(sheet.lengths)
@@ -421,7 +431,7 @@ class TorchLearner(InProcess):
         return self._blocks_from < math.inf
 
     def _why_not_blocks(self) -> str | None:
-        """Why the policy or its reference can't attend by block masks; None: both do so from now on."""
+        """Reason why the policy or its reference can't attend by block masks; None: both are switched to them."""
         reasons = (why_not_blocks(x) for x in (self._readout, self._reference) if x is not None)
         return next((reason for reason in reasons if reason is not None), None)
 
@@ -472,7 +482,7 @@ def _prepare_model(model: Any, device: torch.device, dtype: str | torch.dtype | 
 
 
 def _value_head(readout: Readout, heads: int, like: Tensor) -> nn.Linear:
-    """Value heads initialised to 0."""
+    """Linear value heads on the hidden state, initialised to 0."""
     if not readout.split:
         raise ModelError(
             f"{readout.name}: its hidden states can't be told from its logits, so it can have no value head"
@@ -481,17 +491,3 @@ def _value_head(readout: Readout, heads: int, like: Tensor) -> nn.Linear:
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head
-
-
-def _layout_for(readout: Readout, layout: str, attention: Attention) -> Layout:
-    if layout not in ("packed", "flat"):
-        raise ModelError(f"layout is 'packed' or 'flat', not {layout!r}")
-    if attention == "flex":
-        reason = "rows of learner.layout=flat have no forks" if layout == "flat" else why_not_blocks(readout)
-        if reason is not None:
-            raise ModelError(f"learner.attention=flex can't be had: {reason}; leave it at auto")
-        return "packed"
-    if layout == "packed" and (reason := why_flat(readout)):
-        warnings.warn(f"{readout.name} is trained flat, without sharing prefixes: {reason}", stacklevel=3)
-        return "flat"
-    return "packed" if layout == "packed" else "flat"

@@ -11,7 +11,7 @@ from typing import Any
 from gxpo.base.errors import ModelError, did_you_mean, need
 from gxpo.models import smollm2
 from gxpo.models.peft_directory import config_home
-from gxpo.models.tokenizer import BUILT_IN
+from gxpo.models.tiny import BUILT_IN
 
 CACHED = ("full_attention", "sliding_attention", "chunked_attention")  # types of layers whose cache holds every token
 
@@ -73,7 +73,7 @@ def shape_of(name: str) -> ModelShape:
 
         return _shape_of_model(tiny_model())
     if name.partition(":")[0] == BUILT_IN[1]:
-        from gxpo.models.tiny_vision import tiny_vision_model
+        from gxpo.models.tiny import tiny_vision_model
 
         return _shape_of_model(tiny_vision_model())
     return _shape_of_config(_config(name))

@@ -4,8 +4,7 @@ from hypothesis import strategies as st
 from tests.models.chat.writers import TOOLS, WRITERS, action_text
 
 from gxpo.models.chat.formats import NATIVE, TAGS
-from gxpo.models.chat.reading import read, same
-from gxpo.models.chat.reasoning import split
+from gxpo.models.chat.reading import read, same, split_thinking
 
 FORMS = {f.name: f for f in (*NATIVE, TAGS)}
 TYPES = {t["function"]["name"]: {"key": "string", "count": "integer", "deep": "boolean"} for t in TOOLS}
@@ -190,6 +189,6 @@ def test_without_tools_nothing_is_a_call():
     ],
 )
 def test_thinking(written, opened, reasoning, rest, close):
-    thought = split(written, opened)
+    thought = split_thinking(written, opened)
     assert (thought.reasoning, thought.rest, thought.close) == (reasoning, rest, close)
     assert thought.lead + thought.rest == written

@@ -16,7 +16,7 @@ from gxpo.base import media
 from gxpo.base.errors import MissingExtra, ModelError
 from gxpo.models.decoder.vision import install, vision_of
 from gxpo.models.processors import AutoPictures, PatchProcessor
-from gxpo.models.tokenizer import character_tokenizer
+from gxpo.models.tiny import character_tokenizer
 from gxpo.training import config
 from gxpo.training.export import export
 from gxpo.training.models import load

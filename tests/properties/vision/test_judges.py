@@ -21,7 +21,7 @@ from gxpo.environments.rewards.judge import judged
 from gxpo.environments.rewards.judged import Rubric, prompt_of
 from gxpo.environments.rewards.listener import Listener
 from gxpo.models.decoder.vision import vision_of
-from gxpo.models.tokenizer import character_tokenizer
+from gxpo.models.tiny import character_tokenizer
 from gxpo.parts.protocols import Task
 from gxpo.parts.settings import RunSettings, TeacherSettings
 from gxpo.training.external import Externals

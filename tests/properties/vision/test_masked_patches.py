@@ -15,8 +15,7 @@ from gxpo.forest.forest import Forest
 from gxpo.learning.torch import TorchLearner
 from gxpo.models.chat.plain import PlainChat
 from gxpo.models.decoder.vision import picture_grid_of, vision_of
-from gxpo.models.tiny_vision import tiny_vision_model
-from gxpo.models.tokenizer import IMAGE
+from gxpo.models.tiny import IMAGE, tiny_vision_model
 from gxpo.training.models import character_tokenizer
 
 TOKENIZER = character_tokenizer(IMAGE)

@@ -22,9 +22,7 @@ from gxpo.forest.forest import Forest
 from gxpo.learning.torch import TorchLearner
 from gxpo.models.chat.plain import PlainChat
 from gxpo.models.decoder.vision import Vision, vision_of
-from gxpo.models.tiny import tiny_model
-from gxpo.models.tiny_vision import tiny_vision_model
-from gxpo.models.tokenizer import IMAGE
+from gxpo.models.tiny import IMAGE, tiny_model, tiny_vision_model
 from gxpo.parts.protocols import Request, Sampling, StreamKey
 from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.training.models import character_tokenizer

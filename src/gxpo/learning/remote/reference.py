@@ -19,7 +19,7 @@ STATE = "engine.safetensors"
 
 
 class TransformersEngine:
-    """A `gxpo.parts.protocols.TrainEngine` that is as plain as can be: what other engines are measured against.
+    """Plain `gxpo.parts.protocols.TrainEngine` against which other engines are compared.
 
     model  a causal language model of transformers, on its device; every parameter is trained. In evaluation mode
     """

@@ -23,13 +23,13 @@ from gxpo.learning.remote.probe import EPS, Descent, heeds_eps, step_if_eps_igno
 from gxpo.parts.protocols import TokenRow
 
 # ---------------------------------------------------------------- reduction
-# By what a training server divides its loss: known ways, and which of them explains measured gradient norms.
+# Divisors of a training server's loss: the known ones, and the one that explains measured gradient norms.
 TOLERANCE = 0.02  # relative, of a measured norm
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """A row for a server: tokens [n], and slopes [n - 1] of the log-probs of all but the first."""
+    """Row for a server: tokens [n], and slopes [n - 1] of the log-probs of all but the first."""
 
     tokens: tuple[int, ...]
     slopes: list[float]
@@ -62,12 +62,12 @@ class Reduction:
     name: str
 
     def divisor(self, row: Scaled, call: Pull, step: Sequence[Pull]) -> float:
-        """What a row's terms are divided by."""
+        """Divisor of a row's terms."""
         return float(DIVISORS[self.name](row, call, step))
 
 
 def experiments(tokens: Sequence[int]) -> list[list[list[Scaled]]]:
-    """Calls between two optimiser steps, of several experiments in which the second token's slopes sum to 1 or 2.
+    """Calls of several experiments, each between two optimiser steps: slopes of the second token sum to 1 or 2.
 
     Under a causal model all rows below have the same gradient of the token's log-prob; the norm differs by divisors.
 
@@ -82,10 +82,12 @@ def experiments(tokens: Sequence[int]) -> list[list[list[Scaled]]]:
 
 
 def reduction_from_norms(norms: Sequence[float], experiment_calls: Sequence[Sequence[Pull]]) -> Reduction | None:
-    """The way that explains the norms of `given` experiments, relative to the first; None: none of them does."""
+    """Reduction that explains the norms of experiments, relative to the first; None if no known one does."""
     for name in DIVISORS:
         way = Reduction(name)
-        expected = [abs(sum(sum(s.slopes) / way.divisor(s, c, step) for c in step for s in c)) for step in experiment_calls]
+        expected = [
+            abs(sum(sum(s.slopes) / way.divisor(s, c, step) for c in step for s in c)) for step in experiment_calls
+        ]
         pairs = zip(norms, expected, strict=True)
         if all(abs(n / norms[0] - e / expected[0]) <= TOLERANCE * (e / expected[0]) for n, e in pairs):
             return way
@@ -95,15 +97,15 @@ def reduction_from_norms(norms: Sequence[float], experiment_calls: Sequence[Sequ
 # ---------------------------------------------------------------- tinker
 STATE = "tinker.json"
 FORMAT = "gxpo.tinker/1"
-REACH = 10.0  # seconds for a first answer
+REACH = 10.0  # seconds to wait for a first answer
 NORMS = ("grad_norm", "gradient_norm", "global_norm")  # last part of the metric that is the norm before clipping
-MOVE = 0.2  # nats by which a token moves there, far above the rounding of bfloat16
+MOVE = 0.2  # nats by which a probe moves a token, far above the rounding of bfloat16
 PROBED = tuple(range(3, 11))  # ids of the sequence on which a server is measured
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """LoRA adapters as a Tinker server makes them; the server sets their scale and the modules that have them."""
+    """LoRA adapters of a Tinker server, which sets their scale and the adapted modules."""
 
     rank: int = 32
     seed: int = 0
@@ -119,9 +121,9 @@ class TinkerEngine:
 
     `forward` is the server's forward pass with cross_entropy, which gives log-probs. `pull` is importance_sampling
     over the learner's own log-probs: its ratio is exactly 1, so the gradient is that of -advantage times log-prob.
-    (Weights of cross_entropy can't be slopes: servers divide by their sum.) Servers divide a loss by rows or tokens in
-    ways of their own; which, is measured at the start (`gxpo.learning.remote.tinker`) and multiplied back, for which
-    all of a step's rows must be known: pulls are kept here and sent by `step`, so `discard` is exact as well.
+    (Weights of cross_entropy can't be slopes: servers divide by their sum.) Servers divide a loss by rows or tokens,
+    each in its own way (`DIVISORS`); the divisor is measured at the start and multiplied back, for which all of a
+    step's rows must be known: pulls are kept here and sent by `step`, so `discard` is exact as well.
 
     Log-probs are at temperature 1 and there are no entropies. The norm is the server's `grad_norm`; a server that
     reports none is refused. The key is TINKER_API_KEY; servers of one's own take any.
@@ -149,6 +151,7 @@ class TinkerEngine:
         self._pending_pulls: list[list[Scaled]] = []
         self._logprobs: dict[tuple[int, ...], list[float]] = {}
         self.version, self._sampler, self._is_published = 0, None, False
+        # measure the server on fresh adapters, then start from fresh ones again
         self._client = self._new_client()
         self.reduction, norm = self._measure_reduction()
         self.fixed_eps = None if heeds_eps(self._move_of_step(step_if_eps_ignored(norm, MOVE)), MOVE) else self.eps
@@ -157,7 +160,7 @@ class TinkerEngine:
 
     # ------------------------------------------------------------ the server
     def _request(self, what: str, call: Any, timeout: float | None = None) -> Any:
-        """The result of a request; what the SDK raises becomes a `ModelError` of one line."""
+        """Result of a request to the server; errors of the SDK become a `ModelError` of one line."""
         try:
             out = call()
             return out.result(timeout or self.timeout) if hasattr(out, "result") else out
@@ -169,19 +172,19 @@ class TinkerEngine:
             raise ModelError(f"{self.address} could not {what}: {reason}") from error
 
     def _new_client(self) -> Any:
-        a = self.adapter
+        lora = self.adapter
         self._forget()
         return self._request(
-            f"make a LoRA of rank {a.rank} for {self.base_model}",
-            lambda: self._service.create_lora_training_client(self.base_model, rank=a.rank, seed=a.seed),
+            f"make a LoRA of rank {lora.rank} for {self.base_model}",
+            lambda: self._service.create_lora_training_client(self.base_model, rank=lora.rank, seed=lora.seed),
         )
 
     def _forget(self) -> None:
-        """After the weights have changed."""
+        """Drop pulls and log-probs of the former weights."""
         self._pending_pulls, self._logprobs, self._is_published = [], {}, False
 
     def _datum(self, tokens: Sequence[int], **inputs: Sequence[float]) -> Any:
-        """tokens [n]; inputs [n - 1], of the tokens after the first."""
+        """Row in the SDK's form: tokens [n]; inputs [n - 1] of the tokens after the first."""
         t = self._tinker.types
         fields = {"target_tokens": t.TensorData(data=list(tokens[1:]), dtype="int64", shape=[len(tokens) - 1])}
         for name, x in inputs.items():
@@ -189,7 +192,7 @@ class TinkerEngine:
         return t.Datum(model_input=t.ModelInput.from_ints(list(tokens[:-1])), loss_fn_inputs=fields)
 
     def _read(self, sequences: Sequence[tuple[int, ...]]) -> list[list[float]]:
-        """[n - 1] log-probs of the tokens after the first, of each sequence; each is asked for once between steps."""
+        """Log-probs [n - 1] of the tokens after the first of each sequence, requested once between two steps."""
         missing = list(dict.fromkeys(s for s in sequences if s not in self._logprobs))
         if missing:
             data = [self._datum(s, weights=[1.0] * (len(s) - 1)) for s in missing]
@@ -209,7 +212,9 @@ class TinkerEngine:
     ) -> dict[str, list[Tensor]]:
         _check_only_logprobs(rows, names, policy)
         logprobs = self._read([tuple(row.tokens.tolist()) for row in rows])
-        return {"logprob": [torch.tensor(x, dtype=torch.float64)[r.read - 1] for r, x in zip(rows, logprobs, strict=True)]}
+        return {
+            "logprob": [torch.tensor(x, dtype=torch.float64)[r.read - 1] for r, x in zip(rows, logprobs, strict=True)]
+        }
 
     def pull(self, rows: Sequence[TokenRow], slopes: Mapping[str, Sequence[Tensor]]) -> None:
         _check_only_logprobs(rows, tuple(slopes), "current")
@@ -223,13 +228,20 @@ class TinkerEngine:
             self._pending_pulls.append(out)
 
     def _send(self, pulls: Sequence[Sequence[Scaled]], reduction: Reduction) -> None:
-        """Leave the gradient of the pulls on the server."""
-        logprobs_by_tokens = {s.tokens: x for p in pulls for s, x in zip(p, self._read([s.tokens for s in p]), strict=True)}
+        """Send pulls, whose gradient then lies on the server."""
+        logprobs_by_tokens = {
+            s.tokens: x for p in pulls for s, x in zip(p, self._read([s.tokens for s in p]), strict=True)
+        }
         for pull in pulls:
             data = []
             for s in pull:
-                by = reduction.divisor(s, pull, pulls)
-                data.append(self._datum(s.tokens, logprobs=logprobs_by_tokens[s.tokens], advantages=[-g * by for g in s.slopes]))
+                # an importance ratio of exactly 1 has the gradient -advantage; the server's divisor is multiplied back
+                factor = reduction.divisor(s, pull, pulls)
+                data.append(
+                    self._datum(
+                        s.tokens, logprobs=logprobs_by_tokens[s.tokens], advantages=[-g * factor for g in s.slopes]
+                    )
+                )
             self._request(
                 "run a backward pass", lambda data=data: self._client.forward_backward(data, "importance_sampling")
             )
@@ -268,18 +280,20 @@ class TinkerEngine:
         if not norms:
             metric_names = ", ".join(out.metrics or {}) or "none"
             raise ModelError(
-                f"{self.address} reports no gradient norm after an optimiser step (metrics: {metric_names}), so whether its "
-                "gradient is right can't be measured: use a server that does, such as SkyRL's"
+                f"{self.address} reports no gradient norm after an optimiser step (metrics: {metric_names}), so its "
+                "gradient can't be checked: use a server that does, such as SkyRL's"
             )
         return float(next(iter(norms.values())))
 
     def discard(self) -> None:
         self._pending_pulls = []
 
-    # ------------------------------------------------------------ what the server does
+    # ------------------------------------------------------------ measurements of the server
     def _measure_reduction(self) -> tuple[Reduction, float]:
-        """By what the server divides its loss: from the gradient norms of a token in rows and calls of several
-        shapes, under steps of size zero; and the first of these norms."""
+        """Measure the divisor of the server's loss; return it and the gradient norm of a single token.
+
+        From the norms of a token in rows and calls of several shapes, under steps of size zero.
+        """
         norms = []
         for pulls in experiments(PROBED):
             self._send(pulls, Reduction("sum"))
@@ -290,13 +304,13 @@ class TinkerEngine:
         if reduction is None:
             relative_norms = ", ".join(f"{n / norms[0]:.4g}" for n in norms)
             raise ModelError(
-                f"how {self.address} reduces a loss over rows and tokens is not known to gxpo (relative norms {relative_norms}): "
-                "see docs/train-engines.md"
+                f"how {self.address} reduces a loss over rows and tokens is not known to gxpo (relative norms "
+                f"{relative_norms}): see docs/train-engines.md"
             )
         return reduction, norms[0]
 
     def _server_clips(self, norm: float) -> bool:
-        """Whether the server limits the gradient norm: a step of plain gradient descent under a limit."""
+        """Return True if the server limits the gradient norm, by a step of plain gradient descent under a limit."""
         descent = Descent.by(MOVE / norm**2, norm, self.fixed_eps)
         return -self._move_of_step(descent, limit=descent.slope * norm / 4) < MOVE / 2
 
@@ -320,12 +334,12 @@ class TinkerEngine:
 
     @property
     def sampler(self) -> Any:
-        """The SDK's client of the samplers that hold the published weights; None before `publish`."""
+        """SDK client of the samplers that hold the published weights; None before `publish`."""
         return self._sampler
 
     # ------------------------------------------------------------ state
     def save(self, path: Path) -> None:
-        """The server keeps weights and moments; a file below `path` says where."""
+        """Let the server save weights and moments; a file below `path` notes where."""
         self._save_count += 1
         name = f"{self._name}-{self._save_count:06d}"
         out = self._request("save its state", lambda: self._client.save_state(name))
@@ -346,7 +360,8 @@ class TinkerEngine:
             )
         try:
             self._client = self._request(
-                f"load {server_path}", lambda: self._service.create_training_client_from_state_with_optimizer(server_path)
+                f"load {server_path}",
+                lambda: self._service.create_training_client_from_state_with_optimizer(server_path),
             )
         except (
             ModelError
@@ -358,15 +373,17 @@ class TinkerEngine:
         self._forget()
 
     def fingerprint(self) -> int:
-        """64 bits of a hash of the log-probs of a fixed sequence: the weights themselves stay on the server. Equal
-        weights give an equal number only where the server computes a row in the same way each time."""
+        """64-bit hash of the log-probs of a fixed sequence, since the weights stay on the server.
+
+        Equal weights give an equal number only where the server computes a row in the same way each time.
+        """
         (logprobs,) = self._read([PROBED])
         bits = torch.tensor(logprobs, dtype=torch.float32).numpy().tobytes()
         return int.from_bytes(hashlib.blake2b(bits, digest_size=8).digest(), "little")
 
 
 def _check_reachable(address: str) -> None:
-    """`ModelError` unless something answers there: the SDK would try for minutes."""
+    """Raise ModelError unless a server answers at the address: the SDK would try for minutes."""
     try:
         urllib.request.urlopen(f"{address.rstrip('/')}/api/v1/healthz", timeout=REACH).close()
     except urllib.error.HTTPError:
@@ -377,6 +394,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _check_only_logprobs(rows: Sequence[TokenRow], names: Sequence[str], policy: str) -> None:
+    """Raise ModelError for what a Tinker server does not compute."""
     if policy != "current" or set(names) - {"logprob"}:
         raise ModelError("a Tinker server gives log-probs of the current policy, and nothing else")
     if any(bool((row.temperature != 1).any()) for row in rows):

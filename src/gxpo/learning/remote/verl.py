@@ -58,12 +58,16 @@ class VerlEngine:
             out = self._engine.infer_batch(data, loss_function=None)
         model_outputs = {n: [x.detach().cpu() for x in out["model_output"][NAMES[n]].unbind()] for n in names}
         own_readings = {
-            part: {n: model_outputs[n][k][parts[part].read - 1].double().tolist() for n in names} for k, part in enumerate(own_parts)
+            part: {n: model_outputs[n][k][parts[part].read - 1].double().tolist() for n in names}
+            for k, part in enumerate(own_parts)
         }
+        # every process returns the readings of all rows, as the protocol has it
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, own_readings)
         reading_by_part = {part: x for share in gathered for part, x in share.items()}
-        return verl_rows.readings_by_row(rows, parts, {n: [reading_by_part[k][n] for k in range(len(parts))] for n in names})
+        return verl_rows.readings_by_row(
+            rows, parts, {n: [reading_by_part[k][n] for k in range(len(parts))] for n in names}
+        )
 
     def pull(self, rows: Sequence[TokenRow], slopes: Mapping[str, Sequence[Tensor]]) -> None:
         parts = verl_rows.parts_of(rows)
@@ -82,11 +86,11 @@ class VerlEngine:
 
     # ------------------------------------------------------------ weights
     def gradients(self) -> dict[str, Tensor]:
-        """The gradient so far by parameter name, gathered from all processes. Not of the protocol; for conformance."""
+        """Gradient so far by parameter name, gathered from all processes (for conformance, not of the protocol)."""
         return verl_rows.whole_gradients(self._engine.module)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The parameters and their names, gathered from all processes one after the other."""
+        """Yield names and parameters, gathered from all processes one after the other."""
         return verl_rows.whole_parameters(self._engine.module)
 
     def publish(self, version: int, timeout: float) -> None:
@@ -109,6 +113,6 @@ class VerlEngine:
 
 
 def _share(n: int) -> list[int]:
-    """This process's rows of n: every process has as many, so some are repeated."""
+    """This process's share of n rows; every process needs equally many, so some rows are repeated."""
     world = runtime.world()
     return [*range(n), *[0] * (-n % world)][runtime.rank() :: world]

@@ -21,12 +21,13 @@ class RayVerlEngine:
     """A `gxpo.parts.protocols.TrainEngine` whose shards are in workers of `verl.single_controller.ray.RayWorkerGroup`
     (`pip install 'gxpo[verl,ray]'` on every node).
 
-    model, settings  as of `gxpo.learning.remote.verl_rows.EngineSettings`; every node must see the directory, and those of `save`
+    model, settings  as of `gxpo.learning.remote.verl_rows.EngineSettings`; every node must see the directory, and those
+              of `save`
     address   of Ray: "auto", "HOST:PORT", or "local" for a cluster of this machine that ends with the engine
     nodes, per_node  nodes, and workers on each: a worker has a GPU, or a core in a cluster that has none
     timeout   seconds for one call; `ModelError` after that
 
-    Ray places the workers and tells when one has died, which ends the run: `gxpo resume` goes on from its newest
+    Ray places the workers and reports when one has died, which ends the run: `gxpo resume` continues from its newest
     checkpoint. `close` gives the cluster's resources back.
     """
 
@@ -46,12 +47,15 @@ class RayVerlEngine:
         self._ray: Any = need("ray", "ray")
         self.model, self.timeout, self.version, self.eps = Path(model), timeout, 0, 1e-8
         self._owns_cluster = _connect(self._ray, address)
+        # from here on a failure must end the workers that were placed, or the cluster keeps their resources
         self._pool: Any = None
         self._group: Any = None
         try:
             self._gpus = bool(self._ray.cluster_resources().get("GPU", 0))
             _check_room(self._ray, nodes, per_node, "GPU" if self._gpus else "CPU")
-            self._group = self._start_workers(EngineSettings(str(Path(model).resolve()), **settings), [per_node] * nodes)
+            self._group = self._start_workers(
+                EngineSettings(str(Path(model).resolve()), **settings), [per_node] * nodes
+            )
             self._packed: bool = self._call_all("load the model", "begin")[0]
             self._shapes: list[tuple[str, int]] = self._call_all("name its parameters", "shapes")[0]
         except BaseException:
@@ -71,7 +75,7 @@ class RayVerlEngine:
 
     # ------------------------------------------------------------ the workers
     def _call_all(self, what: str, method: str, *arguments: Any, **keywords: Any) -> list[Any]:
-        """What each worker answers to a call of all."""
+        """Call a method of all workers; return their results."""
         return self._results(what, self._group.execute_all_async(method, *arguments, **keywords))
 
     def _results(self, what: str, references: Sequence[Any]) -> list[Any]:
@@ -87,8 +91,8 @@ class RayVerlEngine:
             raise ModelError(f"verl's workers could not {what}: {_last_line(cause)}") from error
         except errors.RayError as error:
             raise ModelError(
-                f"verl's workers could not {what}, one has ended: {_last_line(error)}; gxpo resume goes on from the newest "
-                "checkpoint"
+                f"verl's workers could not {what}, one has ended: {_last_line(error)}; gxpo resume continues from the "
+                "newest checkpoint"
             ) from error
 
     # ------------------------------------------------------------ rows
@@ -112,7 +116,7 @@ class RayVerlEngine:
         self._results("run a backward pass", self._group.forward_backward(data).futures)
 
     def _batch(self, parts: list[Part], **options: Any) -> Any:
-        """The parts, the first one repeated until every worker has as many."""
+        """Batch of parts, the first one repeated until every worker has equally many."""
         world = self._group.world_size
         repeated = -len(parts) % world
         return verl_rows.batch(
@@ -128,16 +132,18 @@ class RayVerlEngine:
 
     # ------------------------------------------------------------ weights
     def gradients(self) -> dict[str, Tensor]:
-        """The gradient so far by parameter name. Not of the protocol; for conformance."""
+        """Gradient so far by parameter name (for conformance, not of the protocol)."""
         return dict(self._whole_tensors(gradients=True))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The parameters and their names, on the CPU, fetched in buckets of about `BUCKET` bytes."""
+        """Yield names and parameters on the CPU, fetched in buckets of about `BUCKET` bytes."""
         return self._whole_tensors(gradients=False)
 
     def _whole_tensors(self, *, gradients: bool) -> Iterator[tuple[str, Tensor]]:
         for names in _buckets(self._shapes):
-            yield from zip(names, self._call_all("send its weights", "whole", tuple(names), gradients)[0], strict=True)
+            yield from zip(
+                names, self._call_all("send its weights", "gather_tensors", tuple(names), gradients)[0], strict=True
+            )
 
     def publish(self, version: int, timeout: float) -> None:
         self.version = version  # samplers are given `weights`
@@ -155,7 +161,7 @@ class RayVerlEngine:
         return int(self._call_all("sum its weights", "fingerprint")[0])
 
     def close(self) -> None:
-        """End the workers; a cluster that was started here ends with them."""
+        """End the workers, and the cluster if it was started here."""
         if self._group is not None:
             for worker in self._group.workers:
                 self._ray.kill(worker)
@@ -170,7 +176,7 @@ class RayVerlEngine:
 
 
 def _connect(ray: Any, address: str) -> bool:
-    """Connect this process to a Ray cluster, if it is not; whether it was done here."""
+    """Connect this process to a Ray cluster; return True if it was not connected before."""
     if ray.is_initialized():
         return False
     try:
@@ -179,14 +185,14 @@ def _connect(ray: Any, address: str) -> bool:
             ray.init(address=address, log_to_driver=False, configure_logging=False, include_dashboard=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"cluster.address={address} leads to no Ray cluster ({_last_line(error)}): start one with `ray start --head`, "
-            "or set cluster.address=local"
+            f"cluster.address={address} leads to no Ray cluster ({_last_line(error)}): start one with `ray start "
+            "--head`, or set cluster.address=local"
         ) from error
     return True
 
 
 def _check_room(ray: Any, nodes: int, per_node: int, kind: str) -> None:
-    """`ConfigError` unless the workers have room: verl would wait for it without end."""
+    """Raise ConfigError unless the cluster has room for the workers: verl would wait for it without end."""
     request = f"cluster.train.nodes={nodes} and gpus_per_node={per_node} ask for {nodes * per_node} {kind}s"
     sizes = sorted((int(node["Resources"].get(kind, 0)) for node in ray.nodes() if node["Alive"]), reverse=True)
     if sum(size // per_node for size in sizes) < nodes:
@@ -196,6 +202,7 @@ def _check_room(ray: Any, nodes: int, per_node: int, kind: str) -> None:
 
 
 def _buckets(shapes: Sequence[tuple[str, int]]) -> Iterator[list[str]]:
+    """Yield names of parameters that together have at most `BUCKET` bytes; a larger one is alone."""
     names: list[str] = []
     size = 0
     for name, parameter_bytes in shapes:
@@ -209,6 +216,6 @@ def _buckets(shapes: Sequence[tuple[str, int]]) -> Iterator[list[str]]:
 
 
 def _last_line(error: BaseException) -> str:
-    """The last line that an error says, in which Ray puts the cause."""
+    """Last line of an error's message, in which Ray puts the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:300]

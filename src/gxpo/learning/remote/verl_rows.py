@@ -1,4 +1,4 @@
-"""Rows, loss, configuration and steps of verl's FSDP engine, alike in torchrun's processes and in Ray's workers."""
+"""Rows, loss, configuration and steps of verl's FSDP engine, shared by torchrun processes and Ray workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 def check_version() -> None:
-    """`ModelError` unless verl is the version that this was written for."""
+    """Raise ModelError unless verl has the supported version."""
     verl: Any = need("verl", "verl")
     if verl.__version__ != VERSION:
         raise ModelError(
@@ -30,14 +30,14 @@ def check_version() -> None:
 
 
 def has_packed_rows() -> bool:
-    """Whether rows go without padding here, for which verl needs CUDA and the package flash-attn."""
+    """Return True if rows go without padding here, for which verl needs CUDA and the package flash-attn."""
     return torch.cuda.is_available() and importlib.util.find_spec("flash_attn") is not None
 
 
 # ---------------------------------------------------------------- rows
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-    """The readings of a row at one temperature: verl has one for a row."""
+    """Readings of a row at one temperature: verl takes a single one for a row."""
 
     row: int
     which: Tensor  # [j] of the row's readings
@@ -47,7 +47,7 @@ class Part:
 
 
 def parts_of(rows: Sequence[TokenRow]) -> list[Part]:
-    """Rows as verl reads them: one of several temperatures is read once for each."""
+    """Split rows as verl reads them: a row with several temperatures becomes one part for each."""
     out = []
     for number, row in enumerate(rows):
         for heat in row.temperature.unique().tolist():
@@ -67,9 +67,9 @@ def batch(
 ) -> Any:
     """TensorDict of rows for verl's engines, in one micro-batch of each process.
 
-    names      outputs that are to be had; "entropy" is computed where it is among them or the slopes
-    slopes     name -> [k] of each row of which there are parts: what `linear` pulls
-    repeated   the last so many parts are there to fill the processes and pull nothing
+    names      outputs to compute; "entropy" also where there are slopes of it
+    slopes     name -> [k] of each row of the parts, which `linear` pulls
+    repeated   the last so many parts only fill the processes and pull nothing
     processes  that the rows are divided among
     """
     tensordict: Any = need("tensordict", "verl")
@@ -85,6 +85,7 @@ def batch(
     )
     for name, row_slopes in (slopes or {}).items():
         data[f"slope_{name}"] = jagged(_slopes_by_token(parts, row_slopes, len(parts) - repeated))
+    # verl's own micro-batching and reductions are off: the rows come cut, and `linear` is the whole loss
     nested.assign_non_tensor(
         data,
         use_remove_padding=packed,
@@ -99,7 +100,7 @@ def batch(
 
 
 def _slopes_by_token(parts: Sequence[Part], row_slopes: Sequence[Tensor], part_count: int) -> list[Tensor]:
-    """[n] float32 slopes of each part's tokens, where verl's log-probs of the next tokens stand."""
+    """[n] float32 slopes of each part's tokens, at the positions of verl's next-token log-probs."""
     out = []
     for k, part in enumerate(parts):
         line = torch.zeros(part.tokens.numel(), dtype=torch.float64)
@@ -139,7 +140,7 @@ def jagged(rows: Sequence[Tensor]) -> Tensor:
 # ---------------------------------------------------------------- the engine
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
-    """How verl's engine is made.
+    """Settings of verl's engine.
 
     model     a directory that transformers loads
     strategy  "fsdp2" or "fsdp"
@@ -181,7 +182,7 @@ def configuration(settings: EngineSettings, *, packed: bool) -> dict[str, Any]:
 
 
 def check_same_processes(path: Path, world: int) -> None:
-    """`CheckpointError` unless as many processes wrote the checkpoint: verl's has a file of each."""
+    """Raise CheckpointError unless equally many processes wrote the checkpoint: verl writes a file for each."""
     files = sorted(path.glob("model_world_size_*_rank_0.pt"))
     if files and files[0].name != f"model_world_size_{world}_rank_0.pt":
         writer_count = files[0].name.split("_")[3]
@@ -191,7 +192,7 @@ def check_same_processes(path: Path, world: int) -> None:
 
 
 def take_step(engine: Any, lr: float, max_grad_norm: float | None, eps: float) -> float:
-    """One AdamW step of an engine in this process; the norm before clipping."""
+    """Take one AdamW step of an engine in this process; return the norm before clipping."""
     engine.optimizer_config = dataclasses.replace(engine.optimizer_config, clip_grad=max_grad_norm or math.inf)
     for group in engine.optimizer.param_groups:
         group["lr"], group["eps"] = lr, eps
@@ -200,17 +201,17 @@ def take_step(engine: Any, lr: float, max_grad_norm: float | None, eps: float) -
 
 
 def whole_parameters(module: Any) -> Iterator[tuple[str, Tensor]]:
-    """Name, parameter; gathered from all processes one after the other."""
+    """Yield names and parameters, gathered from all processes one after the other."""
     for name, p in module.named_parameters():
         yield name, whole_tensor(p.detach())
 
 
 def whole_gradients(module: Any) -> dict[str, Tensor]:
-    """Name -> gradient so far, gathered from all processes."""
+    """Gradient so far by parameter name, gathered from all processes."""
     return {n: whole_tensor(torch.zeros_like(p) if p.grad is None else p.grad) for n, p in module.named_parameters()}
 
 
 def whole_tensor(x: Tensor) -> Tensor:
-    """A sharded tensor put together, in which all processes take part."""
+    """Gather a sharded tensor; a collective of all processes."""
     gathered: Any = getattr(x, "full_tensor", None)
     return x.clone() if gathered is None else gathered()

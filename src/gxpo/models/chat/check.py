@@ -10,7 +10,7 @@ from gxpo.base.errors import ModelError
 from gxpo.models.chat.facts import CALL, TOOL, call_message, message, render_or_none
 from gxpo.models.chat.markers import tags_in
 from gxpo.models.chat.plain import Tokens
-from gxpo.models.chat.reasoning import TAGS, opened_by
+from gxpo.models.chat.reading import THINKING_TAGS, opened_by
 from gxpo.models.chat.render import shared_prefix
 from gxpo.models.chat.template import TemplateChat, TemplateConversation
 from gxpo.parts.protocols import Message
@@ -89,7 +89,11 @@ def _canonical(chat: TemplateChat, messages: Sequence[Message], answer: Message,
     """The action that the template itself would write for `answer`, without its end-of-turn token."""
     prompt = chat.template.render(messages, tools)
     full_text = chat.template.render([*messages, answer], tools, answer=False)
-    text = full_text[shared_prefix(prompt, full_text) :] if full_text.startswith(prompt.rstrip()) else str(answer["content"])
+    text = (
+        full_text[shared_prefix(prompt, full_text) :]
+        if full_text.startswith(prompt.rstrip())
+        else str(answer["content"])
+    )
     ends = [i for e in chat.facts.ends if (i := text.rfind(e)) >= 0]
     text = text[: min(ends)] if ends else text
     close = opened_by(prompt)
@@ -186,7 +190,7 @@ def _thinking(chat: TemplateChat) -> Check:
         is_kept = "Q8thought." in chat.template.render([*messages, answer, message("user", "And now?")])
         source_text = f"read from {key}"
     else:
-        open_, close = TAGS[0]
+        open_, close = THINKING_TAGS[0]
         answer = message("assistant", f"{open_}\nQ8thought.\n{close}\n\nFour.")
         is_kept = "Q8thought." in chat.template.render([*messages, answer, message("user", "And now?")])
         source_text = "text of the content"
@@ -209,7 +213,9 @@ def _roles(chat: TemplateChat) -> Check:
     before = plain.partition("Two?")[0]
     if len(before.split()) > 4:
         shortcomings.append("puts words of its own before the first message")
-    return Check("roles", "note" if shortcomings else "ok", "; ".join(shortcomings) or "system, user and assistant in any order")
+    return Check(
+        "roles", "note" if shortcomings else "ok", "; ".join(shortcomings) or "system, user and assistant in any order"
+    )
 
 
 def _tools(chat: TemplateChat) -> Check:

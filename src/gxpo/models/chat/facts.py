@@ -11,9 +11,7 @@ from gxpo.base.errors import ModelError
 from gxpo.models.chat.formats import NATIVE, Format
 from gxpo.models.chat.messages import THOUGHT_KEYS
 from gxpo.models.chat.plain import Tokens
-from gxpo.models.chat.reading import Reading, read, same
-from gxpo.models.chat.reasoning import TAGS as THOUGHTS
-from gxpo.models.chat.reasoning import opened_by
+from gxpo.models.chat.reading import THINKING_TAGS, Reading, opened_by, read, same
 from gxpo.models.chat.render import Endless, Template, shared_prefix
 from gxpo.models.chat.tools import structured
 from gxpo.parts.protocols import Message, ToolCall
@@ -72,7 +70,9 @@ def message(role: str, content: str, **more: Any) -> Message:
     return {"role": role, "content": content, **more}
 
 
-def render_or_none(template: Template, *messages: Message, tools: Sequence[Any] = (), answer: bool = True) -> str | None:
+def render_or_none(
+    template: Template, *messages: Message, tools: Sequence[Any] = (), answer: bool = True
+) -> str | None:
     """Rendered text, or None if the template raises an error: for a probe, that is an answer, too."""
     try:
         return template.render(messages, tools, answer)
@@ -120,7 +120,9 @@ def facts_of_template(template: Template, tokens: Tokens) -> Facts:
         opener, next_end = next_end, None  # it opens the next message: the template ends an action with nothing
     tool = _tool_facts(template, tokens, prompt_text)
     end = last_end or next_end
-    result_text = render_or_none(template, user, answer_message, message("tool", RESULT, tool_call_id=CALL.id, name=CALL.name))
+    result_text = render_or_none(
+        template, user, answer_message, message("tool", RESULT, tool_call_id=CALL.id, name=CALL.name)
+    )
     stops = [end] if end else [opener, tokens.marker_at_start((result_text or "").partition(ASSISTANT)[2])]
     tools_text = render_or_none(template, user, tools=[TOOL]) or ""
     system_text = render_or_none(template, message("system", SYSTEM), user) or ""
@@ -131,7 +133,7 @@ def facts_of_template(template: Template, tokens: Tokens) -> Facts:
         last_end=last_end,
         next_end=next_end,
         lead="" if lead.strip() else lead,
-        header="" if any(tag in lead for pair in THOUGHTS for tag in pair) else lead,
+        header="" if any(tag in lead for pair in THINKING_TAGS for tag in pair) else lead,
         opens_reasoning=opened_by(prompt_text) is not None,
         reasoning_key=_reasoning_key(template, user),
         system=SYSTEM in system_text,
@@ -141,13 +143,17 @@ def facts_of_template(template: Template, tokens: Tokens) -> Facts:
         arguments_as_json=bool(tool.get("as_json")),
         writes_calls="as_json" in tool and _writes_answers(template, tool["as_json"]),
         call_end=tool.get("call_end", ""),
-        frame=tuple(m for m in tokens.markers if _is_frame(m) and any(m in text for text in (prompt_text, answered_text, followed))),
+        frame=tuple(
+            m
+            for m in tokens.markers
+            if _is_frame(m) and any(m in text for text in (prompt_text, answered_text, followed))
+        ),
     )
 
 
 def _is_frame(marker: str) -> bool:
     """Whether it is written in brackets of some kind, and is no tag that prompts mention."""
-    tags = {tag for pair in THOUGHTS for tag in pair}
+    tags = {tag for pair in THINKING_TAGS for tag in pair}
     return (
         len(marker) > 2
         and not any(end.isalnum() or end.isspace() for end in (marker[0], marker[-1]))

@@ -58,7 +58,11 @@ def blocks(
         position = after
     if not calls:
         return Parsed(text, text)
-    return Parsed("".join([*content_parts, text[position:]]).strip(), "".join([*kept_parts, text[position:]]).strip(), tuple(calls))
+    return Parsed(
+        "".join([*content_parts, text[position:]]).strip(),
+        "".join([*kept_parts, text[position:]]).strip(),
+        tuple(calls),
+    )
 
 
 def call_of(data: Any) -> ToolCall:

@@ -165,7 +165,9 @@ class Tokens:
         """Ids of a typed text without control tokens."""
         if self._literal_tokenizer is not None:
             anchor_text = "" if first else _ALONE
-            literal_ids = self._literal_tokenizer(anchor_text + self.plain(text), add_special_tokens=False, verbose=False).input_ids
+            literal_ids = self._literal_tokenizer(
+                anchor_text + self.plain(text), add_special_tokens=False, verbose=False
+            ).input_ids
             ids = tuple(literal_ids[0 if first else 1 :])
             if not {*self.control.values()} & {*ids} - {self.tokenizer.unk_token_id}:
                 return ids
@@ -319,7 +321,9 @@ class PlainConversation:
         self._count = 0
         self._waits_for_action = True
         prompt_messages = toolbox.with_instructions(messages, tools, True) if tools else messages
-        self.context: tuple[int, ...] = chat.tokens.bos + chat.tokens.encode(chat.tokens.typed(joined_texts(prompt_messages)))
+        self.context: tuple[int, ...] = chat.tokens.bos + chat.tokens.encode(
+            chat.tokens.typed(joined_texts(prompt_messages))
+        )
 
     def copy(self) -> PlainConversation:
         """Independent copy of the conversation."""

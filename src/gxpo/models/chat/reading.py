@@ -6,11 +6,81 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gxpo.models.chat import reasoning
+from gxpo.base.errors import ModelError
 from gxpo.models.chat.formats import Format, Types
 from gxpo.parts.protocols import ToolCall
 
+# ---------------------------------------------------------------- thinking
+# `<think>` and similar tags, opened by the policy or by the generation prompt.
+THINKING_TAGS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
 
+
+@dataclass(frozen=True)
+class Thought:
+    """lead: text up to and including the closing tag; `lead + rest` is the whole text. close: the tag, if missing."""
+
+    reasoning: str | None
+    lead: str
+    rest: str
+    close: str | None = None
+
+
+def opened_by(prompt: str) -> str | None:
+    """Closing tag that an action after `prompt` has to write, if the prompt ends inside a thought.
+
+    >>> opened_by("<|assistant|><think>\\n"), opened_by("<think></think>")
+    ('</think>', None)
+    """
+    prompt = prompt.rstrip()
+    return next((close for open_, close in THINKING_TAGS if prompt.endswith(open_)), None)
+
+
+def split_thinking(text: str, opened: str | None = None) -> Thought:
+    """Split at the first closing tag, if the prompt or the text opened it; later tags are content.
+
+    >>> split_thinking("<think>a</think>b").reasoning, split_thinking("a</think>b", "</think>").rest, split_thinking("b<think>a</think>").reasoning
+    ('a', 'b', None)
+    """
+    begin, close = 0, opened
+    if close is None:
+        blank = len(text) - len(text.lstrip())
+        for open_, end in THINKING_TAGS:
+            if text.startswith(open_, blank):
+                begin, close = blank + len(open_), end
+    if close is None:
+        return Thought(None, "", text)
+    stop = text.find(close, begin)
+    if stop < 0:
+        return Thought(text[begin:].strip("\n"), text, "", close)
+    after = stop + len(close)
+    return Thought(text[begin:stop].strip("\n"), text[:after], text[after:])
+
+
+def answer_opening(prompt: str, prefill: str, header: str) -> str:
+    """The beginning of an answer as it stands behind `prompt`, the template's text up to the answer.
+
+    A thought that the prompt opens is not opened again. `header`: what the template puts before an answer.
+    Raises `ModelError` where the prompt opens a thought and the beginning is none.
+    """
+    close = opened_by(prompt)
+    if close is None:
+        return prefill if prefill[0].isspace() and not header.strip() else header + prefill
+    open_ = next(o for o, end in THINKING_TAGS if end == close)
+    if prefill.lstrip().startswith(open_):
+        return prefill.lstrip().removeprefix(open_).removeprefix("\n" if prompt.endswith("\n") else "")
+    if close in prefill:
+        return prefill
+    raise ModelError(
+        f"the chat template opens a thought ({open_}) before the answer, and the last message, which is the "
+        f"assistant's, neither opens nor closes one: begin that message with {open_}"
+    )
+
+
+# ---------------------------------------------------------------- actions
 @dataclass(frozen=True)
 class Reading:
     """said: text after the thinking, as written; content: without calls; kept: without the calls that were parsed.
@@ -33,7 +103,7 @@ def read(text: str, form: Format | None, types: Types, tools: bool, opened: str 
         parsed = form.find(text, types)
         calls = parsed.calls if tools else ()
         return Reading(parsed.content, parsed.content, parsed.kept, parsed.reasoning, calls=calls)
-    thought = reasoning.split(text, opened)
+    thought = split_thinking(text, opened)
     rest = thought.rest.lstrip("\n") if thought.lead else thought.rest
     if form is None or not tools:
         return Reading(rest, rest, rest, thought.reasoning, thought.lead, thought.close)

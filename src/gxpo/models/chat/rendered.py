@@ -12,7 +12,7 @@ from gxpo.base.errors import ModelError
 from gxpo.models.chat.facts import Facts, facts_of_template
 from gxpo.models.chat.markers import ENDS, turns_in
 from gxpo.models.chat.plain import PlainConversation, Tokens
-from gxpo.models.chat.reasoning import opened_by
+from gxpo.models.chat.reading import opened_by
 from gxpo.models.chat.render import Template, has_template, source
 from gxpo.parts.protocols import ContextUpdate, Message, Task
 

@@ -34,8 +34,7 @@ from gxpo.models.chat.messages import (
     without_prefill,
 )
 from gxpo.models.chat.plain import RowsOf, Tokens
-from gxpo.models.chat.reading import Reading, read, same
-from gxpo.models.chat.reasoning import answer_opening, opened_by, split
+from gxpo.models.chat.reading import Reading, answer_opening, opened_by, read, same, split_thinking
 from gxpo.models.chat.render import Template, shared_prefix, source, unused
 from gxpo.parts.protocols import ContextUpdate, Message, Reply, ToolCall
 
@@ -151,7 +150,7 @@ class TemplateConversation:
         opened = opened_by(self._text[: len(self._text) - len(prefix)])
         whole_reading = reading = self.chat.read(prefix + text, self._types, self._has_tools, opened)
         if prefix:  # the reply is what was sampled; a thought that the prefix opens is open in it
-            inside = split(prefix, opened).close
+            inside = split_thinking(prefix, opened).close
             sampled_reading = self.chat.read(text, self._types, self._has_tools, inside)
             reading = sampled_reading if len(sampled_reading.calls) == len(whole_reading.calls) else whole_reading
         calls = tuple(self._with_id(c) for c in whole_reading.calls)

@@ -272,7 +272,9 @@ def attend(qkv: Tensor, cos: Tensor, sin: Tensor, plan: Plan, heads: Heads) -> t
             out[at[square.held]], log_sum[at[square.held]] = block_out[square.held], block_log_sum[square.held]
     for block in plan.rectangles:
         rows, keys = block.rows, block.keys
-        block_out, block_log_sum = forward(_slice(q, rows), _slice(k, keys), _slice(v, keys), scale, mask=block.mask, cap=cap)
+        block_out, block_log_sum = forward(
+            _slice(q, rows), _slice(k, keys), _slice(v, keys), scale, mask=block.mask, cap=cap
+        )
         join(out[rows], log_sum[rows], block_out[0].transpose(0, 1), block_log_sum[0].transpose(0, 1))
     return out, log_sum, rotated
 
@@ -341,5 +343,7 @@ def _slice(x: Tensor, place: slice) -> Tensor:
 def join(out: Tensor, log_sum: Tensor, block_out: Tensor, block_log_sum: Tensor) -> None:
     """Merge softmaxes over further keys into `out` [n, heads, D] and `total` [n, heads], in place."""
     joined_log_sum = torch.logaddexp(log_sum, block_log_sum)
-    out.mul_((log_sum - joined_log_sum).exp_()[..., None]).add_(block_out * (block_log_sum - joined_log_sum).exp_()[..., None])
+    out.mul_((log_sum - joined_log_sum).exp_()[..., None]).add_(
+        block_out * (block_log_sum - joined_log_sum).exp_()[..., None]
+    )
     log_sum.copy_(joined_log_sum)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from gxpo.models.decoder import architecture, deepstack
+from gxpo.models.decoder import architecture
 from gxpo.models.decoder.architecture import NO_ROPE, ONE_ROPE, Head, Layer, backbone_of, family_of, layers_of
 from gxpo.models.decoder.attention import HALF, Chain, Plan, TreeAttention, attend, has_matrix_units, kernel_works
 from gxpo.models.decoder.layer import add_attention, add_mlp, queries_keys_values
-from gxpo.models.decoder.vision import triples_of, vision_of
+from gxpo.models.decoder.vision import embed_with_pictures, triples_of, vision_of
 
 Kernels = Literal["auto", "transformers"]
 Products = Literal["auto", "native", "float32"]
@@ -167,7 +167,7 @@ class Decoder:
         """[n, H] what the first layer reads, and what is to be done to the states behind each layer."""
         if self.deep is None:
             return self.embed(tokens), lambda x, layer: x
-        out, rows, later = deepstack.read(self.deep, self.embedding, tokens)
+        out, rows, later = embed_with_pictures(self.deep, self.embedding, tokens)
         picture_index = rows.nonzero().squeeze(1)
         return out, lambda x, layer: x.index_add(0, picture_index, later[layer]) if layer < len(later) else x
 
@@ -192,7 +192,9 @@ class Decoder:
         if self.triples is None:
             return torch.cat([torch.arange(len(prompt)) for prompt in prompts]), None
         prompt_positions = [self.triples.positions(prompt) for prompt in prompts]
-        return torch.cat([position for position, _ in prompt_positions], 1), torch.tensor([after for _, after in prompt_positions])
+        return torch.cat([position for position, _ in prompt_positions], 1), torch.tensor(
+            [after for _, after in prompt_positions]
+        )
 
     def _plans(self, chains: list[Chain], position: Tensor, dtype: torch.dtype) -> dict[int | None, Plan]:
         """Attention blocks by window."""

@@ -72,7 +72,9 @@ def add_mlp(layer: Layer, x: Tensor, product: torch.dtype, before: Tensor) -> Te
     adds_input = layer.sequential
     if inner and are_plain_linears(*inner, layer.mlp.down_proj) and is_stock_norm(layer, norm, x):
         weights = (layer.mlp.down_proj.weight, *(m.weight for m in inner))
-        mlp_out = GatedMLP.apply(mlp_input, weight_of(layer, norm), eps_of(norm), product, layer.act, adds_input, *weights)
+        mlp_out = GatedMLP.apply(
+            mlp_input, weight_of(layer, norm), eps_of(norm), product, layer.act, adds_input, *weights
+        )
         if adds_input:
             return mlp_out
     else:

@@ -12,7 +12,15 @@ from torch.nn.functional import rms_norm
 from gxpo.models.decoder.architecture import Layer, are_plain_linears
 from gxpo.models.decoder.attention import forward
 from gxpo.models.decoder.forward import Decoder
-from gxpo.models.decoder.layer import add_attention, add_linear, add_mlp, eps_of, queries_keys_values, is_stock_norm, weight_of
+from gxpo.models.decoder.layer import (
+    add_attention,
+    add_linear,
+    add_mlp,
+    eps_of,
+    is_stock_norm,
+    queries_keys_values,
+    weight_of,
+)
 
 SHORT = 64  # columns of prompts up to which every sample has a copy of its own: one attention is quicker than two
 COPIES = 1 << 30  # bytes of weights, laid side by side or converted, that may be held while samples are drawn

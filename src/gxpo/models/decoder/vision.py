@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -18,9 +19,7 @@ from torch import Tensor, nn
 
 from gxpo.base import media
 from gxpo.base.errors import ModelError
-from gxpo.models.decoder import deepstack, mrope
 from gxpo.models.decoder.architecture import TEXT_PARTS, backbone_of, rope_settings
-from gxpo.models.decoder.mrope import Grid
 
 if TYPE_CHECKING:
     from gxpo.base.media import Pixels
@@ -30,6 +29,7 @@ READ = ("llava", "idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")  #
 PLACEHOLDERS = (
     "image_token_id", "image_token_index", "video_token_id", "vision_start_token_id", "vision_end_token_id",
 )  # fmt: skip
+Grid = tuple[int, int, int]  # frames, rows and columns of a picture, as the language model reads it
 BLANK = 64  # pixels of the sides of a picture that is shown where there is none
 
 
@@ -51,8 +51,8 @@ class Vision:
     model        the part of a causal model that has `get_image_features`
     placeholder  id that stands for a row in the model's own vocabulary
     banned       ids that are never sampled
-    triples      its positions are those of m-RoPE (`gxpo.models.decoder.mrope`)
-    deep         layers behind which further features of a row are added (`gxpo.models.decoder.deepstack`)
+    triples      its positions are those of m-RoPE (`mrope_steps`)
+    deep         layers behind which further features of a row are added (DeepStack: `embed_with_pictures`)
     around       ids of the model's vocabulary before and after the rows of each picture
     at_once      pictures that go through the tower together
     runs         how often all processes run the tower in a forward pass, from how often this one has to (its parameters
@@ -118,17 +118,17 @@ class Vision:
 
     # ------------------------------------------------------------ positions of m-RoPE
     def _steps(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        return mrope.steps(ids, lambda key: self.grid(media.PICTURES.ref_of(key)))
+        return mrope_steps(ids, lambda key: self.grid(media.PICTURES.ref_of(key)))
 
     def positions(self, ids: Sequence[int]) -> tuple[Tensor, int]:
         """[3, n] positions of a list of ids, and that of the next token."""
         advance, offset = self._steps(torch.tensor(ids))
-        return mrope.along(advance, offset), int(advance.sum())
+        return positions_along(advance, offset), int(advance.sum())
 
     def positions_in(self, forest: Forest) -> Tensor:
         """[3, T] positions of a forest's stored tokens."""
         node = torch.repeat_interleave(torch.arange(forest.n_nodes), forest.first_token.diff())
-        return mrope.in_tree(*self._steps(forest.token), forest.first_token, forest.parent, node)
+        return positions_in_tree(*self._steps(forest.token), forest.first_token, forest.parent, node)
 
     # ------------------------------------------------------------ rows
     def needs_rows(self, rows: Tensor) -> bool:
@@ -141,7 +141,9 @@ class Vision:
         row_number = ids.cpu() - media.FIRST
         keys, picture_index = torch.unique(row_number // media.ROWS, return_inverse=True)
         runs = -(-len(keys) // self.at_once)
-        extra_runs = 0 if self.runs is None else self.runs(runs) - runs  # before this process's own: all of them agree first
+        extra_runs = (
+            0 if self.runs is None else self.runs(runs) - runs
+        )  # before this process's own: all of them agree first
         found = self.features([media.PICTURES.ref_of(key) for key in keys.tolist()]) + self._blank_runs(extra_runs)
         if not found:
             return self.model.get_input_embeddings().weight.new_zeros(0, self.width)
@@ -221,7 +223,7 @@ def install(causal: Any, processor: Processor) -> Vision:
     cast("PictureEmbedding", embedding).vision = vision
     cast("TextHead", head).banned = vision.banned
     if vision.deep:
-        deepstack.hand_over(inner, backbone_of(causal))
+        register_hooks(inner, backbone_of(causal))
     return vision
 
 
@@ -249,3 +251,103 @@ def vision_of(model: Any) -> Vision | None:
     """What a model, or one wrapped by peft, sees with; None: it reads texts alone."""
     embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     return getattr(embedding, "vision", None)
+
+
+# ---------------------------------------------------------------- positions of m-RoPE
+# m-RoPE (Qwen2-VL, arXiv 2409.12191, section 2.1) gives each token a frame, a row and a column. A text token at position
+# p has the triple (p, p, p). The rows of a picture of `rows` x `columns` that begins at p lie at (p + frame, p + row,
+# p + column), and the text goes on at p + max(rows, columns), which is less than p plus the number of its tokens. So
+# every token advances what comes after it by a number of its own, and positions are sums of these along a path, plus an
+# offset that the token knows by itself: a prefix has the same positions whatever follows it.
+def mrope_steps(ids: Tensor, grid_of: Callable[[int], Grid]) -> tuple[Tensor, Tensor]:
+    """[n], [3, n]: by how much each of `ids` [n] moves on what comes after it, and what is added to where it stands.
+
+    grid_of  grid of the picture with a key (`gxpo.base.media.key_of_row`)
+    """
+    advance, offset = torch.ones_like(ids), ids.new_zeros(3, ids.numel())
+    picture_index = (ids >= media.FIRST).nonzero().squeeze(1)
+    if not picture_index.numel():
+        return advance, offset
+    picture_row = ids[picture_index] - media.FIRST
+    keys, which = torch.unique(picture_row // media.ROWS, return_inverse=True)
+    row = picture_row % media.ROWS
+    _, high, wide = torch.tensor([grid_of(key) for key in keys.tolist()], device=ids.device)[which].unbind(1)
+    longest = torch.maximum(high, wide)
+    is_first_row = row == 0
+    advance[picture_index] = torch.where(is_first_row, longest, 0)
+    position = torch.stack([row // (high * wide), row // wide % high, row % wide])
+    offset[:, picture_index] = position - torch.where(
+        is_first_row, 0, longest
+    )  # the picture's first row has moved on the others
+    return advance, offset
+
+
+def positions_along(advance: Tensor, offset: Tensor) -> Tensor:
+    """[3, n] positions of a list of tokens from its `mrope_steps`; the next token's is advance.sum()."""
+    return advance.cumsum(0) - advance + offset
+
+
+def positions_in_tree(advance: Tensor, offset: Tensor, first_token: Tensor, parent: Tensor, node: Tensor) -> Tensor:
+    """[3, T] positions of the tokens of a forest, each along its root's path.
+
+    first_token [N + 1], parent [N] (-1: a root), of nodes that come after their parents; node [T]: of each token
+    """
+    cumulative = torch.cat([advance.new_zeros(1), advance.cumsum(0)])
+    advance_N = (cumulative[first_token[1:]] - cumulative[first_token[:-1]]).tolist()
+    start: list[int] = []
+    for above in parent.tolist():
+        start.append(0 if above < 0 else start[above] + advance_N[above])
+    begin = torch.tensor(start, dtype=advance.dtype, device=advance.device) - cumulative[first_token[:-1]]
+    return cumulative[:-1] + begin[node] + offset
+
+
+# ---------------------------------------------------------------- DeepStack
+# DeepStack (Meng et al., arXiv 2406.04334; Qwen3-VL) adds features of inner layers of the tower to the states of picture
+# rows behind the first layers of the language model. `decoder.forward` adds them itself. Transformers' own forward pass
+# gets them in the arguments that it has for them, by hooks before the model and before its language model: from ids of
+# `gxpo.base.media` alone it would lose them.
+def embed_with_pictures(vision: Vision, embedding: Any, tokens: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """What the first layer reads [..., H] of tokens [...], which of them are rows of pictures [...] bool, and what is
+    added to these [n, H] behind each of the first layers; from one run of the tower for each picture."""
+    rows = tokens >= media.FIRST
+    out = embedding(tokens.masked_fill(rows, vision.placeholder))
+    if not vision.needs_rows(rows):
+        return out, rows, []
+    first, *later = vision.rows(tokens[rows]).to(out).chunk(1 + vision.deep, -1)
+    return out.index_put((rows,), first), rows, later
+
+
+def register_hooks(inner: Any, text: Any) -> None:
+    """Let transformers' forward passes of a model and of its language model read rows of pictures by their ids."""
+    inner.register_forward_pre_hook(_before_model, with_kwargs=True)
+    text.register_forward_pre_hook(_before_text, with_kwargs=True)
+
+
+def _has_picture_rows(module: Any, keywords: dict[str, Any]) -> bool:
+    tokens = keywords.get("input_ids")
+    return tokens is not None and module.get_input_embeddings().vision.needs_rows(tokens >= media.FIRST)
+
+
+# hooks find what a model sees with in the module: copies of a model then see with towers of their own
+def _before_model(module: Any, args: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    if not _has_picture_rows(module, keywords):
+        return None
+    vision, tokens = module.get_input_embeddings().vision, keywords["input_ids"]
+    rows = tokens >= media.FIRST
+    first, *later = vision.rows(tokens[rows]).chunk(1 + vision.deep, -1)
+    tower_outputs = SimpleNamespace(pooler_output=[first], deepstack_features=[[x] for x in later])
+    keywords = {
+        **keywords,
+        "input_ids": tokens.masked_fill(rows, vision.placeholder),
+        "mm_encoder_outputs": {"image": tower_outputs},
+    }
+    return args, keywords
+
+
+def _before_text(module: Any, args: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    if not _has_picture_rows(module, keywords):
+        return None
+    embedding = module.get_input_embeddings()
+    out, rows, later = embed_with_pictures(embedding.vision, embedding, keywords["input_ids"])
+    keywords = {**keywords, "input_ids": None, "inputs_embeds": out}
+    return args, {**keywords, "visual_pos_masks": rows, "deepstack_visual_embeds": later}
