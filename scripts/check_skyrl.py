@@ -116,7 +116,7 @@ def checks() -> bool:
                 lr=0.0,
                 lora=LoraSettings(rank=RANK, alpha=ALPHA, targets=tuple(sorted({n.split(".")[-3] for n in held}))),
             )
-            names = {n.replace(".default.", "."): n for n in standard.optimiser.named}
+            names = {n.replace(".default.", "."): n for n in standard.optimiser.parameter_by_name}
             assert names.keys() == held.keys(), sorted(names.keys() ^ held.keys())[:4]
             standard.restore({names[n]: x.float() for n, x in held.items()})
             own, theirs = (learner.outputs(given)["logprob"] for learner in (standard, remote))

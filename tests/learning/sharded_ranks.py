@@ -89,7 +89,7 @@ def work(folder: Path, sharded: bool, kinds: list[str]) -> None:
         copy = dict(own.samples.named_parameters())
         assert all(torch.equal(copy[n], before[n].to(copy[n])) for n in before if n in copy), kind
         if isinstance(own, ShardedLearner):
-            named = {n: p for n, p in own.optimiser.named.items() if hasattr(p, "to_local")}
+            named = {n: p for n, p in own.optimiser.parameter_by_name.items() if hasattr(p, "to_local")}
             held = sum(p.to_local().numel() for p in named.values()) / sum(p.numel() for p in named.values())
             notes[kind] = {"share": held, **own.checksum()}
             own.save(folder / f"saved-{kind}")

@@ -89,7 +89,9 @@ def test_muon_makes_steps_of_hidden_matrices_orthogonal():
 def test_muon_leaves_embeddings_and_head_to_adamw():
     learner = TorchLearner(clean_llama(), lr=1e-3, optimiser="muon", value_heads=("value",))
     kinds = {
-        name: kind for name, kind in learner.optimiser._kind_by_name.items() if learner.optimiser.named[name].dim() == 2
+        name: kind
+        for name, kind in learner.optimiser._kind_by_name.items()
+        if learner.optimiser.parameter_by_name[name].dim() == 2
     }
     apart = {name for name, kind in kinds.items() if kind == "adamw"}
     assert {name.split(".")[-2] for name in apart} <= {"embed_tokens", "lm_head", "value_head"} and apart

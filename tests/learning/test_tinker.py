@@ -42,7 +42,7 @@ class Seen(TinkerEngine):
     fake: Fake
 
     def gradients(self) -> dict[str, Tensor]:
-        self._send(self._pulled, self.reduction)
+        self._send(self._pending_pulls, self.reduction)
         trained = self.fake.models[self._client.model_id]
         self.fake.gradient(trained)
         trained.calls = []

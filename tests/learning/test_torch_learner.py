@@ -183,7 +183,7 @@ def test_a_gradient_that_is_not_finite_takes_no_step(couples):
         each.step(FOREST, loss)
     before = one.tensors()
     info = one.step(FOREST, lambda x: (x["logprob"] * 1e308 * 10).sum(), couples=couples)
-    assert info.nonfinite in one.optimiser.named and not info.empty and not math.isfinite(info.grad_norm)
+    assert info.nonfinite in one.optimiser.parameter_by_name and not info.empty and not math.isfinite(info.grad_norm)
     after = one.tensors()
     assert all(torch.equal(before[n], after[n]) for n in before) and one.meta() == {"steps": 1}
     assert all(p.grad is None for p in one.model.parameters())

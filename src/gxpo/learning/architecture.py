@@ -28,7 +28,7 @@ NARROW = 2  # window of the probe of models that have one
 
 @dataclass(frozen=True, eq=False)
 class Padded:
-    """Right-padded rows of a sheet: tokens, position [B, L] (of m-RoPE [3, B, L]); is_token [B, L] bool, False on padding.
+    """Right-padded rows of a sheet: tokens, position [B, L] (of m-RoPE [3, B, L]); is_token [B, L]: False on padding.
 
     enter, leave [B, L]: depth-first interval of each token's node
     """

@@ -278,7 +278,7 @@ class InProcess:
     def weights_crc(self) -> int:
         """CRC-32 of the trainable parameters, in order of names."""
         crc = 0
-        for _, p in sorted(self.optimiser.named.items()):
+        for _, p in sorted(self.optimiser.parameter_by_name.items()):
             crc = zlib.crc32(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes(), crc)
         return crc
 

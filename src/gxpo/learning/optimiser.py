@@ -63,7 +63,7 @@ class Optimiser:
 
     def __init__(
         self,
-        named: Mapping[str, nn.Parameter],
+        parameter_by_name: Mapping[str, nn.Parameter],
         *,
         lr: float,
         kind: str = "adamw",
@@ -76,21 +76,23 @@ class Optimiser:
         states: States = "float32",
         apart: Sequence[str] = (),
     ) -> None:
-        if not named:
+        if not parameter_by_name:
             raise ModelError("the model has no trainable parameters: every one has requires_grad=False")
-        self.named = dict(sorted(named.items()))
+        self.parameter_by_name = dict(sorted(parameter_by_name.items()))
         self.lr, self.schedule, self.max_grad_norm = lr, schedule or Schedule(), max_grad_norm
         self.steps = 0
         self.moved: float | None = None  # share of the parameters that the last step changed
         # bfloat16 states round stochastically in place; float32 states need master copies of 16-bit parameters
         is_rounded = states == "bfloat16"
-        if is_rounded and any(p.dtype != torch.bfloat16 for p in self.named.values()):
+        if is_rounded and any(p.dtype != torch.bfloat16 for p in self.parameter_by_name.values()):
             raise ModelError("learner.states=bfloat16 needs learner.dtype=bfloat16: there is nothing to save otherwise")
         if is_rounded and kind != "adamw":
             raise ModelError(f"learner.states=bfloat16 is of AdamW: leave it out, or learner.optimiser={kind}")
         betas = betas_of(kind, betas)
-        self._master = {name: p if is_rounded else self._full_precision(p) for name, p in self.named.items()}
-        self._without_master = [p for name, p in self.named.items() if self._master[name] is p]
+        self._master = {
+            name: p if is_rounded else self._full_precision(p) for name, p in self.parameter_by_name.items()
+        }
+        self._without_master = [p for name, p in self.parameter_by_name.items() if self._master[name] is p]
         # Muon is for hidden matrices alone: embeddings, heads and vectors stay with AdamW
         self._kind_by_name = {
             n: "adamw" if kind == "muon" and not is_hidden(n, p, apart) else kind for n, p in self._master.items()
@@ -131,12 +133,12 @@ class Optimiser:
     # ------------------------------------------------------------ gradients
     def zero(self) -> None:
         """Clear all gradients."""
-        for name, p in self.named.items():
+        for name, p in self.parameter_by_name.items():
             p.grad = self._master[name].grad = None
 
     def collect(self) -> None:
         """Add low-precision gradients to the float32 sums, after a backward pass."""
-        for name, p in self.named.items():
+        for name, p in self.parameter_by_name.items():
             full = self._master[name]
             if full is not p and p.grad is not None:
                 grad = p.grad.to(torch.float32)
@@ -218,13 +220,13 @@ class Optimiser:
     @property
     def copies(self) -> bool:
         """True if low-precision parameters are updated through float32 copies."""
-        return len(self._without_master) < len(self.named)
+        return len(self._without_master) < len(self.parameter_by_name)
 
     def _write_back(self) -> tuple[float, int]:
         """Round the float32 copies into the model's parameters; return how many changed, and of how many."""
         changed = total = 0
         with torch.no_grad():
-            for name, p in self.named.items():
+            for name, p in self.parameter_by_name.items():
                 full = self._master[name]
                 if full is not p:
                     rounded = full.to(p.dtype)

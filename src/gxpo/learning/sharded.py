@@ -127,7 +127,7 @@ class ShardedLearner(TorchLearner):
         """Update the samplers' copy if a step has been taken since; all processes together."""
         if not self._is_stale or self._copy is None:
             return
-        parameters = self.optimiser.named.items()
+        parameters = self.optimiser.parameter_by_name.items()
         self._copy.put((name, whole_tensor(p.detach())) for name, p in parameters if name in self._copy.names)
         self._is_stale = False
 
@@ -149,7 +149,7 @@ class ShardedLearner(TorchLearner):
 
     # ------------------------------------------------------------ state
     def checksum(self) -> dict[str, int]:
-        return {"weights_fingerprint": fingerprint(self.optimiser.named)}
+        return {"weights_fingerprint": fingerprint(self.optimiser.parameter_by_name)}
 
     def weights_crc(self) -> int:
         raise ConfigError("sharded parameters have no CRC of all bytes: use `checksum`")

@@ -227,7 +227,7 @@ class TorchLearner(InProcess):
         # the optimiser names parameters as the wrapped model does, the reference as the bare one
         name_by_id = {id(p): name for name, p in self._readout.causal.named_parameters()}
         reference_parameters = dict(self._reference.causal.named_parameters())
-        for name, p in self.optimiser.named.items():
+        for name, p in self.optimiser.parameter_by_name.items():
             if not name.startswith(VALUE_HEAD):
                 put(reference_parameters[name_by_id[id(p)]], parameters[name])
 

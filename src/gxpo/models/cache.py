@@ -1,4 +1,4 @@
-"""Cache directory for models made by gxpo, filled atomically."""
+"""Cache directory for models that gxpo makes, filled atomically."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cache_directory(cache: str | os.PathLike[str] | None = None) -> Path:
 
 
 def put(target: Path, fill: Callable[[Path], None]) -> Path:
-    """Create the directory `target` atomically with `fill`; safe with several processes."""
+    """Create the directory `target` atomically with `fill`; safe for concurrent processes."""
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:

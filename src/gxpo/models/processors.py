@@ -1,4 +1,4 @@
-"""Processors of pictures: our own for small models, those of transformers for checkpoints."""
+"""Picture processors: gxpo's own for small models, those of transformers for checkpoints."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ KIND = "image_processor_type"
 FAKE = "<fake_token_around_image>"
 # tokens before and after the rows of a picture that their processors write, by type of model
 AROUND = {name: ((FAKE, "<global-img>"), (FAKE,)) for name in ("idefics3", "smolvlm")}
-TOWER_INPUTS = ("pixel_values", "image_grid_thw", "pixel_attention_mask")  # what a tower is called with
+TOWER_INPUTS = ("pixel_values", "image_grid_thw", "pixel_attention_mask")  # arguments of a vision tower
 
 
 @dataclass(frozen=True)
 class NearestProcessor:
     """Pictures scaled to `size` x `size` pixels by the nearest, values to [-1, 1].
 
-    patch  pixels of the side of what a row stands for: of the tower's patches, times what pixel shuffle joins
+    patch  pixels of a side of the area of a row: the tower's patch size times the factor of pixel shuffle
     tiles  the model reads several tiles of a picture, and here one (Idefics3, SmolVLM)
     """
 
@@ -102,8 +102,8 @@ class AutoPictures:
         self._grids: dict[tuple[int, ...], Grid] = {}
 
     def grid(self, height: int, width: int) -> Grid:
-        """Grid of the processor's own output for a picture of that size; where it gives none, of the tower's patches,
-        as far as the model joins them or has a further row."""
+        """Grid in the processor's output for a picture of that size; else that of the tower's patches, joined as the
+        model joins them and with its further row."""
         if (height, width) not in self._grids:
             sample_inputs = self.inputs([np.full((height, width, 3), 100, dtype=np.uint8)])
             self._grids[height, width] = self._grid(sample_inputs)
@@ -123,7 +123,7 @@ class AutoPictures:
         return (1, 1, rows * columns + extra_rows) if extra_rows else (1, rows, columns)
 
     def inputs(self, pictures: Sequence[Pixels]) -> Mapping[str, Tensor]:
-        """What the processor gives for each picture, one after the other."""
+        """Outputs of the processor for each picture, concatenated."""
         picture_inputs = [self._one(p) for p in pictures]
         if unknown := sorted({name for each in picture_inputs for name in each} - {*TOWER_INPUTS}):
             raise ModelError(
@@ -161,7 +161,7 @@ def ids_around(kind: str, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, .
 
 
 def save_processor(model: Any, folder: Path) -> None:
-    """Write the processor of a model that sees beside its weights."""
+    """Write the picture processor of a vision model beside its weights."""
     vision = vision_of(model)
     if vision is None:
         return
@@ -174,7 +174,7 @@ def save_processor(model: Any, folder: Path) -> None:
 
 
 def rows_of(processor: Processor) -> Callable[[str], tuple[int, ...]]:
-    """Ids of a picture's rows by its reference, as of a model with this processor."""
+    """Function from a picture's reference to the ids of its rows, for a model with this processor."""
 
     def rows(ref: str) -> tuple[int, ...]:
         height, width, _ = media.PICTURES.pixels(ref).shape
@@ -184,7 +184,7 @@ def rows_of(processor: Processor) -> Callable[[str], tuple[int, ...]]:
 
 
 def load_processor(name: str, path: Path | None, config: Any) -> Processor:
-    """The processor that lies beside the weights of the model called `name`: gxpo's own, or one of transformers.
+    """Load the processor that lies beside the weights of the model `name`: gxpo's own, or one of transformers.
 
     path  its directory (None: an id on the hub);  config: the model's
     """

@@ -1,4 +1,4 @@
-"""Model sizes that memory, traffic and time are computed from: parameters, layers, widths; no weights are loaded."""
+"""Model sizes for estimates of memory, traffic and time: parameters, layers, widths; no weights are loaded."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ _VARIANT = re.compile(r"-(instruct|base|chat|it)$")
 
 
 def shape_of(name: str) -> ModelShape:
-    """The sizes of a model: a name in `KNOWN` (with or without owner and -Instruct), a built-in model, a directory or
-    config.json of transformers, or an id in the hub's cache. Raises `ModelError` where its sizes can't be had."""
+    """Sizes of a model: a name in `KNOWN` (with or without owner and -Instruct), a built-in model, a directory or
+    config.json of transformers, or an id in the hub's cache. Raises `ModelError` if its sizes are unknown."""
     short = _VARIANT.sub("", name.rpartition("/")[2].lower())
     if short in KNOWN and not Path(name).exists():
         return KNOWN[short]
@@ -87,7 +87,7 @@ def stated_shape(
     head_dim: int | None,
     vocabulary: int | None,
 ) -> ModelShape:
-    """A dense model of these sizes, all of which are needed."""
+    """Shape of a dense model of these sizes; ModelError unless all are given."""
     if None in (layers, hidden, kv_heads, head_dim, vocabulary):
         sizes = {"layers": layers, "hidden": hidden, "kv-heads": kv_heads, "head-dim": head_dim}
         missing = [f"--{k}" for k, v in {**sizes, "vocabulary": vocabulary}.items() if v is None]
@@ -134,7 +134,7 @@ def _shape_of_config(config: Any) -> ModelShape:
 
 
 def _shape_of_model(model: Any) -> ModelShape:
-    """The sizes of a transformers model, which may be on the device "meta"."""
+    """Sizes of a transformers model, which may be on the device "meta"."""
     config = model.config.get_text_config()
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     experts = sum(n for name, n in sizes.items() if ".experts." in name)

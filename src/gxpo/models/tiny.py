@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 # ---------------------------------------------------------------- tokenizer
-IMAGE = "<image>"  # the picture's token of the model that sees
+IMAGE = "<image>"  # placeholder of a picture, of the vision-language model
 BUILT_IN = ("tiny", "tiny-vision")
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")  # ids 0..3
 CHARACTERS = "\n" + "".join(chr(c) for c in range(32, 127))  # ids from 4
@@ -45,12 +45,12 @@ def character_tokenizer(*more: str) -> PreTrainedTokenizerFast:
 
 
 def built_in(model: str) -> bool:
-    """Whether a name is one of the embedded tiny models, warm or cold."""
+    """Return True for the name of an embedded tiny model, warm or cold."""
     return model.partition(":")[0] in BUILT_IN
 
 
 def tokenizer_of_built_in(model: str) -> PreTrainedTokenizerFast:
-    """The tokenizer of an embedded model."""
+    """Tokenizer of an embedded model."""
     return character_tokenizer(*([IMAGE] if model.startswith(BUILT_IN[1]) else []))
 
 
@@ -119,20 +119,23 @@ def tiny_vision_model(seed: int = 0) -> Any:
         "initializer_range": VISION_WIDTH**-0.5,
     }
     tower = transformers.CLIPVisionConfig(
-        **heads, intermediate_size=2 * VISION_WIDTH, num_hidden_layers=1, image_size=PICTURE_SIZE, patch_size=PATCH_SIZE,
-        initializer_factor=VISION_WIDTH**-0.5 / 0.02, attention_dropout=0.0,
+        **heads, intermediate_size=2 * VISION_WIDTH, num_hidden_layers=1, image_size=PICTURE_SIZE,
+        patch_size=PATCH_SIZE, initializer_factor=VISION_WIDTH**-0.5 / 0.02, attention_dropout=0.0,
     )  # fmt: skip
     text = transformers.LlamaConfig(
-        **heads, intermediate_size=4 * VISION_WIDTH, num_hidden_layers=2, num_key_value_heads=4, vocab_size=vocabulary + 1,
-        max_position_embeddings=VISION_POSITIONS, pad_token_id=SPECIAL.index("<pad>"), bos_token_id=SPECIAL.index("<bos>"),
-        eos_token_id=SPECIAL.index("<eos>"), tie_word_embeddings=False, attention_dropout=0.0,
+        **heads, intermediate_size=4 * VISION_WIDTH, num_hidden_layers=2, num_key_value_heads=4,
+        vocab_size=vocabulary + 1, max_position_embeddings=VISION_POSITIONS, pad_token_id=SPECIAL.index("<pad>"),
+        bos_token_id=SPECIAL.index("<bos>"), eos_token_id=SPECIAL.index("<eos>"), tie_word_embeddings=False,
+        attention_dropout=0.0,
     )  # fmt: skip
     config = transformers.LlavaConfig(
-        vision_config=tower, text_config=text, image_token_index=vocabulary, image_seq_length=(PICTURE_SIZE // PATCH_SIZE) ** 2,
-        vision_feature_select_strategy="default", vision_feature_layer=-1, dtype="float32",
+        vision_config=tower, text_config=text, image_token_index=vocabulary,
+        image_seq_length=(PICTURE_SIZE // PATCH_SIZE) ** 2, vision_feature_select_strategy="default",
+        vision_feature_layer=-1, dtype="float32",
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.LlavaForConditionalGeneration(config)
+    # pictures are read through the embedding from here on, as in models that are loaded
     install(model, NearestProcessor(PICTURE_SIZE, PATCH_SIZE))
     return model.to(torch.float32).eval()

@@ -93,7 +93,7 @@ SEP = "<\uff5ctool\u2581sep\uff5c>"
 def test_documented_forms(form, text, name, arguments):
     found = FORMS[form].find(f"{'' if form in ('llama', 'harmony') else 'So. '}{text}", TYPES)
     assert [(c.name, c.arguments, c.error) for c in found.calls] == [(name, arguments, None)]
-    assert found.content == found.kept == ("" if form in ("llama", "harmony") else "So.")
+    assert found.content == found.body == ("" if form in ("llama", "harmony") else "So.")
 
 
 @pytest.mark.parametrize(
@@ -127,14 +127,14 @@ def test_documented_forms(form, text, name, arguments):
 def test_what_cannot_be_read_says_why_and_is_kept(form, text, error):
     found = FORMS[form].find(text, TYPES)
     assert len(found.calls) == 1 and error in (found.calls[0].error or "")
-    assert found.content == "" and found.kept in (text, "{")  # of a channel, its body
+    assert found.content == "" and found.body in (text, "{")  # of a channel, its body
 
 
 def test_good_calls_beside_a_bad_one_are_read():
     good = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
     found = FORMS["hermes"].find(f"a {good} b <tool_call>?</tool_call> c", TYPES)
     assert [c.error is None for c in found.calls] == [True, False]
-    assert found.content == "a  b  c" and found.kept == "a  b <tool_call>?</tool_call> c"
+    assert found.content == "a  b  c" and found.body == "a  b <tool_call>?</tool_call> c"
 
 
 text = st.text(st.sampled_from('ab é\n{}"<>[]()\\,:'), max_size=12)

@@ -213,7 +213,7 @@ class Steps:
     """Stand-in for a remote optimiser: the learning rate's schedule and the number of steps taken."""
 
     copies = False
-    named: Mapping[str, Tensor] = {}
+    parameter_by_name: Mapping[str, Tensor] = {}
 
     def __init__(self, lr: float, schedule: Schedule) -> None:
         self.lr, self.schedule, self.steps = lr, schedule, 0

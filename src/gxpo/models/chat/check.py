@@ -20,7 +20,7 @@ ANSWERS = ("Four.", 'A list: ["x", {"y": 1}].', "Für Elise — 7 µs")
 
 @dataclass(frozen=True)
 class Check:
-    """One check. verdict: "ok"; "note", gxpo deals with it and you should know; "fails", training would suffer."""
+    """Result of one check. verdict: "ok"; "note": gxpo copes, and you should know; "fails": training would suffer."""
 
     name: str
     verdict: str
@@ -33,7 +33,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether no check failed."""
+        """True if no check failed."""
         return all(c.verdict != "fails" for c in self.checks)
 
     def __getitem__(self, name: str) -> Check:
@@ -49,7 +49,10 @@ class Report:
 
 
 def check_template(chat: Any, template: str | None = None, kwargs: Mapping[str, Any] | None = None) -> Report:
-    """Play canned conversations. `chat`: a `TemplateChat`, or a tokenizer, with `template` and `kwargs` as there."""
+    """Check a chat template with canned conversations.
+
+    chat  a `TemplateChat`, or a tokenizer with `template` and `kwargs` as there
+    """
     if not isinstance(chat, TemplateChat):
         try:
             chat = TemplateChat(chat, template, kwargs, rewrites="keep")
@@ -86,7 +89,7 @@ def _prompt(chat: TemplateChat) -> str:
 
 
 def _canonical(chat: TemplateChat, messages: Sequence[Message], answer: Message, tools: Sequence[Any] = ()) -> str:
-    """The action that the template itself would write for `answer`, without its end-of-turn token."""
+    """Action that the template itself would write for `answer`, without its end-of-turn token."""
     prompt = chat.template.render(messages, tools)
     full_text = chat.template.render([*messages, answer], tools, answer=False)
     text = (
@@ -107,7 +110,7 @@ def _stop(chat: TemplateChat) -> list[int]:
 
 
 def _play(chat: TemplateChat, answers: Sequence[str], stop: bool = True) -> tuple[TemplateConversation, list[Message]]:
-    """A conversation in which the policy writes these answers as the template would."""
+    """Play a conversation in which the policy writes these answers as the template would."""
     messages = [message("user", "What is two and two?")]
     conversation = chat.start(messages)
     for answer in answers:
@@ -202,11 +205,11 @@ def _thinking(chat: TemplateChat) -> Check:
 
 
 def _roles(chat: TemplateChat) -> Check:
-    user, said = message("user", "Two?"), message("assistant", "Four.")
+    user, reply = message("user", "Two?"), message("assistant", "Four.")
     shortcomings = [] if chat.facts.system else ["no system message"]
     probes: list[tuple[str, Callable[[], str | None]]] = [
-        ("two user messages in a row", lambda: render_or_none(chat.template, user, said, user, user)),
-        ("a first message of the assistant", lambda: render_or_none(chat.template, said, user)),
+        ("two user messages in a row", lambda: render_or_none(chat.template, user, reply, user, user)),
+        ("a first message of the assistant", lambda: render_or_none(chat.template, reply, user)),
     ]
     shortcomings += [f"refuses {what}" for what, text in probes if text() is None]
     plain = render_or_none(chat.template, user, answer=False) or ""
@@ -237,6 +240,7 @@ def _tools(chat: TemplateChat) -> Check:
     conversation.observe([message("tool", "found")])
     if [(c.name, c.error) for c in reply.calls] != [(CALL.name, None)]:
         return Check("tools", "fails", f"a call in the form {facts.form.name} is not read back from tokens")
+    # some templates refuse more than one call in an action
     two = render_or_none(
         chat.template, user, {**call_message(CALL, facts.arguments_as_json), "tool_calls": _twice(facts)}, tools=[TOOL]
     )

@@ -37,10 +37,10 @@ CALL = ToolCall("q_lookup", {"key": "Q5key7Z", "count": 3}, "call00000")
 class Facts:
     """generation_prompt: text added before an answer. ends: tokens that end an action; stops: those to sample to.
 
-    lead           blanks that it puts before an answer and the generation prompt does not have
-    header         what it puts there, an empty thought apart: blanks, or the name of a channel
+    lead           blanks that it puts before an answer, beyond the generation prompt
+    header         text that it puts there, except for an empty thought: blanks, or the name of a channel
     reasoning_key  the field of a message whose thinking it writes (None: thinking stays in the content)
-    form           how it writes calls (None: it writes none that can be read back)
+    form           format of its calls (None: it writes none that can be read back)
     call_end       its text from the last argument to the end of the action
     bare_answers   it takes a tool's answer after an action without a call
     writes_calls   it writes the calls of the history, and their answers
@@ -73,7 +73,7 @@ def message(role: str, content: str, **more: Any) -> Message:
 def render_or_none(
     template: Template, *messages: Message, tools: Sequence[Any] = (), answer: bool = True
 ) -> str | None:
-    """Rendered text, or None if the template raises an error: for a probe, that is an answer, too."""
+    """Render messages; None if the template refuses them, which is an answer to a probe, too."""
     try:
         return template.render(messages, tools, answer)
     except Endless:
@@ -83,14 +83,14 @@ def render_or_none(
 
 
 def _shows_both(template: Template, parts: bool) -> bool:
-    """Whether contents in this form appear in the text."""
+    """Return True if contents in this form appear in the rendered text."""
     template.parts = parts
     text = render_or_none(template, message("user", USER), message("assistant", ASSISTANT)) or ""
     return USER in text and ASSISTANT in text
 
 
 def shows_pictures(template: Template, picture: str) -> bool:
-    """Whether it writes `picture`, the model's placeholder, once for each picture in the parts of a message."""
+    """Return True if the template writes the placeholder `picture` once for each picture of a message."""
     original_picture, content = template.picture, f"{USER}{media.MARK[0]}{PROBE}{media.MARK[1]}{NEXT}"
     template.picture = picture
     try:
@@ -102,8 +102,9 @@ def shows_pictures(template: Template, picture: str) -> bool:
 
 
 def facts_of_template(template: Template, tokens: Tokens) -> Facts:
-    """Find a template's properties; `ModelError` if it rejects user or assistant messages or hides their text."""
+    """Find a template's properties by rendering; ModelError if it rejects or hides user or assistant messages."""
     user, answer_message = message("user", USER), message("assistant", ASSISTANT)
+    # templates of some vision models take contents as parts alone
     template.parts = not _shows_both(template, False) and _shows_both(template, True)
     prompt_text, bare_prompt = template.render([user]), template.render([user], answer=False)
     answered_text = template.render([user, answer_message], answer=False)
@@ -114,6 +115,7 @@ def facts_of_template(template: Template, tokens: Tokens) -> Facts:
     followed = render_or_none(template, user, answer_message, message("user", NEXT)) or ""
     after_next = followed.partition(ASSISTANT)[2]
     last_end, next_end = tokens.marker_at_start(after_last), tokens.marker_at_start(after_next)
+    # the token behind an answer ends it, unless it is the first one of the next message
     eos = tokens.text_of(tokens.eos) if tokens.eos is not None else None
     opener = None
     if next_end is not None and next_end not in (eos, last_end, *_markers_after(prompt_text, USER, tokens)):
@@ -152,7 +154,7 @@ def facts_of_template(template: Template, tokens: Tokens) -> Facts:
 
 
 def _is_frame(marker: str) -> bool:
-    """Whether it is written in brackets of some kind, and is no tag that prompts mention."""
+    """Return True for a marker in brackets of some kind that is no thinking tag, which prompts mention."""
     tags = {tag for pair in THINKING_TAGS for tag in pair}
     return (
         len(marker) > 2

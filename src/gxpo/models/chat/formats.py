@@ -1,7 +1,7 @@
 """Tool call formats by model family: one parser for each documented format.
 
-A parser gets the text after the thinking, and gives the text without calls and the calls. An unreadable call becomes
-a call with an `error`; its text is kept in `kept`, which the template renders.
+A parser takes the text after the thinking and returns the text without calls and the calls. An unreadable call becomes
+a call with an `error`; its text stays in `body`, which the template renders.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Types = Mapping[str, Mapping[str, str]]  # tool -> parameter -> JSON type
 @dataclass(frozen=True)
 class Parsed:
     content: str
-    kept: str
+    body: str
     calls: tuple[ToolCall, ...] = ()
     reasoning: str | None = None
 
@@ -83,7 +83,7 @@ def call_of(data: Any) -> ToolCall:
 
 
 def _json(text: str) -> Any:
-    """The value, or None: a call that is not JSON has no other reading."""
+    """Parse JSON; None for other text, of which calls have no other reading."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -100,7 +100,7 @@ def _objects(text: str) -> list[ToolCall]:
 
 
 def _typed(text: str, kind: str | None) -> Any:
-    """A parameter written without JSON quotes: a string where the schema says so, or where nothing else fits."""
+    """Parse a parameter without JSON quotes: a string if the schema says so or nothing else fits."""
     if kind == "string":
         return text
     value = _json({"True": "true", "False": "false", "None": "null"}.get(text.strip(), text))
@@ -121,7 +121,7 @@ PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
 
 
 def _parameters(body: str) -> tuple[list[tuple[str, str]], str]:
-    """Pairs of every `<parameter=key>value</parameter>`, and what stands between them."""
+    """Parse every `<parameter=key>value</parameter>` into pairs; also return the text between them."""
     pairs, between, position, close = [], [], 0, "</parameter>"
     while (head := PARAMETER.search(body, position)) is not None and (end := body.find(close, head.end())) >= 0:
         pairs.append((head[1].strip(), _unframed(body[head.end() : end])))
@@ -152,7 +152,7 @@ BETWEEN = re.compile(r"</arg_key>\s*<arg_value>")
 
 
 def _arguments(block: str) -> tuple[list[tuple[str, str]], str]:
-    """Pairs of every `<arg_key>key</arg_key><arg_value>value</arg_value>`, and what stands between them."""
+    """Parse every `<arg_key>key</arg_key><arg_value>value</arg_value>`; also return the text between them."""
     pairs, between, position, open_, close = [], [], 0, "<arg_key>", "</arg_value>"
     while (begin := block.find(open_, position)) >= 0:
         middle = BETWEEN.search(block, begin)
@@ -205,8 +205,7 @@ WORD = re.compile(r"[^\[{\s]*")
 
 
 def _name_and_arguments(part: str) -> tuple[str, str] | None:
-    """Name and arguments of `name[CALL_ID]id[ARGS]{...}`, in which the id and `[ARGS]` may be missing; None for another
-    text."""
+    """Name and arguments of `name[CALL_ID]id[ARGS]{...}` (id and `[ARGS]` optional); None for another text."""
     rest = part.strip()
     name = rest[: WORD.match(rest).end()]  # type: ignore[union-attr]  # it matches the empty text
     rest = rest[len(name) :].lstrip()
@@ -234,7 +233,7 @@ def mistral(text: str, types: Types) -> Parsed:
 
 
 def _fenced(text: str) -> tuple[str, str] | None:
-    """A first line and the content of the fenced block that is all that follows it; None for another text."""
+    """First line, and content of a fenced block that is the whole rest; None for another text."""
     line, _, rest = text.strip().partition("\n")
     inside = rest.removeprefix("```").removesuffix("```").removeprefix("json")
     if len(rest) < 7 or not (rest.startswith("```") and rest.endswith("```") and inside.startswith("\n")):
@@ -256,7 +255,7 @@ def deepseek(text: str, types: Types) -> Parsed:
     if not parsed.calls:
         return parsed
     clean = [
-        re.sub("<\uff5ctool\u2581calls\u2581(begin|end)\uff5c>", "", t).strip() for t in (parsed.content, parsed.kept)
+        re.sub("<\uff5ctool\u2581calls\u2581(begin|end)\uff5c>", "", t).strip() for t in (parsed.content, parsed.body)
     ]
     return Parsed(clean[0], clean[1] if all(c.error is None for c in parsed.calls) else text, parsed.calls)
 
@@ -310,15 +309,15 @@ def harmony(text: str, types: Types) -> Parsed:
             content_parts.append(body)
     if heads[0].start() > 0:
         content_parts.insert(0, text[: heads[0].start()])
-    said = "".join(content_parts)
-    return Parsed(said, "".join([said, *kept_parts]), tuple(calls), "".join(reasoning) or None)
+    text_parts = "".join(content_parts)
+    return Parsed(text_parts, "".join([text_parts, *kept_parts]), tuple(calls), "".join(reasoning) or None)
 
 
 TAG = re.compile(r"([A-Za-z_][\w.\-]*)\s*\((.*)\)", re.DOTALL)
 
 
 def tags(text: str, types: Types) -> Parsed:
-    """`<tool>name({"key": value})</tool>`: our own form, for models whose template knows no tools."""
+    """`<tool>name({"key": value})</tool>`: gxpo's own form, for models whose template knows no tools."""
 
     def inside(block: str) -> list[ToolCall]:
         match = TAG.fullmatch(block.strip())

@@ -1,4 +1,4 @@
-"""Texts as token ids, piece by piece, and conversations of plain texts, without a template."""
+"""Encode texts piece by piece, and hold conversations of plain texts without a template."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gxpo.models.chat.reading import read
 from gxpo.parts.protocols import ContextUpdate, Message, Reply, ToolCall
 
 RowsOf = Callable[[str], tuple[int, ...]]  # a picture's reference -> ids of its rows
-ROLES = ("bos", "eos", "pad", "unk", "sep", "cls", "mask")  # of special tokens that say nothing
-BREAK = "\ufdd0\ufdd1\ufdd0"  # Unicode's noncharacters, which no text that is meant to be read has
+ROLES = ("bos", "eos", "pad", "unk", "sep", "cls", "mask")  # of special tokens without content
+BREAK = "\ufdd0\ufdd1\ufdd0"  # noncharacters of Unicode, which no ordinary text has
 _ALONE = "\ufdd2\ufdd3\ufdd2"
 
 
@@ -34,10 +34,10 @@ class Tokens:
 
     markers  added tokens of the vocabulary by text, special or not: no merge crosses them
     control  those that users and tools may not write: the special ones, and what is `guard`ed
-    content  ids of special tokens that say something, such as a <search> that was added: neither what ends or pads a
-             text nor what stands around turns. They stay in what is read of an action
+    content  ids of special tokens that belong to the text of an action, such as an added <search>: none that end or pad
+             a text or stand around turns
     bos      what the tokenizer puts before a text, where that is its bos alone
-    rows_of  ids of a picture's rows, for models that see: a text holds a picture as `media.mark`
+    rows_of  ids of a picture's rows, for vision models: a text holds a picture as `media.mark`
     picture  text of the token that stands for a picture in a template of that model
     """
 
@@ -74,7 +74,7 @@ class Tokens:
         self._noise = _pattern_of_any(name for name, i in self._special.items() if i not in self.content)
 
     def _anchor(self, added: Any) -> tuple[int, str] | None:
-        """A special token that encodes to itself and swallows no adjacent space."""
+        """Find a special token that encodes to itself and swallows no adjacent space."""
         usable = [int(i) for i, t in added.items() if t.special and not t.rstrip and not t.lstrip and not t.single_word]
         for i in ([self.eos] if self.eos in usable else []) + sorted(usable):
             text = added[i].content
@@ -98,7 +98,7 @@ class Tokens:
         return re.sub(f"(?={self._control.pattern})(.)", rf"\1{BREAK}", value, flags=re.DOTALL)
 
     def control_in(self, text: str) -> list[str]:
-        """Names of control tokens that stand in a text."""
+        """Names of control tokens in a text."""
         return [] if self._control is None else self._control.findall(text)
 
     def plain(self, value: Any) -> Any:
@@ -129,7 +129,7 @@ class Tokens:
         return tuple(self._ids(text))
 
     def _with_pictures(self, text: str, begin: Callable[[str], tuple[int, ...]]) -> tuple[int, ...]:
-        """Ids of a text with pictures in it; what comes before the first is encoded by `begin`."""
+        """Ids of a text with pictures; the text before the first one is encoded by `begin`."""
         if self.rows_of is None:
             raise ModelError("the messages hold a picture, and the model reads texts alone: take one that sees")
         first, *rest = media.split(text)
@@ -139,8 +139,11 @@ class Tokens:
         return ids
 
     def _encode_typed(self, text: str, control: re.Pattern[str], marker: int | None, first: bool) -> tuple[int, ...]:
-        """Ids of a text with typed names in it. It is cut at its control tokens: the stretches that hold such a name
-        are encoded by themselves, what lies between them as ever."""
+        """Ids of a text with typed names of control tokens.
+
+        The text is cut at its control tokens: stretches that hold such a name are encoded by themselves, all others as
+        usual.
+        """
         ids: tuple[int, ...] = ()
         pending, before = "", "" if marker is None else self.text_of(marker)
 
@@ -162,7 +165,7 @@ class Tokens:
         return ids + encode_ready()
 
     def _encode_letters(self, text: str, first: bool) -> tuple[int, ...]:
-        """Ids of a typed text without control tokens."""
+        """Ids of a typed text, none of them a control token."""
         if self._literal_tokenizer is not None:
             anchor_text = "" if first else _ALONE
             literal_ids = self._literal_tokenizer(
@@ -171,14 +174,16 @@ class Tokens:
             ids = tuple(literal_ids[0 if first else 1 :])
             if not {*self.control.values()} & {*ids} - {self.tokenizer.unk_token_id}:
                 return ids
-        begin, *rest = text.split(BREAK)  # cut in two, a name is none
+        begin, *rest = text.split(BREAK)  # a name that is cut in two becomes no token
         ids = self.encode(begin) if first else self.encode_after(begin)
         return ids + tuple(i for piece in rest for i in self.encode_after(piece))
 
     @cached_property
     def _literal_tokenizer(self) -> Any:
-        """A copy of a fast tokenizer that takes special tokens for text, with an anchor that it takes for none; None
-        for others, which would then know no added tokens at all."""
+        """Copy of a fast tokenizer that reads special tokens as text, with an anchor of its own.
+
+        None for slow tokenizers, which would then know no added tokens at all.
+        """
         if not getattr(self.tokenizer, "is_fast", False):
             return None
         twin = copy.deepcopy(self.tokenizer)
@@ -223,11 +228,11 @@ class Tokens:
         return self.decode_after(ids), None
 
     def without_special(self, text: str) -> str:
-        """The text without special tokens that are no content; escaped names of them stay, as text."""
+        """Remove special tokens that are no content; escaped names of them stay, as text."""
         return self.plain(self._noise.sub("", text) if self._noise else text)
 
     def marker_at_start(self, text: str) -> str | None:
-        """The marker at the beginning of `text`, after optional white space."""
+        """Longest marker at the beginning of `text`, after optional white space; None without one."""
         text = text.lstrip()
         matches = [m for m in self.markers if text.startswith(m)]
         return max(matches, key=len) if matches else None
@@ -240,7 +245,7 @@ class Tokens:
 
 
 def _apply_to_parts(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value with `change` made to every part of it."""
+    """Apply `change` to every part of a mapping or list."""
     if isinstance(value, Mapping):
         return {key: change(x) for key, x in value.items()}
     return [change(x) for x in value] if isinstance(value, list | tuple) else value
@@ -252,7 +257,7 @@ def _pattern_of_any(texts: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def decoder(tokenizer: Any, chat: Any = None) -> Callable[[Sequence[int]], str]:
-    """Ids to text for people and rewards: steps that are no vocabulary id are left out, pictures named.
+    """Function from ids to text for people and rewards: ids outside of the vocabulary are left out, pictures named.
 
     Special tokens are left out, but for those that the `chat` format knows as content (`Tokens.content`).
     """
@@ -271,7 +276,7 @@ def decoder(tokenizer: Any, chat: Any = None) -> Callable[[Sequence[int]], str]:
 
 
 def raw_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    """Ids to the text that they are, all special tokens written out; steps that are no vocabulary id are left out."""
+    """Function from ids to their exact text, special tokens written out; ids outside of the vocabulary are left out."""
 
     def plain(ids: Sequence[int]) -> str:
         vocabulary_ids = [t for t in ids if 0 <= t < media.FIRST]
@@ -309,7 +314,7 @@ class PlainConversation:
     """Conversation of `PlainChat.start`; its context is only ever appended to."""
 
     rebuilt = kept_against_template = respelled = 0
-    _opened: str | None = None  # what would close a thought that the prompt opens
+    _opened: str | None = None  # closing tag of a thought that the prompt opens
 
     def __init__(self, chat: PlainChat, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> None:
         self.chat = chat

@@ -21,7 +21,7 @@ THINKING_TAGS = (
 
 @dataclass(frozen=True)
 class Thought:
-    """lead: text up to and including the closing tag; `lead + rest` is the whole text. close: the tag, if missing."""
+    """Text split at a thought. lead: text up to its closing tag; `lead + rest` is all of it; close: a missing tag."""
 
     reasoning: str | None
     lead: str
@@ -30,7 +30,7 @@ class Thought:
 
 
 def opened_by(prompt: str) -> str | None:
-    """Closing tag that an action after `prompt` has to write, if the prompt ends inside a thought.
+    """Closing tag of the thought in which `prompt` ends; None if it does not end in one.
 
     >>> opened_by("<|assistant|><think>\\n"), opened_by("<think></think>")
     ('</think>', None)
@@ -40,10 +40,12 @@ def opened_by(prompt: str) -> str | None:
 
 
 def split_thinking(text: str, opened: str | None = None) -> Thought:
-    """Split at the first closing tag, if the prompt or the text opened it; later tags are content.
+    """Split thinking from content at the first closing tag, if prompt or text opened one; later tags are content.
 
-    >>> split_thinking("<think>a</think>b").reasoning, split_thinking("a</think>b", "</think>").rest, split_thinking("b<think>a</think>").reasoning
-    ('a', 'b', None)
+    >>> split_thinking("<think>a</think>b").reasoning, split_thinking("a</think>b", "</think>").rest
+    ('a', 'b')
+    >>> print(split_thinking("b<think>a</think>").reasoning)
+    None
     """
     begin, close = 0, opened
     if close is None:
@@ -61,10 +63,10 @@ def split_thinking(text: str, opened: str | None = None) -> Thought:
 
 
 def answer_opening(prompt: str, prefill: str, header: str) -> str:
-    """The beginning of an answer as it stands behind `prompt`, the template's text up to the answer.
+    """Text of a prefilled answer as it follows `prompt`, the template's text up to the answer.
 
-    A thought that the prompt opens is not opened again. `header`: what the template puts before an answer.
-    Raises `ModelError` where the prompt opens a thought and the beginning is none.
+    A thought that the prompt opens is not opened again. `header`: text that the template puts before an answer.
+    Raises `ModelError` if the prompt opens a thought and the prefill neither opens nor closes one.
     """
     close = opened_by(prompt)
     if close is None:
@@ -83,14 +85,14 @@ def answer_opening(prompt: str, prefill: str, header: str) -> str:
 # ---------------------------------------------------------------- actions
 @dataclass(frozen=True)
 class Reading:
-    """said: text after the thinking, as written; content: without calls; kept: without the calls that were parsed.
+    """A parsed action. raw: text after the thinking; content: without calls; body: without parsed calls.
 
     lead: the text of the thinking with its tags. close: the tag that would end it, where the action was cut before.
     """
 
-    said: str
+    raw: str
     content: str
-    kept: str
+    body: str
     reasoning: str | None = None
     lead: str = ""
     close: str | None = None
@@ -98,21 +100,21 @@ class Reading:
 
 
 def read(text: str, form: Format | None, types: Types, tools: bool, opened: str | None = None) -> Reading:
-    """Parse an action. `form`: format of calls (None: there are none); without `tools` nothing is taken for a call."""
+    """Parse an action. `form`: format of calls (None: without calls); without `tools` nothing is parsed as a call."""
     if form is not None and form.channels:
         parsed = form.find(text, types)
         calls = parsed.calls if tools else ()
-        return Reading(parsed.content, parsed.content, parsed.kept, parsed.reasoning, calls=calls)
+        return Reading(parsed.content, parsed.content, parsed.body, parsed.reasoning, calls=calls)
     thought = split_thinking(text, opened)
     rest = thought.rest.lstrip("\n") if thought.lead else thought.rest
     if form is None or not tools:
         return Reading(rest, rest, rest, thought.reasoning, thought.lead, thought.close)
     parsed = form.find(rest, types)
-    return Reading(rest, parsed.content, parsed.kept, thought.reasoning, thought.lead, thought.close, parsed.calls)
+    return Reading(rest, parsed.content, parsed.body, thought.reasoning, thought.lead, thought.close, parsed.calls)
 
 
 def same(a: Reading, b: Reading) -> bool:
-    """Equality up to formatting: white space, JSON layout, `true` for `True`."""
+    """Compare readings up to formatting: white space, JSON layout, `true` for `True`."""
     return (
         _squeeze(a.content) == _squeeze(b.content)
         and _squeeze(a.reasoning or "") == _squeeze(b.reasoning or "")

@@ -1,4 +1,4 @@
-"""Render chat templates: messages to text, with limits."""
+"""Render chat templates: messages to text, with a time limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gxpo.base import media
 from gxpo.base.errors import ModelError
 from gxpo.parts.protocols import Message
 
-LONGEST = 5.0  # seconds of CPU time for one rendering, which takes milliseconds
+LONGEST = 5.0  # limit of a rendering in seconds of CPU time; usual ones take milliseconds
 
 
 class Endless(ModelError):
@@ -22,8 +22,7 @@ class Endless(ModelError):
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Raises `Endless` in the block when the process has worked so long on it; in a thread that is not the main one
-    nothing can end it."""
+    """Context manager: raise `Endless` after so many seconds of CPU time; no limit outside of the main thread."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
@@ -43,8 +42,8 @@ def _limited(seconds: float) -> Iterator[None]:
 class Template:
     """A chat template. `text`: the Jinja source. `kwargs`: its variables, e.g. `enable_thinking`.
 
-    parts    it wants contents as lists of parts, as some templates of vision models do
-    picture  what it writes for a part that is a picture: the model's placeholder; "": it can't be shown any
+    parts    it takes contents as lists of parts, as some templates of vision models do
+    picture  text that it writes for a picture, the model's placeholder; "": it shows no pictures
     """
 
     def __init__(self, tokenizer: Any, text: str, kwargs: Mapping[str, Any], parts: bool = False) -> None:
@@ -59,6 +58,7 @@ class Template:
         `ModelError` with the template's own words where it refuses them, and where it leaves a picture out; `Endless`
         where it does not end.
         """
+        # a template that drops a picture, or writes one twice, would show the model other pictures than the messages do
         refs = [ref for m in messages for ref in media.split(_text(m))[1::2]]
         text = self._apply(messages, tools, answer)
         if not refs:
@@ -98,7 +98,7 @@ class Template:
             raise ModelError(f"the chat template refuses the messages ({more}{roles}): {reason}{remedy}") from error
 
     def _form(self, message: Message) -> dict[str, Any]:
-        """A message as the template wants it."""
+        """Message in the form that the template takes."""
         shows = bool(self.picture) and media.MARK[0] in _text(message)
         return in_parts(message, shows) if shows or self.parts else dict(message)
 
@@ -109,7 +109,7 @@ def _text(message: Message) -> str:
 
 
 def in_parts(message: Message, pictures: bool = False) -> dict[str, Any]:
-    """A message whose content is a list of parts: its text, or its texts and `pictures` in order."""
+    """Convert a content to a list of parts: its text, or with `pictures` its texts and pictures in order."""
     content = message.get("content")
     if not isinstance(content, str):
         return dict(message)

@@ -1,10 +1,10 @@
 """Any chat template of transformers as a `Chat`: messages to tokens turn by turn, sampled ids left as they are.
 
-What a template puts after an action is read off its own text. The whole history is rendered with the action in it; if
-the text so far and the action are in it letter by letter, the rest is the next observation. Otherwise the same
-history is rendered with a marker word in the action's place: what follows the word is the observation, and what stands
-before it, read by the same parser as the action, shows whether the template has only respelled the action (white space,
-JSON layout, `True` for `true`) or has taken something out of the history (thinking of earlier turns).
+The text that a template puts after an action is read off its own rendering. The whole history is rendered with the
+action in it; if the text so far and the action are in it letter by letter, the rest is the next observation. Otherwise
+the same history is rendered with a marker word in the action's place: the text behind the word is the observation, and
+the text before it, read by the same parser as the action, shows if the template has only respelled the action (white
+space, JSON layout, `True` for `true`) or has removed something from the history (thinking of earlier turns).
 
 The package `renderers` reaches the same goal from the other side: it rewrites each model family's template by hand in
 Python, which gives more (which token belongs to which message, images) for the families it knows, and for any other
@@ -46,7 +46,7 @@ class Action:
     """An action of the policy: `text` without the token `stop` that ended it (None: it was cut). The names of special
     tokens that it did not sample as such are `Tokens.typed`, in `reading` too.
 
-    prefix   what was written of the answer before the policy sampled: an assistant's message that it continues
+    prefix   beginning of the answer that the policy continues: an assistant's message at the end of the prompt
     reading  of both
     """
 
@@ -106,7 +106,7 @@ class TemplateConversation:
         self.context: tuple[int, ...] = chat.tokens.encode(self._text)
 
     def _opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[list[Message], str]:
-        """The first messages as the template takes them, and its text of them."""
+        """First messages in the form that the template takes, and its text of them."""
         chat = self.chat
         opening_messages = chat.tokens.typed(chat.opening_messages(messages, tools))
         try:
@@ -129,7 +129,7 @@ class TemplateConversation:
         return list(opening_messages), text
 
     def _prefill(self, text: str, prefill: str) -> str:
-        """The continuation of the template's text where the policy continues an assistant's message."""
+        """Text behind the template's if the policy continues an assistant's message; else empty."""
         return answer_opening(text, self.chat.tokens.typed(prefill), self.chat.facts.header) if prefill else ""
 
     def copy(self) -> TemplateConversation:
@@ -144,6 +144,7 @@ class TemplateConversation:
         """Append the sampled ids as they are, end-of-turn token included, and return the parsed action."""
         if not self._waits_for_action:
             raise GxpoError("two actions in a row: observe() something (an empty list is possible) between them")
+        # parse the answer with its prefix, since calls and thoughts may begin in it
         ids = tuple(int(t) for t in tokens)
         text, stop = self.chat.tokens.split_stop(ids, self.chat.stop_ids)
         prefix = self._prefix
@@ -156,7 +157,7 @@ class TemplateConversation:
         calls = tuple(self._with_id(c) for c in whole_reading.calls)
         self._actions.append(Action(ids, text, stop, whole_reading, prefix))
         self.context += ids
-        self._action_message = self._message(self._actions[-1], whole_reading.kept, calls)
+        self._action_message = self._message(self._actions[-1], whole_reading.body, calls)
         clean, plain = self.chat.tokens.without_special, self.chat.tokens.plain
         self.messages.append(plain(self._action_message))
         self._waits_for_action = False
@@ -165,28 +166,28 @@ class TemplateConversation:
         return Reply(clean(reading.content), thinking, calls)
 
     def _with_id(self, call: ToolCall) -> ToolCall:
-        """Nine letters and digits, as the strictest templates want."""
+        """Number a call: an id of nine letters and digits, as the strictest templates want."""
         self._calls += 1
         return ToolCall(call.name, call.arguments, f"call{self._calls - 1:05d}", call.error)
 
     def _message(self, action: Action, body: str, calls: Sequence[ToolCall]) -> Message:
-        """The action in the structured form that templates expect; `body` is its content without thinking."""
+        """Action in the structured form that templates expect; `body`: its content without thinking."""
         reading, key = action.reading, self.chat.facts.reasoning_key
         message: dict[str, Any] = {"role": "assistant", "content": body.removeprefix(self.chat.facts.lead)}
         if reading.reasoning is not None and key is not None:
             message[key] = reading.reasoning
         elif reading.reasoning is not None and reading.lead:  # the template knows thinking as text only, if at all
             joined = f"{reading.lead}\n\n{body}" if body else reading.lead
-            message["content"] = action.full_text if body == reading.said else joined
+            message["content"] = action.full_text if body == reading.raw else joined
         if well_formed := toolbox.structured(calls, self.chat.facts.arguments_as_json):
             message["tool_calls"] = well_formed
         return message
 
     def _forms(self) -> list[Message]:
-        """Forms of the last action to show the template: as in the messages; else as it was written."""
+        """Forms of the last action for the template: as in the messages, else as it was written."""
         action = self._actions[-1]
         if self.chat.tools_format == "tags":  # calls by tags are text of the content
-            return [self._message(action, action.reading.said, ())]
+            return [self._message(action, action.reading.raw, ())]
         raw_message: Message = {"role": "assistant", "content": action.full_text}
         message = self._action_message
         return [message] if message == raw_message else [message, raw_message]
@@ -198,6 +199,7 @@ class TemplateConversation:
         """
         if self._waits_for_action:
             raise GxpoError("observe() comes after act(): messages before the first action belong to start()")
+        # render the whole history: the template's text behind the action is the observation
         action = self._actions[-1]
         messages, prefill = without_prefill([media.with_marks(m) for m in normal_messages(messages)])
         messages = toolbox.with_call_ids(messages, self._last_calls())
@@ -205,6 +207,7 @@ class TemplateConversation:
         prefix = self._prefill(text, prefill)
         bridge = self._bridge(form, new, text)
         before = self.context
+        # a rewritten history either gives a new context, or the context that the policy saw stays
         rebuild = not bridge.same and self.chat.rewrites == "rebuild"
         if rebuild:
             self.context = ids = self._rebuild_ids(text + prefix)
@@ -228,7 +231,7 @@ class TemplateConversation:
         return [ToolCall(c.name, c.arguments, f"call{first + i:05d}", c.error) for i, c in enumerate(calls)]
 
     def _render_history(self, messages: Sequence[Message]) -> tuple[Message, list[Message], str]:
-        """The form of the last action that the template accepts, the new messages, and the whole text."""
+        """Form of the last action that the template accepts, the new messages, and the whole text."""
         refusals = []
         for form in self._forms():
             bare = "tool_calls" not in form and not self.chat.facts.bare_answers
@@ -243,6 +246,7 @@ class TemplateConversation:
         return self.chat.template.render([*self._template_messages, *more], self._tools, answer)
 
     def _bridge(self, form: Message, new: Sequence[Message], text: str) -> Bridge:
+        """Text between the last action and the next one, if the action is in the history letter by letter."""
         action = self._actions[-1]
         visible_text = self._text + action.text
         if text.startswith(visible_text):
@@ -256,6 +260,7 @@ class TemplateConversation:
         return self._bridge_by_mark(form, new, text)
 
     def _bridge_by_mark(self, form: Message, new: Sequence[Message], text: str) -> Bridge:
+        """Text between the last action and the next one, found with a marker word in the action's place."""
         action = self._actions[-1]
         tail = self._after_mark(form, new, text)
         aligned = text.endswith(tail)
@@ -270,7 +275,7 @@ class TemplateConversation:
         return Bridge(tail, "meaning" if is_kept else "")
 
     def _after_mark(self, form: Message, new: Sequence[Message], text: str) -> str:
-        """Text that the template puts after an action, found with a marker word at the action's end."""
+        """Text of the template after an action, found with a marker word at the action's end."""
         mark = unused(MARK, text)
         calls = form.get("tool_calls")
         if calls:
@@ -294,7 +299,7 @@ class TemplateConversation:
         return {**call, **toolbox.structured([ToolCall(name, arguments, call["id"])], as_json)[0]}
 
     def _after_call(self, tail: str) -> str:
-        """Without the closing text of the call itself, which the action has written or left out."""
+        """Cut off the closing text of the call itself, which the action has written or left out."""
         facts = self.chat.facts
         if facts.call_end and tail.startswith(facts.call_end):
             return tail[len(facts.call_end) :]
@@ -302,7 +307,7 @@ class TemplateConversation:
         return tail[min(ends) :] if ends else tail
 
     def _has_same_meaning(self, history: str) -> bool:
-        """Whether the history holds all that the policy was shown, and an action that reads as the last one does."""
+        """Return True if the history holds all that the policy saw, and an action that reads as the last one does."""
         action = self._actions[-1]
         before = self._text[: len(self._text) - len(action.prefix)]
         common = shared_prefix(history, before)
@@ -312,7 +317,7 @@ class TemplateConversation:
         return same(self.chat.read(history[common:], self._types, self._has_tools, opened), action.reading)
 
     def _thought_end(self, history: str) -> str:
-        """End of a thought that was cut: the template's, else the closing tag alone."""
+        """Closing text of a thought that was cut: the template's, else the closing tag alone."""
         reading = self._actions[-1].reading
         thought = (reading.reasoning or "").strip()
         _, separator, rest = history.rpartition(thought) if thought else ("", "", "")
@@ -344,20 +349,20 @@ TOOL_FORMATS = ("auto", "native", "tags")
 
 
 class TemplateChat:
-    """Conversations in a chat template's format.
+    """Chat format of a template of transformers.
 
     tokenizer     of transformers, fast or not
     template      Jinja text or a file of it; None: the tokenizer's own
     kwargs        variables for the template (`enable_thinking`, `date_string`)
     rewrites      if the template rewrites the history: "rebuild" the context as the template has it, or
-                  "keep" appending to what was seen; conversations count both
-    tools_format  how calls are written: "native" as the template writes them; "tags" as
+                  "keep" appending to the context; conversations count both
+    tools_format  form of calls: "native" as the template writes them; "tags" as
                   `<tool>name({"key": value})</tool>`, which the first message then explains; "auto" is native where the
                   template shows tools and its calls can be read back
     stop          further tokens that end an action, by their text
-    rows_of, picture  of a model that sees, as of `Tokens`
+    rows_of, picture  of a vision model, as of `Tokens`
 
-    `ModelError` where the template can't be used so; the message has the template's own words.
+    `ModelError` where the template can't be used so; the message quotes the template's own error.
     """
 
     def __init__(
@@ -375,6 +380,7 @@ class TemplateChat:
             raise ConfigError(f"rewrites is 'rebuild' or 'keep', not {rewrites!r}")
         if tools_format not in TOOL_FORMATS:
             raise ConfigError(f"tools_format is one of {', '.join(TOOL_FORMATS)}, not {tools_format!r}")
+        # the template's own markers become control tokens, which no user or tool can write
         self.tokenizer, self.rewrites = tokenizer, rewrites
         self.tokens = Tokens(tokenizer, rows_of, picture)
         self.template = Template(tokenizer, source(tokenizer, template), kwargs or {})
@@ -383,6 +389,7 @@ class TemplateChat:
         if picture in self.tokens.markers and shows_pictures(self.template, picture):
             self.template.picture = picture
             self.tokens.guard([picture])
+        # native calls must be shown to the model and be read back from its tokens
         native = self.facts.form is not None and self.facts.shows_tools
         if tools_format == "native" and not native:
             lacking = "shows no tools" if not self.facts.shows_tools else "writes calls in a form that can't be read"
@@ -406,13 +413,13 @@ class TemplateChat:
         return TemplateConversation(self, messages, tools)
 
     def read(self, text: str, types: Mapping[str, Mapping[str, str]], tools: bool, opened: str | None) -> Reading:
-        """Parse an action. Channels are read without tools too: they tell thinking from content."""
+        """Parse an action; channels are read without tools, too, since they tell thinking from content."""
         form = self.form
         native = self.facts.form
         if form is TAGS and native is not None and native.channels:
             spoken = read(text, native, types, False)
             parsed = TAGS.find(spoken.content, types) if tools else None
-            return replace(spoken, content=parsed.content, kept=parsed.kept, calls=parsed.calls) if parsed else spoken
+            return replace(spoken, content=parsed.content, body=parsed.body, calls=parsed.calls) if parsed else spoken
         return read(text, form, types, tools, opened)
 
     def opening_messages(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -439,7 +446,7 @@ class TemplateChat:
         )
 
     def closing(self, stop: int | None) -> re.Pattern[str] | None:
-        """End of an action at the beginning of a text: the part that an action ending in `stop` has written itself."""
+        """Pattern of an action's end at the beginning of a text, which an action that ends in `stop` has written."""
         if stop not in self._closing:
             stop_texts = [self.tokens.text_of(stop)] if stop is not None else []
             words = sorted({*self.facts.ends, *stop_texts}, key=len, reverse=True)

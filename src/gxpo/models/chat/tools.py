@@ -30,7 +30,7 @@ def function_of(tool: Schema) -> Schema:
 
 
 def types_of(tools: Sequence[Schema]) -> Types:
-    """Tool -> parameter -> JSON type, if the schema says one."""
+    """JSON types by tool and parameter, as far as the schemas state them."""
     out = {}
     for function in map(function_of, tools):
         properties = (function.get("parameters") or {}).get("properties") or {}
@@ -66,7 +66,7 @@ def result_text(message: Message) -> str:
 
 
 def as_user(messages: Sequence[Message]) -> list[Message]:
-    """Tool results as user messages; consecutive ones are merged."""
+    """Write tool results as user messages; consecutive ones are merged."""
     out: list[Message] = []
     joins = False
     for message in messages:
@@ -82,7 +82,7 @@ def as_user(messages: Sequence[Message]) -> list[Message]:
 
 
 def with_call_ids(messages: Sequence[Message], calls: Sequence[ToolCall]) -> list[Message]:
-    """Assign tool results without a call id to the calls in order: templates ask for id and name."""
+    """Assign tool results without a call id to the calls in order, since templates ask for id and name."""
     out: list[Message] = []
     waiting = iter(calls)
     for message in messages:

@@ -37,16 +37,16 @@ class Chain:
 
 @dataclass(frozen=True)
 class Squares:
-    """Chains of similar length: index [B, L] of their tokens (a repeated one on padding), held [B, L] bool."""
+    """Chains of similar length: index [B, L] of their tokens (a repeated one on padding), is_token [B, L] bool."""
 
     index: Tensor
-    held: Tensor | None  # None: nothing is padded
+    is_token: Tensor | None  # None: nothing is padded
 
 
 @dataclass(frozen=True)
 class Rectangle:
-    """Queries and the ancestors that they attend to; mask [1, 1, rows, keys] is added to the scores (None: nothing is
-    hidden)."""
+    """Queries and a block of ancestors that they attend to; mask [1, 1, rows, keys] is added to the scores (None: all
+    are visible)."""
 
     rows: slice
     keys: slice
@@ -62,7 +62,7 @@ class Plan:
 
     @staticmethod
     def of(chains: Sequence[Chain]) -> Plan:
-        """Attention blocks of these chains."""
+        """Plan of full attention over these chains."""
         return Plan(
             _squares(chains),
             tuple(
@@ -74,8 +74,10 @@ class Plan:
 
     @staticmethod
     def within(chains: Sequence[Chain], window: int, position: Tensor, dtype: torch.dtype) -> Plan:
-        """Attention blocks of these chains where a token at position p sees those of its ancestors, and itself, whose
-        position is above p - window. position [n]; dtype of the queries."""
+        """Plan of attention within a window: a token at position p sees itself and ancestors above p - window.
+
+        position [n]; dtype of the queries
+        """
         if not position.numel() or int(position.max()) < window:
             return Plan.of(chains)
         pieces = [
@@ -86,7 +88,7 @@ class Plan:
 
 
 def _visible_rectangle(piece: Chain, window: int, position: Tensor, dtype: torch.dtype) -> Rectangle | None:
-    """What lies below a piece, as far as some of it sees some of the piece."""
+    """Select the queries below a piece that see some of it, with a mask if they see only part; None if none does."""
     depth = position[piece.end : piece.below]
     visible = (depth < int(position[piece.end - 1]) + window).nonzero().squeeze(1)
     if not visible.numel():
@@ -101,11 +103,12 @@ def _visible_rectangle(piece: Chain, window: int, position: Tensor, dtype: torch
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """A score that hides a key; half of the least number, so that adding to it stays finite."""
+    """Score that hides a key: half of the lowest finite number, so that adding to it stays finite."""
     return torch.finfo(dtype).min / 2
 
 
 def _squares(chains: Sequence[Chain]) -> tuple[Squares, ...]:
+    """Group chains of similar length into padded squares."""
     by_length = sorted((c for c in chains if c.end > c.start), key=lambda c: c.start - c.end)
     size_groups: list[list[Chain]] = []
     for chain in by_length:
@@ -129,7 +132,7 @@ def _square(chains: Sequence[Chain]) -> Squares:
 @cache
 @torch.enable_grad()
 def kernel_works() -> bool:
-    """Whether this build of torch has the attention kernel, with grouped queries and gradients."""
+    """Return True if this build of torch has the attention kernel, with grouped queries and gradients."""
     if not hasattr(torch.ops.aten, KERNEL):
         return False
     q = torch.linspace(-1, 1, 2 * 3 * 4).reshape(1, 2, 3, 4)
@@ -149,7 +152,7 @@ def kernel_works() -> bool:
 
 
 def has_matrix_units() -> bool:
-    """Whether this processor has bfloat16 matrix units (AMX)."""
+    """Return True if this processor has bfloat16 matrix units (AMX)."""
     is_supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return bool(is_supported and is_supported())
 
@@ -204,6 +207,7 @@ def _backward(
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             g, q, k, v, out, total, 0.0, causal, attn_mask=mask, scale=scale
         )
+    # with the joined log-sum-exp, p is this block's part of the whole softmax, and output_dot that of all blocks
     scores, tanh_scores = _capped(q, k, scale, causal, mask, cap)
     p = (scores - total[..., None]).exp()
     grouped = (k.shape[1], -1)
@@ -238,7 +242,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
 class Heads:
     """Shape and scores of a layer's attention.
 
-    queries  number of heads; size: of a head; scale: of the scores; cap: what they are bent to (see `forward`)
+    queries  number of heads; size: of a head; scale: of the scores; cap: soft cap of the scores (see `forward`)
     """
 
     queries: int
@@ -262,14 +266,18 @@ def attend(qkv: Tensor, cos: Tensor, sin: Tensor, plan: Plan, heads: Heads) -> t
     out = x.new_empty(n, heads.queries, size)
     log_sum = x.new_empty(n, heads.queries, dtype=torch.promote_types(x.dtype, torch.float32))
     q, k, v = rotated.split([heads.queries, kv, kv], 1)
+    # every token is in exactly one square, which fills `out`; rectangles then join further keys
     for square in plan.squares:
         at = square.index
         block_out, block_log_sum = forward(_rows(q, at), _rows(k, at), _rows(v, at), scale, causal=True, cap=cap)
         block_out, block_log_sum = block_out.transpose(1, 2), block_log_sum.transpose(1, 2)
-        if square.held is None:
+        if square.is_token is None:
             out[at], log_sum[at] = block_out, block_log_sum
         else:
-            out[at[square.held]], log_sum[at[square.held]] = block_out[square.held], block_log_sum[square.held]
+            out[at[square.is_token]], log_sum[at[square.is_token]] = (
+                block_out[square.is_token],
+                block_log_sum[square.is_token],
+            )
     for block in plan.rectangles:
         rows, keys = block.rows, block.keys
         block_out, block_log_sum = forward(
@@ -300,30 +308,33 @@ class TreeAttention(Function):
         plan, heads, scale, cap = ctx.plan, ctx.heads.queries, ctx.heads.scale, ctx.heads.cap
         n, kv = rotated.shape[0], (rotated.shape[1] - heads) // 2
         g = grads[0].to(rotated.dtype).contiguous().view(n, heads, -1)
+        # gradients of rotated queries, keys and values side by side; a rectangle adds to those of its square
         parts = [heads, kv, kv]
         q, k, v = rotated.split(parts, 1)
         rotated_grad = torch.zeros_like(rotated)
         q_grad, k_grad, v_grad = rotated_grad.split(parts, 1)
         for square in plan.squares:
             at = square.index
-            g_at = g[at] if square.held is None else g[at] * square.held[..., None, None]
+            g_at = g[at] if square.is_token is None else g[at] * square.is_token[..., None, None]
             block_grads = _backward(
                 g_at.transpose(1, 2), _rows(q, at), _rows(k, at), _rows(v, at), _rows(out, at),
                 log_sum[at].transpose(1, 2), True, scale, cap=cap,
             )  # fmt: skip
             square_grad = torch.cat([x.transpose(1, 2) for x in block_grads], 2)
-            if square.held is None:
+            if square.is_token is None:
                 rotated_grad[at] = square_grad
             else:
-                rotated_grad[at[square.held]] = square_grad[square.held]
+                rotated_grad[at[square.is_token]] = square_grad[square.is_token]
         for block in plan.rectangles:
             rows, keys = block.rows, block.keys
             block_grads = _backward(
                 _slice(g, rows), _slice(q, rows), _slice(k, keys), _slice(v, keys), _slice(out, rows),
-                log_sum[rows].t()[None], False, scale, None if block.mask is None else block.mask.to(rotated.dtype), cap,
+                log_sum[rows].t()[None], False, scale,
+                None if block.mask is None else block.mask.to(rotated.dtype), cap,
             )  # fmt: skip
             for grad, place, x in zip((q_grad, k_grad, v_grad), (rows, keys, keys), block_grads, strict=True):
                 grad[place] += x[0].transpose(0, 1)
+        # the inverse rotation brings them back to what the linear maps gave
         out_grad = torch.empty_like(rotated_grad)
         rotate(rotated_grad[:, : heads + kv], cos, -sin, out_grad[:, : heads + kv])
         out_grad[:, heads + kv :] = v_grad

@@ -1,4 +1,4 @@
-"""A decoder layer run by its parts (`decoder.architecture.Layer`), fused where they are plain maps and norms.
+"""Run a decoder layer by its parts (`decoder.architecture.Layer`), fused where they are plain maps and norms.
 
 The fused pieces (norms, linear layers, gated MLPs) are autograd functions with hand-written gradients.
 """
@@ -15,13 +15,13 @@ from gxpo.models.decoder.architecture import Activation, Layer, are_plain_linear
 
 
 def is_stock_norm(layer: Layer, norm: Any, x: Tensor) -> bool:
-    """Whether a norm is the family's RMSNorm, whose float32 arithmetic is what we compute."""
+    """Return True for the family's RMSNorm, whose float32 arithmetic the fused pieces compute."""
     rms = layer.family.rms
     return rms is not None and type(norm).__name__ == rms[0] and x.dtype != torch.float64
 
 
 def weight_of(layer: Layer, norm: Any) -> Tensor:
-    """[H] what a stock norm multiplies by."""
+    """Factor [H] of a stock norm."""
     assert layer.family.rms is not None
     more = layer.family.rms[1]
     return norm.weight.to(torch.float32) + more if more else norm.weight
@@ -60,14 +60,14 @@ def add_linear(linear: Any, x: Tensor, a: Tensor, product: torch.dtype) -> Tenso
 
 
 def add_attention(layer: Layer, x: Tensor, attended: Tensor, product: torch.dtype) -> Tensor:
-    """[n, H] a layer's input x and what attention adds to it, from its result [n, heads * D]."""
+    """Add the attention result [n, heads * D] to a layer's input x [n, H]."""
     if layer.norm(1) is None and layer.multiple == 1.0:
         return add_linear(layer.out, x, attended, product)
     return x + _branch(layer, layer.out(attended), layer.norm(1))
 
 
 def add_mlp(layer: Layer, x: Tensor, product: torch.dtype, before: Tensor) -> Tensor:
-    """[n, H] x and what the MLP adds to it; before: the layer's input, which a parallel MLP reads."""
+    """Add the MLP's output to x [n, H]; before: the layer's input, which a parallel MLP reads."""
     norm, inner, mlp_input = layer.norm(2), layer.inner, before if layer.parallel else x
     adds_input = layer.sequential
     if inner and are_plain_linears(*inner, layer.mlp.down_proj) and is_stock_norm(layer, norm, x):
@@ -123,7 +123,7 @@ def times(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
 def times_backward(
     g: Tensor, x: Tensor, weights: tuple[Tensor, ...], needs_grad: tuple[bool, ...]
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Gradients of `times` by x and by each weight that is `wanted`."""
+    """Gradients of `times` by x, and by each weight where `needs_grad`."""
     by_x = g.new_empty(x.shape)
     by_weight: list[Tensor | None] = []
     parts = g.split([w.shape[0] for w in weights], 1)

@@ -17,7 +17,7 @@ from gxpo.models.decoder.layer import times, times_backward
 from gxpo.models.decoder.sampling import copies_fit
 
 ROWS = 256  # tokens that go through a matrix together, at most
-WORK = 1e9  # floating point operations of a trial, at most: what wider matrices have beyond that is left out
+WORK = 1e9  # floating point operations of a trial, at most: wider matrices are cut to fit
 TRIES = 5  # of each product; more where the two are close
 SECONDS = 0.3  # after which two tries are enough
 CLEAR = 1.5  # ratio of the two that more tries would not turn round
@@ -26,7 +26,7 @@ GAIN = 1.1  # how many times as fast the native products have to be: those in fl
 
 @dataclass(frozen=True)
 class Trial:
-    """Seconds of the same products in the parameters' dtype, and in float32."""
+    """Seconds of the same products in the parameters' dtype and in float32."""
 
     native: float
     float32: float
@@ -63,7 +63,7 @@ def products(
         name: [_product(w, rows, dtype, update, laid_out) for w in weights]
         for name, dtype in (("native", decoder.dtype), ("float32", torch.float32))
     }
-    # of every matrix by itself, so that what else the machine does disturbs a few of them and not the whole
+    # the best time of every matrix by itself: other load on the machine then disturbs only a few of them
     best = {name: [float("inf")] * len(runs) for name, runs in runs_by_name.items()}
     start_time, tries = clock(), 0
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Single-token steps of many samples: keys and values of a prompt are stored once, those of each sample separately."""
+"""Single-token decoding of many samples: a prompt's keys and values are stored once, those of samples separately."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Weights:
 
 
 def copies_fit(decoder: Decoder, product: torch.dtype) -> bool:
-    """Whether copies of all weights in this dtype fit in memory."""
+    """Return True if copies of all weights in this dtype fit in memory."""
     return sum(p.numel() for p in decoder.model.parameters()) * product.itemsize <= COPIES
 
 
@@ -54,6 +54,7 @@ class Stepper:
         self.head_weight = last.weight.detach().to(self.product) if are_plain_linears(last) else None
 
     def _fused(self, layer: Layer, small: bool) -> Weights:
+        """Copies of a layer's weights side by side, where its parts are plain and copies fit."""
         x = self.decoder.embedding.weight
 
         def side_by_side(norm: Any, *maps: Any) -> Tensor | None:
@@ -120,7 +121,7 @@ class Branches:
     """Samples between two tokens: next-token logits [n, V], their prompts, and their own tokens.
 
     owner   [n] ascending: the prompt of each sample; start [n]: the position of the token after it
-    own     per layer [n, room, 2 kv, D] keys and values of the `filled` tokens of its own: those drawn so far, and
+    caches  per layer [n, room, 2 kv, D] keys and values of the `filled` tokens of its own: those drawn so far, and
             behind `begun` of them those of the prompt where prompts are short
     mask    [n, room] of what of them counts; None: everything
     """
@@ -130,7 +131,7 @@ class Branches:
     owner: Tensor
     start: Tensor
     logits: Tensor
-    own: list[Tensor]
+    caches: list[Tensor]
     filled: int
     begun: int
     mask: Tensor | None
@@ -140,6 +141,7 @@ class Branches:
         stepper: Stepper, prompts: Prompts, owner: Tensor, logits: Tensor, room: int, short: int = SHORT
     ) -> Branches:
         """Samples without tokens of their own yet; logits [C, V] after the prompts."""
+        # short prompts are copied to every sample: one attention over both is quicker than two joined ones
         n, columns = owner.numel(), prompts.mask.shape[1]
         copied = columns if columns <= short else 0
         caches = []
@@ -169,14 +171,14 @@ class Branches:
             owner=owner,
             start=self.start[rows],
             logits=self.logits[rows],
-            own=[x[rows] for x in self.own],
+            caches=[x[rows] for x in self.caches],
             mask=None if self.mask is None else self.mask[rows],
         )
 
     def columns(self, row: int, prompt: int, tokens: int) -> list[tuple[Tensor, Tensor]]:
         """Copies of keys and values [kv, tokens, D] of a sample, from the first of its `prompt` tokens on."""
         out = []
-        for i, cache in enumerate(self.own):
+        for i, cache in enumerate(self.caches):
             if self.prompts is None:
                 keys_and_values = cache[row, self.begun - prompt : self.begun - prompt + tokens].transpose(0, 1)
             else:
@@ -187,13 +189,13 @@ class Branches:
         return out
 
     def advance(self, token: Tensor) -> Branches:
-        """Samples after one more token [n] of each."""
+        """Branches after one more token [n] of each sample."""
         stepper, decoder = self.stepper, self.stepper.decoder
         x = decoder.embed(token)
         tables = decoder.tables(x, self.start + self.filled - self.begun)
         rotations = {key: Turn.of(cos.to(x.dtype), sin.to(x.dtype)) for key, (cos, sin) in tables.items()}
         place = None if self.prompts is None else Placement.of(self.owner, self.prompts.mask, x.dtype)
-        for i, (layer, cache) in enumerate(zip(decoder.layers, self.own, strict=True)):
+        for i, (layer, cache) in enumerate(zip(decoder.layers, self.caches, strict=True)):
             kv, size = cache.shape[2] // 2, cache.shape[3]
             qkv = stepper.qkv(i, x).view(token.numel(), -1, size)
             rotated, values = rotations[layer.rope](qkv[:, :-kv]), qkv[:, -kv:]
@@ -205,7 +207,7 @@ class Branches:
 
     def _attend(self, i: int, layer: Layer, q: Tensor, place: Placement | None) -> Tensor:
         """[n, heads, D] attention of queries [n, heads, D] to their samples' tokens within the layer's window."""
-        cache, heads, end = self.own[i], layer.heads, self.filled + 1
+        cache, heads, end = self.caches[i], layer.heads, self.filled + 1
         n, kv, size = q.shape[0], cache.shape[2] // 2, q.shape[2]
         first = 0 if layer.window is None else max(0, end - layer.window)
         mask = None

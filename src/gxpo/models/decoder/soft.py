@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-LOW, HIGH = -1.5, 3.0  # what Gumbel noise is held in
+LOW, HIGH = -1.5, 3.0  # bounds to which Gumbel noise is clamped
 FAINT = -3.0  # log-probability (nats) up to which an id of the support is mixed in, but not counted in the density
 MARGIN = 1e-4  # beyond the bounds, so that rounding does not decide whether noise at a bound has a gradient
 

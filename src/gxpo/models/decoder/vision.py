@@ -1,8 +1,9 @@
-"""How a vision-language model of transformers reads pictures: rows of its tower for ids beyond the vocabulary.
+"""Pictures in vision-language models of transformers: rows of the tower for ids beyond the vocabulary.
 
 `install` changes two modules of a model in place, by class, so that parameters and their names stay as they are: the
 embedding gives a picture's rows for ids of `gxpo.base.media`, from one run of the tower for each distinct picture of a
-forward pass, and the head gives the model's own placeholders no probability, in sampling and in every log-prob.
+forward pass, and the head gives the model's own placeholders no probability, in sampling and in every log-prob. Below
+are the positions of m-RoPE and the deeper features of DeepStack.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PLACEHOLDERS = (
     "image_token_id", "image_token_index", "video_token_id", "vision_start_token_id", "vision_end_token_id",
 )  # fmt: skip
 Grid = tuple[int, int, int]  # frames, rows and columns of a picture, as the language model reads it
-BLANK = 64  # pixels of the sides of a picture that is shown where there is none
+BLANK = 64  # pixels of a side of the blank picture
 
 
 class Processor(Protocol):
@@ -41,7 +42,7 @@ class Processor(Protocol):
         ...
 
     def inputs(self, pictures: Sequence[Pixels]) -> Mapping[str, Tensor]:
-        """What the model's `get_image_features` is called with."""
+        """Arguments of the model's `get_image_features` for these pictures."""
         ...
 
 
@@ -55,9 +56,9 @@ class Vision:
     deep         layers behind which further features of a row are added (DeepStack: `embed_with_pictures`)
     around       ids of the model's vocabulary before and after the rows of each picture
     at_once      pictures that go through the tower together
-    runs         how often all processes run the tower in a forward pass, from how often this one has to (its parameters
-                 are sharded over them); those that have to less often run it on a blank picture, of which nothing is
-                 read. None: each process runs it by itself
+    runs         number of tower runs of all processes in a forward pass, from that of this process (the parameters are
+                 sharded over them); a process that needs fewer runs it on a blank picture, of which nothing is read.
+                 None: each process runs it by itself
     """
 
     runs: Callable[[int], int] | None = None
@@ -85,13 +86,13 @@ class Vision:
         return self.processor.grid(height, width)
 
     def ids(self, ref: str) -> tuple[int, ...]:
-        """Ids of a picture's rows and of what is around them, as contexts hold them."""
+        """Ids of a picture's rows and of the tokens around them, as contexts hold them."""
         frames, rows, columns = self.grid(ref)
         media.PICTURES.placeholders[ref] = self.placeholder
         return (*self.around[0], *media.ids(ref, frames * rows * columns), *self.around[1])
 
     def features(self, refs: Sequence[str]) -> list[Tensor]:
-        """[rows, H] of each picture; with `deep` further features [rows, (1 + deep) * H], side by side."""
+        """Rows [rows, H] of each picture; with `deep` further features [rows, (1 + deep) * H], side by side."""
         out: list[Tensor] = []
         for start in range(0, len(refs), self.at_once):
             out += self._through_tower([media.PICTURES.pixels(ref) for ref in refs[start : start + self.at_once]])
@@ -102,8 +103,10 @@ class Vision:
         return out
 
     def _through_tower(self, pictures: Sequence[Pixels]) -> list[Tensor]:
-        given, like = self.processor.inputs(pictures), next(self.model.parameters())
-        tower_inputs = {k: x.to(like.device, like.dtype if x.is_floating_point() else None) for k, x in given.items()}
+        prepared, like = self.processor.inputs(pictures), next(self.model.parameters())
+        tower_inputs = {
+            k: x.to(like.device, like.dtype if x.is_floating_point() else None) for k, x in prepared.items()
+        }
         output = self.model.get_image_features(**tower_inputs, return_dict=True)
         first = [x.reshape(-1, x.shape[-1]) for x in output.pooler_output]  # a tensor, or one a picture
         if not self.deep:
@@ -111,8 +114,10 @@ class Vision:
         return [torch.cat(features, -1) for features in zip(first, *output.deepstack_features, strict=True)]
 
     def _blank_runs(self, runs: int) -> list[Tensor]:
-        """[0, H] for each run of the tower that this process makes because another one has pictures left; a backward
-        pass through it gives the tower's parameters gradients of 0."""
+        """[0, H] of each tower run on a blank picture, made because another process has pictures left.
+
+        A backward pass through it gives the tower's parameters gradients of 0.
+        """
         blank = np.full((BLANK, BLANK, 3), 127, dtype=np.uint8)  # prepared, not 0: Idefics3 drops what is 0 as padding
         return [self._through_tower([blank])[0][:0] for _ in range(runs)]
 
@@ -132,8 +137,9 @@ class Vision:
 
     # ------------------------------------------------------------ rows
     def needs_rows(self, rows: Tensor) -> bool:
-        """Whether a forward pass has to call `rows`, by which of its tokens are rows [...] bool: for itself, or because
-        other processes may run the tower in it."""
+        """Return True if a forward pass has to call `rows`: for its own pictures, or because other processes may run
+        the tower in it. rows [...] bool: the tokens that are rows of pictures.
+        """
         return self.runs is not None or bool(rows.any())
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -141,14 +147,16 @@ class Vision:
         row_number = ids.cpu() - media.FIRST
         keys, picture_index = torch.unique(row_number // media.ROWS, return_inverse=True)
         runs = -(-len(keys) // self.at_once)
-        extra_runs = (
-            0 if self.runs is None else self.runs(runs) - runs
-        )  # before this process's own: all of them agree first
-        found = self.features([media.PICTURES.ref_of(key) for key in keys.tolist()]) + self._blank_runs(extra_runs)
-        if not found:
+        extra_runs = 0 if self.runs is None else self.runs(runs) - runs  # a collective, so before any run
+        picture_features = self.features([media.PICTURES.ref_of(key) for key in keys.tolist()]) + self._blank_runs(
+            extra_runs
+        )
+        if not picture_features:
             return self.model.get_input_embeddings().weight.new_zeros(0, self.width)
-        begin = torch.tensor([0, *(len(x) for x in found[:-1])]).cumsum(0)
-        return torch.cat(found).index_select(0, (begin[picture_index] + row_number % media.ROWS).to(ids.device))
+        begin = torch.tensor([0, *(len(x) for x in picture_features[:-1])]).cumsum(0)
+        return torch.cat(picture_features).index_select(
+            0, (begin[picture_index] + row_number % media.ROWS).to(ids.device)
+        )
 
 
 @lru_cache(maxsize=1 << 16)
@@ -159,7 +167,7 @@ def _size(ref: str) -> tuple[int, int]:
 
 
 class PictureEmbedding(nn.Embedding):
-    """An embedding that gives rows of pictures too."""
+    """Embedding that also gives rows of pictures."""
 
     vision: Vision
 
@@ -174,7 +182,7 @@ class PictureEmbedding(nn.Embedding):
 
 
 class TextHead(nn.Linear):
-    """A head that gives some ids no probability."""
+    """Head that gives banned ids no probability."""
 
     banned: tuple[int, ...]
 
@@ -185,7 +193,7 @@ class TextHead(nn.Linear):
 
 @contextmanager
 def with_placeholders(causal: Any) -> Iterator[None]:
-    """Within it the head of a model gives placeholders their logits, as the model's own does."""
+    """Context manager: the head gives placeholders their logits, as the model's own head does."""
     head = causal.get_output_embeddings()
     kind = type(head)
     head.__class__ = nn.Linear if kind is TextHead else kind
@@ -196,8 +204,7 @@ def with_placeholders(causal: Any) -> Iterator[None]:
 
 
 def tower_of(causal: Any) -> Any:
-    """The part of a model that has `get_image_features`. `ModelError` for a model whose pictures gxpo can't read, and
-    why."""
+    """Part of a model that has `get_image_features`; ModelError, with the reason, if gxpo can't show it pictures."""
     config, inner = causal.config, getattr(causal, causal.base_model_prefix, None)
     name = type(causal).__name__
     if config.model_type not in READ:
@@ -215,7 +222,7 @@ def tower_of(causal: Any) -> Any:
 
 
 def install(causal: Any, processor: Processor) -> Vision:
-    """Let a vision-language model read pictures by the ids of `gxpo.base.media`. `ModelError` as of `tower_of`."""
+    """Make a vision-language model read pictures by the ids of `gxpo.base.media`; ModelError as of `tower_of`."""
     inner = tower_of(causal)
     embedding, head = causal.get_input_embeddings(), causal.get_output_embeddings()
     vision = Vision(inner, processor, causal.config, triples=_has_triples(causal))
@@ -228,15 +235,14 @@ def install(causal: Any, processor: Processor) -> Vision:
 
 
 def _has_triples(causal: Any) -> bool:
-    """Whether a model has m-RoPE, by its configuration, or by its rotary embedding where that has sections of its own
-    choice."""
+    """Return True for a model with m-RoPE, by its configuration or its rotary embedding's own sections."""
     settings = rope_settings(causal.config.get_text_config())
     rotary = getattr(backbone_of(causal), "rotary_emb", None)
     return any("mrope_section" in each for each in settings) or hasattr(rotary, "mrope_section")
 
 
 def triples_of(model: Any) -> Vision | None:
-    """What a model with m-RoPE sees with; None: its positions are the numbers of tokens before."""
+    """Vision of a model with m-RoPE; None: its positions are the numbers of tokens before."""
     vision = vision_of(model)
     return vision if vision is not None and vision.triples else None
 
@@ -248,19 +254,19 @@ def picture_grid_of(model: Any) -> Callable[[str], tuple[int, int]] | None:
 
 
 def vision_of(model: Any) -> Vision | None:
-    """What a model, or one wrapped by peft, sees with; None: it reads texts alone."""
+    """Vision of a model, or of one wrapped by peft; None for a text-only model."""
     embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     return getattr(embedding, "vision", None)
 
 
 # ---------------------------------------------------------------- positions of m-RoPE
-# m-RoPE (Qwen2-VL, arXiv 2409.12191, section 2.1) gives each token a frame, a row and a column. A text token at position
-# p has the triple (p, p, p). The rows of a picture of `rows` x `columns` that begins at p lie at (p + frame, p + row,
-# p + column), and the text goes on at p + max(rows, columns), which is less than p plus the number of its tokens. So
-# every token advances what comes after it by a number of its own, and positions are sums of these along a path, plus an
-# offset that the token knows by itself: a prefix has the same positions whatever follows it.
+# m-RoPE (Qwen2-VL, arXiv 2409.12191, section 2.1) gives each token a frame, a row and a column. A text token at
+# position p has the triple (p, p, p). The rows of a picture of `rows` x `columns` that begins at p lie at (p + frame,
+# p + row, p + column), and the text goes on at p + max(rows, columns), which is less than p plus the number of its
+# tokens. So every token advances later positions by a number of its own, and positions are sums of these along a path,
+# plus an offset that the token knows by itself: a prefix has the same positions whatever follows it.
 def mrope_steps(ids: Tensor, grid_of: Callable[[int], Grid]) -> tuple[Tensor, Tensor]:
-    """[n], [3, n]: by how much each of `ids` [n] moves on what comes after it, and what is added to where it stands.
+    """Advance [n] by which each of `ids` [n] moves later positions, and offset [3, n] added to its own.
 
     grid_of  grid of the picture with a key (`gxpo.base.media.key_of_row`)
     """
@@ -276,19 +282,18 @@ def mrope_steps(ids: Tensor, grid_of: Callable[[int], Grid]) -> tuple[Tensor, Te
     is_first_row = row == 0
     advance[picture_index] = torch.where(is_first_row, longest, 0)
     position = torch.stack([row // (high * wide), row // wide % high, row % wide])
-    offset[:, picture_index] = position - torch.where(
-        is_first_row, 0, longest
-    )  # the picture's first row has moved on the others
+    # the advance of a picture's first row has already moved its other rows
+    offset[:, picture_index] = position - torch.where(is_first_row, 0, longest)
     return advance, offset
 
 
 def positions_along(advance: Tensor, offset: Tensor) -> Tensor:
-    """[3, n] positions of a list of tokens from its `mrope_steps`; the next token's is advance.sum()."""
+    """Positions [3, n] of a list of tokens from its `mrope_steps`; the next token's is advance.sum()."""
     return advance.cumsum(0) - advance + offset
 
 
 def positions_in_tree(advance: Tensor, offset: Tensor, first_token: Tensor, parent: Tensor, node: Tensor) -> Tensor:
-    """[3, T] positions of the tokens of a forest, each along its root's path.
+    """Positions [3, T] of the tokens of a forest, each along the path from its root.
 
     first_token [N + 1], parent [N] (-1: a root), of nodes that come after their parents; node [T]: of each token
     """
@@ -302,13 +307,15 @@ def positions_in_tree(advance: Tensor, offset: Tensor, first_token: Tensor, pare
 
 
 # ---------------------------------------------------------------- DeepStack
-# DeepStack (Meng et al., arXiv 2406.04334; Qwen3-VL) adds features of inner layers of the tower to the states of picture
-# rows behind the first layers of the language model. `decoder.forward` adds them itself. Transformers' own forward pass
-# gets them in the arguments that it has for them, by hooks before the model and before its language model: from ids of
-# `gxpo.base.media` alone it would lose them.
+# DeepStack (Meng et al., arXiv 2406.04334; Qwen3-VL) adds features of inner layers of the tower to the states of
+# picture rows behind the first layers of the language model. `decoder.forward` adds them itself. Transformers' own
+# forward pass gets them in the arguments that it has for them, by hooks before the model and before its language
+# model: from ids of `gxpo.base.media` alone it would lose them.
 def embed_with_pictures(vision: Vision, embedding: Any, tokens: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """What the first layer reads [..., H] of tokens [...], which of them are rows of pictures [...] bool, and what is
-    added to these [n, H] behind each of the first layers; from one run of the tower for each picture."""
+    """Input of the first layer [..., H], mask of picture rows [...] bool, and deeper features [n, H] of these rows.
+
+    The deeper features are added behind each of the first layers; one run of the tower for each picture gives all.
+    """
     rows = tokens >= media.FIRST
     out = embedding(tokens.masked_fill(rows, vision.placeholder))
     if not vision.needs_rows(rows):
@@ -318,7 +325,7 @@ def embed_with_pictures(vision: Vision, embedding: Any, tokens: Tensor) -> tuple
 
 
 def register_hooks(inner: Any, text: Any) -> None:
-    """Let transformers' forward passes of a model and of its language model read rows of pictures by their ids."""
+    """Register hooks by which transformers' forward passes of a model and its language model read rows of pictures."""
     inner.register_forward_pre_hook(_before_model, with_kwargs=True)
     text.register_forward_pre_hook(_before_text, with_kwargs=True)
 
@@ -328,7 +335,7 @@ def _has_picture_rows(module: Any, keywords: dict[str, Any]) -> bool:
     return tokens is not None and module.get_input_embeddings().vision.needs_rows(tokens >= media.FIRST)
 
 
-# hooks find what a model sees with in the module: copies of a model then see with towers of their own
+# hooks look the tower up in the module, so that copies of a model use towers of their own
 def _before_model(module: Any, args: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     if not _has_picture_rows(module, keywords):
         return None
