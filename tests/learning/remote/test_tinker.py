@@ -21,7 +21,7 @@ from gxpo.learning.torch import TorchLearner
 from gxpo.parts.protocols import Request, Sampling, StreamKey, TokenRow
 
 pytest.importorskip("tinker")
-from tests.learning.tinker_server import Fake, Server
+from tests.learning.remote.tinker_server import Fake, Server
 
 from gxpo.learning.remote.tinker import Adapter, TinkerEngine
 from gxpo.sampling.engines.tinker import TinkerSampler
