@@ -33,7 +33,7 @@ def allocator_fails(*_):
 
 @pytest.mark.parametrize("failure", [device_is_full, allocator_fails])
 @pytest.mark.parametrize("act", ["step", "gradient", "outputs"])
-def test_running_out_of_memory_names_the_setting_and_moves_nothing(learner, failure, act):
+def test_out_of_memory_names_the_setting_and_moves_nothing(learner, failure, act):
     before = learner.weights_crc()
     hook = learner.model.model.rotary_emb.register_forward_pre_hook(failure)
     with pytest.raises(ModelError, match=r"learner\.tokens_per_microbatch \(now 8192\)") as caught:

@@ -31,7 +31,7 @@ class Scripted:
         return measure.tokens_per_microbatch(self, 40, 24, 8, clock=lambda: self.now, **keys)
 
 
-def test_the_smallest_size_within_five_percent_of_the_best_is_taken():
+def test_the_smallest_size_within_five_percent_is_chosen():
     speeds = {1024: 100, 2048: 180, 4096: 195, 8192: 200, 16384: 200}
     learner = Scripted(lambda size: speeds.get(size, 200))
     assert learner.measured(seconds=1e9) == 4096

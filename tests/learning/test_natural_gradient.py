@@ -118,7 +118,7 @@ def test_the_direction_solves_the_damped_system(radius):
     assert power == pytest.approx(round(power), abs=1e-4) and round(power) >= 0
 
 
-def test_ten_iterations_are_near_and_without_damping_it_is_the_natural_gradient():
+def test_ten_iterations_approach_the_natural_gradient():
     learner = fresh()
     forest, held, credit, weight = bound(learner)
     gradient, fisher = explicit(learner, forest, credit, weight)

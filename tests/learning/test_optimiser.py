@@ -65,7 +65,7 @@ def test_multiples_scale_the_learning_rate_by_prefix():
 
 
 def test_sixteen_bit_weights_move_through_float32_copies():
-    # 2^-9 is a quarter of the gap between 1 and its upper neighbour in bfloat16: one step alone does not move the weight
+    # 2^-9 is a quarter of the gap between 1 and its upper neighbour in bfloat16: a single step moves no weight
     p, optimiser = one_weight(1.0, 0.0, lr=1.0, dtype=torch.bfloat16)
     seen = []
     for _ in range(4):

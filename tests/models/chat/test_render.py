@@ -55,7 +55,7 @@ def test_the_generation_prompt_is_written_only_for_an_answer():
     assert template.render([user("a"), user("b")], answer=False) == "a|b"
 
 
-def test_pictures_come_back_as_marks_in_the_place_of_placeholders():
+def test_pictures_become_marks_in_place_of_placeholders():
     template = Template(Tokenizer(), "{{ x }}", {})
     template.picture = "<image>"
     assert template.render([user(f"look {PICTURE} here")], answer=False) == f"look |{PICTURE}| here"

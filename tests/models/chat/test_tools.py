@@ -31,7 +31,7 @@ def test_answers_of_tools_as_messages_of_the_user():
     ]
 
 
-def test_answers_take_id_and_name_of_the_calls_in_order_unless_they_have_their_own():
+def test_answers_without_ids_take_those_of_the_calls_in_order():
     calls = [ToolCall("look", {}, "call00000"), ToolCall("find.all", {}, "call00001")]
     own = {**RESULT, "tool_call_id": "mine"}
     first, second, third = with_call_ids([RESULT, own, RESULT], calls)

@@ -107,7 +107,7 @@ def test_the_masked_log_probs_are_those_of_the_masked_pictures():
     assert (found - LEARNER.outputs(forest)["logprob"]).abs().max() > 1e-4
 
 
-def test_dependence_on_a_picture_is_the_kl_between_whole_distributions(monkeypatch):
+def test_dependence_on_a_picture_is_a_kl_of_distributions(monkeypatch):
     seen = forest_of(pixels(6))
     grey = forest_of(np.broadcast_to(pixels(6).mean((0, 1)).round().astype(np.uint8), (32, 32, 3)).copy())
     own, each = stock(LEARNER.model), []
