@@ -175,9 +175,7 @@ def test_a_run_refuses_long_prompts_first_or_drops_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_run_without_the_setting_stops_at_a_long_prompt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_without_the_setting_stops_at_a_long_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, [f"{i}?" for i in range(12)])
     written = Resolved.to_yaml
     with monkeypatch.context() as before:  # its config.yaml has no such key

@@ -138,6 +138,7 @@ class NormLinears(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, norm: Tensor, eps: float, product: torch.dtype, *weights: Tensor) -> Tensor:
+        # keep x and one number a row; the normed input is computed again in the backward pass
         rstd = inverse_rms(x, eps)
         ctx.save_for_backward(x, rstd, norm, *weights)
         ctx.product = product
