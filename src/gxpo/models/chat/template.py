@@ -136,7 +136,7 @@ class TemplateConversation:
         """Independent copy of the conversation."""
         twin = object.__new__(TemplateConversation)
         twin.__dict__.update(self.__dict__)
-        for name in ("messages", "_shown", "_actions"):
+        for name in ("messages", "_template_messages", "_actions"):
             setattr(twin, name, list(getattr(self, name)))
         return twin
 
